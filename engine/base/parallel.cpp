@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers that spin briefly for the next range, then sleep, so that an idle pool costs no core.
+
+#include "engine/base/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/base/check.h"
+
+namespace slipstream {
+namespace {
+
+// Long enough to bridge the gap between two ops of one layer, short enough to be invisible when a stream idles.
+constexpr int kSpins = 4000;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+template <typename Ready>
+void spin_then_wait(const std::atomic<uint32_t>& word, Ready ready) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (ready(word.load(std::memory_order_acquire))) return;
+    relax();
+  }
+  for (uint32_t seen = word.load(std::memory_order_acquire); !ready(seen); seen = word.load(std::memory_order_acquire))
+    word.wait(seen, std::memory_order_acquire);
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+  std::atomic<uint32_t> generation{0};  // bumped once per parallel_for, and once to stop
+  std::atomic<uint32_t> remaining{0};
+  bool stop = false;
+  const RangeFunction* body = nullptr;
+  int64_t count = 0;
+  int64_t part = 0;
+  std::mutex error_mutex;
+  std::exception_ptr error;
+  std::vector<std::thread> workers;
+
+  void run_part(int64_t index) {
+    const int64_t begin = std::min(count, index * part);
+    const int64_t end = std::min(count, begin + part);
+    if (begin >= end) return;
+    try {
+      (*body)(begin, end);
+    } catch (...) {
+      std::lock_guard lock(error_mutex);
+      if (!error) error = std::current_exception();
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+  SLIP_ASSERT(threads >= 1);
+  for (int worker = 1; worker < threads; ++worker)
+    state_->workers.emplace_back([state = state_.get(), worker] {
+      uint32_t seen = 0;
+      while (true) {
+        spin_then_wait(state->generation, [&](uint32_t now) { return now != seen; });
+        ++seen;
+        if (state->stop) return;
+        state->run_part(worker);
+        if (state->remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) state->remaining.notify_one();
+      }
+    });
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop = true;
+  state_->generation.fetch_add(1, std::memory_order_release);
+  state_->generation.notify_all();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
+
+void ThreadPool::parallel_for(int64_t count, int64_t grain, RangeFunction body) {
+  if (count <= 0) return;
+  const int64_t parts = std::clamp<int64_t>(count / std::max<int64_t>(grain, 1), 1, threads());
+  if (parts == 1) return body(0, count);
+  state_->body = &body;
+  state_->count = count;
+  state_->part = (count + parts - 1) / parts;
+  state_->remaining.store(static_cast<uint32_t>(state_->workers.size()), std::memory_order_relaxed);
+  state_->generation.fetch_add(1, std::memory_order_release);
+  state_->generation.notify_all();
+  state_->run_part(0);
+  spin_then_wait(state_->remaining, [](uint32_t left) { return left == 0; });
+  if (state_->error) std::rethrow_exception(std::exchange(state_->error, nullptr));
+}
+
+}  // namespace slipstream

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Intra-op threads of one compute stream: a static split of an index range, the same for the same thread count.
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace slipstream {
+
+/// A borrowed reference to a callable `void(int64_t begin, int64_t end)`; never allocates.
+class RangeFunction {
+ public:
+  template <typename F, typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, RangeFunction>>>
+  RangeFunction(F&& f)  // NOLINT: implicit on purpose, callers pass lambdas
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* o, int64_t b, int64_t e) {
+          (*static_cast<std::remove_reference_t<F>*>(o))(b, e);
+        }) {}
+  void operator()(int64_t begin, int64_t end) const { call_(object_, begin, end); }
+
+ private:
+  void* object_;
+  void (*call_)(void*, int64_t, int64_t);
+};
+
+/// `threads` workers, the caller among them. Used by one thread at a time (the stream that owns it).
+class ThreadPool {
+ public:
+  /// `threads` >= 1; starts threads - 1 workers.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const;
+
+  /// Blocks. Splits [0, count) into at most threads() contiguous parts of at least `grain` indices (the last may be
+  /// smaller) and runs them; the split depends on (count, grain, threads()) alone. Part p runs on worker p.
+  void parallel_for(int64_t count, int64_t grain, RangeFunction body);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace slipstream

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cuda device of a build without CUDA: one sentence.
+
+#include "engine/base/check.h"
+#include "engine/device/device.h"
+
+namespace slipstream {
+
+std::unique_ptr<Device> make_cuda_device(int index) {
+  throw ResourceError("[cuda] device {} was asked for, but this build has no CUDA device. Set device.kind = \"cpu\", "
+                      "or configure with -Dcuda=enabled where a CUDA toolkit is installed.", index);
+}
+
+}  // namespace slipstream

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Streams, events and memory of one rank: order without mathematics.
+//
+// Source of the semantics: the CUDA runtime's streams and events. A stream runs what it is given in order; an event
+// marks the most recent `record` on a stream; a `wait` captures the record that is most recent at the time of the call.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/device/work.h"
+
+namespace slipstream {
+
+/// One thing that a stream did: ran a work or waited for an event.
+struct Span {
+  enum class Kind : uint8_t { work, wait };
+  Kind kind = Kind::work;
+  const Work* work = nullptr;   // for a work; outlives the span (works are bound once)
+  uint64_t awaited = 0;         // for a wait: the tag of the event
+  uint32_t item = 0;            // of the plan being run (Frame::item)
+  uint32_t step = 0;            // Frame::step
+  int64_t begin_ns = 0;         // on the device's clock
+  int64_t end_ns = 0;
+};
+
+class Event {
+ public:
+  virtual ~Event() = default;
+  /// Blocks. Returns when the most recent record has completed; at once if there was none.
+  /// Throws: the first error of the device's streams.
+  virtual void synchronize() = 0;
+  /// Has the most recent record completed? True if there was none. Pure.
+  virtual bool query() const = 0;
+  /// When the most recent completed record completed, on the device's clock.
+  virtual int64_t completed_ns() const = 0;
+  /// The number given to make_event; names the awaited side of a wait in timelines.
+  virtual uint64_t tag() const = 0;
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  /// Enqueues. Runs `work` after everything given to this stream before.
+  /// Borrows `work` and what `frame` points to until it has run; the caller keeps both alive (they are bound once).
+  virtual void launch(const Work& work, const Frame& frame) = 0;
+  /// Enqueues. `event` completes when everything given to this stream before has run.
+  virtual void record(Event& event) = 0;
+  /// Enqueues. What is given to this stream after runs after the most recent record of `event`; no record, no wait.
+  /// `frame` tags the wait in the timeline.
+  virtual void wait(const Event& event, const Frame& frame) = 0;
+  /// Blocks. Returns when the stream is empty. Throws: the first error of the device's streams.
+  virtual void synchronize() = 0;
+  virtual const std::string& name() const = 0;
+
+  /// Moves the spans finished since the last call to the end of `spans`. Call after an event that covers them.
+  virtual void drain(std::vector<Span>& spans) = 0;
+};
+
+struct StreamOptions {
+  std::string name;
+  int threads = 1;             // cpu: intra-op threads, the stream's own among them
+  bool high_priority = false;  // cuda: communication streams
+};
+
+/// Memory taken once, freed once, zeroed, aligned to 4 KiB.
+class Allocation {
+ public:
+  virtual ~Allocation() = default;
+  virtual std::byte* data() = 0;
+  virtual int64_t size_bytes() const = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceKind kind() const = 0;
+  virtual std::unique_ptr<Stream> make_stream(const StreamOptions& options) = 0;
+  virtual std::unique_ptr<Event> make_event(uint64_t tag = 0) = 0;
+  /// Throws: ResourceError with the size asked for and the size that is free.
+  virtual std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) = 0;
+  /// Enqueues nothing, blocks until the copy is done; for set-up, evaluation and saving, never inside a step.
+  virtual void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) = 0;
+  virtual void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) = 0;
+  /// The clock that spans and events are stamped with.
+  virtual int64_t now_ns() const = 0;
+  /// Calls of allocate so far: a step asserts that it did not move.
+  virtual int64_t allocation_count() const = 0;
+
+  /// Random pauses of at most `max_ns` before any work on any stream, a function of (seed, stream name, count).
+  /// Results must not change: the test of every wait. No-op on sim.
+  virtual void inject_delays(uint64_t seed, int64_t max_ns) = 0;
+};
+
+/// Ready only after a failure on one of the streams; then every later work is skipped and waits return.
+std::unique_ptr<Device> make_cpu_device();
+/// Throws ResourceError with a sentence when this build or this machine has no CUDA.
+std::unique_ptr<Device> make_cuda_device(int index);
+/// Virtual time: works are charged their cost at the given rates, nothing runs, memory is counted and not allocated.
+struct SimRates {
+  double flops_per_second = 1e12;
+  double bytes_per_second = 1e11;
+};
+std::unique_ptr<Device> make_sim_device(const SimRates& rates);
+
+}  // namespace slipstream

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A piece of work as data: its name, cost, declared accesses and the function that does it.
+//
+// Works are bound once, when a model or a communicator is built, and launched every step. They name memory by Slice,
+// never by pointer, so the same work is printed, costed and proved before any memory exists.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/base/parallel.h"
+
+namespace slipstream {
+
+enum class DeviceKind : uint8_t { cpu, cuda, sim };
+
+using BufferId = uint32_t;
+
+/// Bytes [begin_bytes, begin_bytes + size_bytes) of a buffer.
+struct Slice {
+  BufferId buffer = 0;
+  int64_t begin_bytes = 0;
+  int64_t size_bytes = 0;
+
+  int64_t end_bytes() const { return begin_bytes + size_bytes; }
+  bool operator==(const Slice&) const = default;
+};
+
+/// What a work must do at least: floating-point operations and bytes moved to or from memory.
+struct Cost {
+  int64_t flops = 0;
+  int64_t bytes = 0;
+
+  Cost& operator+=(const Cost& other) {
+    flops += other.flops;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
+/// Which copy of a buffer an item of the plan uses.
+enum class Instances : uint8_t {
+  one,              // the same bytes for every item
+  per_micro_batch,  // copy number frame.micro_batch
+  per_slot,         // copy number frame.slot (micro-batches in flight under a pipeline)
+};
+
+/// For one item of the plan, `from` (a whole buffer) lives at `to`: how a sharded parameter finds its gathered slot.
+struct Rebind {
+  BufferId from = 0;
+  Slice to;
+};
+
+/// Base addresses of all buffers of a rank. Views are resolved when it is built, so a look-up is one addition.
+class Memory {
+ public:
+  struct Entry {
+    std::byte* base = nullptr;
+    int64_t stride_bytes = 0;  // distance between instances
+    Instances instances = Instances::one;
+  };
+
+  Memory() = default;
+  explicit Memory(std::vector<Entry> entries) : entries_(std::move(entries)) {}
+  const Entry& entry(BufferId buffer) const { return entries_[buffer]; }
+  size_t size() const { return entries_.size(); }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+/// Where in the plan a launch happens. Small, copied into the queue.
+struct Frame {
+  const Memory* memory = nullptr;
+  const Rebind* rebinds = nullptr;
+  uint32_t rebind_count = 0;
+  uint32_t item = 0;        // of the plan being run
+  uint32_t step = 0;        // tags the timeline
+  int32_t micro_batch = 0;
+  int32_t slot = 0;
+};
+
+/// What a work sees while it runs. On cpu the function runs on the stream's thread; on cuda it runs on the host at
+/// launch and enqueues kernels on `native_stream`; on sim it never runs.
+struct LaunchContext {
+  DeviceKind kind = DeviceKind::cpu;
+  ThreadPool* pool = nullptr;       // cpu: intra-op threads of this stream; never null on cpu
+  void* native_stream = nullptr;    // cuda: the cudaStream_t
+  const Frame* frame = nullptr;
+
+  /// Address of `slice` for the item being run. Pure.
+  std::byte* at(const Slice& slice) const {
+    BufferId buffer = slice.buffer;
+    int64_t offset = slice.begin_bytes;
+    for (uint32_t i = 0; i < frame->rebind_count; ++i)
+      if (frame->rebinds[i].from == buffer) {
+        offset += frame->rebinds[i].to.begin_bytes;
+        buffer = frame->rebinds[i].to.buffer;
+        break;
+      }
+    const Memory::Entry& entry = frame->memory->entry(buffer);
+    const int64_t instance = entry.instances == Instances::one               ? 0
+                             : entry.instances == Instances::per_micro_batch ? frame->micro_batch
+                                                                             : frame->slot;
+    return entry.base + instance * entry.stride_bytes + offset;
+  }
+  template <typename T>
+  T* as(const Slice& slice) const {
+    return reinterpret_cast<T*>(at(slice));
+  }
+
+  /// Blocks. Splits [0, count) over the intra-op threads (see ThreadPool::parallel_for).
+  void parallel_for(int64_t count, int64_t grain, RangeFunction body) const { pool->parallel_for(count, grain, body); }
+};
+
+struct Work {
+  std::string name;           // reaches the trace and every error text
+  Cost cost;
+  std::vector<Slice> reads;   // all bytes it may read before writing them
+  std::vector<Slice> writes;  // all bytes it may write
+  std::function<void(LaunchContext&)> fn;
+};
+
+}  // namespace slipstream
