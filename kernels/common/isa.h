@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which instruction set the CPU kernels use: every *_cpu.cpp is compiled once per set, one is chosen at run time.
+
+#include <string_view>
+
+namespace slipstream::kernels {
+
+enum class Isa { baseline, avx2, avx512 };
+
+/// The best set that this machine runs; SLIPSTREAM_ISA=baseline|avx2|avx512 asks for a lower one. The choice is part of
+/// the plan (bits depend on it) and recorded in run.json. Throws: ConfigError if the asked one cannot run here.
+Isa isa();
+std::string_view name_of(Isa isa);
+
+}  // namespace slipstream::kernels
+
+/// Declares the CPU functions of an op for every instruction set:
+///   SLIP_DECLARE_PER_ISA(void gelu_backward_cpu(LaunchContext& context, const GeluBackward& args);)
+#define SLIP_DECLARE_PER_ISA(...)          \
+  namespace isa_baseline { __VA_ARGS__ }   \
+  namespace isa_avx2 { __VA_ARGS__ }       \
+  namespace isa_avx512 { __VA_ARGS__ }
+
+/// Calls the function of the chosen set: SLIP_CALL_ISA(gelu_backward_cpu(context, args));
+#define SLIP_CALL_ISA(call)                                  \
+  switch (::slipstream::kernels::isa()) {                    \
+    case ::slipstream::kernels::Isa::avx512:                 \
+      isa_avx512::call;                                      \
+      break;                                                 \
+    case ::slipstream::kernels::Isa::avx2:                   \
+      isa_avx2::call;                                        \
+      break;                                                 \
+    case ::slipstream::kernels::Isa::baseline:               \
+      isa_baseline::call;                                    \
+      break;                                                 \
+  }

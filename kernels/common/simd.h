@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Vectors of float for the *_cpu.cpp files: one width per instruction set, bf16 as storage, exp and tanh.
+//
+// Included only by files that the build compiles once per set with -DSLIP_ISA=isa_avx2 (and so on) and
+// -DSLIP_VECTOR_BYTES. GCC and Clang vector extensions, so that arithmetic is written a + b * c.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "engine/base/dtype.h"
+
+namespace slipstream::kernels::SLIP_ISA {
+
+constexpr int kLanes = SLIP_VECTOR_BYTES / 4;
+typedef float Vf __attribute__((vector_size(SLIP_VECTOR_BYTES)));
+typedef int32_t Vi __attribute__((vector_size(SLIP_VECTOR_BYTES)));
+typedef uint32_t Vu __attribute__((vector_size(SLIP_VECTOR_BYTES)));
+typedef uint16_t Vh __attribute__((vector_size(SLIP_VECTOR_BYTES / 2)));
+
+inline Vf splat(float value) { return Vf{} + value; }
+
+inline Vf load(const float* p) {
+  Vf v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store(float* p, Vf v) { std::memcpy(p, &v, sizeof v); }
+
+inline Vf load(const bfloat16* p) {
+  Vh half;
+  std::memcpy(&half, p, sizeof half);
+  const Vu wide = __builtin_convertvector(half, Vu) << 16;
+  return reinterpret_cast<const Vf&>(wide);
+}
+/// Rounds to nearest, ties to even. NaN stays NaN.
+inline void store(bfloat16* p, Vf v) {
+  const Vu u = reinterpret_cast<const Vu&>(v);
+  const Vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const Vu nan = ((u >> 16) | 0x40u);
+  const Vu is_nan = reinterpret_cast<const Vu&>(static_cast<const Vi&>((u & 0x7fffffffu) > 0x7f800000u));
+  const Vh half = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), Vh);
+  std::memcpy(p, &half, sizeof half);
+}
+
+/// The first `count` (1 to kLanes) elements; the other lanes are 0.
+template <typename T>
+inline Vf load_part(const T* p, int64_t count) {
+  T lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(T));
+  return load(lanes);
+}
+template <typename T>
+inline void store_part(T* p, Vf v, int64_t count) {
+  T lanes[kLanes];
+  store(lanes, v);
+  std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(T));
+}
+
+/// Sum of the lanes, pairwise: the same order for every call.
+inline float sum(Vf v) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+inline float max(Vf v) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+inline Vf max(Vf a, Vf b) { return a > b ? a : b; }
+inline Vf min(Vf a, Vf b) { return a < b ? a : b; }
+
+/// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 polynomial for e^r, scaled by 2^n.
+/// Below -87.3 it gives 0, above 88.7 infinity, NaN for NaN.
+inline Vf exp(Vf x) {
+  const Vf clamped = min(max(x, splat(-87.33f)), splat(88.72f));
+  const Vf shifted = clamped * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  const Vf n = shifted - 12582912.0f;
+  const Vf r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two pieces
+  Vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  // 2^n in two factors, so that n = 128 does not overflow before the product does.
+  const Vi whole = __builtin_convertvector(n, Vi);
+  const Vi half = whole >> 1;
+  const Vi a = (half + 127) << 23;
+  const Vi b = (whole - half + 127) << 23;
+  const Vf value = p * reinterpret_cast<const Vf&>(a) * reinterpret_cast<const Vf&>(b);
+  const Vf low = x < splat(-87.33f) ? Vf{} : value;
+  const Vf high = x > splat(88.72f) ? splat(__builtin_inff()) : low;
+  return x == x ? high : x;
+}
+
+/// tanh(x) = 1 - 2 / (e^2x + 1), with the odd series near 0 where that form would cancel.
+inline Vf tanh(Vf x) {
+  const Vf square = x * x;
+  Vf series = splat(-5.70498872745e-3f);  // Cephes tanhf
+  series = series * square + 2.06390887954e-2f;
+  series = series * square - 5.37397155531e-2f;
+  series = series * square + 1.33314422036e-1f;
+  series = series * square - 3.33332819422e-1f;
+  series = series * square * x + x;
+  const Vf bounded = min(max(x, splat(-10.0f)), splat(10.0f));
+  const Vf direct = 1.0f - 2.0f / (exp(bounded * 2.0f) + 1.0f);
+  const Vf small = square < splat(0.390625f) ? series : direct;
+  return x == x ? small : x;
+}
+
+}  // namespace slipstream::kernels::SLIP_ISA
