@@ -21,7 +21,7 @@ constexpr ChannelId kComputeChannel = 0;
 enum class Op : uint8_t {
   compute,  // spine items only
   all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send, recv, exchange,
-  sum_squares, clip, adamw, add, add_rows, cast, copy, load,
+  sum_squares, clip, adamw, add, add_rows, cast, copy, load, report,
 };
 const char* name_of(Op op);
 constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
@@ -71,7 +71,6 @@ struct Task : Item {
   int64_t elems = 0;            // per-rank part: all_reduce: all; reduce_scatter: received; all_gather: contributed
   Algorithm algorithm = Algorithm::direct;
   int32_t bucket = -1;          // for names and tables
-  bool blocking = false;        // the compute stream waits at once (the naive way)
 };
 
 struct ModelSpec;
