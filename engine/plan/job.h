@@ -17,7 +17,7 @@ struct PlanOptions {
   MeshSizes sizes;
   std::string mesh_order = "tp-cp-pp-dp";
   int rank = 0;
-  GradReduce way = GradReduce::bucketed;
+  ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   DType wire_dtype = DType::f32;        // of reduced gradients while they travel

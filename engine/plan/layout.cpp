@@ -38,10 +38,10 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
 
 bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems) {
   switch (options.way) {
-    case GradReduce::per_parameter:
-    case GradReduce::naive: return true;
-    case GradReduce::flat: return false;
-    case GradReduce::bucketed: break;
+    case ReduceWay::per_parameter:
+    case ReduceWay::naive: return true;
+    case ReduceWay::flat: return false;
+    case ReduceWay::bucketed: break;
   }
   const int64_t limit_bytes =
       bucket_index == 0 ? std::min(options.first_bucket_bytes, options.bucket_bytes) : options.bucket_bytes;
@@ -50,12 +50,12 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
 
 }  // namespace
 
-const char* name_of(GradReduce way) {
+const char* name_of(ReduceWay way) {
   switch (way) {
-    case GradReduce::bucketed: return "bucketed";
-    case GradReduce::per_parameter: return "per_parameter";
-    case GradReduce::flat: return "flat";
-    case GradReduce::naive: return "naive";
+    case ReduceWay::bucketed: return "bucketed";
+    case ReduceWay::per_parameter: return "per_parameter";
+    case ReduceWay::flat: return "flat";
+    case ReduceWay::naive: return "naive";
   }
   return "?";
 }
@@ -77,7 +77,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     ++open.part_count;
     open.ready_position = placed.ready_position;
     const bool last = p + 1 == layout.parts.size();
-    const bool may_cut = last_of_parameter || options.way == GradReduce::bucketed;
+    const bool may_cut = last_of_parameter || options.way == ReduceWay::bucketed;
     if (last || (may_cut && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
       if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;

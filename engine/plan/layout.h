@@ -10,11 +10,11 @@
 namespace slipstream {
 
 /// How gradients become tasks (overlap.grad_reduce). The first three exist to be measured against.
-enum class GradReduce : uint8_t { bucketed, per_parameter, flat, naive };
-const char* name_of(GradReduce way);
+enum class ReduceWay : uint8_t { bucketed, per_parameter, flat, naive };
+const char* name_of(ReduceWay way);
 
 struct LayoutOptions {
-  GradReduce way = GradReduce::bucketed;
+  ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   int group_size = 1;  // bucket ends are padded to a multiple of group_size x 16 elements

@@ -84,7 +84,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
   const bool alone = job.mesh.group_size(Axis::data) == 1;
   // `naive` and `flat` communicate after the backward pass; the others as soon as a bucket is ready.
-  const bool at_the_end = job.options.way == GradReduce::naive || job.options.way == GradReduce::flat;
+  const bool at_the_end = job.options.way == ReduceWay::naive || job.options.way == ReduceWay::flat;
   const ChannelId channel = alone ? 0 : job.channel("reduce");
   for (size_t b = 0; b < job.layout.buckets.size(); ++b) {
     const Point ready{spine.backward[job.layout.buckets[b].ready_position]};
