@@ -19,7 +19,7 @@ typedef int32_t Vi __attribute__((vector_size(SLIP_VECTOR_BYTES)));
 typedef uint32_t Vu __attribute__((vector_size(SLIP_VECTOR_BYTES)));
 typedef uint16_t Vh __attribute__((vector_size(SLIP_VECTOR_BYTES / 2)));
 
-inline Vf splat(float value) { return Vf{} + value; }
+inline Vf splat(float value) { return value - Vf{}; }  // x - 0 is x for every x, so no subtraction remains; -0 + 0 is not -0
 
 inline Vf load(const float* p) {
   Vf v;
