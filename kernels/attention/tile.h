@@ -142,17 +142,17 @@ inline Vf exp_nonpositive(Vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + (r + 1.0f);
-  const Vi power = (reinterpret_cast<const Vi&>(shifted) + 127) << 23;
-  return p * reinterpret_cast<const Vf&>(power);
+  const Vi power = (reinterpret_cast<Vi>(shifted) + 127) << 23;
+  return p * reinterpret_cast<Vf>(power);
 }
 
 /// log x to about 2 ulp for normal x >= 1 (a sum that holds its own maximum's e^0); NaN and infinity stay.
 /// x = 2^n m with m in [sqrt(1/2), sqrt(2)), then the polynomial of Cephes' logf.
 inline Vf log_of_sum(Vf x) {
-  const Vi bits = reinterpret_cast<const Vi&>(x) - 0x3f3504f3;
+  const Vi bits = reinterpret_cast<Vi>(x) - 0x3f3504f3;
   const Vf n = __builtin_convertvector(bits >> 23, Vf);
   const Vi mantissa = (bits & 0x7fffff) + 0x3f3504f3;
-  const Vf f = reinterpret_cast<const Vf&>(mantissa) - 1.0f;
+  const Vf f = reinterpret_cast<Vf>(mantissa) - 1.0f;
   const Vf square = f * f;
   Vf p = splat(7.0376836292e-2f);
   for (float c : {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f, -1.6668057665e-1f,
