@@ -50,7 +50,7 @@ class Trainer {
   void write_lines(const std::vector<std::string>& gathered, bool print);
   double evaluate();
   std::string params_hash();
-  void save_final(RunDir& run_dir);
+  void save_final();
   void rehearse_bound();
   bool due(int64_t interval, int64_t step) const;
 

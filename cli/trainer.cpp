@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop: the host issues step k + 1 while step k runs, and reads step k - 1.
+
+#include "cli/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/seams.h"
+#include "engine/base/log.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/config/validate.h"
+#include "engine/data/hash.h"
+#include "kernels/adamw/adamw.h"
+
+namespace slipstream::cli {
+namespace {
+
+// Steps whose op times are not counted: first touches of memory and caches.
+constexpr uint32_t kWarmSteps = 2;
+// After this many steps the run's own op times give the bound that the step line is compared with.
+constexpr uint32_t kBoundStep = 8;
+
+template <typename T>
+void put(std::string& bytes, const T& value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+template <typename T>
+T take(const std::string& bytes, size_t& at) {
+  T value;
+  std::memcpy(&value, bytes.data() + at, sizeof value);
+  at += sizeof value;
+  return value;
+}
+
+}  // namespace
+
+double learning_rate(const Optimizer& o, int64_t step) {
+  if (step < o.warmup_steps) return o.learning_rate * static_cast<double>(step) / static_cast<double>(o.warmup_steps);
+  if (step >= o.decay_steps) return o.min_learning_rate;
+  const double share = static_cast<double>(step - o.warmup_steps) / static_cast<double>(o.decay_steps - o.warmup_steps);
+  return o.min_learning_rate + 0.5 * (o.learning_rate - o.min_learning_rate) * (1 + std::cos(std::numbers::pi * share));
+}
+
+Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
+                 const Machine& machine, uint64_t delay_seed)
+    : world_(world), config_(resolved), dataset_(dataset), machine_(machine), global_batch_(finished.global_batch) {
+  const Job& job = *finished.job;
+  const Train& train = config_.train;
+  const int data_ranks = job.mesh.group_size(Axis::data);
+  const int data_rank = job.mesh.index_in_group(Axis::data, world.rank());
+  const data::TrainSampler sampler(dataset.train->count(),
+                                   {.sequence_length = train.sequence_length, .micro_batch_size = train.micro_batch_size,
+                                    .global_batch_size = global_batch_, .seed = static_cast<uint64_t>(train.seed)});
+  const data::BatchShape shape{.micro_batches = finished.micro_batches, .rows = train.micro_batch_size,
+                               .sequence_length = train.sequence_length};
+  // Each step stages the batch of the next, the last one too.
+  loader_ = std::make_unique<data::Loader>(data::training_filler(dataset.train, sampler, data_rank, data_ranks),
+                                           data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
+  const auto load = [this](const StagedBatch& staged) {
+    const data::Batch& batch = loader_->next();
+    const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
+    for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {
+      std::memcpy(staged.batch + m * staged.stride_bytes, batch.inputs_of(m), half);
+      std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
+    }
+    const double t = static_cast<double>(batch.index);
+    const kernels::AdamwScalars scalars{
+        .learning_rate = static_cast<float>(learning_rate(config_.optimizer, batch.index)),
+        .inv_bias1 = static_cast<float>(1 / (1 - std::pow(config_.optimizer.beta1, t))),
+        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(config_.optimizer.beta2, t))),
+        .clip = 1};
+    std::memcpy(staged.scalars, &scalars, sizeof scalars);
+  };
+  auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
+                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds);
+  item_ns_.assign(job.train.size(), -1);
+  rank_ = std::make_unique<Rank>(
+      std::move(finished.job), make_cpu_device(), std::move(communicators),
+      RankOptions{.threads = threads_of(config_, world.ranks_on_host()),
+                  .update = {.beta1 = static_cast<float>(config_.optimizer.beta1), .beta2 = static_cast<float>(config_.optimizer.beta2),
+                             .eps = static_cast<float>(config_.optimizer.eps),
+                             .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
+                             .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
+                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0},
+      load);
+  rank_->initialise(static_cast<uint64_t>(train.seed));
+  meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
+}
+
+Trainer::~Trainer() = default;
+
+bool Trainer::due(int64_t interval, int64_t step) const {
+  return step == config_.train.steps || (interval > 0 && step % interval == 0);
+}
+
+void Trainer::run(RunDir& run_dir) {
+  run_dir_ = &run_dir;
+  const Train& train = config_.train;
+  if (!config_.trace.steps.empty())
+    trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
+                                           run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
+  rank_->prime();
+  const int64_t allocations = rank_->allocation_count();
+  started_ns_ = rank_->device().now_ns();
+  bool previous_open = false;  // the previous step has ended or will; its times wait for this step's first work
+  for (int64_t step = 1; step <= train.steps; ++step) {
+    rank_->issue(static_cast<uint32_t>(step));
+    rank_->wait_behind(1);
+    if (previous_open && step > 2) look_back(static_cast<uint32_t>(step - 2), true);
+    const bool stop = due(train.eval_interval, step) || (train.hash_interval > 0 && step % train.hash_interval == 0);
+    if (stop) {
+      rank_->synchronize();
+      if (step > 1 && previous_open) look_back(static_cast<uint32_t>(step - 1), true);
+      look_back(static_cast<uint32_t>(step), false);
+      Pending& last = pending_.back();
+      if (due(train.eval_interval, step)) last.val_loss = evaluate();
+      last.params_hash = params_hash();
+    }
+    previous_open = !stop;
+    if (due(train.log_interval, step) || stop) flush(true);
+  }
+  SLIP_ASSERT(rank_->allocation_count() == allocations);
+  save_final();
+  if (trace_) trace_->finish();
+  if (world_.rank() != 0 || totals_.steps == 0) return;
+  const double n = static_cast<double>(totals_.steps);
+  if (totals_.comm_ms > 0)
+    log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}",
+             totals_.comm_ms / n, totals_.exposed_ms / n, 100 * (1 - totals_.exposed_ms / totals_.comm_ms), totals_.step_ms / n,
+             totals_.compute_ms / n, bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
+}
+
+void Trainer::look_back(uint32_t step, bool next_begins) {
+  const std::vector<std::vector<Span>> spans = rank_->drain();
+  for (ChannelId c = 0; c < spans.size(); ++c) {
+    std::vector<Span> of_steps;
+    for (const Span& span : spans[c])
+      if (span.step > 0) of_steps.push_back(span);  // evaluations and the first staging are tagged 0
+    meter_->add(c, of_steps);
+    if (trace_) trace_->add(c, of_steps);
+    if (bound_ms_) continue;
+    std::vector<int64_t> sums(rank_->job().train.size(), 0);
+    uint32_t current = 0;
+    const auto close = [&] {
+      if (current > kWarmSteps)
+        for (size_t i = 0; i < sums.size(); ++i)
+          if (sums[i] > 0) item_ns_[i] = item_ns_[i] < 0 ? sums[i] : std::min(item_ns_[i], sums[i]);
+      std::fill(sums.begin(), sums.end(), 0);
+    };
+    for (const Span& span : of_steps) {
+      if (span.kind != Span::Kind::work || rank_->job().channels[c].axis != Axis::self) continue;
+      if (span.step != current) close();
+      current = span.step;
+      sums[span.item] += span.end_ns - span.begin_ns;
+    }
+  }
+  const Rank::Report report = rank_->report(step);
+  if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
+    throw NumericsError("[train] step {}: the loss is {} and the gradient norm {}. Lower optimizer.learning_rate or raise "
+                        "optimizer.warmup_steps.", step, report.loss_sum, report.norm);
+  pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
+  if (!bound_ms_ && step == kBoundStep) rehearse_bound();
+}
+
+void Trainer::rehearse_bound() {
+  const Job& job = rank_->job();
+  const comm::RooflinePrice machine = price_of(config_, machine_, job.mesh);
+  // Without an emulated link nothing says what the wire can do; then there is no bound to compare with.
+  if (job.mesh.world() > 1 && config_.comm.emulate.bandwidth_bytes_per_second == 0) return;
+  // The same on all ranks: the slowest rank's fastest time of every item.
+  std::string mine(reinterpret_cast<const char*>(item_ns_.data()), item_ns_.size() * sizeof(int64_t));
+  for (const std::string& theirs : world_.all_gather(mine)) {
+    size_t at = 0;
+    for (int64_t& ns : item_ns_) ns = std::max(ns, take<int64_t>(theirs, at));
+  }
+  comm::MeasuredPrice price(machine);
+  std::vector<int64_t> local = item_ns_;
+  for (ItemId i = 0; i < job.train.size(); ++i)
+    if (is_communication(job.train[i].op)) local[i] = -1;
+  price.set(job.train, local);
+  const std::vector<const Plan*> runs(3, &job.train);
+  const comm::RankRuns rank{.rank = world_.rank(), .runs = runs, .seams = comm::link_all(runs, job.channels)};
+  const comm::Rehearsal rehearsal = comm::rehearse(job.mesh, job.channels, {&rank, 1}, price);
+  if (rehearsal.finished) bound_ms_ = static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6;
+}
+
+void Trainer::flush(bool print) {
+  std::string bytes;
+  put(bytes, pending_.size());
+  for (const Pending& p : pending_) {
+    for (int64_t ns : {p.times.step_ns, p.times.compute_ns, p.times.exposed_ns, p.times.input_ns, p.times.other_ns}) put(bytes, ns);
+    put(bytes, p.times.tasks.size());
+    for (const TaskTime& task : p.times.tasks) {
+      put(bytes, task.begin_ns);
+      put(bytes, task.end_ns);
+    }
+  }
+  const std::vector<std::string> gathered = world_.all_gather(bytes);
+  if (world_.rank() == 0) write_lines(gathered, print);
+  pending_.clear();
+}
+
+void Trainer::write_lines(const std::vector<std::string>& gathered, bool print) {
+  const auto ranks = static_cast<double>(gathered.size());
+  std::vector<size_t> at(gathered.size(), 0);
+  for (size_t r = 0; r < gathered.size(); ++r) SLIP_ASSERT(take<size_t>(gathered[r], at[r]) == pending_.size());
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    const Pending& p = pending_[i];
+    std::vector<StepTimes> times(gathered.size());
+    std::vector<int64_t> last_entries;
+    for (size_t r = 0; r < gathered.size(); ++r) {
+      StepTimes& t = times[r];
+      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns}) *ns = take<int64_t>(gathered[r], at[r]);
+      t.tasks.resize(take<size_t>(gathered[r], at[r]));
+      last_entries.resize(t.tasks.size(), 0);
+      for (size_t k = 0; k < t.tasks.size(); ++k) {
+        t.tasks[k].begin_ns = take<int64_t>(gathered[r], at[r]);
+        t.tasks[k].end_ns = take<int64_t>(gathered[r], at[r]);
+        last_entries[k] = std::max(last_entries[k], t.tasks[k].begin_ns);
+      }
+    }
+    StepMetrics m;
+    for (StepTimes& t : times) {
+      apply_last_entries(t, last_entries);
+      const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
+      mean(m.step_ms, t.step_ns);
+      mean(m.compute_ms, t.compute_ns);
+      mean(m.comm_ms, t.comm_ns);
+      mean(m.exposed_ms, t.exposed_ns);
+      mean(m.input_ms, t.input_ns);
+      mean(m.other_ms, t.other_ns);
+      mean(m.skew_ms, t.skew_ns);
+      m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
+    }
+    m.step = p.times.step;
+    m.tokens = global_batch_ * config_.train.sequence_length;
+    m.loss = p.report.loss_sum / static_cast<double>(m.tokens);
+    m.val_loss = p.val_loss;
+    m.learning_rate = learning_rate(config_.optimizer, m.step);
+    if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
+    m.bound_ms = bound_ms_;
+    m.params_hash = p.params_hash;
+    run_dir_->append_metrics(metrics_json(m));
+    if (m.step > kWarmSteps) {
+      totals_.step_ms += m.step_ms;
+      totals_.compute_ms += m.compute_ms;
+      totals_.comm_ms += m.comm_ms;
+      totals_.exposed_ms += m.exposed_ms;
+      ++totals_.steps;
+    }
+    if (!print || i + 1 != pending_.size()) continue;
+    const double elapsed_s = static_cast<double>(rank_->device().now_ns() - started_ns_) / 1e9;
+    const double eta_s = elapsed_s / static_cast<double>(m.step) * static_cast<double>(config_.train.steps - m.step);
+    log_info("{}", metrics_line(m, config_.train.steps, eta_s));
+  }
+}
+
+double Trainer::evaluate() {
+  if (!dataset_.validation) return 0;
+  const Job& job = rank_->job();
+  const int data_ranks = job.mesh.group_size(Axis::data);
+  const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
+  const int64_t tokens = config_.train.sequence_length;
+  const data::EvalSampler sampler(dataset_.validation->count(),
+                                  {.sequence_length = tokens, .micro_batch_size = config_.train.micro_batch_size,
+                                   .global_batch_size = global_batch_, .seed = static_cast<uint64_t>(config_.train.seed)},
+                                  config_.train.eval_batches);
+  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks);
+  data::Batch batch = data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
+  std::string bytes;
+  for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
+    fill(round, batch);
+    const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
+    double sum = 0;
+    for (int64_t i = 0; i < batch.valid_rows[0] * tokens; ++i) sum += losses[static_cast<size_t>(i)];
+    put(bytes, sum);
+  }
+  double total = 0;
+  for (const std::string& sums : world_.all_gather(bytes))
+    for (size_t at = 0; at < sums.size();) total += take<double>(sums, at);
+  rank_->drain();
+  return total / static_cast<double>(sampler.target_count());
+}
+
+std::string Trainer::params_hash() {
+  std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
+  const auto& parameters = rank_->job().model.parameters;
+  for (size_t p = 0; p < parameters.size(); ++p)
+    for (size_t t = 0; t < parameters[p].tensors.size(); ++t) names.push_back({parameters[p].tensors[t].name, {p, t}});
+  std::sort(names.begin(), names.end());
+  data::Xxh3 hash;
+  for (const auto& [name, at] : names) {
+    const std::vector<float> values = rank_->tensor(at.first, at.second);
+    hash.update(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+  }
+  return hash.hex();
+}
+
+void Trainer::save_final() {
+  world_.together([&] {
+    if (world_.rank() != 0) return;
+    std::vector<checkpoint::TensorToSave> tensors;
+    const ModelSpec& model = rank_->job().model;
+    for (size_t p = 0; p < model.parameters.size(); ++p)
+      for (size_t t = 0; t < model.parameters[p].tensors.size(); ++t) {
+        const NamedTensor& named = model.parameters[p].tensors[t];
+        std::vector<int64_t> shape = named.shape;
+        if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
+        tensors.push_back({.name = named.name, .dtype = DType::f32, .shape = shape,
+                           .write = [this, p, t, &named](const checkpoint::TensorSink& sink) {
+                             std::vector<float> values = rank_->tensor(p, t);
+                             if (named.transposed_on_disk) {
+                               const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
+                               std::vector<float> turned(values.size());
+                               for (size_t r = 0; r < rows; ++r)
+                                 for (size_t c = 0; c < columns; ++c) turned[c * rows + r] = values[r * columns + c];
+                               values.swap(turned);
+                             }
+                             sink(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+                           }});
+      }
+    const JobRequest request{.config = config_, .world = world_.size(), .vocab = model.vocab};
+    models::ModelOptions options = model_options(request);
+    options.dtype = DType::f32;
+    checkpoint::write_final(config_.checkpoint.dir + "/final", std::move(tensors), models::hugging_face_config(options),
+                            {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
+    log_info("weights: {}/final", config_.checkpoint.dir);
+  });
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agreement between ranks: failures are exchanged before anybody leaves, so that each sentence is printed once.
+
+#include "cli/world.h"
+
+#include <cstdio>
+#include <map>
+
+#include "comm/emulate/emulate.h"
+#include "comm/mpi/mpi_world.h"
+
+namespace slipstream::cli {
+
+World::World() : mpi_(std::make_unique<comm::MpiWorld>()) {}
+World::~World() = default;
+
+int World::rank() const { return mpi_->rank(); }
+int World::size() const { return mpi_->size(); }
+int World::ranks_on_host() const { return mpi_->local_size(); }
+std::vector<std::string> World::all_gather(const std::string& bytes) { return mpi_->all_gather(bytes); }
+void World::barrier() { mpi_->barrier(); }
+void World::abort(ExitCode code) { mpi_->abort(static_cast<int>(code)); }
+
+void World::together(const std::function<void()>& stage) {
+  // "CODE sentence", or nothing when the stage succeeded here.
+  std::string failure;
+  try {
+    stage();
+  } catch (const Error& error) {
+    failure = fmt::format("{} {}", static_cast<int>(error.code()), error.what());
+  }
+  const std::vector<std::string> failures = all_gather(failure);
+  std::map<std::string, std::vector<int>> ranks_of;
+  for (int r = 0; r < size(); ++r)
+    if (!failures[static_cast<size_t>(r)].empty()) ranks_of[failures[static_cast<size_t>(r)]].push_back(r);
+  if (ranks_of.empty()) return;
+  int code = 0, lowest = size();
+  for (const auto& [text, ranks] : ranks_of) {
+    if (ranks.front() < lowest) {
+      lowest = ranks.front();
+      code = std::stoi(text);
+    }
+    if (ranks.front() != rank()) continue;
+    std::string where;
+    if (size() > 1) {
+      where = static_cast<int>(ranks.size()) == size() ? "on all ranks: " : fmt::format("on rank {}", ranks.front());
+      if (where.back() != ' ') {
+        for (size_t i = 1; i < ranks.size(); ++i) where += fmt::format(", {}", ranks[i]);
+        where += ": ";
+      }
+    }
+    std::fprintf(stderr, "slipstream: %s%s\n", where.c_str(), text.substr(text.find(' ') + 1).c_str());
+  }
+  throw AgreedFailure(static_cast<ExitCode>(code), "");
+}
+
+std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job& job, double bytes_per_second,
+                                                                      int64_t latency_ns, int64_t timeout_seconds) {
+  std::vector<std::unique_ptr<comm::Communicator>> communicators(job.channels.size());
+  std::shared_ptr<comm::LinkPort> port;
+  if (bytes_per_second > 0) port = std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns});
+  for (ChannelId c = 0; c < job.channels.size(); ++c) {
+    if (job.channels[c].axis == Axis::self) continue;
+    communicators[c] = comm::make_mpi_communicator(*mpi_, job.mesh.group(job.channels[c].axis, rank()), static_cast<int>(c),
+                                                   {.timeout_seconds = static_cast<double>(timeout_seconds)});
+    if (port) communicators[c] = comm::emulate(std::move(communicators[c]), port);
+  }
+  return communicators;
+}
+
+}  // namespace slipstream::cli
