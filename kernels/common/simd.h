@@ -19,7 +19,7 @@ typedef int32_t Vi __attribute__((vector_size(SLIP_VECTOR_BYTES)));
 typedef uint32_t Vu __attribute__((vector_size(SLIP_VECTOR_BYTES)));
 typedef uint16_t Vh __attribute__((vector_size(SLIP_VECTOR_BYTES / 2)));
 
-inline Vf splat(float value) { return Vf{} + value; }
+inline Vf splat(float value) { return value - Vf{}; }  // x - 0 is x for every x, so no subtraction remains; -0 + 0 is not -0
 
 inline Vf load(const float* p) {
   Vf v;
@@ -32,30 +32,30 @@ inline Vf load(const bfloat16* p) {
   Vh half;
   std::memcpy(&half, p, sizeof half);
   const Vu wide = __builtin_convertvector(half, Vu) << 16;
-  return reinterpret_cast<const Vf&>(wide);
+  return reinterpret_cast<Vf>(wide);
 }
 /// Rounds to nearest, ties to even. NaN stays NaN.
 inline void store(bfloat16* p, Vf v) {
-  const Vu u = reinterpret_cast<const Vu&>(v);
+  const Vu u = reinterpret_cast<Vu>(v);
   const Vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const Vu nan = ((u >> 16) | 0x40u);
-  const Vu is_nan = reinterpret_cast<const Vu&>(static_cast<const Vi&>((u & 0x7fffffffu) > 0x7f800000u));
+  const Vu is_nan = reinterpret_cast<Vu>((u & 0x7fffffffu) > 0x7f800000u);
   const Vh half = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), Vh);
-  std::memcpy(p, &half, sizeof half);
+  std::memcpy(static_cast<void*>(p), &half, sizeof half);
 }
 
 /// The first `count` (1 to kLanes) elements; the other lanes are 0.
 template <typename T>
 inline Vf load_part(const T* p, int64_t count) {
   T lanes[kLanes] = {};
-  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(T));
+  std::memcpy(static_cast<void*>(lanes), p, static_cast<size_t>(count) * sizeof(T));
   return load(lanes);
 }
 template <typename T>
 inline void store_part(T* p, Vf v, int64_t count) {
   T lanes[kLanes];
   store(lanes, v);
-  std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(T));
+  std::memcpy(static_cast<void*>(p), lanes, static_cast<size_t>(count) * sizeof(T));
 }
 
 /// Sum of the lanes, pairwise: the same order for every call.
@@ -95,7 +95,7 @@ inline Vf exp(Vf x) {
   const Vi half = whole >> 1;
   const Vi a = (half + 127) << 23;
   const Vi b = (whole - half + 127) << 23;
-  const Vf value = p * reinterpret_cast<const Vf&>(a) * reinterpret_cast<const Vf&>(b);
+  const Vf value = p * reinterpret_cast<Vf>(a) * reinterpret_cast<Vf>(b);
   const Vf low = x < splat(-87.33f) ? Vf{} : value;
   const Vf high = x > splat(88.72f) ? splat(__builtin_inff()) : low;
   return x == x ? high : x;
