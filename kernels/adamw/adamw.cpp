@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks, cost and dispatch of AdamW.
+
+#include "kernels/adamw/adamw.h"
+
+#include "kernels/adamw/adamw_cpu.h"
+#include "kernels/common/require.h"
+
+namespace slipstream::kernels {
+
+void adamw(LaunchContext& context, const Adamw& args) {
+  require_cpu(context, "adamw");
+  require_sizes("adamw", {args.elems});
+  if (args.elems == 0) return;
+  require_operands("adamw", {args.parameters, args.m, args.v, args.gradient, args.scalars});
+  SLIP_CALL_ISA(adamw_cpu(context, args))
+}
+
+Cost adamw_cost(const Adamw& args) { return {16 * args.elems, (args.working ? 30 : 28) * args.elems}; }
+
+}  // namespace slipstream::kernels

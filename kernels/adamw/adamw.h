@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One AdamW step on a contiguous range of parameters.
+//
+//   g = clip · gradient;  p -= lr · weight_decay · p
+//   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g²
+//   p -= lr · (m · inv_bias1) / (sqrt(v · inv_bias2) + eps)
+// Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2, as PyTorch writes it.
+// All float; `working` is the bf16 copy that the model computes with. No two operands may overlap.
+// Every element is computed alone: any split into ranges or threads gives the same bits on one instruction set.
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+/// What changes from step to step; lives in device memory so that a captured or queued step reads the newest.
+struct AdamwScalars {
+  float learning_rate = 0.0f;
+  float inv_bias1 = 1.0f;  // 1 / (1 - beta1^t), t counted from 1
+  float inv_bias2 = 1.0f;  // 1 / (1 - beta2^t)
+  float clip = 1.0f;       // factor on the gradient, 1 when not clipping
+};
+
+struct Adamw {
+  float* parameters = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+  const float* gradient = nullptr;
+  bfloat16* working = nullptr;  // optional: gets the rounded parameters
+  int64_t elems = 0;
+  const AdamwScalars* scalars = nullptr;
+  float beta1 = 0.9f;
+  float beta2 = 0.999f;
+  float eps = 1e-8f;
+  float weight_decay = 0.0f;
+};
+
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand), ResourceError (device).
+void adamw(LaunchContext& context, const Adamw& args);
+
+/// 16 flops and 28 bytes an element, 30 with `working`. Pointers may be null. Pure.
+Cost adamw_cost(const Adamw& args);
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdamW in one pass over parameters, moments and gradient.
+
+#include "kernels/adamw/adamw_cpu.h"
+
+#include "kernels/common/simd.h"
+
+namespace slipstream::kernels::SLIP_ISA {
+namespace {
+
+// Elements per unit of the thread split: whole pages of every stream.
+constexpr int64_t kUnit = 1024;
+
+// Lane by lane in source, one instruction in the binary: the vector extension has no square root.
+inline Vf sqrt(Vf x) {
+  Vf root;
+  for (int i = 0; i < kLanes; ++i) root[i] = __builtin_sqrtf(x[i]);
+  return root;
+}
+
+struct Factors {
+  float clip, keep1, add1, keep2, add2, inv_bias1, inv_bias2, eps, learning_rate, decay;
+};
+
+/// The tail uses this same function on part of a vector, so an element's bits do not depend on where a range ends.
+inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
+  const Vf g = gradient * f.clip;
+  m = m * f.keep1 + g * f.add1;
+  v = v * f.keep2 + g * g * f.add2;
+  const Vf denominator = sqrt(v * f.inv_bias2) + f.eps;
+  return p * f.decay - f.learning_rate * ((m * f.inv_bias1) / denominator);
+}
+
+}  // namespace
+
+void adamw_cpu(LaunchContext& context, const Adamw& args) {
+  const AdamwScalars s = *args.scalars;
+  const Factors f = {s.clip,      args.beta1,  1.0f - args.beta1, args.beta2,      1.0f - args.beta2,
+                     s.inv_bias1, s.inv_bias2, args.eps,          s.learning_rate, 1.0f - s.learning_rate * args.weight_decay};
+  context.parallel_for((args.elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {
+    const int64_t end = last * kUnit < args.elems ? last * kUnit : args.elems;
+    int64_t i = first * kUnit;
+    for (; i + kLanes <= end; i += kLanes) {
+      Vf m = load(args.m + i), v = load(args.v + i);
+      const Vf p = update(f, load(args.parameters + i), load(args.gradient + i), m, v);
+      store(args.m + i, m);
+      store(args.v + i, v);
+      store(args.parameters + i, p);
+      if (args.working != nullptr) store(args.working + i, p);
+    }
+    if (i == end) return;
+    const int64_t rest = end - i;
+    Vf m = load_part(args.m + i, rest), v = load_part(args.v + i, rest);
+    const Vf p = update(f, load_part(args.parameters + i, rest), load_part(args.gradient + i, rest), m, v);
+    store_part(args.m + i, m, rest);
+    store_part(args.v + i, v, rest);
+    store_part(args.parameters + i, p, rest);
+    if (args.working != nullptr) store_part(args.working + i, p, rest);
+  });
+}
+
+}  // namespace slipstream::kernels::SLIP_ISA

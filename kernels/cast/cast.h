@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Conversion between float and bfloat16, copies, and the sum of two ranges: the local works beside communication.
+//
+// bf16 is rounded to nearest, ties to even; NaN stays NaN. Element by element: any split gives the same bits.
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+/// to[i] = from[i], f32 or bf16 on either side. The ranges may not overlap.
+struct Cast {
+  const void* from = nullptr;
+  void* to = nullptr;
+  int64_t elems = 0;
+  DType from_dtype = DType::f32;
+  DType to_dtype = DType::f32;
+};
+
+/// y[i] += x[i]. The ranges may be equal, else may not overlap.
+struct Add {
+  const float* x = nullptr;
+  float* y = nullptr;
+  int64_t elems = 0;
+};
+
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand), ResourceError (device).
+void cast(LaunchContext& context, const Cast& args);
+void add(LaunchContext& context, const Add& args);
+
+/// Each operand is moved once (y of add twice). Pointers may be null. Pure.
+Cost cast_cost(const Cast& args);
+Cost add_cost(const Add& args);
+
+}  // namespace slipstream::kernels

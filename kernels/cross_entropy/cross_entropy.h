@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Softmax cross-entropy over a vocabulary, loss and gradient in one visit of each row.
+//
+//   p = softmax(logits[row, 0..vocab));  loss_sum = sum over rows of -log p[target]
+//   with `backward`: logits[row, j] = gradient_scale (p[j] - [j == target]), and columns vocab..stride become 0
+// The probabilities exist only as the gradient, in place of the logits. Maximum and sum are found together (Milakov &
+// Gimelshein 2018, "Online normalizer calculation for softmax"); a row is then still in cache when it is overwritten.
+// Rows are computed alone and added in row order in double: the same bits for any number of threads.
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+struct CrossEntropy {
+  void* logits = nullptr;              // [rows, stride] of `dtype`; overwritten when `backward`
+  const int32_t* targets = nullptr;    // [rows], each in [0, vocab)
+  double* loss_sum = nullptr;          // one number; set, not added to
+  float* row_losses = nullptr;         // [rows], scratch: afterwards -log p[target] of each row
+  int64_t rows = 0, vocab = 0, stride = 0;
+  float gradient_scale = 1.0f;         // 1 / tokens of the global batch for a mean
+  DType dtype = DType::f32;
+  bool backward = true;
+};
+
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (sizes, dtype, null operand), DataError (a target outside the
+/// vocabulary, before anything is written), ResourceError (device).
+void cross_entropy(LaunchContext& context, const CrossEntropy& args);
+
+/// About 8 flops a logit (an exponential counted as one); logits are read once, and written once when `backward`.
+/// Pointers may be null. Pure.
+Cost cross_entropy_cost(const CrossEntropy& args);
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cross-entropy row by row: blocks small enough for L1 find maximum and sum, the row stays in L2 for the gradient.
+
+#include "kernels/cross_entropy/cross_entropy_cpu.h"
+
+#include "kernels/common/simd.h"
+
+namespace slipstream::kernels::SLIP_ISA {
+namespace {
+
+// Elements whose maximum is found before their exponentials are summed: 4 KiB of float.
+constexpr int64_t kBlock = 1024;
+
+struct Normalizer {
+  float max = -__builtin_inff();
+  double sum = 0.0;  // of e^(x - max)
+};
+
+template <typename T>
+float block_max(const T* x, int64_t elems) {
+  constexpr int64_t kStep = 4 * kLanes;
+  const Vf lowest = splat(-__builtin_inff());
+  Vf a = lowest, b = lowest, c = lowest, d = lowest;
+  int64_t i = 0;
+  for (; i + kStep <= elems; i += kStep) {
+    a = max(a, load(x + i));
+    b = max(b, load(x + i + kLanes));
+    c = max(c, load(x + i + 2 * kLanes));
+    d = max(d, load(x + i + 3 * kLanes));
+  }
+  for (; i + kLanes <= elems; i += kLanes) a = max(a, load(x + i));
+  float result = max(max(max(a, b), max(c, d)));
+  for (; i < elems; ++i) {
+    const float value = static_cast<float>(x[i]);
+    result = result > value ? result : value;
+  }
+  return result;
+}
+
+/// e^(x - max) of the first `elems` lanes, 0 in the others.
+template <typename T>
+Vf exp_part(const T* x, float max, int64_t elems) {
+  float lanes[kLanes];
+  store(lanes, exp(load_part(x, elems) - max));
+  return load_part(lanes, elems);
+}
+
+template <typename T>
+float block_sum(const T* x, int64_t elems, float max) {
+  Vf a{}, b{};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= elems; i += 2 * kLanes) {
+    a += exp(load(x + i) - max);
+    b += exp(load(x + i + kLanes) - max);
+  }
+  for (; i + kLanes <= elems; i += kLanes) a += exp(load(x + i) - max);
+  if (i < elems) b += exp_part(x + i, max, elems - i);
+  return sum(a + b);
+}
+
+template <typename T>
+Normalizer normalize(const T* x, int64_t elems) {
+  Normalizer n;
+  for (int64_t i = 0; i < elems; i += kBlock) {
+    const int64_t count = elems - i < kBlock ? elems - i : kBlock;
+    const float here = block_max(x + i, count);
+    if (here == -__builtin_inff()) continue;  // all masked: adds nothing, and -inf - -inf would be NaN
+    if (!(here <= n.max)) {
+      if (n.sum != 0.0) n.sum *= __builtin_exp(static_cast<double>(n.max) - static_cast<double>(here));
+      n.max = here;
+    }
+    n.sum += static_cast<double>(block_sum(x + i, count, n.max));
+  }
+  return n;
+}
+
+template <typename T>
+void cross_entropy_row(const CrossEntropy& args, int64_t row) {
+  T* x = static_cast<T*>(args.logits) + row * args.stride;
+  const Normalizer n = normalize(x, args.vocab);
+  const int32_t target = args.targets[row];
+  const double logit = static_cast<double>(static_cast<float>(x[target]));
+  args.row_losses[row] = static_cast<float>(__builtin_log(n.sum) + static_cast<double>(n.max) - logit);
+  if (!args.backward) return;
+  const float scale = static_cast<float>(static_cast<double>(args.gradient_scale) / n.sum);
+  // 1 - p of the target in double: p near 1 would cancel in float.
+  const double p = __builtin_exp(logit - static_cast<double>(n.max)) / n.sum;
+  int64_t i = 0;
+  for (; i + kLanes <= args.vocab; i += kLanes) store(x + i, exp(load(x + i) - n.max) * scale);
+  if (i < args.vocab) store_part(x + i, exp_part(x + i, n.max, args.vocab - i) * scale, args.vocab - i);
+  x[target] = T(static_cast<float>(static_cast<double>(args.gradient_scale) * (p - 1.0)));
+  std::memset(static_cast<void*>(x + args.vocab), 0, static_cast<size_t>(args.stride - args.vocab) * sizeof(T));
+}
+
+}  // namespace
+
+void cross_entropy_cpu(LaunchContext& context, const CrossEntropy& args) {
+  const int64_t grain = 1 + 4096 / (args.vocab + 1);
+  context.parallel_for(args.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      args.dtype == DType::f32 ? cross_entropy_row<float>(args, row) : cross_entropy_row<bfloat16>(args, row);
+  });
+}
+
+}  // namespace slipstream::kernels::SLIP_ISA

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks, costs and dispatch of the embeddings.
+
+#include "kernels/embedding/embedding.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/common/require.h"
+#include "kernels/embedding/embedding_cpu.h"
+#include "kernels/embedding/row_lists.h"
+
+namespace slipstream::kernels {
+namespace {
+
+/// Returns the largest id plus 1. Throws: DataError unless lowest <= id < vocab for all ids (vocab 0: no upper bound).
+int64_t require_ids(std::string_view op, const int32_t* ids, int64_t count, int64_t vocab, int32_t lowest = 0) {
+  int32_t low = lowest, high = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    low = std::min(low, ids[i]);
+    high = std::max(high, ids[i]);
+  }
+  if (low < lowest || (vocab > 0 && high >= vocab))
+    throw DataError("[{}] token id {} is outside the vocabulary of {}. Tokenize the data again with the model's tokenizer.", op,
+                    low < lowest ? low : high, vocab);
+  return int64_t{high} + 1;
+}
+
+Chains chains_of(const int32_t* ids, int64_t count, int64_t vocab) {
+  if (count > std::numeric_limits<int32_t>::max())
+    throw ShapeError("[embedding] {} rows in one list: at most {} can be told apart. Use smaller micro-batches.", count,
+                     std::numeric_limits<int32_t>::max());
+  RowLists& lists = RowLists::mine();
+  lists.build(ids, count, vocab);
+  return {lists.firsts().data(), static_cast<int64_t>(lists.firsts().size()), lists.next().data()};
+}
+
+}  // namespace
+
+void embedding_forward(LaunchContext& context, const EmbeddingForward& args) {
+  require_cpu(context, "embedding_forward");
+  require_sizes("embedding_forward", {args.batch, args.tokens, args.width, args.vocab});
+  require_float("embedding_forward", args.dtype);
+  if (args.batch * args.tokens * args.width == 0) return;
+  require_operands("embedding_forward", {args.ids, args.table, args.y});
+  require_ids("embedding_forward", args.ids, args.batch * args.tokens, args.vocab);
+  SLIP_CALL_ISA(embedding_forward_cpu(context, args))
+}
+
+void embedding_backward(LaunchContext& context, const EmbeddingBackward& args) {
+  require_cpu(context, "embedding_backward");
+  require_sizes("embedding_backward", {args.rows, args.width, args.vocab});
+  require_float("embedding_backward", args.dtype);
+  if (args.rows > 0) require_operands("embedding_backward", {args.ids, args.dy});
+  if (args.vocab * args.width == 0 && args.rows == 0) return;
+  require_operands("embedding_backward", {args.dtable});
+  require_ids("embedding_backward", args.ids, args.rows, std::max<int64_t>(args.vocab, 1));
+  SLIP_CALL_ISA(embedding_backward_cpu(context, args))
+}
+
+void position_backward(LaunchContext& context, const PositionBackward& args) {
+  require_cpu(context, "position_backward");
+  require_sizes("position_backward", {args.batch, args.tokens, args.width, args.positions});
+  require_float("position_backward", args.dtype);
+  if (args.positions < args.tokens)
+    throw ShapeError("[position_backward] {} tokens need as many positions: got {}.", args.tokens, args.positions);
+  if (args.positions * args.width == 0) return;
+  require_operands("position_backward", {args.dpositions});
+  if (args.batch * args.tokens > 0) require_operands("position_backward", {args.dy});
+  SLIP_CALL_ISA(position_backward_cpu(context, args))
+}
+
+void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args) {
+  require_cpu(context, "embedding_rows_pack");
+  require_sizes("embedding_rows_pack", {args.capacity, args.tokens_total, args.width});
+  require_float("embedding_rows_pack", args.dtype);
+  if (args.capacity != args.tokens_total)
+    throw ShapeError("[embedding_rows_pack] a row per token: got capacity = {}, need tokens_total = {}.", args.capacity,
+                     args.tokens_total);
+  if (args.tokens_total == 0) return;
+  require_operands("embedding_rows_pack", {args.ids, args.row_ids});
+  if (args.width > 0) require_operands("embedding_rows_pack", {args.dy, args.rows});
+  const int64_t vocab = require_ids("embedding_rows_pack", args.ids, args.tokens_total, 0);
+  const Chains chains = chains_of(args.ids, args.tokens_total, vocab);
+  SLIP_CALL_ISA(embedding_rows_pack_cpu(context, args, chains))
+}
+
+void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {
+  require_cpu(context, "embedding_rows_add");
+  require_sizes("embedding_rows_add", {args.ranks, args.capacity, args.width, args.vocab});
+  const int64_t count = args.ranks * args.capacity;
+  if (count * args.width == 0) return;
+  require_operands("embedding_rows_add", {args.row_ids, args.rows, args.dtable});
+  require_ids("embedding_rows_add", args.row_ids, count, std::max<int64_t>(args.vocab, 1), -1);
+  const Chains chains = chains_of(args.row_ids, count, args.vocab);
+  SLIP_CALL_ISA(embedding_rows_add_cpu(context, args, chains))
+}
+
+Cost embedding_forward_cost(const EmbeddingForward& args) {
+  const int64_t elems = args.batch * args.tokens * args.width;
+  return {args.positions ? elems : 0, bytes_of(2 * elems + (args.positions ? args.tokens * args.width : 0), args.dtype) +
+                                          4 * args.batch * args.tokens};
+}
+
+Cost embedding_backward_cost(const EmbeddingBackward& args) {
+  const int64_t elems = args.rows * args.width;
+  return {elems, bytes_of(elems, args.dtype) + 8 * elems + 4 * args.rows + (args.accumulate ? 0 : 4 * args.vocab * args.width)};
+}
+
+Cost position_backward_cost(const PositionBackward& args) {
+  const int64_t elems = args.batch * args.tokens * args.width;
+  const int64_t table_bytes = 4 * args.width * (args.accumulate ? 2 * args.tokens : args.positions);
+  return {elems, bytes_of(elems, args.dtype) + table_bytes};
+}
+
+Cost embedding_rows_pack_cost(const EmbeddingRowsPack& args) {
+  const int64_t elems = args.tokens_total * args.width;
+  return {elems, bytes_of(elems, args.dtype) + 4 * elems + 8 * args.tokens_total};
+}
+
+Cost embedding_rows_add_cost(const EmbeddingRowsAdd& args) {
+  const int64_t rows = args.ranks * args.capacity;
+  return {rows * args.width, 12 * rows * args.width + 4 * rows};
+}
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Token and position embeddings: look-up, dense gradients, and the gradient as a list of rows for communication.
+//
+// Tables and activations are f32 or bf16 (`dtype`), gradients float. No two operands may overlap. Sums are formed in
+// token order (rank order for RowsAdd) starting from +0, in float, whatever the number of threads: threads share the
+// width, never the rows. Every id must lie in the vocabulary.
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+/// y[b, t] = table[ids[b, t]] + positions[t].
+struct EmbeddingForward {
+  const int32_t* ids = nullptr;     // [batch, tokens]
+  const void* table = nullptr;      // [vocabulary, width]
+  const void* positions = nullptr;  // optional: [at least tokens, width]
+  void* y = nullptr;                // [batch, tokens, width]
+  int64_t batch = 0, tokens = 0, width = 0;
+  DType dtype = DType::f32;
+  int64_t vocab = 0;                // 0: unknown, ids are only checked not to be negative
+};
+
+/// dtable[ids[row]] += dy[row] in row order; without `accumulate` dtable starts from 0.
+struct EmbeddingBackward {
+  const int32_t* ids = nullptr;  // [rows]
+  const void* dy = nullptr;      // [rows, width]
+  float* dtable = nullptr;       // [vocab, width]
+  int64_t rows = 0, width = 0, vocab = 0;
+  DType dtype = DType::f32;
+  bool accumulate = false;
+};
+
+/// dpositions[t] (+)= sum over batch, in order, of dy[b, t]; rows tokens..positions become 0 without `accumulate`.
+struct PositionBackward {
+  const void* dy = nullptr;     // [batch, tokens, width]
+  float* dpositions = nullptr;  // [positions, width]
+  int64_t batch = 0, tokens = 0, width = 0, positions = 0;
+  DType dtype = DType::f32;
+  bool accumulate = false;
+};
+
+/// The gradient of EmbeddingBackward as rows: equal ids are combined. The row of an id's first occurrence holds the sum
+/// in token order; later occurrences get row_ids = -1 and a row of zeros.
+struct EmbeddingRowsPack {
+  const int32_t* ids = nullptr;  // [tokens_total]
+  const void* dy = nullptr;      // [tokens_total, width]
+  int32_t* row_ids = nullptr;    // [capacity]
+  float* rows = nullptr;         // [capacity, width]
+  int64_t capacity = 0, tokens_total = 0, width = 0;  // capacity == tokens_total
+  DType dtype = DType::f32;
+};
+
+/// dtable[v] += (sum over ranks, in rank order, of that rank's row for v). The sum over ranks is formed first and added
+/// once: the same bits as dense EmbeddingBackward on every rank, summed in rank order, added to dtable (where neither
+/// does anything but turn a -0 of dtable into +0).
+struct EmbeddingRowsAdd {
+  const int32_t* row_ids = nullptr;  // [ranks, capacity], -1: no row
+  const float* rows = nullptr;       // [ranks, capacity, width]
+  float* dtable = nullptr;           // [vocab, width]
+  int64_t ranks = 0, capacity = 0, width = 0, vocab = 0;
+};
+
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (sizes, dtype, null operand), DataError (an id outside the
+/// vocabulary, before anything is written), ResourceError (device).
+void embedding_forward(LaunchContext& context, const EmbeddingForward& args);
+void embedding_backward(LaunchContext& context, const EmbeddingBackward& args);
+void position_backward(LaunchContext& context, const PositionBackward& args);
+void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args);
+void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args);
+
+/// One flop per element added; rows that are touched move once, tables that are zeroed are written once. How many ids
+/// are equal is not known, so all are counted as different. Pointers may be null. Pure.
+Cost embedding_forward_cost(const EmbeddingForward& args);
+Cost embedding_backward_cost(const EmbeddingBackward& args);
+Cost position_backward_cost(const PositionBackward& args);
+Cost embedding_rows_pack_cost(const EmbeddingRowsPack& args);
+Cost embedding_rows_add_cost(const EmbeddingRowsAdd& args);
+
+}  // namespace slipstream::kernels

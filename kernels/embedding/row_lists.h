@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which rows carry the same id: chains of row numbers in ascending order, one per id.
+
+#include <cstdint>
+#include <vector>
+
+namespace slipstream::kernels {
+
+/// Memory grows to the largest problem seen and is kept; one per thread (`RowLists::mine`).
+class RowLists {
+ public:
+  /// Links the rows of ids[0..count); ids below 0 are left out. Every id is below `vocab`. O(count).
+  void build(const int32_t* ids, int64_t count, int64_t vocab);
+
+  /// First rows of all chains, ascending. Valid until the next build.
+  const std::vector<int32_t>& firsts() const { return firsts_; }
+  /// next()[row] is the following row with the same id, or -1.
+  const std::vector<int32_t>& next() const { return next_; }
+
+  /// The calling thread's own.
+  static RowLists& mine();
+
+ private:
+  std::vector<int32_t> last_;  // per id, -1 between builds: only touched entries are reset, not the whole vocabulary
+  std::vector<int32_t> next_;
+  std::vector<int32_t> firsts_;
+};
+
+}  // namespace slipstream::kernels

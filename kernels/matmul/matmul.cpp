@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shape checks, costs, tiles and dispatch of the matrix products.
+
+#include "kernels/matmul/matmul.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <memory>
+
+#include "engine/base/units.h"
+#include "kernels/common/require.h"
+#include "kernels/matmul/matmul_cpu.h"
+#include "kernels/matmul/product.h"
+
+namespace slipstream::kernels {
+namespace {
+
+// Tiles are multiples of this in both directions: no vector register of the product is half empty inside the matrix.
+constexpr int64_t kTileMultiple = 16;
+// Below this many multiplications a thread costs more to wake than it saves.
+constexpr int64_t kMinTileWork = 1 << 17;
+// Multiplications in the time that one element of an operand takes to be packed.
+constexpr int64_t kPackWork = 16;
+
+struct Area {
+  std::unique_ptr<float, decltype(&std::free)> memory{nullptr, &std::free};
+  int64_t elems = 0;
+};
+
+int64_t stride_of(const MatmulBackwardWeight& args) { return args.dy_stride == 0 ? args.out : args.dy_stride; }
+
+}  // namespace
+
+float* product_scratch(Scratch slot, int64_t elems) {
+  thread_local std::array<Area, 3> areas;
+  Area& area = areas[static_cast<size_t>(slot)];
+  if (area.elems < elems) {
+    const int64_t size_bytes = round_up(elems * size_of(DType::f32), 64);
+    area.memory.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(size_bytes))));
+    area.elems = area.memory ? elems : 0;
+    if (!area.memory)
+      throw ResourceError("[matmul] no memory for {} of scratch. Use a smaller model or fewer threads.", format_bytes(size_bytes));
+  }
+  return area.memory.get();
+}
+
+TileSplit split_tiles(int64_t m, int64_t n, int64_t k, int threads) {
+  const int64_t useful = std::clamp<int64_t>(m * n * k / kMinTileWork, 1, threads);
+  TileSplit best;
+  int64_t best_work = -1;
+  for (int64_t m_tiles = 1; m_tiles <= useful; ++m_tiles) {
+    const int64_t m_tile = std::min(m, round_up(ceil_div(m, m_tiles), kTileMultiple));
+    const int64_t n_tile = std::min(n, round_up(ceil_div(n, useful / m_tiles), kTileMultiple));
+    const int64_t work = m_tile * n_tile + kPackWork * (m_tile + n_tile);
+    if (best_work >= 0 && work >= best_work) continue;
+    best_work = work;
+    best = {m_tile, n_tile, ceil_div(m, m_tile), ceil_div(n, n_tile)};
+  }
+  return best;
+}
+
+void matmul_forward(LaunchContext& context, const MatmulForward& args) {
+  require_cpu(context, "matmul_forward");
+  require_sizes("matmul_forward", {args.rows, args.in, args.out});
+  require_float("matmul_forward", args.dtype);
+  if (args.rows == 0 || args.out == 0) return;
+  require_operands("matmul_forward", {args.y});
+  if (args.in > 0) require_operands("matmul_forward", {args.x, args.weight});
+  SLIP_CALL_ISA(matmul_forward_cpu(context, args))
+}
+
+void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args) {
+  require_cpu(context, "matmul_backward_input");
+  require_sizes("matmul_backward_input", {args.rows, args.in, args.out});
+  require_float("matmul_backward_input", args.dtype);
+  if (args.rows == 0 || args.in == 0) return;
+  require_operands("matmul_backward_input", {args.dx});
+  if (args.out > 0) require_operands("matmul_backward_input", {args.dy, args.weight});
+  SLIP_CALL_ISA(matmul_backward_input_cpu(context, args))
+}
+
+void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
+  require_cpu(context, "matmul_backward_weight");
+  require_sizes("matmul_backward_weight", {args.rows, args.in, args.out, args.dy_stride});
+  require_float("matmul_backward_weight", args.dtype);
+  if (stride_of(args) < args.out)
+    throw ShapeError("[matmul_backward_weight] rows of dy overlap: got dy_stride = {}, need at least out = {}.", args.dy_stride,
+                     args.out);
+  if (args.out == 0 || (args.in == 0 && args.dbias == nullptr)) return;
+  if (args.in > 0) require_operands("matmul_backward_weight", {args.dweight});
+  if (args.rows > 0) require_operands("matmul_backward_weight", {args.dy});
+  if (args.rows > 0 && args.in > 0) require_operands("matmul_backward_weight", {args.x});
+  MatmulBackwardWeight resolved = args;
+  resolved.dy_stride = stride_of(args);
+  SLIP_CALL_ISA(matmul_backward_weight_cpu(context, resolved))
+}
+
+Cost matmul_forward_cost(const MatmulForward& args) {
+  const int64_t results = args.rows * args.out;
+  const int64_t moved = args.rows * args.in + args.out * args.in + results * (args.pre_activation ? 2 : 1) +
+                        (args.bias ? args.out : 0);
+  // GELU counted as the 8 operations of its formula, tanh as one.
+  return {2 * results * args.in + (args.bias ? results : 0) + (args.pre_activation ? 8 * results : 0),
+          bytes_of(moved, args.dtype)};
+}
+
+Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
+  const int64_t results = args.rows * args.in;
+  return {2 * results * args.out,
+          bytes_of(args.rows * args.out + args.out * args.in + results * (args.accumulate ? 2 : 1), args.dtype)};
+}
+
+Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args) {
+  const int64_t results = args.out * args.in + (args.dbias ? args.out : 0);
+  return {2 * args.rows * args.out * args.in + (args.dbias ? args.rows * args.out : 0),
+          bytes_of(args.rows * (args.in + args.out), args.dtype) +
+              bytes_of(results * (args.accumulate ? 2 : 1), DType::f32)};
+}
+
+}  // namespace slipstream::kernels

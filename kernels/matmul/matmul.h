@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Matrix products of a linear layer: forward with bias and GELU, gradient of the input, gradient of weight and bias.
+//
+// All matrices are row-major and dense unless a stride is named. Activations and weights are f32 or bf16 (`dtype`,
+// accumulated in float), gradients of parameters are float. No two operands may overlap, except that `pre_activation`
+// is never the same memory as `y`. Rows, in, out may be 0.
+// On cpu the product is oneDNN's (or Eigen's), one call per thread on a tile of the result; bits depend on the number
+// of threads, the instruction set and the library, all part of the plan, and on nothing else.
+// GELU is the tanh form of Hendrycks & Gimpel 2016, "Gaussian Error Linear Units", section 2:
+//   gelu(v) = v/2 (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3))).
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+/// y[rows,out] = x[rows,in] · weight[out,in]^T + bias[out].
+/// With `pre_activation` [rows,out]: it gets that value, and y = gelu(value). `bias`, `y`, `pre_activation`: `dtype`.
+struct MatmulForward {
+  const void* x = nullptr;
+  const void* weight = nullptr;
+  const void* bias = nullptr;  // optional
+  void* y = nullptr;
+  void* pre_activation = nullptr;  // optional
+  int64_t rows = 0, in = 0, out = 0;
+  DType dtype = DType::f32;
+};
+
+/// dx[rows,in] (+)= dy[rows,out] · weight[out,in].
+struct MatmulBackwardInput {
+  const void* dy = nullptr;
+  const void* weight = nullptr;
+  void* dx = nullptr;
+  int64_t rows = 0, in = 0, out = 0;
+  DType dtype = DType::f32;
+  bool accumulate = false;
+};
+
+/// dweight[out,in] (+)= dy^T · x[rows,in]; dbias[out] (+)= sum over rows of dy, in row order.
+/// `dy_stride`: elements between rows of dy, 0 means `out`; larger for a chunk of the columns of a wider matrix.
+struct MatmulBackwardWeight {
+  const void* x = nullptr;
+  const void* dy = nullptr;
+  float* dweight = nullptr;
+  float* dbias = nullptr;  // optional
+  int64_t rows = 0, in = 0, out = 0;
+  DType dtype = DType::f32;
+  bool accumulate = false;
+  int64_t dy_stride = 0;
+};
+
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand, stride below out),
+/// ResourceError (no kernel for this device).
+void matmul_forward(LaunchContext& context, const MatmulForward& args);
+void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args);
+void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args);
+
+/// 2 rows in out flops plus the epilogue; every operand is moved once. Pointers may be null. Pure.
+Cost matmul_forward_cost(const MatmulForward& args);
+Cost matmul_backward_input_cost(const MatmulBackwardInput& args);
+Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args);
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The one door to a library of matrix products: a single product on the calling thread alone.
+
+#include <cstdint>
+#include <string_view>
+
+namespace slipstream::kernels {
+
+/// c[m,n] (+)= op(a)[m,k] · op(b)[k,n], row-major. A transposed operand is stored [k,m] or [n,k]; strides are elements
+/// between stored rows. `a` and `b` are float for product_f32 and bfloat16 for product_bf16.
+struct Product {
+  const void* a = nullptr;
+  int64_t a_stride = 0;
+  bool a_transposed = false;
+  const void* b = nullptr;
+  int64_t b_stride = 0;
+  bool b_transposed = false;
+  float* c = nullptr;
+  int64_t c_stride = 0;
+  int64_t m = 0, n = 0, k = 0;
+  bool accumulate = false;
+};
+
+/// Blocks. Uses no other thread. Sizes of at least 1. Throws: InternalError with the library's status.
+void product_f32(const Product& product);
+
+/// Does the library multiply bfloat16 faster than float here? Pure.
+bool product_has_bf16();
+
+/// Blocks. As product_f32, on bfloat16 operands; only where product_has_bf16().
+void product_bf16(const Product& product);
+
+/// "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
+std::string_view product_library();
+
+/// Memory of the calling thread that grows and is never returned, 64-byte aligned. The slots are distinct areas.
+enum class Scratch : uint8_t { a, b, c };
+float* product_scratch(Scratch slot, int64_t elems);
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products by oneDNN, held to the calling thread.
+
+#include <omp.h>
+
+#include <array>
+#include <map>
+#include <string>
+
+#include <fmt/core.h>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "engine/base/check.h"
+#include "kernels/common/isa.h"
+#include "kernels/matmul/product.h"
+
+namespace slipstream::kernels {
+namespace {
+
+// The bit of dnnl_cpu_isa_t that only sets with bf16 dot products have. AVX-512 without it would emulate bf16, slower
+// than converting to float.
+constexpr unsigned kBf16Bit = 0x80;
+
+// oneDNN follows SLIPSTREAM_ISA too, so that a lower set asked for gives the bits of such a machine. Only observed to
+// work before the library's first product, hence in front of every one.
+bool hold_library() {
+  const auto limit = isa() == Isa::baseline ? dnnl_cpu_isa_sse41 : isa() == Isa::avx2 ? dnnl_cpu_isa_avx2 : dnnl_cpu_isa_all;
+  if (limit != dnnl_cpu_isa_all) dnnl_set_max_cpu_isa(limit);
+  return true;
+}
+
+// The pool of the stream is the only pool: each of its threads tells OpenMP once to start no team of its own.
+void hold_thread() {
+  static const bool library_held = hold_library();
+  thread_local const bool held = (omp_set_num_threads(1), library_held);
+  SLIP_ASSERT(held);
+}
+
+using Key = std::array<int64_t, 7>;
+
+struct Bf16Product {
+  dnnl::matmul primitive;
+  dnnl::memory a, b, c;
+};
+
+Bf16Product build(const Product& p, const dnnl::engine& engine) {
+  using dnnl::memory;
+  const auto describe = [](int64_t rows, int64_t columns, int64_t stride, bool transposed, memory::data_type type) {
+    return memory::desc({rows, columns}, type, transposed ? memory::dims{1, stride} : memory::dims{stride, 1});
+  };
+  const auto a = describe(p.m, p.k, p.a_stride, p.a_transposed, memory::data_type::bf16);
+  const auto b = describe(p.k, p.n, p.b_stride, p.b_transposed, memory::data_type::bf16);
+  const auto c = describe(p.m, p.n, p.c_stride, false, memory::data_type::f32);
+  dnnl::primitive_attr attributes;
+  if (p.accumulate) {
+    dnnl::post_ops operations;
+    operations.append_sum(1.0f);
+    attributes.set_post_ops(operations);
+  }
+  return {dnnl::matmul(dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine)),
+          memory(a, engine, nullptr), memory(b, engine, nullptr), memory(c, engine, nullptr)};
+}
+
+}  // namespace
+
+void product_f32(const Product& p) {
+  hold_thread();
+  const dnnl_status_t status =
+      dnnl_sgemm(p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', p.m, p.n, p.k, 1.0f, static_cast<const float*>(p.a),
+                 p.a_stride, static_cast<const float*>(p.b), p.b_stride, p.accumulate ? 1.0f : 0.0f, p.c, p.c_stride);
+  if (status != dnnl_success)
+    throw InternalError("[matmul] dnnl_sgemm failed with status {} for m = {}, n = {}, k = {}.", static_cast<int>(status), p.m,
+                        p.n, p.k);
+}
+
+bool product_has_bf16() {
+  static const bool has = [] {
+    hold_thread();
+    return (static_cast<unsigned>(dnnl_get_effective_cpu_isa()) & kBf16Bit) != 0;
+  }();
+  return has;
+}
+
+void product_bf16(const Product& p) {
+  hold_thread();
+  // Creating a primitive costs more than a small product, so each thread keeps the ones it has seen: as many as a
+  // model has shapes.
+  thread_local const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  thread_local dnnl::stream stream(engine);
+  thread_local std::map<Key, Bf16Product> products;
+  const int64_t flags = (p.a_transposed ? 1 : 0) | (p.b_transposed ? 2 : 0) | (p.accumulate ? 4 : 0);
+  const Key key = {p.m, p.n, p.k, p.a_stride, p.b_stride, p.c_stride, flags};
+  try {
+    auto found = products.find(key);
+    if (found == products.end()) found = products.emplace(key, build(p, engine)).first;
+    Bf16Product& it = found->second;
+    it.a.set_data_handle(const_cast<void*>(p.a), stream);
+    it.b.set_data_handle(const_cast<void*>(p.b), stream);
+    it.c.set_data_handle(p.c, stream);
+    it.primitive.execute(stream, {{DNNL_ARG_SRC, it.a}, {DNNL_ARG_WEIGHTS, it.b}, {DNNL_ARG_DST, it.c}});
+    stream.wait();
+  } catch (const dnnl::error& error) {
+    throw InternalError("[matmul] oneDNN failed with status {} ({}) for m = {}, n = {}, k = {} in bfloat16.",
+                        static_cast<int>(error.status), error.message, p.m, p.n, p.k);
+  }
+}
+
+std::string_view product_library() {
+  static const std::string name = [] {
+    const dnnl_version_t* version = dnnl_version();
+    return fmt::format("oneDNN {}.{}.{}", version->major, version->minor, version->patch);
+  }();
+  return name;
+}
+
+}  // namespace slipstream::kernels

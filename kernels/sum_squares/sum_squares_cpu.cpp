@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums of squares of fixed blocks, added in block order.
+
+#include "kernels/sum_squares/sum_squares_cpu.h"
+
+#include "kernels/common/simd.h"
+
+namespace slipstream::kernels::SLIP_ISA {
+namespace {
+
+constexpr int64_t kBlock = 4096;
+// Blocks whose sums wait in one array: 4 Mi elements between two joins of the threads.
+constexpr int64_t kBlocksAtOnce = 1024;
+// Lanes of a block, the same on every instruction set.
+constexpr int kSumLanes = 16;
+constexpr int kDoubles = SLIP_VECTOR_BYTES / 8;
+typedef double Vd __attribute__((vector_size(SLIP_VECTOR_BYTES)));
+typedef float Vfd __attribute__((vector_size(SLIP_VECTOR_BYTES / 2)));
+
+double block_sum(const float* x, int64_t elems) {
+  constexpr int kVectors = kSumLanes / kDoubles;
+  Vd sums[kVectors] = {};
+  int64_t i = 0;
+  for (; i + kSumLanes <= elems; i += kSumLanes)
+    for (int j = 0; j < kVectors; ++j) {
+      Vfd narrow;
+      std::memcpy(&narrow, x + i + j * kDoubles, sizeof narrow);
+      const Vd wide = __builtin_convertvector(narrow, Vd);
+      sums[j] += wide * wide;
+    }
+  double lanes[kSumLanes];
+  std::memcpy(lanes, sums, sizeof lanes);
+  for (int lane = 0; i < elems; ++i, ++lane) lanes[lane] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (int width = kSumLanes / 2; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
+}
+
+}  // namespace
+
+void sum_squares_cpu(LaunchContext& context, const SumSquares& args) {
+  const int64_t blocks = (args.elems + kBlock - 1) / kBlock;
+  double total = 0.0;
+  for (int64_t first = 0; first < blocks; first += kBlocksAtOnce) {
+    const int64_t count = blocks - first < kBlocksAtOnce ? blocks - first : kBlocksAtOnce;
+    double sums[kBlocksAtOnce];
+    context.parallel_for(count, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t at = (first + block) * kBlock;
+        sums[block] = block_sum(args.x + at, args.elems - at < kBlock ? args.elems - at : kBlock);
+      }
+    });
+    for (int64_t block = 0; block < count; ++block) total += sums[block];
+  }
+  *args.result = args.accumulate ? *args.result + total : total;
+}
+
+}  // namespace slipstream::kernels::SLIP_ISA
