@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Splits and vocabularies of a run.
+
+#include "engine/data/dataset.h"
+
+#include <iostream>
+
+#include "engine/data/tokenize.h"
+#include "tests/engine/data/disk.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::data;
+using namespace slipstream::tests;
+
+namespace {
+
+std::string text_of(const TokenSource& source, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids(static_cast<size_t>(source.count()));
+  source.read(0, ids);
+  return tokenizer.decode(ids);
+}
+
+}  // namespace
+
+TEST_CASE("dataset: the last fraction is held out, nothing is lost", "[data]") {
+  const TempFolder folder;
+  const std::string text = "abcdefghijklmnopqrstuvwxyz0123";  // 30 characters
+  put(folder / "t.txt", text);
+  for (const auto& [fraction, kept] : {std::pair(0.1, 27), std::pair(0.5, 15), std::pair(0.05, 28), std::pair(0.9, 3)}) {
+    const Dataset data = open_dataset({.train = folder / "t.txt", .validation_fraction = fraction, .tokenizer = "chars"});
+    CHECK(data.train->count() == kept);
+    CHECK(text_of(*data.train, *data.tokenizer) + text_of(*data.validation, *data.tokenizer) == text);
+  }
+  const Dataset whole = open_dataset({.train = folder / "t.txt", .validation_fraction = 0});
+  CHECK(whole.tokenizer->name() == "bytes");
+  CHECK(whole.train->count() == 30);
+  CHECK(whole.validation == nullptr);
+}
+
+TEST_CASE("dataset: texts, shards and both together give the same tokens", "[data]") {
+  const TempFolder folder;
+  put(folder / "t.txt", "the quick brown fox jumps over the lazy dog");
+  put(folder / "v.txt", "quick dog");
+  tokenize({.text = folder / "t.txt", .out = folder / "t", .tokenizer = "chars"});
+  const Dataset texts = open_dataset({.train = folder / "t.txt", .validation = folder / "v.txt", .tokenizer = "chars"});
+  const Dataset mixed = open_dataset({.train = folder / "t.bin", .validation = folder / "v.txt", .tokenizer = "chars"});
+  const Dataset named = open_dataset({.train = folder / "t.bin", .validation = folder / "v.txt"});
+  for (const Dataset* data : {&texts, &mixed, &named}) {
+    CHECK(text_of(*data->train, *data->tokenizer) == bytes_in(folder / "t.txt"));
+    CHECK(text_of(*data->validation, *data->tokenizer) == "quick dog");
+    CHECK(data->tokenizer->vocabulary() == texts.tokenizer->vocabulary());
+  }
+  put(folder / "w.txt", "quick cat!");
+  const Dataset both = open_dataset({.train = folder / "t.txt", .validation = folder / "w.txt", .tokenizer = "chars"});
+  CHECK(both.tokenizer->vocab_size() == texts.tokenizer->vocab_size() + 1);
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "w.txt"}), "\"!\"", "byte 9", "w.txt");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .tokenizer = "bytes"}), "tokenizer \"chars\"",
+                "data.tokenizer = \"bytes\"");
+  tokenize({.text = folder / "v.txt", .out = folder / "v", .tokenizer = "chars"});
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "v.bin"}), "different vocabularies");
+}
+
+TEST_CASE("dataset: a split shorter than one window is refused with the numbers", "[data]") {
+  const TempFolder folder;
+  put(folder / "t.txt", std::string(100, 'a'));
+  CHECK(open_dataset({.train = folder / "t.txt", .sequence_length = 9}).validation->count() == 10);
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.txt", .sequence_length = 10}), "validation split", "10 tokens", "= 11");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.txt", .validation_fraction = 0.5, .sequence_length = 50}),
+                "training split", "50 tokens", "= 51");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "none.txt"}), "none.txt", "does not exist");
+  put(folder / "bad.txt", "abc\xc0");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "bad.txt", .tokenizer = "chars"}), "byte 3", "bad.txt");
+  CHECK_REFUSED(ConfigError, open_dataset({.train = folder / "t.txt", .tokenizer = "tokenizer.json"}), "not yet supported");
+}
+
+TEST_CASE("dataset: tiny Shakespeare as published", "[data]") {
+  const char* elsewhere = std::getenv("SLIP_SHARED_DIR");
+  const std::string path = std::string(elsewhere != nullptr ? elsewhere : SLIP_SHARED_DIR) + "/data/tinyshakespeare.txt";
+  if (!std::filesystem::exists(path)) {
+    std::cout << "SKIPPED tiny Shakespeare: " << path << " is absent\n";
+    return;
+  }
+  const Dataset data = open_dataset({.train = path, .tokenizer = "chars", .sequence_length = 64});
+  CHECK(data.tokenizer->vocab_size() == 65);
+  CHECK(data.train->count() == 1003854);
+  CHECK(data.validation->count() == 111540);
+  std::vector<int32_t> ids(10);
+  data.train->read(0, ids);
+  CHECK(ids == std::vector<int32_t>{18, 47, 56, 57, 58, 1, 15, 47, 58, 47});  // "First Citi", as nanoGPT encodes it
+  CHECK(text_of(*data.train, *data.tokenizer) + text_of(*data.validation, *data.tokenizer) == bytes_in(path));
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Token shards: what is written is read back, and every kind of damage is named.
+
+#include "engine/data/shards.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <random>
+
+#include "engine/data/hash.h"
+#include "engine/data/sidecar.h"
+#include "engine/data/text.h"
+#include "engine/data/tokenize.h"
+#include "tests/engine/data/disk.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::data;
+using namespace slipstream::tests;
+
+namespace {
+
+std::vector<int32_t> all_of(const TokenSource& source) {
+  std::vector<int32_t> ids(static_cast<size_t>(source.count()));
+  source.read(0, ids);
+  return ids;
+}
+
+/// A shard with a sidecar that fits it, except where the caller changes one of the two after.
+TokenShardInfo put_shard(const std::string& name, const std::string& bytes, const std::string& dtype = "uint16") {
+  const uint64_t width = dtype == "uint16" ? 2 : 4;
+  TokenShardInfo info{.dtype = dtype,
+                      .vocab_size = 256,
+                      .count = bytes.size() / width,
+                      .hash = xxh3_128_hex(bytes.data(), static_cast<int64_t>(bytes.size())),
+                      .tokenizer = "bytes",
+                      .vocabulary = {}};
+  put(name + ".bin", bytes);
+  put(name + ".json", write_token_shard_info(info));
+  return info;
+}
+
+/// So many distinct characters that ids need four bytes.
+std::string wide_text() {
+  std::string text;
+  for (uint32_t value = 0x10000; value < 0x10000 + 65537; ++value) {
+    text += static_cast<char>(0xf0 | value >> 18);
+    text += static_cast<char>(0x80 | (value >> 12 & 0x3f));
+    text += static_cast<char>(0x80 | (value >> 6 & 0x3f));
+    text += static_cast<char>(0x80 | (value & 0x3f));
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("text: what cannot be a text is refused", "[data]") {
+  const TempFolder folder;
+  put(folder / "ok.txt", std::string("a\0b", 3));
+  CHECK(read_text(folder / "ok.txt") == std::string("a\0b", 3));
+  put(folder / "empty.txt", "");
+  CHECK_REFUSED(DataError, read_text(folder / "empty.txt"), "is empty");
+  CHECK_REFUSED(DataError, read_text(folder / "none.txt"), "does not exist");
+  CHECK_REFUSED(DataError, read_text(folder.path()), "is a folder");
+  CHECK_REFUSED(DataError, read_text(folder / "ok.txt/x"), "does not exist");
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK_REFUSED(DataError, read_text(folder / "pipe"), "not a regular file");
+  ::chmod((folder / "ok.txt").c_str(), 0);
+  const bool root = ::geteuid() == 0;
+  if (root) REQUIRE(::seteuid(65534) == 0);
+  ::chmod(folder.path().c_str(), 0755);
+  const std::string said = sentence<DataError>([&] { read_text(folder / "ok.txt"); });
+  if (root) REQUIRE(::seteuid(0) == 0);
+  INFO(said);
+  // The folder belongs to the first user, so the second one is stopped at the folder or at the file: both are permissions.
+  CHECK(has(said, "cannot be read: Permission denied"));
+}
+
+TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[data]") {
+  const TempFolder folder;
+  const uint64_t seed = 21;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (const std::string& text : {std::string("x"), std::string("hello\n\xff\x00z", 9), wide_text(), std::string(600011, 'q')}) {
+    const bool wide = text.size() > 200000 && text[0] != 'q';
+    const auto tokenizer = make_tokenizer(wide ? "chars" : "bytes", text);
+    const std::vector<int32_t> ids = tokenizer->encode(text);
+    ShardWriter writer(folder / "s", tokenizer);
+    writer.append(std::span(ids).first(ids.size() / 2));
+    writer.append(std::span(ids).subspan(ids.size() / 2));
+    const std::string hash = writer.finish();
+    const std::string bytes = bytes_in(folder / "s.bin");
+    CHECK(bytes.size() == ids.size() * (wide ? 4 : 2));
+    CHECK(writer.size_bytes() == static_cast<int64_t>(bytes.size()));
+    CHECK(hash == xxh3_128_hex(bytes.data(), writer.size_bytes()));
+    const Shards shards = open_shards(folder / "s.bin");
+    CHECK(all_of(*shards.tokens) == ids);
+    CHECK(shards.tokenizer->decode(ids) == text);
+    const auto memory = tokens_in_memory(ids, tokenizer->vocab_size());
+    for (int trial = 0; trial < 20; ++trial) {
+      const size_t begin = random() % ids.size();
+      std::vector<int32_t> disk(random() % (std::min<size_t>(ids.size() - begin, 1000) + 1)), ram = disk;
+      shards.tokens->read(static_cast<int64_t>(begin), disk);
+      memory->read(static_cast<int64_t>(begin), ram);
+      CHECK(disk == ram);
+      CHECK(std::equal(disk.begin(), disk.end(), ids.begin() + static_cast<std::ptrdiff_t>(begin)));
+    }
+  }
+  CHECK(folder.entries() == 2);  // no temporary file stays
+}
+
+TEST_CASE("shards: little-endian, as written by hand", "[data]") {
+  const TempFolder folder;
+  put_shard(folder / "a", std::string("\x01\x00\xff\x00", 4));
+  CHECK(all_of(*open_shards(folder / "a.bin").tokens) == std::vector<int32_t>{1, 255});
+  put_shard(folder / "b", std::string("\x02\x00\x00\x00", 4), "uint32");
+  CHECK(all_of(*open_shards(folder / "b.bin").tokens) == std::vector<int32_t>{2});
+}
+
+TEST_CASE("shards: damage is refused with the shard and the numbers", "[data]") {
+  const TempFolder folder;
+  const std::string bytes("\x01\x00\x02\x00\x03\x00", 6);
+  const auto open = [&] { return open_shards(folder / "s.bin"); };
+  const auto rewrite = [&](auto change) {
+    TokenShardInfo info = put_shard(folder / "s", bytes);
+    change(info);
+    put(folder / "s.json", write_token_shard_info(info));
+  };
+  CHECK_REFUSED(DataError, open(), "s.bin", "does not exist");
+  put(folder / "s.bin", bytes);
+  CHECK_REFUSED(DataError, open(), "s.json", "does not exist");
+  put_shard(folder / "s", "");
+  CHECK_REFUSED(DataError, open(), "is empty");
+  put_shard(folder / "s", bytes);
+  put(folder / "s.bin", bytes.substr(0, 5));
+  CHECK_REFUSED(DataError, open(), "5 bytes", "3 tokens of 2 bytes");
+  put(folder / "s.bin", bytes.substr(0, 4));
+  CHECK_REFUSED(DataError, open(), "4 bytes", "3 tokens");
+  put(folder / "s.bin", bytes + "\x01" + std::string(1, '\0'));
+  CHECK_REFUSED(DataError, open(), "8 bytes", "3 tokens");
+  put(folder / "s.bin", std::string("\x01\x00\x02\x00\x00\x01", 6));
+  CHECK_REFUSED(DataError, open(), "id 256 at token 2 (byte 4)", "vocab_size = 256", "s.bin");
+  put(folder / "s.bin", std::string("\x01\x00\xff\xff\x00\x01", 6));
+  CHECK_REFUSED(DataError, open(), "id 65535 at token 1 (byte 2)");
+  put(folder / "s.bin", std::string("\x01\x00\x02\x00\x04\x00", 6));
+  CHECK_REFUSED(DataError, open(), "the hash", "was changed");
+  rewrite([](TokenShardInfo& info) { info.dtype = "uint32"; });
+  CHECK_REFUSED(DataError, open(), "6 bytes", "3 tokens of 4 bytes");
+  rewrite([](TokenShardInfo& info) { info.dtype = "float32"; });
+  CHECK_REFUSED(DataError, open(), "dtype = \"float32\"");
+  rewrite([](TokenShardInfo& info) { info.count = ~uint64_t{0}; });
+  CHECK_REFUSED(DataError, open(), "18446744073709551615 tokens");
+  rewrite([](TokenShardInfo& info) { info.count = (uint64_t{1} << 63) + 3; });  // times 2 bytes is 6 again, in 64 bits
+  CHECK_REFUSED(DataError, open(), "9223372036854775811 tokens");
+  rewrite([](TokenShardInfo& info) { info.vocab_size = 0; });
+  CHECK_REFUSED(DataError, open(), "vocab_size = 0");
+  rewrite([](TokenShardInfo& info) { info.vocab_size = 257; });
+  CHECK_REFUSED(DataError, open(), "vocab_size = 257", "256");
+  rewrite([](TokenShardInfo& info) { info.hash = "12"; });
+  CHECK_REFUSED(DataError, open(), "32 lowercase");
+  CHECK_REFUSED(DataError, open_shards(folder / "x*.bin"), "no file matches");
+}
+
+TEST_CASE("shards: a file cut while it is in use is an error, not a crash", "[data]") {
+  const TempFolder folder;
+  put_shard(folder / "s", std::string(2000, '\0'));
+  const Shards shards = open_shards(folder / "s.bin");
+  std::filesystem::resize_file(folder / "s.bin", 1000);
+  std::vector<int32_t> ids(100);
+  shards.tokens->read(0, ids);
+  CHECK_REFUSED(DataError, shards.tokens->read(450, ids), "ends at byte 1000");
+}
+
+TEST_CASE("shards: offsets beyond 4 GiB", "[data]") {
+  const TempFolder folder;
+  const int64_t count = (int64_t{1} << 31) + 1000;  // 4 GiB and 2000 bytes, nearly all of it a hole
+  TokenShardInfo info = put_shard(folder / "big", std::string(2, '\0'));
+  info.count = static_cast<uint64_t>(count);
+  put(folder / "big.json", write_token_shard_info(info));
+  std::filesystem::resize_file(folder / "big.bin", static_cast<uintmax_t>(2 * count));
+  const int descriptor = ::open((folder / "big.bin").c_str(), O_WRONLY);
+  REQUIRE(::pwrite(descriptor, "\x07", 1, 2 * (count - 1)) == 1);
+  ::close(descriptor);
+  const Shards shards = open_shards(folder / "big.bin", ShardCheck::size);
+  CHECK(shards.tokens->count() == count);
+  std::vector<int32_t> ids(2);
+  shards.tokens->read(count - 2, ids);
+  CHECK(ids == std::vector<int32_t>{0, 7});
+}
+
+TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += static_cast<char>('a' + i % 23);
+  put(folder / "t.txt", text);
+  for (const int64_t per_shard : {0, 1000, 999, 337, 100}) {
+    const TempFolder out;
+    const TokenizeSummary summary =
+        tokenize({.text = folder / "t.txt", .out = out / "s", .tokenizer = "chars", .shard_tokens = per_shard});
+    CHECK(summary.vocab_size == 23);
+    CHECK(summary.count == 1000);
+    CHECK(summary.text_bytes == 1000);
+    CHECK(summary.shards.size() == (per_shard == 0 ? 1 : static_cast<size_t>((1000 + per_shard - 1) / per_shard)));
+    CHECK(out.entries() == 2 * summary.shards.size());
+    const Shards shards = open_shards(out / "s*.bin");
+    const std::vector<int32_t> ids = all_of(*shards.tokens);
+    CHECK(shards.tokenizer->decode(ids) == text);
+    std::vector<int32_t> part(400);
+    for (const int64_t begin : {0, 99, 100, 336, 337, 600}) {
+      shards.tokens->read(begin, part);
+      CHECK(std::equal(part.begin(), part.end(), ids.begin() + begin));
+    }
+  }
+  CHECK_REFUSED(ResourceError, tokenize({.text = folder / "t.txt", .out = folder / "no/s"}), "cannot be written");
+  put(folder / "bad.txt", "ab\xfe");
+  CHECK_REFUSED(DataError, tokenize({.text = folder / "bad.txt", .out = folder / "s", .tokenizer = "chars"}), "byte 2", "bad.txt");
+  CHECK(folder.entries() == 2);
+}
+
+TEST_CASE("shards: different vocabularies in one pattern are refused", "[data]") {
+  const TempFolder folder;
+  put(folder / "a.txt", "abc");
+  put(folder / "b.txt", "abd");
+  tokenize({.text = folder / "a.txt", .out = folder / "a", .tokenizer = "chars"});
+  tokenize({.text = folder / "b.txt", .out = folder / "b", .tokenizer = "chars"});
+  CHECK_REFUSED(DataError, open_shards(folder / "?.bin"), "different tokenizers", "a.bin", "b.bin");
+}
+
+TEST_CASE("shards: random damage never does worse than a DataError", "[data]") {
+  const TempFolder folder;
+  put(folder / "t.txt", "the quick brown fox jumps over the lazy dog, twice");
+  tokenize({.text = folder / "t.txt", .out = folder / "s", .tokenizer = "chars"});
+  const std::string good_json = bytes_in(folder / "s.json"), good_bin = bytes_in(folder / "s.bin");
+  const uint64_t seed = 22;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  int accepted = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::string json = good_json, bin = good_bin;
+    std::string& target = trial % 3 == 0 ? bin : json;
+    switch (random() % 4) {
+      case 0: target[random() % target.size()] ^= static_cast<char>(1 << random() % 8); break;
+      case 1: target.resize(random() % target.size()); break;
+      case 2: target.insert(random() % target.size(), 1, static_cast<char>(random())); break;
+      default: for (char& byte : target) byte = static_cast<char>(random()); break;
+    }
+    put(folder / "s.json", json);
+    put(folder / "s.bin", bin);
+    try {
+      const Shards shards = open_shards(folder / "s.bin");
+      ++accepted;
+      if (all_of(*shards.tokens).size() != good_bin.size() / 2 || bin != good_bin) FAIL("damage accepted in trial " << trial);
+    } catch (const DataError&) {
+    }
+  }
+  CHECK(accepted < 600);  // white space, or another character in the vocabulary that keeps it sorted
+}
