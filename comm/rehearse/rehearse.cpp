@@ -22,46 +22,68 @@ int64_t union_ns(std::vector<Span> spans) {
   return total;
 }
 
-/// What `item` of `run` waited for longest: run and item of the latest end among its waits, if it has any.
-struct Awaited {
-  uint32_t run = 0;
-  ItemId item = 0;
-  int64_t end_ns = -1;
-};
-
-Awaited longest_wait(const RankRuns& given, const RankTimes& times, uint32_t run, ItemId id,
-                     const std::vector<std::vector<SeamWait>>& seams_to) {
-  Awaited longest;
-  auto consider = [&](uint32_t from_run, ItemId from) {
-    const int64_t end_ns = times.runs[from_run][from].end_ns;
-    if (end_ns > longest.end_ns) longest = {from_run, from, end_ns};
-  };
-  for (const Point& point : (*given.runs[run])[id].after) consider(run, point.item);
-  for (const SeamWait& wait : seams_to[id]) consider(wait.run, wait.from);
-  return longest;
-}
-
-void add_exposed(const RankRuns& given, RankTimes& times) {
-  int64_t compute_end_ns = 0;
-  for (uint32_t run = 0; run < given.runs.size(); ++run) {
-    const Plan& plan = *given.runs[run];
-    std::vector<std::vector<SeamWait>> seams_to(plan.size());
-    if (run < given.seams.size())
-      for (const SeamWait& wait : given.seams[run]) seams_to[wait.to].push_back(wait);
-    for (ItemId id : plan.order) {
-      if (plan[id].channel != kComputeChannel) continue;
-      const Span& span = times.runs[run][id];
-      if (const int64_t idle_ns = span.start_ns - compute_end_ns; idle_ns > 0) {
-        const Awaited awaited = longest_wait(given, times, run, id, seams_to);
-        if (awaited.end_ns > compute_end_ns) {
-          times.exposed.push_back({run, id, awaited.run, awaited.item, idle_ns});
-          times.exposed_ns += idle_ns;
-        }
+/// Charges the idle time of one rank's compute stream to the tasks it waited for.
+class ExposedTime {
+ public:
+  ExposedTime(const RankRuns& given, size_t channel_count, RankTimes& times) : given_(given), times_(times) {
+    std::vector<Place> tails(channel_count);
+    for (uint32_t run = 0; run < given.runs.size(); ++run) {
+      const Plan& plan = *given.runs[run];
+      waits_.emplace_back(plan.size());
+      for (ItemId id : plan.order) {
+        Place& tail = tails[plan[id].channel];
+        if (tail.is_set) waits_[run][id].push_back(tail);
+        for (const Point& point : plan[id].after) waits_[run][id].push_back({run, point.item, true});
+        tail = {run, id, true};
       }
-      compute_end_ns = span.end_ns;
+      if (run < given.seams.size())
+        for (const SeamWait& wait : given.seams[run]) waits_[run][wait.to].push_back({wait.run, wait.from, true});
     }
   }
-}
+
+  void charge_all() {
+    int64_t compute_end_ns = 0;
+    for (uint32_t run = 0; run < given_.runs.size(); ++run)
+      for (ItemId id : given_.runs[run]->order) {
+        if ((*given_.runs[run])[id].channel != kComputeChannel) continue;
+        charge({run, id, true}, compute_end_ns);
+        compute_end_ns = times_.runs[run][id].end_ns;
+      }
+  }
+
+ private:
+  struct Place {
+    uint32_t run = 0;
+    ItemId item = 0;
+    bool is_set = false;
+  };
+
+  const Span& span(Place at) const { return times_.runs[at.run][at.item]; }
+
+  Place longest_wait(Place at) const {
+    Place longest;
+    for (Place wait : waits_[at.run][at.item])
+      if (!longest.is_set || span(wait).end_ns > span(longest).end_ns) longest = wait;
+    return longest;
+  }
+
+  void charge(Place waiting, int64_t idle_from_ns) {
+    int64_t idle_to_ns = span(waiting).start_ns;
+    Place awaited = longest_wait(waiting);
+    while (idle_to_ns > idle_from_ns && awaited.is_set && span(awaited).end_ns > idle_from_ns) {
+      const bool is_wire = is_communication((*given_.runs[awaited.run])[awaited.item].op);
+      const int64_t from_ns = is_wire ? idle_from_ns : std::max(idle_from_ns, span(awaited).start_ns);
+      times_.exposed.push_back({waiting.run, waiting.item, awaited.run, awaited.item, idle_to_ns - from_ns});
+      (is_wire ? times_.exposed_ns : times_.local_wait_ns) += idle_to_ns - from_ns;
+      idle_to_ns = from_ns;
+      awaited = longest_wait(awaited);
+    }
+  }
+
+  const RankRuns& given_;
+  RankTimes& times_;
+  std::vector<std::vector<std::vector<Place>>> waits_;  // [run][item]
+};
 
 RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index, size_t channel_count) {
   RankTimes times;
@@ -80,7 +102,7 @@ RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index,
   }
   for (std::vector<Span>& spans : by_channel) times.busy_ns.push_back(union_ns(std::move(spans)));
   times.communication_ns = union_ns(std::move(communication));
-  add_exposed(given, times);
+  ExposedTime(given, channel_count, times).charge_all();
   return times;
 }
 

@@ -45,7 +45,8 @@ struct Span {
   int64_t duration_ns() const { return end_ns - start_ns; }
 };
 
-/// Idle time of a compute stream, charged to the task that the next item waited for longest.
+/// Idle time of a compute stream, charged to the task that the next item waited for longest. If that one is local, only
+/// while it ran; the rest is charged to what it waited for in turn.
 struct Exposed {
   uint32_t run = 0;  // of the compute item that waited
   ItemId item = 0;
@@ -59,7 +60,8 @@ struct RankTimes {
   std::vector<std::vector<Span>> runs;  // [run][item]
   std::vector<int64_t> busy_ns;         // by channel: union of its spans over all runs
   std::vector<Exposed> exposed;         // in time order
-  int64_t exposed_ns = 0;               // their sum
+  int64_t exposed_ns = 0;               // sum of those charged to communication
+  int64_t local_wait_ns = 0;            // sum of those charged to local tasks
   int64_t communication_ns = 0;         // union over all communication channels
 
   /// Start of run + 1's first spine item less that of run's.

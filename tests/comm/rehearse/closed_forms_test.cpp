@@ -26,8 +26,8 @@ int64_t period(ToyJob& job, Plan& plan, int data = 4) {
 TEST_CASE("data parallel: compute bound and network bound") {
   const DdpShape shape;  // 8 layers, 2 per bucket, forward 100, backward 200
   ToyJob job;
-  // The optimizer items last 1 ns each: those of the first three buckets run before the last reduction ends.
-  CHECK(period(job, toy_ddp(job, shape)) == 8 * 300 + 150 + 1 + 3 * 0 + 0);
+  // Of the optimizer items, 1 ns each, only the last runs after the last reduction.
+  CHECK(period(job, toy_ddp(job, shape)) == 8 * 300 + 150 + 1);
   DdpShape slow = shape;
   slow.reduce_ns = 700;  // longer than the 400 of a bucket's backward
   ToyJob other;
@@ -226,4 +226,51 @@ TEST_CASE("transfers of two channels on one port share it; on ports of their own
   const Mesh mesh(MeshSizes{.data = 2});
   CHECK(rehearse_in_a_row(job, {&built}, mesh, 1).makespan_ns == 10 + 200 + 1);
   CHECK(rehearse_in_a_row(job, {&built}, mesh, 1, {.contention = false}).makespan_ns == 10 + 100 + 1);
+}
+
+TEST_CASE("idle time behind a local task is charged to it only while it runs") {
+  ToyJob job;
+  ToyPlan plan(job);
+  plan.compute("backward", 10).compute("forward", 5);
+  plan.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .time_ns = 30,
+             .after = {"backward"}});
+  plan.task({.name = "adamw", .channel = "update", .op = Op::adamw, .time_ns = 7, .after = {"reduce"},
+             .before = "forward"});
+  Plan& built = plan.build();
+  finish(job, built);
+  const RankTimes times = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1).ranks[0];
+  CHECK(times.exposed_ns == 30);
+  CHECK(times.local_wait_ns == 7);
+  REQUIRE(times.exposed.size() == 2);
+  CHECK(built[times.exposed[0].awaited].name == "adamw");
+  CHECK(built[times.exposed[1].awaited].name == "reduce");
+  CHECK(times.busy_ns == std::vector<int64_t>{15, 30, 7});
+}
+
+TEST_CASE("prices: the roofline, its launch cost, and measurements in its place") {
+  ToyJob job;
+  ToyPlan toy(job);
+  toy.compute("a", 0).compute("b", 0);
+  toy.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce});
+  Plan& plan = toy.build();
+  plan.spine[0].cost = {1000, 10};  // flops, bytes
+  plan.spine[1].cost = {1000, 4000};
+  plan.tasks[0].elems = 500;
+  RooflinePrice roofline({.flops_per_second = 1e9, .bytes_per_second = 2e9, .launch_ns = 3}, {1e9, 50});
+  CHECK(roofline.local_ns(plan, 0) == 1003);
+  CHECK(roofline.local_ns(plan, 1) == 2003);
+  CHECK(roofline.wire(plan, 2, Axis::data, 2).wire_ns == 2000);
+  CHECK(roofline.wire(plan, 2, Axis::data, 2).latency_ns == 100);
+  roofline.set_link(Axis::tensor, {1e10, 1}, 1);
+  CHECK(roofline.wire(plan, 2, Axis::tensor, 2).wire_ns == 200);
+  CHECK(roofline.port(Axis::tensor) == 1);
+  CHECK(roofline.port(Axis::data) == 0);
+
+  MeasuredPrice measured(roofline);
+  measured.set(plan, {77, -1, 88});
+  CHECK(measured.local_ns(plan, 0) == 77);
+  CHECK(measured.local_ns(plan, 1) == 2003);
+  CHECK(measured.wire(plan, 2, Axis::data, 2).wire_ns == 88);
+  CHECK(measured.wire(plan, 2, Axis::data, 2).latency_ns == 0);
+  CHECK(measured.wire(plan, 2, Axis::data, 2).bytes == 2000);
 }

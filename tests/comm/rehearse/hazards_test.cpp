@@ -311,7 +311,7 @@ TEST_CASE("compact keeps the last of every plan, the last 6 runs, and at most 3 
   CHECK(kept("") == "");
   CHECK(kept("aaaaaaaaaa") == "aaa");
   CHECK(kept("aaaabbbbb") == "aaabbb");
-  CHECK(kept("abcbcbcbc") == "acbcbcbc");  // a is kept although 8 runs old: nothing else covers what it touched
+  CHECK(kept("abcbcbcbc") == "abcbcbc");  // a is kept although 8 runs old: nothing else covers what it touched
   CHECK(kept("aabcdefgh") == "abcdefgh");
 }
 
