@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+<<<<<<< HEAD
 // What a transfer costs on a link: the one formula that the emulated link enforces and the rehearsal charges.
+=======
+// What a link charges for a collective: the one formula that the emulated link and the rehearsal share.
+>>>>>>> plan
 
 #include <cstdint>
 
@@ -9,6 +13,7 @@
 
 namespace slipstream::comm {
 
+<<<<<<< HEAD
 /// One full-duplex port per rank, shared by all its channels.
 struct Link {
   double bytes_per_second = 0;  // of one direction; 0: infinite
@@ -23,6 +28,32 @@ struct WireCost {
 };
 
 /// `elems` is Task::elems. Rounds: direct 1 (all_reduce 2); ring n-1 (all_reduce 2(n-1)); point to point 1. Pure.
+=======
+/// One direction of a full-duplex port. Hockney's model: a message costs latency + bytes / bandwidth.
+struct Link {
+  double bytes_per_second = 0;  // 0: unlimited
+  int64_t latency_ns = 0;       // of one message
+};
+
+struct WireCost {
+  int64_t latency_ns = 0;  // rounds x latency of the link; occupies no bandwidth
+  int64_t bytes = 0;       // sent by the rank that sends most; recv: received
+  int64_t wire_ns = 0;     // bytes / bandwidth, with the port to itself, rounded up
+};
+
+/// Messages that must follow each other: direct 1 (all_reduce 2), ring n-1 (all_reduce 2(n-1)), point to point 1. Pure.
+int wire_rounds(Op op, Algorithm algorithm, int ranks);
+
+/// Bytes sent by the rank that sends most, for `elems` as Task::elems. With part = ceil(elems / n). Pure.
+///   all_reduce      direct elems + (n-2) part, ring 2 min((n-1) part, elems): both 2(n-1)/n elems when n divides elems
+///   reduce_scatter, all_gather, all_to_all   (n-1) elems
+///   broadcast       direct (n-1) elems: the root's copies, charged to every rank because all wait for the last one;
+///                   ring elems: each rank passes it on once
+///   send, recv, exchange   elems
+int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype);
+
+/// What one task of a group of `ranks` costs on `link`. Zero for one rank and for local ops. Pure.
+>>>>>>> plan
 WireCost wire_cost(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype, const Link& link);
 
 }  // namespace slipstream::comm

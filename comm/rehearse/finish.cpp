@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one global order, the pruning of waits, and the proof.
+
+#include "comm/rehearse/finish.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "comm/rehearse/clocks.h"
+#include "comm/rehearse/graph.h"
+#include "comm/rehearse/seams.h"
+#include "engine/base/check.h"
+
+namespace slipstream::comm {
+namespace {
+
+constexpr size_t kRunsProved = 3;  // one run cannot show a wait between runs, two cannot show a steady state
+
+std::vector<RankRuns> representatives(std::span<const Stage> stages, const Mesh& mesh, size_t runs) {
+  if (stages.size() != static_cast<size_t>(mesh.sizes().pipeline))
+    throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.sizes().pipeline);
+  std::vector<RankRuns> ranks;
+  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage)
+    ranks.push_back({mesh.rank({.pipeline = stage}),
+                     std::vector<const Plan*>(runs, stages[static_cast<size_t>(stage)].plan), {}});
+  return ranks;
+}
+
+void add_waits_of_before(Plan& plan) {
+  for (ItemId id = static_cast<ItemId>(plan.spine.size()); id < plan.size(); ++id) {
+    const std::optional<Point>& before = plan.task(id).before;
+    if (!before) continue;
+    if (!plan.is_spine(before->item))
+      throw PlanError("[plan] {} names item {} as the first that waits for it, but the spine has {} items.",
+                      plan.task(id).name, before->item, plan.spine.size());
+    std::vector<Point>& after = plan.spine[before->item].after;
+    if (std::find(after.begin(), after.end(), Point{id}) == after.end()) after.push_back({id});
+  }
+}
+
+/// Sorts every stage's items by (start, key equal on all members). Local items come first among equals: nothing but
+/// their own rank sees them.
+void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
+  constexpr MeetingKey kLocal{};
+  for (size_t s = 0; s < stages.size(); ++s) {
+    Plan& plan = *stages[s].plan;
+    struct Entry {
+      int64_t start_ns;
+      bool meets;
+      MeetingKey key;
+      ItemId item;
+      auto rank() const { return std::tie(start_ns, meets, key, item); }
+    };
+    std::vector<Entry> entries;
+    entries.reserve(plan.size());
+    for (ItemId id = 0; id < plan.size(); ++id) {
+      const uint32_t node = graph.node(s, 0, id);
+      const MeetingKey* key = graph.key(node);
+      entries.push_back({graph.time().start_ns(node), key != nullptr, key ? *key : kLocal, id});
+    }
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.rank() < b.rank(); });
+    plan.order.clear();
+    for (const Entry& entry : entries) plan.order.push_back(entry.item);
+  }
+}
+
+/// Throws unless the tasks that met when matched by append order still meet when matched by the sorted order.
+void require_same_meetings(std::span<const Stage> stages, const Graph& appended, const Graph& sorted) {
+  std::map<uint32_t, uint32_t> was;
+  for (size_t s = 0; s < stages.size(); ++s)
+    for (ItemId id = 0; id < stages[s].plan->size(); ++id) {
+      const uint32_t now = sorted.time().meeting_of(sorted.node(s, 0, id));
+      if (now == kNoNode) continue;
+      const uint32_t before = appended.time().meeting_of(appended.node(s, 0, id));
+      if (was.try_emplace(now, before).first->second != before)
+        throw PlanError("[plan] stage {} would issue {} where another stage issues another task of its group.", s,
+                        (*stages[s].plan)[id].name);
+    }
+}
+
+/// Vector clocks of the plan as it stands, to drop the waits of one item after the other.
+class Pruner {
+ public:
+  Pruner(Plan& plan, size_t channel_count) : plan_(plan), clocks_(channel_count), node_of_(plan.size()) {}
+
+  int64_t prune() {
+    int64_t dropped = 0;
+    for (ItemId id : plan_.order) dropped += prune_item(id);
+    return dropped;
+  }
+
+ private:
+  int64_t prune_item(ItemId id) {
+    std::vector<Point>& after = plan_[id].after;
+    const uint32_t node = node_of_[id] = clocks_.begin(plan_[id].channel);
+    // Latest first: it may imply the others, never the other way round.
+    std::sort(after.begin(), after.end(),
+              [this](Point a, Point b) { return node_of_[a.item] > node_of_[b.item]; });
+    return static_cast<int64_t>(std::erase_if(after, [&](Point point) {
+      const uint32_t earlier = node_of_[point.item];
+      if (clocks_.ordered(earlier, node)) return true;
+      clocks_.wait(node, earlier);
+      return false;
+    }));
+  }
+
+  Plan& plan_;
+  Clocks clocks_;
+  std::vector<uint32_t> node_of_;
+};
+
+void prove_gates(const std::vector<RankRuns>& ranks, const Mesh& mesh, const std::vector<Channel>& channels,
+                 const Price& price, Proof& proof) {
+  for (Gate gate : {Gate::none, Gate::launch_order, Gate::serial}) {
+    Graph graph(mesh, channels, ranks, price, {.rehearse = {.gate = gate}});
+    if (!graph.solve()) {
+      if (!proof.deadlock.empty()) proof.deadlock += "\n";
+      proof.deadlock += std::string(name_of(gate)) + ": " + graph.why_stuck();
+      continue;
+    }
+    if (ranks[0].runs[0]->spine.empty()) continue;
+    proof.gate_period_ns[static_cast<size_t>(gate)] =
+        graph.time().start_ns(graph.node(0, 2, 0)) - graph.time().start_ns(graph.node(0, 1, 0));
+  }
+}
+
+}  // namespace
+
+int64_t prune(Plan& plan, size_t channel_count) {
+  require_finished(plan);
+  return Pruner(plan, channel_count).prune();
+}
+
+uint64_t order_hash(std::span<const Stage> stages) {
+  uint64_t hash = 14695981039346656037ull;  // FNV-1a, 64 bits
+  auto add_byte = [&hash](uint8_t byte) { hash = (hash ^ byte) * 1099511628211ull; };
+  auto add = [&add_byte](uint64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) add_byte(static_cast<uint8_t>(value >> shift));
+  };
+  for (const Stage& stage : stages) {
+    add(stage.plan->order.size());
+    for (ItemId id : stage.plan->order) {
+      const Item& item = (*stage.plan)[id];
+      for (char c : item.name) add_byte(static_cast<uint8_t>(c));
+      add(id);
+      add(item.channel);
+      add(static_cast<uint64_t>(item.op));
+      if (stage.plan->is_spine(id)) continue;
+      const Task& task = stage.plan->task(id);
+      add(static_cast<uint64_t>(task.elems));
+      add(static_cast<uint64_t>(task.dtype));
+      add(static_cast<uint64_t>(task.algorithm));
+      add(static_cast<uint64_t>(task.peer));
+    }
+  }
+  return hash;
+}
+
+Proof prove(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
+            const Price& price) {
+  Proof proof;
+  std::vector<RankRuns> ranks = representatives(stages, mesh, kRunsProved);
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const Plan& plan = *stages[s].plan;
+    ranks[s].seams = link_all(ranks[s].runs, channels);
+    proof.seam_waits += static_cast<int64_t>(ranks[s].seams.back().size());
+    HazardReport report = find_hazards({ranks[s].runs, ranks[s].seams}, channels, stages[s].buffers);
+    proof.hazard_count += report.count;
+    std::move(report.hazards.begin(), report.hazards.end(), std::back_inserter(proof.hazards));
+    proof.items += static_cast<int64_t>(plan.size());
+    for (ItemId id = 0; id < plan.size(); ++id) proof.waits += static_cast<int64_t>(plan[id].after.size());
+  }
+  prove_gates(ranks, mesh, channels, price, proof);
+  proof.order_hash = order_hash(stages);
+  return proof;
+}
+
+Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
+             const Price& price) {
+  const std::vector<RankRuns> ranks = representatives(stages, mesh, 1);
+  for (const Stage& stage : stages) add_waits_of_before(*stage.plan);
+
+  Graph unlimited(mesh, channels, ranks, price, {.rehearse = {.contention = false}, .in_order_channels = false});
+  if (!unlimited.solve())
+    throw PlanError("[plan] the waits of {} contradict each other: {}.", stages[0].plan->kind, unlimited.why_stuck());
+  sort_by_start(stages, unlimited);
+
+  Graph in_order(mesh, channels, ranks, price, {.rehearse = {}});
+  if (!in_order.solve())
+    throw PlanError("[plan] {} cannot run with its channels in order: {}.", stages[0].plan->kind,
+                    in_order.why_stuck());
+  require_same_meetings(stages, unlimited, in_order);
+  sort_by_start(stages, in_order);
+
+  int64_t pruned_count = 0;
+  for (const Stage& stage : stages) pruned_count += prune(*stage.plan, channels.size());
+  Proof proof = prove(stages, mesh, channels, price);
+  proof.pruned_count = pruned_count;
+  return proof;
+}
+
+}  // namespace slipstream::comm

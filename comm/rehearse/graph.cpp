@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Builds nodes, edges and meetings from plans.
+
+#include "comm/rehearse/graph.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/core.h>
+
+#include "comm/rehearse/clocks.h"
+#include "engine/base/check.h"
+
+namespace slipstream::comm {
+namespace {
+
+constexpr uint32_t kCollective = 0;
+constexpr uint32_t kPair = 1;
+
+bool is_pair(Op op) { return op == Op::send || op == Op::recv; }
+
+/// The order in which a run's nodes are made: meetings are matched by their sequence in it.
+std::vector<ItemId> issue_order(const Plan& plan, bool in_order_channels) {
+  if (in_order_channels) return plan.order;
+  std::vector<ItemId> appended(plan.size());
+  std::iota(appended.begin(), appended.end(), ItemId{0});
+  return appended;
+}
+
+}  // namespace
+
+Graph::Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
+             const Price& price, const GraphOptions& options)
+    : mesh_(mesh), channels_(channels), ranks_(ranks), price_(price), options_(options),
+      time_(options.rehearse.contention) {
+  for (ChannelId c = 0; c < channels.size(); ++c) {
+    ChannelId first = 0;
+    while (wire_name(channels[first]) != wire_name(channels[c])) ++first;
+    wire_of_.push_back(first);
+    ports_per_rank_ = std::max(ports_per_rank_, price.port(channels[c].axis) + 1);
+  }
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].rank < 0 || ranks[r].rank >= mesh.world())
+      throw PlanError("[rehearse] rank {} is not among the {} of the mesh.", ranks[r].rank, mesh.world());
+    index_of_rank_[ranks[r].rank] = r;
+  }
+  if (!options.rehearse.collapse && index_of_rank_.size() != static_cast<size_t>(mesh.world()))
+    throw PlanError("[rehearse] {} of {} ranks were given. Give all, or let representatives stand for the others.",
+                    index_of_rank_.size(), mesh.world());
+  nodes_.resize(ranks.size());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    RankState state;
+    state.tails.assign(channels.size(), kNoNode);
+    for (const Channel& channel : channels) state.groups.push_back(mesh.group(channel.axis, ranks[r].rank));
+    for (uint32_t run = 0; run < ranks[r].runs.size(); ++run) add_run(r, run, state);
+  }
+}
+
+void Graph::require_valid(const Plan& plan) const {
+  for (ItemId id = 0; id < plan.size(); ++id) {
+    const Item& item = plan[id];
+    if (item.channel >= channels_.size())
+      throw PlanError("[plan] {} travels on channel {}, but there are {}.", item.name, item.channel, channels_.size());
+    if (plan.is_spine(id) && (item.channel != kComputeChannel || is_communication(item.op)))
+      throw PlanError("[plan] {} is on the spine but on channel {} with op {}. Make it a task.", item.name,
+                      channels_[item.channel].name, name_of(item.op));
+    for (const Point& point : item.after)
+      if (point.item >= plan.size())
+        throw PlanError("[plan] {} waits for item {}, but the plan has {}.", item.name, point.item, plan.size());
+  }
+}
+
+void Graph::add_run(size_t rank_index, uint32_t run, RankState& state) {
+  const Plan& plan = *ranks_[rank_index].runs[run];
+  require_valid(plan);
+  if (options_.in_order_channels) require_finished(plan);
+  const std::vector<ItemId> order = issue_order(plan, options_.in_order_channels);
+  std::vector<uint32_t>& nodes = nodes_[rank_index].emplace_back(plan.size());
+  for (ItemId id : order) {
+    nodes[id] = is_communication(plan[id].op) ? add_member(rank_index, plan, id, state)
+                                              : time_.add_local(price_.local_ns(plan, id));
+    origin_.push_back({static_cast<uint32_t>(rank_index), run, id});
+  }
+  add_edges(rank_index, run, order, state);
+}
+
+void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state) {
+  const RankRuns& rank = ranks_[rank_index];
+  const Plan& plan = *rank.runs[run];
+  const std::vector<uint32_t>& nodes = nodes_[rank_index][run];
+  for (ItemId id : order) {
+    const Item& item = plan[id];
+    if (options_.in_order_channels || plan.is_spine(id)) {
+      uint32_t& tail = state.tails[item.channel];
+      if (tail != kNoNode) time_.edge(tail, nodes[id], After::end);
+      tail = nodes[id];
+    }
+    for (const Point& point : item.after) time_.edge(nodes[point.item], nodes[id], After::end);
+    if (options_.rehearse.gate != Gate::none && is_communication(item.op)) {
+      const After after = options_.rehearse.gate == Gate::serial ? After::end : After::enter;
+      if (state.last_communication != kNoNode) time_.edge(state.last_communication, nodes[id], after);
+      state.last_communication = nodes[id];
+    }
+  }
+  if (run < rank.seams.size())
+    for (const SeamWait& wait : rank.seams[run]) {
+      if (wait.run >= run || wait.from >= rank.runs[wait.run]->size() || wait.to >= plan.size())
+        throw PlanError("[rehearse] run {} of rank {} has a wait on item {} of run {}, which is not before it.", run,
+                        rank.rank, wait.from, wait.run);
+      time_.edge(nodes_[rank_index][wait.run][wait.from], nodes[wait.to], After::end);
+    }
+}
+
+uint32_t Graph::represented(Axis axis, const std::vector<int>& group) const {
+  if (!options_.rehearse.collapse) return static_cast<uint32_t>(group.size());
+  if (axis != Axis::pipeline && axis != Axis::world) return 1;
+  return static_cast<uint32_t>(
+      std::count_if(group.begin(), group.end(), [this](int rank) { return index_of_rank_.contains(rank); }));
+}
+
+uint32_t Graph::meeting_for(size_t rank_index, const Task& task, RankState& state) {
+  const Axis axis = channels_[task.channel].axis;
+  const std::vector<int>& group = state.groups[task.channel];
+  const auto size = static_cast<int>(group.size());
+  const int own = mesh_.index_in_group(axis, ranks_[rank_index].rank);
+  std::array<uint32_t, 4> line{task.channel, kCollective, static_cast<uint32_t>(group[0]), 0};
+  std::array<uint32_t, 2> ends{task.channel, 0};  // what makes the key of a collective unique on a rank
+  uint32_t expected = represented(axis, group);
+  if (is_pair(task.op)) {
+    const int other = ((own + task.peer) % size + size) % size;
+    const int sender = task.op == Op::send ? own : other;
+    const int receiver = task.op == Op::send ? other : own;
+    ends = {static_cast<uint32_t>(sender), static_cast<uint32_t>(receiver)};
+    line = {wire_of_[task.channel], kPair, static_cast<uint32_t>(group[static_cast<size_t>(sender)]),
+            static_cast<uint32_t>(group[static_cast<size_t>(receiver)])};
+    if (expected > 1) expected = sender == receiver ? 1 : 2;
+  }
+  const uint32_t sequence = state.counts[line]++;
+  const auto [found, is_new] = meetings_.try_emplace({line[0], line[1], line[2], line[3], sequence}, 0u);
+  // A pair whose other end is not represented meets alone: send and recv then share a line but never a meeting.
+  if (is_new || expected == 1) {
+    found->second = time_.add_meeting(expected);
+    keys_.push_back({wire_of_[task.channel], sequence, line[1], ends[0], ends[1]});
+    first_member_.emplace_back(&task, ranks_[rank_index].rank);
+  }
+  return found->second;
+}
+
+uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state) {
+  const Task& task = plan.task(id);
+  const Axis axis = channels_[task.channel].axis;
+  const uint32_t meeting = meeting_for(rank_index, task, state);
+  require_same(meeting, task, ranks_[rank_index].rank);
+  const WireCost cost = price_.wire(plan, id, axis, mesh_.group_size(axis));
+  return time_.join(meeting, {.port = static_cast<uint32_t>(rank_index) * ports_per_rank_ + price_.port(axis),
+                              .latency_ns = cost.latency_ns, .wire_ns = cost.wire_ns, .sends = task.op != Op::recv,
+                              .receives = task.op != Op::send});
+}
+
+void Graph::require_same(uint32_t meeting, const Task& task, int rank) {
+  const auto [first, first_rank] = first_member_[meeting];
+  const bool same_op = first->op == task.op || (is_pair(first->op) && is_pair(task.op));
+  if (!mismatch_.empty() || (same_op && first->elems == task.elems && first->dtype == task.dtype &&
+                             first->algorithm == task.algorithm))
+    return;
+  mismatch_ = fmt::format("on channel {} rank {} issues {} ({} of {} {}) where rank {} issues {} ({} of {} {})",
+                          channels_[task.channel].name, first_rank, first->name, name_of(first->op), first->elems,
+                          name_of(first->dtype), rank, task.name, name_of(task.op), task.elems, name_of(task.dtype));
+}
+
+const MeetingKey* Graph::key(uint32_t node) const {
+  const uint32_t meeting = time_.meeting_of(node);
+  return meeting == kNoNode ? nullptr : &keys_[meeting];
+}
+
+std::string Graph::describe(uint32_t node) const {
+  const Origin& origin = origin_[node];
+  const Item& item = (*ranks_[origin.rank_index].runs[origin.run])[origin.item];
+  return fmt::format("rank {} run {} {} ({})", ranks_[origin.rank_index].rank, origin.run, item.name,
+                     channels_[item.channel].name);
+}
+
+std::string Graph::why_stuck() const {
+  if (!mismatch_.empty()) return mismatch_;
+  constexpr size_t kLinksShown = 24;
+  const std::vector<Blocked> chain = time_.why_stuck();
+  std::string text;
+  for (size_t i = 0; i < chain.size() && i < kLinksShown; ++i) {
+    const Blocked& link = chain[i];
+    if (!text.empty()) text += "; ";
+    text += describe(link.node);
+    switch (link.why) {
+      case Blocked::Why::end: text += " waits for "; break;
+      case Blocked::Why::enter: text += " may not launch before "; break;
+      case Blocked::Why::member: text += " meets "; break;
+      case Blocked::Why::missing: text += " waits for a partner that never issues it"; break;
+    }
+    if (link.awaited != kNoNode) text += describe(link.awaited);
+  }
+  if (chain.size() > kLinksShown) text += fmt::format("; and {} more", chain.size() - kLinksShown);
+  return text;
+}
+
+}  // namespace slipstream::comm

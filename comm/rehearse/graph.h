@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The graph of all items of all ranks that virtual time is solved over: who waits for whom, who meets whom.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/virtual_time.h"
+
+namespace slipstream::comm {
+
+/// A name of a meeting that is equal on all its members and different for any two meetings of one rank: ties in time
+/// break by it. wire, sequence within it, then sender and receiver (positions on the axis; collectives: 0, 0).
+using MeetingKey = std::array<uint32_t, 5>;
+
+struct GraphOptions {
+  RehearseOptions rehearse;
+  bool in_order_channels = true;  // false: only the spine is in order, and plans need no host order yet
+};
+
+class Graph {
+ public:
+  /// Borrows everything. Throws PlanError if a plan is not finished (in_order_channels) or names a channel, item or rank
+  /// that is not there.
+  Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks, const Price& price,
+        const GraphOptions& options);
+
+  bool solve() { return mismatch_.empty() && time_.solve(); }
+  /// After solve() returned false: the cycle, by rank and item.
+  std::string why_stuck() const;
+
+  uint32_t node(size_t rank_index, size_t run, ItemId item) const { return nodes_[rank_index][run][item]; }
+  const VirtualTime& time() const { return time_; }
+  /// Key of the meeting of `node`, nullptr if it is local.
+  const MeetingKey* key(uint32_t node) const;
+
+ private:
+  struct RankState {
+    std::vector<uint32_t> tails;                         // last node of each channel
+    std::map<std::array<uint32_t, 4>, uint32_t> counts;  // meetings so far of one group or pair on one channel or wire
+    std::vector<std::vector<int>> groups;                // of each channel
+    uint32_t last_communication = kNoNode;               // in host order
+  };
+  struct Origin {
+    uint32_t rank_index, run;
+    ItemId item;
+  };
+
+  void require_valid(const Plan& plan) const;
+  void add_run(size_t rank_index, uint32_t run, RankState& state);
+  void add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state);
+  uint32_t add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state);
+  uint32_t meeting_for(size_t rank_index, const Task& task, RankState& state);
+  void require_same(uint32_t meeting, const Task& task, int rank);
+  uint32_t represented(Axis axis, const std::vector<int>& group) const;
+  std::string describe(uint32_t node) const;
+
+  const Mesh& mesh_;
+  const std::vector<Channel>& channels_;
+  std::span<const RankRuns> ranks_;
+  const Price& price_;
+  GraphOptions options_;
+  VirtualTime time_;
+  std::vector<uint32_t> wire_of_;                       // of each channel
+  std::map<int, size_t> index_of_rank_;
+  uint32_t ports_per_rank_ = 1;
+  std::vector<std::vector<std::vector<uint32_t>>> nodes_;  // [rank][run][item]
+  std::vector<Origin> origin_;                          // of each node
+  std::map<std::array<uint32_t, 5>, uint32_t> meetings_;
+  std::vector<MeetingKey> keys_;                        // of each meeting
+  std::vector<std::pair<const Task*, int>> first_member_;
+  std::string mismatch_;
+};
+
+}  // namespace slipstream::comm

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Roofline and measured prices.
+
+#include "comm/rehearse/price.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace slipstream::comm {
+
+WireCost Price::wire(const Plan& plan, ItemId item, Axis axis, int ranks) const {
+  const Task& task = plan.task(item);
+  return wire_cost(task.op, task.algorithm, ranks, task.elems, task.dtype, link(axis));
+}
+
+void RooflinePrice::set_link(Axis axis, const Link& link, uint32_t port) {
+  links_[static_cast<size_t>(axis)] = link;
+  ports_[static_cast<size_t>(axis)] = port;
+}
+
+int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
+  const Cost& cost = plan[item].cost;
+  double seconds = 0;
+  if (rates_.flops_per_second > 0) seconds = static_cast<double>(cost.flops) / rates_.flops_per_second;
+  if (rates_.bytes_per_second > 0)
+    seconds = std::max(seconds, static_cast<double>(cost.bytes) / rates_.bytes_per_second);
+  return static_cast<int64_t>(std::ceil(seconds * 1e9)) + rates_.launch_ns;
+}
+
+int64_t MeasuredPrice::measured_ns(const Plan& plan, ItemId item) const {
+  const auto found = measured_.find(&plan);
+  return found == measured_.end() || item >= found->second.size() ? -1 : found->second[item];
+}
+
+int64_t MeasuredPrice::local_ns(const Plan& plan, ItemId item) const {
+  const int64_t time_ns = measured_ns(plan, item);
+  return time_ns >= 0 ? time_ns : otherwise_.local_ns(plan, item);
+}
+
+WireCost MeasuredPrice::wire(const Plan& plan, ItemId item, Axis axis, int ranks) const {
+  WireCost cost = otherwise_.wire(plan, item, axis, ranks);
+  if (const int64_t time_ns = measured_ns(plan, item); time_ns >= 0) {
+    cost.latency_ns = 0;
+    cost.wire_ns = time_ns;
+  }
+  return cost;
+}
+
+}  // namespace slipstream::comm

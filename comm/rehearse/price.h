@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What items cost in virtual time: local work by roofline or by measurement, communication by its link.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "comm/link.h"
+#include "engine/plan/plan.h"
+
+namespace slipstream::comm {
+
+/// Pure: the same plan, item and axis always cost the same, on every rank that asks.
+class Price {
+ public:
+  virtual ~Price() = default;
+  /// Of a compute item or local task.
+  virtual int64_t local_ns(const Plan& plan, ItemId item) const = 0;
+  virtual Link link(Axis axis) const = 0;
+  /// Channels whose axes share a port share its bandwidth: 0 for all, or one number per level of links.
+  virtual uint32_t port(Axis /*axis*/) const { return 0; }
+  /// Of a communication task in a group of `ranks`: wire_cost() on link(axis) unless overridden.
+  virtual WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const;
+};
+
+/// What a rank can do at best.
+struct Rates {
+  double flops_per_second = 0;  // 0: unlimited
+  double bytes_per_second = 0;  // 0: unlimited
+  int64_t launch_ns = 0;        // added to every local item
+};
+
+/// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009).
+class RooflinePrice : public Price {
+ public:
+  RooflinePrice(const Rates& rates, const Link& link) : rates_(rates) { links_.fill(link); }
+  void set_link(Axis axis, const Link& link, uint32_t port);
+  int64_t local_ns(const Plan& plan, ItemId item) const override;
+  Link link(Axis axis) const override { return links_[static_cast<size_t>(axis)]; }
+  uint32_t port(Axis axis) const override { return ports_[static_cast<size_t>(axis)]; }
+
+ private:
+  static constexpr size_t kAxes = static_cast<size_t>(Axis::world) + 1;
+  Rates rates_;
+  std::array<Link, kAxes> links_;
+  std::array<uint32_t, kAxes> ports_{};
+};
+
+/// Measured durations where there are any, another price elsewhere. Borrows `otherwise`.
+class MeasuredPrice : public Price {
+ public:
+  explicit MeasuredPrice(const Price& otherwise) : otherwise_(otherwise) {}
+  /// One duration per item of `plan`; negative: not measured. A communication task's counts as wire time.
+  void set(const Plan& plan, std::vector<int64_t> item_ns) { measured_[&plan] = std::move(item_ns); }
+  int64_t local_ns(const Plan& plan, ItemId item) const override;
+  Link link(Axis axis) const override { return otherwise_.link(axis); }
+  uint32_t port(Axis axis) const override { return otherwise_.port(axis); }
+  WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override;
+
+ private:
+  int64_t measured_ns(const Plan& plan, ItemId item) const;
+
+  const Price& otherwise_;
+  std::map<const Plan*, std::vector<int64_t>> measured_;
+};
+
+}  // namespace slipstream::comm

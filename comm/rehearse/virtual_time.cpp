@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// The event loop: nodes enter when nothing holds them, meetings when all members have, ports are shared equally.
+
+#include "comm/rehearse/virtual_time.h"
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+
+namespace slipstream::comm {
+namespace {
+constexpr int kFixedBits = 16;  // progress under sharing is kept in 1/65536 ns, so it is the same on every machine
+}
+
+uint32_t VirtualTime::add_local(int64_t duration_ns) {
+  nodes_.push_back({.duration_ns = std::max<int64_t>(1, duration_ns)});
+  return static_cast<uint32_t>(nodes_.size() - 1);
+}
+
+uint32_t VirtualTime::add_meeting(uint32_t member_count) {
+  meetings_.push_back({.expected = member_count});
+  return static_cast<uint32_t>(meetings_.size() - 1);
+}
+
+uint32_t VirtualTime::join(uint32_t meeting, const PortUse& use) {
+  const auto node = static_cast<uint32_t>(nodes_.size());
+  nodes_.push_back({.meeting = meeting, .transfer = static_cast<uint32_t>(transfers_.size())});
+  transfers_.push_back({.use = use, .node = node});
+  ++meetings_[meeting].joined;
+  SLIP_ASSERT(meetings_[meeting].joined <= meetings_[meeting].expected);
+  return node;
+}
+
+void VirtualTime::edge(uint32_t from, uint32_t to, After after) { edges_.push_back({from, to, after}); }
+
+void VirtualTime::index() {
+  const size_t count = nodes_.size();
+  entered_ns_.assign(count, -1);
+  start_ns_.assign(count, -1);
+  end_ns_.assign(count, -1);
+
+  first_edge_.assign(count + 1, 0);
+  for (const Edge& e : edges_) {
+    ++first_edge_[e.from + 1];
+    ++nodes_[e.to].pending;
+  }
+  for (size_t i = 0; i < count; ++i) first_edge_[i + 1] += first_edge_[i];
+  std::vector<Edge> sorted(edges_.size());
+  std::vector<uint32_t> next(first_edge_.begin(), first_edge_.end() - 1);
+  for (const Edge& e : edges_) sorted[next[e.from]++] = e;
+  edges_ = std::move(sorted);
+
+  uint32_t offset = 0;
+  for (Meeting& meeting : meetings_) {
+    meeting.first_member = offset;
+    offset += meeting.joined;
+    meeting.joined = 0;
+  }
+  members_.resize(offset);
+  uint32_t port_count = 0;
+  for (const Transfer& transfer : transfers_) {
+    Meeting& meeting = meetings_[nodes_[transfer.node].meeting];
+    members_[meeting.first_member + meeting.joined++] = transfer.node;
+    port_count = std::max(port_count, transfer.use.port + 1);
+  }
+  ports_.resize(port_count);
+}
+
+bool VirtualTime::solve() {
+  index();
+  for (uint32_t node = 0; node < nodes_.size(); ++node)
+    if (nodes_[node].pending == 0) ready_.push_back(node);
+  drain();
+  while (!events_.empty()) {
+    const Event event = events_.top();
+    events_.pop();
+    const auto kind = static_cast<EventKind>(event.stamp_and_kind & 3);
+    if (kind == EventKind::transfer_end && event.stamp_and_kind >> 2 != transfers_[event.id].stamp) continue;
+    now_ns_ = event.time_ns;
+    switch (kind) {
+      case EventKind::local_end: finish(event.id); break;
+      case EventKind::move:
+        if (contention_) begin_transfers(event.id);
+        else finish_meeting(event.id);
+        break;
+      case EventKind::transfer_end: end_transfer(event.id); break;
+    }
+    drain();
+  }
+  return ended_count_ == nodes_.size();
+}
+
+void VirtualTime::push(int64_t time_ns, EventKind kind, uint32_t id, uint32_t stamp) {
+  events_.push({time_ns, id, stamp << 2 | static_cast<uint32_t>(kind)});
+}
+
+void VirtualTime::release(uint32_t node, After after) {
+  for (uint32_t e = first_edge_[node]; e < first_edge_[node + 1]; ++e)
+    if (edges_[e].after == after && --nodes_[edges_[e].to].pending == 0) ready_.push_back(edges_[e].to);
+}
+
+void VirtualTime::drain() {
+  while (!ready_.empty()) {
+    const uint32_t node = ready_.back();
+    ready_.pop_back();
+    enter(node);
+  }
+}
+
+void VirtualTime::enter(uint32_t node) {
+  entered_ns_[node] = now_ns_;
+  release(node, After::enter);
+  if (nodes_[node].meeting == kNoNode) {
+    start_ns_[node] = now_ns_;
+    push(now_ns_ + nodes_[node].duration_ns, EventKind::local_end, node);
+    return;
+  }
+  Meeting& meeting = meetings_[nodes_[node].meeting];
+  if (++meeting.entered < meeting.expected) return;
+  int64_t latency_ns = 0;
+  int64_t wire_ns = 0;
+  for (uint32_t i = 0; i < meeting.joined; ++i) {
+    const uint32_t member = members_[meeting.first_member + i];
+    const PortUse& use = transfers_[nodes_[member].transfer].use;
+    start_ns_[member] = now_ns_;
+    latency_ns = std::max(latency_ns, use.latency_ns);
+    wire_ns = std::max(wire_ns, use.wire_ns);
+  }
+  const int64_t alone_ns = std::max<int64_t>(1, latency_ns + wire_ns);
+  push(now_ns_ + (contention_ && wire_ns > 0 ? latency_ns : alone_ns), EventKind::move, nodes_[node].meeting);
+}
+
+void VirtualTime::finish(uint32_t node) {
+  end_ns_[node] = now_ns_;
+  ++ended_count_;
+  release(node, After::end);
+}
+
+void VirtualTime::finish_meeting(uint32_t id) {
+  const Meeting& meeting = meetings_[id];
+  for (uint32_t i = 0; i < meeting.joined; ++i) finish(members_[meeting.first_member + i]);
+}
+
+void VirtualTime::begin_transfers(uint32_t id) {
+  Meeting& meeting = meetings_[id];
+  for (uint32_t i = 0; i < meeting.joined; ++i) {
+    const uint32_t index = nodes_[members_[meeting.first_member + i]].transfer;
+    Transfer& transfer = transfers_[index];
+    if (transfer.use.wire_ns <= 0) continue;
+    ++meeting.moving;
+    transfer.left_fixed = transfer.use.wire_ns << kFixedBits;
+    transfer.updated_ns = now_ns_;
+    Port& port = ports_[transfer.use.port];
+    if (transfer.use.sends) port.sending.push_back(index);
+    if (transfer.use.receives) port.receiving.push_back(index);
+    share(port);
+  }
+  if (meeting.moving == 0) finish_meeting(id);
+}
+
+void VirtualTime::end_transfer(uint32_t index) {
+  const Transfer& transfer = transfers_[index];
+  Port& port = ports_[transfer.use.port];
+  std::erase(port.sending, index);
+  std::erase(port.receiving, index);
+  share(port);
+  const uint32_t meeting = nodes_[transfer.node].meeting;
+  if (--meetings_[meeting].moving == 0) finish_meeting(meeting);
+}
+
+void VirtualTime::share(const Port& port) {
+  for (uint32_t index : port.sending) rebalance(transfers_[index], index);
+  for (uint32_t index : port.receiving) rebalance(transfers_[index], index);
+}
+
+void VirtualTime::rebalance(Transfer& transfer, uint32_t index) {
+  const Port& port = ports_[transfer.use.port];
+  const size_t sharers = std::max({transfer.use.sends ? port.sending.size() : 0,
+                                   transfer.use.receives ? port.receiving.size() : 0, size_t{1}});
+  if (static_cast<int64_t>(sharers) == transfer.sharers) return;
+  if (transfer.sharers > 0)
+    transfer.left_fixed -= ((now_ns_ - transfer.updated_ns) << kFixedBits) / transfer.sharers;
+  transfer.left_fixed = std::max<int64_t>(transfer.left_fixed, 0);
+  transfer.updated_ns = now_ns_;
+  transfer.sharers = static_cast<int64_t>(sharers);
+  const int64_t half = int64_t{1} << (kFixedBits - 1);
+  push(now_ns_ + ((transfer.left_fixed * transfer.sharers + half) >> kFixedBits), EventKind::transfer_end, index,
+       ++transfer.stamp);
+}
+
+Blocked VirtualTime::blocked(uint32_t node, const std::vector<std::vector<Edge>>& incoming) const {
+  for (const Edge& e : incoming[node]) {
+    if (e.after == After::end && end_ns_[e.from] < 0) return {node, e.from, Blocked::Why::end};
+    if (e.after == After::enter && entered_ns_[e.from] < 0) return {node, e.from, Blocked::Why::enter};
+  }
+  const Meeting& meeting = meetings_[nodes_[node].meeting];  // a local node without unmet edges has ended
+  for (uint32_t i = 0; i < meeting.joined; ++i) {
+    const uint32_t member = members_[meeting.first_member + i];
+    if (entered_ns_[member] < 0) return {node, member, Blocked::Why::member};
+  }
+  return {node, kNoNode, Blocked::Why::missing};
+}
+
+std::vector<Blocked> VirtualTime::why_stuck() const {
+  std::vector<std::vector<Edge>> incoming(nodes_.size());
+  for (const Edge& e : edges_) incoming[e.to].push_back(e);
+  uint32_t node = 0;
+  while (node < nodes_.size() && end_ns_[node] >= 0) ++node;
+  if (node == nodes_.size()) return {};
+
+  std::vector<Blocked> chain;
+  std::vector<uint32_t> place(nodes_.size(), kNoNode);
+  while (node != kNoNode && place[node] == kNoNode) {
+    place[node] = static_cast<uint32_t>(chain.size());
+    chain.push_back(blocked(node, incoming));
+    node = chain.back().awaited;
+  }
+  if (node != kNoNode) chain.erase(chain.begin(), chain.begin() + place[node]);
+  return chain;
+}
+
+}  // namespace slipstream::comm

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// When everything happens: an event-driven solver over the items of all ranks, in integer nanoseconds.
+//
+// A node is local (a duration) or a member of a meeting (one communication of a group or a pair). A node *enters* when
+// its edges allow; a meeting *starts* when its last member has entered, spends its latency, then moves each member's
+// bytes through that member's port. Every node lasts at least 1 ns, so an end-to-begin edge makes starts strictly
+// increase: sorting by start is a topological order.
+
+#include <cstddef>
+#include <cstdint>
+#include <queue>
+#include <vector>
+
+namespace slipstream::comm {
+
+constexpr uint32_t kNoNode = UINT32_MAX;
+
+/// What one member of a meeting asks of its rank's port.
+struct PortUse {
+  uint32_t port = 0;       // numbered by the caller; full duplex: sending and receiving do not disturb each other
+  int64_t latency_ns = 0;  // a meeting takes the largest of its members
+  int64_t wire_ns = 0;     // with the port to itself
+  bool sends = true;
+  bool receives = true;
+};
+
+enum class After : uint8_t {
+  end,    // `to` enters no earlier than `from` ends
+  enter,  // `to` enters no earlier than `from` has entered: launch order
+};
+
+/// Why a node cannot go on.
+struct Blocked {
+  enum class Why : uint8_t { end, enter, member, missing };
+  uint32_t node = kNoNode;
+  uint32_t awaited = kNoNode;  // kNoNode if `missing`: nobody joins the rest of the meeting
+  Why why = Why::end;
+};
+
+class VirtualTime {
+ public:
+  /// Without contention a meeting lasts latency + its longest wire time. With it, transfers in flight on one direction
+  /// of a port share it equally, and a meeting ends when its slowest member is done.
+  explicit VirtualTime(bool contention) : contention_(contention) {}
+
+  uint32_t add_local(int64_t duration_ns);
+  uint32_t add_meeting(uint32_t member_count);  // returns the meeting, not a node
+  uint32_t join(uint32_t meeting, const PortUse& use);
+  void edge(uint32_t from, uint32_t to, After after);
+
+  /// True if every node ended. O((n + e) log n); call once.
+  bool solve();
+
+  size_t size() const { return entered_ns_.size(); }
+  bool ended(uint32_t node) const { return end_ns_[node] >= 0; }
+  int64_t entered_ns(uint32_t node) const { return entered_ns_[node]; }
+  int64_t start_ns(uint32_t node) const { return start_ns_[node]; }  // of a member: of its meeting
+  int64_t end_ns(uint32_t node) const { return end_ns_[node]; }
+  int64_t makespan_ns() const { return now_ns_; }
+  uint32_t meeting_of(uint32_t node) const { return nodes_[node].meeting; }  // kNoNode if local
+
+  /// After solve() returned false: a cycle (the last awaited is the first node), or a chain that ends at `missing`.
+  std::vector<Blocked> why_stuck() const;
+
+ private:
+  struct Node {
+    int64_t duration_ns = 0;     // of a local node
+    uint32_t meeting = kNoNode;
+    uint32_t transfer = 0;       // of a member
+    uint32_t pending = 0;        // edges that do not yet allow it to enter
+  };
+  struct Meeting {
+    uint32_t expected = 0;
+    uint32_t joined = 0;
+    uint32_t entered = 0;
+    uint32_t moving = 0;         // transfers not yet done
+    uint32_t first_member = 0;   // into members_
+  };
+  struct Transfer {
+    PortUse use;
+    uint32_t node = 0;
+    uint32_t stamp = 0;          // an event with an older stamp is void
+    int64_t left_fixed = 0;      // wire time left at full bandwidth, in 1/65536 ns
+    int64_t updated_ns = 0;
+    int64_t sharers = 0;
+  };
+  struct Port {
+    std::vector<uint32_t> sending, receiving;
+  };
+  struct Edge {
+    uint32_t from, to;
+    After after;
+  };
+  enum class EventKind : uint8_t { local_end, move, transfer_end };
+  struct Event {
+    int64_t time_ns;
+    uint32_t id;              // node, meeting or transfer
+    uint32_t stamp_and_kind;  // stamp * 4 + kind
+    bool operator<(const Event& other) const { return time_ns > other.time_ns; }
+  };
+
+  void index();
+  void push(int64_t time_ns, EventKind kind, uint32_t id, uint32_t stamp = 0);
+  void release(uint32_t node, After after);
+  void drain();
+  void enter(uint32_t node);
+  void finish(uint32_t node);
+  void finish_meeting(uint32_t meeting);
+  void begin_transfers(uint32_t meeting);
+  void end_transfer(uint32_t transfer);
+  void share(const Port& port);
+  void rebalance(Transfer& transfer, uint32_t id);
+  Blocked blocked(uint32_t node, const std::vector<std::vector<Edge>>& incoming) const;
+
+  bool contention_;
+  int64_t now_ns_ = 0;
+  size_t ended_count_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<int64_t> entered_ns_, start_ns_, end_ns_;
+  std::vector<Meeting> meetings_;
+  std::vector<uint32_t> members_;  // nodes, by meeting
+  std::vector<Transfer> transfers_;
+  std::vector<Port> ports_;
+  std::vector<Edge> edges_;        // sorted by `from` once indexed
+  std::vector<uint32_t> first_edge_;
+  std::vector<uint32_t> ready_;
+  std::priority_queue<Event> events_;
+};
+
+}  // namespace slipstream::comm

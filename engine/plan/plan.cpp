@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of a plan as text.
+
+#include "engine/plan/plan.h"
+
+namespace slipstream {
+
+const char* name_of(Op op) {
+  switch (op) {
+    case Op::compute: return "compute";
+    case Op::all_reduce: return "all_reduce";
+    case Op::reduce_scatter: return "reduce_scatter";
+    case Op::all_gather: return "all_gather";
+    case Op::broadcast: return "broadcast";
+    case Op::all_to_all: return "all_to_all";
+    case Op::send: return "send";
+    case Op::recv: return "recv";
+    case Op::exchange: return "exchange";
+    case Op::sum_squares: return "sum_squares";
+    case Op::clip: return "clip";
+    case Op::adamw: return "adamw";
+    case Op::add: return "add";
+    case Op::add_rows: return "add_rows";
+    case Op::cast: return "cast";
+    case Op::copy: return "copy";
+    case Op::load: return "load";
+  }
+  return "?";
+}
+
+}  // namespace slipstream

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rehearsed step times of the strategies equal the formulas that can be derived by hand.
+
+#include <cmath>
+
+#include "tests/comm/rehearse/toy_plans.h"
+
+using namespace slipstream;
+using namespace slipstream::comm;
+
+namespace {
+
+/// Finishes a plan on `data` ranks and returns its steady period; checks the proof on the way.
+int64_t period(ToyJob& job, Plan& plan, int data = 4) {
+  const Mesh mesh(MeshSizes{.data = data});
+  const Proof proof = finish(job, plan, data);
+  INFO(proof.deadlock << (proof.hazards.empty() ? "" : proof.hazards[0].sentence()));
+  CHECK(proof.holds());
+  const Rehearsal rehearsal = rehearse_in_a_row(job, {&plan}, mesh, 6);
+  REQUIRE(rehearsal.finished);
+  return rehearsal.ranks[0].step_period_ns(4);
+}
+
+}  // namespace
+
+TEST_CASE("data parallel: compute bound and network bound") {
+  const DdpShape shape;  // 8 layers, 2 per bucket, forward 100, backward 200
+  ToyJob job;
+  // Of the optimizer items, 1 ns each, only the last runs after the last reduction.
+  CHECK(period(job, toy_ddp(job, shape)) == 8 * 300 + 150 + 1);
+  DdpShape slow = shape;
+  slow.reduce_ns = 700;  // longer than the 400 of a bucket's backward
+  ToyJob other;
+  CHECK(period(other, toy_ddp(other, slow)) == 8 * 100 + 2 * 200 + 4 * 700 + 1);
+}
+
+TEST_CASE("ZeRO-1: updates and gathers hide under the next step's forward, by links alone") {
+  auto of = [](const Zero1Shape& shape) {
+    ToyJob job;
+    return period(job, toy_zero1(job, shape));
+  };
+  CHECK(of({}) == 8 * 300 + 60 + 10 + 80);
+  CHECK(of({.clip = true}) == 8 * 300 + 60 + 2 + 20 + 10 + 80);
+  // Gathers slower than a forward use the backward's time, unless they must wait for the norm.
+  CHECK(of({.gather_ns = 150}) == 8 * 300 + 60 + 10 + 150);
+  CHECK(of({.gather_ns = 150, .clip = true}) == 8 * 200 + 60 + 2 + 20 + 10 + 8 * 150 + 100);
+}
+
+TEST_CASE("ZeRO-3: one slot gathers in the open; two hide all but the first gather") {
+  auto of = [](int slots) {
+    ToyJob job;
+    return period(job, toy_zero3(job, {.slots = slots}), 2);
+  };
+  CHECK(of(1) == 16 * 80 + 8 * 300 + 60 + 5);
+  CHECK(of(2) == 8 * 300 + 60 + 5 + 80);
+  CHECK(of(3) == 8 * 300 + 60 + 5 + 80);
+}
+
+TEST_CASE("tensor parallel in chunks: only the last chunk is exposed") {
+  auto forward = [](int layers, int chunks, int64_t q, int64_t p, int64_t m) {
+    ToyJob job;
+    ToyPlan plan(job);
+    for (int l = 0; l < layers; ++l) {
+      for (int c = 0; c < chunks; ++c) plan.compute(named("Q{}.{}", l, c), q);
+      for (int c = 0; c < chunks; ++c) plan.compute(named("P{}.{}", l, c), p);
+    }
+    plan.compute("end", 1);
+    for (int l = 0; l < layers; ++l)
+      for (int c = 0; c < chunks; ++c)
+        plan.task({.name = named("ar{}.{}", l, c), .channel = "tensor", .axis = Axis::tensor, .op = Op::all_reduce,
+                   .time_ns = m, .after = {named("P{}.{}", l, c)},
+                   .before = l + 1 < layers ? named("Q{}.{}", l + 1, c) : std::string("end")});
+    Plan& built = plan.build();
+    const Mesh mesh(MeshSizes{.tensor = 2});
+    finish(job, {&built}, mesh);
+    return rehearse_in_a_row(job, {&built}, mesh, 1).makespan_ns - 1;
+  };
+  CHECK(forward(6, 4, 25, 25, 20) == 6 * 200 + 20);
+  CHECK(forward(6, 1, 100, 100, 80) == 6 * 280);
+  CHECK(forward(6, 4, 25, 25, 60) == 6 * (25 + 4 * 60 + 25) + 25 * 3);
+}
+
+TEST_CASE("hybrid sharding: two channels overlap the inner and the outer reduction") {
+  auto backward = [](bool two_channels) {
+    ToyJob job;
+    ToyPlan plan(job);
+    for (int l = 7; l >= 0; --l) plan.compute(named("B{}", l), 50);
+    plan.compute("end", 1);
+    for (int l = 7; l >= 0; --l) {
+      plan.task({.name = named("rs{}", l), .channel = "inner", .axis = Axis::data_inner, .op = Op::reduce_scatter,
+                 .time_ns = 60, .after = {named("B{}", l)}});
+      plan.task({.name = named("ar{}", l), .channel = two_channels ? "outer" : "inner",
+                 .axis = two_channels ? Axis::data_outer : Axis::data_inner, .op = Op::all_reduce, .time_ns = 90,
+                 .after = {named("rs{}", l)}, .before = "end"});
+    }
+    Plan& built = plan.build();
+    const Mesh mesh(MeshSizes{.data = 4, .data_inner = 2});
+    finish(job, {&built}, mesh);
+    return rehearse_in_a_row(job, {&built}, mesh, 1).makespan_ns - 1;
+  };
+  CHECK(backward(true) == 50 + 60 + 8 * 90);
+  CHECK(backward(false) == 50 + 8 * 150);
+}
+
+TEST_CASE("context ring: the hop of a block's K and V travels under the block before it") {
+  const int ranks = 4;
+  ToyJob job;
+  ToyPlan plan(job);
+  for (int i = 0; i < ranks; ++i) plan.compute(named("A{}", i), 50, {named("kv{}", i % 2)}, {"o"});
+  for (int i = 1; i < ranks; ++i)
+    plan.task({.name = named("hop{}", i), .channel = "context", .axis = Axis::context, .op = Op::exchange, .time_ns = 40,
+               .after = i >= 2 ? Names{named("A{}", i - 2)} : Names{}, .before = named("A{}", i),
+               .reads = {named("kv{}", (i - 1) % 2)}, .writes = {named("kv{}", i % 2)}, .peer = 1});
+  Plan& built = plan.build();
+  const Mesh mesh(MeshSizes{.context = ranks});
+  finish(job, {&built}, mesh);
+  CHECK(rehearse_in_a_row(job, {&built}, mesh, 1).makespan_ns == ranks * 50);
+  CHECK(rehearse_in_a_row(job, {&built}, mesh, 1, {.collapse = false}).makespan_ns == ranks * 50);
+}
+
+TEST_CASE("bounded in flight: bucket i is reduced before backward i + K") {
+  auto makespan = [](int in_flight) {
+    ToyJob job;
+    ToyPlan plan(job);
+    for (int l = 7; l >= 0; --l) plan.compute(named("B{}", l), 100, {}, {named("stage{}", (7 - l) % in_flight)});
+    plan.compute("end", 1);
+    for (int l = 7; l >= 0; --l)
+      plan.task({.name = named("rs{}", l), .channel = "reduce", .axis = Axis::data, .op = Op::reduce_scatter,
+                 .time_ns = 150, .after = {named("B{}", l)},
+                 .before = l >= in_flight ? named("B{}", l - in_flight) : std::string("end"),
+                 .reads = {named("stage{}", (7 - l) % in_flight)}});
+    Plan& built = plan.build();
+    finish(job, built);
+    return rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1).makespan_ns - 1;
+  };
+  CHECK(makespan(1) == 8 * 250);
+  CHECK(makespan(2) == 100 + 8 * 150);
+  CHECK(makespan(8) == 100 + 8 * 150);
+}
+
+TEST_CASE("exercise: 10 layers of 5 ms backward, 3 ms communication each, 2-layer buckets: 56 ms, 80 % hidden") {
+  constexpr int64_t kMs = 1000000;
+  ToyJob job;
+  ToyPlan plan(job);
+  for (int l = 9; l >= 0; --l) plan.compute(named("B{}", l), 5 * kMs);
+  plan.compute("end", 1);
+  for (int b = 4; b >= 0; --b)
+    plan.task({.name = named("ar{}", b), .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce,
+               .time_ns = 6 * kMs, .after = {named("B{}", 2 * b), named("B{}", 2 * b + 1)}, .before = "end"});
+  Plan& built = plan.build();
+  finish(job, built);
+  const Rehearsal rehearsal = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1);
+  CHECK(rehearsal.makespan_ns - 1 == 56 * kMs);
+  CHECK(rehearsal.ranks[0].communication_ns == 30 * kMs);
+  CHECK(rehearsal.ranks[0].exposed_ns == 6 * kMs);
+  CHECK(rehearsal.ranks[0].hidden() == Approx(0.8));
+  REQUIRE(rehearsal.ranks[0].exposed.size() == 1);
+  CHECK(built[rehearsal.ranks[0].exposed[0].awaited].name == "ar0");
+}
+
+TEST_CASE("exercise: 80 ms of compute and 120 ms of communication in 140 ms: overlap fraction 50 %") {
+  constexpr int64_t kMs = 1000000;
+  ToyJob job;
+  ToyPlan plan(job);
+  plan.compute("first", 20 * kMs).compute("rest", 60 * kMs).compute("end", 1);
+  plan.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .time_ns = 120 * kMs,
+             .after = {"first"}, .before = "end"});
+  Plan& built = plan.build();
+  finish(job, built);
+  const Rehearsal rehearsal = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1);
+  CHECK(rehearsal.makespan_ns - 1 == 140 * kMs);
+  CHECK(rehearsal.ranks[0].exposed_ns == 60 * kMs);
+  CHECK(rehearsal.ranks[0].hidden() == Approx(0.5));
+}
+
+TEST_CASE("exercise: the bucket size that minimises the time of 1 GB at 100 Gbit/s with 100 us latency") {
+  // N equal buckets become ready evenly during a backward of T; each costs L + (G / N) / W. While the network is the
+  // bottleneck the time is t(N) = T / N + N L + G / W, so N* = sqrt(T / L): for T = 40 ms, 20 buckets of 50 MB, 84 ms.
+  constexpr int64_t kBackwardNs = 40000000, kLatencyNs = 100000, kElems = 250000000;
+  constexpr double kBytesPerSecond = 12.5e9;
+  auto rehearsed_ns = [&](int buckets) {
+    ToyJob job;
+    RooflinePrice price({.flops_per_second = 1e9}, {kBytesPerSecond, kLatencyNs / 2});  // direct all_reduce: 2 rounds
+    ToyPlan plan(job);
+    for (int b = 0; b < buckets; ++b) plan.compute(named("B{}", b), 0);
+    plan.compute("end", 0);
+    for (int b = 0; b < buckets; ++b)
+      plan.task({.name = named("ar{}", b), .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce,
+                 .after = {named("B{}", b)}, .before = "end"});
+    Plan& built = plan.build();
+    for (int b = 0; b < buckets; ++b) {
+      built.spine[static_cast<size_t>(b)].cost.flops = kBackwardNs / buckets;  // 1 flop per ns
+      built.tasks[static_cast<size_t>(b)].elems = kElems / buckets;
+    }
+    const Mesh mesh(MeshSizes{.data = 2});
+    finish(stages_of(job, {&built}), mesh, job.channels, price);
+    const auto ranks = in_a_row(job, {&built}, mesh, 1);
+    return rehearse(mesh, job.channels, ranks, price).makespan_ns;
+  };
+  auto formula_ns = [&](int buckets) {
+    return static_cast<double>(kBackwardNs) / buckets + static_cast<double>(buckets * kLatencyNs) +
+           4.0 * static_cast<double>(kElems) / kBytesPerSecond * 1e9;
+  };
+  int best = 0;
+  int64_t best_ns = INT64_MAX;
+  for (int buckets = 1; buckets <= 60; ++buckets) {
+    const int64_t time_ns = rehearsed_ns(buckets);
+    // Buckets are cut to whole elements and costs to whole ns: below 10 ns per bucket.
+    CHECK(std::abs(static_cast<double>(time_ns) - formula_ns(buckets)) < 10.0 * buckets + 10);
+    if (time_ns < best_ns) best_ns = time_ns, best = buckets;
+  }
+  CHECK(best == std::lround(std::sqrt(static_cast<double>(kBackwardNs) / kLatencyNs)));
+  CHECK(best_ns / 1000 == 84000);
+}
+
+TEST_CASE("transfers of two channels on one port share it; on ports of their own they do not") {
+  ToyJob job;
+  job.price.bandwidth_bound = true;
+  ToyPlan plan(job);
+  plan.compute("first", 10).compute("end", 1);
+  for (const char* channel : {"reduce", "gather"})
+    plan.task({.name = channel, .channel = channel, .axis = Axis::data, .op = Op::all_reduce, .time_ns = 100,
+               .after = {"first"}, .before = "end"});
+  Plan& built = plan.build();
+  finish(job, built);
+  const Mesh mesh(MeshSizes{.data = 2});
+  CHECK(rehearse_in_a_row(job, {&built}, mesh, 1).makespan_ns == 10 + 200 + 1);
+  CHECK(rehearse_in_a_row(job, {&built}, mesh, 1, {.contention = false}).makespan_ns == 10 + 100 + 1);
+}
+
+TEST_CASE("idle time behind a local task is charged to it only while it runs") {
+  ToyJob job;
+  ToyPlan plan(job);
+  plan.compute("backward", 10).compute("forward", 5);
+  plan.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .time_ns = 30,
+             .after = {"backward"}});
+  plan.task({.name = "adamw", .channel = "update", .op = Op::adamw, .time_ns = 7, .after = {"reduce"},
+             .before = "forward"});
+  Plan& built = plan.build();
+  finish(job, built);
+  const RankTimes times = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1).ranks[0];
+  CHECK(times.exposed_ns == 30);
+  CHECK(times.local_wait_ns == 7);
+  REQUIRE(times.exposed.size() == 2);
+  CHECK(built[times.exposed[0].awaited].name == "adamw");
+  CHECK(built[times.exposed[1].awaited].name == "reduce");
+  CHECK(times.busy_ns == std::vector<int64_t>{15, 30, 7});
+}
+
+TEST_CASE("prices: the roofline, its launch cost, and measurements in its place") {
+  ToyJob job;
+  ToyPlan toy(job);
+  toy.compute("a", 0).compute("b", 0);
+  toy.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce});
+  Plan& plan = toy.build();
+  plan.spine[0].cost = {1000, 10};  // flops, bytes
+  plan.spine[1].cost = {1000, 4000};
+  plan.tasks[0].elems = 500;
+  RooflinePrice roofline({.flops_per_second = 1e9, .bytes_per_second = 2e9, .launch_ns = 3}, {1e9, 50});
+  CHECK(roofline.local_ns(plan, 0) == 1003);
+  CHECK(roofline.local_ns(plan, 1) == 2003);
+  CHECK(roofline.wire(plan, 2, Axis::data, 2).wire_ns == 2000);
+  CHECK(roofline.wire(plan, 2, Axis::data, 2).latency_ns == 100);
+  roofline.set_link(Axis::tensor, {1e10, 1}, 1);
+  CHECK(roofline.wire(plan, 2, Axis::tensor, 2).wire_ns == 200);
+  CHECK(roofline.port(Axis::tensor) == 1);
+  CHECK(roofline.port(Axis::data) == 0);
+
+  MeasuredPrice measured(roofline);
+  measured.set(plan, {77, -1, 88});
+  CHECK(measured.local_ns(plan, 0) == 77);
+  CHECK(measured.local_ns(plan, 1) == 2003);
+  CHECK(measured.wire(plan, 2, Axis::data, 2).wire_ns == 88);
+  CHECK(measured.wire(plan, 2, Axis::data, 2).latency_ns == 0);
+  CHECK(measured.wire(plan, 2, Axis::data, 2).bytes == 2000);
+}

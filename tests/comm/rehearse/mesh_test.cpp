@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Laws of the mesh, exhaustively up to 64 ranks.
+
+#include <algorithm>
+#include <set>
+
+#include "engine/base/check.h"
+#include "engine/plan/mesh.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+constexpr Axis kAxes[] = {Axis::self,   Axis::data,       Axis::context,    Axis::pipeline,
+                          Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world};
+
+/// False at the first broken law: one CHECK per mesh keeps a hundred thousand ranks cheap.
+bool groups_partition(const Mesh& mesh, Axis axis) {
+  std::vector<int> times_seen(static_cast<size_t>(mesh.world()), 0);
+  for (int rank = 0; rank < mesh.world(); ++rank) {
+    const std::vector<int> group = mesh.group(axis, rank);
+    if (group.size() != static_cast<size_t>(mesh.group_size(axis))) return false;
+    if (group[static_cast<size_t>(mesh.index_in_group(axis, rank))] != rank) return false;
+    for (int member : group)
+      if (mesh.group(axis, member) != group) return false;
+    for (int member : group) ++times_seen[static_cast<size_t>(member)];
+  }
+  // Every rank is listed once by each member of its only group.
+  return std::all_of(times_seen.begin(), times_seen.end(),
+                     [&](int times) { return times == mesh.group_size(axis); });
+}
+
+bool ranks_round_trip(const Mesh& mesh) {
+  std::set<int> ranks;
+  for (int rank = 0; rank < mesh.world(); ++rank) {
+    if (mesh.rank(mesh.coordinates(rank)) != rank) return false;
+    ranks.insert(rank);
+  }
+  return ranks.size() == static_cast<size_t>(mesh.world());
+}
+
+/// The inner and outer groups of a rank meet in that rank alone and together span its data group.
+bool inner_times_outer(const Mesh& mesh) {
+  for (int rank = 0; rank < mesh.world(); ++rank) {
+    std::set<int> spanned;
+    for (int inner : mesh.group(Axis::data_inner, rank))
+      for (int both : mesh.group(Axis::data_outer, inner)) spanned.insert(both);
+    const std::vector<int> data = mesh.group(Axis::data, rank);
+    if (spanned != std::set<int>(data.begin(), data.end())) return false;
+  }
+  return true;
+}
+
+template <typename F>
+void for_each_mesh(int world_max, F&& f) {
+  for (int d = 1; d <= world_max; ++d)
+    for (int c = 1; d * c <= world_max; ++c)
+      for (int p = 1; d * c * p <= world_max; ++p)
+        for (int t = 1; d * c * p * t <= world_max; ++t) f(MeshSizes{d, c, p, t});
+}
+
+}  // namespace
+
+TEST_CASE("every rank is in exactly one group of every axis, up to 64 ranks") {
+  int meshes = 0;
+  for_each_mesh(64, [&](const MeshSizes& sizes) {
+    const Mesh mesh(sizes);
+    bool ok = ranks_round_trip(mesh);
+    for (Axis axis : kAxes) ok = ok && groups_partition(mesh, axis);
+    meshes += ok;
+    if (!ok) FAIL_CHECK(sizes.data << "x" << sizes.context << "x" << sizes.pipeline << "x" << sizes.tensor);
+  });
+  CHECK(meshes > 1000);
+}
+
+TEST_CASE("data_inner x data_outer = data, for every divisor and every order of the axes") {
+  std::string names[] = {"cp", "dp", "pp", "tp"};
+  do {
+    const std::string order = names[0] + "-" + names[1] + "-" + names[2] + "-" + names[3];
+    for_each_mesh(16, [&](MeshSizes sizes) {
+      for (sizes.data_inner = 0; sizes.data_inner <= sizes.data; ++sizes.data_inner) {
+        if (sizes.data_inner > 0 && sizes.data % sizes.data_inner != 0) continue;
+        const Mesh mesh(sizes, order);
+        const bool ok = ranks_round_trip(mesh) && inner_times_outer(mesh) && groups_partition(mesh, Axis::data_inner) &&
+                        groups_partition(mesh, Axis::data_outer) && groups_partition(mesh, Axis::pipeline);
+        if (!ok) FAIL_CHECK(order << " with " << sizes.data_inner << " of " << sizes.data);
+      }
+    });
+  } while (std::next_permutation(std::begin(names), std::end(names)));
+}
+
+TEST_CASE("the order says which neighbours are adjacent") {
+  CHECK(Mesh({2, 1, 2, 2}, "tp-cp-pp-dp").group(Axis::tensor, 0) == std::vector<int>{0, 1});
+  CHECK(Mesh({2, 1, 2, 2}, "tp-cp-pp-dp").group(Axis::data, 1) == std::vector<int>{1, 5});
+  CHECK(Mesh({2, 1, 2, 2}, "dp-tp-cp-pp").group(Axis::data, 0) == std::vector<int>{0, 1});
+  CHECK(Mesh({2, 1, 2, 2}, "dp-tp-cp-pp").group(Axis::pipeline, 3) == std::vector<int>{3, 7});
+  CHECK(Mesh({.data = 6, .data_inner = 3}).group(Axis::data_outer, 1) == std::vector<int>{1, 4});
+}
+
+TEST_CASE("meshes that cannot be are refused with a sentence") {
+  CHECK_THROWS_AS(Mesh({0, 1, 1, 1}), ConfigError);
+  CHECK_THROWS_AS(Mesh({1, 1, 1, -4}), ConfigError);
+  CHECK_THROWS_AS(Mesh({65536, 65536, 1, 1}), ConfigError);
+  CHECK_THROWS_AS(Mesh({.data = 6, .data_inner = 4}), ConfigError);
+  CHECK_THROWS_AS(Mesh({.data = 6, .data_inner = -1}), ConfigError);
+  for (const char* order : {"", "tp", "tp-cp-pp", "tp-cp-pp-pp", "tp-cp-pp-dp-", "tp-cp-pp-xx", "-tp-cp-pp-dp", "tpcpppdp"})
+    CHECK_THROWS_AS(Mesh({1, 1, 1, 1}, order), ConfigError);
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// The solver against a fixed-point oracle, a fluid model of a shared port, and deadlocks that must be named.
+
+#include "comm/rehearse/virtual_time.h"
+
+#include <cmath>
+#include <random>
+
+#include "tests/test.hpp"
+
+using namespace slipstream::comm;
+
+namespace {
+
+struct RandomGraph {
+  struct Edge {
+    uint32_t from, to;
+    After after;
+  };
+  std::vector<int64_t> duration_ns;
+  std::vector<int> meeting;  // -1: local
+  std::vector<Edge> edges;
+};
+
+/// Edges and meetings both follow one hidden order, so every graph has a solution.
+RandomGraph random_graph(std::mt19937_64& random) {
+  auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  RandomGraph g;
+  const size_t steps = 2 + below(30);
+  std::vector<std::vector<uint32_t>> nodes_of_step;
+  int meetings = 0;
+  for (size_t s = 0; s < steps; ++s) {
+    const size_t members = below(3) == 0 ? 2 + below(3) : 1;
+    const int meeting = members > 1 || below(4) == 0 ? meetings++ : -1;
+    const auto duration_ns = static_cast<int64_t>(1 + below(50));
+    nodes_of_step.emplace_back();
+    for (size_t m = 0; m < members; ++m) {
+      const auto node = static_cast<uint32_t>(g.duration_ns.size());
+      nodes_of_step.back().push_back(node);
+      g.duration_ns.push_back(duration_ns);
+      g.meeting.push_back(meeting);
+      for (size_t e = below(4); e-- > 0 && s > 0;) {
+        const auto& earlier = nodes_of_step[below(s)];
+        g.edges.push_back({earlier[below(earlier.size())], node, below(3) ? After::end : After::enter});
+      }
+    }
+  }
+  return g;
+}
+
+/// Relaxes enter, start and end until nothing changes.
+std::vector<int64_t> fixed_point_ends(const RandomGraph& g) {
+  const size_t n = g.duration_ns.size();
+  std::vector<int64_t> entered(n, 0), end(n, 0);
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const auto& e : g.edges) {
+      const int64_t bound = e.after == After::end ? end[e.from] : entered[e.from];
+      if (entered[e.to] < bound) entered[e.to] = bound, changed = true;
+    }
+    for (size_t i = 0; i < n; ++i) {
+      int64_t start = entered[i];
+      for (size_t j = 0; j < n; ++j)
+        if (g.meeting[i] >= 0 && g.meeting[j] == g.meeting[i]) start = std::max(start, entered[j]);
+      if (end[i] != start + g.duration_ns[i]) end[i] = start + g.duration_ns[i], changed = true;
+    }
+  }
+  return end;
+}
+
+}  // namespace
+
+TEST_CASE("random graphs end when a fixed point says") {
+  const uint64_t seed = 20240611;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 400; ++round) {
+    const RandomGraph g = random_graph(random);
+    VirtualTime time(false);
+    std::vector<int64_t> members;
+    for (int m : g.meeting)
+      if (m >= 0) members.resize(std::max(members.size(), static_cast<size_t>(m) + 1)), ++members[static_cast<size_t>(m)];
+    std::vector<uint32_t> meetings;
+    for (int64_t count : members) meetings.push_back(time.add_meeting(static_cast<uint32_t>(count)));
+    for (size_t i = 0; i < g.duration_ns.size(); ++i) {
+      if (g.meeting[i] < 0) time.add_local(g.duration_ns[i]);
+      else time.join(meetings[static_cast<size_t>(g.meeting[i])],
+                     {.port = static_cast<uint32_t>(i), .latency_ns = g.duration_ns[i] / 2,
+                      .wire_ns = g.duration_ns[i] - g.duration_ns[i] / 2});
+    }
+    for (const auto& e : g.edges) time.edge(e.from, e.to, e.after);
+    REQUIRE(time.solve());
+    const std::vector<int64_t> ends = fixed_point_ends(g);
+    for (uint32_t i = 0; i < ends.size(); ++i) REQUIRE(time.end_ns(i) == ends[i]);
+  }
+}
+
+TEST_CASE("two transfers on one port take twice as long; opposite directions and other ports do not disturb") {
+  struct Case {
+    PortUse a, b;
+    int64_t end_a, end_b;
+  };
+  const PortUse both{.wire_ns = 100};
+  const PortUse out{.wire_ns = 100, .receives = false};
+  const PortUse in{.wire_ns = 100, .sends = false};
+  const PortUse other{.port = 1, .wire_ns = 100};
+  const PortUse half{.wire_ns = 50};
+  const PortUse late{.latency_ns = 60, .wire_ns = 100};
+  for (const Case& c : {Case{both, both, 200, 200}, Case{out, in, 100, 100}, Case{out, both, 200, 200},
+                        Case{both, other, 100, 100}, Case{both, half, 150, 100}, Case{both, late, 140, 200}}) {
+    VirtualTime time(true);
+    const uint32_t a = time.join(time.add_meeting(1), c.a);
+    const uint32_t b = time.join(time.add_meeting(1), c.b);
+    REQUIRE(time.solve());
+    CHECK(time.end_ns(a) == c.end_a);
+    CHECK(time.end_ns(b) == c.end_b);
+  }
+}
+
+TEST_CASE("a meeting ends when its slowest member is done") {
+  VirtualTime time(true);
+  const uint32_t meeting = time.add_meeting(2);
+  const uint32_t a = time.join(meeting, {.port = 0, .wire_ns = 100});
+  const uint32_t b = time.join(meeting, {.port = 1, .wire_ns = 100});
+  time.join(time.add_meeting(1), {.port = 1, .wire_ns = 70});  // slows member b alone
+  REQUIRE(time.solve());
+  CHECK(time.end_ns(a) == 170);
+  CHECK(time.end_ns(b) == 170);
+}
+
+TEST_CASE("a shared port follows the fluid model of processor sharing") {
+  const uint64_t seed = 77;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    const size_t n = 1 + random() % 6;
+    std::vector<double> arrive, left, end(n, -1);
+    VirtualTime time(true);
+    for (size_t i = 0; i < n; ++i) {
+      arrive.push_back(static_cast<double>(1 + random() % 500));
+      left.push_back(static_cast<double>(1 + random() % 1000));
+      time.join(time.add_meeting(1),
+                {.latency_ns = static_cast<int64_t>(arrive[i]), .wire_ns = static_cast<int64_t>(left[i])});
+    }
+    REQUIRE(time.solve());
+    double now = 0;
+    for (size_t done = 0; done < n;) {
+      std::vector<size_t> active;
+      double next = 1e18;
+      for (size_t i = 0; i < n; ++i) {
+        if (end[i] >= 0) continue;
+        if (arrive[i] <= now) active.push_back(i);
+        else next = std::min(next, arrive[i]);
+      }
+      for (size_t i : active) next = std::min(next, now + left[i] * static_cast<double>(active.size()));
+      for (size_t i : active) {
+        left[i] -= (next - now) / static_cast<double>(active.size());
+        if (left[i] < 1e-6) end[i] = next, ++done;
+      }
+      now = next;
+    }
+    // Ends are rounded to whole ns, and each rounding can shift later shares by as much.
+    for (uint32_t i = 0; i < n; ++i) CHECK(std::abs(static_cast<double>(time.end_ns(i)) - end[i]) <= 2.0);
+  }
+}
+
+TEST_CASE("every item lasts at least 1 ns") {
+  VirtualTime time(true);
+  const uint32_t a = time.add_local(0);
+  const uint32_t b = time.join(time.add_meeting(1), {});
+  time.edge(a, b, After::end);
+  REQUIRE(time.solve());
+  CHECK(time.end_ns(a) == 1);
+  CHECK(time.end_ns(b) == 2);
+}
+
+TEST_CASE("a deadlock is named as its cycle") {
+  VirtualTime time(false);
+  time.add_local(5);
+  const uint32_t m1 = time.add_meeting(2), m2 = time.add_meeting(2);
+  const uint32_t a1 = time.join(m1, {}), a2 = time.join(m2, {}), b2 = time.join(m2, {}), b1 = time.join(m1, {});
+  time.edge(a1, a2, After::end);
+  time.edge(b2, b1, After::end);
+  REQUIRE_FALSE(time.solve());
+  CHECK(time.ended(0));
+  const std::vector<Blocked> chain = time.why_stuck();
+  REQUIRE(chain.size() == 4);
+  CHECK(chain.back().awaited == chain.front().node);
+  for (size_t i = 0; i + 1 < chain.size(); ++i) CHECK(chain[i].awaited == chain[i + 1].node);
+
+  VirtualTime lonely(false);
+  const uint32_t only = lonely.join(lonely.add_meeting(2), {});
+  const uint32_t behind = lonely.add_local(1);
+  lonely.edge(only, behind, After::end);
+  REQUIRE_FALSE(lonely.solve());
+  CHECK(lonely.why_stuck().back().why == Blocked::Why::missing);
+  CHECK(lonely.why_stuck().back().node == only);
+}
+
+TEST_CASE("a chain of half a million nodes is solved exactly") {
+  VirtualTime time(true);
+  constexpr uint32_t kNodes = 500000;
+  for (uint32_t i = 0; i < kNodes; ++i) {
+    if (i % 5 == 4) time.join(time.add_meeting(1), {.port = i % 7, .latency_ns = 1, .wire_ns = 2});
+    else time.add_local(3);
+    if (i > 0) time.edge(i - 1, i, After::end);
+    if (i > 10) time.edge(i - 10, i, i % 2 ? After::end : After::enter);
+  }
+  REQUIRE(time.solve());
+  CHECK(time.makespan_ns() == 3 * int64_t{kNodes});
+}
