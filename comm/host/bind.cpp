@@ -103,6 +103,9 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   if (verb.op == Op::recv || verb.op == Op::exchange) check_peer(verb, "the sender", verb.from_peer, size);
   if ((verb.op == Op::send && verb.to_peer == rank) || (verb.op == Op::recv && verb.from_peer == rank))
     throw CommError("[comm] {}: rank {} cannot do it with itself alone. Use exchange.", describe(verb), rank);
+  if (verb.op == Op::exchange && (verb.to_peer == rank) != (verb.from_peer == rank))
+    throw CommError("[comm] {}: rank {} sends to rank {} and receives from rank {}; with itself it must do both.",
+                    describe(verb), rank, verb.to_peer, verb.from_peer);
 
   const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || rank == verb.root);
   const bool writes = verb.op != Op::send;

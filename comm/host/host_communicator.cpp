@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Binding of scripts, and the loop that drives them.
+
+#include "comm/host/host_communicator.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/device/clock.h"
+
+namespace slipstream::comm {
+namespace {
+
+/// Fewer polls than a hand-over between cores takes, then give the core away, then sleep ever longer.
+class Backoff {
+ public:
+  void reset() { idle_ = 0; }
+  void pause() {
+    ++idle_;
+    if (idle_ <= kPolls) return;
+    if (idle_ <= kPolls + kYields) {
+      sched_yield();
+      return;
+    }
+    const long sleep_ns = std::min(kLongestSleepNs, kShortestSleepNs << std::min(idle_ - kPolls - kYields, 10));
+    const timespec sleep{0, sleep_ns};
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &sleep, nullptr);
+  }
+
+ private:
+  static constexpr int kPolls = 16;
+  static constexpr int kYields = 16;
+  static constexpr long kShortestSleepNs = 2000;
+  static constexpr long kLongestSleepNs = 50000;
+  int idle_ = 0;
+};
+
+/// The default of 50 us would make every short sleep a long one.
+void use_fine_timers() {
+  thread_local const int done = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+  static_cast<void>(done);
+}
+
+void check_alive(const HostTransport& transport, const std::string& what, int64_t begin_ns) {
+  if (!transport.is_aborted()) return;
+  const double elapsed = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
+  throw CommError("[comm] {}: aborted on rank {} after {:.3f} s{}. The first error of the run says why.", what,
+                  transport.rank(), elapsed, transport.outstanding() > 0 ? " of waiting for " + transport.waiting_for() : "");
+}
+
+void move_all(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
+  use_fine_timers();
+  const int64_t begin_ns = monotonic_ns();
+  const int64_t timeout_ns = static_cast<int64_t>(timeout_seconds * 1e9);
+  int64_t moved_ns = begin_ns;
+  Backoff backoff;
+  uint64_t tokens[32];
+  while (transport.outstanding() > 0) {
+    check_alive(transport, what, begin_ns);
+    const int done = transport.poll(tokens, 32);
+    for (int i = 0; i < done && script; ++i) script->arrived(post, Poster::arrival(tokens[i]));
+    if (done > 0) {
+      backoff.reset();
+      moved_ns = monotonic_ns();
+      continue;
+    }
+    backoff.pause();
+    if (const int64_t now_ns = monotonic_ns(); now_ns - moved_ns > timeout_ns) {
+      const std::string whom = transport.waiting_for();
+      transport.abort();
+      throw CommError("[comm] {}: rank {} waited {:.3f} s for {}, {:.3f} s after it began. Look at what that rank does, or "
+                      "raise the timeout ({} s).", what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9,
+                      whom, static_cast<double>(now_ns - begin_ns) * 1e-9, timeout_seconds);
+    }
+  }
+}
+
+/// Blocks. Until no message is outstanding.
+void drive(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
+  try {
+    move_all(transport, post, script, what, timeout_seconds);
+  } catch (...) {
+    transport.cancel();
+    throw;
+  }
+}
+
+}  // namespace
+
+void Poster::send_whole(int peer, const std::byte* data, int64_t size_bytes) {
+  int index = 0;
+  for (int64_t begin = 0; begin < size_bytes; begin += kLargestMessageBytes)
+    send(Phase::whole, peer, index++, data + begin, std::min(kLargestMessageBytes, size_bytes - begin));
+}
+
+void Poster::recv_whole(int peer, std::byte* data, int64_t size_bytes) {
+  int index = 0;
+  for (int64_t begin = 0; begin < size_bytes; begin += kLargestMessageBytes)
+    recv(Phase::whole, peer, index++, data + begin, std::min(kLargestMessageBytes, size_bytes - begin));
+}
+
+std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size) {
+  const bool ring = verb.transfer.algorithm == Algorithm::ring;
+  switch (verb.op) {
+    case Op::all_reduce:
+    case Op::reduce_scatter: return ring ? make_ring(verb, rank, size) : make_direct_reduce(verb, rank, size);
+    case Op::all_gather: return ring ? make_ring(verb, rank, size) : make_direct_moves(verb, rank, size);
+    case Op::broadcast: return ring ? make_ring_broadcast(verb, rank, size) : make_direct_moves(verb, rank, size);
+    default: return make_direct_moves(verb, rank, size);
+  }
+}
+
+HostCommunicator::HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options)
+    : transport_(std::move(transport)), options_(options), times_(static_cast<size_t>(size()) + 1) {
+  transport_->reserve(2 * size());
+}
+
+Work HostCommunicator::bind_verb(const Verb& verb) {
+  struct Bound {
+    std::unique_ptr<Script> script;
+  };
+  const auto bound = std::make_shared<Bound>();
+  Work work = bind(verb, rank(), size(), [transport = transport_, bound, verb, what = describe(verb),
+                                          timeout = options_.timeout_seconds](LaunchContext& context, BoundState&) {
+    check_alive(*transport, what, monotonic_ns());
+    const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
+    Poster post(*transport);
+    bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
+                         verb.op != Op::send ? context.at(verb.transfer.to) : nullptr);
+    drive(*transport, post, bound->script.get(), what, timeout);
+  });
+  bound->script = make_script(verb, rank(), size());  // after the checks of bind
+  staging_bytes_ += bound->script->staging_bytes();
+  transport_->reserve(bound->script->messages());
+  return work;
+}
+
+Work HostCommunicator::all_reduce(const Transfer& transfer) {
+  return bind_verb({.op = Op::all_reduce, .transfer = transfer});
+}
+Work HostCommunicator::reduce_scatter(const Transfer& transfer) {
+  return bind_verb({.op = Op::reduce_scatter, .transfer = transfer});
+}
+Work HostCommunicator::all_gather(const Transfer& transfer) {
+  return bind_verb({.op = Op::all_gather, .transfer = transfer});
+}
+Work HostCommunicator::broadcast(const Transfer& transfer, int root) {
+  return bind_verb({.op = Op::broadcast, .transfer = transfer, .root = root});
+}
+Work HostCommunicator::all_to_all(const Transfer& transfer) {
+  return bind_verb({.op = Op::all_to_all, .transfer = transfer});
+}
+Work HostCommunicator::send(const Transfer& transfer, int peer) {
+  return bind_verb({.op = Op::send, .transfer = transfer, .to_peer = peer});
+}
+Work HostCommunicator::recv(const Transfer& transfer, int peer) {
+  return bind_verb({.op = Op::recv, .transfer = transfer, .from_peer = peer});
+}
+Work HostCommunicator::exchange(const Transfer& transfer, int to_peer, int from_peer) {
+  return bind_verb({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer});
+}
+
+std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
+  return std::make_unique<HostCommunicator>(transport_->split(color, key), options_);
+}
+
+int64_t HostCommunicator::meet(int64_t entry_ns, const std::vector<int>& peers) {
+  check_alive(*transport_, "meeting", monotonic_ns());
+  Poster post(*transport_);
+  times_.back() = entry_ns;
+  for (size_t i = 0; i < peers.size(); ++i)
+    post.recv(Phase::meeting, peers[i], 0, reinterpret_cast<std::byte*>(&times_[i]), sizeof(int64_t));
+  for (int peer : peers) post.send(Phase::meeting, peer, 0, reinterpret_cast<std::byte*>(&times_.back()), sizeof(int64_t));
+  drive(*transport_, post, nullptr, "meeting", options_.timeout_seconds);
+  for (size_t i = 0; i < peers.size(); ++i) entry_ns = std::max(entry_ns, times_[i]);
+  return entry_ns;
+}
+
+}  // namespace slipstream::comm

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// All verbs on top of a HostTransport. The stream's thread drives the messages: it polls, then yields, then sleeps for
+// growing times, so that it does not take the core from a computing thread.
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/host/bind.h"
+#include "comm/host/script.h"
+#include "comm/host/transport.h"
+
+namespace slipstream::comm {
+
+/// `direct` adds in rank order; `ring` in ring order (see make_ring). abort reaches this rank only: its own works throw,
+/// the peers' run into their timeout or are ended by the process that ends.
+class HostCommunicator final : public Communicator, public Meeting {
+ public:
+  HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options);
+
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+  Work all_reduce(const Transfer& transfer) override;
+  Work reduce_scatter(const Transfer& transfer) override;
+  Work all_gather(const Transfer& transfer) override;
+  Work broadcast(const Transfer& transfer, int root) override;
+  Work all_to_all(const Transfer& transfer) override;
+  Work send(const Transfer& transfer, int peer) override;
+  Work recv(const Transfer& transfer, int peer) override;
+  Work exchange(const Transfer& transfer, int to_peer, int from_peer) override;
+  std::unique_ptr<Communicator> split(int color, int key) override;
+  void abort() override { transport_->abort(); }
+
+  int64_t meet(int64_t entry_ns, const std::vector<int>& peers) override;
+
+  /// Memory that the verbs bound so far have taken.
+  int64_t staging_bytes() const { return staging_bytes_; }
+
+ private:
+  Work bind_verb(const Verb& verb);
+
+  std::shared_ptr<HostTransport> transport_;
+  CommOptions options_;
+  int64_t staging_bytes_ = 0;
+  std::vector<int64_t> times_;  // of a meeting: one per peer, the last one mine
+};
+
+}  // namespace slipstream::comm

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A collective as reactions to completed messages: what to post at the start, and what each completion allows.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/host/bind.h"
+#include "comm/host/reduce.h"
+#include "comm/host/transport.h"
+
+namespace slipstream::comm {
+
+/// Why a message travels; tells messages of one pair of ranks apart.
+enum class Phase : uint8_t { reduce, gather, whole, meeting };
+
+/// A completed message: number `index` of its phase, sent to or received from `peer`.
+struct Arrival {
+  bool received = false;
+  Phase phase = Phase::whole;
+  int peer = 0;
+  int index = 0;
+};
+
+/// Posts messages with tags and tokens made of (phase, index).
+class Poster {
+ public:
+  explicit Poster(HostTransport& transport) : transport_(transport) {}
+  void send(Phase phase, int peer, int index, const std::byte* data, int64_t size_bytes) {
+    transport_.send(peer, tag(phase, index), data, size_bytes, token({false, phase, peer, index}));
+  }
+  void recv(Phase phase, int peer, int index, std::byte* data, int64_t size_bytes) {
+    transport_.recv(peer, tag(phase, index), data, size_bytes, token({true, phase, peer, index}));
+  }
+  /// As send and recv, in pieces of kLargestMessageBytes.
+  void send_whole(int peer, const std::byte* data, int64_t size_bytes);
+  void recv_whole(int peer, std::byte* data, int64_t size_bytes);
+
+  static uint64_t token(const Arrival& arrival) {
+    return uint64_t{arrival.received} << 63 | static_cast<uint64_t>(arrival.phase) << 56 |
+           static_cast<uint64_t>(arrival.peer) << 32 | static_cast<uint32_t>(arrival.index);
+  }
+  static Arrival arrival(uint64_t token) {
+    return {(token >> 63) != 0, static_cast<Phase>(token >> 56 & 0x7f), static_cast<int>(token >> 32 & 0xffffff),
+            static_cast<int>(token & 0xffffffff)};
+  }
+
+ private:
+  // MPI promises tags up to 32767; far fewer than 4096 messages of a phase are in flight.
+  static int tag(Phase phase, int index) { return static_cast<int>(phase) * 4096 + index % 4096; }
+  HostTransport& transport_;
+};
+
+/// One bound verb. start is called once per launch; the launch ends when no message is outstanding.
+class Script {
+ public:
+  virtual ~Script() = default;
+  virtual void start(Poster& post, const std::byte* from, std::byte* to) = 0;
+  virtual void arrived(Poster& post, const Arrival& arrival) = 0;
+  /// Memory taken when the verb was bound.
+  virtual int64_t staging_bytes() const { return 0; }
+  /// Messages in flight at once, at most.
+  virtual int messages() const = 0;
+};
+
+/// all_reduce and reduce_scatter: every rank sends part j to rank j, which adds in rank order; all_reduce then sends the
+/// sums back. Chunked: a chunk is added, and its sum sent, while the next is on its way.
+std::unique_ptr<Script> make_direct_reduce(const Verb& verb, int rank, int size);
+/// all_reduce, reduce_scatter and all_gather along the ring rank -> rank + 1. Part j starts at rank j + 1 and ends at
+/// rank j: the sum is ((x[j+1] + x[j+2]) + ...) + x[j], rounded to the type at each hop. Deterministic, but for more than
+/// two ranks not the bits of `direct`.
+std::unique_ptr<Script> make_ring(const Verb& verb, int rank, int size);
+/// broadcast along the chain that starts at the root.
+std::unique_ptr<Script> make_ring_broadcast(const Verb& verb, int rank, int size);
+/// The verbs that only move bytes, every pair of ranks at once.
+std::unique_ptr<Script> make_direct_moves(const Verb& verb, int rank, int size);
+
+std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size);
+
+}  // namespace slipstream::comm

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Messages over an MPI communicator of their own.
+
+#include <mpi.h>
+
+#include <memory>
+
+#include "comm/host/transport.h"
+
+namespace slipstream::comm {
+
+/// Takes ownership of `connection`, whose errors are returned. MPI must allow several threads.
+std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection);
+
+}  // namespace slipstream::comm

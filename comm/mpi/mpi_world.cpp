@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Start and end of MPI, and the control plane.
+
+#include "comm/mpi/mpi_world.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "comm/host/host_communicator.h"
+#include "comm/host/self_transport.h"
+#include "comm/mpi/mpi_check.h"
+#include "comm/mpi/mpi_transport.h"
+#include "engine/base/check.h"
+
+namespace slipstream::comm {
+namespace {
+
+bool started_by_launcher() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"})
+    if (std::getenv(name)) return true;
+  return false;
+}
+
+}  // namespace
+
+struct MpiWorld::State {
+  MPI_Comm control = MPI_COMM_NULL;  // null: a world of one without MPI
+  int rank = 0, size = 1, local_rank = 0, local_size = 1;
+  int exceptions = std::uncaught_exceptions();
+};
+
+MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
+  if (!started_by_launcher()) return;
+  // A rank that waits inside MPI must give its core to a computing thread. Open MPI reads this at its start.
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  int provided = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "start MPI");
+  if (provided < MPI_THREAD_MULTIPLE)
+    throw CommError("[mpi] this MPI gives thread level {}, need MPI_THREAD_MULTIPLE ({}): every channel has a thread. Use "
+                    "an MPI that was built with it.", provided, int{MPI_THREAD_MULTIPLE});
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &state_->control), "make the control channel");
+  MPI_Comm_set_errhandler(state_->control, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(state_->control, &state_->rank);
+  MPI_Comm_size(state_->control, &state_->size);
+  MPI_Comm local = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(state_->control, MPI_COMM_TYPE_SHARED, state_->rank, MPI_INFO_NULL, &local),
+            "find the ranks of this machine");
+  MPI_Comm_rank(local, &state_->local_rank);
+  MPI_Comm_size(local, &state_->local_size);
+  MPI_Comm_free(&local);
+}
+
+MpiWorld::~MpiWorld() {
+  if (state_->control == MPI_COMM_NULL) return;
+  if (std::uncaught_exceptions() > state_->exceptions)
+    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+  MPI_Comm_free(&state_->control);
+  MPI_Finalize();
+}
+
+int MpiWorld::rank() const { return state_->rank; }
+int MpiWorld::size() const { return state_->size; }
+int MpiWorld::local_rank() const { return state_->local_rank; }
+int MpiWorld::local_size() const { return state_->local_size; }
+
+void MpiWorld::barrier() {
+  if (state_->size > 1) check_mpi(MPI_Barrier(state_->control), "barrier");
+}
+
+std::string MpiWorld::broadcast(const std::string& bytes, int root) {
+  if (state_->size == 1) return bytes;
+  int64_t size_bytes = std::ssize(bytes);
+  check_mpi(MPI_Bcast(&size_bytes, 1, MPI_INT64_T, root, state_->control), "broadcast");
+  std::string all = state_->rank == root ? bytes : std::string(static_cast<size_t>(size_bytes), '\0');
+  constexpr int64_t kPiece = int64_t{1} << 28;
+  for (int64_t begin = 0; begin < size_bytes; begin += kPiece)
+    check_mpi(MPI_Bcast(all.data() + begin, static_cast<int>(std::min(kPiece, size_bytes - begin)), MPI_BYTE, root,
+                        state_->control), "broadcast");
+  return all;
+}
+
+std::vector<std::string> MpiWorld::gather(const std::string& bytes, int root) {
+  if (state_->size == 1) return {bytes};
+  const bool mine = state_->rank == root;
+  const size_t size = static_cast<size_t>(state_->size);
+  const int count = static_cast<int>(bytes.size());
+  std::vector<int> counts(size), offsets(size);
+  check_mpi(MPI_Gather(&count, 1, MPI_INT, counts.data(), 1, MPI_INT, root, state_->control), "gather");
+  int64_t total = 0;
+  for (size_t r = 0; r < size; ++r) {
+    offsets[r] = static_cast<int>(total);
+    total += counts[r];
+  }
+  if (total > INT32_MAX)
+    throw CommError("[mpi] gather of {} bytes is more than one call can carry. Gather in parts.", total);
+  std::string all(static_cast<size_t>(mine ? total : 0), '\0');
+  check_mpi(MPI_Gatherv(bytes.data(), count, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE, root,
+                        state_->control), "gather");
+  std::vector<std::string> parts;
+  for (size_t r = 0; mine && r < size; ++r)
+    parts.push_back(all.substr(static_cast<size_t>(offsets[r]), static_cast<size_t>(counts[r])));
+  return parts;
+}
+
+std::vector<std::string> MpiWorld::all_gather(const std::string& bytes) {
+  const std::vector<std::string> parts = gather(bytes, 0);
+  std::vector<std::string> all;
+  for (int r = 0; r < state_->size; ++r)
+    all.push_back(broadcast(parts.empty() ? std::string() : parts[static_cast<size_t>(r)], 0));
+  return all;
+}
+
+void MpiWorld::abort(int exit_code) {
+  std::fflush(nullptr);
+  if (state_->control != MPI_COMM_NULL) MPI_Abort(MPI_COMM_WORLD, exit_code);
+  std::_Exit(exit_code);
+}
+
+std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::vector<int>& ranks, int channel,
+                                                    const CommOptions& options) {
+  for (int rank : ranks)
+    if (rank < 0 || rank >= world.size())
+      throw CommError("[mpi] a group names rank {}, but the world has ranks 0 to {}. Start more ranks, or change the "
+                      "layout.", rank, world.size() - 1);
+  if (std::count(ranks.begin(), ranks.end(), world.rank()) != 1)
+    throw CommError("[mpi] rank {} makes a communicator of {} ranks that does not have it once.", world.rank(), ranks.size());
+  if (ranks.size() == 1) return std::make_unique<HostCommunicator>(make_self_transport(), options);
+  MPI_Group all, members;
+  check_mpi(MPI_Comm_group(world.state_->control, &all), "ask for the group");
+  check_mpi(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members), "make a group");
+  MPI_Comm connection = MPI_COMM_NULL;
+  const int outcome = MPI_Comm_create_group(world.state_->control, members, channel, &connection);
+  MPI_Group_free(&members);
+  MPI_Group_free(&all);
+  check_mpi(outcome, fmt::format("connect the {} ranks of channel {}", ranks.size(), channel));
+  return std::make_unique<HostCommunicator>(make_mpi_transport(connection), options);
+}
+
+}  // namespace slipstream::comm

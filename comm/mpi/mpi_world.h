@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The processes of a job: who and how many, small exchanges for set-up, and communicators between them.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/host/bind.h"
+
+namespace slipstream::comm {
+
+/// MPI from start to end. A process that no launcher started is a world of one and does not touch MPI.
+///
+/// The small exchanges are Blocking and collective over all ranks; one thread calls them. A world destroyed while an
+/// exception unwinds ends the whole job, because the other ranks would wait for ever.
+class MpiWorld {
+ public:
+  /// Blocks. Throws: CommError if a launcher started this process but MPI cannot serve several threads, or this build has
+  /// no MPI.
+  MpiWorld();
+  ~MpiWorld();
+  MpiWorld(const MpiWorld&) = delete;
+  MpiWorld& operator=(const MpiWorld&) = delete;
+
+  int rank() const;
+  int size() const;
+  int local_rank() const;  // among the ranks of this machine
+  int local_size() const;
+
+  void barrier();
+  /// `bytes` of `root`, on every rank.
+  std::string broadcast(const std::string& bytes, int root);
+  /// One string per rank on `root`, empty elsewhere.
+  std::vector<std::string> gather(const std::string& bytes, int root);
+  std::vector<std::string> all_gather(const std::string& bytes);
+
+  /// Ends all ranks with this exit code.
+  [[noreturn]] void abort(int exit_code);
+
+ private:
+  friend std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld&, const std::vector<int>&, int, const CommOptions&);
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Blocks. Collective among `ranks` (world ranks in group order, the caller among them): a communicator with a connection
+/// of its own. Every member makes its communicators in the same order; `channel` tells apart groups that are made at once.
+/// Throws: CommError.
+std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::vector<int>& ranks, int channel,
+                                                    const CommOptions& options = {});
+
+}  // namespace slipstream::comm

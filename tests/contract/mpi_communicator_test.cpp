@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicator contract on ranks that are processes. Every rank collects its failures; rank 0 prints all.
+
+#include <cstdio>
+#include <numeric>
+
+#include "comm/mpi/mpi_world.h"
+#include "tests/contract/communicator_contract.h"
+
+using namespace slipstream;
+using contract::RankTest;
+
+namespace {
+
+void check_control_plane(RankTest& test, comm::MpiWorld& world) {
+  const auto text_of = [](int rank) { return std::string(static_cast<size_t>(rank * 3), static_cast<char>('a' + rank)); };
+  const auto all = world.all_gather(text_of(world.rank()));
+  test.expect(static_cast<int>(all.size()) == world.size(), "all_gather of strings lost some");
+  for (int r = 0; r < world.size(); ++r) test.expect(all[static_cast<size_t>(r)] == text_of(r), "all_gather mixed strings up");
+  test.expect(world.broadcast(text_of(world.rank()), world.size() - 1) == text_of(world.size() - 1), "broadcast is wrong");
+  const auto gathered = world.gather(text_of(world.rank()), world.size() - 1);
+  test.expect(gathered.empty() == (world.rank() != world.size() - 1), "gather answered the wrong rank");
+  test.expect(world.local_rank() >= 0 && world.local_rank() < world.local_size(), "the local rank is out of range");
+  world.barrier();
+}
+
+/// A rank that waits for a peer that stays away is told after the timeout, with the op and the peer.
+void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks) {
+  if (world.size() == 1) return;
+  const auto impatient = comm::make_mpi_communicator(world, ranks, 2, {.timeout_seconds = 0.05});
+  if (world.rank() != 0) return world.barrier();
+  std::vector<std::byte> bytes(400);
+  const Slice whole{RankTest::kFrom, 0, 400};
+  RankTest inner(*impatient);
+  std::string text;
+  try {
+    inner.run(impatient->recv({.to = whole, .elems = 100}, 1), bytes, bytes);
+  } catch (const CommError& error) {
+    text = error.what();
+  }
+  test.expect(text.find("recv of 100 float32") != std::string::npos && text.find("for rank 1") != std::string::npos,
+              "the timeout says: " + text);
+  world.barrier();
+}
+
+}  // namespace
+
+int main() {
+  comm::MpiWorld world;
+  std::string report;
+  try {
+    std::vector<int> ranks(static_cast<size_t>(world.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const auto communicator = comm::make_mpi_communicator(world, ranks, 1, {.timeout_seconds = 20});
+    RankTest test(*communicator);
+    check_control_plane(test, world);
+    contract::check_communicator(test);
+    contract::check_abort(test, false);
+    check_timeout(test, world, ranks);
+    for (const std::string& failure : test.failures) report += failure + "\n";
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", world.rank(), error.what());
+    world.abort(1);
+  }
+  std::string all;
+  for (const std::string& text : world.all_gather(report)) all += text;
+  if (world.rank() == 0) std::printf("%d ranks: %s", world.size(), all.empty() ? "all laws hold\n" : all.c_str());
+  return all.empty() ? 0 : 1;
+}
