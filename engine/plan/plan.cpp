@@ -24,6 +24,7 @@ const char* name_of(Op op) {
     case Op::cast: return "cast";
     case Op::copy: return "copy";
     case Op::load: return "load";
+    case Op::report: return "report";
   }
   return "?";
 }
