@@ -5,9 +5,8 @@
 
 #include <cmath>
 #include <iterator>
-#include <unordered_set>
-
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "engine/base/check.h"
 #include "engine/base/utf8.h"
@@ -131,11 +130,21 @@ void write_string(std::string& out, std::string_view text) {
     const size_t good = valid_utf8_prefix(text);
     for (char c : text.substr(0, good)) {
       switch (c) {
-        case '"': out += "\\\""; break;
-        case '\\': out += "\\\\"; break;
-        case '\n': out += "\\n"; break;
-        case '\r': out += "\\r"; break;
-        case '\t': out += "\\t"; break;
+        case '"':
+          out += "\\\"";
+          break;
+        case '\\':
+          out += "\\\\";
+          break;
+        case '\n':
+          out += "\\n";
+          break;
+        case '\r':
+          out += "\\r";
+          break;
+        case '\t':
+          out += "\\t";
+          break;
         default:
           if (static_cast<uint8_t>(c) < 0x20) {
             out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
@@ -188,7 +197,8 @@ void Json::refuse_integer(uint64_t value) {
 }
 
 std::string_view Json::type_name() const {
-  static constexpr std::string_view kNames[] = {"null", "a boolean", "an integer", "a real", "a string", "an array", "an object"};
+  static constexpr std::string_view kNames[] = {"null",     "a boolean", "an integer", "a real",
+                                                "a string", "an array",  "an object"};
   return kNames[value_.index()];
 }
 

@@ -22,8 +22,7 @@ class Json {
   Json() = default;  // null
   Json(std::same_as<bool> auto value) : value_(value) {}
   template <std::integral T>
-    requires(!std::same_as<T, bool>)
-  Json(T value) : value_(checked(value)) {}
+  requires(!std::same_as<T, bool>) Json(T value) : value_(checked(value)) {}
   Json(double value) : value_(value) {}
   Json(std::string value) : value_(std::move(value)) {}
   Json(std::string_view value) : value_(std::string(value)) {}
@@ -38,9 +37,9 @@ class Json {
   /// double and nesting deeper than 64.
   static Json parse(std::string_view text, std::string_view source = "JSON");
 
-  /// The text of this value. `indent` 0: one line; else members on their own lines, indented by that many spaces a level.
-  /// Reals are the shortest digits that read back the same and always look like reals ("1.0"); NaN and infinities are
-  /// null; bytes that are not UTF-8 become U+FFFD. Pure.
+  /// The text of this value. `indent` 0: one line; else members on their own lines, indented by that many spaces a
+  /// level. Reals are the shortest digits that read back the same and always look like reals ("1.0"); NaN and
+  /// infinities are null; bytes that are not UTF-8 become U+FFFD. Pure.
   std::string dump(int indent = 0) const;
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }

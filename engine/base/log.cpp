@@ -3,11 +3,11 @@
 
 #include "engine/base/log.h"
 
-#include <atomic>
-#include <memory>
-
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
+
+#include <atomic>
+#include <memory>
 
 namespace slipstream {
 namespace {
@@ -37,7 +37,9 @@ void log_setup(const LogOptions& options) {
 
 namespace detail {
 
-bool log_enabled() { return g_rank == 0 || g_all_ranks; }
+bool log_enabled() {
+  return g_rank == 0 || g_all_ranks;
+}
 
 void log_line(bool warning, const std::string& text) {
   const std::string tag = g_ranks > 1 ? fmt::format("[rank {}] ", g_rank.load()) : "";

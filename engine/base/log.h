@@ -2,10 +2,10 @@
 #pragma once
 // Lines for the person at the terminal, on stderr, by rank 0 unless all ranks are asked for.
 
+#include <fmt/core.h>
+
 #include <string>
 #include <utility>
-
-#include <fmt/core.h>
 
 namespace slipstream {
 

@@ -28,9 +28,12 @@ std::string refusal(const std::string& text) {
 
 Json random_value(std::mt19937_64& random, int depth) {
   switch (random() % (depth > 0 ? 7 : 5)) {
-    case 0: return Json();
-    case 1: return Json(random() % 2 == 0);
-    case 2: return Json(static_cast<int64_t>(random()));
+    case 0:
+      return Json();
+    case 1:
+      return Json(random() % 2 == 0);
+    case 2:
+      return Json(static_cast<int64_t>(random()));
     case 3: {
       const uint64_t bits = random();
       double real = 0;
@@ -49,7 +52,8 @@ Json random_value(std::mt19937_64& random, int depth) {
     }
     default: {
       Json members = Json::object();
-      for (uint64_t i = random() % 5; i > 0; --i) members[std::to_string(random() % 100)] = random_value(random, depth - 1);
+      for (uint64_t i = random() % 5; i > 0; --i)
+        members[std::to_string(random() % 100)] = random_value(random, depth - 1);
       return members;
     }
   }
@@ -93,8 +97,10 @@ TEST_CASE("json: members keep their order and reals look like reals", "[base]") 
 TEST_CASE("json: the whole range of int64 is exact, and beyond it is refused", "[base]") {
   CHECK(Json::parse("9223372036854775807").as_int() == std::numeric_limits<int64_t>::max());
   CHECK(Json::parse("-9223372036854775808").as_int() == std::numeric_limits<int64_t>::min());
-  CHECK(refusal("9223372036854775808") == "a.json:1:19 the integer 9223372036854775808 does not fit into 64 signed bits.");
-  CHECK(refusal("-9223372036854775809") == "a.json:1:20 the integer -9223372036854775809 does not fit into 64 signed bits.");
+  CHECK(refusal("9223372036854775808") ==
+        "a.json:1:19 the integer 9223372036854775808 does not fit into 64 signed bits.");
+  CHECK(refusal("-9223372036854775809") ==
+        "a.json:1:20 the integer -9223372036854775809 does not fit into 64 signed bits.");
   CHECK(refusal("[99999999999999999999999]") ==
         "a.json:1:25 the integer 99999999999999999999999 does not fit into 64 signed bits.");
   CHECK_THROWS_WITH(Json(uint64_t{1} << 63),
@@ -111,8 +117,7 @@ TEST_CASE("json: duplicate keys and deep nesting are refused with their place", 
 
 TEST_CASE("json: malformed text is refused with its place", "[base]") {
   CHECK(refusal("") == "a.json is empty, a JSON text needs a value.");
-  CHECK(refusal("{\"a\": }") ==
-        "a.json:1:7 is not JSON: unexpected '}'; expected '[', '{', or a literal.");
+  CHECK(refusal("{\"a\": }") == "a.json:1:7 is not JSON: unexpected '}'; expected '[', '{', or a literal.");
   CHECK(refusal("[1, 2") == "a.json:1:5 is not JSON: unexpected end of input; expected ']'.");
   CHECK(refusal("[1] x").find("a.json:1:5 is not JSON: invalid literal") == 0);
   CHECK(refusal("nul").find("a.json:1:3 is not JSON: invalid literal") == 0);
@@ -121,7 +126,8 @@ TEST_CASE("json: malformed text is refused with its place", "[base]") {
 }
 
 TEST_CASE("json: truncating or flipping any byte of a text never crashes", "[base]") {
-  const std::string text = R"({"model_type": "gpt2", "sizes": [1, 2.5, -3e4, null, true], "n": {"a": {"b": "\u20ac"}}})";
+  const std::string text =
+      R"({"model_type": "gpt2", "sizes": [1, 2.5, -3e4, null, true], "n": {"a": {"b": "\u20ac"}}})";
   for (size_t cut = 0; cut < text.size(); ++cut) CHECK(refusal(text.substr(0, cut)) != "accepted");
   std::mt19937_64 random(7);
   for (int i = 0; i < 3000; ++i) {

@@ -3,8 +3,9 @@
 
 #include "engine/base/log.h"
 
-#include <cstdio>
 #include <unistd.h>
+
+#include <cstdio>
 
 #include "tests/test.hpp"
 

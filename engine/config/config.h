@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a run file says: one struct per table, one member per key, in the units that the program computes with.
+//
+// The rows of engine/config/fields.cpp name every key, its default, its range and its meaning. A RunConfig that comes
+// from load_run_config (engine/config/load.h) is resolved (no 0 or "auto" is left where the run file alone decides) and
+// valid; treat it as const from there on.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/base/dtype.h"
+#include "engine/base/units.h"
+
+namespace slipstream {
+
+enum class Family : uint8_t { gpt2, llama };
+enum class OptimizerName : uint8_t { adamw };
+enum class Recompute : uint8_t { none, selective, full };
+enum class AxisOrder : uint8_t { tp_cp_pp_dp };
+enum class GradReduce : uint8_t { bucketed, per_parameter, flat, naive };
+enum class Schedule : uint8_t { gpipe, one_f_one_b, interleaved_1f1b, zb_h1 };
+enum class Backend : uint8_t { automatic, nccl, mpi, thread };
+enum class Quantize : uint8_t { none, int8 };
+enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
+enum class Choice : uint8_t { automatic, no, yes };  // true | false | "auto"
+enum class DTypeChoice : uint8_t { automatic, float32, bfloat16 };
+
+struct Model {
+  Family family = Family::gpt2;
+  int64_t layers = 12;
+  int64_t heads = 12;
+  int64_t kv_heads = 0;  // resolved: heads
+  int64_t width = 768;
+  int64_t ffn_width = 0;  // resolved: gpt2 4 x width; llama 8/3 x width, up to a multiple of 256
+  int64_t context = 1024;
+  int64_t vocab_size = 0;                     // 0: from the tokenizer or the token shards
+  Choice tie_embeddings = Choice::automatic;  // resolved: gpt2 yes, llama no
+  double rope_theta = 10000;
+  double norm_eps = 1e-5;
+  std::string init;  // Hugging Face folder; empty: random weights from train.seed
+
+  int64_t head_dim() const { return width / heads; }
+};
+
+struct Data {
+  std::string train;
+  std::string validation;  // empty: the last validation_fraction of train
+  double validation_fraction = 0.1;
+  std::string tokenizer = "bytes";
+};
+
+struct Train {
+  int64_t steps = 1000;
+  int64_t sequence_length = 0;    // resolved: model.context
+  int64_t micro_batch_size = 8;   // sequences, per data rank
+  int64_t global_batch_size = 0;  // sequences, per step; 0: micro_batch_size x data ranks (resolve_batch)
+  int64_t seed = 1337;
+  DType dtype = DType::f32;
+  int64_t eval_interval = 0;  // 0: only after the last step
+  int64_t eval_batches = 0;   // 0: the whole validation split
+  int64_t log_interval = 10;
+  int64_t hash_interval = 0;
+  Recompute recompute = Recompute::none;
+};
+
+struct Optimizer {
+  OptimizerName name = OptimizerName::adamw;
+  double learning_rate = 6e-4;
+  double min_learning_rate = 0;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;  // resolved: train.steps
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double grad_clip = 1.0;  // 0: no clipping
+  bool double_buffer = false;
+};
+
+struct Parallel {
+  int64_t data = -1;  // -1: all ranks that the other axes leave (resolve_layout)
+  int64_t tensor = 1;
+  bool sequence_parallel = false;
+  int64_t pipeline = 1;
+  int64_t context = 1;
+  AxisOrder order = AxisOrder::tp_cp_pp_dp;
+};
+
+struct Zero {
+  int64_t stage = 0;
+  int64_t prefetch_depth = 1;
+  bool reshard_after_forward = true;
+  int64_t persistence_threshold_bytes = 0;
+  int64_t shard_size = 0;                             // ranks; 0: all data ranks
+  DTypeChoice gather_dtype = DTypeChoice::automatic;  // resolved: train.dtype
+};
+
+struct Overlap {
+  GradReduce grad_reduce = GradReduce::bucketed;
+  int64_t bucket_size_bytes = 25 * kMiB;
+  int64_t first_bucket_size_bytes = 1 * kMiB;
+  int64_t max_inflight_buckets = 0;  // 0: no bound
+  bool param_gather = true;
+  bool optimizer_per_bucket = true;
+  bool p2p = true;
+  int64_t tensor_chunks = 4;
+  bool split_tied_embedding = true;
+};
+
+struct Pipeline {
+  Schedule schedule = Schedule::one_f_one_b;
+  int64_t virtual_stages = 1;
+  std::vector<int64_t> layers;  // per stage; empty: even
+  std::string schedule_file;
+};
+
+struct Emulate {
+  int64_t bandwidth_bytes_per_second = 0;  // 0: no emulated link
+  int64_t latency_ns = 0;
+};
+
+struct Comm {
+  Backend backend = Backend::automatic;
+  DType grad_dtype = DType::f32;
+  Quantize quantize = Quantize::none;
+  Choice deterministic = Choice::automatic;  // automatic: yes on cpu, no on NCCL
+  int64_t timeout_seconds = 600;
+  Emulate emulate;
+};
+
+struct DeviceConfig {
+  DeviceChoice kind = DeviceChoice::automatic;
+  int64_t threads = 0;  // 0: cores in the affinity mask / ranks that share it, at least 1
+  std::string machine;  // path of a machine file; empty: this host
+};
+
+struct Checkpoint {
+  std::string dir;       // resolved: output.dir/checkpoints
+  int64_t interval = 0;  // 0: only final weights
+  int64_t keep = 2;
+  bool async = false;
+};
+
+struct Trace {
+  std::vector<int64_t> steps;  // empty, or {first, last}
+};
+
+struct Output {
+  std::string dir = "runs/default";
+};
+
+struct RunConfig {
+  Model model;
+  Data data;
+  Train train;
+  Optimizer optimizer;
+  Parallel parallel;
+  Zero zero;
+  Overlap overlap;
+  Pipeline pipeline;
+  Comm comm;
+  DeviceConfig device;
+  Checkpoint checkpoint;
+  Trace trace;
+  Output output;
+};
+
+}  // namespace slipstream

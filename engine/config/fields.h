@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The table of everything that a run file may say, and what is written from it.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/config/field.h"
+
+namespace slipstream {
+
+/// One row per key, in the order of the reference page. Adding a key is one row here and one member in config.h.
+const std::vector<Field<RunConfig>>& run_fields();
+
+/// The value of a key as a run file would write it. Throws: InternalError if there is no such key. Pure.
+std::string field_text(const RunConfig& config, std::string_view key);
+
+/// The whole configuration as a run file (`config.resolved.toml`): loading it gives an equal configuration. Pure.
+std::string config_toml(const RunConfig& config);
+
+/// Sixteen hexadecimal digits that differ when any key differs: ranks compare them before the first step. Pure.
+/// FNV-1a of config_toml(): it finds accidents, not attacks.
+std::string config_hash(const RunConfig& config);
+
+/// Every key with its default, need and meaning, for a terminal. Pure.
+std::string config_listing();
+
+/// The page docs/reference/config.md. Pure.
+std::string config_reference_markdown();
+
+}  // namespace slipstream

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Applies a run file and the command line to the defaults.
+
+#include "engine/config/load.h"
+
+#include "engine/base/utf8.h"
+#include "engine/config/fields.h"
+#include "engine/config/toml.h"
+#include "engine/config/validate.h"
+
+namespace slipstream {
+namespace {
+
+const Field<RunConfig>* find_field(const std::string& key) {
+  for (const Field<RunConfig>& field : run_fields()) {
+    if (field.key == key) return &field;
+  }
+  return nullptr;
+}
+
+/// The value behind the "=": TOML where it is TOML of a fitting kind, else the text itself.
+ConfigValue value_of_set(const Field<RunConfig>* field, const std::string& text) {
+  const auto value = parse_toml_value(text);
+  const bool wants_text = field && field->is_text;
+  if (!value || (wants_text && !std::holds_alternative<std::string>(*value))) return text;
+  return *value;
+}
+
+void apply_set(RunConfig& config, const std::string& set) {
+  const size_t equals = set.find('=');
+  const std::string shown = set.substr(0, 200);
+  if (valid_utf8_prefix(set) != set.size()) throw ConfigError("--set: a value is not UTF-8. Write it in UTF-8.");
+  if (equals == std::string::npos || equals == 0)
+    throw ConfigError("--set {}: needs KEY=VALUE, for example --set train.steps=100", shown);
+  const std::string key = set.substr(0, equals);
+  set_field(run_fields(), config, "--set " + shown + ":", key, value_of_set(find_field(key), set.substr(equals + 1)));
+}
+
+RunConfig finish(RunConfig config, const std::vector<std::string>& sets) {
+  for (const std::string& set : sets) apply_set(config, set);
+  config = resolve_defaults(std::move(config));
+  validate(config);
+  return config;
+}
+
+}  // namespace
+
+RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets) {
+  RunConfig config;
+  set_fields(run_fields(), config, read_toml(path));
+  return finish(std::move(config), sets);
+}
+
+RunConfig default_run_config(const std::vector<std::string>& sets) {
+  return finish(RunConfig{}, sets);
+}
+
+}  // namespace slipstream

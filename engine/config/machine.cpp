@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Machine files and the built-in idea of the host.
+
+#include "engine/config/machine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/config/toml.h"
+
+namespace slipstream {
+namespace {
+
+const std::vector<Field<Machine>>& machine_fields() {
+  using F = FieldKinds<Machine>;
+  const auto& at = [](auto member) { return F::at(member); };
+  const IntegerRange rate{1, int64_t{1} << 50};
+  const IntegerRange time{0, kSecond};
+  static const std::vector<Field<Machine>> fields = {
+      F::text("name", at(&Machine::name), "What reports call it."),
+      F::real("flops_per_second_f32", at(&Machine::flops_per_second_f32), {0, 1e18, true}, "fp32 peak of a rank."),
+      F::real("flops_per_second_bf16", at(&Machine::flops_per_second_bf16), {0, 1e18, true}, "bf16 peak of a rank."),
+      F::real("matmul_efficiency", at(&Machine::matmul_efficiency), {0, 1, true}, "Share of it that products reach."),
+      F::quantity("memory_bandwidth", at(&Machine::bytes_per_second), detail::rate_quantity(), rate,
+                  "What a copy reaches."),
+      F::quantity("memory", at(&Machine::memory_bytes), detail::size_quantity(), {1, int64_t{1} << 50}, "Of one rank."),
+      F::quantity("launch", at(&Machine::launch_ns), detail::duration_quantity(), time, "Smallest time of one work."),
+      F::integer("ranks_per_node", at(&Machine::ranks_per_node), {1, 65536}, "Ranks that share the inner link."),
+      F::quantity("intra.bandwidth", at(&Machine::intra_bytes_per_second), detail::rate_quantity(), rate,
+                  "Within a node."),
+      F::quantity("intra.latency", at(&Machine::intra_latency_ns), detail::duration_quantity(), time,
+                  "One hop within."),
+      F::quantity("inter.bandwidth", at(&Machine::inter_bytes_per_second), detail::rate_quantity(), rate,
+                  "Between nodes."),
+      F::quantity("inter.latency", at(&Machine::inter_latency_ns), detail::duration_quantity(), time,
+                  "One hop between."),
+  };
+  return fields;
+}
+
+}  // namespace
+
+Machine load_machine(const std::string& path) {
+  Machine machine;
+  const std::vector<TomlEntry> entries = read_toml(path);
+  set_fields(machine_fields(), machine, entries);
+  std::set<std::string> present;
+  for (const TomlEntry& entry : entries) present.insert(entry.key);
+  for (const Field<Machine>& field : machine_fields()) {
+    if (!present.contains(field.key))
+      throw ConfigError("{} does not say '{}': it needs {}. Add it, with its source.", path, field.key, field.need);
+  }
+  return machine;
+}
+
+Machine this_host(int threads) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? std::max(CPU_COUNT(&mask), 1)
+                                                                  : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int64_t memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
+  const int ranks = std::max(cores / std::max(threads, 1), 1);
+  const double used_cores = std::min(std::max(threads, 1), cores);
+  return {
+      .name = fmt::format("this host ({} cores, {})", cores, format_bytes(memory_bytes)),
+      // 2 FMA units x 8 lanes x 2 flops at 2 GHz: an AVX2 core at a clock that it keeps under load.
+      .flops_per_second_f32 = 64e9 * used_cores,
+      // Without bf16 instructions bf16 products run at the speed of fp32.
+      .flops_per_second_bf16 = 64e9 * used_cores,
+      // Large oneDNN products reach 88 to 92 % of the peak (docs/PERFORMANCE.md has them measured); smaller ones less.
+      .matmul_efficiency = 0.85,
+      // One core of a cloud machine reaches about 18 GB/s alone, two together 26 GB/s: 10 GB/s each, at most 40 GB/s.
+      .bytes_per_second = static_cast<int64_t>(std::min(10e9 * used_cores, 40e9 / ranks)),
+      .memory_bytes = memory_bytes / ranks,
+      // Waking a stream's thread that sleeps.
+      .launch_ns = 5 * kMicrosecond,
+      .ranks_per_node = ranks,
+      // An all-reduce of 64 MiB over Open MPI's shared memory moves 1.7 GB/s.
+      .intra_bytes_per_second = 1'700'000'000,
+      .intra_latency_ns = 10 * kMicrosecond,
+      // Gigabit Ethernet.
+      .inter_bytes_per_second = 125'000'000,
+      .inter_latency_ns = 50 * kMicrosecond,
+  };
+}
+
+}  // namespace slipstream

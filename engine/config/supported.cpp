@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The keys whose values wait for later versions: a value without effect is refused, never ignored.
+
+#include "engine/base/check.h"
+#include "engine/config/fields.h"
+#include "engine/config/validate.h"
+
+namespace slipstream {
+namespace {
+
+using R = const RunConfig&;
+
+}  // namespace
+
+const std::vector<SupportedRow>& supported_rows() {
+  static const std::vector<SupportedRow> rows = {
+      {"model.init", [](R c) { return c.model.init.empty(); }, "leave it out: weights start random"},
+      {"data.tokenizer", [](R c) { return c.data.tokenizer == "bytes" || c.data.tokenizer == "chars"; },
+       "use \"bytes\" or \"chars\", or token shards made elsewhere"},
+      {"train.recompute", [](R c) { return c.train.recompute == Recompute::none; }, "use \"none\""},
+      {"optimizer.double_buffer", [](R c) { return !c.optimizer.double_buffer; }, "use false"},
+      {"parallel.tensor", [](R c) { return c.parallel.tensor == 1; }, "use 1"},
+      {"parallel.sequence_parallel", [](R c) { return !c.parallel.sequence_parallel; }, "use false"},
+      {"parallel.pipeline", [](R c) { return c.parallel.pipeline == 1; }, "use 1"},
+      {"parallel.context", [](R c) { return c.parallel.context == 1; }, "use 1"},
+      {"zero.stage", [](R c) { return c.zero.stage == 0; }, "use 0"},
+      {"zero.prefetch_depth", [](R c) { return c.zero.prefetch_depth == Zero{}.prefetch_depth; }, "leave it out"},
+      {"zero.reshard_after_forward", [](R c) { return c.zero.reshard_after_forward; }, "leave it out"},
+      {"zero.persistence_threshold", [](R c) { return c.zero.persistence_threshold_bytes == 0; }, "leave it out"},
+      {"zero.shard_size", [](R c) { return c.zero.shard_size == 0; }, "use 0"},
+      {"zero.gather_dtype",
+       [](R c) {
+         return c.zero.gather_dtype == DTypeChoice::automatic ||
+                (c.zero.gather_dtype == DTypeChoice::bfloat16) == (c.train.dtype == DType::bf16);
+       },
+       "use \"auto\""},
+      {"overlap.param_gather", [](R c) { return c.overlap.param_gather; }, "leave it out"},
+      {"overlap.p2p", [](R c) { return c.overlap.p2p; }, "leave it out"},
+      {"overlap.tensor_chunks", [](R c) { return c.overlap.tensor_chunks == Overlap{}.tensor_chunks; }, "leave it out"},
+      {"pipeline.schedule", [](R c) { return c.pipeline.schedule == Pipeline{}.schedule; }, "leave it out"},
+      {"pipeline.virtual_stages", [](R c) { return c.pipeline.virtual_stages == 1; }, "use 1"},
+      {"pipeline.layers", [](R c) { return c.pipeline.layers.empty(); }, "leave it out"},
+      {"pipeline.schedule_file", [](R c) { return c.pipeline.schedule_file.empty(); }, "leave it out"},
+      {"comm.backend", [](R c) { return c.comm.backend != Backend::nccl; }, "use \"auto\", \"mpi\" or \"thread\""},
+      {"comm.quantize", [](R c) { return c.comm.quantize == Quantize::none; }, "use \"none\""},
+      {"device.kind", [](R c) { return c.device.kind != DeviceChoice::cuda; }, "use \"auto\" or \"cpu\""},
+      {"checkpoint.interval", [](R c) { return c.checkpoint.interval == 0; },
+       "use 0: the final weights are always saved"},
+      {"checkpoint.keep", [](R c) { return c.checkpoint.keep == Checkpoint{}.keep; }, "leave it out"},
+      {"checkpoint.async", [](R c) { return !c.checkpoint.async; }, "use false"},
+  };
+  return rows;
+}
+
+void require_supported(const RunConfig& config) {
+  for (const SupportedRow& row : supported_rows()) {
+    if (!row.supported(config))
+      throw ConfigError("{} = {} is not supported by this version: {}.", row.key, field_text(config, row.key),
+                        row.remedy);
+  }
+}
+
+}  // namespace slipstream

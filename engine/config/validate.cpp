@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks a configuration as a whole.
+
+#include "engine/config/validate.h"
+
+#include <numeric>
+
+#include "engine/base/check.h"
+
+namespace slipstream {
+namespace {
+
+/// Weights of the model in double, to refuse sizes whose products would not fit anywhere.
+double parameter_count(const Model& model) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double kv_width = real(model.width) / real(model.heads) * real(model.kv_heads);
+  const double attention = 2 * real(model.width) * real(model.width) + 2 * real(model.width) * kv_width;
+  const double ffn = (model.family == Family::llama ? 3 : 2) * real(model.width) * real(model.ffn_width);
+  const double embedding = (model.tie_embeddings == Choice::yes ? 1 : 2) * real(model.vocab_size) * real(model.width);
+  return real(model.layers) * (attention + ffn) + embedding;
+}
+
+/// "16 or 24": the multiples of `unit` around `value`, the positive ones.
+std::string nearest_multiples(int64_t value, int64_t unit) {
+  const int64_t below = value / unit * unit;
+  return below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
+}
+
+void validate_model(const Model& model) {
+  if (model.width % model.heads != 0)
+    throw ConfigError("model.width = {} is not a multiple of model.heads = {}. Use heads that divide the width.",
+                      model.width, model.heads);
+  if (model.heads % model.kv_heads != 0)
+    throw ConfigError("model.heads = {} is not a multiple of model.kv_heads = {}. Use kv_heads that divide heads.",
+                      model.heads, model.kv_heads);
+  if (model.family == Family::gpt2 && model.kv_heads != model.heads)
+    throw ConfigError(
+        "model.kv_heads = {} differs from model.heads = {}, but family gpt2 has a key and value head for "
+        "every head. Leave kv_heads out, or use family = \"llama\".",
+        model.kv_heads, model.heads);
+  if (model.family == Family::llama && model.head_dim() % 2 != 0)
+    throw ConfigError(
+        "model.width / model.heads = {} / {} = {} is odd, but rotary positions turn pairs. "
+        "Use an even width of a head.",
+        model.width, model.heads, model.head_dim());
+  if (const double count = parameter_count(model); count > 1e15)
+    throw ConfigError(
+        "[model] has about {:.1e} parameters, more than the 1e15 that this program counts with. "
+        "Check layers, width, ffn_width and vocab_size.",
+        count);
+}
+
+void validate_train(const RunConfig& config) {
+  const Train& train = config.train;
+  const Optimizer& optimizer = config.optimizer;
+  if (train.sequence_length > config.model.context)
+    throw ConfigError("train.sequence_length = {} is longer than model.context = {}. Shorten it, or raise the context.",
+                      train.sequence_length, config.model.context);
+  if (train.global_batch_size % train.micro_batch_size != 0)
+    throw ConfigError("train.global_batch_size = {} is not a multiple of train.micro_batch_size = {}. Use {}.",
+                      train.global_batch_size, train.micro_batch_size,
+                      nearest_multiples(train.global_batch_size, train.micro_batch_size));
+  if (static_cast<double>(train.micro_batch_size) * static_cast<double>(train.sequence_length) > 1e12)
+    throw ConfigError("train.micro_batch_size x train.sequence_length = {} x {} is more than 1e12 tokens. Use less.",
+                      train.micro_batch_size, train.sequence_length);
+  if (optimizer.min_learning_rate > optimizer.learning_rate)
+    throw ConfigError("optimizer.min_learning_rate = {} is above optimizer.learning_rate = {}. Use a smaller one.",
+                      optimizer.min_learning_rate, optimizer.learning_rate);
+  // A run cut short by `--set train.steps` may end inside its warm-up; a decay of its own may not end there.
+  if (optimizer.decay_steps < optimizer.warmup_steps && optimizer.decay_steps != train.steps)
+    throw ConfigError(
+        "optimizer.decay_steps = {} ends before the warm-up does, at optimizer.warmup_steps = {}. "
+        "Use at least {}.",
+        optimizer.decay_steps, optimizer.warmup_steps, optimizer.warmup_steps);
+}
+
+void validate_layout(const RunConfig& config) {
+  if (config.parallel.data == 0)
+    throw ConfigError("parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
+  if (config.zero.shard_size > 0 && config.parallel.data > 0 && config.parallel.data % config.zero.shard_size != 0)
+    throw ConfigError("zero.shard_size = {} does not divide parallel.data = {}. Use a divisor, or 0.",
+                      config.zero.shard_size, config.parallel.data);
+  const std::vector<int64_t>& layers = config.pipeline.layers;
+  const int64_t stages = config.parallel.pipeline * config.pipeline.virtual_stages;
+  if (stages > config.model.layers)
+    throw ConfigError(
+        "parallel.pipeline x pipeline.virtual_stages = {} x {} = {} stages is more than model.layers = {}. "
+        "Use at most as many.",
+        config.parallel.pipeline, config.pipeline.virtual_stages, stages, config.model.layers);
+  if (layers.empty()) return;
+  if (static_cast<int64_t>(layers.size()) != stages)
+    throw ConfigError(
+        "pipeline.layers has {} entries for {} stages (parallel.pipeline x pipeline.virtual_stages). "
+        "Write one for each, or none.",
+        layers.size(), stages);
+  if (const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t{0}); sum != config.model.layers)
+    throw ConfigError("pipeline.layers adds up to {}, but model.layers = {}. Make them equal.", sum,
+                      config.model.layers);
+}
+
+void validate_trace(const RunConfig& config) {
+  const std::vector<int64_t>& steps = config.trace.steps;
+  if (steps.empty()) return;
+  if (steps.size() != 2)
+    throw ConfigError("trace.steps has {} entries, it needs the first and the last step, such as [10, 12], or none.",
+                      steps.size());
+  if (steps[0] > steps[1])
+    throw ConfigError("trace.steps = [{}, {}] ends before it begins. Write [{}, {}].", steps[0], steps[1], steps[1],
+                      steps[0]);
+  if (steps[0] > config.train.steps)
+    throw ConfigError("trace.steps = [{}, {}] begins after the last step, train.steps = {}. Trace earlier, or set [].",
+                      steps[0], steps[1], config.train.steps);
+}
+
+}  // namespace
+
+RunConfig resolve_defaults(RunConfig config) {
+  Model& model = config.model;
+  const bool llama = model.family == Family::llama;
+  if (model.kv_heads == 0) model.kv_heads = model.heads;
+  if (model.ffn_width == 0) model.ffn_width = llama ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
+  if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = llama ? Choice::no : Choice::yes;
+  if (config.train.sequence_length == 0) config.train.sequence_length = model.context;
+  if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
+  if (config.zero.gather_dtype == DTypeChoice::automatic)
+    config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
+  if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.output.dir + "/checkpoints";
+  return config;
+}
+
+void validate(const RunConfig& config) {
+  validate_model(config.model);
+  validate_train(config);
+  validate_layout(config);
+  validate_trace(config);
+  if (config.output.dir.empty())
+    throw ConfigError("output.dir is empty. Name the run's folder, such as \"runs/first\".");
+}
+
+Layout resolve_layout(const RunConfig& config, int world) {
+  const Parallel& p = config.parallel;
+  const std::string axes = fmt::format("tensor {} x pipeline {} x context {}", p.tensor, p.pipeline, p.context);
+  // Each factor is at most 65536, so that the product fits; data is compared by division.
+  const int64_t others = p.tensor * p.pipeline * p.context;
+  const bool divides = world % others == 0;
+  if (p.data == -1 && !divides) {
+    throw ConfigError(
+        "[parallel] {} = {} ranks do not divide the {} that were started. Change [parallel], or start {} ranks.", axes,
+        others, world, nearest_multiples(world, others));
+  }
+  if (p.data != -1 && (!divides || world / others != p.data)) {
+    const std::string product = fmt::format("{:.0f}", static_cast<double>(others) * static_cast<double>(p.data));
+    const std::string remedy =
+        divides ? fmt::format("Set parallel.data = {} (or -1)", world / others) : "Change [parallel]";
+    throw ConfigError("[parallel] data {} x {} = {} ranks, but {} were started. {}, or start {} ranks.", p.data, axes,
+                      product, world, remedy, product);
+  }
+  return {.data = static_cast<int>(world / others),
+          .tensor = static_cast<int>(p.tensor),
+          .pipeline = static_cast<int>(p.pipeline),
+          .context = static_cast<int>(p.context)};
+}
+
+Batch resolve_batch(const RunConfig& config, int data_ranks) {
+  const int64_t micro = config.train.micro_batch_size;
+  const int64_t unit = micro * data_ranks;
+  const int64_t global = config.train.global_batch_size == 0 ? unit : config.train.global_batch_size;
+  if (global % unit != 0) {
+    throw ConfigError(
+        "train.global_batch_size = {} is not a multiple of train.micro_batch_size x data ranks = {} x {} = {}. "
+        "Use {} (0 means {}), or change the micro-batch or the ranks.",
+        global, micro, data_ranks, unit, nearest_multiples(global, unit), unit);
+  }
+  return {.global_batch_size = global, .micro_batches = global / unit};
+}
+
+}  // namespace slipstream

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What must hold between the keys of a run file, and between a run file and the ranks that were started.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "engine/config/config.h"
+
+namespace slipstream {
+
+/// Replaces every 0, "auto" and "" that the run file alone decides: kv_heads, ffn_width, tie_embeddings,
+/// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
+RunConfig resolve_defaults(RunConfig config);
+
+/// Checks a resolved configuration. Pure. Throws: ConfigError with the numbers and what to do, for the first law
+/// broken.
+void validate(const RunConfig& config);
+
+/// A key whose value this version cannot honour yet, although the key exists.
+struct SupportedRow {
+  std::string_view key;
+  bool (*supported)(const RunConfig&);
+  std::string_view remedy;  // what to write instead
+};
+const std::vector<SupportedRow>& supported_rows();
+
+/// Throws: ConfigError naming the first key and value that this version does not support. Pure.
+void require_supported(const RunConfig& config);
+
+/// Ranks along each axis; their product is the world.
+struct Layout {
+  int data = 1;
+  int tensor = 1;
+  int pipeline = 1;
+  int context = 1;
+};
+/// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure.
+/// Throws: ConfigError with all axes and both counts of ranks when they do not multiply to `world`.
+Layout resolve_layout(const RunConfig& config, int world);
+
+struct Batch {
+  int64_t global_batch_size = 0;  // sequences of one step
+  int64_t micro_batches = 0;      // that each data rank computes in one step
+};
+/// The batch over `data_ranks`, `train.global_batch_size` = 0 filled in. Pure.
+/// Throws: ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it.
+Batch resolve_batch(const RunConfig& config, int data_ranks);
+
+}  // namespace slipstream

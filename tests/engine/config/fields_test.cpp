@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Laws of the table of fields: it has every frozen key, round-trips every value, and the reference page is its print.
+
+#include "engine/config/fields.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "engine/base/check.h"
+#include "engine/config/load.h"
+#include "engine/config/machine.h"
+#include "engine/config/nearest.h"
+#include "engine/config/validate.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+const std::filesystem::path kRoot = SLIPSTREAM_SOURCE_ROOT;
+
+std::string read(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+RunConfig load_text(const std::string& text) {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("slipstream_fields_" + std::to_string(getpid()) + ".toml");
+  std::ofstream(path, std::ios::binary) << text;
+  const RunConfig config = load_run_config(path.string());
+  std::filesystem::remove(path);
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
+  std::set<std::string> frozen;
+  std::istringstream words(
+      "model.family model.layers model.heads model.kv_heads model.width model.ffn_width model.context model.vocab_size "
+      "model.tie_embeddings model.rope_theta model.norm_eps model.init "
+      "data.train data.validation data.validation_fraction data.tokenizer "
+      "train.steps train.sequence_length train.micro_batch_size train.global_batch_size train.seed train.dtype "
+      "train.eval_interval train.eval_batches train.log_interval train.hash_interval train.recompute "
+      "optimizer.name optimizer.learning_rate optimizer.min_learning_rate optimizer.warmup_steps optimizer.decay_steps "
+      "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay optimizer.grad_clip "
+      "optimizer.double_buffer "
+      "parallel.data parallel.tensor parallel.sequence_parallel parallel.pipeline parallel.context parallel.order "
+      "zero.stage zero.prefetch_depth zero.reshard_after_forward zero.persistence_threshold zero.shard_size "
+      "zero.gather_dtype "
+      "overlap.grad_reduce overlap.bucket_size overlap.first_bucket_size overlap.max_inflight_buckets "
+      "overlap.param_gather "
+      "overlap.optimizer_per_bucket overlap.p2p overlap.tensor_chunks overlap.split_tied_embedding "
+      "pipeline.schedule pipeline.virtual_stages pipeline.layers pipeline.schedule_file "
+      "comm.backend comm.grad_dtype comm.quantize comm.deterministic comm.timeout_seconds "
+      "comm.emulate.bandwidth comm.emulate.latency device.kind device.threads device.machine "
+      "checkpoint.dir checkpoint.interval checkpoint.keep checkpoint.async trace.steps output.dir");
+  for (std::string word; words >> word;) frozen.insert(word);
+  std::set<std::string> keys;
+  for (const Field<RunConfig>& field : run_fields()) {
+    CHECK(keys.insert(field.key).second);
+    CHECK(field.sentence.back() == '.');
+  }
+  for (const std::string& key : frozen) {
+    INFO(key);
+    CHECK(keys.count(key) == 1);
+  }
+}
+
+TEST_CASE("fields: the defaults are values that their own rows accept", "[config]") {
+  const RunConfig defaults;
+  for (const Field<RunConfig>& field : run_fields()) {
+    INFO(field.key);
+    RunConfig config;
+    CHECK_NOTHROW(field.set(config, field.get(defaults)));
+    CHECK(field.get(config) == field.get(defaults));
+  }
+}
+
+TEST_CASE("fields: a resolved configuration reads back as itself", "[config]") {
+  const RunConfig defaults = default_run_config();
+  CHECK(config_toml(load_text(config_toml(defaults))) == config_toml(defaults));
+  const uint64_t seed = 20261121;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 100; ++i) {
+    RunConfig config;
+    config.optimizer.learning_rate = 1 + 0.5 * std::generate_canonical<double, 53>(random);
+    config.optimizer.eps = std::ldexp(1.0 + std::generate_canonical<double, 53>(random), -60);
+    config.optimizer.grad_clip = static_cast<double>(random() % 5);
+    config.overlap.bucket_size_bytes = 1 + static_cast<int64_t>(random() >> (14 + random() % 40));
+    config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(random() >> (14 + random() % 40));
+    config.comm.emulate.latency_ns = static_cast<int64_t>(random() % 60'000'000'000);
+    config.train.seed = static_cast<int64_t>(random() >> 1);
+    config.output.dir = "a\"b\\c\n\t\x7f\x01 \xE2\x82\xAC#" + std::to_string(random());
+    config.comm.deterministic = static_cast<Choice>(random() % 3);
+    config.comm.grad_dtype = static_cast<DType>(random() % 2);
+    config.overlap.grad_reduce = static_cast<GradReduce>(random() % 4);
+    config.trace.steps = {1 + static_cast<int64_t>(random() % 9), 10};
+    config = resolve_defaults(config);
+    const RunConfig back = load_text(config_toml(config));
+    for (const Field<RunConfig>& field : run_fields()) {
+      INFO(field.key);
+      REQUIRE(field.get(back) == field.get(config));
+    }
+    REQUIRE(config_hash(back) == config_hash(config));
+  }
+}
+
+TEST_CASE("fields: the hash changes with every key", "[config]") {
+  std::set<std::string> hashes{config_hash(RunConfig{})};
+  CHECK(config_hash(RunConfig{}).size() == 16);
+  for (const Field<RunConfig>& field : run_fields()) {
+    INFO(field.key);
+    RunConfig config;
+    int changed = 0;
+    for (const ConfigValue& value : std::initializer_list<ConfigValue>{
+             true, false, int64_t{2}, int64_t{3}, 0.5, std::string("other"), std::string("llama"),
+             std::string("bfloat16"), std::string("3MiB"), std::string("7kbit/s"), std::string("7us"),
+             std::string("full"), std::string("naive"), std::string("gpipe"), std::string("mpi"), std::string("int8"),
+             std::string("cpu"), std::vector<int64_t>{3, 4}}) {
+      try {
+        field.set(config, value);
+        if (field.get(config) != field.get(RunConfig{})) {
+          ++changed;
+          break;
+        }
+      } catch (const ConfigError&) {
+      }
+    }
+    if (field.key == "optimizer.name" || field.key == "parallel.order") continue;  // one value each
+    REQUIRE(changed == 1);
+    CHECK(hashes.insert(config_hash(config)).second);
+  }
+}
+
+TEST_CASE("fields: docs/reference/config.md is current", "[config]") {
+  const auto page = kRoot / "docs/reference/config.md";
+  if (std::getenv("SLIPSTREAM_UPDATE_DOCS")) {
+    std::filesystem::create_directories(page.parent_path());
+    std::ofstream(page, std::ios::binary) << config_reference_markdown();
+  }
+  INFO("run this test with SLIPSTREAM_UPDATE_DOCS=1 to write the page");
+  CHECK(read(page) == config_reference_markdown());
+  for (const Field<RunConfig>& field : run_fields())
+    CHECK(config_listing().find("  " + field.key + " = ") != std::string::npos);
+}
+
+TEST_CASE("nearest: swaps and slips are found, strangers are not", "[config]") {
+  const std::vector<std::string_view> names{"steps", "seed", "heads", "kv_heads"};
+  CHECK(nearest("stpes", names) == "steps");
+  CHECK(nearest("step", names) == "steps");
+  CHECK(nearest("head", names) == "heads");
+  CHECK(nearest("train.seed", {"model.seed2", "data.seed"}) == "data.seed");
+  CHECK(nearest("quantity", names).empty());
+  CHECK(nearest(std::string(100000, 'x'), names).empty());
+}
+
+TEST_CASE("runs: every shipped run file loads and is supported, complete in its own words", "[config]") {
+  struct Expected {
+    const char* name;
+    int64_t layers, heads, kv_heads, width, ffn_width, vocab_size;
+    Choice tied;
+    std::vector<int> data_ranks;
+  };
+  const std::vector<Expected> table = {
+      {"quickstart", 6, 6, 6, 192, 768, 0, Choice::yes, {1, 2}},
+      {"shakespeare_char", 4, 4, 4, 128, 512, 0, Choice::yes, {1, 2, 4}},
+      {"gpt2_124m", 12, 12, 12, 768, 3072, 50257, Choice::yes, {1, 2, 4, 8, 16, 32}},
+      {"gpt2_xl", 48, 25, 25, 1600, 6400, 50257, Choice::yes, {1, 2, 4, 8, 16, 32, 64, 128}},
+      {"llama_1b", 16, 32, 8, 2048, 8192, 128256, Choice::yes, {1, 8, 512}},
+      {"llama_8b", 32, 32, 8, 4096, 14336, 128256, Choice::no, {1, 8, 512}},
+      {"llama_70b", 80, 64, 8, 8192, 28672, 128256, Choice::no, {1, 8, 512}},
+  };
+  size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs/runs"))
+    files += entry.path().extension() == ".toml";
+  CHECK(files == table.size());
+  for (const Expected& row : table) {
+    INFO(row.name);
+    const RunConfig config = load_run_config((kRoot / "configs/runs" / (std::string(row.name) + ".toml")).string());
+    require_supported(config);
+    CHECK(config.model.layers == row.layers);
+    CHECK(config.model.heads == row.heads);
+    CHECK(config.model.kv_heads == row.kv_heads);
+    CHECK(config.model.width == row.width);
+    CHECK(config.model.ffn_width == row.ffn_width);
+    CHECK(config.model.vocab_size == row.vocab_size);
+    CHECK(config.model.tie_embeddings == row.tied);
+    CHECK(config.output.dir == std::string("runs/") + row.name);
+    CHECK_FALSE(config.data.train.empty());
+    for (int ranks : row.data_ranks) CHECK_NOTHROW(resolve_batch(config, ranks));
+  }
+}
+
+TEST_CASE("runs: shakespeare_char is the published recipe", "[config]") {
+  const RunConfig c = load_run_config((kRoot / "configs/runs/shakespeare_char.toml").string());
+  CHECK(c.model.context == 64);
+  CHECK(c.train.steps == 2000);
+  CHECK(c.train.global_batch_size == 12);
+  CHECK(c.optimizer.learning_rate == 1e-3);
+  CHECK(c.optimizer.min_learning_rate == 1e-4);
+  CHECK(c.optimizer.warmup_steps == 100);
+  CHECK(c.optimizer.decay_steps == 2000);
+  CHECK(c.optimizer.beta1 == 0.9);
+  CHECK(c.optimizer.beta2 == 0.99);
+  CHECK(c.optimizer.weight_decay == 0.1);
+  CHECK(c.optimizer.grad_clip == 1.0);
+  CHECK(c.data.tokenizer == "chars");
+  CHECK(c.data.validation_fraction == 0.1);
+  CHECK(c.train.eval_batches == 0);
+}
+
+TEST_CASE("machines: every shipped machine file loads, and its numbers are what it names", "[config]") {
+  for (const std::string name : {"laptop", "h100x8", "h200x8", "a100x8"}) {
+    const Machine machine = load_machine((kRoot / "configs/machines" / (name + ".toml")).string());
+    CHECK(machine.name == name);
+    CHECK(machine.ranks_per_node == 8);
+    CHECK(machine.matmul_efficiency <= 1);
+    CHECK(machine.intra_bytes_per_second > machine.inter_bytes_per_second);
+  }
+  const Machine h100 = load_machine((kRoot / "configs/machines/h100x8.toml").string());
+  CHECK(h100.flops_per_second_bf16 == 989.4e12);
+  CHECK(h100.bytes_per_second == 3'000'000'000'000);
+  CHECK(h100.memory_bytes == 80'000'000'000);
+  CHECK(h100.inter_bytes_per_second == 46'000'000'000);
+  CHECK(h100.launch_ns == 3000);
+}
+
+TEST_CASE("machines: a machine file that leaves something out or says too much is refused", "[config]") {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("slipstream_machine_" + std::to_string(getpid()) + ".toml");
+  const std::string good = read(kRoot / "configs/machines/laptop.toml");
+  const auto refusal = [&](const std::string& text) -> std::string {
+    std::ofstream(path, std::ios::binary) << text;
+    try {
+      load_machine(path.string());
+    } catch (const ConfigError& error) {
+      return std::string(error.what()).substr(path.string().size());
+    }
+    return "accepted";
+  };
+  CHECK(refusal(good) == "accepted");
+  CHECK(refusal(good.substr(0, good.find("[inter]"))) ==
+        " does not say 'inter.bandwidth': it needs a rate such as \"1Gbit/s\" or \"50GB/s\". Add it, with its source.");
+  CHECK(refusal("nmae = \"x\"\n") == ":1:1 unknown key 'nmae', did you mean 'name'?");
+  CHECK(refusal("matmul_efficiency = 1.5\n") == ":1:1 matmul_efficiency needs a number above 0, at most 1, got 1.5.");
+  CHECK(refusal("memory_bandwidth = \"\"\n") ==
+        ":1:1 memory_bandwidth needs a rate such as \"1Gbit/s\" or \"50GB/s\", got the text \"\".");
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("machines: this host has at least one core and one rank, whatever the threads", "[config]") {
+  for (int threads : {1, 2, 1000}) {
+    const Machine machine = this_host(threads);
+    CHECK(machine.ranks_per_node >= 1);
+    CHECK(machine.memory_bytes > 0);
+    CHECK(machine.flops_per_second_f32 > 0);
+    CHECK(machine.bytes_per_second > 0);
+  }
+  CHECK(this_host(1).memory_bytes * this_host(1).ranks_per_node <= this_host(1000).memory_bytes);
+}

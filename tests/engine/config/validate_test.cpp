@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Laws between keys, and between keys and ranks; every refusal is compared as text.
+
+#include "engine/config/validate.h"
+
+#include <map>
+
+#include "engine/base/check.h"
+#include "engine/config/fields.h"
+#include "engine/config/load.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+template <typename F>
+std::string refusal(F action) {
+  try {
+    action();
+  } catch (const ConfigError& error) {
+    CHECK(static_cast<int>(error.code()) == 2);
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string load_refusal(const std::vector<std::string>& sets) {
+  return refusal([&] { default_run_config(sets); });
+}
+
+RunConfig with(const std::vector<std::string>& sets) {
+  return default_run_config(sets);
+}
+
+}  // namespace
+
+TEST_CASE("resolve: what follows from the rest is filled in, once", "[config]") {
+  const RunConfig gpt2 = with({"output.dir=runs/x", "train.steps=77"});
+  CHECK(gpt2.model.kv_heads == 12);
+  CHECK(gpt2.model.ffn_width == 3072);
+  CHECK(gpt2.model.tie_embeddings == Choice::yes);
+  CHECK(gpt2.train.sequence_length == 1024);
+  CHECK(gpt2.optimizer.decay_steps == 77);
+  CHECK(gpt2.zero.gather_dtype == DTypeChoice::float32);
+  CHECK(gpt2.checkpoint.dir == "runs/x/checkpoints");
+  const RunConfig llama = with({"model.family=llama", "model.width=4096", "model.heads=32", "train.dtype=bfloat16"});
+  CHECK(llama.model.ffn_width == 11008);  // Llama 2 7B
+  CHECK(llama.model.tie_embeddings == Choice::no);
+  CHECK(llama.zero.gather_dtype == DTypeChoice::bfloat16);
+  CHECK(config_toml(resolve_defaults(llama)) == config_toml(llama));
+}
+
+TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are refused with their numbers",
+          "[config]") {
+  CHECK(load_refusal({"model.heads=7"}) ==
+        "model.width = 768 is not a multiple of model.heads = 7. Use heads that divide the width.");
+  CHECK(load_refusal({"model.family=llama", "model.kv_heads=5"}) ==
+        "model.heads = 12 is not a multiple of model.kv_heads = 5. Use kv_heads that divide heads.");
+  CHECK(load_refusal({"model.kv_heads=4"}) ==
+        "model.kv_heads = 4 differs from model.heads = 12, but family gpt2 has a key and value head for every head. "
+        "Leave "
+        "kv_heads out, or use family = \"llama\".");
+  CHECK(
+      load_refusal({"model.family=llama", "model.width=36"}) ==
+      "model.width / model.heads = 36 / 12 = 3 is odd, but rotary positions turn pairs. Use an even width of a head.");
+  CHECK(load_refusal({"model.width=36"}) == "accepted");
+  CHECK(load_refusal({"model.layers=65536", "model.width=1048576", "model.heads=1"}) ==
+        "[model] has about 8.6e+17 parameters, more than the 1e15 that this program counts with. Check layers, width, "
+        "ffn_width and vocab_size.");
+  CHECK(load_refusal({"train.sequence_length=1025"}) ==
+        "train.sequence_length = 1025 is longer than model.context = 1024. Shorten it, or raise the context.");
+  CHECK(load_refusal({"train.global_batch_size=20"}) ==
+        "train.global_batch_size = 20 is not a multiple of train.micro_batch_size = 8. Use 16 or 24.");
+  CHECK(load_refusal({"train.global_batch_size=7"}) ==
+        "train.global_batch_size = 7 is not a multiple of train.micro_batch_size = 8. Use 8.");
+  CHECK(load_refusal({"train.micro_batch_size=16777216", "model.context=16777216"}) ==
+        "train.micro_batch_size x train.sequence_length = 16777216 x 16777216 is more than 1e12 tokens. Use less.");
+  CHECK(load_refusal({"optimizer.min_learning_rate=1e-3"}) ==
+        "optimizer.min_learning_rate = 0.001 is above optimizer.learning_rate = 0.0006. Use a smaller one.");
+  CHECK(load_refusal({"optimizer.warmup_steps=100", "optimizer.decay_steps=50"}) ==
+        "optimizer.decay_steps = 50 ends before the warm-up does, at optimizer.warmup_steps = 100. Use at least 100.");
+  CHECK(load_refusal({"optimizer.warmup_steps=100", "train.steps=50"}) == "accepted");
+  CHECK(load_refusal({"trace.steps=[10]"}) ==
+        "trace.steps has 1 entries, it needs the first and the last step, such as [10, 12], or none.");
+  CHECK(load_refusal({"trace.steps=[12, 10]"}) == "trace.steps = [12, 10] ends before it begins. Write [10, 12].");
+  CHECK(load_refusal({"trace.steps=[10, 12]", "train.steps=9"}) ==
+        "trace.steps = [10, 12] begins after the last step, train.steps = 9. Trace earlier, or set [].");
+  CHECK(load_refusal({"output.dir="}) == "output.dir is empty. Name the run's folder, such as \"runs/first\".");
+  CHECK(load_refusal({"parallel.data=0"}) ==
+        "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
+  CHECK(load_refusal({"parallel.data=4", "zero.shard_size=3"}) ==
+        "zero.shard_size = 3 does not divide parallel.data = 4. Use a divisor, or 0.");
+  CHECK(load_refusal({"parallel.pipeline=5", "pipeline.virtual_stages=3"}) ==
+        "parallel.pipeline x pipeline.virtual_stages = 5 x 3 = 15 stages is more than model.layers = 12. Use at most "
+        "as many.");
+  CHECK(load_refusal({"parallel.pipeline=2", "pipeline.layers=[12]"}) ==
+        "pipeline.layers has 1 entries for 2 stages (parallel.pipeline x pipeline.virtual_stages). Write one for each, "
+        "or none.");
+  CHECK(load_refusal({"parallel.pipeline=2", "pipeline.layers=[5, 6]"}) ==
+        "pipeline.layers adds up to 11, but model.layers = 12. Make them equal.");
+}
+
+TEST_CASE("layout: the axes multiply to the world, or the sentence has all of them", "[config]") {
+  for (int world = 1; world <= 64; ++world) {
+    CHECK(resolve_layout(with({}), world).data == world);
+    const RunConfig mixed = with({"parallel.tensor=2", "parallel.pipeline=3"});
+    if (world % 6 == 0) {
+      const Layout layout = resolve_layout(mixed, world);
+      CHECK(layout.data * layout.tensor * layout.pipeline * layout.context == world);
+    } else {
+      CHECK_THROWS_AS(resolve_layout(mixed, world), ConfigError);
+    }
+  }
+  const auto layout_refusal = [](const std::vector<std::string>& sets, int world) {
+    return refusal([&] { resolve_layout(with(sets), world); });
+  };
+  CHECK(layout_refusal({"parallel.data=4"}, 6) ==
+        "[parallel] data 4 x tensor 1 x pipeline 1 x context 1 = 4 ranks, but 6 were started. Set parallel.data = 6 "
+        "(or -1), "
+        "or start 4 ranks.");
+  CHECK(layout_refusal({"parallel.data=4", "parallel.tensor=4"}, 6) ==
+        "[parallel] data 4 x tensor 4 x pipeline 1 x context 1 = 16 ranks, but 6 were started. Change [parallel], or "
+        "start 16 "
+        "ranks.");
+  CHECK(layout_refusal({"parallel.tensor=4"}, 6) ==
+        "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 6 that were started. Change "
+        "[parallel], or "
+        "start 4 or 8 ranks.");
+  CHECK(layout_refusal({"parallel.tensor=4"}, 3) ==
+        "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 3 that were started. Change "
+        "[parallel], or "
+        "start 4 ranks.");
+  CHECK(layout_refusal({"parallel.data=16777216", "parallel.tensor=65536", "parallel.context=65536"}, 6)
+            .find("= 72057594037927936 ranks, but 6 were started.") != std::string::npos);
+}
+
+TEST_CASE("batch: micro-batch x data ranks divides the global batch, or the sentence has the nearest", "[config]") {
+  CHECK(resolve_batch(with({}), 3).global_batch_size == 24);
+  CHECK(resolve_batch(with({}), 3).micro_batches == 1);
+  const RunConfig config = with({"train.global_batch_size=24", "train.micro_batch_size=3"});
+  for (int ranks = 1; ranks <= 16; ++ranks) {
+    if (24 % (3 * ranks) == 0) {
+      const Batch batch = resolve_batch(config, ranks);
+      CHECK(batch.micro_batches * 3 * ranks == 24);
+      CHECK(batch.global_batch_size == 24);
+    } else {
+      CHECK_THROWS_AS(resolve_batch(config, ranks), ConfigError);
+    }
+  }
+  CHECK(refusal([&] { resolve_batch(config, 3); }) ==
+        "train.global_batch_size = 24 is not a multiple of train.micro_batch_size x data ranks = 3 x 3 = 9. Use 18 or "
+        "27 (0 "
+        "means 9), or change the micro-batch or the ranks.");
+  CHECK(refusal([&] { resolve_batch(config, 16); }) ==
+        "train.global_batch_size = 24 is not a multiple of train.micro_batch_size x data ranks = 3 x 16 = 48. Use 48 "
+        "(0 means "
+        "48), or change the micro-batch or the ranks.");
+}
+
+TEST_CASE("supported: the defaults are, and each row refuses its key by name and value", "[config]") {
+  require_supported(with({}));
+  require_supported(RunConfig{});
+  require_supported(with({"train.dtype=bfloat16"}));
+  const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
+                                                          {"data.tokenizer", "tokenizer.json"},
+                                                          {"train.recompute", "full"},
+                                                          {"optimizer.double_buffer", "true"},
+                                                          {"parallel.tensor", "2"},
+                                                          {"parallel.sequence_parallel", "true"},
+                                                          {"parallel.pipeline", "2"},
+                                                          {"parallel.context", "2"},
+                                                          {"zero.stage", "1"},
+                                                          {"zero.prefetch_depth", "2"},
+                                                          {"zero.reshard_after_forward", "false"},
+                                                          {"zero.persistence_threshold", "1MiB"},
+                                                          {"zero.shard_size", "2"},
+                                                          {"zero.gather_dtype", "bfloat16"},
+                                                          {"overlap.param_gather", "false"},
+                                                          {"overlap.p2p", "false"},
+                                                          {"overlap.tensor_chunks", "2"},
+                                                          {"pipeline.schedule", "zb_h1"},
+                                                          {"pipeline.virtual_stages", "2"},
+                                                          {"pipeline.layers", "[12]"},
+                                                          {"pipeline.schedule_file", "a.csv"},
+                                                          {"comm.backend", "nccl"},
+                                                          {"comm.quantize", "int8"},
+                                                          {"device.kind", "cuda"},
+                                                          {"checkpoint.interval", "5"},
+                                                          {"checkpoint.keep", "3"},
+                                                          {"checkpoint.async", "true"}};
+  for (const SupportedRow& row : supported_rows()) {
+    const std::string key(row.key);
+    INFO(key);
+    REQUIRE(unsupported.count(key) == 1);
+    const RunConfig config = with({key + "=" + unsupported.at(key)});
+    CHECK(refusal([&] { require_supported(config); }) ==
+          key + " = " + field_text(config, key) + " is not supported by this version: " + std::string(row.remedy) +
+              ".");
+  }
+  CHECK(refusal([&] { require_supported(with({"zero.stage=2"})); }) ==
+        "zero.stage = 2 is not supported by this version: use 0.");
+  CHECK(refusal([&] { require_supported(with({"comm.backend=nccl"})); }) ==
+        "comm.backend = \"nccl\" is not supported by this version: use \"auto\", \"mpi\" or \"thread\".");
+}
