@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream generate: text from trained weights, one token at a time.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "cli/commands.h"
+#include "cli/job.h"
+#include "cli/rank.h"
+#include "engine/base/philox.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/data/tokenizer.h"
+#include "engine/device/device.h"
+
+namespace slipstream::cli {
+namespace {
+
+/// The folder itself, or the final weights of a run folder.
+std::string weights_folder(const std::string& path) {
+  for (const char* inside : {"", "/checkpoints/final", "/final"})
+    if (std::filesystem::exists(path + inside + "/" + checkpoint::kWeightsFile)) return path + inside;
+  throw CheckpointError("[generate] {} has no {}: neither there nor in checkpoints/final. Give the folder that training wrote.",
+                        path, checkpoint::kWeightsFile);
+}
+
+template <typename T>
+T entry(const data::ConfigEntries& config, const std::string& key, const std::string& folder) {
+  for (const auto& [name, value] : config)
+    if (name == key) {
+      if constexpr (std::is_same_v<T, double>)
+        if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
+      if (const T* typed = std::get_if<T>(&value)) return *typed;
+      throw CheckpointError("[generate] {}/config.json: {} has another type than expected.", folder, key);
+    }
+  throw CheckpointError("[generate] {}/config.json lacks {}.", folder, key);
+}
+
+models::ModelOptions options_of(const data::ConfigEntries& config, const std::string& folder) {
+  const auto whole = [&](const char* key) { return entry<int64_t>(config, key, folder); };
+  const auto family = entry<std::string>(config, "model_type", folder);
+  models::ModelOptions options;
+  if (family == "gpt2")
+    options = {.family = models::Family::gpt2, .layers = whole("n_layer"), .heads = whole("n_head"), .kv_heads = whole("n_head"),
+               .width = whole("n_embd"), .ffn_width = whole("n_inner"), .context = whole("n_positions"), .vocab = whole("vocab_size"),
+               .tie_embeddings = entry<bool>(config, "tie_word_embeddings", folder),
+               .norm_eps = static_cast<float>(entry<double>(config, "layer_norm_epsilon", folder))};
+  else if (family == "llama")
+    options = {.family = models::Family::llama, .layers = whole("num_hidden_layers"), .heads = whole("num_attention_heads"),
+               .kv_heads = whole("num_key_value_heads"), .width = whole("hidden_size"), .ffn_width = whole("intermediate_size"),
+               .context = whole("max_position_embeddings"), .vocab = whole("vocab_size"),
+               .tie_embeddings = entry<bool>(config, "tie_word_embeddings", folder),
+               .rope_theta = static_cast<float>(entry<double>(config, "rope_theta", folder)),
+               .norm_eps = static_cast<float>(entry<double>(config, "rms_norm_eps", folder))};
+  else
+    throw CheckpointError("[generate] {}/config.json: model_type \"{}\" is neither gpt2 nor llama.", folder, family);
+  options.batch = 1;
+  options.tokens = options.context;
+  options.global_tokens = options.context;
+  return options;
+}
+
+void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
+  const auto& parameters = rank.job().model.parameters;
+  for (size_t p = 0; p < parameters.size(); ++p)
+    for (size_t t = 0; t < parameters[p].tensors.size(); ++t) {
+      const NamedTensor& named = parameters[p].tensors[t];
+      const checkpoint::TensorInfo& info = file.get(named.name);
+      std::vector<int64_t> shape = named.shape;
+      if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
+      if (info.shape != shape)
+        throw CheckpointError("[generate] {} in {} has {} elements, the model of config.json needs {}.", named.name, file.path(),
+                              info.elems(), named.elems());
+      std::vector<float> values(static_cast<size_t>(named.elems()));
+      file.read_floats(info, values);
+      if (named.transposed_on_disk) {
+        const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
+        std::vector<float> turned(values.size());
+        for (size_t r = 0; r < rows; ++r)
+          for (size_t c = 0; c < columns; ++c) turned[r * columns + c] = values[c * rows + r];
+        values.swap(turned);
+      }
+      rank.set_tensor(p, t, values);
+    }
+}
+
+/// Samples from softmax(logits / temperature) among the top_k likeliest (0: all).
+int32_t sample(std::vector<float> logits, double temperature, int top_k, double uniform) {
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
+  float floor = -INFINITY;
+  if (top_k > 0 && static_cast<size_t>(top_k) < logits.size()) {
+    std::vector<float> sorted = logits;
+    std::nth_element(sorted.begin(), sorted.begin() + (top_k - 1), sorted.end(), std::greater<>());
+    floor = sorted[static_cast<size_t>(top_k) - 1];
+  }
+  const double top = *best;
+  double total = 0;
+  std::vector<double> weights(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) total += weights[i] = logits[i] < floor ? 0.0 : std::exp((logits[i] - top) / temperature);
+  double target = uniform * total;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    target -= weights[i];
+    if (target < 0) return static_cast<int32_t>(i);
+  }
+  return static_cast<int32_t>(best - logits.begin());
+}
+
+}  // namespace
+
+int generate(const GenerateCommand& command) {
+  const std::string folder = weights_folder(command.checkpoint);
+  const checkpoint::FinalWeights weights = checkpoint::read_final(folder);
+  const auto tokenizer = data::load_tokenizer(folder + "/" + data::kTokenizerFile);
+  const models::ModelOptions options = options_of(weights.config, folder);
+
+  Buffers buffers;
+  ModelSpec model = models::build_model(options, buffers);
+  auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), {}));
+  const comm::RooflinePrice price(comm::Rates{}, comm::Link{});
+  for (Plan* plan : {&job->train, &job->evaluate, &job->prime}) {
+    const comm::Stage stage{plan, nullptr};
+    comm::finish({&stage, 1}, job->mesh, job->channels, price);
+  }
+  std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
+  Rank rank(std::move(job), make_cpu_device(), std::move(none), {.threads = threads_of(RunConfig{}, 1)}, {});
+  load_weights(rank, weights.weights);
+
+  std::vector<int32_t> text = tokenizer->encode(command.prompt);
+  if (text.empty()) text.push_back(tokenizer->vocab_size() > '\n' ? tokenizer->encode("\n").front() : 0);
+  fmt::print("{}", command.prompt);
+  const Philox random(command.seed, "generate");
+  const auto context = static_cast<size_t>(options.context);
+  std::vector<int32_t> window(context, 0);
+  const std::vector<int32_t> targets(context, 0);
+  for (int n = 0; n < command.tokens; ++n) {
+    const size_t used = std::min(text.size(), context);
+    std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), window.begin());
+    rank.evaluate(window, targets);
+    rank.drain();
+    const int32_t next = sample(rank.logits(static_cast<int64_t>(used) - 1), command.temperature, command.top_k,
+                                random.uniform(static_cast<uint64_t>(n)));
+    text.push_back(next);
+    fmt::print("{}", tokenizer->decode(std::vector<int32_t>{next}));
+    std::fflush(stdout);
+  }
+  fmt::print("\n");
+  return 0;
+}
+
+}  // namespace slipstream::cli

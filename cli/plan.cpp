@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream plan and slipstream check: the plan printed, priced and proved without running it.
+
+#include <cstdio>
+#include <map>
+
+#include "cli/commands.h"
+#include "cli/job.h"
+#include "comm/link.h"
+#include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/seams.h"
+#include "engine/base/json.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "engine/data/dataset.h"
+
+namespace slipstream::cli {
+namespace {
+
+struct Planned {
+  RunConfig config;
+  Machine machine;
+  FinishedJob finished;
+  std::string machine_source;
+};
+
+/// The vocabulary that the plan needs: the run file's, else the tokenizer's, for which the data must be there.
+int64_t vocab_of(const RunConfig& config) {
+  if (config.model.vocab_size > 0) return config.model.vocab_size;
+  if (config.data.tokenizer == "bytes") return 256;
+  return data::open_dataset({.train = config.data.train, .validation = config.data.validation,
+                             .validation_fraction = config.data.validation_fraction, .tokenizer = config.data.tokenizer,
+                             .sequence_length = config.train.sequence_length}).tokenizer->vocab_size();
+}
+
+Planned make_plan(const PlanCommand& command) {
+  Planned planned;
+  planned.config = load_run_config(command.run_file, command.sets);
+  require_supported(planned.config);
+  if (command.ranks < 0) throw ConfigError("--ranks {} must be at least 1.", command.ranks);
+  const int ranks = std::max(1, command.ranks);
+  const int threads = threads_of(planned.config, ranks);
+  planned.machine = machine_of(planned.config, command.machine, threads);
+  planned.machine_source = !command.machine.empty()                ? "--machine"
+                           : !planned.config.device.machine.empty() ? "device.machine"
+                                                                    : "this host";
+  planned.finished = build_finished_job({.config = planned.config, .world = ranks, .vocab = vocab_of(planned.config), .machine = planned.machine});
+  return planned;
+}
+
+/// Memory that one rank may use: ranks of one node share a host, each card has its own.
+bool fits(const Planned& planned) {
+  return planned.machine.memory_bytes == 0 || planned.finished.job->buffers.total_bytes() <= planned.machine.memory_bytes;
+}
+
+comm::Rehearsal rehearse_step(const Planned& planned) {
+  const Job& job = *planned.finished.job;
+  const comm::RooflinePrice price = price_of(planned.config, planned.machine, job.mesh);
+  const std::vector<const Plan*> runs(3, &job.train);
+  const comm::RankRuns rank{.rank = 0, .runs = runs, .seams = comm::link_all(runs, job.channels)};
+  return comm::rehearse(job.mesh, job.channels, {&rank, 1}, price, {.gate = comm::Gate::launch_order});
+}
+
+struct ChannelLoad {
+  int64_t tasks = 0;
+  int64_t bytes = 0;  // sent by one rank in a step
+};
+
+std::map<std::string, ChannelLoad> channel_loads(const Job& job) {
+  std::map<std::string, ChannelLoad> loads;
+  for (const Task& task : job.train.tasks) {
+    ChannelLoad& load = loads[job.channels[task.channel].name];
+    ++load.tasks;
+    if (is_communication(task.op))
+      load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+  }
+  return loads;
+}
+
+void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  const MeshSizes& sizes = job.mesh.sizes();
+  fmt::print("machine: {} ({}), {} of memory for a rank\n", planned.machine.name, planned.machine_source, format_bytes(planned.machine.memory_bytes));
+  fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.model.parameter_elems());
+  fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+  fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
+             job.model.tokens, planned.finished.micro_batches, job.model.batch);
+  fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());
+  if (job.model.tied.split && job.mesh.group_size(Axis::data) > 1)
+    fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
+               job.model.tied.as_rows ? "ids and rows" : "a dense table");
+  fmt::print("memory of a rank:\n{}", memory_table(job));
+  fmt::print("channels:\n");
+  for (const auto& [name, load] : channel_loads(job))
+    fmt::print("  {:<10}{:>7} tasks{:>14} sent per step\n", name, load.tasks, format_bytes(load.bytes));
+  fmt::print("order:   {} spine items, {} tasks, {} waits ({} implied ones pruned), {} waits between steps, plan {:016x}\n",
+             job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
+             planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
+  if (!rehearsal.finished) return;
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
+  fmt::print("rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed\n", step_ms,
+             format_count(1e3 * static_cast<double>(planned.finished.global_batch * job.model.tokens) / step_ms),
+             static_cast<double>(times.communication_ns) / 3e6, static_cast<double>(times.exposed_ns) / 3e6);
+}
+
+void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  const MeshSizes& sizes = job.mesh.sizes();
+  Json json = Json::object();
+  json["machine"] = planned.machine.name;
+  json["model"] = job.model.description;
+  json["parameters"] = job.model.parameter_elems();
+  json["ranks"] = job.mesh.world();
+  json["layout"]["data"] = sizes.data;
+  json["layout"]["context"] = sizes.context;
+  json["layout"]["pipeline"] = sizes.pipeline;
+  json["layout"]["tensor"] = sizes.tensor;
+  json["micro_batches"] = planned.finished.micro_batches;
+  json["global_batch_size"] = planned.finished.global_batch;
+  Json memory = Json::object();
+  for (int owner = 0; owner < kOwners; ++owner) memory[name_of(static_cast<Owner>(owner))] = job.buffers.bytes(static_cast<Owner>(owner));
+  memory["total"] = job.buffers.total_bytes();
+  json["memory_bytes"] = memory;
+  json["fits"] = fits(planned);
+  Json tasks = Json::array();
+  for (ItemId i = static_cast<ItemId>(job.train.spine.size()); i < job.train.size(); ++i) {
+    const Task& task = job.train.task(i);
+    Json row = Json::object();
+    row["name"] = task.name;
+    row["op"] = name_of(task.op);
+    row["channel"] = job.channels[task.channel].name;
+    row["elems"] = task.elems;
+    row["wire_bytes"] = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+    Json after = Json::array();
+    for (const Point& point : task.after) after.push_back(job.train[point.item].name);
+    row["after"] = after;
+    tasks.push_back(row);
+  }
+  json["tasks"] = tasks;
+  json["spine_items"] = static_cast<int64_t>(job.train.spine.size());
+  json["plan_hash"] = fmt::format("{:016x}", planned.finished.proof.order_hash);
+  if (rehearsal.finished) {
+    const comm::RankTimes& times = rehearsal.ranks.front();
+    json["rehearsed"]["step_ms"] = static_cast<double>(times.step_period_ns(1)) / 1e6;
+    json["rehearsed"]["comm_ms"] = static_cast<double>(times.communication_ns) / 3e6;
+    json["rehearsed"]["exposed_ms"] = static_cast<double>(times.exposed_ns) / 3e6;
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+void require_fits(const Planned& planned) {
+  if (fits(planned)) return;
+  throw ResourceError("[plan] a rank needs {} but {} has {}. Use more ranks, a smaller train.micro_batch_size or a smaller model.",
+                      format_bytes(planned.finished.job->buffers.total_bytes()), planned.machine.name, format_bytes(planned.machine.memory_bytes));
+}
+
+}  // namespace
+
+int plan(const PlanCommand& command) {
+  if (command.search)
+    throw ConfigError("[plan] --search is not supported by this version. Try layouts by hand with --set parallel.data=N.");
+  const Planned planned = make_plan(command);
+  const comm::Rehearsal rehearsal = rehearse_step(planned);
+  command.json ? print_json(planned, rehearsal) : print_text(planned, rehearsal);
+  require_fits(planned);
+  return 0;
+}
+
+int check(const PlanCommand& command) {
+  const Planned planned = make_plan(command);
+  const comm::Proof& proof = planned.finished.proof;
+  fmt::print("machine: {} ({})\n", planned.machine.name, planned.machine_source);
+  fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial launches, three steps in a row" : proof.deadlock);
+  fmt::print("hazards:   {}\n", proof.hazard_count == 0 ? fmt::format("none among {} items, {} waits, {} waits between steps", proof.items, proof.waits, proof.seam_waits)
+                                                        : fmt::format("{}", proof.hazard_count));
+  for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
+  fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
+  fmt::print("memory:    {} of {}\n", format_bytes(planned.finished.job->buffers.total_bytes()), format_bytes(planned.machine.memory_bytes));
+  if (!proof.holds()) throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
+  require_fits(planned);
+  return 0;
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream train: sets up in agreement with all ranks, then hands over to the training loop.
+
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "cli/trainer.h"
+#include "engine/base/json.h"
+#include "engine/base/log.h"
+#include "engine/config/fields.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "engine/data/hash.h"
+#include "kernels/common/isa.h"
+
+namespace slipstream::cli {
+namespace {
+
+/// Refuses to start when ranks disagree about what to run.
+void require_same(World& world, const std::string& what, const std::string& value) {
+  const std::vector<std::string> values = world.all_gather(value);
+  world.together([&] {
+    for (size_t r = 1; r < values.size(); ++r)
+      if (values[r] != values[0])
+        throw ConfigError("[train] rank {} has another {} than rank 0 ({} against {}). Start all ranks with the same run file, "
+                          "flags and build.", r, what, values[r], values[0]);
+  });
+}
+
+std::string run_json(const World& world, const FinishedJob& finished, const Machine& machine, int threads) {
+  const Job& job = *finished.job;
+  const MeshSizes& sizes = job.mesh.sizes();
+  Json run = Json::object();
+  run["version"] = "0.1.0";
+  run["ranks"] = world.size();
+  run["layout"]["data"] = sizes.data;
+  run["layout"]["tensor"] = sizes.tensor;
+  run["layout"]["pipeline"] = sizes.pipeline;
+  run["layout"]["context"] = sizes.context;
+  run["plan_hash"] = fmt::format("{:016x}", finished.proof.order_hash);
+  run["device"] = "cpu";
+  run["threads"] = threads;
+  run["isa"] = std::string(kernels::name_of(kernels::isa()));
+  run["machine"] = machine.name;
+  run["model"] = job.model.description;
+  run["parameters"] = job.model.parameter_elems();
+  run["memory_bytes"] = job.buffers.total_bytes();
+  return run.dump(2) + "\n";
+}
+
+void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, int threads) {
+  const Job& job = *finished.job;
+  log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.model.parameter_elems())));
+  log_info("{} rank{} x {} thread{}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
+           world.size() == 1 ? "" : "s", threads, threads == 1 ? "" : "s",
+           finished.micro_batches == 1 ? "one micro-batch" : fmt::format("{} micro-batches", finished.micro_batches),
+           finished.global_batch, config.train.sequence_length, name_of(job.options.way), job.layout.buckets.size(),
+           job.layout.buckets.size() == 1 ? "" : "s");
+  log_info("memory of a rank: {}", format_bytes(job.buffers.total_bytes()));
+}
+
+}  // namespace
+
+int train(const TrainCommand& command) {
+  World world;
+  log_setup({.rank = world.rank(), .ranks = 1});
+  RunConfig config;
+  Machine machine;
+  FinishedJob finished;
+  data::Dataset dataset;
+  int threads = 1;
+  try {
+    world.together([&] {
+      if (command.resume)
+        throw ConfigError("[train] --resume is not supported by this version: it keeps final weights only. Start without it.");
+      config = load_run_config(command.run_file, command.sets);
+      require_supported(config);
+      threads = threads_of(config, world.ranks_on_host());
+    });
+    require_same(world, "configuration", data::xxh3_128_hex(config_toml(config).data(), static_cast<int64_t>(config_toml(config).size())));
+    world.together([&] {
+      machine = machine_of(config, "", threads);
+      int64_t vocab = config.model.vocab_size;
+      // A dry run plans without data where the vocabulary is known.
+      if (!command.dry_run || vocab == 0) {
+        dataset = data::open_dataset({.train = config.data.train, .validation = config.data.validation,
+                                      .validation_fraction = config.data.validation_fraction,
+                                      .tokenizer = config.data.tokenizer, .sequence_length = config.train.sequence_length});
+        vocab = dataset.tokenizer->vocab_size();
+      }
+      finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = machine});
+      const int64_t need = finished.job->buffers.total_bytes() * world.ranks_on_host();
+      if (!command.dry_run && machine.memory_bytes > 0 && need > machine.memory_bytes)
+        throw ResourceError("[plan] {} ranks on this host need {} but it has {}. Use a smaller micro-batch, or fewer ranks here.\n{}",
+                            world.ranks_on_host(), format_bytes(need), format_bytes(machine.memory_bytes), memory_table(*finished.job));
+    });
+    require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
+    if (command.dry_run) {
+      if (world.rank() == 0) {
+        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->model.parameter_elems(), memory_table(*finished.job));
+        fmt::print("{} tasks, {} spine items, {} waits ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
+                   finished.job->train.spine.size(), finished.proof.waits, finished.proof.pruned_count, finished.proof.order_hash);
+      }
+      return 0;
+    }
+    print_start(world, config, finished, threads);
+    std::unique_ptr<RunDir> run_dir;
+    world.together([&] {
+      run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
+      if (world.rank() != 0) return;
+      run_dir->write("config.resolved.toml", config_toml(config));
+      run_dir->write("run.json", run_json(world, finished, machine, threads));
+    });
+    Trainer trainer(world, config, dataset, std::move(finished), machine, command.delay_seed);
+    trainer.run(*run_dir);
+    log_info("metrics: {}/metrics.jsonl{}", config.output.dir, config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
+    return 0;
+  } catch (const AgreedFailure& failure) {
+    return static_cast<int>(failure.code());
+  } catch (const Error& error) {
+    // The others may be inside a collective: nobody else will end them.
+    if (world.size() == 1) throw;
+    std::fprintf(stderr, "slipstream: on rank %d: %s\n", world.rank(), error.what());
+    world.abort(error.code());
+  }
+}
+
+}  // namespace slipstream::cli
