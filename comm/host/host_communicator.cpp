@@ -4,7 +4,6 @@
 #include "comm/host/host_communicator.h"
 
 #include <sched.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 #include <algorithm>
@@ -39,12 +38,6 @@ class Backoff {
   int idle_ = 0;
 };
 
-/// The default of 50 us would make every short sleep a long one.
-void use_fine_timers() {
-  thread_local const int done = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-  static_cast<void>(done);
-}
-
 void check_alive(const HostTransport& transport, const std::string& what, int64_t begin_ns) {
   if (!transport.is_aborted()) return;
   const double elapsed = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
@@ -53,7 +46,6 @@ void check_alive(const HostTransport& transport, const std::string& what, int64_
 }
 
 void move_all(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
-  use_fine_timers();
   const int64_t begin_ns = monotonic_ns();
   const int64_t timeout_ns = static_cast<int64_t>(timeout_seconds * 1e9);
   int64_t moved_ns = begin_ns;
