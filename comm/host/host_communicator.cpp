@@ -4,7 +4,6 @@
 #include "comm/host/host_communicator.h"
 
 #include <sched.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 #include <algorithm>
@@ -39,12 +38,6 @@ class Backoff {
   int idle_ = 0;
 };
 
-/// The default of 50 us would make every short sleep a long one.
-void use_fine_timers() {
-  thread_local const int done = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-  static_cast<void>(done);
-}
-
 void check_alive(const HostTransport& transport, const std::string& what, int64_t begin_ns) {
   if (!transport.is_aborted()) return;
   const double elapsed = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
@@ -53,7 +46,6 @@ void check_alive(const HostTransport& transport, const std::string& what, int64_
 }
 
 void move_all(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
-  use_fine_timers();
   const int64_t begin_ns = monotonic_ns();
   const int64_t timeout_ns = static_cast<int64_t>(timeout_seconds * 1e9);
   int64_t moved_ns = begin_ns;
@@ -124,9 +116,12 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
     std::unique_ptr<Script> script;
   };
   const auto bound = std::make_shared<Bound>();
-  Work work = bind(verb, rank(), size(), [transport = transport_, bound, verb, what = describe(verb),
-                                          timeout = options_.timeout_seconds](LaunchContext& context, BoundState&) {
+  Work work = bind(verb, rank(), size(), [this, transport = transport_, bound, verb, what = describe(verb),
+                                          peers = peers_of(verb, rank(), size()),
+                                          timeout = options_.timeout_seconds](LaunchContext& context, BoundState& state) {
     check_alive(*transport, what, monotonic_ns());
+    if (options_.measures_entries)
+      state.last_entry_ns.store(meet(monotonic_ns(), peers), std::memory_order_release);
     const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
     Poster post(*transport);
     bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,

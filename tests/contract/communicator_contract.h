@@ -62,7 +62,7 @@ class RankTest {
 /// Element `index` of rank `rank`: magnitudes spread over 2^8, so that the order of additions shows in the last bits.
 inline double value_of(const Philox& random, int rank, int64_t index) {
   const uint64_t bits = random.bits(static_cast<uint64_t>(index) * 64 + static_cast<uint64_t>(rank));
-  const double fraction = static_cast<double>(bits >> 40) * 0x1p-23 - 1.0;
+  const double fraction = static_cast<double>(bits >> 11) * 0x1p-52 - 1.0;
   return fraction * static_cast<double>(1 << (bits & 7));
 }
 

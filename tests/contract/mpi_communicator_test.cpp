@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "comm/emulate/emulate.h"
 #include "comm/mpi/mpi_world.h"
 #include "tests/contract/communicator_contract.h"
 
@@ -43,6 +44,43 @@ void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>
   world.barrier();
 }
 
+/// Behind an emulated link all ranks agree on the last entry, and none ends before the wire.
+void check_emulated(RankTest& test, comm::MpiWorld& world) {
+  const comm::Link link{.bytes_per_second = 1e9, .latency_ns = 200000};
+  const auto group = comm::emulate(test.comm.split(0, test.comm.rank()), std::make_shared<comm::LinkPort>(link));
+  RankTest inner(*group);
+  contract::VerbLaws<float>(inner, 1000, Algorithm::direct, 9).all();
+  contract::VerbLaws<bfloat16>(inner, 1000, Algorithm::ring, 10).all();
+  std::vector<std::byte> bytes(400000);
+  const Slice whole{RankTest::kFrom, 0, 400000};
+  const Work work = group->all_reduce({.from = whole, .to = whole, .elems = 100000});
+  if (world.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  std::vector<Span> spans;
+  inner.stream().drain(spans);
+  spans.clear();
+  inner.run(work, bytes, bytes);
+  inner.stream().drain(spans);
+  const int64_t entered = comm::last_entry_ns(work);
+  const auto cost = comm::wire_cost(Op::all_reduce, Algorithm::direct, world.size(), 100000, DType::f32, link);
+  test.expect(spans.at(0).end_ns >= entered + cost.latency_ns + cost.wire_ns, "ended before the emulated wire");
+  for (const std::string& other : world.all_gather(std::to_string(entered)))
+    test.expect(world.size() == 1 || other == std::to_string(entered), "ranks disagree on the last entry");
+  test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
+}
+
+/// Without an emulated link, the last entry is known where it was asked for.
+void check_measured_entries(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks) {
+  const auto measured = comm::make_mpi_communicator(world, ranks, 3, {.timeout_seconds = 20, .measures_entries = true});
+  std::vector<std::byte> bytes(400);
+  const Slice whole{RankTest::kFrom, 0, 400};
+  RankTest inner(*measured);
+  const Work work = measured->all_reduce({.from = whole, .to = whole, .elems = 100});
+  inner.run(work, bytes, bytes);
+  for (const std::string& other : world.all_gather(std::to_string(comm::last_entry_ns(work))))
+    test.expect(comm::last_entry_ns(work) > 0 && (world.local_size() < world.size() ||
+                other == std::to_string(comm::last_entry_ns(work))), "ranks disagree on the measured entry");
+}
+
 }  // namespace
 
 int main() {
@@ -55,6 +93,8 @@ int main() {
     RankTest test(*communicator);
     check_control_plane(test, world);
     contract::check_communicator(test);
+    check_emulated(test, world);
+    check_measured_entries(test, world, ranks);
     contract::check_abort(test, false);
     check_timeout(test, world, ranks);
     for (const std::string& failure : test.failures) report += failure + "\n";

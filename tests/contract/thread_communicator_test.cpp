@@ -16,7 +16,45 @@ std::string joined(const std::vector<std::string>& failures) {
   return text;
 }
 
+/// A communicator that adds in the reverse order of ranks: what the oracle must notice.
+class Reversed final : public comm::Communicator {
+ public:
+  explicit Reversed(comm::Communicator& forward) : rank_(forward.rank()), inner_(forward.split(0, -forward.rank())) {}
+  int rank() const override { return rank_; }
+  int size() const override { return inner_->size(); }
+  Work all_reduce(const comm::Transfer& transfer) override { return inner_->all_reduce(transfer); }
+  Work reduce_scatter(const comm::Transfer&) override { return {}; }
+  Work all_gather(const comm::Transfer&) override { return {}; }
+  Work broadcast(const comm::Transfer&, int) override { return {}; }
+  Work all_to_all(const comm::Transfer&) override { return {}; }
+  Work send(const comm::Transfer&, int) override { return {}; }
+  Work recv(const comm::Transfer&, int) override { return {}; }
+  Work exchange(const comm::Transfer&, int, int) override { return {}; }
+  std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
+  void abort() override { inner_->abort(); }
+
+ private:
+  int rank_;
+  std::unique_ptr<comm::Communicator> inner_;
+};
+
 }  // namespace
+
+TEST_CASE("the oracle notices additions in the reverse order, on more than two ranks") {
+  for (int ranks : {2, 3, 4}) {
+    auto world = comm::make_thread_world(ranks);
+    std::atomic<int> noticed{0};
+    const auto failures = contract::on_all_ranks(world, [&](RankTest& test) {
+      Reversed reversed(test.comm);
+      RankTest inner(reversed);
+      contract::VerbLaws<float>(inner, 1000, Algorithm::direct, 5).all_reduce(false);
+      contract::VerbLaws<double>(inner, 1000, Algorithm::direct, 6).all_reduce(false);
+      noticed += static_cast<int>(inner.failures.size());
+    });
+    CHECK(joined(failures) == "");
+    CHECK(noticed == (ranks == 2 ? 0 : 2 * ranks));
+  }
+}
 
 TEST_CASE("thread communicators keep the contract") {
   for (int ranks = 1; ranks <= 4; ++ranks) {

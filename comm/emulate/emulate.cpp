@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every work: learn the last entry, join the port as of then, move the bytes, sleep until the port is done.
+
+#include "comm/emulate/emulate.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "comm/host/bind.h"
+#include "engine/base/check.h"
+#include "engine/device/clock.h"
+
+namespace slipstream::comm {
+namespace {
+
+// Entries further apart than this come from clocks of different machines, not from a late rank.
+constexpr int64_t kSameClockNs = int64_t{3600} * 1000000000;
+
+class EmulatedCommunicator final : public Communicator {
+ public:
+  EmulatedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port)
+      : inner_(std::move(inner)), port_(std::move(port)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  Work all_reduce(const Transfer& transfer) override {
+    return wrap({.op = Op::all_reduce, .transfer = transfer}, inner_->all_reduce(transfer));
+  }
+  Work reduce_scatter(const Transfer& transfer) override {
+    return wrap({.op = Op::reduce_scatter, .transfer = transfer}, inner_->reduce_scatter(transfer));
+  }
+  Work all_gather(const Transfer& transfer) override {
+    return wrap({.op = Op::all_gather, .transfer = transfer}, inner_->all_gather(transfer));
+  }
+  Work broadcast(const Transfer& transfer, int root) override {
+    return wrap({.op = Op::broadcast, .transfer = transfer, .root = root}, inner_->broadcast(transfer, root));
+  }
+  Work all_to_all(const Transfer& transfer) override {
+    return wrap({.op = Op::all_to_all, .transfer = transfer}, inner_->all_to_all(transfer));
+  }
+  Work send(const Transfer& transfer, int peer) override {
+    return wrap({.op = Op::send, .transfer = transfer, .to_peer = peer}, inner_->send(transfer, peer));
+  }
+  Work recv(const Transfer& transfer, int peer) override {
+    return wrap({.op = Op::recv, .transfer = transfer, .from_peer = peer}, inner_->recv(transfer, peer));
+  }
+  Work exchange(const Transfer& transfer, int to_peer, int from_peer) override {
+    return wrap({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer},
+                inner_->exchange(transfer, to_peer, from_peer));
+  }
+  std::unique_ptr<Communicator> split(int color, int key) override { return emulate(inner_->split(color, key), port_); }
+  void abort() override {
+    aborted_->store(true);
+    inner_->abort();
+    port_->wake_all();
+  }
+
+ private:
+  Work wrap(const Verb& verb, Work inner) {
+    const Transfer& transfer = verb.transfer;
+    const WireCost cost = wire_cost(verb.op, transfer.algorithm, size(), transfer.elems, transfer.dtype, port_->link());
+    Meeting* meeting = dynamic_cast<Meeting*>(inner_.get());
+    auto body = [move = std::move(inner.fn), port = port_, aborted = aborted_, cost, meeting, what = describe(verb),
+                 peers = peers_of(verb, rank(), size())](LaunchContext& context, BoundState& state) {
+      const int64_t entry_ns = monotonic_ns();
+      int64_t last_entry_ns = meeting ? meeting->meet(entry_ns, peers) : entry_ns;
+      if (last_entry_ns - entry_ns > kSameClockNs) last_entry_ns = entry_ns;
+      state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
+      if (peers.empty()) return move(context);
+      const LinkPort::Ticket ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes);
+      try {
+        move(context);
+      } catch (...) {
+        port->leave(ticket);
+        throw;
+      }
+      if (!port->wait(ticket, [&] { return aborted->load(); }))
+        throw CommError("[comm] {}: aborted on the emulated link after {:.3f} s. The first error of the run says why.", what,
+                        static_cast<double>(monotonic_ns() - entry_ns) * 1e-9);
+    };
+    return bind(verb, rank(), size(), std::move(body));
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<LinkPort> port_;
+  std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port) {
+  return std::make_unique<EmulatedCommunicator>(std::move(inner), std::move(port));
+}
+
+}  // namespace slipstream::comm

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between two moments at which a transfer starts to send or ends, all rates are constant: time moves in such pieces.
+
+#include "comm/emulate/link_port.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <vector>
+
+#include "engine/device/clock.h"
+
+namespace slipstream::comm {
+namespace {
+
+constexpr int64_t kNever = INT64_MAX;
+constexpr double kNothingBytes = 1e-3;
+
+int64_t ceil_ns(double ns) { return static_cast<int64_t>(std::ceil(ns)); }
+
+/// Moves `transfers` from `from_ns` to `to_ns`. Pure but for its argument.
+void share(std::vector<PortSchedule::Transfer*>& transfers, double bytes_per_ns, int64_t from_ns, int64_t to_ns) {
+  while (true) {
+    int64_t next_ns = to_ns;
+    int sending = 0;
+    double least_bytes = 0;
+    for (PortSchedule::Transfer* transfer : transfers) {
+      if (transfer->done) continue;
+      if (transfer->sends_from_ns <= from_ns) {
+        if (transfer->left_bytes <= kNothingBytes || bytes_per_ns <= 0) {
+          transfer->done = true;
+          transfer->end_ns = std::max(from_ns, transfer->sends_from_ns);
+          continue;
+        }
+        least_bytes = sending++ == 0 ? transfer->left_bytes : std::min(least_bytes, transfer->left_bytes);
+      } else {
+        next_ns = std::min(next_ns, transfer->sends_from_ns);
+      }
+    }
+    if (from_ns >= to_ns) return;
+    if (sending > 0) {
+      const double first_end = least_bytes * sending / bytes_per_ns;
+      if (first_end < static_cast<double>(next_ns - from_ns)) next_ns = from_ns + std::max<int64_t>(1, ceil_ns(first_end));
+      const double moved = static_cast<double>(next_ns - from_ns) * bytes_per_ns / sending;
+      for (PortSchedule::Transfer* transfer : transfers)
+        if (!transfer->done && transfer->sends_from_ns <= from_ns) transfer->left_bytes -= moved;
+    } else if (next_ns == kNever) {
+      return;
+    }
+    from_ns = next_ns;
+  }
+}
+
+}  // namespace
+
+PortSchedule::Ticket PortSchedule::add(int64_t begin_ns, int64_t latency_ns, int64_t bytes) {
+  bool busy = false;
+  int64_t given_until_ns = busy_until_ns_;
+  for (const Transfer& transfer : transfers_) {
+    busy = busy || !transfer.done;
+    if (transfer.done) given_until_ns = std::max(given_until_ns, transfer.end_ns);
+  }
+  if (busy)
+    given_until_ns = now_ns_;
+  else
+    now_ns_ = std::max(begin_ns, given_until_ns);  // nothing moved since then, whatever the clock was
+  const int64_t sends_from_ns = std::max(begin_ns + latency_ns, given_until_ns);
+  return transfers_.insert(transfers_.end(), Transfer{sends_from_ns, static_cast<double>(bytes)});
+}
+
+void PortSchedule::remove(Ticket ticket) {
+  if (ticket->done) busy_until_ns_ = std::max(busy_until_ns_, ticket->end_ns);
+  transfers_.erase(ticket);
+}
+
+void PortSchedule::advance(int64_t now_ns) {
+  if (now_ns <= now_ns_) return;
+  std::vector<Transfer*> all;
+  for (Transfer& transfer : transfers_) all.push_back(&transfer);
+  if (now_ns_ != INT64_MIN) share(all, bytes_per_ns_, now_ns_, now_ns);
+  now_ns_ = now_ns;
+}
+
+int64_t PortSchedule::predicted_end_ns(Ticket ticket) const {
+  std::vector<Transfer> copies(transfers_.begin(), transfers_.end());
+  std::vector<Transfer*> all;
+  for (Transfer& copy : copies) all.push_back(&copy);
+  share(all, bytes_per_ns_, now_ns_, kNever);
+  return copies[static_cast<size_t>(std::distance(std::list<Transfer>::const_iterator(transfers_.begin()),
+                                                  std::list<Transfer>::const_iterator(ticket)))].end_ns;
+}
+
+LinkPort::Ticket LinkPort::begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes) {
+  Ticket ticket;
+  {
+    std::lock_guard lock(mutex_);
+    schedule_.advance(begin_ns);
+    ticket = schedule_.add(begin_ns, latency_ns, bytes);
+    ++membership_;
+  }
+  changed_.notify_all();
+  return ticket;
+}
+
+bool LinkPort::sleep_until_done(std::unique_lock<std::mutex>& lock, Ticket ticket, bool (*cancelled)(void*),
+                                void* argument) {
+  while (true) {
+    if (cancelled(argument)) return false;
+    schedule_.advance(monotonic_ns());
+    if (ticket->done) return true;
+    // A change of membership moves the end: whoever joins or leaves wakes the others.
+    const int64_t end_ns = schedule_.predicted_end_ns(ticket);
+    const uint64_t seen = membership_;
+    const auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns));
+    changed_.wait_until(lock, deadline, [&] { return membership_ != seen || cancelled(argument); });
+  }
+}
+
+void LinkPort::leave(Ticket ticket) {
+  {
+    std::lock_guard lock(mutex_);
+    schedule_.advance(monotonic_ns());
+    schedule_.remove(ticket);
+    ++membership_;
+  }
+  changed_.notify_all();
+}
+
+void LinkPort::wake_all() {
+  { std::lock_guard lock(mutex_); }
+  changed_.notify_all();
+}
+
+}  // namespace slipstream::comm

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The emulated link: its bookkeeping against times by hand, and the communicator contract behind it.
+
+#include "comm/emulate/emulate.h"
+
+#include "comm/thread/thread_world.h"
+#include "engine/device/clock.h"
+#include "tests/contract/communicator_contract.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using comm::PortSchedule;
+using contract::RankTest;
+
+namespace {
+
+std::string joined(const std::vector<std::string>& failures) {
+  std::string text;
+  for (const std::string& failure : failures) text += failure + "\n";
+  return text;
+}
+
+std::vector<std::unique_ptr<comm::Communicator>> make_emulated_world(int ranks, const comm::Link& link) {
+  auto world = comm::make_thread_world(ranks);
+  for (auto& member : world) member = comm::emulate(std::move(member), std::make_shared<comm::LinkPort>(link));
+  return world;
+}
+
+}  // namespace
+
+TEST_CASE("two concurrent transfers on one port each take twice as long") {
+  PortSchedule port(1e9);  // one byte per nanosecond
+  const auto a = port.add(1000, 0, 5000);
+  CHECK(port.predicted_end_ns(a) == 6000);
+  const auto b = port.add(1000, 0, 5000);
+  CHECK(port.predicted_end_ns(a) == 11000);
+  CHECK(port.predicted_end_ns(b) == 11000);
+  port.advance(10999);
+  CHECK_FALSE(a->done);
+  port.advance(20000);
+  CHECK(a->done);
+  CHECK(a->end_ns == 11000);
+  CHECK(b->end_ns == 11000);
+}
+
+TEST_CASE("a transfer that joins later shares from then on") {
+  PortSchedule port(1e9);
+  const auto a = port.add(0, 0, 4000);
+  port.advance(3000);
+  const auto b = port.add(3000, 500, 2000);  // its latency takes no bandwidth
+  // a is alone until 3500 (500 bytes left), then halves: 1000 ns more; b has 1500 left at 4500, alone again.
+  CHECK(port.predicted_end_ns(a) == 4500);
+  CHECK(port.predicted_end_ns(b) == 6000);
+  port.advance(4500);
+  CHECK(a->done);
+  port.remove(a);
+  CHECK(port.predicted_end_ns(b) == 6000);
+}
+
+TEST_CASE("a transfer that is told late counts from its true begin") {
+  PortSchedule port(1e9);
+  const auto a = port.add(0, 0, 1000);
+  port.advance(5000);
+  CHECK(a->end_ns == 1000);
+  port.remove(a);
+  const auto b = port.add(2000, 100, 1000);  // the clock is at 5000, the last member entered at 2000
+  CHECK(port.predicted_end_ns(b) == 3100);
+  port.advance(5001);
+  CHECK(b->end_ns == 3100);
+  port.remove(b);
+  const auto c = port.add(3000, 0, 1000);    // until 3100 the port was given to b
+  CHECK(port.predicted_end_ns(c) == 4100);
+}
+
+TEST_CASE("no transfer beats the bandwidth, whatever joins and leaves") {
+  const uint64_t seed = 2024;
+  const Philox random(seed, "port");
+  INFO("seed " << seed);
+  for (uint64_t round = 0; round < 50; ++round) {
+    PortSchedule port(2e9);
+    std::vector<PortSchedule::Ticket> tickets;
+    int64_t now = 1000, total = 0, first = INT64_MAX, last = 0;
+    const uint64_t count = 1 + random.below(round * 1000, 6);
+    for (uint64_t i = 0; i < count; ++i) {
+      now += static_cast<int64_t>(random.below(round * 1000 + 3 * i + 1, 3000));
+      const int64_t bytes = static_cast<int64_t>(random.below(round * 1000 + 3 * i + 2, 20000));
+      port.advance(now);
+      tickets.push_back(port.add(now, 0, bytes));
+      first = std::min(first, now);
+      total += bytes;
+      CHECK(port.predicted_end_ns(tickets.back()) >= now + bytes / 2);
+    }
+    port.advance(now + 1000000);
+    for (const auto& ticket : tickets) {
+      REQUIRE(ticket->done);
+      last = std::max(last, ticket->end_ns);
+    }
+    CHECK(last - first >= total / 2 - 1);
+    if (count == 1) CHECK(last - first <= total / 2 + 2);
+  }
+}
+
+TEST_CASE("a link without a bandwidth has only its latency") {
+  PortSchedule port(0);
+  const auto a = port.add(100, 50, 1000000);
+  CHECK(port.predicted_end_ns(a) == 150);
+}
+
+TEST_CASE("emulated communicators keep the contract") {
+  for (int ranks : {1, 3}) {
+    auto world = make_emulated_world(ranks, {.bytes_per_second = 50e9, .latency_ns = 100});
+    CHECK(joined(contract::on_all_ranks(world, contract::check_communicator)) == "");
+    CHECK(joined(contract::on_all_ranks(world, [](RankTest& test) { contract::check_abort(test, true); })) == "");
+  }
+}
+
+TEST_CASE("an emulated work ends no earlier than its wire time after the last entry") {
+  const comm::Link link{.bytes_per_second = 1e9, .latency_ns = 1000000};
+  auto world = make_emulated_world(2, link);
+  const auto failures = contract::on_all_ranks(world, [&](RankTest& test) {
+    constexpr int64_t kElems = 500000;
+    std::vector<std::byte> bytes(kElems * 4);
+    const Slice whole{RankTest::kFrom, 0, kElems * 4};
+    const Work work = test.comm.all_reduce({.from = whole, .to = whole, .elems = kElems});
+    const auto cost = comm::wire_cost(Op::all_reduce, Algorithm::direct, 2, kElems, DType::f32, link);
+    test.expect(cost.latency_ns == 2000000 && cost.wire_ns == 2000000 && cost.bytes == 2000000, "the cost is wrong");
+    for (int launch = 0; launch < 3; ++launch) {
+      if (test.comm.rank() == launch % 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      test.run(work, bytes, bytes);
+      std::vector<Span> spans;
+      test.stream().drain(spans);
+      const int64_t entered = comm::last_entry_ns(work);
+      test.expect(spans.at(0).end_ns >= entered + cost.latency_ns + cost.wire_ns, "ended before the wire");
+      test.expect(entered >= spans.at(0).begin_ns, "the last entry lies before the launch");
+    }
+  });
+  CHECK(joined(failures) == "");
+}
+
+TEST_CASE("two channels of one rank share its port") {
+  const comm::Link link{.bytes_per_second = 1e9, .latency_ns = 0};
+  auto world = make_emulated_world(2, link);
+  const auto failures = contract::on_all_ranks(world, [&](RankTest& test) {
+    constexpr int64_t kElems = 2500000;  // 10 MB: 10 ms alone, 20 ms for two at once
+    const auto second = test.comm.split(0, test.comm.rank());
+    RankTest other(*second, "second");
+    std::vector<std::byte> x(kElems * 4), y(kElems * 4);
+    const Slice whole{RankTest::kFrom, 0, kElems * 4};
+    const Work on_first = test.comm.all_reduce({.from = whole, .to = whole, .elems = kElems});
+    const Work on_second = second->all_reduce({.from = whole, .to = whole, .elems = kElems});
+    test.launch(on_first, x, x);
+    other.launch(on_second, y, y);
+    test.stream().synchronize();
+    other.stream().synchronize();
+    std::vector<Span> spans;
+    test.stream().drain(spans);
+    other.stream().drain(spans);
+    const int64_t first = std::min(comm::last_entry_ns(on_first), comm::last_entry_ns(on_second));
+    const int64_t last = std::max(spans.at(0).end_ns, spans.at(1).end_ns);
+    test.expect(last - first >= 20000000, "two transfers of 10 ms ended within 20 ms of one port");
+  });
+  CHECK(joined(failures) == "");
+}
+
+TEST_CASE("abort wakes a transfer that sleeps on the link") {
+  auto world = make_emulated_world(2, {.bytes_per_second = 1, .latency_ns = 0});  // 400 bytes: 400 s
+  const auto failures = contract::on_all_ranks(world, [&](RankTest& test) {
+    std::vector<std::byte> bytes(400);
+    const Slice whole{RankTest::kFrom, 0, 400};
+    const Work work = test.comm.all_reduce({.from = whole, .to = whole, .elems = 100});
+    test.launch(work, bytes, bytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    test.comm.abort();
+    test.expect(contract::throws_comm_error([&] { test.stream().synchronize(); }), "abort did not wake the sleeper");
+  });
+  CHECK(joined(failures) == "");
+}
