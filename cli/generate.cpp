@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/job.h"
 #include "cli/rank.h"
+#include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/data/tokenizer.h"

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <map>
 
+#include "comm/emulate/emulate.h"
 #include "comm/mpi/mpi_world.h"
 
 namespace slipstream::cli {
@@ -56,11 +57,13 @@ void World::together(const std::function<void()>& stage) {
 std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job& job, double bytes_per_second,
                                                                       int64_t latency_ns, int64_t timeout_seconds) {
   std::vector<std::unique_ptr<comm::Communicator>> communicators(job.channels.size());
-  (void)bytes_per_second, (void)latency_ns;
+  std::shared_ptr<comm::LinkPort> port;
+  if (bytes_per_second > 0) port = std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns});
   for (ChannelId c = 0; c < job.channels.size(); ++c) {
     if (job.channels[c].axis == Axis::self) continue;
     communicators[c] = comm::make_mpi_communicator(*mpi_, job.mesh.group(job.channels[c].axis, rank()), static_cast<int>(c),
                                                    {.timeout_seconds = static_cast<double>(timeout_seconds)});
+    if (port) communicators[c] = comm::emulate(std::move(communicators[c]), port);
   }
   return communicators;
 }
