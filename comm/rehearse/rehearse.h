@@ -59,12 +59,12 @@ struct RankTimes {
   int rank = 0;
   std::vector<std::vector<Span>> runs;  // [run][item]
   std::vector<int64_t> busy_ns;         // by channel: union of its spans over all runs
-  std::vector<Exposed> exposed;         // in time order
+  std::vector<Exposed> exposed;         // in the order of the items that waited
   int64_t exposed_ns = 0;               // sum of those charged to communication
   int64_t local_wait_ns = 0;            // sum of those charged to local tasks
   int64_t communication_ns = 0;         // union over all communication channels
 
-  /// Start of run + 1's first spine item less that of run's.
+  /// Start of run + 1's first spine item less that of run's. Both plans must have a spine.
   int64_t step_period_ns(size_t run) const { return runs[run + 1][0].start_ns - runs[run][0].start_ns; }
   /// 1 - exposed / communication; 1 when nothing was communicated.
   double hidden() const;

@@ -27,7 +27,8 @@ std::vector<std::vector<SeamWait>> link_all(std::span<const Plan* const> runs, c
 /// run touches the same bytes, later on the same in-order channel, so a wait for the later one covers the earlier. The
 /// waits inside the kept history that link() then assumes are implied by those that were really placed (induction over
 /// runs). So link() over the kept runs orders every pair that link() over all runs orders. The size is bounded by
-/// 6 + the number of distinct plans, so the kept sequence of plans is a key for a cache of link()'s answers.
+/// 6 + the number of distinct plans, so the kept sequence of plans is a key for a cache of link()'s answers: there
+/// SeamWait::run counts kept runs, and compact()[run] is the index into `history`.
 std::vector<uint32_t> compact(std::span<const Plan* const> history);
 
 }  // namespace slipstream::comm

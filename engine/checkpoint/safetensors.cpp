@@ -29,14 +29,15 @@ struct KnownType {
   uint64_t bits;
 };
 
-constexpr KnownType kTypes[] = {
-    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},   {"F8_E5M2", 8},
-    {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16}, {"F16", 16},
-    {"BF16", 16},   {"I32", 32},    {"U32", 32},    {"F32", 32},        {"C64", 64},        {"F64", 64}, {"I64", 64},
-    {"U64", 64}};
+constexpr KnownType kTypes[] = {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+                                {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+                                {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+                                {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+                                {"I64", 64},        {"U64", 64}};
 
 [[noreturn]] void broken(const std::string& path, const std::string& problem) {
-  throw CheckpointError("[checkpoint] {} is not a safetensors file: {}. Restore it or save again.", shown(path), problem);
+  throw CheckpointError("[checkpoint] {} is not a safetensors file: {}. Restore it or save again.", shown(path),
+                        problem);
 }
 
 /// Says what is wrong with a name, or nothing.
@@ -54,17 +55,21 @@ std::string name_problem(std::string_view name) {
 
 /// Bytes of one tensor from its type and shape; refuses what does not fit 64 bits.
 uint64_t bytes_by_shape(const std::string& path, const data::SafetensorsEntry& entry) {
-  const auto type = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == entry.dtype; });
-  if (type == std::end(kTypes)) broken(path, fmt::format("tensor {} has the unknown type {}", shown(entry.name), shown(entry.dtype)));
+  const auto type =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == entry.dtype; });
+  if (type == std::end(kTypes))
+    broken(path, fmt::format("tensor {} has the unknown type {}", shown(entry.name), shown(entry.dtype)));
   if (entry.shape.size() > kDimsMax)
-    broken(path, fmt::format("tensor {} has {} dimensions, need at most {}", shown(entry.name), entry.shape.size(), kDimsMax));
+    broken(path, fmt::format("tensor {} has {} dimensions, need at most {}", shown(entry.name), entry.shape.size(),
+                             kDimsMax));
   uint64_t bits = type->bits;
   for (const uint64_t dim : entry.shape) {
     // Each dimension on its own too: [0, 2^64 - 1] has no elements, yet int64 cannot hold its shape.
     if (dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) || __builtin_mul_overflow(bits, dim, &bits))
       broken(path, fmt::format("the shape of tensor {} has more elements than 64 bits can count", shown(entry.name)));
   }
-  if (bits % 8 != 0) broken(path, fmt::format("tensor {} of {} bits does not fill whole bytes", shown(entry.name), bits));
+  if (bits % 8 != 0)
+    broken(path, fmt::format("tensor {} of {} bits does not fill whole bytes", shown(entry.name), bits));
   return bits / 8;
 }
 
@@ -83,8 +88,8 @@ std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<dat
       broken(path, fmt::format("tensor {} begins at byte {}, need {} where the one before ends", shown(entry.name),
                                entry.begin_bytes, covered_bytes));
     if (entry.end_bytes < entry.begin_bytes || entry.end_bytes > buffer_bytes)
-      broken(path, fmt::format("tensor {} covers the bytes {} to {} of a buffer of {}", shown(entry.name), entry.begin_bytes,
-                               entry.end_bytes, buffer_bytes));
+      broken(path, fmt::format("tensor {} covers the bytes {} to {} of a buffer of {}", shown(entry.name),
+                               entry.begin_bytes, entry.end_bytes, buffer_bytes));
     const uint64_t size_bytes = bytes_by_shape(path, entry);
     if (entry.end_bytes - entry.begin_bytes != size_bytes)
       broken(path, fmt::format("tensor {} has {} bytes, need {} by its shape and type {}", shown(entry.name),
@@ -114,11 +119,14 @@ int64_t elems_of(const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-int64_t TensorInfo::elems() const { return elems_of(shape); }
+int64_t TensorInfo::elems() const {
+  return elems_of(shape);
+}
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, data::Owner::checkpoint) {
   const auto size_bytes = static_cast<uint64_t>(file_.size_bytes());
-  if (size_bytes < 8) broken(path, fmt::format("it has {} bytes, need at least 8 for the size of its header", size_bytes));
+  if (size_bytes < 8)
+    broken(path, fmt::format("it has {} bytes, need at least 8 for the size of its header", size_bytes));
   uint64_t header_bytes = 0;
   file_.read(0, &header_bytes, 8);
   if (header_bytes > kHeaderBytesMax || header_bytes > size_bytes - 8)
@@ -167,7 +175,8 @@ void SafetensorsFile::read_floats(const TensorInfo& tensor, std::span<float> out
 
 int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorToSave& a, const TensorToSave& b) {
-    return std::pair(-size_of(a.dtype), std::string_view(a.name)) < std::pair(-size_of(b.dtype), std::string_view(b.name));
+    return std::pair(-size_of(a.dtype), std::string_view(a.name)) <
+           std::pair(-size_of(b.dtype), std::string_view(b.name));
   });
   // transformers refuses a file whose metadata lacks "format".
   data::SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};

@@ -2,9 +2,10 @@
 #pragma once
 // Tensors in one safetensors file: strict reading, canonical writing.
 //
-// Layout: u64 N little-endian, N bytes of JSON, the tensors back to back, row-major, little-endian, until the end of the file.
-// Source: github.com/huggingface/safetensors, README "Format". The writer's order (alignment of the type, largest first,
-// then name) and padding (spaces, 8 + N a multiple of 8) are those of that library, so equal tensors give equal bytes.
+// Layout: u64 N little-endian, N bytes of JSON, the tensors back to back, row-major, little-endian, until the end of
+// the file. Source: github.com/huggingface/safetensors, README "Format". The writer's order (alignment of the type,
+// largest first, then name) and padding (spaces, 8 + N a multiple of 8) are those of that library, so equal tensors
+// give equal bytes.
 
 #include <cstdint>
 #include <functional>
@@ -23,7 +24,7 @@ namespace slipstream::checkpoint {
 using TensorSink = std::function<void(const void* bytes, int64_t size_bytes)>;
 
 struct TensorToSave {
-  std::string name;  // unique in the file; no control characters, 1 to 1024 bytes of UTF-8
+  std::string name;          // unique in the file; no control characters, 1 to 1024 bytes of UTF-8
   DType dtype = DType::f32;  // f32 or bf16
   std::vector<int64_t> shape;
   /// Called once, in file order; must hand the sink all bytes of the tensor, in as many pieces as it likes.
@@ -31,8 +32,8 @@ struct TensorToSave {
 };
 
 /// Blocks. Writes under a temporary name in the same folder, then renames. Returns the size of the file in bytes.
-/// Throws: ResourceError (disk); what a callback throws; InternalError (two equal names, a callback with too many or too few
-/// bytes). In all of these an older file at `path` stays as it was.
+/// Throws: ResourceError (disk); what a callback throws; InternalError (two equal names, a callback with too many or
+/// too few bytes). In all of these an older file at `path` stays as it was.
 int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> tensors);
 
 struct TensorInfo {

@@ -23,8 +23,9 @@ using data::shown;
 constexpr int64_t kConfigBytesMax = 16 << 20;
 
 [[noreturn]] void disk_failed(const std::string& dir, const std::string& reason) {
-  throw ResourceError("[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.",
-                      shown(dir), reason);
+  throw ResourceError(
+      "[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.", shown(dir),
+      reason);
 }
 
 void rename_or_throw(const std::string& from, const std::string& to) {
@@ -89,8 +90,10 @@ void write_final(const std::string& dir, std::vector<TensorToSave> tensors, cons
 FinalWeights read_final(const std::string& dir) {
   std::error_code error;
   if (!fs::is_directory(dir, error))
-    throw CheckpointError("[checkpoint] {} is not a folder of weights: there is no such folder. Name the one that holds {} "
-                          "and {}.", shown(dir), kWeightsFile, kConfigFile);
+    throw CheckpointError(
+        "[checkpoint] {} is not a folder of weights: there is no such folder. Name the one that holds {} "
+        "and {}.",
+        shown(dir), kWeightsFile, kConfigFile);
   const std::string path = dir + "/" + kConfigFile;
   const std::string text = data::read_file(path, data::Owner::checkpoint, kConfigBytesMax);
   return {.weights = SafetensorsFile(dir + "/" + kWeightsFile),

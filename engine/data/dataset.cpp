@@ -16,18 +16,22 @@ namespace {
 
 void check_length(const TokenSource& split, const char* name, const std::string& path, int64_t sequence_length) {
   if (split.count() >= sequence_length + 1) return;
-  throw DataError("[data] the {} split of {} has {} tokens, need at least train.sequence_length + 1 = {}. Use more text or "
-                  "a shorter sequence_length.", name, shown(path), split.count(), sequence_length + 1);
+  throw DataError(
+      "[data] the {} split of {} has {} tokens, need at least train.sequence_length + 1 = {}. Use more text or "
+      "a shorter sequence_length.",
+      name, shown(path), split.count(), sequence_length + 1);
 }
 
 void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted) {
   if (wanted.empty() || wanted == shards.name()) return;
-  throw DataError("[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = "
-                  "\"{}\", or make the shard again with tokenize.", shown(path), shards.name(), shown(wanted),
-                  shards.name());
+  throw DataError(
+      "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = "
+      "\"{}\", or make the shard again with tokenize.",
+      shown(path), shards.name(), shown(wanted), shards.name());
 }
 
-std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, const std::string& text, const std::string& path) {
+std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, const std::string& text,
+                                          const std::string& path) {
   try {
     return tokens_in_memory(tokenizer.encode(text), tokenizer.vocab_size());
   } catch (const DataError& error) {
@@ -39,7 +43,8 @@ Dataset hold_out(const std::shared_ptr<const TokenSource>& all, std::shared_ptr<
                  double fraction) {
   SLIP_ASSERT(fraction >= 0 && fraction < 1);
   // The nudge: 30 x (1 - 0.9) is 3, but a few units in the last place less in floating point.
-  const auto kept = static_cast<int64_t>(std::floor(static_cast<double>(all->count()) * (1 - fraction) * (1 + 0x1p-50)));
+  const auto kept =
+      static_cast<int64_t>(std::floor(static_cast<double>(all->count()) * (1 - fraction) * (1 + 0x1p-50)));
   Dataset dataset{.train = slice(all, 0, kept), .validation = nullptr, .tokenizer = std::move(tokenizer)};
   if (fraction > 0) dataset.validation = slice(all, kept, all->count() - kept);
   return dataset;
@@ -71,9 +76,11 @@ Dataset open_dataset(const DatasetOptions& options) {
   if (train_is_shards && validation_is_shards &&
       (train_shards.tokenizer->name() != validation_shards.tokenizer->name() ||
        train_shards.tokenizer->vocabulary() != validation_shards.tokenizer->vocabulary()))
-    throw DataError("[data] the shards {} and {} were made with different vocabularies ({} and {} ids). Make the second with "
-                    "the vocabulary of the first.", shown(options.train), shown(options.validation),
-                    train_shards.tokenizer->vocab_size(), validation_shards.tokenizer->vocab_size());
+    throw DataError(
+        "[data] the shards {} and {} were made with different vocabularies ({} and {} ids). Make the second with "
+        "the vocabulary of the first.",
+        shown(options.train), shown(options.validation), train_shards.tokenizer->vocab_size(),
+        validation_shards.tokenizer->vocab_size());
   if (!dataset.tokenizer) {
     const std::string name = options.tokenizer.empty() ? "bytes" : options.tokenizer;
     const std::array<std::string_view, 2> texts = {train_text, validation_text};
@@ -89,12 +96,13 @@ Dataset open_dataset(const DatasetOptions& options) {
   if (one_file) {
     dataset = hold_out(dataset.train, dataset.tokenizer, options.validation_fraction);
   } else {
-    dataset.validation =
-        validation_is_shards ? validation_shards.tokens : encode(*dataset.tokenizer, validation_text, options.validation);
+    dataset.validation = validation_is_shards ? validation_shards.tokens
+                                              : encode(*dataset.tokenizer, validation_text, options.validation);
   }
   check_length(*dataset.train, "training", options.train, options.sequence_length);
   if (dataset.validation)
-    check_length(*dataset.validation, "validation", one_file ? options.train : options.validation, options.sequence_length);
+    check_length(*dataset.validation, "validation", one_file ? options.train : options.validation,
+                 options.sequence_length);
   return dataset;
 }
 

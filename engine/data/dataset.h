@@ -25,10 +25,10 @@ struct Dataset {
   std::shared_ptr<const Tokenizer> tokenizer;
 };
 
-/// Blocks. Opens, tokenises and splits: without `validation` the first floor(N (1 - validation_fraction)) of N tokens are for
-/// training, the rest is held out. With chars and two texts the vocabulary has the characters of both.
-/// Throws: DataError (missing or damaged files, text and shards of different tokenizers, a split shorter than
-/// sequence_length + 1 tokens); ConfigError (an unknown tokenizer).
+/// Blocks. Opens, tokenises and splits: without `validation` the first floor(N (1 - validation_fraction)) of N tokens
+/// are for training, the rest is held out. With chars and two texts the vocabulary has the characters of both. Throws:
+/// DataError (missing or damaged files, text and shards of different tokenizers, a split shorter than sequence_length +
+/// 1 tokens); ConfigError (an unknown tokenizer).
 Dataset open_dataset(const DatasetOptions& options);
 
 }  // namespace slipstream::data

@@ -21,7 +21,9 @@ namespace {
 
 constexpr int64_t kTransferBytesMax = 1 << 30;  // one read or write call moves at most about 2 GiB on Linux
 
-std::string reason(int error) { return std::strerror(error); }
+std::string reason(int error) {
+  return std::strerror(error);
+}
 
 }  // namespace
 
@@ -70,7 +72,10 @@ InputFile::InputFile(const std::string& path, Owner owner) : path_(path), owner_
 }
 
 InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)), owner_(other.owner_), descriptor_(other.descriptor_), size_bytes_(other.size_bytes_) {
+    : path_(std::move(other.path_)),
+      owner_(other.owner_),
+      descriptor_(other.descriptor_),
+      size_bytes_(other.size_bytes_) {
   other.descriptor_ = -1;
 }
 
@@ -89,9 +94,10 @@ void InputFile::read(int64_t offset_bytes, void* out, int64_t size_bytes) const 
       refuse(owner_, fmt::format("{} cannot be read at byte {}: {}. Check the disk.", shown(path_),
                                  offset_bytes + done_bytes, reason(errno)));
     if (got == 0)
-      refuse(owner_, fmt::format("{} ends at byte {}, need {} bytes from byte {} on (it had {} bytes when it was opened). "
-                                 "It was cut while in use; restore it and start again.",
-                                 shown(path_), offset_bytes + done_bytes, size_bytes, offset_bytes, size_bytes_));
+      refuse(owner_,
+             fmt::format("{} ends at byte {}, need {} bytes from byte {} on (it had {} bytes when it was opened). "
+                         "It was cut while in use; restore it and start again.",
+                         shown(path_), offset_bytes + done_bytes, size_bytes, offset_bytes, size_bytes_));
     done_bytes += got;
   }
 }
@@ -112,8 +118,7 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-OutputFile::OutputFile(const std::string& path)
-    : path_(path), temporary_(fmt::format("{}.tmp-{}", path, ::getpid())) {
+OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(fmt::format("{}.tmp-{}", path, ::getpid())) {
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0)
     throw ResourceError("[disk] {} cannot be written: {}. Make its folder, or choose one that you may write to.",
@@ -160,7 +165,8 @@ void write_file(const std::string& path, std::string_view bytes) {
 
 void sync_folder(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) throw ResourceError("[disk] {} cannot be opened: {}. Check its permissions.", shown(folder), reason(errno));
+  if (descriptor < 0)
+    throw ResourceError("[disk] {} cannot be opened: {}. Check its permissions.", shown(folder), reason(errno));
   const int result = ::fsync(descriptor);
   const int error = errno;
   ::close(descriptor);

@@ -18,7 +18,8 @@ namespace slipstream::data {
 namespace {
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 /// Row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
@@ -80,8 +81,8 @@ struct Loader::State {
 
   std::mutex mutex;
   std::condition_variable changed;
-  int64_t filled = 0;    // batches that the thread has finished
-  int64_t taken = 0;     // batches that next() has returned
+  int64_t filled = 0;  // batches that the thread has finished
+  int64_t taken = 0;   // batches that next() has returned
   bool stop = false;
   std::exception_ptr error;  // of batch number `filled`
   std::thread thread;

@@ -27,8 +27,12 @@ struct Batch {
   std::vector<int64_t> valid_rows;  // [M]; rows from here on have no weight (evaluation only)
   int64_t fill_ns = 0;              // time the loader's thread took
 
-  const int32_t* inputs_of(int64_t micro_batch) const { return inputs.data() + micro_batch * shape.rows * shape.sequence_length; }
-  const int32_t* targets_of(int64_t micro_batch) const { return targets.data() + micro_batch * shape.rows * shape.sequence_length; }
+  const int32_t* inputs_of(int64_t micro_batch) const {
+    return inputs.data() + micro_batch * shape.rows * shape.sequence_length;
+  }
+  const int32_t* targets_of(int64_t micro_batch) const {
+    return targets.data() + micro_batch * shape.rows * shape.sequence_length;
+  }
 };
 
 /// Allocates; a batch is filled many times.

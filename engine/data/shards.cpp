@@ -18,7 +18,8 @@ namespace slipstream::data {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "shards and weights are little-endian and read without swaps");
+static_assert(std::endian::native == std::endian::little,
+              "shards and weights are little-endian and read without swaps");
 
 constexpr int64_t kSidecarBytesMax = 64 << 20;
 constexpr int64_t kChunkElems = 1 << 18;
@@ -67,11 +68,14 @@ class Shard final : public TokenSource {
         count_(file_.size_bytes() / width_bytes_) {
     const int64_t size_bytes = file_.size_bytes();
     if (size_bytes == 0 || info.count == 0)
-      throw DataError("[data] the shard {} is empty ({} bytes; its sidecar says {} tokens). Make it again with tokenize.",
-                      shown(path), size_bytes, info.count);
+      throw DataError(
+          "[data] the shard {} is empty ({} bytes; its sidecar says {} tokens). Make it again with tokenize.",
+          shown(path), size_bytes, info.count);
     if (size_bytes % width_bytes_ != 0 || static_cast<uint64_t>(count_) != info.count)
-      throw DataError("[data] the shard {} has {} bytes, need {} tokens of {} bytes as its sidecar says. It was cut or "
-                      "replaced; make it again with tokenize.", shown(path), size_bytes, info.count, width_bytes_);
+      throw DataError(
+          "[data] the shard {} has {} bytes, need {} tokens of {} bytes as its sidecar says. It was cut or "
+          "replaced; make it again with tokenize.",
+          shown(path), size_bytes, info.count, width_bytes_);
   }
 
   int64_t count() const override { return count_; }
@@ -105,23 +109,27 @@ class Shard final : public TokenSource {
       const int64_t size = std::min(kChunkElems, count_ - begin);
       read(begin, std::span(wide).first(static_cast<size_t>(size)));
       if (width_bytes_ == 2) {
-        std::transform(wide.begin(), wide.begin() + size, narrow.begin(), [](int32_t id) { return static_cast<uint16_t>(id); });
+        std::transform(wide.begin(), wide.begin() + size, narrow.begin(),
+                       [](int32_t id) { return static_cast<uint16_t>(id); });
         seen.update(narrow.data(), 2 * size);
       } else {
         seen.update(wide.data(), 4 * size);
       }
     }
     if (seen.hex() != hash)
-      throw DataError("[data] the shard {} has the hash {}, need {} as its sidecar says. It was changed after it was made; "
-                      "make it again with tokenize.", shown(file_.path()), seen.hex(), hash);
+      throw DataError(
+          "[data] the shard {} has the hash {}, need {} as its sidecar says. It was changed after it was made; "
+          "make it again with tokenize.",
+          shown(file_.path()), seen.hex(), hash);
   }
 
  private:
   void check_id(uint32_t id, int64_t index) const {
     if (id >= static_cast<uint64_t>(vocab_size_)) [[unlikely]]
-      throw DataError("[data] the shard {} has the id {} at token {} (byte {}), need less than vocab_size = {}. It was made "
-                      "with another tokenizer or is damaged; make it again with tokenize.",
-                      shown(file_.path()), id, index, index * width_bytes_, vocab_size_);
+      throw DataError(
+          "[data] the shard {} has the id {} at token {} (byte {}), need less than vocab_size = {}. It was made "
+          "with another tokenizer or is damaged; make it again with tokenize.",
+          shown(file_.path()), id, index, index * width_bytes_, vocab_size_);
   }
 
   InputFile file_;
@@ -161,7 +169,8 @@ std::vector<std::string> matches(const std::string& pattern) {
   std::vector<std::string> paths;
   if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
-  if (paths.empty()) throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.", shown(pattern));
+  if (paths.empty())
+    throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.", shown(pattern));
   return paths;
 }
 
@@ -184,7 +193,9 @@ std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> sour
   return std::make_shared<Slice>(std::move(source), begin, count);
 }
 
-bool names_shards(std::string_view path) { return path.ends_with(".bin"); }
+bool names_shards(std::string_view path) {
+  return path.ends_with(".bin");
+}
 
 Shards open_shards(const std::string& path, ShardCheck check) {
   std::vector<std::shared_ptr<const TokenSource>> parts;
@@ -200,13 +211,16 @@ Shards open_shards(const std::string& path, ShardCheck check) {
       first_path = one;
       shards.tokenizer = restore_tokenizer(info.tokenizer, info.vocabulary, "the sidecar of " + shown(one));
       if (shards.tokenizer->vocab_size() != info.vocab_size)
-        throw DataError("[data] the sidecar of {} says vocab_size = {}, but its tokenizer {} has {}. Make the shard again "
-                        "with tokenize.", shown(one), info.vocab_size, info.tokenizer, shards.tokenizer->vocab_size());
+        throw DataError(
+            "[data] the sidecar of {} says vocab_size = {}, but its tokenizer {} has {}. Make the shard again "
+            "with tokenize.",
+            shown(one), info.vocab_size, info.tokenizer, shards.tokenizer->vocab_size());
     } else if (info.tokenizer != first.tokenizer || info.vocabulary != first.vocabulary ||
                info.vocab_size != first.vocab_size) {
-      throw DataError("[data] the shards {} ({}, {} ids) and {} ({}, {} ids) were made with different tokenizers. Make both "
-                      "with the same one.", shown(first_path), first.tokenizer, first.vocab_size, shown(one),
-                      info.tokenizer, info.vocab_size);
+      throw DataError(
+          "[data] the shards {} ({}, {} ids) and {} ({}, {} ids) were made with different tokenizers. Make both "
+          "with the same one.",
+          shown(first_path), first.tokenizer, first.vocab_size, shown(one), info.tokenizer, info.vocab_size);
     }
     const auto shard = std::make_shared<Shard>(one, info);
     if (check == ShardCheck::whole) shard->check_whole(info.hash);
@@ -233,7 +247,9 @@ ShardWriter::ShardWriter(const std::string& name, std::shared_ptr<const Tokenize
 
 ShardWriter::~ShardWriter() = default;
 
-int64_t ShardWriter::count() const { return state_->count; }
+int64_t ShardWriter::count() const {
+  return state_->count;
+}
 
 int64_t ShardWriter::size_bytes() const {
   return state_->count * (state_->tokenizer->vocab_size() <= kNarrowVocabMax ? 2 : 4);

@@ -33,7 +33,8 @@ std::shared_ptr<const TokenSource> tokens_in_memory(std::span<const int32_t> ids
 /// The `count` ids from `begin` on of another source.
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count);
 
-/// How much of a shard is looked at before it is used. Ids are checked against the vocabulary at every read in any case.
+/// How much of a shard is looked at before it is used. Ids are checked against the vocabulary at every read in any
+/// case.
 enum class ShardCheck : uint8_t {
   whole,  // every id and the hash: one pass over the file
   size,   // sidecar and file size only

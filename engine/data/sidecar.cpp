@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <limits>
-
 #include <nlohmann/json.hpp>
 
 #include "engine/base/check.h"
@@ -37,14 +36,22 @@ struct Value {
 
 const char* kind_name(Value::Kind kind) {
   switch (kind) {
-    case Value::Kind::null: return "null";
-    case Value::Kind::boolean: return "a boolean";
-    case Value::Kind::natural: return "a natural number";
-    case Value::Kind::negative: return "a negative integer";
-    case Value::Kind::real: return "a real";
-    case Value::Kind::string: return "a string";
-    case Value::Kind::array: return "an array";
-    case Value::Kind::object: return "an object";
+    case Value::Kind::null:
+      return "null";
+    case Value::Kind::boolean:
+      return "a boolean";
+    case Value::Kind::natural:
+      return "a natural number";
+    case Value::Kind::negative:
+      return "a negative integer";
+    case Value::Kind::real:
+      return "a real";
+    case Value::Kind::string:
+      return "a string";
+    case Value::Kind::array:
+      return "an array";
+    case Value::Kind::object:
+      return "an object";
   }
   return "?";
 }
@@ -59,9 +66,7 @@ class Builder {
   bool number_float(double value, const std::string&) {
     return add({.kind = Value::Kind::real, .real = value}) != nullptr;
   }
-  bool string(std::string& value) {
-    return add({.kind = Value::Kind::string, .string = std::move(value)}) != nullptr;
-  }
+  bool string(std::string& value) { return add({.kind = Value::Kind::string, .string = std::move(value)}) != nullptr; }
   bool binary(Json::binary_t&) { return false; }
   bool start_object(size_t) { return open(Value::Kind::object); }
   bool start_array(size_t) { return open(Value::Kind::array); }
@@ -130,8 +135,7 @@ class Reader {
     refuse(document_.owner, fmt::format("{} {}. Make the file again, or restore it.", document_.where, problem));
   }
   void need(const Value& value, Value::Kind kind, const std::string& place) const {
-    if (value.kind != kind)
-      fail(fmt::format("has {} {}, need {}", place, kind_name(value.kind), kind_name(kind)));
+    if (value.kind != kind) fail(fmt::format("has {} {}, need {}", place, kind_name(value.kind), kind_name(kind)));
   }
   const Value* find(std::string_view key) const {
     const auto at = std::find(object_.keys.begin(), object_.keys.end(), key);
@@ -187,9 +191,13 @@ Value parse(const Document& document) {
   return std::move(builder.root);
 }
 
-std::string text_of(const std::string& string) { return Json(string).dump(); }
+std::string text_of(const std::string& string) {
+  return Json(string).dump();
+}
 
-std::string text_of(double real) { return Json(real).dump(); }
+std::string text_of(double real) {
+  return Json(real).dump();
+}
 
 std::string text_of(const std::vector<std::string>& strings) {
   std::string out = "[";
@@ -200,14 +208,21 @@ std::string text_of(const std::vector<std::string>& strings) {
 /// `value` as JSON text; the depth of a parsed value is bounded, so is this recursion.
 std::string text_of(const Value& value) {
   switch (value.kind) {
-    case Value::Kind::null: return "null";
-    case Value::Kind::boolean: return value.boolean ? "true" : "false";
-    case Value::Kind::natural: return std::to_string(value.natural);
-    case Value::Kind::negative: return std::to_string(value.negative);
-    case Value::Kind::real: return text_of(value.real);
-    case Value::Kind::string: return text_of(value.string);
+    case Value::Kind::null:
+      return "null";
+    case Value::Kind::boolean:
+      return value.boolean ? "true" : "false";
+    case Value::Kind::natural:
+      return std::to_string(value.natural);
+    case Value::Kind::negative:
+      return std::to_string(value.negative);
+    case Value::Kind::real:
+      return text_of(value.real);
+    case Value::Kind::string:
+      return text_of(value.string);
     case Value::Kind::array:
-    case Value::Kind::object: break;
+    case Value::Kind::object:
+      break;
   }
   const bool object = value.kind == Value::Kind::object;
   std::string out = object ? "{" : "[";
@@ -221,14 +236,19 @@ std::string text_of(const Value& value) {
 
 ConfigValue config_value_of(const Value& value) {
   switch (value.kind) {
-    case Value::Kind::null: return nullptr;
-    case Value::Kind::boolean: return value.boolean;
+    case Value::Kind::null:
+      return nullptr;
+    case Value::Kind::boolean:
+      return value.boolean;
     case Value::Kind::natural:
       if (value.natural > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return JsonText{text_of(value)};
       return static_cast<int64_t>(value.natural);
-    case Value::Kind::negative: return value.negative;
-    case Value::Kind::real: return value.real;
-    case Value::Kind::string: return value.string;
+    case Value::Kind::negative:
+      return value.negative;
+    case Value::Kind::real:
+      return value.real;
+    case Value::Kind::string:
+      return value.string;
     case Value::Kind::array: {
       std::vector<std::string> strings;
       for (const Value& item : value.items) {
@@ -237,7 +257,8 @@ ConfigValue config_value_of(const Value& value) {
       }
       return strings;
     }
-    case Value::Kind::object: return JsonText{text_of(value)};
+    case Value::Kind::object:
+      return JsonText{text_of(value)};
   }
   return nullptr;
 }
@@ -265,10 +286,11 @@ std::string object_text(const std::vector<std::pair<std::string, std::string>>& 
 }  // namespace
 
 std::string write_token_shard_info(const TokenShardInfo& info) {
-  std::vector<std::pair<std::string, std::string>> members = {
-      {"dtype", text_of(info.dtype)},         {"vocab_size", std::to_string(info.vocab_size)},
-      {"count", std::to_string(info.count)},  {"hash", text_of(info.hash)},
-      {"tokenizer", text_of(info.tokenizer)}};
+  std::vector<std::pair<std::string, std::string>> members = {{"dtype", text_of(info.dtype)},
+                                                              {"vocab_size", std::to_string(info.vocab_size)},
+                                                              {"count", std::to_string(info.count)},
+                                                              {"hash", text_of(info.hash)},
+                                                              {"tokenizer", text_of(info.tokenizer)}};
   if (!info.vocabulary.empty()) members.emplace_back("vocabulary", text_of(info.vocabulary));
   return object_text(members, "\n  ");
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The small JSON documents beside data and weights, as plain structs: shard sidecars, vocabularies, safetensors headers,
-// config.json. Strict: duplicate keys, unknown keys, wrong types, integers written as reals, deep nesting are refused.
+// The small JSON documents beside data and weights, as plain structs: shard sidecars, vocabularies, safetensors
+// headers, config.json. Strict: duplicate keys, unknown keys, wrong types, integers written as reals, deep nesting are
+// refused.
 
 #include <cstdint>
 #include <string>
@@ -23,11 +24,11 @@ struct Document {
 
 /// NAME.json beside the token shard NAME.bin.
 struct TokenShardInfo {
-  std::string dtype;       // "uint16" or "uint32", little-endian
-  int64_t vocab_size = 0;  // 1 to 2^31 - 1
-  uint64_t count = 0;      // tokens
-  std::string hash;        // XXH3-128 of the bytes of NAME.bin, 32 hexadecimal digits
-  std::string tokenizer;   // "bytes" or "chars"
+  std::string dtype;                    // "uint16" or "uint32", little-endian
+  int64_t vocab_size = 0;               // 1 to 2^31 - 1
+  uint64_t count = 0;                   // tokens
+  std::string hash;                     // XXH3-128 of the bytes of NAME.bin, 32 hexadecimal digits
+  std::string tokenizer;                // "bytes" or "chars"
   std::vector<std::string> vocabulary;  // the text of every id, for chars; empty for bytes
 
   bool operator==(const TokenShardInfo&) const = default;
@@ -69,7 +70,8 @@ struct JsonText {
   std::string text;
   bool operator==(const JsonText&) const = default;
 };
-using ConfigValue = std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<std::string>, JsonText>;
+using ConfigValue =
+    std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<std::string>, JsonText>;
 using ConfigEntries = std::vector<std::pair<std::string, ConfigValue>>;
 
 /// One object, one key per line, in the given order; reals round-trip.

@@ -9,8 +9,8 @@
 namespace slipstream::data {
 
 struct TokenizeOptions {
-  std::string text;          // path of the text
-  std::string out;           // path of the shards without ".bin"
+  std::string text;  // path of the text
+  std::string out;   // path of the shards without ".bin"
   std::string tokenizer = "bytes";
   int64_t shard_tokens = 0;  // tokens per shard; 0: one shard OUT.bin, else OUT-00000.bin, OUT-00001.bin, ..
 };

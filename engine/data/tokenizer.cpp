@@ -18,16 +18,19 @@ constexpr int64_t kSidecarBytesMax = 64 << 20;  // every code point there is tak
 constexpr uint32_t kCodePoints = 0x110000;
 
 [[noreturn]] void not_in_vocabulary(int32_t id, size_t index, int32_t vocab_size) {
-  throw DataError("[data] id {} at index {} is not in the vocabulary, need 0 to {}. Use the tokenizer that made the ids.",
-                  id, index, vocab_size - 1);
+  throw DataError(
+      "[data] id {} at index {} is not in the vocabulary, need 0 to {}. Use the tokenizer that made the ids.", id,
+      index, vocab_size - 1);
 }
 
 /// The code point at byte `at`; `text` comes from a user.
 CodePoint checked_code_point(std::string_view text, size_t at) {
   const CodePoint point = next_code_point(text, at);
   if (point.size_bytes == 0)
-    throw DataError("[data] the text is not UTF-8 at byte {} (0x{:02x}). Convert it to UTF-8, or set data.tokenizer = "
-                    "\"bytes\".", at, static_cast<uint8_t>(text[at]));
+    throw DataError(
+        "[data] the text is not UTF-8 at byte {} (0x{:02x}). Convert it to UTF-8, or set data.tokenizer = "
+        "\"bytes\".",
+        at, static_cast<uint8_t>(text[at]));
   return point;
 }
 
@@ -67,10 +70,10 @@ class CharsTokenizer final : public Tokenizer {
       const CodePoint point = checked_code_point(text, at);
       const int32_t id = point.value < id_of_.size() ? id_of_[point.value] : -1;
       if (id < 0)
-        throw DataError("[data] the character {} (U+{:04X}) at byte {} is not among the {} characters of the vocabulary. "
-                        "Take it out of the text, or make the vocabulary from a text that has it.",
-                        shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at,
-                        code_points_.size());
+        throw DataError(
+            "[data] the character {} (U+{:04X}) at byte {} is not among the {} characters of the vocabulary. "
+            "Take it out of the text, or make the vocabulary from a text that has it.",
+            shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at, code_points_.size());
       ids.push_back(id);
       at += static_cast<size_t>(point.size_bytes);
     }
@@ -117,12 +120,14 @@ std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span
   if (name == "chars") {
     std::vector<uint32_t> code_points = sorted_code_points(texts);
     if (code_points.empty())
-      throw DataError("[data] data.tokenizer = \"chars\" needs a text with at least 1 character, got none. Name a text.");
+      throw DataError(
+          "[data] data.tokenizer = \"chars\" needs a text with at least 1 character, got none. Name a text.");
     return std::make_shared<CharsTokenizer>(std::move(code_points));
   }
   if (name.ends_with(".json"))
-    throw ConfigError("[config] data.tokenizer = {}: a tokenizer.json is not yet supported. Use \"bytes\" or \"chars\".",
-                      shown(name));
+    throw ConfigError(
+        "[config] data.tokenizer = {}: a tokenizer.json is not yet supported. Use \"bytes\" or \"chars\".",
+        shown(name));
   throw ConfigError("[config] data.tokenizer = {} is unknown. Use \"bytes\" or \"chars\".", shown(name));
 }
 
@@ -148,8 +153,10 @@ std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::s
       throw DataError("[data] {} gives id {} the text {}, need one character. Make the file again.", where,
                       code_points.size(), shown(entry));
     if (!code_points.empty() && point.value <= code_points.back())
-      throw DataError("[data] {} gives id {} the character {}, which is not behind that of id {}: they must be sorted and "
-                      "distinct. Make the file again.", where, code_points.size(), shown(entry), code_points.size() - 1);
+      throw DataError(
+          "[data] {} gives id {} the character {}, which is not behind that of id {}: they must be sorted and "
+          "distinct. Make the file again.",
+          where, code_points.size(), shown(entry), code_points.size() - 1);
     code_points.push_back(point.value);
   }
   if (code_points.empty())

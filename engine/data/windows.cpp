@@ -24,11 +24,15 @@ void check_options(int64_t token_count, const SamplerOptions& options, const cha
   SLIP_ASSERT(options.micro_batch_size >= 1);
   SLIP_ASSERT(options.global_batch_size >= 1);
   if (token_count < options.sequence_length + 1)
-    throw DataError("[data] the {} split has {} tokens, need at least train.sequence_length + 1 = {}. Use more text or a "
-                    "shorter sequence_length.", split, token_count, options.sequence_length + 1);
+    throw DataError(
+        "[data] the {} split has {} tokens, need at least train.sequence_length + 1 = {}. Use more text or a "
+        "shorter sequence_length.",
+        split, token_count, options.sequence_length + 1);
 }
 
-constexpr uint64_t mask_of(int bits) { return (uint64_t{1} << bits) - 1; }
+constexpr uint64_t mask_of(int bits) {
+  return (uint64_t{1} << bits) - 1;
+}
 
 }  // namespace
 
@@ -69,8 +73,7 @@ TrainSampler::TrainSampler(int64_t token_count, const SamplerOptions& options) :
 }
 
 int64_t TrainSampler::offset_of(uint64_t epoch) const {
-  return static_cast<int64_t>(
-      Philox(options_.seed, "data.offset").below(epoch, static_cast<uint64_t>(offset_bound_)));
+  return static_cast<int64_t>(Philox(options_.seed, "data.offset").below(epoch, static_cast<uint64_t>(offset_bound_)));
 }
 
 int64_t TrainSampler::begin_of(uint64_t sample) const {
@@ -84,9 +87,11 @@ int64_t TrainSampler::micro_batches(int64_t data_ranks) const {
   const int64_t rows = data_ranks * options_.micro_batch_size;
   SLIP_ASSERT(data_ranks >= 1);
   if (options_.global_batch_size % rows != 0)
-    throw ConfigError("[config] train.global_batch_size = {} is not a multiple of micro_batch_size {} x {} data ranks = {}. "
-                      "Change one of them, for instance global_batch_size = {}.", options_.global_batch_size,
-                      options_.micro_batch_size, data_ranks, rows, round_up(options_.global_batch_size, rows));
+    throw ConfigError(
+        "[config] train.global_batch_size = {} is not a multiple of micro_batch_size {} x {} data ranks = {}. "
+        "Change one of them, for instance global_batch_size = {}.",
+        options_.global_batch_size, options_.micro_batch_size, data_ranks, rows,
+        round_up(options_.global_batch_size, rows));
   return options_.global_batch_size / rows;
 }
 

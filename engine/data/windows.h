@@ -7,21 +7,21 @@
 //
 // Training. An epoch has W = max(1, floor(N / T) - 1) windows; window w of epoch e begins at offset(e) + w T, with
 // offset(e) uniform below min(T, N - W T), so that every window of every epoch lies inside the split. The windows of an
-// epoch are visited in the order of a permutation of (seed, e). Row i of step k (steps count from 1) is the global sample
-// g = (k - 1) G + i: place g mod W of epoch g div W; an epoch may end in the middle of a step. Data rank r takes the
-// contiguous rows r G/R .. (r + 1) G/R - 1 of the R ranks, micro-batch m of it the rows from m B on. The rows of a step
-// therefore never depend on R or B.
+// epoch are visited in the order of a permutation of (seed, e). Row i of step k (steps count from 1) is the global
+// sample g = (k - 1) G + i: place g mod W of epoch g div W; an epoch may end in the middle of a step. Data rank r takes
+// the contiguous rows r G/R .. (r + 1) G/R - 1 of the R ranks, micro-batch m of it the rows from m B on. The rows of a
+// step therefore never depend on R or B.
 //
-// Evaluation. The V = floor((N - 1) / T) windows that begin at 0, T, 2T, ..; the last (N - 1) mod T tokens are no target.
-// The loss of the split is the mean over the V T targets: rows that only fill up a batch have no weight.
+// Evaluation. The V = floor((N - 1) / T) windows that begin at 0, T, 2T, ..; the last (N - 1) mod T tokens are no
+// target. The loss of the split is the mean over the V T targets: rows that only fill up a batch have no weight.
 
 #include <cstdint>
 
 namespace slipstream::data {
 
-/// A permutation of 0 .. size - 1 that is computed, not stored: an alternating Feistel network on the smallest power of two
-/// that holds `size`, walked until it lands inside. Less than 2 walks on average.
-/// Source: Black & Rogaway 2002, "Ciphers with arbitrary finite domains", section 4 (cycle walking).
+/// A permutation of 0 .. size - 1 that is computed, not stored: an alternating Feistel network on the smallest power of
+/// two that holds `size`, walked until it lands inside. Less than 2 walks on average. Source: Black & Rogaway 2002,
+/// "Ciphers with arbitrary finite domains", section 4 (cycle walking).
 class Permutation {
  public:
   /// `size` is at least 1.
@@ -65,8 +65,8 @@ class TrainSampler {
   /// Micro-batches of a step on each of `data_ranks` ranks. Pure.
   /// Throws: ConfigError if data_ranks x B does not divide G.
   int64_t micro_batches(int64_t data_ranks) const;
-  /// The B samples of one micro-batch. The union over data ranks and micro-batches of a step is the same G samples, in the
-  /// same order, for every layout. Pure.
+  /// The B samples of one micro-batch. The union over data ranks and micro-batches of a step is the same G samples, in
+  /// the same order, for every layout. Pure.
   SampleRange samples_of(int64_t step, int64_t data_rank, int64_t data_ranks, int64_t micro_batch) const;
   const SamplerOptions& options() const { return options_; }
 
@@ -76,8 +76,8 @@ class TrainSampler {
   int64_t offset_bound_;
 };
 
-/// The rows of one evaluation micro-batch on one data rank: windows begin .. begin + valid_rows - 1; the other rows of the
-/// batch hold real tokens (the split's first window) but have no weight.
+/// The rows of one evaluation micro-batch on one data rank: windows begin .. begin + valid_rows - 1; the other rows of
+/// the batch hold real tokens (the split's first window) but have no weight.
 struct EvalRows {
   int64_t begin = 0;
   int64_t valid_rows = 0;  // 0 to B

@@ -245,6 +245,40 @@ TEST_CASE("tasks of one channel keep the same order on all stages, whatever is a
   CHECK(orders[0] == orders[1]);
 }
 
+TEST_CASE("sequence parallel on one channel: the computed order beats the appended one") {
+  auto build = [](ToyJob& job) -> Plan& {
+    const int layers = 4, chunks = 4;
+    ToyPlan plan(job);
+    for (int l = 0; l < layers; ++l) {
+      for (int c = 0; c < chunks; ++c) plan.compute(named("Q{}.{}", l, c), 25);
+      for (int c = 0; c < chunks; ++c) {
+        plan.compute(named("P{}.{}", l, c), 25);
+        if (c > 0) plan.compute(named("N{}.{}", l, c - 1), 2);
+      }
+      plan.compute(named("N{}.{}", l, chunks - 1), 2);
+    }
+    plan.compute("end", 1);
+    for (int l = 0; l < layers; ++l)
+      for (int c = 0; c < chunks; ++c) {
+        plan.task({.name = named("rs{}.{}", l, c), .channel = "tensor", .axis = Axis::tensor, .op = Op::reduce_scatter,
+                   .time_ns = 10, .after = {named("P{}.{}", l, c)}, .before = named("N{}.{}", l, c)});
+        plan.task({.name = named("ag{}.{}", l, c), .channel = "tensor", .axis = Axis::tensor, .op = Op::all_gather,
+                   .time_ns = 10, .after = {named("N{}.{}", l, c)},
+                   .before = l + 1 < layers ? named("Q{}.{}", l + 1, c) : std::string("end")});
+      }
+    return plan.build();
+  };
+  const Mesh mesh(MeshSizes{.tensor = 2});
+  ToyJob appended;
+  Plan& as_appended = build(appended);
+  order_as_reached(as_appended, appended.channels.size());
+  CHECK(rehearse_in_a_row(appended, {&as_appended}, mesh, 1).makespan_ns == 923);
+  ToyJob job;
+  Plan& plan = build(job);
+  finish(job, {&plan}, mesh);
+  CHECK(rehearse_in_a_row(job, {&plan}, mesh, 1).makespan_ns == 883);
+}
+
 TEST_CASE("waits that contradict each other are refused, naming the cycle") {
   ToyJob job;
   ToyPlan plan(job);
