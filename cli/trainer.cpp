@@ -143,27 +143,15 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
       if (span.step > 0) of_steps.push_back(span);  // evaluations and the first staging are tagged 0
     meter_->add(c, of_steps);
     if (trace_) trace_->add(c, of_steps);
-    if (bound_ms_) continue;
-    std::vector<int64_t> sums(rank_->job().train.size(), 0);
-    uint32_t current = 0;
-    const auto close = [&] {
-      if (current > kWarmSteps)
-        for (size_t i = 0; i < sums.size(); ++i)
-          if (sums[i] > 0) item_ns_[i] = item_ns_[i] < 0 ? sums[i] : std::min(item_ns_[i], sums[i]);
-      std::fill(sums.begin(), sums.end(), 0);
-    };
-    for (const Span& span : of_steps) {
-      if (span.kind != Span::Kind::work || rank_->job().channels[c].axis != Axis::self) continue;
-      if (span.step != current) close();
-      current = span.step;
-      sums[span.item] += span.end_ns - span.begin_ns;
-    }
   }
   const Rank::Report report = rank_->report(step);
   if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
     throw NumericsError("[train] step {}: the loss is {} and the gradient norm {}. Lower optimizer.learning_rate or raise "
                         "optimizer.warmup_steps.", step, report.loss_sum, report.norm);
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
+  if (step > kWarmSteps)
+    for (const auto& [item, ns] : pending_.back().times.work_ns)
+      item_ns_[item] = item_ns_[item] < 0 ? ns : std::min(item_ns_[item], ns);
   if (!bound_ms_ && step == kBoundStep) rehearse_bound();
 }
 

@@ -26,6 +26,8 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
   SLIP_ASSERT(channel < kinds_.size());
   for (const Span& span : spans) {
     Spans& step = steps_[span.step];
+    if (span.kind == Span::Kind::work && kinds_[channel] != ChannelKind::communication)
+      step.work_ns[span.item] += span.end_ns - span.begin_ns;
     if (kinds_[channel] == ChannelKind::compute) {
       if (span.kind == Span::Kind::work)
         step.works.push_back({span.begin_ns, span.end_ns});
@@ -73,6 +75,7 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
   });
   times.tasks = std::move(spans.tasks);
+  times.work_ns.assign(spans.work_ns.begin(), spans.work_ns.end());
   std::vector<int64_t> own;
   for (const TaskTime& task : times.tasks) own.push_back(task.begin_ns);
   apply_last_entries(times, own);

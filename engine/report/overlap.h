@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "engine/device/device.h"
@@ -55,6 +56,7 @@ struct StepTimes {
   int64_t comm_ns = 0;
   int64_t skew_ns = 0;
   std::vector<TaskTime> tasks;       // by (channel, begin)
+  std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
   std::vector<Exposure> exposures;   // of communication and input, in time order
 };
 
@@ -78,6 +80,7 @@ class OverlapMeter {
     std::vector<Interval> works;    // compute
     std::vector<Exposure> waits;    // compute
     std::vector<TaskTime> tasks;    // communication channels
+    std::map<uint32_t, int64_t> work_ns;
   };
   std::vector<ChannelKind> kinds_;
   std::map<uint32_t, Spans> steps_;
