@@ -42,7 +42,7 @@ inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_
   const int64_t open = least(keys, first_query + 1);
   int64_t s = 0;
   for (; s < open; ++s) {
-    const Vf weight = exp_nonpositive(load(weights + s * kBlock) * scale - lse);
+    const Vf weight = exp_bounded(load(weights + s * kBlock) * scale - lse);
     store(weights + s * kBlock, weight);
     store(dscores + s * kBlock, weight * (load(dscores + s * kBlock) - dot));
   }
@@ -50,7 +50,7 @@ inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_
   for (int lane = 0; lane < kLanes; ++lane) query[lane] = static_cast<float>(first_query + lane);
   for (; s < keys; ++s) {
     const auto seen = query >= splat(static_cast<float>(s));
-    const Vf weight = seen ? exp_nonpositive(load(weights + s * kBlock) * scale - lse) : Vf{};
+    const Vf weight = seen ? exp_bounded(load(weights + s * kBlock) * scale - lse) : Vf{};
     store(weights + s * kBlock, weight);
     store(dscores + s * kBlock, seen ? weight * (load(dscores + s * kBlock) - dot) : Vf{});
   }

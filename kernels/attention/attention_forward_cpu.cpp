@@ -43,17 +43,17 @@ inline void softmax_columns(float* scores, int64_t keys, int64_t first_query, fl
   for (s = 0; s + 1 < open; s += 2)
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-      const Vf weight = exp_nonpositive(load(scores + (s + i) * kBlock) * scale - now);
+      const Vf weight = exp_bounded(load(scores + (s + i) * kBlock) * scale - now);
       store(scores + (s + i) * kBlock, weight);
       total[i] += weight;
     }
   for (; s < keys; ++s) {
-    const Vf weight = exp_nonpositive(load(scores + s * kBlock) * scale - now);
+    const Vf weight = exp_bounded(load(scores + s * kBlock) * scale - now);
     const Vf seen = query >= splat(static_cast<float>(s)) ? weight : Vf{};
     store(scores + s * kBlock, seen);
     total[0] += seen;
   }
-  const Vf factor = exp_nonpositive(before - now);
+  const Vf factor = exp_bounded(before - now);
   store(maximum, now);
   store(rescale, factor);
   store(sum, load(sum) * factor + (total[0] + total[1]));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pieces of attention that run from registers: products of tiles, transposes, packing, exp and log.
+// The pieces of attention that run from registers: products of tiles, transposes, packing and log.
 //
 // Included only by the *_cpu.cpp files of attention. Scores are kept transposed, keys down and queries across the
 // lanes, so that maxima, sums, masks and exponentials of the softmax need nothing across lanes.
@@ -127,23 +127,6 @@ inline void transpose(const T* from, int64_t stride, int64_t rows, int64_t width
 #pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) store(to + (j + r) * kBlock + i, square[r]);
     }
-}
-
-/// e^x for x <= 0 to about 2 ulp, NaN for NaN; below -87.3 it stays at 1e-38. Anything, without a trap, for x > 0.
-/// Half the instructions of exp: no upper end, and 2^n comes from the low bits of the shifted sum.
-inline Vf exp_nonpositive(Vf x) {
-  const Vf bounded = x < splat(-87.33f) ? splat(-87.33f) : x;
-  const Vf shifted = bounded * 1.44269504088896341f + 12582912.0f;
-  const Vf n = shifted - 12582912.0f;
-  const Vf r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vf p = splat(1.3981999507e-3f) + r * 1.9875691500e-4f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  const Vi power = (reinterpret_cast<Vi>(shifted) + 127) << 23;
-  return p * reinterpret_cast<Vf>(power);
 }
 
 /// log x to about 2 ulp for normal x >= 1 (a sum that holds its own maximum's e^0); NaN and infinity stay.
