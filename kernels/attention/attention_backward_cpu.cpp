@@ -42,7 +42,7 @@ inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_
   const int64_t open = least(keys, first_query + 1);
   int64_t s = 0;
   for (; s < open; ++s) {
-    const Vf weight = exp_nonpositive(load(weights + s * kBlock) * scale - lse);
+    const Vf weight = exp_bounded(load(weights + s * kBlock) * scale - lse);
     store(weights + s * kBlock, weight);
     store(dscores + s * kBlock, weight * (load(dscores + s * kBlock) - dot));
   }
@@ -50,7 +50,7 @@ inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_
   for (int lane = 0; lane < kLanes; ++lane) query[lane] = static_cast<float>(first_query + lane);
   for (; s < keys; ++s) {
     const auto seen = query >= splat(static_cast<float>(s));
-    const Vf weight = seen ? exp_nonpositive(load(weights + s * kBlock) * scale - lse) : Vf{};
+    const Vf weight = seen ? exp_bounded(load(weights + s * kBlock) * scale - lse) : Vf{};
     store(weights + s * kBlock, weight);
     store(dscores + s * kBlock, seen ? weight * (load(dscores + s * kBlock) - dot) : Vf{});
   }
@@ -62,9 +62,9 @@ inline void make_weights(Scratch& scratch, const Pair& pair) {
     const int64_t seen = least(pair.keys, i + kTileCols + pair.ahead);
     for (int64_t s = 0; s < seen; s += kTileRows) {
       const int64_t rows = least(kTileRows, seen - s);
-      tile<false>(rows, {scratch.k + s * width, width, 1}, scratch.q_t + i, kBlock, scratch.weights + s * kBlock + i, kBlock,
+      tile<false>(rows, Rows{scratch.k + s * width, width}, scratch.q_t + i, kBlock, scratch.weights + s * kBlock + i, kBlock,
                   pair.head_dim);
-      tile<false>(rows, {pair.v + s * pair.v_stride, pair.v_stride, 1}, scratch.dout_t + i, kBlock,
+      tile<false>(rows, Rows{pair.v + s * pair.v_stride, pair.v_stride}, scratch.dout_t + i, kBlock,
                   scratch.dscores + s * kBlock + i, kBlock, pair.head_dim);
     }
     for (int64_t j = i; j < i + kTileCols; j += kLanes)
@@ -86,9 +86,9 @@ inline void add_block(Scratch& scratch, const Pair& pair) {
     const int64_t rows = least(kTileRows, pair.keys - s);
     const int64_t from = s > pair.ahead ? s - pair.ahead : 0;  // the first query that sees key s
     for (int64_t j = 0; j < width; j += kTileCols) {
-      tile<true>(rows, {scratch.weights + s * kBlock + from, kBlock, 1}, scratch.dout + from * width + j, width,
+      tile<true>(rows, Rows{scratch.weights + s * kBlock + from, kBlock}, scratch.dout + from * width + j, width,
                  pair.dv + s * width + j, width, pair.queries - from);
-      tile<true>(rows, {scratch.dscores + s * kBlock + from, kBlock, 1}, scratch.q + from * width + j, width,
+      tile<true>(rows, Rows{scratch.dscores + s * kBlock + from, kBlock}, scratch.q + from * width + j, width,
                  pair.dk + s * width + j, width, pair.queries - from);
     }
   }
@@ -96,7 +96,7 @@ inline void add_block(Scratch& scratch, const Pair& pair) {
     const int64_t rows = least(kTileRows, pair.queries - i);
     const int64_t seen = least(pair.keys, i + rows + pair.ahead);
     for (int64_t j = 0; j < width; j += kTileCols) {
-      const Left dscores = {scratch.dscores + i, 1, kBlock};
+      const ScoresTransposed dscores = {scratch.dscores + i, 1};
       float* const dq = scratch.dq + i * width + j;
       if (pair.first)
         tile<false>(rows, dscores, scratch.k + j, width, dq, width, seen);
@@ -134,6 +134,7 @@ inline void one_key_value_head(Scratch& scratch, const AttentionBackward& args, 
                                float* dv) {
   const int64_t width = padded(args.head_dim);
   const int64_t group = args.heads / args.kv_heads;
+  const int64_t blocks = (args.tokens + kBlock - 1) / kBlock;
   const int64_t kv_offset = sequence * args.tokens * args.kv_stride + kv_head * args.head_dim;
   const T* const k = static_cast<const T*>(args.k) + kv_offset;
   const T* const v = static_cast<const T*>(args.v) + kv_offset;
@@ -143,6 +144,7 @@ inline void one_key_value_head(Scratch& scratch, const AttentionBackward& args, 
     for (int64_t begin = 0; begin < args.tokens; begin += kBlock) {
       const int64_t queries = least(kBlock, args.tokens - begin);
       prepare_queries<T>(scratch, args, sequence, head, begin, queries);
+      prefetch_block<T>(args, (sequence * args.heads + head) * blocks + begin / kBlock + 1);
       for (int64_t key = 0; key <= begin; key += kBlock) {
         const int64_t keys = least(kBlock, args.tokens - key);
         Pair pair = {scratch.v, width, dk + key * width, dv + key * width, queries, keys, begin - key, args.head_dim, args.scale,

@@ -43,17 +43,17 @@ inline void softmax_columns(float* scores, int64_t keys, int64_t first_query, fl
   for (s = 0; s + 1 < open; s += 2)
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-      const Vf weight = exp_nonpositive(load(scores + (s + i) * kBlock) * scale - now);
+      const Vf weight = exp_bounded(load(scores + (s + i) * kBlock) * scale - now);
       store(scores + (s + i) * kBlock, weight);
       total[i] += weight;
     }
   for (; s < keys; ++s) {
-    const Vf weight = exp_nonpositive(load(scores + s * kBlock) * scale - now);
+    const Vf weight = exp_bounded(load(scores + s * kBlock) * scale - now);
     const Vf seen = query >= splat(static_cast<float>(s)) ? weight : Vf{};
     store(scores + s * kBlock, seen);
     total[0] += seen;
   }
-  const Vf factor = exp_nonpositive(before - now);
+  const Vf factor = exp_bounded(before - now);
   store(maximum, now);
   store(rescale, factor);
   store(sum, load(sum) * factor + (total[0] + total[1]));
@@ -65,7 +65,7 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
   for (int64_t i = 0; i < queries; i += kTileCols) {
     const int64_t seen = least(keys, i + kTileCols + ahead);
     for (int64_t s = 0; s < seen; s += kTileRows)
-      tile<false>(least(kTileRows, seen - s), {k + s * k_stride, k_stride, 1}, scratch.q + i, kBlock,
+      tile<false>(least(kTileRows, seen - s), Rows{k + s * k_stride, k_stride}, scratch.q + i, kBlock,
                   scratch.scores + s * kBlock + i, kBlock, head_dim);
     for (int64_t j = i; j < i + kTileCols; j += kLanes)
       softmax_columns(scratch.scores + j, seen, j + ahead, scale, scratch.maximum + j, scratch.sum + j, scratch.rescale + j);
@@ -82,7 +82,7 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
     const int64_t rows = least(kTileRows, queries - i);
     const int64_t seen = least(keys, i + rows + ahead);
     for (int64_t j = 0; j < width; j += kTileCols) {
-      const Left weights = {scratch.scores + i, 1, kBlock};
+      const ScoresTransposed weights = {scratch.scores + i, 1};
       float* const out = scratch.out + i * width + j;
       if (first)
         tile<false>(rows, weights, scratch.v + j, width, out, width, seen);
@@ -131,6 +131,7 @@ void forward(LaunchContext& context, const AttentionForward& args) {
     Scratch scratch;
     for (int64_t item = begin; item < end; ++item) {
       const int64_t head = item / blocks;
+      prefetch_block<T>(args, item + 1);
       one_block_of_queries<T>(scratch, args, head / args.heads, head % args.heads, item % blocks * kBlock);
     }
   });

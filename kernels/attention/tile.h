@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pieces of attention that run from registers: products of tiles, transposes, packing, exp and log.
+// The pieces of attention that run from registers: products of tiles, transposes, packing and log.
 //
 // Included only by the *_cpu.cpp files of attention. Scores are kept transposed, keys down and queries across the
 // lanes, so that maxima, sums, masks and exponentials of the softmax need nothing across lanes.
@@ -19,17 +19,21 @@ constexpr int kHeadDimMax = 256;  // kAttentionHeadDimMax
 inline int64_t padded(int64_t head_dim) { return (head_dim + kTileCols - 1) / kTileCols * kTileCols; }
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/// The left side of a product: element (i, k) is at data[i * row + k * col].
+/// The left side of a product: element (i, k) is at data[i * row + k * kColumn]. The step from column to column is a
+/// type's, as GCC otherwise makes two loops and moves all accumulators between them.
+template <int kColumn>
 struct Left {
   const float* data;
   int64_t row;
-  int64_t col;
 };
+using Rows = Left<1>;            // as in memory
+using ScoresTransposed = Left<kBlock>;  // a block of scores turned; its rows are 1 apart
 
 /// c[kRows x kTileCols] = (kAdd ? c : 0) + a[kRows x count] * b[count x kTileCols]. 12 accumulators, 2 rows of b and one
-/// broadcast fit the 16 registers of AVX2; 12 chains cover 2 units of latency 4.
-template <int kRows, bool kAdd>
-inline void tile_of(Left a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
+/// broadcast fit the 16 registers of AVX2; 12 chains cover 2 units of latency 4. Not inlined: inside a larger loop GCC 12
+/// keeps half of the accumulators on the stack.
+template <int kRows, bool kAdd, int kColumn>
+[[gnu::noinline]] void tile_of(Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
   Vf sums[kRows][2];
 #pragma GCC unroll 6
   for (int i = 0; i < kRows; ++i)
@@ -50,7 +54,7 @@ inline void tile_of(Left a, const float* b, int64_t b_stride, float* c, int64_t 
       sums[i][0] += value * right0;
       sums[i][1] += value * right1;
     }
-    offset += a.col;
+    offset += kColumn;
   }
 #pragma GCC unroll 6
   for (int i = 0; i < kRows; ++i)
@@ -59,15 +63,15 @@ inline void tile_of(Left a, const float* b, int64_t b_stride, float* c, int64_t 
 }
 
 /// As tile_of with 1 to kTileRows rows.
-template <bool kAdd>
-inline void tile(int64_t rows, Left a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
+template <bool kAdd, int kColumn>
+inline void tile(int64_t rows, Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
   switch (rows) {
-    case 1: return tile_of<1, kAdd>(a, b, b_stride, c, c_stride, count);
-    case 2: return tile_of<2, kAdd>(a, b, b_stride, c, c_stride, count);
-    case 3: return tile_of<3, kAdd>(a, b, b_stride, c, c_stride, count);
-    case 4: return tile_of<4, kAdd>(a, b, b_stride, c, c_stride, count);
-    case 5: return tile_of<5, kAdd>(a, b, b_stride, c, c_stride, count);
-    default: return tile_of<6, kAdd>(a, b, b_stride, c, c_stride, count);
+    case 1: return tile_of<1, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 2: return tile_of<2, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 3: return tile_of<3, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 4: return tile_of<4, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 5: return tile_of<5, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    default: return tile_of<6, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
   }
 }
 
@@ -97,6 +101,34 @@ inline void unpack(const float* from, float factor, int64_t rows, int64_t width,
     for (int64_t j = 0; j < width; j += kLanes) store_up_to(to + i * stride + j, load(from + i * from_stride + j) * factor, width - j);
 }
 
+/// Asks the cache for rows that are needed soon; a row of one head is too short for the hardware to guess the next.
+template <typename T>
+inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int64_t rows, int64_t width) {
+  constexpr int64_t kLineElems = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < width; j += kLineElems) __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
+}
+
+/// Asks for q, k and v of a block of queries and its diagonal; blocks are counted over sequences, heads and tokens.
+template <typename T, typename Args>
+inline void prefetch_block(const Args& args, int64_t index) {
+  const int64_t blocks = (args.tokens + kBlock - 1) / kBlock;
+  const int64_t head = index / blocks % args.heads;
+  const int64_t sequence = index / blocks / args.heads;
+  if (sequence >= args.batch) return;
+  const int64_t begin = index % blocks * kBlock;
+  const int64_t rows = least(kBlock, args.tokens - begin);
+  const int64_t row = sequence * args.tokens + begin;
+  const int64_t kv_offset = row * args.kv_stride + head / (args.heads / args.kv_heads) * args.head_dim;
+  prefetch_rows<T>(args.q, row * args.q_stride + head * args.head_dim, args.q_stride, rows, args.head_dim);
+  prefetch_rows<T>(args.k, kv_offset, args.kv_stride, rows, args.head_dim);
+  prefetch_rows<T>(args.v, kv_offset, args.kv_stride, rows, args.head_dim);
+  if constexpr (requires { args.dout; }) {
+    prefetch_rows<T>(args.dout, row * args.out_stride + head * args.head_dim, args.out_stride, rows, args.head_dim);
+    prefetch_rows<T>(args.out, row * args.out_stride + head * args.head_dim, args.out_stride, rows, args.head_dim);
+  }
+}
+
 template <int kStep, int... kLane>
 inline void exchange(Vf& a, Vf& b, std::integer_sequence<int, kLane...>) {
   const Vf low = __builtin_shufflevector(a, b, ((kLane & kStep) ? kLanes + kLane - kStep : kLane)...);
@@ -121,29 +153,17 @@ inline void transpose(const T* from, int64_t stride, int64_t rows, int64_t width
   for (int64_t i = 0; i < columns; i += kLanes)
     for (int64_t j = 0; j < width; j += kLanes) {
       Vf square[kLanes];
+      if (i + kLanes <= rows && j + kLanes <= width) {
 #pragma GCC unroll 16
-      for (int r = 0; r < kLanes; ++r) square[r] = i + r < rows ? load_up_to(from + (i + r) * stride + j, width - j) : Vf{};
+        for (int r = 0; r < kLanes; ++r) square[r] = load(from + (i + r) * stride + j);
+      } else {
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r) square[r] = i + r < rows ? load_up_to(from + (i + r) * stride + j, width - j) : Vf{};
+      }
       transpose_registers<1>(square);
 #pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) store(to + (j + r) * kBlock + i, square[r]);
     }
-}
-
-/// e^x for x <= 0 to about 2 ulp, NaN for NaN; below -87.3 it stays at 1e-38. Anything, without a trap, for x > 0.
-/// Half the instructions of exp: no upper end, and 2^n comes from the low bits of the shifted sum.
-inline Vf exp_nonpositive(Vf x) {
-  const Vf bounded = x < splat(-87.33f) ? splat(-87.33f) : x;
-  const Vf shifted = bounded * 1.44269504088896341f + 12582912.0f;
-  const Vf n = shifted - 12582912.0f;
-  const Vf r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vf p = splat(1.3981999507e-3f) + r * 1.9875691500e-4f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  const Vi power = (reinterpret_cast<Vi>(shifted) + 127) << 23;
-  return p * reinterpret_cast<Vf>(power);
 }
 
 /// log x to about 2 ulp for normal x >= 1 (a sum that holds its own maximum's e^0); NaN and infinity stay.

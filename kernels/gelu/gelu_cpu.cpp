@@ -10,12 +10,14 @@ namespace {
 
 constexpr float kTwoRootTwoOverPi = 1.5957691216057308f;
 constexpr float kCubic = 0.044715f;
+/// Beyond it GELU is 0 (below 1e-36), and its slope 0 or 1; there 0 * infinity must not arise.
+constexpr float kLeast = -10.0f;
 constexpr int64_t kGrain = 4096;
 
-/// 1 / (1 + e^(-2u)).
+/// 1 / (1 + e^(-2u)); at x = -10 the exponential is e^87.3, still a float.
 inline Vf gate(Vf x, Vf square) {
   const Vf minus_2u = x * (square * (-kTwoRootTwoOverPi * kCubic) - kTwoRootTwoOverPi);
-  return 1.0f / (1.0f + exp(minus_2u));
+  return 1.0f / (1.0f + exp_bounded(minus_2u));
 }
 
 template <typename T>
@@ -24,7 +26,7 @@ void forward(LaunchContext& context, const GeluForward& args) {
   T* const to = static_cast<T*>(args.y);
   context.parallel_for(args.elems, kGrain, [&](int64_t begin, int64_t end) {
     for_vectors(begin, end, [&](auto lanes, int64_t i) {
-      const Vf x = lanes.load(from + i);
+      const Vf x = max(splat(kLeast), lanes.load(from + i));
       lanes.store(to + i, x * gate(x, x * x));
     });
   });
@@ -37,9 +39,7 @@ void backward(LaunchContext& context, const GeluBackward& args) {
   T* const dx = static_cast<T*>(args.dx);
   context.parallel_for(args.elems, kGrain, [&](int64_t begin, int64_t end) {
     for_vectors(begin, end, [&](auto lanes, int64_t i) {
-      const Vf any = lanes.load(from + i);
-      // Beyond 20 the derivative is 0 or 1 exactly, and 0 * infinity must not arise there.
-      const Vf x = any > splat(20.0f) ? splat(20.0f) : any < splat(-20.0f) ? splat(-20.0f) : any;
+      const Vf x = min(splat(-kLeast), max(splat(kLeast), lanes.load(from + i)));
       const Vf square = x * x;
       const Vf s = gate(x, square);
       const Vf slope = square * (3.0f * kTwoRootTwoOverPi * kCubic) + kTwoRootTwoOverPi;

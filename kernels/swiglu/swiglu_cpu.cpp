@@ -8,6 +8,9 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
+/// Beyond it silu and its slope are 0 (below 1e-36), and e^88 is still a float.
+constexpr float kLeast = -88.0f;
+
 inline int64_t grain_rows(int64_t width) { return 4096 / width + 1; }
 
 template <typename T>
@@ -18,8 +21,8 @@ void forward(LaunchContext& context, const SwigluForward& args) {
       const T* const gates = static_cast<const T*>(args.gate_up) + row * 2 * width;
       T* const y = static_cast<T*>(args.y) + row * width;
       for_vectors(0, width, [&](auto lanes, int64_t i) {
-        const Vf gate = lanes.load(gates + i);
-        lanes.store(y + i, gate * lanes.load(gates + width + i) / (1.0f + exp(-gate)));
+        const Vf gate = max(splat(kLeast), lanes.load(gates + i));
+        lanes.store(y + i, gate * lanes.load(gates + width + i) / (1.0f + exp_bounded(-gate)));
       });
     }
   });
@@ -34,9 +37,9 @@ void backward(LaunchContext& context, const SwigluBackward& args) {
       const T* const gates = static_cast<const T*>(args.gate_up) + row * 2 * width;
       T* const dgates = static_cast<T*>(args.dgate_up) + row * 2 * width;
       for_vectors(0, width, [&](auto lanes, int64_t i) {
-        const Vf gate = lanes.load(gates + i);
+        const Vf gate = max(splat(kLeast), lanes.load(gates + i));
         const Vf up = lanes.load(gates + width + i);
-        const Vf s = 1.0f / (1.0f + exp(-gate));
+        const Vf s = 1.0f / (1.0f + exp_bounded(-gate));
         const Vf dy = lanes.load(dys + i) * s;
         lanes.store(dgates + i, dy * up * (gate * (1.0f - s) + 1.0f));
         lanes.store(dgates + width + i, dy * gate);
