@@ -41,7 +41,8 @@ class Philox {
   }
   /// Uniform in [0, bound), bound > 0, without noticeable bias for bound < 2^40. Pure.
   uint64_t below(uint64_t index, uint64_t bound) const {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(bits(index)) * bound) >> 64);
+    __extension__ using Product = unsigned __int128;
+    return static_cast<uint64_t>((static_cast<Product>(bits(index)) * bound) >> 64);
   }
   /// Uniform in [0, 1). Pure.
   double uniform(uint64_t index) const { return static_cast<double>(bits(index) >> 11) * 0x1p-53; }

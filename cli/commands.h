@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One function per subcommand. Each returns an exit code or throws an Error that carries one.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace slipstream::cli {
+
+/// What train, plan, check and bench overlap share.
+struct RunOptions {
+  std::string run_file;
+  std::vector<std::string> sets;  // --set key=value
+};
+
+struct TrainCommand : RunOptions {
+  bool resume = false;
+  bool dry_run = false;
+  uint64_t delay_seed = 0;  // --inject-delays
+};
+int train(const TrainCommand& command);
+
+struct PlanCommand : RunOptions {
+  int ranks = 0;        // 0: the launcher's
+  std::string machine;  // path; empty: device.machine of the run file, else this host
+  bool json = false;
+  bool search = false;
+};
+int plan(const PlanCommand& command);
+int check(const PlanCommand& command);
+
+struct BenchCommand : RunOptions {
+  std::string what;             // overlap | kernels | comm
+  int steps = 30;               // interleaved, counted
+  std::string csv;              // path; empty: none
+  std::string compute = "real"; // real | paced
+  std::vector<double> ratios;   // communication / compute; empty: the link of the run file
+};
+int bench_overlap(const BenchCommand& command);
+int bench_kernels(const BenchCommand& command);
+
+struct GenerateCommand {
+  std::string checkpoint;
+  std::string prompt;
+  int tokens = 200;
+  double temperature = 0.8;
+  int top_k = 0;  // 0: all
+  uint64_t seed = 1;
+};
+int generate(const GenerateCommand& command);
+
+struct TokenizeCommand {
+  std::string text;
+  std::string out;
+  std::string tokenizer = "bytes";
+};
+int tokenize(const TokenizeCommand& command);
+
+}  // namespace slipstream::cli

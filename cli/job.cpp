@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Translates the run file's words into the planner's, builds the job and gives its plans their order.
+
+#include "cli/job.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/config/validate.h"
+
+namespace slipstream::cli {
+namespace {
+
+ReduceWay way_of(GradReduce way) {
+  switch (way) {
+    case GradReduce::bucketed: return ReduceWay::bucketed;
+    case GradReduce::per_parameter: return ReduceWay::per_parameter;
+    case GradReduce::flat: return ReduceWay::flat;
+    case GradReduce::naive: return ReduceWay::naive;
+  }
+  return ReduceWay::bucketed;
+}
+
+PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
+  const RunConfig& config = request.config;
+  return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor},
+          .rank = request.rank,
+          .way = way_of(config.overlap.grad_reduce),
+          .bucket_bytes = config.overlap.bucket_size_bytes,
+          .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
+          .wire_dtype = config.comm.grad_dtype,
+          .clip = config.optimizer.grad_clip > 0,
+          .optimizer_per_bucket = config.overlap.optimizer_per_bucket};
+}
+
+}  // namespace
+
+models::ModelOptions model_options(const JobRequest& request) {
+  const RunConfig& config = request.config;
+  const Layout layout = resolve_layout(config, request.world);
+  const slipstream::Batch batch = resolve_batch(config, layout.data);
+  const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
+  if (request.vocab > vocab)
+    throw ConfigError("[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
+                      "to take the tokenizer's.", vocab, request.vocab);
+  return {.family = config.model.family == Family::gpt2 ? models::Family::gpt2 : models::Family::llama,
+          .layers = config.model.layers,
+          .heads = config.model.heads,
+          .kv_heads = config.model.kv_heads,
+          .width = config.model.width,
+          .ffn_width = config.model.ffn_width,
+          .context = config.model.context,
+          .vocab = vocab,
+          .tie_embeddings = config.model.tie_embeddings == Choice::yes,
+          .rope_theta = static_cast<float>(config.model.rope_theta),
+          .norm_eps = static_cast<float>(config.model.norm_eps),
+          .dtype = config.train.dtype,
+          .batch = config.train.micro_batch_size,
+          .tokens = config.train.sequence_length,
+          .global_tokens = batch.global_batch_size * config.train.sequence_length,
+          .micro_batches = static_cast<int>(batch.micro_batches),
+          .ranks = layout.data,
+          .split_tied_embedding = config.overlap.split_tied_embedding,
+          .head_chunk_bytes = config.overlap.bucket_size_bytes};
+}
+
+comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
+  const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
+  const comm::Rates rates{.flops_per_second = peak * machine.matmul_efficiency,
+                          .bytes_per_second = static_cast<double>(machine.bytes_per_second),
+                          .launch_ns = machine.launch_ns};
+  const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
+  const comm::Link intra = emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second), config.comm.emulate.latency_ns}
+                                    : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
+  comm::RooflinePrice price(rates, intra);
+  if (!emulated && mesh.world() > machine.ranks_per_node) {
+    const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
+    for (Axis axis : {Axis::data, Axis::world, Axis::data_outer}) price.set_link(axis, inter, 1);
+  }
+  return price;
+}
+
+FinishedJob build_finished_job(const JobRequest& request) {
+  const Layout layout = resolve_layout(request.config, request.world);
+  const slipstream::Batch batch = resolve_batch(request.config, layout.data);
+  Buffers buffers;
+  ModelSpec model = models::build_model(model_options(request), buffers);
+  FinishedJob finished;
+  finished.micro_batches = batch.micro_batches;
+  finished.global_batch = batch.global_batch_size;
+  finished.job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), plan_options(request, layout)));
+  Job& job = *finished.job;
+  const comm::RooflinePrice price = price_of(request.config, request.machine, job.mesh);
+  const auto finish = [&](Plan& plan) {
+    const comm::Stage stage{&plan, &job.buffers};
+    return comm::finish({&stage, 1}, job.mesh, job.channels, price);
+  };
+  finish(job.prime);
+  finish(job.evaluate);
+  finished.proof = finish(job.train);
+  return finished;
+}
+
+Machine machine_of(const RunConfig& config, const std::string& path, int threads) {
+  if (!path.empty()) return load_machine(path);
+  if (!config.device.machine.empty()) return load_machine(config.device.machine);
+  return this_host(threads);
+}
+
+int threads_of(const RunConfig& config, int ranks_on_host) {
+  if (config.device.threads > 0) return static_cast<int>(config.device.threads);
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
+  return std::max(1, cores / std::max(1, ranks_on_host));
+}
+
+}  // namespace slipstream::cli

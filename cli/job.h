@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// From a run file to a finished job: the options of the model and of the planner, and the plans in their global order.
+
+#include <memory>
+#include <string>
+
+#include "comm/rehearse/finish.h"
+#include "comm/rehearse/price.h"
+#include "engine/config/config.h"
+#include "engine/config/machine.h"
+#include "engine/plan/job.h"
+#include "models/model.h"
+
+namespace slipstream::cli {
+
+struct JobRequest {
+  RunConfig config;
+  int world = 1;
+  int rank = 0;
+  int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
+  Machine machine;
+};
+
+struct FinishedJob {
+  std::unique_ptr<Job> job;
+  comm::Proof proof;      // of the training plan
+  int64_t micro_batches = 1;
+  int64_t global_batch = 1;  // sequences
+};
+
+models::ModelOptions model_options(const JobRequest& request);
+
+/// What the machine and the run file's emulated link cost in virtual time.
+comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh);
+
+/// Builds and finishes the job of one rank. Pure.
+/// Throws: ConfigError (sizes, layout, batch), PlanError.
+FinishedJob build_finished_job(const JobRequest& request);
+
+/// device.machine of the run file or `path`, else this host; `threads` of the compute stream.
+Machine machine_of(const RunConfig& config, const std::string& path, int threads);
+
+/// Threads of the compute stream: device.threads, or cores of the affinity mask / ranks that share it, at least 1.
+int threads_of(const RunConfig& config, int ranks_on_host);
+
+}  // namespace slipstream::cli

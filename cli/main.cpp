@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line: parses, calls one subcommand, prints one sentence when it fails. The only place that exits.
+
+#include <cstdio>
+#include <exception>
+#include <functional>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "engine/base/check.h"
+
+namespace slipstream::cli {
+namespace {
+
+constexpr const char* kVersion = "slipstream 0.1.0";
+
+int run(int argc, char** argv) {
+  CLI::App app{"Slipstream trains transformers with communication hidden behind compute.", "slipstream"};
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  std::function<int()> chosen;
+
+  const auto run_file = [](CLI::App* command, RunOptions& options) {
+    command->add_option("run", options.run_file, "run file (TOML); docs/reference/config.md lists its keys")->required();
+    command->add_option("--set", options.sets, "KEY=VALUE: overrides one key, for instance overlap.bucket_size=10MiB")
+        ->take_all()->type_name("KEY=VALUE");
+  };
+
+  TrainCommand train_options;
+  CLI::App* train_command = app.add_subcommand("train", "train the model of a run file; mpirun starts more ranks");
+  run_file(train_command, train_options);
+  train_command->add_flag("--resume", train_options.resume, "continue from the newest checkpoint that verifies");
+  train_command->add_flag("--dry-run", train_options.dry_run, "print the plan and the memory table, train nothing");
+  train_command->add_option("--inject-delays", train_options.delay_seed, "SEED: random pauses before works; results must not change");
+  train_command->callback([&] { chosen = [&] { return train(train_options); }; });
+
+  PlanCommand plan_options, check_options;
+  const auto plan_flags = [&](CLI::App* command, PlanCommand& options) {
+    run_file(command, options);
+    command->add_option("--ranks", options.ranks, "world size; default: 1");
+    command->add_option("--machine", options.machine, "machine file; default: device.machine of the run file, else this host");
+    command->add_flag("--json", options.json, "print JSON");
+  };
+  CLI::App* plan_command = app.add_subcommand("plan", "print layout, memory, tasks and the rehearsed step");
+  plan_flags(plan_command, plan_options);
+  plan_command->add_flag("--search", plan_options.search, "search for a faster layout");
+  plan_command->callback([&] { chosen = [&] { return plan(plan_options); }; });
+  CLI::App* check_command = app.add_subcommand("check", "prove the plan: no deadlock, no hazard, fits in memory");
+  plan_flags(check_command, check_options);
+  check_command->callback([&] { chosen = [&] { return check(check_options); }; });
+
+  BenchCommand bench_options;
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, kernels");
+  bench_command->require_subcommand(1);
+  CLI::App* overlap = bench_command->add_subcommand("overlap", "the four ways of reducing gradients beside their bounds");
+  run_file(overlap, bench_options);
+  overlap->add_option("--steps", bench_options.steps, "interleaved steps that are counted");
+  overlap->add_option("--csv", bench_options.csv, "write the table to this file");
+  overlap->add_option("--compute", bench_options.compute, "real: run the kernels; paced: sleep for their measured time")
+      ->check(CLI::IsMember({"real", "paced"}));
+  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',');
+  overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
+  CLI::App* kernels = bench_command->add_subcommand("kernels", "each kernel beside its roofline");
+  kernels->add_option("--csv", bench_options.csv, "write the table to this file");
+  kernels->callback([&] { chosen = [&] { return bench_kernels(bench_options); }; });
+
+  GenerateCommand generate_options;
+  CLI::App* generate_command = app.add_subcommand("generate", "continue a prompt with trained weights");
+  generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")->required();
+  generate_command->add_option("--prompt", generate_options.prompt, "text to continue");
+  generate_command->add_option("--tokens", generate_options.tokens, "tokens to add")->check(CLI::Range(1, 1000000));
+  generate_command->add_option("--temperature", generate_options.temperature, "0: always the likeliest")->check(CLI::Range(0.0, 10.0));
+  generate_command->add_option("--top-k", generate_options.top_k, "sample among the K likeliest; 0: among all");
+  generate_command->add_option("--seed", generate_options.seed, "of the sampling");
+  generate_command->callback([&] { chosen = [&] { return generate(generate_options); }; });
+
+  TokenizeCommand tokenize_options;
+  CLI::App* tokenize_command = app.add_subcommand("tokenize", "text to token shards");
+  tokenize_command->add_option("text", tokenize_options.text, "text file")->required();
+  tokenize_command->add_option("out", tokenize_options.out, "path of the shards, without .bin")->required();
+  tokenize_command->add_option("--tokenizer", tokenize_options.tokenizer, "bytes or chars");
+  tokenize_command->callback([&] { chosen = [&] { return tokenize(tokenize_options); }; });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : static_cast<int>(ExitCode::config);
+  }
+  return chosen();
+}
+
+}  // namespace
+}  // namespace slipstream::cli
+
+int main(int argc, char** argv) {
+  using slipstream::ExitCode;
+  try {
+    return slipstream::cli::run(argc, argv);
+  } catch (const slipstream::Error& error) {
+    std::fprintf(stderr, "slipstream: %s\n", error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "slipstream: [host] out of memory. Use a smaller model, micro-batch or more ranks.\n");
+    return static_cast<int>(ExitCode::resources);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "slipstream: [bug] %s. Please report it with the run file.\n", error.what());
+    return static_cast<int>(ExitCode::bug);
+  }
+}

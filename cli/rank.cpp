@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wires one rank: arenas by owner, a stream per channel, works bound once.
+
+#include "cli/rank.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/base/check.h"
+#include "engine/base/philox.h"
+
+namespace slipstream::cli {
+namespace {
+
+/// One arena per owner; views resolved to addresses.
+Memory place(const Buffers& buffers, Device& device, std::vector<std::unique_ptr<Allocation>>& arenas) {
+  std::vector<Memory::Entry> entries(buffers.size());
+  for (int owner = 0; owner < kOwners; ++owner) {
+    const int64_t size_bytes = buffers.bytes(static_cast<Owner>(owner));
+    if (size_bytes == 0) continue;
+    arenas.push_back(device.allocate(size_bytes, name_of(static_cast<Owner>(owner))));
+    std::byte* at = arenas.back()->data();
+    for (BufferId id = 0; id < buffers.size(); ++id) {
+      if (buffers[id].is_view || buffers[id].owner != static_cast<Owner>(owner)) continue;
+      entries[id] = {at, buffers.stride_bytes(id), buffers[id].instances};
+      at += buffers.instances(id) * buffers.stride_bytes(id);
+    }
+  }
+  for (BufferId id = 0; id < buffers.size(); ++id)
+    if (buffers[id].is_view) entries[id] = {entries[buffers[id].view.buffer].base + buffers[id].view.begin_bytes, 0, Instances::one};
+  return Memory(std::move(entries));
+}
+
+}  // namespace
+
+Rank::Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
+           std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
+    : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)) {
+  SLIP_ASSERT(communicators_.size() == job_->channels.size());
+  memory_ = place(job_->buffers, *device_, arenas_);
+  for (const Constant& constant : job_->model.constants) {
+    std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));
+    constant.fill(host.data());
+    device_->copy_from_host(address(constant.buffer), host.data(), static_cast<int64_t>(host.size()));
+  }
+  std::vector<comm::Communicator*> verbs;
+  for (const auto& communicator : communicators_) verbs.push_back(communicator.get());
+  train_works_ = bind_works(*job_, job_->train, options.update, verbs, load);
+  evaluate_works_ = bind_works(*job_, job_->evaluate, options.update, verbs, load);
+  prime_works_ = bind_works(*job_, job_->prime, options.update, verbs, load);
+  if (options.delay_max_ns > 0) device_->inject_delays(options.delay_seed, options.delay_max_ns);
+  std::vector<Stream*> streams;
+  for (ChannelId c = 0; c < job_->channels.size(); ++c) {
+    streams_.push_back(device_->make_stream({.name = job_->channels[c].name,
+                                             .threads = c == kComputeChannel ? options.threads : 1,
+                                             .high_priority = job_->channels[c].axis != Axis::self}));
+    streams.push_back(streams_.back().get());
+  }
+  scheduler_ = std::make_unique<comm::Scheduler>(*job_, *device_, streams);
+  step_ = std::make_unique<Step>(*job_, memory_, *streams_[kComputeChannel], *scheduler_);
+  const auto bind = [&](const Plan& plan, const BoundWorks& works) {
+    scheduler_->bind(plan, works);
+    step_->bind(plan, works);
+  };
+  bind(job_->train, train_works_);
+  bind(job_->evaluate, evaluate_works_);
+  bind(job_->prime, prime_works_);
+}
+
+Rank::~Rank() {
+  try {
+    synchronize();
+  } catch (...) {
+    abort();  // A stream has failed; the error has been or will be reported by whoever waited for it.
+  }
+  streams_.clear();
+}
+
+void Rank::initialise(uint64_t seed) {
+  for (size_t p = 0; p < job_->model.parameters.size(); ++p) {
+    const ParameterSpec& parameter = job_->model.parameters[p];
+    for (size_t t = 0; t < parameter.tensors.size(); ++t) {
+      std::vector<float> values(static_cast<size_t>(parameter.tensors[t].elems()));
+      const Philox random(seed, parameter.tensors[t].name);
+      for (size_t i = 0; i < values.size(); ++i)
+        values[i] = parameter.init.kind == Init::Kind::normal ? parameter.init.std * random.normal(i)
+                    : parameter.init.kind == Init::Kind::ones ? 1.0f
+                                                              : 0.0f;
+      set_tensor(p, t, values);
+    }
+  }
+}
+
+void Rank::set_tensor(size_t parameter, size_t tensor, std::span<const float> values) {
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  SLIP_ASSERT(static_cast<int64_t>(values.size()) == named.elems());
+  const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems;
+  device_->copy_from_host(address(job_->ids.master) + 4 * offset, values.data(), 4 * named.elems());
+  if (job_->ids.parameters == job_->ids.master) return;
+  std::vector<bfloat16> rounded(values.size());
+  std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
+  device_->copy_from_host(address(job_->ids.parameters) + 2 * offset, rounded.data(), 2 * named.elems());
+}
+
+std::vector<float> Rank::tensor(size_t parameter, size_t tensor) {
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  std::vector<float> values(static_cast<size_t>(named.elems()));
+  device_->copy_to_host(values.data(), address(job_->ids.master) + 4 * (job_->layout.parameter_offsets[parameter] + named.begin_elems),
+                        4 * named.elems());
+  return values;
+}
+
+std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  std::vector<float> values(static_cast<size_t>(named.elems()));
+  device_->copy_to_host(values.data(), address(job_->ids.gradients) + 4 * (job_->layout.parameter_offsets[parameter] + named.begin_elems),
+                        4 * named.elems());
+  return values;
+}
+
+void Rank::prime() { step_->run(job_->prime, 0); }
+
+void Rank::issue(uint32_t step) {
+  step_->run(job_->train, step);
+  ends_.push_back(&scheduler_->end_of(job_->train));
+  if (ends_.size() > 2) ends_.erase(ends_.begin());
+}
+
+void Rank::wait_behind(int behind) {
+  const auto index = static_cast<int>(ends_.size()) - 1 - behind;
+  if (index >= 0) ends_[static_cast<size_t>(index)]->synchronize();
+}
+
+Rank::Report Rank::report(uint32_t step) {
+  Report report;
+  device_->copy_to_host(&report, address(job_->ids.report) + sizeof(Report) * (step % kReportSlots), sizeof(Report));
+  return report;
+}
+
+std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets) {
+  const int64_t rows = job_->model.batch * job_->model.tokens;
+  SLIP_ASSERT(static_cast<int64_t>(ids.size()) == rows && static_cast<int64_t>(targets.size()) == rows);
+  synchronize();
+  device_->copy_from_host(address(job_->model.ids), ids.data(), 4 * rows);
+  device_->copy_from_host(address(job_->model.ids) + 4 * rows, targets.data(), 4 * rows);
+  step_->run(job_->evaluate, 0);
+  synchronize();
+  std::vector<float> losses(static_cast<size_t>(rows));
+  device_->copy_to_host(losses.data(), address(job_->model.row_losses), 4 * rows);
+  return losses;
+}
+
+std::vector<float> Rank::logits(int64_t row) {
+  const int64_t vocab = job_->model.vocab;
+  std::vector<float> values(static_cast<size_t>(vocab));
+  const std::byte* from = address(job_->model.logits) + bytes_of(row * vocab, job_->model.dtype);
+  if (job_->model.dtype == DType::f32) {
+    device_->copy_to_host(values.data(), from, 4 * vocab);
+    return values;
+  }
+  std::vector<bfloat16> rounded(static_cast<size_t>(vocab));
+  device_->copy_to_host(rounded.data(), from, 2 * vocab);
+  std::transform(rounded.begin(), rounded.end(), values.begin(), [](bfloat16 v) { return static_cast<float>(v); });
+  return values;
+}
+
+void Rank::synchronize() {
+  for (const auto& stream : streams_) stream->synchronize();
+}
+
+void Rank::abort() {
+  for (const auto& communicator : communicators_)
+    if (communicator) communicator->abort();
+}
+
+std::vector<std::vector<Span>> Rank::drain() {
+  std::vector<std::vector<Span>> spans(streams_.size());
+  for (size_t c = 0; c < streams_.size(); ++c) streams_[c]->drain(spans[c]);
+  return spans;
+}
+
+std::vector<ChannelKind> Rank::channel_kinds() const {
+  std::vector<ChannelKind> kinds;
+  for (const Channel& channel : job_->channels)
+    kinds.push_back(channel.name == "compute"        ? ChannelKind::compute
+                    : channel.name == "h2d"          ? ChannelKind::input
+                    : channel.axis != Axis::self     ? ChannelKind::communication
+                                                     : ChannelKind::local);
+  return kinds;
+}
+
+}  // namespace slipstream::cli

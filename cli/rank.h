@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One rank at run time: memory, streams, communicators, scheduler and step, wired from a finished job.
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/works.h"
+#include "comm/communicator.h"
+#include "comm/scheduler.h"
+#include "engine/device/device.h"
+#include "engine/plan/job.h"
+#include "engine/report/overlap.h"
+#include "engine/step/step.h"
+
+namespace slipstream::cli {
+
+struct RankOptions {
+  int threads = 1;  // of the compute stream
+  UpdateOptions update;
+  uint64_t delay_seed = 0;       // 0: none; else random pauses before works, at most delay_max_ns
+  int64_t delay_max_ns = 0;
+};
+
+class Rank {
+ public:
+  /// Allocates all memory of the job, binds all works. `communicators[c]` serves channel c; null for local channels.
+  Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
+       std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load);
+  ~Rank();
+
+  const Job& job() const { return *job_; }
+  Device& device() { return *device_; }
+  const Memory& memory() const { return memory_; }
+
+  /// Blocks. Weights as a function of (seed, tensor name, element index); moments zero.
+  void initialise(uint64_t seed);
+  /// Blocks. One value per element of a named tensor of parameter p: `fill(tensor, out)`. Also used to load weights.
+  void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
+  /// Blocks. The weights as trained (float masters).
+  std::vector<float> tensor(size_t parameter, size_t tensor);
+  std::vector<float> gradient(size_t parameter, size_t tensor);
+
+  /// Enqueues. Stages the first batch; call once, before the first step.
+  void prime();
+  /// Enqueues one training step and returns; waits for nothing.
+  void issue(uint32_t step);
+  /// Blocks until the latest issued step but `behind` (0 or 1) has ended. Throws the first error of a stream.
+  void wait_behind(int behind);
+
+  struct Report {
+    double loss_sum = 0;   // over all ranks' tokens of the step
+    double norm = 0;       // 0 when the plan does not clip
+  };
+  /// Of one of the last kReportSlots - 1 steps that have ended.
+  Report report(uint32_t step);
+
+  /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token.
+  std::vector<float> evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets);
+  /// Blocks. Logits of one position of the last evaluation.
+  std::vector<float> logits(int64_t row);
+
+  /// Blocks. Waits for everything issued.
+  void synchronize();
+  /// Makes every collective in flight fail, so that no thread waits for ever.
+  void abort();
+
+  /// Spans finished so far, by channel; moves them out.
+  std::vector<std::vector<Span>> drain();
+  std::vector<ChannelKind> channel_kinds() const;
+  int64_t allocation_count() const { return device_->allocation_count(); }
+
+ private:
+  std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
+
+  std::unique_ptr<const Job> job_;
+  std::unique_ptr<Device> device_;
+  std::vector<std::unique_ptr<comm::Communicator>> communicators_;
+  std::vector<std::unique_ptr<Allocation>> arenas_;
+  Memory memory_;
+  BoundWorks train_works_, evaluate_works_, prime_works_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::unique_ptr<comm::Scheduler> scheduler_;
+  std::unique_ptr<Step> step_;
+  std::vector<Event*> ends_;  // of the last two steps
+};
+
+}  // namespace slipstream::cli

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Creates the run folder and writes into it without ever leaving a half file under its final name.
+
+#include "cli/run_dir.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+
+namespace slipstream::cli {
+namespace {
+
+[[noreturn]] void refuse(const std::string& path, const std::string& reason) {
+  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a folder that you may write to.", path, reason);
+}
+
+void write_all(int file, std::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) refuse(path, std::strerror(errno));
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+}  // namespace
+
+RunDir::RunDir(std::string dir, bool create) : dir_(std::move(dir)) {
+  if (!create) return;
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) {
+    int number = 1;
+    while (fs::exists(dir_ + ".old-" + std::to_string(number), error)) ++number;
+    const std::string old = dir_ + ".old-" + std::to_string(number);
+    fs::rename(dir_, old, error);
+    if (error) refuse(dir_, "the run in it cannot be moved to " + old + ": " + error.message());
+    log_info("{} held a run; it is now {}", dir_, old);
+  }
+  fs::create_directories(path("trace"), error);
+  if (error) refuse(dir_, error.message());
+  const std::string metrics = path("metrics.jsonl");
+  metrics_ = ::open(metrics.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (metrics_ < 0) refuse(metrics, std::strerror(errno));
+}
+
+RunDir::~RunDir() {
+  if (metrics_ >= 0) ::close(metrics_);
+}
+
+void RunDir::write(std::string_view name, std::string_view content) const {
+  const std::string final_path = path(name), temporary = final_path + ".tmp";
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) refuse(temporary, std::strerror(errno));
+  try {
+    write_all(file, content, temporary);
+  } catch (...) {
+    ::close(file);
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  ::fsync(file);
+  ::close(file);
+  if (std::rename(temporary.c_str(), final_path.c_str()) != 0) refuse(final_path, std::strerror(errno));
+}
+
+void RunDir::append_metrics(std::string_view line) { write_all(metrics_, std::string(line) + "\n", path("metrics.jsonl")); }
+
+}  // namespace slipstream::cli

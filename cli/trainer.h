@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The training loop of one rank: issue, look back one step, evaluate, write metrics.
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/job.h"
+#include "cli/rank.h"
+#include "cli/run_dir.h"
+#include "cli/world.h"
+#include "engine/config/config.h"
+#include "engine/data/dataset.h"
+#include "engine/data/loader.h"
+#include "engine/report/metrics.h"
+#include "engine/report/overlap.h"
+#include "engine/report/trace.h"
+
+namespace slipstream::cli {
+
+/// Linear warm-up from 0 over warmup_steps, cosine to min_learning_rate at decay_steps, constant after. `step` from 1.
+double learning_rate(const Optimizer& optimizer, int64_t step);
+
+class Trainer {
+ public:
+  /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
+  Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished, const Machine& machine,
+          uint64_t delay_seed);
+  ~Trainer();
+
+  /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
+  void run(RunDir& run_dir);
+
+  Rank& rank() { return *rank_; }
+
+ private:
+  /// Of a step whose end has been reached but whose line is not written yet.
+  struct Pending {
+    StepTimes times;
+    Rank::Report report;
+    std::optional<double> val_loss;
+    std::string params_hash;
+  };
+
+  void look_back(uint32_t step, bool next_begins);
+  void flush(bool print);
+  void write_lines(const std::vector<std::string>& gathered, bool print);
+  double evaluate();
+  std::string params_hash();
+  void save_final(RunDir& run_dir);
+  void rehearse_bound();
+  bool due(int64_t interval, int64_t step) const;
+
+  World& world_;
+  const RunConfig config_;
+  const data::Dataset& dataset_;
+  Machine machine_;
+  std::unique_ptr<data::Loader> loader_;
+  std::unique_ptr<Rank> rank_;
+  std::unique_ptr<OverlapMeter> meter_;
+  std::unique_ptr<TraceWriter> trace_;
+  std::vector<Pending> pending_;
+  std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
+  std::optional<double> bound_ms_;
+  int64_t global_batch_ = 0;
+  int64_t started_ns_ = 0;
+  int64_t printed_step_ = 0;
+  RunDir* run_dir_ = nullptr;
+  struct Totals {
+    double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0;
+    int64_t steps = 0;
+  } totals_;
+};
+
+}  // namespace slipstream::cli

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// One function per op of a plan: the only place where plans meet kernels and communicators.
+
+#include "cli/works.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "engine/base/check.h"
+#include "kernels/adamw/adamw.h"
+#include "kernels/cast/cast.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/sum_squares/sum_squares.h"
+
+namespace slipstream::cli {
+namespace {
+
+using Fn = std::function<void(LaunchContext&)>;
+
+/// A run of parameters of one bucket that share weight decay.
+struct DecayRange {
+  int64_t begin_elems = 0;
+  int64_t elems = 0;
+  bool decay = false;
+};
+
+std::vector<DecayRange> decay_ranges(const Job& job, int64_t begin_elems, int64_t elems) {
+  std::vector<DecayRange> ranges;
+  int64_t at = begin_elems;
+  const int64_t end = begin_elems + elems;
+  for (size_t p = 0; p < job.layout.parts.size(); ++p) {
+    const PlacedPart& placed = job.layout.parts[p];
+    if (placed.offset_elems < begin_elems || placed.offset_elems >= end) continue;
+    // Padding behind a part goes with it: its gradient is zero, so it stays zero.
+    const int64_t next = p + 1 < job.layout.parts.size() ? job.layout.parts[p + 1].offset_elems : job.layout.flat_elems;
+    const bool decay = job.model.parameters[placed.part.parameter].decay;
+    const int64_t count = std::min(next, end) - at;
+    if (!ranges.empty() && ranges.back().decay == decay)
+      ranges.back().elems += count;
+    else
+      ranges.push_back({at, count, decay});
+    at += count;
+  }
+  SLIP_ASSERT(at == end);
+  return ranges;
+}
+
+Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
+  const int64_t elems = item.writes[0].size_bytes / 4;
+  const int64_t begin = item.writes[0].begin_bytes / 4;
+  const bool separate = job.ids.parameters != job.ids.master;
+  return [=, ids = job.ids, ranges = decay_ranges(job, begin, elems)](LaunchContext& c) {
+    for (const DecayRange& range : ranges) {
+      const auto at = [&](BufferId buffer) { return c.as<float>(flat_slice(buffer, range.begin_elems, range.elems, DType::f32)); };
+      kernels::Adamw args{.parameters = at(ids.master), .m = at(ids.momentum), .v = at(ids.variance),
+                          .gradient = at(ids.gradients), .elems = range.elems,
+                          .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16}),
+                          .beta1 = update.beta1, .beta2 = update.beta2, .eps = update.eps,
+                          .weight_decay = range.decay ? update.weight_decay : 0.0f};
+      if (separate)
+        args.working = c.as<bfloat16>(flat_slice(ids.parameters, range.begin_elems, range.elems, DType::bf16));
+      kernels::adamw(c, args);
+    }
+  };
+}
+
+Fn sum_squares_work(const Job& job, const Item& item) {
+  const int64_t begin = item.reads[0].begin_bytes / 4, end = item.reads[0].end_bytes() / 4;
+  std::vector<std::pair<size_t, PlacedPart>> parts;
+  for (size_t p = 0; p < job.layout.parts.size(); ++p)
+    if (job.layout.parts[p].offset_elems >= begin && job.layout.parts[p].offset_elems < end)
+      parts.push_back({p, job.layout.parts[p]});
+  return [ids = job.ids, parts](LaunchContext& c) {
+    for (const auto& [index, placed] : parts) {
+      const kernels::SumSquares args{
+          .x = c.as<float>(flat_slice(ids.gradients, placed.offset_elems, placed.part.elems, DType::f32)),
+          .elems = placed.part.elems,
+          .result = c.as<double>({ids.norm_parts, static_cast<int64_t>(index) * 8, 8})};
+      kernels::sum_squares(c, args);
+    }
+  };
+}
+
+Fn clip_work(const Job& job, const UpdateOptions& update) {
+  return [ids = job.ids, parts = job.layout.parts.size(), max_norm = update.max_norm](LaunchContext& c) {
+    const double* sums = c.as<double>({ids.norm_parts, 0, 8});
+    double total = 0;
+    for (size_t p = 0; p < parts; ++p) total += sums[p];
+    const double norm = std::sqrt(total);
+    *c.as<double>({ids.norm, 0, 8}) = norm;
+    // As torch.nn.utils.clip_grad_norm_: the small number keeps a zero gradient finite.
+    c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})->clip = static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6)));
+  };
+}
+
+Fn add_rows_work(const Job& job, const Item& item) {
+  const TiedEmbedding& tied = job.model.tied;
+  const kernels::EmbeddingRowsAdd shape{.ranks = job.mesh.group_size(Axis::data), .capacity = tied.capacity,
+                                        .width = tied.width, .vocab = tied.vocab};
+  return [=, row_ids = item.reads[0], rows = item.reads[1], table = item.writes[0]](LaunchContext& c) {
+    kernels::EmbeddingRowsAdd args = shape;
+    args.row_ids = c.as<int32_t>(row_ids);
+    args.rows = c.as<float>(rows);
+    args.dtable = c.as<float>(table);
+    kernels::embedding_rows_add(c, args);
+  };
+}
+
+Fn load_work(const Job& job, const LoadBatch& load) {
+  const int64_t stride = job.buffers.stride_bytes(job.ids.batch_next);
+  return [ids = job.ids, stride, load](LaunchContext& c) {
+    load({.batch = c.at({ids.batch_next, 0, 1}), .stride_bytes = stride, .scalars = c.at({ids.scalars_next, 0, 16})});
+  };
+}
+
+Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, const LoadBatch& load) {
+  switch (item.op) {
+    case Op::adamw: return adamw_work(job, item, update);
+    case Op::sum_squares: return sum_squares_work(job, item);
+    case Op::clip: return clip_work(job, update);
+    case Op::add_rows: return add_rows_work(job, item);
+    case Op::load: return load_work(job, load);
+    case Op::add:
+      return [x = item.reads[0], y = item.writes[0]](LaunchContext& c) {
+        kernels::add(c, {.x = c.as<float>(x), .y = c.as<float>(y), .elems = y.size_bytes / 4});
+      };
+    case Op::cast: {
+      const bool down = item.writes[0].buffer == job.ids.wire;
+      return [from = item.reads[0], to = item.writes[0], wire = job.options.wire_dtype, down](LaunchContext& c) {
+        const int64_t elems = down ? from.size_bytes / 4 : to.size_bytes / 4;
+        kernels::cast(c, {.from = c.at(from), .to = c.at(to), .elems = elems,
+                          .from_dtype = down ? DType::f32 : wire, .to_dtype = down ? wire : DType::f32});
+      };
+    }
+    case Op::copy:
+      return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
+        std::memcpy(c.at(to), c.at(from), static_cast<size_t>(to.size_bytes));
+      };
+    case Op::report:
+      return [loss = item.reads[0], norm = item.reads[1], report = item.writes[0]](LaunchContext& c) {
+        double* slot = c.as<double>(report) + 2 * (c.frame->step % kReportSlots);
+        slot[0] = *c.as<double>(loss);
+        slot[1] = *c.as<double>(norm);
+      };
+    default: break;
+  }
+  throw PlanError("[plan] item {} has op {}, which no work of this device does.", item.name, name_of(item.op));
+}
+
+Work communication_work(const Task& task, comm::Communicator& communicator) {
+  const comm::Transfer transfer{.from = task.reads[0], .to = task.writes[0], .elems = task.elems, .dtype = task.dtype,
+                                .algorithm = task.algorithm};
+  switch (task.op) {
+    case Op::all_reduce: return communicator.all_reduce(transfer);
+    case Op::reduce_scatter: return communicator.reduce_scatter(transfer);
+    case Op::all_gather: return communicator.all_gather(transfer);
+    case Op::broadcast: return communicator.broadcast(transfer, task.peer);
+    case Op::all_to_all: return communicator.all_to_all(transfer);
+    case Op::send: return communicator.send(transfer, communicator.rank() + task.peer);
+    case Op::recv: return communicator.recv(transfer, communicator.rank() + task.peer);
+    case Op::exchange: {
+      const int n = communicator.size();
+      return communicator.exchange(transfer, (communicator.rank() + task.peer + n) % n,
+                                   (communicator.rank() - task.peer + n) % n);
+    }
+    default: break;
+  }
+  throw PlanError("[plan] task {} has op {}, which is not communication.", task.name, name_of(task.op));
+}
+
+}  // namespace
+
+BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
+                      const std::vector<comm::Communicator*>& communicators, const LoadBatch& load) {
+  BoundWorks works(plan.size());
+  for (ItemId i = 0; i < plan.size(); ++i) {
+    const Item& item = plan[i];
+    if (item.op == Op::compute) continue;
+    if (is_communication(item.op)) {
+      comm::Communicator* communicator = communicators[item.channel];
+      if (!communicator) throw PlanError("[plan] channel {} of task {} has no communicator.", job.channels[item.channel].name, item.name);
+      works[i] = communication_work(plan.task(i), *communicator);
+      works[i].name = item.name;
+    } else {
+      works[i] = {item.name, item.cost, item.reads, item.writes, local_work(job, item, update, load)};
+    }
+  }
+  return works;
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The ranks of this run: who we are, what we agree on, and how we leave together.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/base/check.h"
+#include "engine/plan/job.h"
+
+namespace slipstream::comm {
+class MpiWorld;
+}
+
+namespace slipstream::cli {
+
+/// A failure that all ranks know about and that one of them has already printed.
+class AgreedFailure : public Error {
+ public:
+  using Error::Error;
+};
+
+class World {
+ public:
+  World();
+  ~World();
+
+  int rank() const;
+  int size() const;
+  int ranks_on_host() const;
+
+  /// Blocks. Collective. Runs `stage` on every rank; if it throws an Error anywhere, each distinct sentence is printed
+  /// once, by the lowest rank that has it, and AgreedFailure leaves every rank.
+  void together(const std::function<void()>& stage);
+  /// Blocks. Collective. Every rank's bytes, by rank.
+  std::vector<std::string> all_gather(const std::string& bytes);
+  void barrier();
+  /// Ends all ranks with this code; does not return when there are several.
+  [[noreturn]] void abort(ExitCode code);
+
+  /// Blocks. Collective, in the same order on all ranks: a communicator for every communication channel of `job`, on
+  /// the wire of the run; with an emulated link when `bytes_per_second` > 0.
+  std::vector<std::unique_ptr<comm::Communicator>> communicators(const Job& job, double bytes_per_second, int64_t latency_ns,
+                                                                 int64_t timeout_seconds);
+
+ private:
+  std::unique_ptr<comm::MpiWorld> mpi_;
+};
+
+}  // namespace slipstream::cli

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A group of ranks and its verbs. A verb returns a Work: bound once, launched on the channel's stream every step.
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+#include "engine/plan/plan.h"
+
+namespace slipstream::comm {
+
+/// What a verb moves. `from` and `to` may be the same memory where the verb says so. Sums: f32 and bf16 add in float,
+/// f64 in double, in rank order 0, 1, ..., n-1, rounded to dtype once; i32 and u8 travel but are not summed.
+struct Transfer {
+  Slice from;
+  Slice to;
+  int64_t elems = 0;  // per-rank part, as Task::elems
+  DType dtype = DType::f32;
+  Algorithm algorithm = Algorithm::direct;
+};
+
+/// One group, seen from one of its ranks.
+///
+/// Every member must launch the same verbs with the same elems, dtype and algorithm in the same order; send, recv and
+/// exchange pair up per (sender, receiver). Works may be launched any number of times, one at a time.
+/// Owns its connection; works borrow the communicator. Throws CommError when built wrongly; a work that cannot finish
+/// (peer gone, abort, timeout) throws CommError inside its stream.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// to[i] = sum over ranks of from[i], the same bits on every rank. In place: to == from.
+  virtual Work all_reduce(const Transfer& transfer) = 0;
+  /// to[i] = sum over ranks of from[rank * elems + i]. In place: to == the rank-th part of from.
+  virtual Work reduce_scatter(const Transfer& transfer) = 0;
+  /// to[r * elems + i] = from[i] of rank r. In place: from == the rank-th part of to.
+  virtual Work all_gather(const Transfer& transfer) = 0;
+  /// to = from of `root`. In place on the root: to == from.
+  virtual Work broadcast(const Transfer& transfer, int root) = 0;
+  /// to[r * elems + i] = from[rank * elems + i] of rank r. Not in place.
+  virtual Work all_to_all(const Transfer& transfer) = 0;
+  virtual Work send(const Transfer& transfer, int peer) = 0;  // reads from
+  virtual Work recv(const Transfer& transfer, int peer) = 0;  // writes to
+  /// Sends `from` to `to_peer` and receives `to` from `from_peer` as one: a ring of exchanges cannot deadlock.
+  virtual Work exchange(const Transfer& transfer, int to_peer, int from_peer) = 0;
+
+  /// Blocks. Collective: members with the same color form a group, ordered by (key, rank).
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+  /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once.
+  virtual void abort() = 0;
+};
+
+}  // namespace slipstream::comm

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks of a verb and its declared accesses.
+
+#include "comm/host/bind.h"
+
+#include "comm/host/reduce.h"
+#include "comm/link.h"
+#include "engine/base/check.h"
+
+namespace slipstream::comm {
+namespace {
+
+/// The function of a bound work; Work::fn keeps its type, so that its state can be found again.
+struct BoundFunction {
+  std::shared_ptr<BoundState> state;
+  BoundBody body;
+  void operator()(LaunchContext& context) const { body(context, *state); }
+};
+
+const char* name_of_verb(Op op) {
+  switch (op) {
+    case Op::all_reduce: return "all_reduce";
+    case Op::reduce_scatter: return "reduce_scatter";
+    case Op::all_gather: return "all_gather";
+    case Op::broadcast: return "broadcast";
+    case Op::all_to_all: return "all_to_all";
+    case Op::send: return "send";
+    case Op::recv: return "recv";
+    case Op::exchange: return "exchange";
+    default: return "?";
+  }
+}
+
+bool sums(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter; }
+
+void check_peer(const Verb& verb, const char* what, int peer, int size) {
+  if (peer < 0 || peer >= size)
+    throw CommError("[comm] {}: {} is {}, but the group has ranks 0 to {}. Give a rank of the group.", describe(verb), what,
+                    peer, size - 1);
+}
+
+void check_slice(const Verb& verb, const char* what, const Slice& slice, int64_t need_bytes) {
+  if (slice.size_bytes < need_bytes || slice.begin_bytes % size_of(verb.transfer.dtype) != 0)
+    throw CommError("[comm] {}: `{}` has {} bytes at byte {}, need {} bytes aligned to {}. Give the whole buffer of the "
+                    "verb.", describe(verb), what, slice.size_bytes, slice.begin_bytes, need_bytes,
+                    size_of(verb.transfer.dtype));
+}
+
+bool overlap(const Slice& a, const Slice& b) {
+  return a.buffer == b.buffer && a.begin_bytes < b.end_bytes() && b.begin_bytes < a.end_bytes();
+}
+
+/// The one way in which `from` and `to` of this verb may share bytes.
+bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank) {
+  switch (verb.op) {
+    case Op::all_reduce: return from == to;
+    case Op::broadcast: return from == to;
+    case Op::reduce_scatter: return to.begin_bytes == from.begin_bytes + rank * to.size_bytes;
+    case Op::all_gather: return from.begin_bytes == to.begin_bytes + rank * from.size_bytes;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+std::string describe(const Verb& verb) {
+  return fmt::format("{} of {} {}", name_of_verb(verb.op), verb.transfer.elems, name_of(verb.transfer.dtype));
+}
+
+int64_t from_bytes(const Verb& verb, int size) {
+  const int64_t bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype);
+  if (verb.op == Op::reduce_scatter || verb.op == Op::all_to_all) return size * bytes;
+  return verb.op == Op::recv ? 0 : bytes;
+}
+
+int64_t to_bytes(const Verb& verb, int size) {
+  const int64_t bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype);
+  if (verb.op == Op::all_gather || verb.op == Op::all_to_all) return size * bytes;
+  return verb.op == Op::send ? 0 : bytes;
+}
+
+std::vector<int> peers_of(const Verb& verb, int rank, int size) {
+  std::vector<int> peers;
+  const auto add = [&](int peer) {
+    if (peer >= 0 && peer != rank && (peers.empty() || peers.back() != peer)) peers.push_back(peer);
+  };
+  if (verb.op == Op::send || verb.op == Op::recv || verb.op == Op::exchange) {
+    add(verb.to_peer);
+    add(verb.from_peer);
+  } else {
+    for (int step = 1; step < size; ++step) add((rank + step) % size);
+  }
+  return peers;
+}
+
+Work bind(const Verb& verb, int rank, int size, BoundBody body) {
+  const Transfer& transfer = verb.transfer;
+  if (transfer.elems < 0) throw CommError("[comm] {}: the number of elements is negative.", describe(verb));
+  if (sums(verb.op) && !can_sum(transfer.dtype))
+    throw CommError("[comm] {}: this type travels but is not summed. Use float32, bfloat16 or float64.", describe(verb));
+  if (verb.op == Op::broadcast) check_peer(verb, "the root", verb.root, size);
+  if (verb.op == Op::send || verb.op == Op::exchange) check_peer(verb, "the receiver", verb.to_peer, size);
+  if (verb.op == Op::recv || verb.op == Op::exchange) check_peer(verb, "the sender", verb.from_peer, size);
+  if ((verb.op == Op::send && verb.to_peer == rank) || (verb.op == Op::recv && verb.from_peer == rank))
+    throw CommError("[comm] {}: rank {} cannot do it with itself alone. Use exchange.", describe(verb), rank);
+
+  const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || rank == verb.root);
+  const bool writes = verb.op != Op::send;
+  Slice from = transfer.from, to = transfer.to;
+  if (reads) check_slice(verb, "from", from, from_bytes(verb, size));
+  if (writes) check_slice(verb, "to", to, to_bytes(verb, size));
+  from.size_bytes = from_bytes(verb, size);
+  to.size_bytes = to_bytes(verb, size);
+  if (reads && writes && overlap(from, to) && !is_in_place(verb, from, to, rank))
+    throw CommError("[comm] {}: `from` [{}, {}) and `to` [{}, {}) of one buffer overlap, and not in the way that is in "
+                    "place for this verb. Give separate memory.", describe(verb), from.begin_bytes, from.end_bytes(),
+                    to.begin_bytes, to.end_bytes());
+
+  Work work{.name = describe(verb)};
+  work.cost.bytes = wire_cost(verb.op, transfer.algorithm, size, transfer.elems, transfer.dtype, Link{}).bytes;
+  if (reads && from.size_bytes > 0) work.reads.push_back(from);
+  if (writes && to.size_bytes > 0) work.writes.push_back(to);
+  work.fn = BoundFunction{std::make_shared<BoundState>(), std::move(body)};
+  return work;
+}
+
+int64_t last_entry_ns(const Work& work) {
+  const BoundFunction* function = work.fn.target<BoundFunction>();
+  return function ? function->state->last_entry_ns.load(std::memory_order_acquire) : 0;
+}
+
+}  // namespace slipstream::comm

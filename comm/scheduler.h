@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Consumes points with one cursor into the plan's host order: waits, launches, records. It knows tasks, channels and
+// points; it has never heard of ZeRO, pipelines or tensor parallelism.
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "engine/plan/job.h"
+#include "engine/step/points.h"
+#include "engine/step/step.h"
+
+namespace slipstream::comm {
+
+/// Tag of the event of an item: what timelines know of a wait.
+constexpr uint64_t event_tag(ChannelId channel, ItemId item) { return uint64_t{channel} << 32 | item; }
+constexpr ChannelId channel_of_tag(uint64_t tag) { return static_cast<ChannelId>(tag >> 32); }
+constexpr ItemId item_of_tag(uint64_t tag) { return static_cast<ItemId>(tag); }
+
+class Scheduler final : public PointListener {
+ public:
+  /// `streams[c]` is the stream of channel c. Borrows all.
+  Scheduler(const Job& job, Device& device, std::vector<Stream*> streams);
+
+  /// Makes the events of `plan`, two for each item so that a run never overwrites what the next one waits for.
+  void bind(const Plan& plan, const BoundWorks& works);
+
+  void begin(const Plan& plan, const Frame& frame) override;
+  void before(ItemId item, Stream& compute, const Frame& frame) override;
+  void reached(ItemId item, Stream& compute, const Frame& frame) override;
+
+  /// The event that ends the latest run of `plan`: its last spine item.
+  Event& end_of(const Plan& plan);
+
+ private:
+  struct Bound {
+    const Plan* plan = nullptr;
+    const BoundWorks* works = nullptr;
+    std::vector<char> recorded;  // per item: has events
+    std::vector<std::unique_ptr<Event>> events[2];
+    std::vector<ItemId> next_recorded;  // per item: itself or the next one on its channel that is recorded
+    uint64_t runs = 0;
+  };
+  struct Seam {
+    std::multimap<ItemId, std::pair<uint32_t, ItemId>> waits;  // to -> (run of the history, from)
+  };
+  /// One run that has been issued: which plan, and which of its two sets of events.
+  struct Run {
+    Bound* bound = nullptr;
+    int parity = 0;
+  };
+
+  void wait_for_points(ItemId item, Stream& stream, const Frame& frame);
+  void issue_tasks(const Frame& frame);
+  const Seam& seam_for(const Bound& next);
+  Event& event_of(const Run& run, ItemId item);
+
+  const Job& job_;
+  Device& device_;
+  std::vector<Stream*> streams_;
+  std::map<const Plan*, Bound> bound_;
+  std::deque<Run> history_;  // compacted: what link() looks at
+  std::map<std::vector<const Plan*>, Seam> seams_;
+  Run current_;
+  const Seam* seam_ = nullptr;
+  size_t cursor_ = 0;
+};
+
+}  // namespace slipstream::comm

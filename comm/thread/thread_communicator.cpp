@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives that read the peers' memory directly, between barriers.
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/host/reduce.h"
+#include "comm/thread/thread_group.h"
+#include "comm/thread/thread_world.h"
+#include "engine/base/check.h"
+#include "engine/device/clock.h"
+
+namespace slipstream::comm {
+namespace {
+
+void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
+  if (to != from && size_bytes > 0) std::memcpy(to, from, static_cast<size_t>(size_bytes));
+}
+
+class ThreadCommunicator final : public Communicator, public Meeting {
+ public:
+  explicit ThreadCommunicator(ThreadGroup::Member member) : group_(std::move(member.group)), rank_(member.rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_->size(); }
+
+  Work all_reduce(const Transfer& transfer) override { return collective({.op = Op::all_reduce, .transfer = transfer}); }
+  Work reduce_scatter(const Transfer& transfer) override {
+    return collective({.op = Op::reduce_scatter, .transfer = transfer});
+  }
+  Work all_gather(const Transfer& transfer) override { return collective({.op = Op::all_gather, .transfer = transfer}); }
+  Work broadcast(const Transfer& transfer, int root) override {
+    return collective({.op = Op::broadcast, .transfer = transfer, .root = root});
+  }
+  Work all_to_all(const Transfer& transfer) override { return collective({.op = Op::all_to_all, .transfer = transfer}); }
+  Work send(const Transfer& transfer, int peer) override {
+    return point_to_point({.op = Op::send, .transfer = transfer, .to_peer = peer});
+  }
+  Work recv(const Transfer& transfer, int peer) override {
+    return point_to_point({.op = Op::recv, .transfer = transfer, .from_peer = peer});
+  }
+  Work exchange(const Transfer& transfer, int to_peer, int from_peer) override {
+    return point_to_point({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer});
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    return std::make_unique<ThreadCommunicator>(group_->split(rank_, color, key));
+  }
+  void abort() override { group_->abort(); }
+
+  int64_t meet(int64_t entry_ns, const std::vector<int>& peers) override {
+    for (int peer : peers) group_->offer_time(rank_, peer, entry_ns, "meeting");
+    for (int peer : peers) entry_ns = std::max(entry_ns, group_->take_time(peer, rank_, "meeting"));
+    return entry_ns;
+  }
+
+ private:
+  /// What a sum needs beside the ranks' memory; taken when the verb is bound.
+  struct Scratch {
+    std::vector<const std::byte*> from;
+    std::vector<std::byte> partial;  // ring in bfloat16: the sum that travels
+  };
+
+  Work collective(const Verb& verb) {
+    const auto scratch = std::make_shared<Scratch>();
+    scratch->from.resize(static_cast<size_t>(size()));
+    if (is_rounded_each_hop(verb)) {
+      const int64_t part = verb.op == Op::all_reduce ? part_of(verb.transfer.elems, size(), rank_).elems : verb.transfer.elems;
+      scratch->partial.resize(static_cast<size_t>(std::max<int64_t>(0, bytes_of(part, verb.transfer.dtype))));
+    }
+    return bind(verb, rank_, size(), [group = group_, rank = rank_, verb, what = describe(verb), scratch](
+                                         LaunchContext& context, BoundState& state) {
+      run_collective(*group, rank, verb, what, *scratch, context, state);
+    });
+  }
+  static bool is_rounded_each_hop(const Verb& verb) {
+    return verb.transfer.algorithm == Algorithm::ring && verb.transfer.dtype == DType::bf16 &&
+           (verb.op == Op::all_reduce || verb.op == Op::reduce_scatter);
+  }
+  Work point_to_point(const Verb& verb) {
+    return bind(verb, rank_, size(), [group = group_, rank = rank_, verb, what = describe(verb)](LaunchContext& context,
+                                                                                                BoundState&) {
+      const int64_t bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype);
+      if (verb.to_peer >= 0) group->offer(rank, verb.to_peer, context.at(verb.transfer.from), bytes, what);
+      if (verb.from_peer >= 0) group->take(verb.from_peer, rank, context.at(verb.transfer.to), bytes, what);
+      if (verb.to_peer >= 0) group->wait_taken(rank, verb.to_peer, what);
+    });
+  }
+
+  static void run_collective(ThreadGroup& group, int rank, const Verb& verb, const std::string& what,
+                             Scratch& scratch, LaunchContext& context, BoundState& state) {
+    ThreadGroup::Post& mine = group.posts[static_cast<size_t>(rank)];
+    const bool reads = verb.op != Op::broadcast || rank == verb.root;
+    mine = {&verb, reads ? context.at(verb.transfer.from) : nullptr, context.at(verb.transfer.to), monotonic_ns()};
+    group.barrier(rank, what);
+    check_agreement(group, rank, verb);
+    int64_t last_entry = 0;
+    for (const ThreadGroup::Post& post : group.posts) last_entry = std::max(last_entry, post.entry_ns);
+    state.last_entry_ns.store(last_entry, std::memory_order_release);
+    move_bytes(group, rank, verb, what, scratch);
+    group.barrier(rank, what);
+  }
+
+  static void check_agreement(ThreadGroup& group, int rank, const Verb& verb) {
+    for (int r = 0; r < group.size(); ++r) {
+      const Verb& other = *group.posts[static_cast<size_t>(r)].verb;
+      if (other.op == verb.op && other.root == verb.root && other.transfer.elems == verb.transfer.elems &&
+          other.transfer.dtype == verb.transfer.dtype && other.transfer.algorithm == verb.transfer.algorithm)
+        continue;
+      const std::string theirs = describe(other);
+      group.abort();
+      throw CommError("[comm] rank {} launched {}, but rank {} launched {}. All members must launch the same verbs in the "
+                      "same order.", rank, describe(verb), r, theirs);
+    }
+  }
+
+  static void move_bytes(ThreadGroup& group, int rank, const Verb& verb, const std::string& what,
+                         Scratch& scratch) {
+    const int size = group.size();
+    const DType dtype = verb.transfer.dtype;
+    const int64_t elems = verb.transfer.elems;
+    const int64_t bytes = bytes_of(elems, dtype);
+    std::byte* to = group.posts[static_cast<size_t>(rank)].to;
+    switch (verb.op) {
+      case Op::all_reduce: {
+        const Part mine = part_of(elems, size, rank);
+        sum_part(group, rank, verb, scratch, to + bytes_of(mine.begin, dtype), mine);
+        group.barrier(rank, what);
+        for (int step = 1; step < size; ++step) {
+          const int peer = (rank + step) % size;
+          const Part part = part_of(elems, size, peer);
+          const int64_t begin_bytes = bytes_of(part.begin, dtype);
+          copy_bytes(to + begin_bytes, group.posts[static_cast<size_t>(peer)].to + begin_bytes, bytes_of(part.elems, dtype));
+        }
+        return;
+      }
+      case Op::reduce_scatter: return sum_part(group, rank, verb, scratch, to, {rank * elems, elems});
+      case Op::all_gather:
+        for (int step = 0; step < size; ++step) {
+          const int peer = (rank + step) % size;
+          copy_bytes(to + peer * bytes, group.posts[static_cast<size_t>(peer)].from, bytes);
+        }
+        return;
+      case Op::broadcast: return copy_bytes(to, group.posts[static_cast<size_t>(verb.root)].from, bytes);
+      case Op::all_to_all:
+        for (int step = 0; step < size; ++step) {
+          const int peer = (rank + step) % size;
+          copy_bytes(to + peer * bytes, group.posts[static_cast<size_t>(peer)].from + rank * bytes, bytes);
+        }
+        return;
+      default: SLIP_ASSERT(!"a collective verb");
+    }
+  }
+
+  /// direct: ranks 0, 1, ..., rounded once. ring: from the right neighbour round to this rank, rounded at each hop.
+  static void sum_part(ThreadGroup& group, int rank, const Verb& verb, Scratch& scratch, std::byte* to, Part part) {
+    const int size = group.size();
+    const DType dtype = verb.transfer.dtype;
+    const int first = verb.transfer.algorithm == Algorithm::ring ? rank + 1 : 0;
+    for (int step = 0; step < size; ++step)
+      scratch.from[static_cast<size_t>(step)] =
+          group.posts[static_cast<size_t>((first + step) % size)].from + bytes_of(part.begin, dtype);
+    if (!is_rounded_each_hop(verb)) return sum(dtype, to, scratch.from.data(), size, part.elems);
+    copy_bytes(scratch.partial.data(), scratch.from[0], std::ssize(scratch.partial));
+    for (int step = 1; step < size; ++step) {
+      const std::byte* pair[] = {scratch.partial.data(), scratch.from[static_cast<size_t>(step)]};
+      sum(dtype, scratch.partial.data(), pair, 2, part.elems);
+    }
+    copy_bytes(to, scratch.partial.data(), std::ssize(scratch.partial));
+  }
+
+  std::shared_ptr<ThreadGroup> group_;
+  int rank_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks, const CommOptions& options) {
+  if (ranks < 1) throw CommError("[comm] a world of {} ranks was asked for, need at least 1.", ranks);
+  const auto group = std::make_shared<ThreadGroup>(ranks, options);
+  std::vector<std::unique_ptr<Communicator>> world;
+  for (int rank = 0; rank < ranks; ++rank)
+    world.push_back(std::make_unique<ThreadCommunicator>(ThreadGroup::Member{group, rank}));
+  return world;
+}
+
+}  // namespace slipstream::comm

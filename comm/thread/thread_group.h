@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the ranks of a thread communicator share: a barrier and mailboxes that abort and time out.
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/host/bind.h"
+
+namespace slipstream::comm {
+
+class ThreadGroup {
+ public:
+  ThreadGroup(int size, const CommOptions& options);
+
+  /// What a rank shows the others while a collective runs; written before the first barrier, stable until the last.
+  struct Post {
+    const Verb* verb = nullptr;
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    int64_t entry_ns = 0;
+  };
+  std::vector<Post> posts;
+
+  int size() const { return size_; }
+  void abort();
+
+  /// Blocks. Returns when all ranks are here.
+  void barrier(int rank, const std::string& what);
+  /// Blocks. Offers bytes to `to`; returns at once, but not before the offer before it was taken.
+  void offer(int from, int to, const void* data, int64_t size_bytes, const std::string& what);
+  /// Blocks. Returns when the last offer from `from` to `to` has been taken.
+  void wait_taken(int from, int to, const std::string& what);
+  /// Blocks. Copies the next offer from `from`. Throws: CommError if its size differs.
+  void take(int from, int to, void* data, int64_t size_bytes, const std::string& what);
+  /// Blocks. As offer and take, for one number that travels by value, in boxes of its own.
+  void offer_time(int from, int to, int64_t time_ns, const std::string& what);
+  int64_t take_time(int from, int to, const std::string& what);
+
+  /// Collective: see Communicator::split.
+  struct Member {
+    std::shared_ptr<ThreadGroup> group;
+    int rank = 0;
+  };
+  Member split(int rank, int color, int key);
+
+ private:
+  struct Box {
+    const void* data = nullptr;
+    int64_t value = 0;  // size in bytes, or a time
+    uint64_t offered = 0;
+    uint64_t taken = 0;
+  };
+  struct Request {
+    int color = 0;
+    int key = 0;
+    Member answer;
+  };
+  Box& box(std::vector<Box>& boxes, int from, int to) { return boxes[static_cast<size_t>(from * size_ + to)]; }
+  /// Sleeps until `ready`. Throws: CommError naming `what` and `whom` on abort and timeout.
+  void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, int rank, const std::string& what,
+            const std::function<std::string()>& whom);
+
+  int size_;
+  CommOptions options_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool aborted_ = false;
+  uint64_t generation_ = 0;
+  std::vector<bool> arrived_;
+  int arrivals_ = 0;
+  std::vector<Box> boxes_;
+  std::vector<Box> times_;
+  std::vector<Request> requests_;
+};
+
+}  // namespace slipstream::comm

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// JSON values that keep the order of their members, read strictly and written so that every real reads back the same.
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace slipstream {
+
+/// One JSON value: null, bool, 64-bit integer, real, string, array or object. A value type; owns all it holds.
+class Json {
+ public:
+  using Array = std::vector<Json>;
+  using Member = std::pair<std::string, Json>;
+  using Object = std::vector<Member>;
+
+  Json() = default;  // null
+  Json(std::same_as<bool> auto value) : value_(value) {}
+  template <std::integral T>
+    requires(!std::same_as<T, bool>)
+  Json(T value) : value_(checked(value)) {}
+  Json(double value) : value_(value) {}
+  Json(std::string value) : value_(std::move(value)) {}
+  Json(std::string_view value) : value_(std::string(value)) {}
+  Json(const char* value) : value_(std::string(value)) {}
+  Json(Array value) : value_(std::move(value)) {}
+  Json(Object value) : value_(std::move(value)) {}
+  static Json array() { return Json(Array{}); }
+  static Json object() { return Json(Object{}); }
+
+  /// Reads one JSON text (RFC 8259, UTF-8). `source` names it in errors, usually a path. Pure.
+  /// Throws: DataError "source:line:column ..." for malformed text, duplicate keys, integers beyond int64, reals beyond
+  /// double and nesting deeper than 64.
+  static Json parse(std::string_view text, std::string_view source = "JSON");
+
+  /// The text of this value. `indent` 0: one line; else members on their own lines, indented by that many spaces a level.
+  /// Reals are the shortest digits that read back the same and always look like reals ("1.0"); NaN and infinities are
+  /// null; bytes that are not UTF-8 become U+FFFD. Pure.
+  std::string dump(int indent = 0) const;
+
+  bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }
+  bool is_int() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_number() const { return is_int() || std::holds_alternative<double>(value_); }
+  bool is_string() const { return std::holds_alternative<std::string>(value_); }
+  bool is_array() const { return std::holds_alternative<Array>(value_); }
+  bool is_object() const { return std::holds_alternative<Object>(value_); }
+
+  /// Each throws a DataError that begins with `what` and says which type was needed and which was got.
+  bool as_bool(std::string_view what = "a JSON value") const;
+  int64_t as_int(std::string_view what = "a JSON value") const;  // a real is refused even when it is whole
+  double as_double(std::string_view what = "a JSON value") const;
+  const std::string& as_string(std::string_view what = "a JSON value") const;
+  const Array& as_array(std::string_view what = "a JSON value") const;
+  const Object& as_object(std::string_view what = "a JSON value") const;
+
+  /// The member, or null when there is none. Linear in the number of members: iterate over large objects instead.
+  /// Throws: DataError when this is not an object.
+  const Json* find(std::string_view key) const;
+  /// Throws: DataError naming the key and the members that there are.
+  const Json& at(std::string_view key) const;
+  /// The member, appended as null when there is none; a null value becomes an object first.
+  Json& operator[](std::string_view key);
+  /// Appends to an array; a null value becomes an array first.
+  void push_back(Json value);
+
+  bool operator==(const Json&) const = default;
+
+ private:
+  template <std::integral T>
+  static int64_t checked(T value) {
+    if (!std::in_range<int64_t>(value)) refuse_integer(static_cast<uint64_t>(value));
+    return static_cast<int64_t>(value);
+  }
+  [[noreturn]] static void refuse_integer(uint64_t value);
+  std::string_view type_name() const;
+  void write(std::string& out, int indent, int level) const;
+
+  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
+};
+
+}  // namespace slipstream

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Safetensors: every size is compared before it is used in arithmetic.
+
+#include "engine/checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/data/sidecar.h"
+#include "engine/data/utf8.h"
+
+namespace slipstream::checkpoint {
+
+namespace {
+
+using data::shown;
+
+constexpr uint64_t kHeaderBytesMax = 100'000'000;
+constexpr size_t kNameBytesMax = 1024;
+constexpr size_t kDimsMax = 64;
+constexpr int64_t kChunkBytes = 1 << 20;
+
+struct KnownType {
+  std::string_view name;
+  uint64_t bits;
+};
+
+constexpr KnownType kTypes[] = {
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},   {"F8_E5M2", 8},
+    {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16}, {"F16", 16},
+    {"BF16", 16},   {"I32", 32},    {"U32", 32},    {"F32", 32},        {"C64", 64},        {"F64", 64}, {"I64", 64},
+    {"U64", 64}};
+
+[[noreturn]] void broken(const std::string& path, const std::string& problem) {
+  throw CheckpointError("[checkpoint] {} is not a safetensors file: {}. Restore it or save again.", shown(path), problem);
+}
+
+/// Says what is wrong with a name, or nothing.
+std::string name_problem(std::string_view name) {
+  if (name.empty() || name.size() > kNameBytesMax)
+    return fmt::format("a tensor's name has {} bytes, need 1 to {}", name.size(), kNameBytesMax);
+  for (size_t at = 0; at < name.size();) {
+    const data::CodePoint point = data::next_code_point(name, at);
+    if (point.size_bytes == 0 || point.value < 0x20 || point.value == 0x7f)
+      return fmt::format("the tensor's name {} has a control character", shown(name));
+    at += static_cast<size_t>(point.size_bytes);
+  }
+  return "";
+}
+
+/// Bytes of one tensor from its type and shape; refuses what does not fit 64 bits.
+uint64_t bytes_by_shape(const std::string& path, const data::SafetensorsEntry& entry) {
+  const auto type = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == entry.dtype; });
+  if (type == std::end(kTypes)) broken(path, fmt::format("tensor {} has the unknown type {}", shown(entry.name), shown(entry.dtype)));
+  if (entry.shape.size() > kDimsMax)
+    broken(path, fmt::format("tensor {} has {} dimensions, need at most {}", shown(entry.name), entry.shape.size(), kDimsMax));
+  uint64_t bits = type->bits;
+  for (const uint64_t dim : entry.shape) {
+    // Each dimension on its own too: [0, 2^64 - 1] has no elements, yet int64 cannot hold its shape.
+    if (dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) || __builtin_mul_overflow(bits, dim, &bits))
+      broken(path, fmt::format("the shape of tensor {} has more elements than 64 bits can count", shown(entry.name)));
+  }
+  if (bits % 8 != 0) broken(path, fmt::format("tensor {} of {} bits does not fill whole bytes", shown(entry.name), bits));
+  return bits / 8;
+}
+
+/// Entries sorted by place; together they must cover the buffer of `buffer_bytes` without holes and overlaps.
+std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<data::SafetensorsEntry> entries,
+                                        uint64_t header_end_bytes, uint64_t buffer_bytes) {
+  std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.begin_bytes, a.end_bytes) < std::pair(b.begin_bytes, b.end_bytes);
+  });
+  std::vector<TensorInfo> tensors;
+  tensors.reserve(entries.size());
+  uint64_t covered_bytes = 0;
+  for (const data::SafetensorsEntry& entry : entries) {
+    if (const std::string problem = name_problem(entry.name); !problem.empty()) broken(path, problem);
+    if (entry.begin_bytes != covered_bytes)
+      broken(path, fmt::format("tensor {} begins at byte {}, need {} where the one before ends", shown(entry.name),
+                               entry.begin_bytes, covered_bytes));
+    if (entry.end_bytes < entry.begin_bytes || entry.end_bytes > buffer_bytes)
+      broken(path, fmt::format("tensor {} covers the bytes {} to {} of a buffer of {}", shown(entry.name), entry.begin_bytes,
+                               entry.end_bytes, buffer_bytes));
+    const uint64_t size_bytes = bytes_by_shape(path, entry);
+    if (entry.end_bytes - entry.begin_bytes != size_bytes)
+      broken(path, fmt::format("tensor {} has {} bytes, need {} by its shape and type {}", shown(entry.name),
+                               entry.end_bytes - entry.begin_bytes, size_bytes, entry.dtype));
+    covered_bytes = entry.end_bytes;
+    tensors.push_back({.name = entry.name,
+                       .dtype = entry.dtype,
+                       .shape = std::vector<int64_t>(entry.shape.begin(), entry.shape.end()),
+                       .begin_bytes = static_cast<int64_t>(header_end_bytes + entry.begin_bytes),
+                       .size_bytes = static_cast<int64_t>(size_bytes)});
+  }
+  if (covered_bytes != buffer_bytes)
+    broken(path, fmt::format("its tensors cover {} bytes, but {} follow the header", covered_bytes, buffer_bytes));
+  return tensors;
+}
+
+const char* file_type(DType dtype) {
+  SLIP_ASSERT(dtype == DType::f32 || dtype == DType::bf16);
+  return dtype == DType::f32 ? "F32" : "BF16";
+}
+
+int64_t elems_of(const std::vector<int64_t>& shape) {
+  int64_t elems = 1;
+  for (const int64_t dim : shape) elems *= dim;
+  return elems;
+}
+
+}  // namespace
+
+int64_t TensorInfo::elems() const { return elems_of(shape); }
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, data::Owner::checkpoint) {
+  const auto size_bytes = static_cast<uint64_t>(file_.size_bytes());
+  if (size_bytes < 8) broken(path, fmt::format("it has {} bytes, need at least 8 for the size of its header", size_bytes));
+  uint64_t header_bytes = 0;
+  file_.read(0, &header_bytes, 8);
+  if (header_bytes > kHeaderBytesMax || header_bytes > size_bytes - 8)
+    broken(path, fmt::format("its header would have {} bytes, need at most {} (the file has {} bytes)", header_bytes,
+                             std::min(kHeaderBytesMax, size_bytes - 8), size_bytes));
+  std::string text(header_bytes, '\0');
+  file_.read(8, text.data(), static_cast<int64_t>(header_bytes));
+  data::SafetensorsHeader header = data::parse_safetensors_header(
+      {.text = text, .where = "the header of " + shown(path), .owner = data::Owner::checkpoint});
+  tensors_ = checked_tensors(path, std::move(header.entries), 8 + header_bytes, size_bytes - 8 - header_bytes);
+  metadata_ = std::move(header.metadata);
+  for (size_t i = 0; i < tensors_.size(); ++i) index_of_.emplace(tensors_[i].name, i);
+}
+
+const TensorInfo* SafetensorsFile::find(std::string_view name) const {
+  const auto at = index_of_.find(std::string(name));
+  return at == index_of_.end() ? nullptr : &tensors_[at->second];
+}
+
+const TensorInfo& SafetensorsFile::get(std::string_view name) const {
+  if (const TensorInfo* tensor = find(name)) return *tensor;
+  throw CheckpointError("[checkpoint] {} has {} tensors, but not {}. It is of another model; name its own config.json.",
+                        shown(path()), tensors_.size(), shown(name));
+}
+
+void SafetensorsFile::read(const TensorInfo& tensor, int64_t offset_bytes, void* out, int64_t size_bytes) const {
+  SLIP_ASSERT(offset_bytes >= 0 && size_bytes >= 0 && offset_bytes <= tensor.size_bytes - size_bytes);
+  file_.read(tensor.begin_bytes + offset_bytes, out, size_bytes);
+}
+
+void SafetensorsFile::read_floats(const TensorInfo& tensor, std::span<float> out) const {
+  SLIP_ASSERT(static_cast<int64_t>(out.size()) == tensor.elems());
+  if (tensor.dtype == "F32") return read(tensor, 0, out.data(), tensor.size_bytes);
+  if (tensor.dtype != "BF16")
+    throw CheckpointError("[checkpoint] tensor {} of {} has the type {}, need F32 or BF16. Convert it first.",
+                          shown(tensor.name), shown(path()), tensor.dtype);
+  std::vector<bfloat16> chunk(static_cast<size_t>(std::min(kChunkBytes, tensor.size_bytes) / 2));
+  for (size_t done = 0; done < out.size();) {
+    const size_t take = std::min(chunk.size(), out.size() - done);
+    read(tensor, static_cast<int64_t>(2 * done), chunk.data(), static_cast<int64_t>(2 * take));
+    std::transform(chunk.begin(), chunk.begin() + static_cast<int64_t>(take), out.begin() + static_cast<int64_t>(done),
+                   [](bfloat16 value) { return static_cast<float>(value); });
+    done += take;
+  }
+}
+
+int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const TensorToSave& a, const TensorToSave& b) {
+    return std::pair(-size_of(a.dtype), std::string_view(a.name)) < std::pair(-size_of(b.dtype), std::string_view(b.name));
+  });
+  // transformers refuses a file whose metadata lacks "format".
+  data::SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
+  int64_t end_bytes = 0;
+  std::vector<std::string_view> names;
+  for (const TensorToSave& tensor : tensors) {
+    SLIP_ASSERT(name_problem(tensor.name).empty() && tensor.name != "__metadata__");
+    SLIP_ASSERT(std::all_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t dim) { return dim >= 0; }));
+    names.push_back(tensor.name);
+    const int64_t begin_bytes = end_bytes;
+    end_bytes += bytes_of(elems_of(tensor.shape), tensor.dtype);
+    header.entries.push_back({.name = tensor.name,
+                              .dtype = file_type(tensor.dtype),
+                              .shape = std::vector<uint64_t>(tensor.shape.begin(), tensor.shape.end()),
+                              .begin_bytes = static_cast<uint64_t>(begin_bytes),
+                              .end_bytes = static_cast<uint64_t>(end_bytes)});
+  }
+  std::sort(names.begin(), names.end());
+  SLIP_ASSERT(std::adjacent_find(names.begin(), names.end()) == names.end());
+
+  std::string text = data::write_safetensors_header(header);
+  text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), 8)), ' ');
+  const uint64_t header_bytes = text.size();
+  SLIP_ASSERT(header_bytes <= kHeaderBytesMax);
+  data::OutputFile file(path);
+  file.write(&header_bytes, 8);
+  file.write(text.data(), static_cast<int64_t>(text.size()));
+  for (const TensorToSave& tensor : tensors) {
+    int64_t left_bytes = bytes_of(elems_of(tensor.shape), tensor.dtype);
+    tensor.write([&](const void* bytes, int64_t size_bytes) {
+      SLIP_ASSERT(size_bytes >= 0 && size_bytes <= left_bytes);
+      file.write(bytes, size_bytes);
+      left_bytes -= size_bytes;
+    });
+    if (left_bytes != 0)
+      throw InternalError("[bug] tensor {} was written with {} bytes too few.", shown(tensor.name), left_bytes);
+  }
+  file.commit();
+  return 8 + static_cast<int64_t>(header_bytes) + end_bytes;
+}
+
+}  // namespace slipstream::checkpoint

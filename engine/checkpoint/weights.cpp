@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Folders that change hands in one rename.
+
+#include "engine/checkpoint/weights.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/base/check.h"
+
+namespace slipstream::checkpoint {
+
+namespace {
+
+namespace fs = std::filesystem;
+using data::shown;
+
+constexpr int64_t kConfigBytesMax = 16 << 20;
+
+[[noreturn]] void disk_failed(const std::string& dir, const std::string& reason) {
+  throw ResourceError("[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.",
+                      shown(dir), reason);
+}
+
+void rename_or_throw(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) disk_failed(to, std::strerror(errno));
+}
+
+/// A folder that is removed unless it was given its final name.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {
+    std::error_code error;
+    fs::remove_all(path_, error);  // of a process that had this id before and was killed
+    if (!error) fs::create_directories(path_, error);
+    if (error) disk_failed(path_, error.message());
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Gives `fresh` the name `dir`. What `dir` was before ends under the name of `fresh`, for its destructor to remove.
+void put_in_place(const TemporaryFolder& fresh, const std::string& dir) {
+  if (::renameat2(AT_FDCWD, fresh.path().c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (errno == ENOENT) return rename_or_throw(fresh.path(), dir);  // nothing to replace
+  if (errno != EINVAL && errno != ENOSYS) disk_failed(dir, std::strerror(errno));
+  const std::string old = fmt::format("{}.old-{}", dir, ::getpid());
+  rename_or_throw(dir, old);
+  if (::rename(fresh.path().c_str(), dir.c_str()) != 0) {
+    const int error = errno;
+    rename_or_throw(old, dir);
+    disk_failed(dir, std::strerror(error));
+  }
+  rename_or_throw(old, fresh.path());
+}
+
+}  // namespace
+
+void write_final(const std::string& dir, std::vector<TensorToSave> tensors, const std::string& config_json,
+                 const std::vector<ExtraFile>& extra_files) {
+  std::string target = dir;
+  while (target.size() > 1 && target.ends_with('/')) target.pop_back();
+  std::error_code error;
+  if (fs::exists(target, error) && !fs::is_directory(target, error)) disk_failed(target, "a file has this name");
+  const TemporaryFolder fresh(fmt::format("{}.tmp-{}", target, ::getpid()));
+  write_safetensors(fresh.path() + "/" + kWeightsFile, std::move(tensors));
+  data::write_file(fresh.path() + "/" + kConfigFile, config_json);
+  for (const auto& [name, bytes] : extra_files) {
+    SLIP_ASSERT(!name.empty() && name.find('/') == std::string::npos && name != kWeightsFile && name != kConfigFile);
+    data::write_file(fresh.path() + "/" + name, bytes);
+  }
+  put_in_place(fresh, target);
+  data::sync_folder(data::folder_of(target));
+}
+
+FinalWeights read_final(const std::string& dir) {
+  std::error_code error;
+  if (!fs::is_directory(dir, error))
+    throw CheckpointError("[checkpoint] {} is not a folder of weights: there is no such folder. Name the one that holds {} "
+                          "and {}.", shown(dir), kWeightsFile, kConfigFile);
+  const std::string path = dir + "/" + kConfigFile;
+  const std::string text = data::read_file(path, data::Owner::checkpoint, kConfigBytesMax);
+  return {.weights = SafetensorsFile(dir + "/" + kWeightsFile),
+          .config = data::parse_config({.text = text, .where = shown(path), .owner = data::Owner::checkpoint})};
+}
+
+}  // namespace slipstream::checkpoint

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// From paths to splits.
+
+#include "engine/data/dataset.h"
+
+#include <array>
+#include <cmath>
+
+#include "engine/base/check.h"
+#include "engine/data/files.h"
+#include "engine/data/text.h"
+
+namespace slipstream::data {
+
+namespace {
+
+void check_length(const TokenSource& split, const char* name, const std::string& path, int64_t sequence_length) {
+  if (split.count() >= sequence_length + 1) return;
+  throw DataError("[data] the {} split of {} has {} tokens, need at least train.sequence_length + 1 = {}. Use more text or "
+                  "a shorter sequence_length.", name, shown(path), split.count(), sequence_length + 1);
+}
+
+void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted) {
+  if (wanted.empty() || wanted == shards.name()) return;
+  throw DataError("[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = "
+                  "\"{}\", or make the shard again with tokenize.", shown(path), shards.name(), shown(wanted),
+                  shards.name());
+}
+
+std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, const std::string& text, const std::string& path) {
+  try {
+    return tokens_in_memory(tokenizer.encode(text), tokenizer.vocab_size());
+  } catch (const DataError& error) {
+    throw DataError("{} (in {})", error.what(), shown(path));
+  }
+}
+
+Dataset hold_out(const std::shared_ptr<const TokenSource>& all, std::shared_ptr<const Tokenizer> tokenizer,
+                 double fraction) {
+  SLIP_ASSERT(fraction >= 0 && fraction < 1);
+  const auto kept = static_cast<int64_t>(std::floor(static_cast<double>(all->count()) * (1 - fraction)));
+  Dataset dataset{.train = slice(all, 0, kept), .validation = nullptr, .tokenizer = std::move(tokenizer)};
+  if (fraction > 0) dataset.validation = slice(all, kept, all->count() - kept);
+  return dataset;
+}
+
+}  // namespace
+
+Dataset open_dataset(const DatasetOptions& options) {
+  const bool one_file = options.validation.empty();
+  const bool train_is_shards = names_shards(options.train);
+  const bool validation_is_shards = !one_file && names_shards(options.validation);
+  Shards train_shards, validation_shards;
+  std::string train_text, validation_text;
+  if (train_is_shards) {
+    train_shards = open_shards(options.train);
+    check_same(*train_shards.tokenizer, options.train, options.tokenizer);
+  } else {
+    train_text = read_text(options.train);
+  }
+  if (validation_is_shards) {
+    validation_shards = open_shards(options.validation);
+    check_same(*validation_shards.tokenizer, options.validation, options.tokenizer);
+  } else if (!one_file) {
+    validation_text = read_text(options.validation);
+  }
+
+  Dataset dataset;
+  dataset.tokenizer = train_is_shards ? train_shards.tokenizer : validation_shards.tokenizer;
+  if (train_is_shards && validation_is_shards &&
+      (train_shards.tokenizer->name() != validation_shards.tokenizer->name() ||
+       train_shards.tokenizer->vocabulary() != validation_shards.tokenizer->vocabulary()))
+    throw DataError("[data] the shards {} and {} were made with different vocabularies ({} and {} ids). Make the second with "
+                    "the vocabulary of the first.", shown(options.train), shown(options.validation),
+                    train_shards.tokenizer->vocab_size(), validation_shards.tokenizer->vocab_size());
+  if (!dataset.tokenizer) {
+    const std::string name = options.tokenizer.empty() ? "bytes" : options.tokenizer;
+    const std::array<std::string_view, 2> texts = {train_text, validation_text};
+    try {
+      dataset.tokenizer = make_tokenizer(name, std::span<const std::string_view>(texts));
+    } catch (const DataError& error) {
+      throw DataError("{} (in {}{}{})", error.what(), shown(options.train), one_file ? "" : " or ",
+                      one_file ? "" : shown(options.validation));
+    }
+  }
+
+  dataset.train = train_is_shards ? train_shards.tokens : encode(*dataset.tokenizer, train_text, options.train);
+  if (one_file) {
+    dataset = hold_out(dataset.train, dataset.tokenizer, options.validation_fraction);
+  } else {
+    dataset.validation =
+        validation_is_shards ? validation_shards.tokens : encode(*dataset.tokenizer, validation_text, options.validation);
+  }
+  check_length(*dataset.train, "training", options.train, options.sequence_length);
+  if (dataset.validation)
+    check_length(*dataset.validation, "validation", one_file ? options.train : options.validation, options.sequence_length);
+  return dataset;
+}
+
+}  // namespace slipstream::data

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The two splits of a run and the tokenizer that made them.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "engine/data/shards.h"
+#include "engine/data/tokenizer.h"
+
+namespace slipstream::data {
+
+struct DatasetOptions {
+  std::string train;                 // a text, NAME.bin, or a pattern of shards
+  std::string validation;            // the same; empty: the last part of train is held out
+  double validation_fraction = 0.1;  // of train, in [0, 1); 0 without `validation` means no validation split
+  std::string tokenizer;             // "bytes", "chars", or empty: what the shards say, "bytes" for a text
+  int64_t sequence_length = 1;
+};
+
+struct Dataset {
+  std::shared_ptr<const TokenSource> train;
+  std::shared_ptr<const TokenSource> validation;  // null if there is none
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
+
+/// Blocks. Opens, tokenises and splits: without `validation` the first floor(N (1 - validation_fraction)) of N tokens are for
+/// training, the rest is held out. With chars and two texts the vocabulary has the characters of both.
+/// Throws: DataError (missing or damaged files, text and shards of different tokenizers, a split shorter than
+/// sequence_length + 1 tokens); ConfigError (an unknown tokenizer).
+Dataset open_dataset(const DatasetOptions& options);
+
+}  // namespace slipstream::data

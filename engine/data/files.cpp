@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files through POSIX calls: pread instead of mmap, because a file that shrinks under a map kills the process.
+
+#include "engine/data/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/data/utf8.h"
+
+namespace slipstream::data {
+
+namespace {
+
+constexpr int64_t kTransferBytesMax = 1 << 30;  // one read or write call moves at most about 2 GiB on Linux
+
+std::string reason(int error) { return std::strerror(error); }
+
+}  // namespace
+
+void refuse(Owner owner, const std::string& sentence) {
+  if (owner == Owner::checkpoint) throw CheckpointError("[checkpoint] {}", sentence);
+  throw DataError("[data] {}", sentence);
+}
+
+std::string shown(std::string_view text) {
+  constexpr size_t kShownBytesMax = 80;
+  std::string out = "\"";
+  size_t at = 0;
+  while (at < text.size() && at < kShownBytesMax) {
+    const CodePoint point = next_code_point(text, at);
+    if (point.size_bytes == 0 || point.value < 0x20 || point.value == 0x7f) {
+      out += fmt::format("\\x{:02x}", static_cast<uint8_t>(text[at]));
+      ++at;
+    } else {
+      out += text.substr(at, static_cast<size_t>(point.size_bytes));
+      at += static_cast<size_t>(point.size_bytes);
+    }
+  }
+  out += '"';
+  if (at < text.size()) out += fmt::format("... ({} bytes)", text.size());
+  return out;
+}
+
+InputFile::InputFile(const std::string& path, Owner owner) : path_(path), owner_(owner) {
+  // O_NONBLOCK: opening a pipe without a writer must not hang.
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) {
+    const int error = errno;
+    if (error == ENOENT || error == ENOTDIR)
+      refuse(owner, fmt::format("{} does not exist. Check the path, or make the file first.", shown(path)));
+    refuse(owner, fmt::format("{} cannot be read: {}. Check its permissions.", shown(path), reason(error)));
+  }
+  struct stat info {};
+  const bool known = ::fstat(descriptor_, &info) == 0;
+  if (!known || !S_ISREG(info.st_mode)) {
+    const bool folder = known && S_ISDIR(info.st_mode);
+    ::close(descriptor_);
+    refuse(owner, fmt::format("{} is {}, need a regular file. Name the file itself.", shown(path),
+                              folder ? "a folder" : "not a regular file"));
+  }
+  size_bytes_ = info.st_size;
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)), owner_(other.owner_), descriptor_(other.descriptor_), size_bytes_(other.size_bytes_) {
+  other.descriptor_ = -1;
+}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void InputFile::read(int64_t offset_bytes, void* out, int64_t size_bytes) const {
+  char* to = static_cast<char*>(out);
+  int64_t done_bytes = 0;
+  while (done_bytes < size_bytes) {
+    const auto want = static_cast<size_t>(std::min(size_bytes - done_bytes, kTransferBytesMax));
+    const ssize_t got = ::pread(descriptor_, to + done_bytes, want, offset_bytes + done_bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0)
+      refuse(owner_, fmt::format("{} cannot be read at byte {}: {}. Check the disk.", shown(path_),
+                                 offset_bytes + done_bytes, reason(errno)));
+    if (got == 0)
+      refuse(owner_, fmt::format("{} ends at byte {}, need {} bytes from byte {} on (it had {} bytes when it was opened). "
+                                 "It was cut while in use; restore it and start again.",
+                                 shown(path_), offset_bytes + done_bytes, size_bytes, offset_bytes, size_bytes_));
+    done_bytes += got;
+  }
+}
+
+std::string read_file(const std::string& path, Owner owner, int64_t limit_bytes) {
+  const InputFile file(path, owner);
+  if (file.size_bytes() > limit_bytes)
+    refuse(owner, fmt::format("{} has {}, need at most {}. It is not what this program writes there.", shown(path),
+                              format_bytes(file.size_bytes()), format_bytes(limit_bytes)));
+  std::string bytes(static_cast<size_t>(file.size_bytes()), '\0');
+  file.read(0, bytes.data(), file.size_bytes());
+  return bytes;
+}
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+OutputFile::OutputFile(const std::string& path)
+    : path_(path), temporary_(fmt::format("{}.tmp-{}", path, ::getpid())) {
+  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ < 0)
+    throw ResourceError("[disk] {} cannot be written: {}. Make its folder, or choose one that you may write to.",
+                        shown(path), reason(errno));
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(temporary_.c_str());
+}
+
+void OutputFile::write(const void* bytes, int64_t size_bytes) {
+  SLIP_ASSERT(descriptor_ >= 0);
+  const char* from = static_cast<const char*>(bytes);
+  int64_t done_bytes = 0;
+  while (done_bytes < size_bytes) {
+    const auto want = static_cast<size_t>(std::min(size_bytes - done_bytes, kTransferBytesMax));
+    const ssize_t put = ::write(descriptor_, from + done_bytes, want);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0)
+      throw ResourceError("[disk] {} cannot be written: {}. Free space or choose another folder.", shown(path_),
+                          reason(errno));
+    done_bytes += put;
+  }
+}
+
+void OutputFile::commit() {
+  SLIP_ASSERT(descriptor_ >= 0);
+  // On failure the destructor still removes the temporary file.
+  if (::fsync(descriptor_) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+    throw ResourceError("[disk] {} cannot be finished: {}. Free space or choose another folder.", shown(path_),
+                        reason(errno));
+  ::close(descriptor_);
+  descriptor_ = -1;
+  sync_folder(folder_of(path_));
+}
+
+void write_file(const std::string& path, std::string_view bytes) {
+  OutputFile file(path);
+  file.write(bytes.data(), static_cast<int64_t>(bytes.size()));
+  file.commit();
+}
+
+void sync_folder(const std::string& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) throw ResourceError("[disk] {} cannot be opened: {}. Check its permissions.", shown(folder), reason(errno));
+  const int result = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  // Some network file systems cannot sync a folder and say EINVAL; the rename itself is still whole there.
+  if (result != 0 && error != EINVAL && error != EROFS)
+    throw ResourceError("[disk] {} cannot be written to disk: {}. Check the disk.", shown(folder), reason(error));
+}
+
+}  // namespace slipstream::data

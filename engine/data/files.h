@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Files on disk: reads that never trust a size, writes that appear under their final name whole or not at all.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace slipstream::data {
+
+/// Whose file it is decides which error a failing read throws: DataError or CheckpointError.
+enum class Owner : uint8_t { data, checkpoint };
+
+/// Throws DataError or CheckpointError with `sentence` behind its "[data] " or "[checkpoint] ".
+[[noreturn]] void refuse(Owner owner, const std::string& sentence);
+
+/// `text` as an error may print it: in double quotes, control characters and broken UTF-8 as \xNN, cut at 80 bytes. Pure.
+std::string shown(std::string_view text);
+
+/// A regular file opened for reading; offsets are 64 bits wide. Safe to read from several threads.
+class InputFile {
+ public:
+  /// Throws: the owner's error if the path is missing, not a regular file, or not readable.
+  InputFile(const std::string& path, Owner owner);
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
+  ~InputFile();
+
+  /// Blocks. Reads exactly `size_bytes` bytes from `offset_bytes` into `out`.
+  /// Throws: the owner's error if the file ends before or the disk fails.
+  void read(int64_t offset_bytes, void* out, int64_t size_bytes) const;
+  /// The size when the file was opened.
+  int64_t size_bytes() const { return size_bytes_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  Owner owner_;
+  int descriptor_ = -1;
+  int64_t size_bytes_ = 0;
+};
+
+/// Blocks. The whole file as bytes.
+/// Throws: the owner's error as InputFile, or if it holds more than `limit_bytes`.
+std::string read_file(const std::string& path, Owner owner, int64_t limit_bytes);
+
+/// A file written under a temporary name in the folder of `path`, which gets its final name in commit().
+/// Without commit() the destructor removes it and an older file at `path` stays as it was.
+class OutputFile {
+ public:
+  /// Throws: ResourceError if the folder is missing or cannot be written.
+  explicit OutputFile(const std::string& path);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();
+
+  /// Blocks. Throws: ResourceError if the disk is full or fails.
+  void write(const void* bytes, int64_t size_bytes);
+  /// Blocks. Data to disk, then the rename, then the folder's entry to disk. Once only.
+  void commit();
+
+ private:
+  std::string path_;
+  std::string temporary_;
+  int descriptor_ = -1;
+};
+
+/// Blocks. Writes `bytes` as one committed OutputFile.
+void write_file(const std::string& path, std::string_view bytes);
+
+/// Blocks. Makes renames inside `folder` survive a power cut. Throws: ResourceError.
+void sync_folder(const std::string& folder);
+
+/// The folder part of `path`, "." if it has none. Pure.
+std::string folder_of(const std::string& path);
+
+}  // namespace slipstream::data

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only file that includes xxhash.
+
+#include "engine/data/hash.h"
+
+#include <xxhash.h>
+
+#include "engine/base/check.h"
+
+namespace slipstream::data {
+
+namespace {
+
+std::string hex_of(XXH128_hash_t hash) {
+  return fmt::format("{:016x}{:016x}", static_cast<uint64_t>(hash.high64), static_cast<uint64_t>(hash.low64));
+}
+
+}  // namespace
+
+struct Xxh3::State {
+  XXH3_state_t* handle = XXH3_createState();
+  ~State() { XXH3_freeState(handle); }
+};
+
+std::string xxh3_128_hex(const void* bytes, int64_t size_bytes) {
+  return hex_of(XXH3_128bits(bytes, static_cast<size_t>(size_bytes)));
+}
+
+Xxh3::Xxh3() : state_(std::make_unique<State>()) {
+  SLIP_ASSERT(state_->handle != nullptr);
+  XXH3_128bits_reset(state_->handle);
+}
+
+Xxh3::~Xxh3() = default;
+
+void Xxh3::update(const void* bytes, int64_t size_bytes) {
+  if (size_bytes > 0) XXH3_128bits_update(state_->handle, bytes, static_cast<size_t>(size_bytes));
+}
+
+std::string Xxh3::hex() const { return hex_of(XXH3_128bits_digest(state_->handle)); }
+
+}  // namespace slipstream::data

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ring of host batches between one filling thread and one caller.
+
+#include "engine/data/loader.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <thread>
+
+#include "engine/base/check.h"
+
+namespace slipstream::data {
+
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
+void fill_row(const TokenSource& source, int64_t begin, int64_t row, std::vector<int32_t>& window, Batch& batch) {
+  const int64_t length = batch.shape.sequence_length;
+  window.resize(static_cast<size_t>(length) + 1);
+  source.read(begin, window);
+  std::copy_n(window.begin(), length, batch.inputs.begin() + row * length);
+  std::copy_n(window.begin() + 1, length, batch.targets.begin() + row * length);
+}
+
+}  // namespace
+
+Batch make_batch(const BatchShape& shape) {
+  SLIP_ASSERT(shape.micro_batches >= 1 && shape.rows >= 1 && shape.sequence_length >= 1);
+  const auto elems = static_cast<size_t>(shape.micro_batches * shape.rows * shape.sequence_length);
+  Batch batch;
+  batch.shape = shape;
+  batch.inputs.resize(elems);
+  batch.targets.resize(elems);
+  batch.valid_rows.assign(static_cast<size_t>(shape.micro_batches), shape.rows);
+  return batch;
+}
+
+BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const TrainSampler& sampler, int64_t data_rank,
+                            int64_t data_ranks) {
+  return [source = std::move(source), sampler, data_rank, data_ranks, window = std::vector<int32_t>()](
+             int64_t step, Batch& batch) mutable {
+    SLIP_ASSERT(batch.shape.micro_batches == sampler.micro_batches(data_ranks));
+    SLIP_ASSERT(batch.shape.rows == sampler.options().micro_batch_size);
+    SLIP_ASSERT(batch.shape.sequence_length == sampler.options().sequence_length);
+    for (int64_t micro_batch = 0; micro_batch < batch.shape.micro_batches; ++micro_batch) {
+      const SampleRange samples = sampler.samples_of(step, data_rank, data_ranks, micro_batch);
+      for (int64_t row = 0; row < samples.count; ++row)
+        fill_row(*source, sampler.begin_of(samples.begin + static_cast<uint64_t>(row)),
+                 micro_batch * batch.shape.rows + row, window, batch);
+    }
+  };
+}
+
+BatchFiller evaluation_filler(std::shared_ptr<const TokenSource> source, const EvalSampler& sampler, int64_t data_rank,
+                              int64_t data_ranks) {
+  return [source = std::move(source), sampler, data_rank, data_ranks, window = std::vector<int32_t>()](
+             int64_t round, Batch& batch) mutable {
+    SLIP_ASSERT(batch.shape.micro_batches == 1);
+    SLIP_ASSERT(batch.shape.rows == sampler.options().micro_batch_size);
+    SLIP_ASSERT(batch.shape.sequence_length == sampler.options().sequence_length);
+    const EvalRows rows = sampler.rows_of(round, data_rank, data_ranks);
+    batch.valid_rows[0] = rows.valid_rows;
+    for (int64_t row = 0; row < batch.shape.rows; ++row)
+      fill_row(*source, sampler.begin_of(row < rows.valid_rows ? rows.begin + row : 0), row, window, batch);
+  };
+}
+
+struct Loader::State {
+  BatchFiller filler;
+  LoaderOptions options;
+  std::vector<Batch> ring;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  int64_t filled = 0;    // batches that the thread has finished
+  int64_t taken = 0;     // batches that next() has returned
+  bool stop = false;
+  std::exception_ptr error;  // of batch number `filled`
+  std::thread thread;
+
+  int64_t count() const { return std::max<int64_t>(0, options.last - options.first + 1); }
+  Batch& slot(int64_t number) { return ring[static_cast<size_t>(number % options.buffers)]; }
+  /// Batch `filled` needs the slot of batch filled - buffers, which the caller must have given back.
+  bool may_fill() const { return filled - options.buffers < taken - options.held; }
+  void run();
+};
+
+void Loader::State::run() {
+  const int64_t total = count();
+  for (int64_t number = 0; number < total; ++number) {
+    {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return stop || may_fill(); });
+      if (stop) return;
+    }
+    std::exception_ptr failure;
+    try {
+      Batch& batch = slot(number);
+      const int64_t begin_ns = now_ns();
+      batch.index = options.first + number;
+      filler(batch.index, batch);
+      batch.fill_ns = now_ns() - begin_ns;
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex);
+      error = failure;
+      if (!failure) ++filled;
+    }
+    changed.notify_all();
+    if (failure) return;
+  }
+}
+
+Loader::Loader(BatchFiller filler, const LoaderOptions& options) : state_(std::make_unique<State>()) {
+  SLIP_ASSERT(options.held >= 1 && options.buffers > options.held);
+  state_->filler = std::move(filler);
+  state_->options = options;
+  for (int i = 0; i < options.buffers; ++i) state_->ring.push_back(make_batch(options.shape));
+  state_->thread = std::thread([state = state_.get()] { state->run(); });
+}
+
+Loader::~Loader() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->changed.notify_all();
+  state_->thread.join();
+}
+
+const Batch& Loader::next() {
+  State& state = *state_;
+  const int64_t begin_ns = now_ns();
+  std::unique_lock lock(state.mutex);
+  SLIP_ASSERT(state.taken < state.count());
+  const int64_t number = state.taken++;
+  // Taking gives the batch `held` calls back to the thread, which may be waiting for it.
+  state.changed.notify_all();
+  state.changed.wait(lock, [&] { return state.filled > number || state.error; });
+  wait_ns_ = now_ns() - begin_ns;
+  total_wait_ns_ += wait_ns_;
+  if (state.filled > number) return state.slot(number);
+  state.taken = number;
+  std::rethrow_exception(state.error);
+}
+
+}  // namespace slipstream::data

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A thread that fills the next batches on the host while the caller uses the present one.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine/data/shards.h"
+#include "engine/data/windows.h"
+
+namespace slipstream::data {
+
+struct BatchShape {
+  int64_t micro_batches = 1;    // M
+  int64_t rows = 1;             // B
+  int64_t sequence_length = 1;  // T
+};
+
+/// What one rank needs for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text.
+struct Batch {
+  BatchShape shape;
+  int64_t index = 0;                // of the filler: the step, or the round of an evaluation
+  std::vector<int32_t> inputs;      // [M][B][T]
+  std::vector<int32_t> targets;     // [M][B][T]
+  std::vector<int64_t> valid_rows;  // [M]; rows from here on have no weight (evaluation only)
+  int64_t fill_ns = 0;              // time the loader's thread took
+
+  const int32_t* inputs_of(int64_t micro_batch) const { return inputs.data() + micro_batch * shape.rows * shape.sequence_length; }
+  const int32_t* targets_of(int64_t micro_batch) const { return targets.data() + micro_batch * shape.rows * shape.sequence_length; }
+};
+
+/// Allocates; a batch is filled many times.
+Batch make_batch(const BatchShape& shape);
+
+/// Fills `batch` (already shaped) for one index. Runs on the loader's thread.
+using BatchFiller = std::function<void(int64_t index, Batch& batch)>;
+
+/// index = the step, from 1 on. `source` is the split that `sampler` was made for.
+BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const TrainSampler& sampler, int64_t data_rank,
+                            int64_t data_ranks);
+/// index = the round, from 0 on; M is 1.
+BatchFiller evaluation_filler(std::shared_ptr<const TokenSource> source, const EvalSampler& sampler, int64_t data_rank,
+                              int64_t data_ranks);
+
+struct LoaderOptions {
+  BatchShape shape;
+  int64_t first = 1;  // the first index
+  int64_t last = 0;   // the last one; less than `first`: none
+  int buffers = 2;    // batches in memory
+  int held = 1;       // how many of the newest batches stay valid; buffers > held. A caller whose copies run behind it
+                      // by one step asks for buffers = 3, held = 2.
+};
+
+/// Owns its thread and its buffers.
+class Loader {
+ public:
+  /// Starts filling at once.
+  Loader(BatchFiller filler, const LoaderOptions& options);
+  /// Blocks until the fill in progress has ended. Never throws.
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// Blocks. The batch of the next index; stays valid for `held` calls of next().
+  /// Throws: what the filler threw for this index, now and at every later call; InternalError behind `last`.
+  const Batch& next();
+
+  /// How long the last next() waited for the thread, and all of them together. Pure.
+  int64_t wait_ns() const { return wait_ns_; }
+  int64_t total_wait_ns() const { return total_wait_ns_; }
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+  int64_t wait_ns_ = 0;
+  int64_t total_wait_ns_ = 0;
+};
+
+}  // namespace slipstream::data

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Token sequences: memory, slices, shards.
+
+#include "engine/data/shards.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "engine/base/check.h"
+#include "engine/data/files.h"
+#include "engine/data/hash.h"
+#include "engine/data/sidecar.h"
+
+namespace slipstream::data {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "shards and weights are little-endian and read without swaps");
+
+constexpr int64_t kSidecarBytesMax = 64 << 20;
+constexpr int64_t kChunkElems = 1 << 18;
+constexpr int32_t kNarrowVocabMax = 65536;
+
+template <typename T>
+class MemoryTokens final : public TokenSource {
+ public:
+  explicit MemoryTokens(std::span<const int32_t> ids) : ids_(ids.begin(), ids.end()) {}
+  int64_t count() const override { return static_cast<int64_t>(ids_.size()); }
+  void read(int64_t begin, std::span<int32_t> out) const override {
+    const auto size = static_cast<int64_t>(out.size());
+    SLIP_ASSERT(begin >= 0 && size <= count() && begin <= count() - size);
+    std::transform(ids_.begin() + begin, ids_.begin() + begin + size, out.begin(),
+                   [](T id) { return static_cast<int32_t>(id); });
+  }
+
+ private:
+  std::vector<T> ids_;
+};
+
+class Slice final : public TokenSource {
+ public:
+  Slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count)
+      : source_(std::move(source)), begin_(begin), count_(count) {}
+  int64_t count() const override { return count_; }
+  void read(int64_t begin, std::span<int32_t> out) const override {
+    const auto size = static_cast<int64_t>(out.size());
+    SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
+    source_->read(begin_ + begin, out);
+  }
+
+ private:
+  std::shared_ptr<const TokenSource> source_;
+  int64_t begin_;
+  int64_t count_;
+};
+
+/// One NAME.bin whose sidecar has been read.
+class Shard final : public TokenSource {
+ public:
+  Shard(const std::string& path, const TokenShardInfo& info)
+      : file_(path, Owner::data),
+        width_bytes_(info.dtype == "uint16" ? 2 : 4),
+        vocab_size_(info.vocab_size),
+        count_(file_.size_bytes() / width_bytes_) {
+    const int64_t size_bytes = file_.size_bytes();
+    if (size_bytes == 0 || info.count == 0)
+      throw DataError("[data] the shard {} is empty ({} bytes; its sidecar says {} tokens). Make it again with tokenize.",
+                      shown(path), size_bytes, info.count);
+    if (size_bytes % width_bytes_ != 0 || static_cast<uint64_t>(count_) != info.count)
+      throw DataError("[data] the shard {} has {} bytes, need {} tokens of {} bytes as its sidecar says. It was cut or "
+                      "replaced; make it again with tokenize.", shown(path), size_bytes, info.count, width_bytes_);
+  }
+
+  int64_t count() const override { return count_; }
+
+  void read(int64_t begin, std::span<int32_t> out) const override {
+    const auto size = static_cast<int64_t>(out.size());
+    SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
+    if (width_bytes_ == 4) {
+      file_.read(begin * 4, out.data(), size * 4);
+      for (int64_t i = 0; i < size; ++i) check_id(static_cast<uint32_t>(out[static_cast<size_t>(i)]), begin + i);
+      return;
+    }
+    // The narrow ids land in the upper half of `out` and are widened upwards, so no second buffer is needed: the write
+    // at element i covers bytes 4i .. 4i+3, the read of element i is at 2 size + 2i, never behind it.
+    char* const bytes = reinterpret_cast<char*>(out.data());
+    file_.read(begin * 2, bytes + 2 * size, 2 * size);
+    for (int64_t i = 0; i < size; ++i) {
+      uint16_t id = 0;
+      std::memcpy(&id, bytes + 2 * size + 2 * i, 2);
+      check_id(id, begin + i);
+      out[static_cast<size_t>(i)] = id;
+    }
+  }
+
+  /// Every id, and the hash of all bytes.
+  void check_whole(const std::string& hash) const {
+    Xxh3 seen;
+    std::vector<int32_t> wide(static_cast<size_t>(std::min(count_, kChunkElems)));
+    std::vector<uint16_t> narrow(width_bytes_ == 2 ? wide.size() : 0);
+    for (int64_t begin = 0; begin < count_; begin += kChunkElems) {
+      const int64_t size = std::min(kChunkElems, count_ - begin);
+      read(begin, std::span(wide).first(static_cast<size_t>(size)));
+      if (width_bytes_ == 2) {
+        std::transform(wide.begin(), wide.begin() + size, narrow.begin(), [](int32_t id) { return static_cast<uint16_t>(id); });
+        seen.update(narrow.data(), 2 * size);
+      } else {
+        seen.update(wide.data(), 4 * size);
+      }
+    }
+    if (seen.hex() != hash)
+      throw DataError("[data] the shard {} has the hash {}, need {} as its sidecar says. It was changed after it was made; "
+                      "make it again with tokenize.", shown(file_.path()), seen.hex(), hash);
+  }
+
+ private:
+  void check_id(uint32_t id, int64_t index) const {
+    if (id >= static_cast<uint64_t>(vocab_size_)) [[unlikely]]
+      throw DataError("[data] the shard {} has the id {} at token {} (byte {}), need less than vocab_size = {}. It was made "
+                      "with another tokenizer or is damaged; make it again with tokenize.",
+                      shown(file_.path()), id, index, index * width_bytes_, vocab_size_);
+  }
+
+  InputFile file_;
+  int64_t width_bytes_;
+  int64_t vocab_size_;
+  int64_t count_;
+};
+
+class Chain final : public TokenSource {
+ public:
+  explicit Chain(std::vector<std::shared_ptr<const TokenSource>> parts) : parts_(std::move(parts)) {
+    for (const auto& part : parts_) ends_.push_back((ends_.empty() ? 0 : ends_.back()) + part->count());
+  }
+  int64_t count() const override { return ends_.back(); }
+  void read(int64_t begin, std::span<int32_t> out) const override {
+    SLIP_ASSERT(begin >= 0 && static_cast<int64_t>(out.size()) <= count() - begin);
+    auto part = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+    while (!out.empty()) {
+      const int64_t first = ends_[part] - parts_[part]->count();
+      const auto take = std::min(out.size(), static_cast<size_t>(ends_[part] - begin));
+      parts_[part]->read(begin - first, out.first(take));
+      out = out.subspan(take);
+      begin += static_cast<int64_t>(take);
+      ++part;
+    }
+  }
+
+ private:
+  std::vector<std::shared_ptr<const TokenSource>> parts_;
+  std::vector<int64_t> ends_;
+};
+
+std::vector<std::string> matches(const std::string& pattern) {
+  if (pattern.find_first_of("*?") == std::string::npos) return {pattern};
+  glob_t found{};
+  const int result = ::glob(pattern.c_str(), 0, nullptr, &found);
+  std::vector<std::string> paths;
+  if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  if (paths.empty()) throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.", shown(pattern));
+  return paths;
+}
+
+TokenShardInfo read_info(const std::string& path) {
+  const std::string sidecar = path.substr(0, path.size() - 4) + ".json";
+  const std::string text = read_file(sidecar, Owner::data, kSidecarBytesMax);
+  return parse_token_shard_info({.text = text, .where = shown(sidecar), .owner = Owner::data});
+}
+
+}  // namespace
+
+std::shared_ptr<const TokenSource> tokens_in_memory(std::span<const int32_t> ids, int32_t vocab_size) {
+  SLIP_ASSERT(std::all_of(ids.begin(), ids.end(), [&](int32_t id) { return id >= 0 && id < vocab_size; }));
+  if (vocab_size <= kNarrowVocabMax) return std::make_shared<MemoryTokens<uint16_t>>(ids);
+  return std::make_shared<MemoryTokens<int32_t>>(ids);
+}
+
+std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count) {
+  SLIP_ASSERT(begin >= 0 && count >= 0 && count <= source->count() && begin <= source->count() - count);
+  return std::make_shared<Slice>(std::move(source), begin, count);
+}
+
+bool names_shards(std::string_view path) { return path.ends_with(".bin"); }
+
+Shards open_shards(const std::string& path, ShardCheck check) {
+  std::vector<std::shared_ptr<const TokenSource>> parts;
+  Shards shards;
+  TokenShardInfo first;
+  std::string first_path;
+  for (const std::string& one : matches(path)) {
+    if (!names_shards(one)) throw DataError("[data] {} is not a shard: its name does not end in .bin.", shown(one));
+    const InputFile exists(one, Owner::data);  // so that a missing shard is not reported as a missing sidecar
+    const TokenShardInfo info = read_info(one);
+    if (!shards.tokenizer) {
+      first = info;
+      first_path = one;
+      shards.tokenizer = restore_tokenizer(info.tokenizer, info.vocabulary, "the sidecar of " + shown(one));
+      if (shards.tokenizer->vocab_size() != info.vocab_size)
+        throw DataError("[data] the sidecar of {} says vocab_size = {}, but its tokenizer {} has {}. Make the shard again "
+                        "with tokenize.", shown(one), info.vocab_size, info.tokenizer, shards.tokenizer->vocab_size());
+    } else if (info.tokenizer != first.tokenizer || info.vocabulary != first.vocabulary ||
+               info.vocab_size != first.vocab_size) {
+      throw DataError("[data] the shards {} ({}, {} ids) and {} ({}, {} ids) were made with different tokenizers. Make both "
+                      "with the same one.", shown(first_path), first.tokenizer, first.vocab_size, shown(one),
+                      info.tokenizer, info.vocab_size);
+    }
+    const auto shard = std::make_shared<Shard>(one, info);
+    if (check == ShardCheck::whole) shard->check_whole(info.hash);
+    parts.push_back(shard);
+  }
+  shards.tokens = parts.size() == 1 ? parts.front() : std::make_shared<Chain>(std::move(parts));
+  return shards;
+}
+
+struct ShardWriter::State {
+  State(const std::string& shard_name, std::shared_ptr<const Tokenizer> maker)
+      : name(shard_name), tokenizer(std::move(maker)), file(shard_name + ".bin") {}
+
+  std::string name;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  OutputFile file;
+  Xxh3 hash;
+  int64_t count = 0;
+  std::vector<uint16_t> narrow;
+};
+
+ShardWriter::ShardWriter(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer)
+    : state_(std::make_unique<State>(name, std::move(tokenizer))) {}
+
+ShardWriter::~ShardWriter() = default;
+
+int64_t ShardWriter::count() const { return state_->count; }
+
+int64_t ShardWriter::size_bytes() const {
+  return state_->count * (state_->tokenizer->vocab_size() <= kNarrowVocabMax ? 2 : 4);
+}
+
+void ShardWriter::append(std::span<const int32_t> ids) {
+  const int32_t vocab_size = state_->tokenizer->vocab_size();
+  SLIP_ASSERT(std::all_of(ids.begin(), ids.end(), [&](int32_t id) { return id >= 0 && id < vocab_size; }));
+  const void* bytes = ids.data();
+  auto size_bytes = static_cast<int64_t>(ids.size_bytes());
+  if (vocab_size <= kNarrowVocabMax) {
+    state_->narrow.assign(ids.begin(), ids.end());
+    bytes = state_->narrow.data();
+    size_bytes /= 2;
+  }
+  state_->file.write(bytes, size_bytes);
+  state_->hash.update(bytes, size_bytes);
+  state_->count += static_cast<int64_t>(ids.size());
+}
+
+std::string ShardWriter::finish() {
+  if (state_->count == 0)
+    throw DataError("[data] the shard {} would be empty, need at least 1 token. Name a text that has some.",
+                    shown(state_->name));
+  const TokenShardInfo info{.dtype = state_->tokenizer->vocab_size() <= kNarrowVocabMax ? "uint16" : "uint32",
+                            .vocab_size = state_->tokenizer->vocab_size(),
+                            .count = static_cast<uint64_t>(state_->count),
+                            .hash = state_->hash.hex(),
+                            .tokenizer = state_->tokenizer->name(),
+                            .vocabulary = state_->tokenizer->vocabulary()};
+  state_->file.commit();
+  write_file(state_->name + ".json", write_token_shard_info(info));
+  return info.hash;
+}
+
+}  // namespace slipstream::data

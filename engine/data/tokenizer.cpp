@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two tokenizers that need no vocabulary file.
+
+#include "engine/data/tokenizer.h"
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/data/files.h"
+#include "engine/data/sidecar.h"
+#include "engine/data/utf8.h"
+
+namespace slipstream::data {
+
+namespace {
+
+constexpr int64_t kSidecarBytesMax = 64 << 20;  // every code point there is takes 16 MB as JSON
+constexpr uint32_t kCodePoints = 0x110000;
+
+[[noreturn]] void not_in_vocabulary(int32_t id, size_t index, int32_t vocab_size) {
+  throw DataError("[data] id {} at index {} is not in the vocabulary, need 0 to {}. Use the tokenizer that made the ids.",
+                  id, index, vocab_size - 1);
+}
+
+/// The code point at byte `at`; `text` comes from a user.
+CodePoint checked_code_point(std::string_view text, size_t at) {
+  const CodePoint point = next_code_point(text, at);
+  if (point.size_bytes == 0)
+    throw DataError("[data] the text is not UTF-8 at byte {} (0x{:02x}). Convert it to UTF-8, or set data.tokenizer = "
+                    "\"bytes\".", at, static_cast<uint8_t>(text[at]));
+  return point;
+}
+
+class BytesTokenizer final : public Tokenizer {
+ public:
+  std::string name() const override { return "bytes"; }
+  int32_t vocab_size() const override { return 256; }
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids(text.size());
+    std::transform(text.begin(), text.end(), ids.begin(), [](char c) { return static_cast<uint8_t>(c); });
+    return ids;
+  }
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text(ids.size(), '\0');
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < 0 || ids[i] > 255) not_in_vocabulary(ids[i], i, 256);
+      text[i] = static_cast<char>(static_cast<unsigned char>(ids[i]));
+    }
+    return text;
+  }
+  std::vector<std::string> vocabulary() const override { return {}; }
+};
+
+class CharsTokenizer final : public Tokenizer {
+ public:
+  /// `code_points` sorted and distinct, at least one.
+  explicit CharsTokenizer(std::vector<uint32_t> code_points)
+      : code_points_(std::move(code_points)), id_of_(code_points_.back() + 1, -1) {
+    for (size_t id = 0; id < code_points_.size(); ++id) id_of_[code_points_[id]] = static_cast<int32_t>(id);
+  }
+  std::string name() const override { return "chars"; }
+  int32_t vocab_size() const override { return static_cast<int32_t>(code_points_.size()); }
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    ids.reserve(text.size());
+    for (size_t at = 0; at < text.size();) {
+      const CodePoint point = checked_code_point(text, at);
+      const int32_t id = point.value < id_of_.size() ? id_of_[point.value] : -1;
+      if (id < 0)
+        throw DataError("[data] the character {} (U+{:04X}) at byte {} is not among the {} characters of the vocabulary. "
+                        "Take it out of the text, or make the vocabulary from a text that has it.",
+                        shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at,
+                        code_points_.size());
+      ids.push_back(id);
+      at += static_cast<size_t>(point.size_bytes);
+    }
+    return ids;
+  }
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    text.reserve(ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < 0 || ids[i] >= vocab_size()) not_in_vocabulary(ids[i], i, vocab_size());
+      append_code_point(text, code_points_[static_cast<size_t>(ids[i])]);
+    }
+    return text;
+  }
+  std::vector<std::string> vocabulary() const override {
+    std::vector<std::string> out(code_points_.size());
+    for (size_t id = 0; id < out.size(); ++id) append_code_point(out[id], code_points_[id]);
+    return out;
+  }
+
+ private:
+  std::vector<uint32_t> code_points_;
+  std::vector<int32_t> id_of_;  // by code point, -1 if it has no id
+};
+
+std::vector<uint32_t> sorted_code_points(std::span<const std::string_view> texts) {
+  std::vector<bool> seen(kCodePoints, false);
+  for (const std::string_view text : texts)
+    for (size_t at = 0; at < text.size();) {
+      const CodePoint point = checked_code_point(text, at);
+      seen[point.value] = true;
+      at += static_cast<size_t>(point.size_bytes);
+    }
+  std::vector<uint32_t> out;
+  for (uint32_t value = 0; value < kCodePoints; ++value)
+    if (seen[value]) out.push_back(value);
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const std::string_view> texts) {
+  if (name == "bytes") return std::make_shared<BytesTokenizer>();
+  if (name == "chars") {
+    std::vector<uint32_t> code_points = sorted_code_points(texts);
+    if (code_points.empty())
+      throw DataError("[data] data.tokenizer = \"chars\" needs a text with at least 1 character, got none. Name a text.");
+    return std::make_shared<CharsTokenizer>(std::move(code_points));
+  }
+  if (name.ends_with(".json"))
+    throw ConfigError("[config] data.tokenizer = {}: a tokenizer.json is not yet supported. Use \"bytes\" or \"chars\".",
+                      shown(name));
+  throw ConfigError("[config] data.tokenizer = {} is unknown. Use \"bytes\" or \"chars\".", shown(name));
+}
+
+std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::string_view text) {
+  return make_tokenizer(name, std::span<const std::string_view>(&text, 1));
+}
+
+std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary,
+                                                   std::string_view where) {
+  if (name == "bytes") {
+    if (!vocabulary.empty())
+      throw DataError("[data] {} lists {} entries for the tokenizer \"bytes\", need none. Make the file again.", where,
+                      vocabulary.size());
+    return std::make_shared<BytesTokenizer>();
+  }
+  if (name != "chars")
+    throw DataError("[data] {} names the tokenizer {}, need \"bytes\" or \"chars\". Make the file again.", where,
+                    shown(name));
+  std::vector<uint32_t> code_points;
+  for (const std::string& entry : vocabulary) {
+    const CodePoint point = entry.empty() ? CodePoint{} : next_code_point(entry, 0);
+    if (point.size_bytes == 0 || static_cast<size_t>(point.size_bytes) != entry.size())
+      throw DataError("[data] {} gives id {} the text {}, need one character. Make the file again.", where,
+                      code_points.size(), shown(entry));
+    if (!code_points.empty() && point.value <= code_points.back())
+      throw DataError("[data] {} gives id {} the character {}, which is not behind that of id {}: they must be sorted and "
+                      "distinct. Make the file again.", where, code_points.size(), shown(entry), code_points.size() - 1);
+    code_points.push_back(point.value);
+  }
+  if (code_points.empty())
+    throw DataError("[data] {} lists no characters for the tokenizer \"chars\", need at least 1. Make the file again.",
+                    where);
+  return std::make_shared<CharsTokenizer>(std::move(code_points));
+}
+
+std::string write_tokenizer(const Tokenizer& tokenizer) {
+  return write_vocabulary_info({.tokenizer = tokenizer.name(), .vocabulary = tokenizer.vocabulary()});
+}
+
+std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& path) {
+  const std::string text = read_file(path, Owner::data, kSidecarBytesMax);
+  const std::string where = shown(path);
+  const VocabularyInfo info = parse_vocabulary_info({.text = text, .where = where, .owner = Owner::data});
+  return restore_tokenizer(info.tokenizer, info.vocabulary, where);
+}
+
+}  // namespace slipstream::data

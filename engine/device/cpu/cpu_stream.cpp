@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker loop swaps whole batches of commands out of the queue, so that host and worker meet on a lock once a batch.
+
+#include "engine/device/cpu/cpu_stream.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/base/philox.h"
+
+namespace slipstream::cpu {
+namespace {
+
+// About 300 ns: bridges a hand-over between two running threads; longer spins would take the core from a computing one.
+constexpr int kSpins = 16;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+void Progress::wait_for(uint64_t record) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (reached(record)) return;
+    relax();
+  }
+  std::unique_lock lock(mutex_);
+  while (true) {
+    // Publish the wish before looking again; advance_to publishes progress before it looks for wishes.
+    if (wanted_.load(std::memory_order_seq_cst) > record) wanted_.store(record, std::memory_order_seq_cst);
+    if (reached(record)) return;
+    changed_.wait(lock);
+  }
+}
+
+void Progress::advance_to(uint64_t record) {
+  done_.store(record, std::memory_order_seq_cst);
+  if (wanted_.load(std::memory_order_seq_cst) > record) return;
+  {
+    std::lock_guard lock(mutex_);
+    wanted_.store(kNobody, std::memory_order_seq_cst);  // those who still wait wish again
+  }
+  changed_.notify_all();
+}
+
+void Core::fail(std::exception_ptr error) {
+  std::lock_guard lock(mutex);
+  if (!first_error) first_error = std::move(error);
+  failed.store(true, std::memory_order_release);
+}
+
+void Core::rethrow_if_failed() {
+  if (!failed.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(mutex);
+  std::rethrow_exception(first_error);
+}
+
+uint64_t EventState::set_latest(Position position) {
+  std::lock_guard lock(mutex_);
+  latest_ = position;
+  return ++generation_;
+}
+
+EventState::Position EventState::latest() const {
+  std::lock_guard lock(mutex_);
+  return latest_;
+}
+
+void EventState::complete(uint64_t generation, int64_t time_ns) {
+  std::lock_guard lock(mutex_);
+  if (generation < completed_generation_) return;  // recorded later on a stream that was faster
+  completed_generation_ = generation;
+  completed_ns_ = time_ns;
+}
+
+int64_t EventState::completed_ns() const {
+  std::lock_guard lock(mutex_);
+  return completed_ns_;
+}
+
+void CpuEvent::synchronize() {
+  const EventState::Position position = state_->latest();
+  if (position.progress) position.progress->wait_for(position.record);
+  core_->rethrow_if_failed();
+}
+
+bool CpuEvent::query() const {
+  const EventState::Position position = state_->latest();
+  return !position.progress || position.progress->reached(position.record);
+}
+
+CpuStream::CpuStream(std::shared_ptr<Core> core, const StreamOptions& options)
+    : core_(std::move(core)), name_(options.name), threads_(options.threads) {
+  {
+    std::lock_guard lock(core_->mutex);
+    progress_ = core_->progresses.emplace_back(std::make_unique<Progress>()).get();
+  }
+  worker_ = std::thread([this] { worker_main(); });
+}
+
+CpuStream::~CpuStream() {
+  push(Command{.kind = Command::Kind::stop});
+  worker_.join();
+}
+
+void CpuStream::push(const Command& command) {
+  std::unique_lock lock(mutex_);
+  push_locked(command, lock);
+}
+
+void CpuStream::push_locked(const Command& command, std::unique_lock<std::mutex>& lock) {
+  queue_.push_back(command);
+  has_commands_.store(true, std::memory_order_relaxed);
+  const bool wake = std::exchange(asleep_, false);
+  lock.unlock();
+  if (wake) arrived_.notify_one();
+}
+
+void CpuStream::launch(const Work& work, const Frame& frame) {
+  push(Command{.kind = Command::Kind::work, .work = &work, .frame = frame});
+}
+
+void CpuStream::record(Event& event) {
+  EventState& state = static_cast<CpuEvent&>(event).state();
+  state.retain();
+  std::unique_lock lock(mutex_);
+  const uint64_t record = ++records_;
+  const uint64_t generation = state.set_latest({progress_, record});
+  push_locked(Command{.kind = Command::Kind::record, .event = &state, .record = record, .tag = generation}, lock);
+}
+
+void CpuStream::wait(const Event& event, const Frame& frame) {
+  const EventState::Position position = static_cast<const CpuEvent&>(event).state().latest();
+  if (!position.progress || position.progress == progress_) return;  // its own records are behind it in any case
+  push(Command{.kind = Command::Kind::wait, .progress = position.progress, .record = position.record,
+               .tag = event.tag(), .frame = frame});
+}
+
+void CpuStream::synchronize() {
+  CpuEvent event(core_, 0);
+  record(event);
+  event.synchronize();
+}
+
+void CpuStream::drain(std::vector<Span>& spans) {
+  std::lock_guard lock(spans_mutex_);
+  spans.insert(spans.end(), spans_.begin(), spans_.end());
+  spans_.clear();
+}
+
+void CpuStream::worker_main() {
+  try {
+    pool_ = std::make_unique<ThreadPool>(threads_);
+  } catch (const std::exception& error) {
+    core_->fail(std::make_exception_ptr(ResourceError(
+        "[device] stream {} could not start its {} threads: {}. Ask for fewer threads.", name_, threads_, error.what())));
+  }
+  std::vector<Command> batch;
+  while (!stopping_) {
+    for (int i = 0; i < kSpins && !has_commands_.load(std::memory_order_relaxed); ++i) relax();
+    {
+      std::unique_lock lock(mutex_);
+      while (queue_.empty()) {
+        asleep_ = true;
+        arrived_.wait(lock);
+      }
+      asleep_ = false;
+      batch.swap(queue_);
+      has_commands_.store(false, std::memory_order_relaxed);
+    }
+    run_all(batch);
+    batch.clear();
+  }
+  pool_.reset();
+}
+
+void CpuStream::run_all(std::vector<Command>& commands) {
+  for (const Command& command : commands) switch (command.kind) {
+      case Command::Kind::work: run_work(command); break;
+      case Command::Kind::wait: run_wait(command); break;
+      case Command::Kind::record:
+        command.event->complete(command.tag, monotonic_ns());
+        progress_->advance_to(command.record);
+        command.event->release();
+        break;
+      case Command::Kind::stop: stopping_ = true; break;
+    }
+}
+
+void CpuStream::run_work(const Command& command) {
+  pause_before_work();
+  if (core_->failed.load(std::memory_order_acquire)) return;
+  Span span{.kind = Span::Kind::work, .work = command.work, .item = command.frame.item, .step = command.frame.step};
+  LaunchContext context{.kind = DeviceKind::cpu, .pool = pool_.get(), .frame = &command.frame};
+  span.begin_ns = monotonic_ns();
+  try {
+    command.work->fn(context);
+  } catch (...) {
+    core_->fail(std::current_exception());
+  }
+  span.end_ns = monotonic_ns();
+  add_span(span);
+}
+
+void CpuStream::run_wait(const Command& command) {
+  if (command.progress->reached(command.record)) return;
+  Span span{.kind = Span::Kind::wait, .awaited = command.tag, .item = command.frame.item, .step = command.frame.step};
+  span.begin_ns = monotonic_ns();
+  command.progress->wait_for(command.record);
+  span.end_ns = monotonic_ns();
+  add_span(span);
+}
+
+void CpuStream::pause_before_work() {
+  const uint64_t count = works_++;
+  const int64_t max_ns = core_->delay_max_ns.load(std::memory_order_acquire);
+  if (max_ns <= 0) return;
+  const Philox random(core_->delay_seed.load(std::memory_order_relaxed), name_);
+  const int64_t pause_ns = static_cast<int64_t>(random.below(count, static_cast<uint64_t>(max_ns) + 1));
+  const timespec pause{static_cast<time_t>(pause_ns / 1000000000), static_cast<long>(pause_ns % 1000000000)};
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+}
+
+void CpuStream::add_span(const Span& span) {
+  std::lock_guard lock(spans_mutex_);
+  spans_.push_back(span);
+}
+
+}  // namespace slipstream::cpu

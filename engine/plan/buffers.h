@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The map of every buffer of a rank: who owns how many bytes, and which buffers are views into others.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/device/work.h"
+
+namespace slipstream {
+
+/// Who the bytes are for; the memory table of a plan has one line for each.
+enum class Owner : uint8_t { parameters, gradients, optimizer, activations, batch, communication, scratch };
+constexpr int kOwners = 7;
+const char* name_of(Owner owner);
+
+struct BufferSpec {
+  std::string name;
+  int64_t size_bytes = 0;  // of one instance
+  Owner owner = Owner::scratch;
+  Instances instances = Instances::one;
+  bool is_view = false;    // then `view` says where it lives; views own no bytes
+  Slice view;
+};
+
+/// Shared by all plans of a job, so that one BufferId means the same bytes in training, evaluation and saving.
+class Buffers {
+ public:
+  /// Adds a buffer with storage of its own. Throws PlanError if the name is taken or the size is negative.
+  BufferId add(BufferSpec spec);
+  /// Makes `buffer` a view into `target` (itself with storage, Instances::one). Throws PlanError if it does not fit.
+  void set_view(BufferId buffer, const Slice& target);
+
+  const BufferSpec& operator[](BufferId buffer) const { return specs_[buffer]; }
+  size_t size() const { return specs_.size(); }
+  BufferId find(const std::string& name) const;  // Throws PlanError if there is none.
+  Slice whole(BufferId buffer) const { return {buffer, 0, specs_[buffer].size_bytes}; }
+
+  /// Number of instances of `buffer`, and the distance between two (64-byte multiple).
+  int64_t instances(BufferId buffer) const;
+  int64_t stride_bytes(BufferId buffer) const;
+
+  /// Where `slice` lives for micro-batch `micro_batch` and slot `slot`: follows rebinds, then views, then adds the
+  /// instance. The result names a buffer with storage and counts from its first instance. Pure.
+  Slice resolve(const Slice& slice, const std::vector<Rebind>& rebinds, int micro_batch, int slot) const;
+
+  int64_t bytes(Owner owner) const;  // of all buffers with storage, all instances
+  int64_t total_bytes() const;
+
+  int micro_batches = 1;  // instances of per_micro_batch buffers
+  int slots = 1;          // instances of per_slot buffers
+
+ private:
+  std::vector<BufferSpec> specs_;
+  std::map<std::string, BufferId> by_name_;
+};
+
+}  // namespace slipstream

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A job as one rank sees it: the model, the layout of memory, the channels and one plan per kind of step.
+
+#include <string>
+#include <vector>
+
+#include "engine/plan/layout.h"
+#include "engine/plan/mesh.h"
+#include "engine/plan/model_spec.h"
+#include "engine/plan/plan.h"
+
+namespace slipstream {
+
+/// What the planner decides from; the run file says the same things in its own words.
+struct PlanOptions {
+  MeshSizes sizes;
+  std::string mesh_order = "tp-cp-pp-dp";
+  int rank = 0;
+  ReduceWay way = ReduceWay::bucketed;
+  int64_t bucket_bytes = 25 << 20;
+  int64_t first_bucket_bytes = 1 << 20;
+  DType wire_dtype = DType::f32;        // of reduced gradients while they travel
+  Algorithm algorithm = Algorithm::direct;
+  bool clip = true;                     // the update waits for the norm of the whole gradient
+  bool optimizer_per_bucket = true;
+  bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
+};
+
+/// Buffers that every plan of the job shares. `flat` ones have the offsets of ParameterLayout.
+struct JobBuffers {
+  BufferId parameters = 0;    // flat, training dtype
+  BufferId master = 0;        // flat float; == parameters when training in float
+  BufferId gradients = 0;     // flat float
+  BufferId momentum = 0;      // flat float: first moment
+  BufferId variance = 0;      // flat float: second moment
+  BufferId wire = 0;          // flat wire dtype; only when wire_dtype is not float
+  BufferId scalars_next = 0;  // AdamwScalars of the next step, staged with its batch
+  BufferId scalars = 0;       // AdamwScalars of this step
+  BufferId norm_parts = 0;    // double per PlacedPart: sum of squares
+  BufferId norm = 0;          // double: the gradient's norm before clipping
+  BufferId batch_next = 0;
+  BufferId report = 0;        // kReportSlots x {double loss sum, double norm}
+};
+constexpr int kReportSlots = 4;
+
+struct Job {
+  PlanOptions options;
+  Mesh mesh;
+  ModelSpec model;
+  Buffers buffers;
+  ParameterLayout layout;
+  std::vector<Channel> channels;  // 0 is compute
+  JobBuffers ids;
+  Plan train;
+  Plan evaluate;  // one micro-batch that the host has put in place
+  Plan prime;     // stages the first batch
+
+  ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
+};
+
+/// Places memory and runs the passes: spine -> reduction -> norm and optimizer -> report and input. The plans still
+/// need comm::finish() for their order. Pure.
+/// Throws: PlanError, ConfigError.
+Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
+
+/// Bytes of the flat range [offset, offset + elems) of a buffer.
+Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);
+
+/// The memory table: one line per owner, then the total.
+std::string memory_table(const Job& job);
+
+}  // namespace slipstream

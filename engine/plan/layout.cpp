@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Orders gradient parts by completion, cuts them into buckets and gives every part its offset.
+
+#include "engine/plan/layout.h"
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+
+namespace slipstream {
+namespace {
+
+// 64 bytes: a cache line, and the widest vector of the CPU kernels.
+constexpr int64_t kPartAlignmentElems = 16;
+
+std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
+  std::vector<PlacedPart> parts;
+  std::vector<int64_t> covered(model.parameters.size(), 0);
+  for (uint32_t position = 0; position < model.backward.size(); ++position)
+    for (const GradientPart& part : model.pieces[model.backward[position]].ready) {
+      const ParameterSpec& parameter = model.parameters[part.parameter];
+      if (part.begin_elems != covered[part.parameter] || part.begin_elems + part.elems > parameter.elems)
+        throw PlanError("[plan] gradient of {} becomes ready at elements {}..{}, after {} of {}: parts must follow each other.",
+                        parameter.name(), part.begin_elems, part.begin_elems + part.elems, covered[part.parameter],
+                        parameter.elems);
+      if (part.begin_elems > 0 && (parts.empty() || parts.back().part.parameter != part.parameter))
+        throw PlanError("[plan] the parts of {} do not follow each other in completion order.", parameter.name());
+      covered[part.parameter] += part.elems;
+      parts.push_back({part, 0, position});
+    }
+  for (uint32_t p = 0; p < model.parameters.size(); ++p)
+    if (covered[p] != model.parameters[p].elems)
+      throw PlanError("[plan] only {} of the {} gradient elements of {} ever become ready. The model's backward must "
+                      "name every parameter once.", covered[p], model.parameters[p].elems, model.parameters[p].name());
+  return parts;
+}
+
+bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems) {
+  switch (options.way) {
+    case ReduceWay::per_parameter:
+    case ReduceWay::naive: return true;
+    case ReduceWay::flat: return false;
+    case ReduceWay::bucketed: break;
+  }
+  const int64_t limit_bytes =
+      bucket_index == 0 ? std::min(options.first_bucket_bytes, options.bucket_bytes) : options.bucket_bytes;
+  return elems * 4 >= limit_bytes;
+}
+
+}  // namespace
+
+const char* name_of(ReduceWay way) {
+  switch (way) {
+    case ReduceWay::bucketed: return "bucketed";
+    case ReduceWay::per_parameter: return "per_parameter";
+    case ReduceWay::flat: return "flat";
+    case ReduceWay::naive: return "naive";
+  }
+  return "?";
+}
+
+ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& options) {
+  ParameterLayout layout;
+  layout.parts = parts_in_completion_order(model);
+  layout.parameter_offsets.assign(model.parameters.size(), 0);
+  int64_t offset = 0;
+  Bucket open{};
+  for (uint32_t p = 0; p < layout.parts.size(); ++p) {
+    PlacedPart& placed = layout.parts[p];
+    const ParameterSpec& parameter = model.parameters[placed.part.parameter];
+    placed.offset_elems = offset;
+    if (placed.part.begin_elems == 0) layout.parameter_offsets[placed.part.parameter] = offset;
+    const bool last_of_parameter = placed.part.begin_elems + placed.part.elems == parameter.elems;
+    // Between two parts of one parameter there is no padding: the parameter is one contiguous tensor.
+    offset += last_of_parameter ? round_up(placed.part.elems, kPartAlignmentElems) : placed.part.elems;
+    ++open.part_count;
+    open.ready_position = placed.ready_position;
+    const bool last = p + 1 == layout.parts.size();
+    const bool may_cut = last_of_parameter || options.way == ReduceWay::bucketed;
+    if (last || (may_cut && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
+      if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
+      open.elems = offset - open.offset_elems;
+      layout.buckets.push_back(open);
+      open = {.offset_elems = offset, .first_part = p + 1};
+    }
+  }
+  layout.flat_elems = offset;
+  return layout;
+}
+
+}  // namespace slipstream

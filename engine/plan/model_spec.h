@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a model is to the planner: parameters, buffers, and pieces of forward and backward that say what they touch.
+//
+// `models` fill it; works inside the pieces name memory by Slice, so a spec can be printed and rehearsed without memory.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+#include "engine/plan/buffers.h"
+
+namespace slipstream {
+
+struct Init {
+  enum class Kind : uint8_t { normal, ones, zeros };
+  Kind kind = Kind::zeros;
+  float std = 0;
+};
+
+/// A tensor as the outside world knows it: rows of one parameter under a Hugging Face name.
+struct NamedTensor {
+  std::string name;
+  std::vector<int64_t> shape;  // as the parameter holds it: [out, in] or [width]
+  int64_t begin_elems = 0;     // within the parameter
+  bool transposed_on_disk = false;  // GPT-2's Conv1D stores [in, out]
+
+  int64_t elems() const {
+    int64_t product = 1;
+    for (int64_t dim : shape) product *= dim;
+    return product;
+  }
+};
+
+/// One trainable tensor. Fused parameters (q, k, v in one) list several named tensors that cover it in order.
+struct ParameterSpec {
+  std::vector<NamedTensor> tensors;
+  int layer = -1;  // -1: before the first layer; `layers`: after the last
+  Init init;
+  bool decay = false;     // rank 2 and more
+  int64_t elems = 0;
+  BufferId value = 0;     // views set by the planner; value has the training dtype, gradient is float
+  BufferId gradient = 0;
+
+  const std::string& name() const { return tensors.front().name; }
+};
+
+/// A range of a parameter's gradient that becomes complete when a backward piece completes.
+struct GradientPart {
+  uint32_t parameter = 0;
+  int64_t begin_elems = 0;
+  int64_t elems = 0;
+};
+
+struct Piece {
+  std::string name;
+  int layer = -1;
+  std::vector<Work> works;
+  std::vector<GradientPart> ready;  // backward only: complete after this piece of the last micro-batch
+};
+
+/// The embedding's share of a tied table's gradient, kept apart from the head's (overlap.split_tied_embedding).
+struct TiedEmbedding {
+  bool split = false;
+  uint32_t parameter = 0;
+  bool as_rows = false;        // ids + rows travel, else the dense table
+  BufferId dense = 0;          // float [vocab, width], when !as_rows
+  BufferId row_ids = 0;        // int32 [ranks, capacity], this rank's part first written in place
+  BufferId rows = 0;           // float [ranks, capacity, width]
+  int64_t capacity = 0;        // rows a rank contributes
+  int64_t width = 0;
+  int64_t vocab = 0;
+  uint32_t ready_piece = 0;    // index into pieces
+};
+
+/// Memory that the model fills once, when it is built (rotary tables).
+struct Constant {
+  BufferId buffer = 0;
+  std::function<void(std::byte* host)> fill;
+};
+
+struct ModelSpec {
+  std::string description;  // "gpt2, 12 layers, 12 heads, width 768, ..."
+  std::vector<ParameterSpec> parameters;
+  std::vector<Piece> pieces;
+  std::vector<uint32_t> forward;   // of one training micro-batch, loss included
+  std::vector<uint32_t> backward;
+  std::vector<uint32_t> evaluate;  // forward and per-token losses, no gradients
+  TiedEmbedding tied;
+  std::vector<Constant> constants;
+
+  DType dtype = DType::f32;
+  int64_t batch = 0;               // sequences of a micro-batch
+  int64_t tokens = 0;              // of a sequence
+  int64_t vocab = 0;
+  BufferId ids = 0;                // int32 [batch, tokens], per micro-batch: `batch.current`
+  BufferId loss = 0;               // double: sum of the losses of this rank's tokens of the step
+  BufferId row_losses = 0;         // float [batch * tokens] of the last micro-batch evaluated
+  BufferId logits = 0;             // [batch * tokens, vocab]; valid after an evaluation
+
+  int64_t parameter_elems() const {
+    int64_t total = 0;
+    for (const ParameterSpec& parameter : parameters) total += parameter.elems;
+    return total;
+  }
+};
+
+}  // namespace slipstream

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The passes of the planner. Each appends to a plan; none knows the others' tasks but through what it is handed.
+
+#include <string>
+#include <vector>
+
+#include "engine/plan/job.h"
+
+namespace slipstream {
+
+/// While passes append, the spine still grows: a task's point is kTaskBit + its index until seal() makes it an ItemId.
+constexpr ItemId kTaskBit = ItemId{1} << 31;
+
+/// Appends a task and returns its point.
+Point append_task(Plan& plan, Task task);
+
+/// Turns the points of passes into item ids. Call once, after the last pass.
+void seal(Plan& plan);
+
+/// Points that the update of a bucket must wait for.
+struct Reduced {
+  std::vector<std::vector<Point>> buckets;  // per bucket: complete when its gradients are summed over ranks
+  std::vector<Point> tied;                  // the embedding's share of a tied table has arrived
+};
+
+/// Where each piece of the last micro-batch went.
+struct SpineMap {
+  std::vector<ItemId> backward;  // per index into ModelSpec::backward
+  ItemId head = 0;               // the losses of the last micro-batch
+};
+
+/// Forward and backward of every micro-batch, in order.
+SpineMap spine_pass(const Job& job, Plan& plan);
+
+/// One item with the accesses of a piece, resolved.
+SpineItem spine_item(const Job& job, uint32_t piece, int micro_batch, const std::string& suffix);
+
+/// Data parallelism: a collective per bucket when its gradients are ready, and the tied table's second share.
+/// With one rank it appends nothing and returns the points of the backward items themselves.
+Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
+
+/// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it.
+void update_pass(const Job& job, const Reduced& reduced, Plan& plan);
+
+/// Sums the loss over ranks, copies what the host reads, stages the next batch under this step.
+void report_and_input_pass(const Job& job, const SpineMap& spine, Plan& plan);
+
+/// Appends local work either to the spine or to `channel`. Returns its point.
+Point append_local(Plan& plan, bool on_spine, ChannelId channel, Task task);
+
+}  // namespace slipstream

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The edges of a step: what the host will read of it, and the batch of the next one.
+
+#include "engine/plan/passes/passes.h"
+
+namespace slipstream {
+
+void report_and_input_pass(const Job& job, const SpineMap& spine, Plan& plan) {
+  const Slice loss = job.buffers.whole(job.model.loss);
+  std::vector<Point> loss_ready;
+  if (job.mesh.group_size(Axis::data) > 1) {
+    Task task;
+    task.name = "all_reduce.loss";
+    task.channel = job.channel("scalars");
+    task.op = Op::all_reduce;
+    task.dtype = DType::f64;
+    task.elems = 1;
+    task.reads = task.writes = {loss};
+    task.after = {{spine.head}};
+    loss_ready = {append_task(plan, task)};
+  }
+  Task report;
+  report.name = "report";
+  report.op = Op::report;
+  report.reads = {loss, job.buffers.whole(job.ids.norm)};
+  report.writes = {job.buffers.whole(job.ids.report)};
+  report.cost = {0, 32};
+  report.after = loss_ready;
+  append_local(plan, true, kComputeChannel, std::move(report));
+
+  Task load;
+  load.name = "load_next_batch";
+  load.channel = job.channel("h2d");
+  load.op = Op::load;
+  const int64_t batch_bytes = job.buffers.stride_bytes(job.ids.batch_next) * job.buffers.instances(job.ids.batch_next);
+  load.writes = {{job.ids.batch_next, 0, batch_bytes}, job.buffers.whole(job.ids.scalars_next)};
+  load.cost = {0, 2 * batch_bytes};
+  // After everything that reads the staged batch: the first spine item, and the copy of the scalars.
+  for (ItemId i = 0; i < plan.spine.size(); ++i)
+    for (const Slice& read : plan.spine[i].reads)
+      if (read.buffer == job.ids.batch_next || read.buffer == job.ids.scalars_next) load.after.push_back({i});
+  for (ItemId t = 0; t < plan.tasks.size(); ++t)
+    for (const Slice& read : plan.tasks[t].reads)
+      if (read.buffer == job.ids.scalars_next) load.after.push_back({kTaskBit + t});
+  append_task(plan, std::move(load));
+}
+
+}  // namespace slipstream

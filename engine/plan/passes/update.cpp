@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens to summed gradients: the tied share is added, the norm decides the clip factor, AdamW moves the weights.
+
+#include <fmt/core.h>
+
+#include "engine/plan/passes/passes.h"
+
+namespace slipstream {
+namespace {
+
+class UpdatePass {
+ public:
+  UpdatePass(const Job& job, const Reduced& reduced, Plan& plan)
+      : job_(job), reduced_(reduced), plan_(plan), on_spine_(job.options.update_on_spine),
+        channel_(on_spine_ ? kComputeChannel : job.channel("update")) {}
+
+  void run() {
+    stage_scalars();
+    // Buckets of the tied table wait for its embedding share, which is the last thing to arrive: they go last.
+    for (size_t pass = 0; pass < 2; ++pass)
+      for (size_t b = 0; b < job_.layout.buckets.size(); ++b)
+        if (holds_tied(b) == (pass == 1)) order_.push_back(b);
+    std::vector<std::vector<Point>> complete = reduced_.buckets;
+    add_tied(complete);
+    std::vector<Point> clip;
+    if (job_.options.clip) clip = {clip_factor(complete)};
+    if (job_.options.optimizer_per_bucket) {
+      for (size_t b : order_) {
+        const Bucket& bucket = job_.layout.buckets[b];
+        adamw(fmt::format("adamw.bucket{}", b), bucket.offset_elems, bucket.elems, clip.empty() ? complete[b] : clip);
+      }
+      return;
+    }
+    std::vector<Point> all = clip;
+    if (clip.empty())
+      for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
+    adamw("adamw", 0, job_.layout.flat_elems, all);
+  }
+
+ private:
+  Point local(Task task) { return append_local(plan_, on_spine_, channel_, std::move(task)); }
+
+  bool holds_tied(size_t bucket) const {
+    if (!job_.model.tied.split) return false;
+    const Bucket& b = job_.layout.buckets[bucket];
+    for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p)
+      if (job_.layout.parts[p].part.parameter == job_.model.tied.parameter) return true;
+    return false;
+  }
+
+  void stage_scalars() {
+    Task task;
+    task.name = "stage_scalars";
+    task.op = Op::copy;
+    task.reads = {job_.buffers.whole(job_.ids.scalars_next)};
+    task.writes = {job_.buffers.whole(job_.ids.scalars)};
+    task.cost = {0, 2 * task.reads[0].size_bytes};
+    local(std::move(task));
+  }
+
+  /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all ways.
+  void add_tied(std::vector<std::vector<Point>>& complete) {
+    const TiedEmbedding& tied = job_.model.tied;
+    if (!tied.split) return;
+    const Slice table = flat_slice(job_.ids.gradients, job_.layout.parameter_offsets[tied.parameter],
+                                   tied.vocab * tied.width, DType::f32);
+    Task task;
+    task.name = "add_tied_embedding";
+    task.op = tied.as_rows ? Op::add_rows : Op::add;
+    task.elems = tied.vocab * tied.width;
+    if (tied.as_rows)
+      task.reads = {job_.buffers.whole(tied.row_ids), job_.buffers.whole(tied.rows), table};
+    else
+      task.reads = {job_.buffers.whole(tied.dense), table};
+    task.writes = {table};
+    task.cost = {task.elems, 0};
+    for (const Slice& read : task.reads) task.cost.bytes += read.size_bytes;
+    if (!tied.as_rows) task.cost.bytes += table.size_bytes;
+    task.after = reduced_.tied;
+    for (size_t b = 0; b < complete.size(); ++b)
+      if (holds_tied(b)) task.after.insert(task.after.end(), complete[b].begin(), complete[b].end());
+    const Point added = local(std::move(task));
+    for (size_t b = 0; b < complete.size(); ++b)
+      if (holds_tied(b)) complete[b] = {added};
+  }
+
+  /// One double per gradient part, summed in part order: bits do not depend on the buckets.
+  Point clip_factor(const std::vector<std::vector<Point>>& complete) {
+    std::vector<Point> summed;
+    for (size_t b : order_) {
+      const Bucket& bucket = job_.layout.buckets[b];
+      Task task;
+      task.name = fmt::format("sum_squares.bucket{}", b);
+      task.op = Op::sum_squares;
+      task.elems = bucket.elems;
+      task.bucket = static_cast<int32_t>(b);
+      task.reads = {flat_slice(job_.ids.gradients, bucket.offset_elems, bucket.elems, DType::f32)};
+      task.writes = {{job_.ids.norm_parts, int64_t{bucket.first_part} * 8, int64_t{bucket.part_count} * 8}};
+      task.cost = {2 * bucket.elems, 4 * bucket.elems};
+      task.after = complete[b];
+      summed.push_back(local(std::move(task)));
+    }
+    Task task;
+    task.name = "clip";
+    task.op = Op::clip;
+    task.reads = {job_.buffers.whole(job_.ids.norm_parts)};
+    task.writes = {job_.buffers.whole(job_.ids.norm), {job_.ids.scalars, 12, 4}};
+    task.cost = {static_cast<int64_t>(job_.layout.parts.size()), static_cast<int64_t>(job_.layout.parts.size()) * 8};
+    task.after = summed;
+    return local(std::move(task));
+  }
+
+  void adamw(const std::string& name, int64_t offset, int64_t elems, const std::vector<Point>& after) {
+    Task task;
+    task.name = name;
+    task.op = Op::adamw;
+    task.elems = elems;
+    task.reads = {flat_slice(job_.ids.gradients, offset, elems, DType::f32), job_.buffers.whole(job_.ids.scalars)};
+    task.writes = {flat_slice(job_.ids.master, offset, elems, DType::f32),
+                   flat_slice(job_.ids.momentum, offset, elems, DType::f32),
+                   flat_slice(job_.ids.variance, offset, elems, DType::f32)};
+    if (job_.ids.parameters != job_.ids.master)
+      task.writes.push_back(flat_slice(job_.ids.parameters, offset, elems, job_.model.dtype));
+    task.reads.insert(task.reads.end(), task.writes.begin(), task.writes.begin() + 3);
+    task.cost = {12 * elems, 28 * elems + (job_.ids.parameters != job_.ids.master ? 2 * elems : 0)};
+    task.after = after;
+    local(std::move(task));
+  }
+
+  const Job& job_;
+  const Reduced& reduced_;
+  Plan& plan_;
+  bool on_spine_;
+  ChannelId channel_;
+  std::vector<size_t> order_;  // of buckets
+};
+
+}  // namespace
+
+void update_pass(const Job& job, const Reduced& reduced, Plan& plan) { UpdatePass(job, reduced, plan).run(); }
+
+}  // namespace slipstream

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The plan: what one kind of step does, as data. Printed, proved, rehearsed, run and reconciled from this one value.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+#include "engine/plan/buffers.h"
+#include "engine/plan/mesh.h"
+
+namespace slipstream {
+
+using ItemId = uint32_t;     // spine items first, then tasks: item i is spine[i], or tasks[i - spine.size()]
+using ChannelId = uint32_t;  // index into Job::channels
+constexpr ChannelId kComputeChannel = 0;
+
+enum class Op : uint8_t {
+  compute,  // spine items only
+  all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send, recv, exchange,
+  sum_squares, clip, adamw, add, add_rows, cast, copy, load, report,
+};
+const char* name_of(Op op);
+constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
+
+/// "This item of this plan is complete."
+struct Point {
+  ItemId item = 0;
+  bool operator==(const Point&) const = default;
+};
+
+/// One in-order stream beside compute. A communication channel connects the group of `axis`; a local one has Axis::self.
+struct Channel {
+  std::string name;
+  Axis axis = Axis::self;
+};
+
+/// What spine items and tasks share. Accesses are resolved: buffers with storage, absolute bytes.
+struct Item {
+  std::string name;
+  ChannelId channel = kComputeChannel;
+  Op op = Op::compute;
+  Cost cost;                   // of compute and local work; a communication op is charged by its bytes
+  std::vector<Slice> reads;
+  std::vector<Slice> writes;
+  std::vector<Point> after;    // may begin when all are complete (beside its channel's order); pruned by finish()
+};
+
+/// A piece of the model for one micro-batch, in order on the compute stream.
+struct SpineItem : Item {
+  uint32_t piece = 0;  // index into ModelSpec::pieces
+  int32_t micro_batch = 0;
+  int32_t slot = 0;
+  std::vector<Rebind> rebinds;
+};
+
+/// How a host collective moves its bytes; part of the plan, never chosen inside a run.
+enum class Algorithm : uint8_t {
+  direct,  // every rank exchanges with every other at once: 1 round (all_reduce: 2), additions in rank order
+  ring,    // neighbours only: n-1 rounds (all_reduce: 2(n-1))
+};
+
+/// Work beside the spine: communication, or local work that communication causes.
+struct Task : Item {
+  int16_t peer = 0;             // send/recv/exchange: offset along the axis; broadcast: root
+  std::optional<Point> before;  // the earliest spine item that waits for it; none if only tasks do
+  DType dtype = DType::f32;     // of the elements on the wire, or of a local op
+  int64_t elems = 0;            // per-rank part: all_reduce: all; reduce_scatter: received; all_gather: contributed
+  Algorithm algorithm = Algorithm::direct;
+  int32_t bucket = -1;          // for names and tables
+};
+
+struct ModelSpec;
+
+/// One kind of step. Immutable once finished.
+struct Plan {
+  std::string kind;               // "train", "evaluate", "prime"
+  std::vector<SpineItem> spine;
+  std::vector<Task> tasks;
+  std::vector<ItemId> order;      // host order of all items, equal to the global order's projection; set by finish()
+
+  size_t size() const { return spine.size() + tasks.size(); }
+  bool is_spine(ItemId item) const { return item < spine.size(); }
+  const Item& operator[](ItemId item) const {
+    return is_spine(item) ? static_cast<const Item&>(spine[item]) : tasks[item - spine.size()];
+  }
+  Item& operator[](ItemId item) {
+    return is_spine(item) ? static_cast<Item&>(spine[item]) : tasks[item - spine.size()];
+  }
+  const Task& task(ItemId item) const { return tasks[item - spine.size()]; }
+  Task& task(ItemId item) { return tasks[item - spine.size()]; }
+};
+
+/// A wait between plans: `to` of the plan about to run waits for `from` of run `run` of the history.
+struct SeamWait {
+  uint32_t run = 0;  // index into the history given to link()
+  ItemId from = 0;
+  ItemId to = 0;
+  bool operator==(const SeamWait&) const = default;
+};
+
+}  // namespace slipstream

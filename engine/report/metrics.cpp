@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Formats step metrics for machines and for people.
+
+#include "engine/report/metrics.h"
+
+#include <fmt/core.h>
+
+#include "engine/base/json.h"
+#include "engine/base/units.h"
+
+namespace slipstream {
+
+std::optional<double> StepMetrics::hidden() const {
+  if (comm_ms <= 0) return std::nullopt;
+  return 1.0 - exposed_ms / comm_ms;
+}
+
+std::string metrics_json(const StepMetrics& m) {
+  const auto maybe = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+  Json line = Json::object();
+  line["step"] = m.step;
+  line["loss"] = m.loss;
+  if (m.val_loss) line["val_loss"] = *m.val_loss;
+  line["lr"] = m.learning_rate;
+  line["grad_norm"] = maybe(m.grad_norm);
+  line["tokens"] = m.tokens;
+  line["step_ms"] = m.step_ms;
+  line["tokens_per_s"] = m.tokens_per_s();
+  line["compute_ms"] = m.compute_ms;
+  line["comm_ms"] = m.comm_ms;
+  line["exposed_ms"] = m.exposed_ms;
+  line["hidden"] = maybe(m.hidden());
+  if (m.mfu) line["mfu"] = *m.mfu;
+  line["exposed_ms_max"] = m.exposed_ms_max;
+  line["input_ms"] = m.input_ms;
+  line["other_ms"] = m.other_ms;
+  line["skew_ms"] = m.skew_ms;
+  if (m.bound_ms) line["bound_ms"] = *m.bound_ms;
+  if (!m.params_hash.empty()) line["params_hash"] = m.params_hash;
+  return line.dump();
+}
+
+std::string format_eta(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  if (whole < 60) return fmt::format("{}s", whole);
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
+}
+
+std::string metrics_line(const StepMetrics& m, int64_t steps, double eta_seconds) {
+  std::string line = fmt::format("step {}/{} | loss {:.3f}", m.step, steps, m.loss);
+  if (m.val_loss) line += fmt::format(" | val {:.3f}", *m.val_loss);
+  line += fmt::format(" | {:.1f} ms | {} tok/s", m.step_ms, format_count(m.tokens_per_s()));
+  if (m.comm_ms > 0)
+    line += fmt::format(" | comm {:.1f} ms, exposed {:.1f} ({:.0f}% hidden)", m.comm_ms, m.exposed_ms, 100 * *m.hidden());
+  if (m.bound_ms && m.step_ms > 0) line += fmt::format(" | {:.0f}% of bound", 100 * *m.bound_ms / m.step_ms);
+  return line + fmt::format(" | eta {}", format_eta(eta_seconds));
+}
+
+}  // namespace slipstream

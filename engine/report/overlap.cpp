@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Interval arithmetic over the spans of a step.
+
+#include "engine/report/overlap.h"
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+
+namespace slipstream {
+
+int64_t union_ns(std::vector<Interval> intervals) {
+  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin_ns < b.begin_ns; });
+  int64_t total = 0, end = INT64_MIN;
+  for (const Interval& interval : intervals) {
+    const int64_t begin = std::max(interval.begin_ns, end);
+    if (interval.end_ns > begin) total += interval.end_ns - begin;
+    end = std::max(end, interval.end_ns);
+  }
+  return total;
+}
+
+OverlapMeter::OverlapMeter(std::vector<ChannelKind> kinds) : kinds_(std::move(kinds)) {}
+
+void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
+  SLIP_ASSERT(channel < kinds_.size());
+  for (const Span& span : spans) {
+    Spans& step = steps_[span.step];
+    if (kinds_[channel] == ChannelKind::compute) {
+      if (span.kind == Span::Kind::work)
+        step.works.push_back({span.begin_ns, span.end_ns});
+      else
+        step.waits.push_back({span.awaited, span.item, span.begin_ns, span.end_ns});
+    } else if (kinds_[channel] == ChannelKind::communication && span.kind == Span::Kind::work) {
+      step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
+    }
+  }
+}
+
+StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
+  const auto found = steps_.find(step);
+  SLIP_ASSERT(found != steps_.end() && !found->second.works.empty());
+  Spans spans = std::move(found->second);
+  steps_.erase(found);
+  StepTimes times;
+  times.step = step;
+  times.begin_ns = spans.works.front().begin_ns;
+  int64_t end_ns = spans.works.back().end_ns;
+  if (next_begins) {
+    const Spans& next = steps_.at(step + 1);
+    SLIP_ASSERT(!next.works.empty());
+    end_ns = next.works.front().begin_ns;
+    // The next step waits before its first work; that wait delays it because of this step.
+    for (const Exposure& wait : next.waits)
+      if (wait.end_ns <= end_ns) spans.waits.push_back(wait);
+  }
+  times.step_ns = end_ns - times.begin_ns;
+  times.compute_ns = union_ns(spans.works);
+  std::vector<Interval> exposed, input;
+  for (Exposure wait : spans.waits) {
+    wait.begin_ns = std::max(wait.begin_ns, times.begin_ns);
+    wait.end_ns = std::min(wait.end_ns, end_ns);
+    if (wait.end_ns <= wait.begin_ns) continue;
+    const ChannelKind kind = kinds_[wait.awaited >> 32];
+    if (kind != ChannelKind::communication && kind != ChannelKind::input) continue;
+    (kind == ChannelKind::communication ? exposed : input).push_back({wait.begin_ns, wait.end_ns});
+    times.exposures.push_back(wait);
+  }
+  times.exposed_ns = union_ns(exposed);
+  times.input_ns = union_ns(input);
+  times.other_ns = times.step_ns - times.compute_ns - times.exposed_ns - times.input_ns;
+  std::sort(spans.tasks.begin(), spans.tasks.end(), [](const TaskTime& a, const TaskTime& b) {
+    return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
+  });
+  times.tasks = std::move(spans.tasks);
+  std::vector<int64_t> own;
+  for (const TaskTime& task : times.tasks) own.push_back(task.begin_ns);
+  apply_last_entries(times, own);
+  return times;
+}
+
+void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entries) {
+  SLIP_ASSERT(last_entries.size() == times.tasks.size());
+  std::vector<Interval> entered, together;
+  for (size_t i = 0; i < times.tasks.size(); ++i) {
+    const TaskTime& task = times.tasks[i];
+    entered.push_back({task.begin_ns, task.end_ns});
+    together.push_back({std::clamp(last_entries[i], task.begin_ns, task.end_ns), task.end_ns});
+  }
+  times.comm_ns = union_ns(together);
+  times.skew_ns = union_ns(entered) - times.comm_ns;
+}
+
+}  // namespace slipstream

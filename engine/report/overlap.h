@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a timeline says about a step: computing, communicating, waiting for communication, and the rest.
+//
+// Definitions (per rank and step), as metrics.jsonl prints them:
+//   step     start of the step's first work on compute to the start of the next step's (or the end of its last work)
+//   compute  union of the works on the compute stream
+//   exposed  union of the intervals in which compute waited for an event of a communication channel
+//   input    the same for the channel that stages batches
+//   other    step - compute - exposed - input: gaps of the host
+//   comm     union over communication channels of their tasks, each from when the last member of its group entered
+//   skew     union of the tasks from when this rank entered, minus comm: waiting for a late peer
+//   hidden   1 - exposed / comm
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "engine/device/device.h"
+
+namespace slipstream {
+
+struct Interval {
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
+/// Total length of the union. Pure.
+int64_t union_ns(std::vector<Interval> intervals);
+
+/// A task on a communication channel.
+struct TaskTime {
+  uint32_t channel = 0;
+  uint32_t item = 0;
+  int64_t begin_ns = 0;  // this rank entered
+  int64_t end_ns = 0;
+};
+
+/// A wait of compute, by what it waited for.
+struct Exposure {
+  uint64_t awaited = 0;  // tag of the event
+  uint32_t item = 0;     // that waited
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
+struct StepTimes {
+  uint32_t step = 0;
+  int64_t begin_ns = 0;
+  int64_t step_ns = 0;
+  int64_t compute_ns = 0;
+  int64_t exposed_ns = 0;
+  int64_t input_ns = 0;
+  int64_t other_ns = 0;
+  int64_t comm_ns = 0;
+  int64_t skew_ns = 0;
+  std::vector<TaskTime> tasks;       // by (channel, begin)
+  std::vector<Exposure> exposures;   // of communication and input, in time order
+};
+
+enum class ChannelKind : uint8_t { compute, communication, input, local };
+
+/// Collects the spans of all streams of one rank and closes steps when the next one has begun.
+class OverlapMeter {
+ public:
+  /// `kinds[c]` is the kind of channel c; tags of events carry the channel in their upper 32 bits.
+  explicit OverlapMeter(std::vector<ChannelKind> kinds);
+
+  void add(uint32_t channel, const std::vector<Span>& spans);
+
+  /// Times of `step`, all of whose spans have been added. `next_begins`: the next step follows at once and its first work
+  /// has been added too; otherwise the step ends with its last work. comm is counted from this rank's own entry (skew
+  /// 0) until apply_last_entries(). Forgets the step's spans.
+  StepTimes take(uint32_t step, bool next_begins);
+
+ private:
+  struct Spans {
+    std::vector<Interval> works;    // compute
+    std::vector<Exposure> waits;    // compute
+    std::vector<TaskTime> tasks;    // communication channels
+  };
+  std::vector<ChannelKind> kinds_;
+  std::map<uint32_t, Spans> steps_;
+};
+
+/// Recounts comm and skew: `last_entries[i]` is when the last member of the group of tasks[i] entered.
+void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entries);
+
+}  // namespace slipstream

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A timeline of one rank in the Chrome trace format, one row per stream, readable by Perfetto and by trace tools.
+// Source: "Trace Event Format", the JSON that chrome://tracing and ui.perfetto.dev read.
+
+#include <string>
+#include <vector>
+
+#include "engine/device/device.h"
+#include "engine/plan/job.h"
+
+namespace slipstream {
+
+/// Collects spans of the steps first..last and writes them once.
+class TraceWriter {
+ public:
+  /// `path` is written by finish(). Borrows `job`.
+  TraceWriter(const Job& job, int rank, int64_t first_step, int64_t last_step, std::string path);
+  void add(ChannelId channel, const std::vector<Span>& spans);
+  /// Blocks. Throws ResourceError if the file cannot be written; the file appears whole or not at all.
+  void finish();
+  bool wants(int64_t step) const { return step >= first_ && step <= last_; }
+
+ private:
+  const Job& job_;
+  int rank_;
+  int64_t first_, last_;
+  std::string path_;
+  std::vector<std::vector<Span>> spans_;  // by channel
+};
+
+}  // namespace slipstream

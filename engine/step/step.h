@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Walks the spine of a plan: says before(item), launches the item's works, says reached(item).
+
+#include <map>
+#include <vector>
+
+#include "engine/plan/job.h"
+#include "engine/step/points.h"
+
+namespace slipstream {
+
+/// Works of a plan's items that are not pieces of the model, by item; compute items have an empty entry.
+using BoundWorks = std::vector<Work>;
+
+class Step {
+ public:
+  /// Borrows all; `memory` resolves every buffer of the job.
+  Step(const Job& job, const Memory& memory, Stream& compute, PointListener& listener);
+
+  /// `works` are indexed by item of `plan`; borrowed.
+  void bind(const Plan& plan, const BoundWorks& works);
+
+  /// Enqueues one run of `plan`; never waits. `step` tags the timeline.
+  void run(const Plan& plan, uint32_t step);
+
+ private:
+  const Job& job_;
+  const Memory& memory_;
+  Stream& compute_;
+  PointListener& listener_;
+  std::map<const Plan*, const BoundWorks*> works_;
+};
+
+}  // namespace slipstream

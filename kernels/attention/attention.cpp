@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks, costs and dispatch of attention.
+
+#include "kernels/attention/attention.h"
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "kernels/common/checks.h"
+
+namespace slipstream::kernels {
+namespace {
+
+template <typename Args>
+void check(std::string_view op, const Args& args) {
+  require_activation_dtype(op, args.dtype);
+  require_at_least(op, "batch", args.batch, 0);
+  require_at_least(op, "tokens", args.tokens, 0);
+  require_at_least(op, "heads", args.heads, 1);
+  require_at_least(op, "kv_heads", args.kv_heads, 1);
+  require_at_least(op, "head_dim", args.head_dim, 1);
+  if (args.heads % args.kv_heads != 0)
+    throw ShapeError("[{}] {} heads cannot share {} key-value heads: need a divisor of heads.", op, args.heads, args.kv_heads);
+  if (args.head_dim > kAttentionHeadDimMax)
+    throw ShapeError("[{}] head_dim is {}, need at most {}. Use more heads.", op, args.head_dim, kAttentionHeadDimMax);
+  if (!(args.scale > 0.0f)) throw ShapeError("[{}] scale is {}, need a positive number.", op, args.scale);
+  require_at_least(op, "q_stride", args.q_stride, args.heads * args.head_dim);
+  require_at_least(op, "kv_stride", args.kv_stride, args.kv_heads * args.head_dim);
+  require_at_least(op, "out_stride", args.out_stride, args.heads * args.head_dim);
+}
+
+template <typename Args>
+Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
+  const int64_t pairs = args.tokens * (args.tokens + 1) / 2;
+  const int64_t rows = rows_per_head * (args.heads + args.kv_heads) * args.batch * args.tokens;
+  return {2 * products * args.batch * args.heads * args.head_dim * pairs,
+          bytes_of(rows * args.head_dim, args.dtype) + 4 * args.batch * args.heads * args.tokens};
+}
+
+}  // namespace
+
+void attention_forward(LaunchContext& context, const AttentionForward& args) {
+  constexpr std::string_view op = "attention_forward";
+  check(op, args);
+  if (args.batch * args.tokens == 0) return;
+  require_pointers(op, {args.q, args.k, args.v, args.out, args.lse});
+  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  SLIP_CALL_ISA(attention_forward_cpu(context, args));
+}
+
+void attention_backward(LaunchContext& context, const AttentionBackward& args) {
+  constexpr std::string_view op = "attention_backward";
+  check(op, args);
+  require_at_least(op, "dq_stride", args.dq_stride, args.heads * args.head_dim);
+  require_at_least(op, "dkv_stride", args.dkv_stride, args.kv_heads * args.head_dim);
+  if (args.batch * args.tokens == 0) return;
+  require_pointers(op, {args.dout, args.q, args.k, args.v, args.out, args.lse, args.dq, args.dk, args.dv, args.workspace});
+  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  SLIP_CALL_ISA(attention_backward_cpu(context, args));
+}
+
+Cost attention_forward_cost(const AttentionForward& args) { return cost(args, 2, 2); }
+Cost attention_backward_cost(const AttentionBackward& args) { return cost(args, 5, 4); }
+
+int64_t attention_backward_workspace_elems(const AttentionBackward& args) {
+  // dk and dv of every key-value head in float, rows padded to whole tiles of the widest instruction set.
+  return 2 * args.batch * args.kv_heads * args.tokens * round_up(args.head_dim, 32);
+}
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Causal self-attention in blocks: no matrix of tokens x tokens ever exists in memory.
+//
+// Letters: B batch, T tokens, H heads, G key-value heads (G divides H), E head_dim.
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+#include "kernels/common/isa.h"
+
+namespace slipstream::kernels {
+
+/// The widest head that the kernels hold in scratch.
+constexpr int64_t kAttentionHeadDimMax = 256;
+
+/// out[t] = sum over s <= t of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale * q[t].k[s]).
+///
+/// Shapes:  row of token t of sequence b of q (of k, v, out) is at (b*T + t) * q_stride (kv_stride, out_stride) elements;
+///          head h is at + h*E, so q, k and v may lie in one packed row; heads share key-value head h / (H/G); lse [B, H, T]
+/// Types:   q, k, v, out f32 or bf16; scores, softmax and sums f32; lse f32
+/// Alias:   none: out is apart from q, k, v
+/// Cost:    4·B·H·E·T(T+1)/2 flops; (2·H + 2·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
+/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its row
+/// Source:  Dao 2023, arXiv:2307.08691 (blocks, running maximum and sum); Ainslie et al. 2023, arXiv:2305.13245 (groups)
+struct AttentionForward {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  void* out = nullptr;
+  float* lse = nullptr;
+  int64_t batch = 0;
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t q_stride = 0;    // elements
+  int64_t kv_stride = 0;   // elements
+  int64_t out_stride = 0;  // elements
+  float scale = 1.0f;
+  DType dtype = DType::f32;
+};
+
+/// dq, dk, dv of the above from dout; the scores are made again from lse.
+///
+/// Shapes:  as above; dout and out have out_stride, dq has dq_stride, dk and dv have dkv_stride;
+///          workspace attention_backward_workspace_elems(args) floats
+/// Types:   as above; dq, dk, dv in dtype, summed in f32; heads of a group are summed in order of heads
+/// Alias:   none: dq, dk, dv may lie in one packed row, apart from all inputs
+/// Cost:    10·B·H·E·T(T+1)/2 flops; (4·H + 4·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
+/// Errors:  as above
+/// Source:  as above, section 3.1.2. Parallel over B x G, so bits do not depend on the number of threads.
+struct AttentionBackward {
+  const void* dout = nullptr;
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const void* out = nullptr;
+  const float* lse = nullptr;
+  void* dq = nullptr;
+  void* dk = nullptr;
+  void* dv = nullptr;
+  float* workspace = nullptr;
+  int64_t batch = 0;
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t q_stride = 0;    // elements
+  int64_t kv_stride = 0;   // elements
+  int64_t out_stride = 0;  // elements; of dout too
+  int64_t dq_stride = 0;   // elements
+  int64_t dkv_stride = 0;  // elements
+  float scale = 1.0f;
+  DType dtype = DType::f32;
+};
+
+/// Blocks on cpu, enqueues on cuda. Throws: ShapeError, ResourceError (no kernel for the device).
+void attention_forward(LaunchContext& context, const AttentionForward& args);
+void attention_backward(LaunchContext& context, const AttentionBackward& args);
+
+/// What they must do at least. Pure; pointers may be null.
+Cost attention_forward_cost(const AttentionForward& args);
+Cost attention_backward_cost(const AttentionBackward& args);
+
+/// Floats of workspace; depends on batch, tokens, kv_heads and head_dim alone. Pure; pointers may be null.
+int64_t attention_backward_workspace_elems(const AttentionBackward& args);
+
+SLIP_DECLARE_PER_ISA(void attention_forward_cpu(LaunchContext& context, const AttentionForward& args);
+                     void attention_backward_cpu(LaunchContext& context, const AttentionBackward& args);)
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The pieces of attention that run from registers: products of tiles, transposes, packing, exp and log.
+//
+// Included only by the *_cpu.cpp files of attention. Scores are kept transposed, keys down and queries across the
+// lanes, so that maxima, sums, masks and exponentials of the softmax need nothing across lanes.
+
+#include <utility>
+
+#include "kernels/common/simd.h"
+
+namespace slipstream::kernels::SLIP_ISA {
+
+constexpr int kBlock = 64;  // queries, and keys, of a block: scores of a block are 16 KiB, half of a usual L1
+constexpr int kTileRows = 6;
+constexpr int kTileCols = 2 * kLanes;
+constexpr int kHeadDimMax = 256;  // kAttentionHeadDimMax
+
+inline int64_t padded(int64_t head_dim) { return (head_dim + kTileCols - 1) / kTileCols * kTileCols; }
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/// The left side of a product: element (i, k) is at data[i * row + k * col].
+struct Left {
+  const float* data;
+  int64_t row;
+  int64_t col;
+};
+
+/// c[kRows x kTileCols] = (kAdd ? c : 0) + a[kRows x count] * b[count x kTileCols]. 12 accumulators, 2 rows of b and one
+/// broadcast fit the 16 registers of AVX2; 12 chains cover 2 units of latency 4.
+template <int kRows, bool kAdd>
+inline void tile_of(Left a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
+  Vf sums[kRows][2];
+#pragma GCC unroll 6
+  for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) sums[i][j] = kAdd ? load(c + i * c_stride + j * kLanes) : Vf{};
+  const float* left[kRows];
+#pragma GCC unroll 6
+  for (int i = 0; i < kRows; ++i) left[i] = a.data + i * a.row;
+  int64_t offset = 0;
+#pragma GCC unroll 1
+  for (int64_t k = 0; k < count; ++k) {
+    const Vf right0 = load(b);
+    const Vf right1 = load(b + kLanes);
+    b += b_stride;
+#pragma GCC unroll 6
+    for (int i = 0; i < kRows; ++i) {
+      const Vf value = splat(left[i][offset]);
+      sums[i][0] += value * right0;
+      sums[i][1] += value * right1;
+    }
+    offset += a.col;
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) store(c + i * c_stride + j * kLanes, sums[i][j]);
+}
+
+/// As tile_of with 1 to kTileRows rows.
+template <bool kAdd>
+inline void tile(int64_t rows, Left a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
+  switch (rows) {
+    case 1: return tile_of<1, kAdd>(a, b, b_stride, c, c_stride, count);
+    case 2: return tile_of<2, kAdd>(a, b, b_stride, c, c_stride, count);
+    case 3: return tile_of<3, kAdd>(a, b, b_stride, c, c_stride, count);
+    case 4: return tile_of<4, kAdd>(a, b, b_stride, c, c_stride, count);
+    case 5: return tile_of<5, kAdd>(a, b, b_stride, c, c_stride, count);
+    default: return tile_of<6, kAdd>(a, b, b_stride, c, c_stride, count);
+  }
+}
+
+template <typename T>
+inline Vf load_up_to(const T* p, int64_t count) {
+  return count >= kLanes ? load(p) : count > 0 ? load_part(p, count) : Vf{};
+}
+template <typename T>
+inline void store_up_to(T* p, Vf v, int64_t count) {
+  if (count >= kLanes) return store(p, v);
+  if (count > 0) store_part(p, v, count);
+}
+
+/// to[rows x padded(width)] = from, zeros beyond width.
+template <typename T>
+inline void pack(const T* from, int64_t stride, int64_t rows, int64_t width, float* to) {
+  const int64_t to_stride = padded(width);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < to_stride; j += kLanes) store(to + i * to_stride + j, load_up_to(from + i * stride + j, width - j));
+}
+
+/// Writes factor * from (rows of padded(width) floats) as T.
+template <typename T>
+inline void unpack(const float* from, float factor, int64_t rows, int64_t width, T* to, int64_t stride) {
+  const int64_t from_stride = padded(width);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < width; j += kLanes) store_up_to(to + i * stride + j, load(from + i * from_stride + j) * factor, width - j);
+}
+
+template <int kStep, int... kLane>
+inline void exchange(Vf& a, Vf& b, std::integer_sequence<int, kLane...>) {
+  const Vf low = __builtin_shufflevector(a, b, ((kLane & kStep) ? kLanes + kLane - kStep : kLane)...);
+  b = __builtin_shufflevector(a, b, ((kLane & kStep) ? kLanes + kLane : kLane + kStep)...);
+  a = low;
+}
+
+template <int kStep>
+inline void transpose_registers(Vf (&rows)[kLanes]) {
+  if constexpr (kStep < kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i)
+      if ((i & kStep) == 0) exchange<kStep>(rows[i], rows[i + kStep], std::make_integer_sequence<int, kLanes>{});
+    transpose_registers<2 * kStep>(rows);
+  }
+}
+
+/// to[padded(width) x kBlock] = transpose of from[rows x width], zeros beyond both.
+template <typename T>
+inline void transpose(const T* from, int64_t stride, int64_t rows, int64_t width, float* to) {
+  const int64_t columns = padded(rows);
+  for (int64_t i = 0; i < columns; i += kLanes)
+    for (int64_t j = 0; j < width; j += kLanes) {
+      Vf square[kLanes];
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) square[r] = i + r < rows ? load_up_to(from + (i + r) * stride + j, width - j) : Vf{};
+      transpose_registers<1>(square);
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) store(to + (j + r) * kBlock + i, square[r]);
+    }
+}
+
+/// e^x for x <= 0 to about 2 ulp, NaN for NaN; below -87.3 it stays at 1e-38. Anything, without a trap, for x > 0.
+/// Half the instructions of exp: no upper end, and 2^n comes from the low bits of the shifted sum.
+inline Vf exp_nonpositive(Vf x) {
+  const Vf bounded = x < splat(-87.33f) ? splat(-87.33f) : x;
+  const Vf shifted = bounded * 1.44269504088896341f + 12582912.0f;
+  const Vf n = shifted - 12582912.0f;
+  const Vf r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vf p = splat(1.3981999507e-3f) + r * 1.9875691500e-4f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.0f);
+  const Vi power = (reinterpret_cast<Vi>(shifted) + 127) << 23;
+  return p * reinterpret_cast<Vf>(power);
+}
+
+/// log x to about 2 ulp for normal x >= 1 (a sum that holds its own maximum's e^0); NaN and infinity stay.
+/// x = 2^n m with m in [sqrt(1/2), sqrt(2)), then the polynomial of Cephes' logf.
+inline Vf log_of_sum(Vf x) {
+  const Vi bits = reinterpret_cast<Vi>(x) - 0x3f3504f3;
+  const Vf n = __builtin_convertvector(bits >> 23, Vf);
+  const Vi mantissa = (bits & 0x7fffff) + 0x3f3504f3;
+  const Vf f = reinterpret_cast<Vf>(mantissa) - 1.0f;
+  const Vf square = f * f;
+  Vf p = splat(7.0376836292e-2f);
+  for (float c : {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f, -1.6668057665e-1f,
+                  2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f})
+    p = p * f + c;
+  const Vf value = n * 0.693359375f + (f + (f * square * p - n * 2.12194440e-4f - 0.5f * square));
+  return x < splat(__builtin_inff()) ? value : x;
+}
+
+}  // namespace slipstream::kernels::SLIP_ISA

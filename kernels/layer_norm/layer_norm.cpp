@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks, costs and dispatch of layer norm.
+
+#include "kernels/layer_norm/layer_norm.h"
+
+#include "engine/base/check.h"
+#include "kernels/common/checks.h"
+#include "kernels/common/row_blocks.h"
+
+namespace slipstream::kernels {
+
+void layer_norm_forward(LaunchContext& context, const LayerNormForward& args) {
+  constexpr std::string_view op = "layer_norm_forward";
+  require_activation_dtype(op, args.dtype);
+  require_at_least(op, "rows", args.rows, 0);
+  require_at_least(op, "width", args.width, 1);
+  if (args.delta && !args.sum) throw ShapeError("[{}] delta is given and sum is null. Pass where x + delta goes.", op);
+  if (args.rows == 0) return;
+  require_pointers(op, {args.x, args.weight, args.bias, args.y, args.mean, args.inv_std});
+  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  SLIP_CALL_ISA(layer_norm_forward_cpu(context, args));
+}
+
+void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args) {
+  constexpr std::string_view op = "layer_norm_backward";
+  require_activation_dtype(op, args.dtype);
+  require_at_least(op, "rows", args.rows, 0);
+  require_at_least(op, "width", args.width, 1);
+  require_pointers(op, {args.weight, args.dweight, args.dbias});
+  if (args.rows > 0) require_pointers(op, {args.dy, args.x, args.mean, args.inv_std, args.dx, args.workspace});
+  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  SLIP_CALL_ISA(layer_norm_backward_cpu(context, args));
+}
+
+Cost layer_norm_forward_cost(const LayerNormForward& args) {
+  const int64_t elems = args.rows * args.width;
+  return {(args.delta ? 10 : 9) * elems, bytes_of((args.delta ? 4 : 2) * elems + 2 * args.width, args.dtype) + 8 * args.rows};
+}
+
+Cost layer_norm_backward_cost(const LayerNormBackward& args) {
+  const int64_t elems = args.rows * args.width;
+  return {(args.residual ? 18 : 17) * elems, bytes_of((args.residual ? 4 : 3) * elems + args.width, args.dtype) +
+                                                 (args.accumulate ? 4 : 2) * 4 * args.width + 8 * args.rows};
+}
+
+int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width) { return 2 * width * RowBlocks{rows}.count(); }
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+// Turns one line of a model into a work: kernel, cost, reads and writes.
+
+#include "models/common/blocks.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "kernels/attention/attention.h"
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/gelu/gelu.h"
+#include "kernels/layer_norm/layer_norm.h"
+#include "kernels/matmul/matmul.h"
+
+namespace slipstream::models {
+namespace {
+
+/// Gradients are overwritten by the first micro-batch of a step and added to by the others.
+bool accumulate(const LaunchContext& context) { return context.frame->micro_batch > 0; }
+
+std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
+  if (more.size_bytes > 0) slices.push_back(more);
+  return slices;
+}
+
+}  // namespace
+
+SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : options_(options), buffers_(buffers) {
+  spec_.dtype = options.dtype;
+  spec_.batch = options.batch;
+  spec_.tokens = options.tokens;
+  spec_.vocab = options.vocab;
+  buffers_.micro_batches = options.micro_batches;
+  const int64_t half = rows() * size_of(DType::i32);
+  batch_next_ = batch_buffer("batch.next", 2 * half, Instances::per_micro_batch);
+  batch_current_ = batch_buffer("batch.current", 2 * half, Instances::per_micro_batch);
+  ids_ = {batch_current_.buffer, 0, half};
+  targets_ = {batch_current_.buffer, half, half};
+  spec_.ids = batch_current_.buffer;
+  logits_ = scratch("logits", bytes_of(rows() * options.vocab, options.dtype));
+  row_losses_ = scratch("row_losses", bytes_of(rows(), DType::f32));
+  loss_part_ = scratch("loss.micro_batch", size_of(DType::f64));
+  loss_ = scratch("loss", size_of(DType::f64));
+  spec_.logits = logits_.buffer;
+  spec_.row_losses = row_losses_.buffer;
+  spec_.loss = loss_.buffer;
+  norm_workspace_ = scratch(
+      "norm.workspace", bytes_of(kernels::layer_norm_backward_workspace_elems(rows(), options.width), DType::f32));
+  const kernels::AttentionBackward shape{.batch = options.batch, .tokens = options.tokens, .heads = options.heads,
+                                         .kv_heads = options.kv_heads, .head_dim = head_dim()};
+  attention_workspace_ =
+      scratch("attention.workspace", bytes_of(kernels::attention_backward_workspace_elems(shape), DType::f32));
+}
+
+Slice SpecBuilder::activation(const std::string& name, int64_t width) {
+  return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(rows() * width, options_.dtype),
+                                      .owner = Owner::activations, .instances = Instances::per_slot}));
+}
+
+Slice SpecBuilder::statistics(const std::string& name, int64_t elems) {
+  return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(elems, DType::f32),
+                                      .owner = Owner::activations, .instances = Instances::per_slot}));
+}
+
+Slice SpecBuilder::scratch(const std::string& name, int64_t size_bytes) {
+  return buffers_.whole(buffers_.add({.name = name, .size_bytes = size_bytes, .owner = Owner::scratch}));
+}
+
+Slice SpecBuilder::batch_buffer(const std::string& name, int64_t size_bytes, Instances instances) {
+  return buffers_.whole(
+      buffers_.add({.name = name, .size_bytes = size_bytes, .owner = Owner::batch, .instances = instances}));
+}
+
+uint32_t SpecBuilder::parameter(ParameterSpec parameter) {
+  parameter.elems = 0;
+  for (const NamedTensor& tensor : parameter.tensors) parameter.elems += tensor.elems();
+  // Views: the planner says later where they live.
+  const BufferSpec view{.name = parameter.name(), .size_bytes = bytes_of(parameter.elems, options_.dtype),
+                        .owner = Owner::parameters, .is_view = true};
+  parameter.value = buffers_.add(view);
+  parameter.gradient = buffers_.add({.name = parameter.name() + ".gradient",
+                                     .size_bytes = bytes_of(parameter.elems, DType::f32),
+                                     .owner = Owner::gradients, .is_view = true});
+  spec_.parameters.push_back(std::move(parameter));
+  return static_cast<uint32_t>(spec_.parameters.size() - 1);
+}
+
+uint32_t SpecBuilder::parameter(const std::string& name, std::vector<int64_t> shape, int layer, Init init,
+                                bool transposed) {
+  const bool decay = shape.size() >= 2;
+  return parameter(ParameterSpec{.tensors = {{name, std::move(shape), 0, transposed}}, .layer = layer, .init = init,
+                                 .decay = decay});
+}
+
+uint32_t SpecBuilder::begin(const std::string& name, int layer) {
+  spec_.pieces.push_back({.name = name, .layer = layer});
+  return current();
+}
+
+void SpecBuilder::work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
+                       std::function<void(LaunchContext&)> fn) {
+  spec_.pieces.back().works.push_back({name, cost, std::move(reads), std::move(writes), std::move(fn)});
+}
+
+void SpecBuilder::ready(uint32_t parameter) { ready(parameter, 0, spec_.parameters[parameter].elems); }
+
+void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) {
+  spec_.pieces.back().ready.push_back({parameter, begin_elems, elems});
+}
+
+void SpecBuilder::linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu) {
+  const Slice w = value(weight);
+  const Slice b = bias < 0 ? Slice{} : value(static_cast<uint32_t>(bias));
+  const kernels::MatmulForward shape{.rows = rows(), .in = in, .out = out, .dtype = options_.dtype};
+  work("matmul", kernels::matmul_forward_cost(shape), with({x, w}, b), with({y}, pre_gelu), [=](LaunchContext& c) {
+    kernels::MatmulForward args = shape;
+    args.x = c.at(x);
+    args.weight = c.at(w);
+    args.bias = b.size_bytes > 0 ? c.at(b) : nullptr;
+    args.y = c.at(y);
+    args.pre_activation = pre_gelu.size_bytes > 0 ? c.at(pre_gelu) : nullptr;
+    kernels::matmul_forward(c, args);
+  });
+}
+
+void SpecBuilder::linear_input_gradient(Slice dy, uint32_t weight, Slice dx, int64_t in, int64_t out) {
+  const Slice w = value(weight);
+  const kernels::MatmulBackwardInput shape{.rows = rows(), .in = in, .out = out, .dtype = options_.dtype};
+  work("matmul_input_gradient", kernels::matmul_backward_input_cost(shape), {dy, w}, {dx}, [=](LaunchContext& c) {
+    kernels::MatmulBackwardInput args = shape;
+    args.dy = c.at(dy);
+    args.weight = c.at(w);
+    args.dx = c.at(dx);
+    kernels::matmul_backward_input(c, args);
+  });
+}
+
+void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int64_t bias, int64_t in, int64_t out) {
+  const Slice dw = gradient(weight);
+  const Slice db = bias < 0 ? Slice{} : gradient(static_cast<uint32_t>(bias));
+  const kernels::MatmulBackwardWeight shape{.rows = rows(), .in = in, .out = out, .dtype = options_.dtype};
+  work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), with({x, dy, dw}, db), with({dw}, db),
+       [=](LaunchContext& c) {
+         kernels::MatmulBackwardWeight args = shape;
+         args.x = c.at(x);
+         args.dy = c.at(dy);
+         args.dweight = c.as<float>(dw);
+         args.dbias = db.size_bytes > 0 ? c.as<float>(db) : nullptr;
+         args.accumulate = accumulate(c);
+         kernels::matmul_backward_weight(c, args);
+       });
+  ready(weight);
+  if (bias >= 0) ready(static_cast<uint32_t>(bias));
+}
+
+void SpecBuilder::gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width) {
+  const kernels::GeluBackward shape{.elems = rows() * width, .dtype = options_.dtype};
+  work("gelu_gradient", kernels::gelu_backward_cost(shape), {dy, x}, {dx}, [=](LaunchContext& c) {
+    kernels::GeluBackward args = shape;
+    args.dy = c.at(dy);
+    args.x = c.at(x);
+    args.dx = c.at(dx);
+    kernels::gelu_backward(c, args);
+  });
+}
+
+void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
+  const int64_t k_offset = options_.heads * head_dim();
+  const int64_t v_offset = k_offset + options_.kv_heads * head_dim();
+  const int64_t elem_bytes = size_of(options_.dtype);
+  const kernels::AttentionForward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = options_.heads,
+                                        .kv_heads = options_.kv_heads, .head_dim = head_dim(),
+                                        .q_stride = qkv_width(), .kv_stride = qkv_width(),
+                                        .out_stride = options_.width,
+                                        .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
+                                        .dtype = options_.dtype};
+  work("attention", kernels::attention_forward_cost(shape), {qkv}, {out, lse}, [=](LaunchContext& c) {
+    kernels::AttentionForward args = shape;
+    args.q = c.at(qkv);
+    args.k = c.at(qkv) + k_offset * elem_bytes;
+    args.v = c.at(qkv) + v_offset * elem_bytes;
+    args.out = c.at(out);
+    args.lse = c.as<float>(lse);
+    kernels::attention_forward(c, args);
+  });
+}
+
+void SpecBuilder::attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
+  const int64_t k_offset = options_.heads * head_dim();
+  const int64_t v_offset = k_offset + options_.kv_heads * head_dim();
+  const int64_t elem_bytes = size_of(options_.dtype);
+  const Slice workspace = attention_workspace_;
+  const kernels::AttentionBackward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = options_.heads,
+                                         .kv_heads = options_.kv_heads, .head_dim = head_dim(),
+                                         .q_stride = qkv_width(), .kv_stride = qkv_width(),
+                                         .out_stride = options_.width, .dq_stride = qkv_width(),
+                                         .dkv_stride = qkv_width(),
+                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
+                                         .dtype = options_.dtype};
+  work("attention_gradient", kernels::attention_backward_cost(shape), {dout, qkv, out, lse}, {dqkv, workspace},
+       [=](LaunchContext& c) {
+         kernels::AttentionBackward args = shape;
+         args.dout = c.at(dout);
+         args.q = c.at(qkv);
+         args.k = c.at(qkv) + k_offset * elem_bytes;
+         args.v = c.at(qkv) + v_offset * elem_bytes;
+         args.out = c.at(out);
+         args.lse = c.as<float>(lse);
+         args.dq = c.at(dqkv);
+         args.dk = c.at(dqkv) + k_offset * elem_bytes;
+         args.dv = c.at(dqkv) + v_offset * elem_bytes;
+         args.workspace = c.as<float>(workspace);
+         kernels::attention_backward(c, args);
+       });
+}
+
+void SpecBuilder::take_batch() {
+  begin("take_batch", -1);
+  const int64_t size_bytes = buffers_.stride_bytes(batch_next_.buffer) * buffers_.micro_batches;
+  const Slice next{batch_next_.buffer, 0, size_bytes};
+  const Slice current{batch_current_.buffer, 0, size_bytes};
+  work("take_batch", {0, 2 * size_bytes}, {next}, {current}, [=](LaunchContext& c) {
+    // On cpu the staged batch is plain memory.
+    std::copy_n(c.at(next), size_bytes, c.at(current));
+  });
+}
+
+void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x) {
+  const Slice ids = ids_;
+  const Slice t = value(table);
+  const Slice p = positions < 0 ? Slice{} : value(static_cast<uint32_t>(positions));
+  const kernels::EmbeddingForward shape{.batch = options_.batch, .tokens = options_.tokens, .width = options_.width,
+                                        .dtype = options_.dtype};
+  work("embedding", kernels::embedding_forward_cost(shape), with({ids, t}, p), {x}, [=](LaunchContext& c) {
+    kernels::EmbeddingForward args = shape;
+    args.ids = c.as<int32_t>(ids);
+    args.table = c.at(t);
+    args.positions = p.size_bytes > 0 ? c.at(p) : nullptr;
+    args.y = c.at(x);
+    kernels::embedding_forward(c, args);
+  });
+}
+
+void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
+  linear(hidden, table, -1, logits_, options_.width, options_.vocab);
+  const Slice logits = logits_, targets = targets_, row_losses = row_losses_, part = loss_part_, total = loss_;
+  const kernels::CrossEntropy shape{.rows = rows(), .vocab = options_.vocab, .stride = options_.vocab,
+                                    .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
+                                    .dtype = options_.dtype, .backward = training};
+  std::vector<Slice> writes{row_losses, part};
+  if (training) writes.push_back(logits);
+  work("cross_entropy", kernels::cross_entropy_cost(shape), {logits, targets}, writes, [=](LaunchContext& c) {
+    kernels::CrossEntropy args = shape;
+    args.logits = c.at(logits);
+    args.targets = c.as<int32_t>(targets);
+    args.row_losses = c.as<float>(row_losses);
+    args.loss_sum = c.as<double>(part);
+    kernels::cross_entropy(c, args);
+  });
+  if (!training) return;
+  work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
+    double& sum = *c.as<double>(total);
+    sum = (accumulate(c) ? sum : 0.0) + *c.as<double>(part);
+  });
+}
+
+void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces) {
+  const int64_t width = options_.width, vocab = options_.vocab;
+  const int64_t elem_bytes = size_of(options_.dtype);
+  const Slice dw = gradient(table);
+  const Slice dlogits = logits_;
+  const int64_t rows_per_chunk =
+      std::min(vocab, std::max<int64_t>(64, round_up(options_.head_chunk_bytes / (4 * width), 64)));
+  // An unsplit tied table is complete only when the embedding has added its share.
+  const bool reports = !options_.tie_embeddings || options_.split_tied_embedding;
+  for (int64_t begin_row = 0; begin_row < vocab; begin_row += rows_per_chunk) {
+    const int64_t chunk = std::min(rows_per_chunk, vocab - begin_row);
+    pieces.push_back(begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers)));
+    const Slice dw_chunk{dw.buffer, dw.begin_bytes + begin_row * width * 4, chunk * width * 4};
+    const kernels::MatmulBackwardWeight shape{.rows = rows(), .in = width, .out = chunk, .dtype = options_.dtype,
+                                              .dy_stride = vocab};
+    work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), {hidden, dlogits, dw_chunk}, {dw_chunk},
+         [=](LaunchContext& c) {
+           kernels::MatmulBackwardWeight args = shape;
+           args.x = c.at(hidden);
+           args.dy = c.at(dlogits) + begin_row * elem_bytes;
+           args.dweight = c.as<float>(dw_chunk);
+           args.accumulate = accumulate(c);
+           kernels::matmul_backward_weight(c, args);
+         });
+    if (reports) ready(table, begin_row * width, chunk * width);
+  }
+  pieces.push_back(begin("head_input_gradient", static_cast<int>(options_.layers)));
+  linear_input_gradient(dlogits, table, d_hidden, width, vocab);
+}
+
+void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
+  const Slice ids = ids_;
+  const int64_t width = options_.width, vocab = options_.vocab;
+  if (positions >= 0) {
+    const Slice dp = gradient(static_cast<uint32_t>(positions));
+    const kernels::PositionBackward shape{.batch = options_.batch, .tokens = options_.tokens, .width = width,
+                                          .positions = options_.context, .dtype = options_.dtype};
+    work("position_gradient", kernels::position_backward_cost(shape), {dx, dp}, {dp}, [=](LaunchContext& c) {
+      kernels::PositionBackward args = shape;
+      args.dy = c.at(dx);
+      args.dpositions = c.as<float>(dp);
+      args.accumulate = accumulate(c);
+      kernels::position_backward(c, args);
+    });
+    ready(static_cast<uint32_t>(positions));
+  }
+  TiedEmbedding& tied = spec_.tied;
+  tied.split = options_.tie_embeddings && options_.split_tied_embedding;
+  tied.parameter = table;
+  tied.width = width;
+  tied.vocab = vocab;
+  tied.capacity = rows();
+  tied.ready_piece = current();
+  // Rows of several micro-batches would have to be merged first; then the dense table travels.
+  tied.as_rows = tied.split && options_.micro_batches == 1 && rows() * (4 * width + 4) < vocab * width * 4;
+  if (tied.as_rows) {
+    tied.row_ids = buffers_.add({.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});
+    tied.rows = buffers_.add({.name = "embedding.rows", .size_bytes = options_.ranks * rows() * width * 4, .owner = Owner::gradients});
+    // The planner rebinds these two to this rank's part of the gathered buffers.
+    const BufferId my_ids = buffers_.add({.name = "embedding.row_ids.mine", .size_bytes = rows() * 4, .owner = Owner::gradients, .is_view = true});
+    const BufferId my_rows = buffers_.add({.name = "embedding.rows.mine", .size_bytes = rows() * width * 4, .owner = Owner::gradients, .is_view = true});
+    const Slice row_ids = buffers_.whole(my_ids), packed = buffers_.whole(my_rows);
+    const kernels::EmbeddingRowsPack shape{.capacity = rows(), .tokens_total = rows(), .width = width, .dtype = options_.dtype};
+    work("embedding_rows", kernels::embedding_rows_pack_cost(shape), {ids, dx}, {row_ids, packed}, [=](LaunchContext& c) {
+      kernels::EmbeddingRowsPack args = shape;
+      args.ids = c.as<int32_t>(ids);
+      args.dy = c.at(dx);
+      args.row_ids = c.as<int32_t>(row_ids);
+      args.rows = c.as<float>(packed);
+      kernels::embedding_rows_pack(c, args);
+    });
+    return;
+  }
+  Slice target = gradient(table);
+  if (tied.split) {
+    tied.dense = buffers_.add({.name = "embedding.gradient", .size_bytes = vocab * width * 4, .owner = Owner::gradients});
+    target = buffers_.whole(tied.dense);
+  }
+  // Without a split the head has already written this step's gradient.
+  const bool onto_head = options_.tie_embeddings && !tied.split;
+  const kernels::EmbeddingBackward shape{.rows = rows(), .width = width, .vocab = vocab, .dtype = options_.dtype};
+  work("embedding_gradient", kernels::embedding_backward_cost(shape), {ids, dx, target}, {target}, [=](LaunchContext& c) {
+    kernels::EmbeddingBackward args = shape;
+    args.ids = c.as<int32_t>(ids);
+    args.dy = c.at(dx);
+    args.dtable = c.as<float>(target);
+    args.accumulate = onto_head || accumulate(c);
+    kernels::embedding_backward(c, args);
+  });
+  if (!tied.split) ready(table);
+}
+
+ModelSpec SpecBuilder::finish(std::string description) {
+  spec_.description = std::move(description);
+  return std::move(spec_);
+}
+
+}  // namespace slipstream::models

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The vocabulary that models are written in: each call adds one work, with its cost and accesses, to a piece.
+//
+// Letters: R rows (batch x tokens), D model width, H heads, F hidden width, V vocabulary.
+
+#include <string>
+#include <utility>
+
+#include "engine/plan/buffers.h"
+#include "engine/plan/model_spec.h"
+#include "models/model.h"
+
+namespace slipstream::models {
+
+/// Builds a ModelSpec piece by piece.
+class SpecBuilder {
+ public:
+  SpecBuilder(const ModelOptions& options, Buffers& buffers);
+
+  const ModelOptions& options() const { return options_; }
+  int64_t rows() const { return options_.batch * options_.tokens; }
+  ModelSpec& spec() { return spec_; }
+
+  /// [rows, width] of the activation type; one instance per micro-batch in flight.
+  Slice activation(const std::string& name, int64_t width);
+  /// float [elems], same instances.
+  Slice statistics(const std::string& name, int64_t elems);
+  /// Memory whose content does not outlive a layer; one instance.
+  Slice scratch(const std::string& name, int64_t size_bytes);
+  Slice batch_buffer(const std::string& name, int64_t size_bytes, Instances instances);
+
+  /// Returns the parameter's index.
+  uint32_t parameter(ParameterSpec parameter);
+  uint32_t parameter(const std::string& name, std::vector<int64_t> shape, int layer, Init init, bool transposed = false);
+  Slice value(uint32_t parameter) const { return buffers_.whole(spec_.parameters[parameter].value); }
+  Slice gradient(uint32_t parameter) const { return buffers_.whole(spec_.parameters[parameter].gradient); }
+
+  /// Starts a piece; the following works belong to it. Returns its index.
+  uint32_t begin(const std::string& name, int layer);
+  void work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
+            std::function<void(LaunchContext&)> fn);
+  /// The gradient of the whole parameter is complete after this piece.
+  void ready(uint32_t parameter);
+  void ready(uint32_t parameter, int64_t begin_elems, int64_t elems);
+  uint32_t current() const { return static_cast<uint32_t>(spec_.pieces.size() - 1); }
+
+  // Works. Weights are [out, in]. `weight_gradient` and friends overwrite on the first micro-batch and add afterwards.
+  void linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu = {});
+  void linear_input_gradient(Slice dy, uint32_t weight, Slice dx, int64_t in, int64_t out);
+  void linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int64_t bias, int64_t in, int64_t out);
+  void gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width);
+  void attention(Slice qkv, Slice out, Slice lse);
+  void attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
+
+  /// take_batch: the staged batch becomes the current one. The first item of every plan.
+  void take_batch();
+  /// x = table[ids] (+ positions).
+  void embed(uint32_t table, int64_t positions, Slice x);
+  /// Logits, losses and, when training, the gradient of the logits in their place.
+  void head_losses(Slice hidden, uint32_t table, bool training);
+  /// Backward of head_losses: the table's gradient in vocabulary chunks (one piece each), then d hidden.
+  void head_gradient(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces);
+  /// Backward of embed.
+  void embed_gradient(uint32_t table, int64_t positions, Slice dx);
+
+  int64_t head_dim() const { return options_.width / options_.heads; }
+  int64_t qkv_width() const { return (options_.heads + 2 * options_.kv_heads) * head_dim(); }
+  Slice norm_workspace() const { return norm_workspace_; }
+
+  /// Takes the finished spec.
+  ModelSpec finish(std::string description);
+
+ private:
+  Slice head_part_of(uint32_t table) const;
+
+  ModelOptions options_;
+  Buffers& buffers_;
+  ModelSpec spec_;
+  Slice ids_, targets_, batch_next_, batch_current_;
+  Slice logits_, row_losses_, loss_part_, loss_;
+  Slice norm_workspace_, attention_workspace_;
+};
+
+}  // namespace slipstream::models

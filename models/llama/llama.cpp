@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pieces of Llama, forward and backward, in the order in which they run.
+
+#include "models/llama/llama.h"
+
+#include "engine/base/check.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/swiglu/swiglu.h"
+#include "models/common/blocks.h"
+
+namespace slipstream::models {
+namespace {
+
+struct Norm {
+  uint32_t weight;
+  Slice inv_rms;
+};
+
+struct Layer {
+  uint32_t qkv_weight, out_weight, gate_up_weight, down_weight;
+  Norm norm_1, norm_2;
+  Slice residual_in, normed_1, qkv, lse, attended;  // activations kept for backward
+  Slice residual_mid, normed_2, gate_up, gated;
+};
+
+class Llama {
+ public:
+  Llama(const ModelOptions& options, Buffers& buffers) : o_(options), b_(options, buffers) {}
+
+  ModelSpec build() {
+    declare();
+    b_.take_batch();
+    b_.spec().forward.push_back(b_.current());
+    forward();
+    backward();
+    return b_.finish(fmt::format("llama, {} layers, {} heads ({} key-value), width {}, ffn {}, context {}, vocabulary {}, {} head",
+                                 o_.layers, o_.heads, o_.kv_heads, o_.width, o_.ffn_width, o_.context, o_.vocab,
+                                 o_.tie_embeddings ? "tied" : "untied"));
+  }
+
+ private:
+  void declare() {
+    const int64_t D = o_.width, F = o_.ffn_width, R = b_.rows(), hd = b_.head_dim();
+    const Init normal{Init::Kind::normal, 0.02f}, ones{Init::Kind::ones, 0};
+    table_ = b_.parameter("model.embed_tokens.weight", {o_.vocab, D}, -1, normal);
+    embedded_ = b_.activation("embedded", D);
+    for (int l = 0; l < o_.layers; ++l) {
+      const std::string p = fmt::format("model.layers.{}.", l), a = fmt::format("layer{}.", l);
+      Layer y{};
+      y.norm_1 = {b_.parameter(p + "input_layernorm.weight", {D}, l, ones), b_.statistics(a + "inv_rms_1", R)};
+      const int64_t q = o_.heads * hd * D, kv = o_.kv_heads * hd * D;
+      y.qkv_weight = b_.parameter(ParameterSpec{
+          .tensors = {{p + "self_attn.q_proj.weight", {o_.heads * hd, D}, 0},
+                      {p + "self_attn.k_proj.weight", {o_.kv_heads * hd, D}, q},
+                      {p + "self_attn.v_proj.weight", {o_.kv_heads * hd, D}, q + kv}},
+          .layer = l, .init = normal, .decay = true});
+      y.out_weight = b_.parameter(p + "self_attn.o_proj.weight", {D, o_.heads * hd}, l, normal);
+      y.norm_2 = {b_.parameter(p + "post_attention_layernorm.weight", {D}, l, ones), b_.statistics(a + "inv_rms_2", R)};
+      y.gate_up_weight = b_.parameter(ParameterSpec{.tensors = {{p + "mlp.gate_proj.weight", {F, D}, 0},
+                                                                {p + "mlp.up_proj.weight", {F, D}, F * D}},
+                                                    .layer = l, .init = normal, .decay = true});
+      y.down_weight = b_.parameter(p + "mlp.down_proj.weight", {D, F}, l, normal);
+      y.residual_in = l == 0 ? embedded_ : b_.activation(a + "residual_in", D);
+      y.normed_1 = b_.activation(a + "normed_1", D);
+      y.qkv = b_.activation(a + "qkv", b_.qkv_width());
+      y.lse = b_.statistics(a + "lse", o_.heads * R);
+      y.attended = b_.activation(a + "attended", D);
+      y.residual_mid = b_.activation(a + "residual_mid", D);
+      y.normed_2 = b_.activation(a + "normed_2", D);
+      y.gate_up = b_.activation(a + "gate_up", 2 * F);
+      y.gated = b_.activation(a + "gated", F);
+      layers_.push_back(y);
+    }
+    final_ = {b_.parameter("model.norm.weight", {D}, static_cast<int>(o_.layers), ones), b_.statistics("inv_rms_f", R)};
+    head_ = o_.tie_embeddings ? table_ : b_.parameter("lm_head.weight", {o_.vocab, D}, static_cast<int>(o_.layers), normal);
+    residual_out_ = b_.activation("residual_out", D);
+    hidden_ = b_.activation("hidden", D);
+    const int64_t width_bytes = bytes_of(R * D, o_.dtype);
+    delta_ = b_.scratch("delta", width_bytes);
+    d_residual_ = b_.scratch("d_residual", width_bytes);
+    d_norm_ = b_.scratch("d_norm", width_bytes);
+    d_gated_ = b_.scratch("d_gated", bytes_of(R * F, o_.dtype));
+    d_wide_ = b_.scratch("d_wide", bytes_of(R * std::max(2 * F, b_.qkv_width()), o_.dtype));
+    rotary_ = b_.scratch("rotary_table", bytes_of(o_.context * hd, DType::f32));
+    b_.spec().constants.push_back({rotary_.buffer, [o = o_, hd](std::byte* host) {
+                                     kernels::rope_table(reinterpret_cast<float*>(host), o.context, hd, o.rope_theta);
+                                   }});
+  }
+
+  void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) {
+    const Slice weight = b_.value(n.weight), inv_rms = n.inv_rms;
+    const bool fused = delta.size_bytes > 0;
+    const kernels::RmsNormForward shape{.rows = b_.rows(), .width = o_.width, .eps = o_.norm_eps, .dtype = o_.dtype};
+    std::vector<Slice> reads{x, weight}, writes{y, inv_rms};
+    if (fused) {
+      reads.push_back(delta);
+      writes.push_back(sum);
+    }
+    b_.work("rms_norm", kernels::rms_norm_forward_cost(shape), reads, writes, [=](LaunchContext& c) {
+      kernels::RmsNormForward args = shape;
+      args.x = c.at(x);
+      args.delta = fused ? c.at(delta) : nullptr;
+      args.sum = fused ? c.at(sum) : nullptr;
+      args.weight = c.at(weight);
+      args.y = c.at(y);
+      args.inv_rms = c.as<float>(inv_rms);
+      kernels::rms_norm_forward(c, args);
+    });
+  }
+
+  void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx) {
+    const Slice weight = b_.value(n.weight), dweight = b_.gradient(n.weight), inv_rms = n.inv_rms;
+    const Slice workspace = b_.norm_workspace();
+    const bool with_residual = residual.size_bytes > 0;
+    const kernels::RmsNormBackward shape{.rows = b_.rows(), .width = o_.width, .dtype = o_.dtype};
+    std::vector<Slice> reads{dy, x, weight, inv_rms, dweight};
+    if (with_residual) reads.push_back(residual);
+    b_.work("rms_norm_gradient", kernels::rms_norm_backward_cost(shape), reads, {dx, dweight, workspace},
+            [=](LaunchContext& c) {
+              kernels::RmsNormBackward args = shape;
+              args.dy = c.at(dy);
+              args.x = c.at(x);
+              args.weight = c.at(weight);
+              args.inv_rms = c.as<float>(inv_rms);
+              args.residual = with_residual ? c.at(residual) : nullptr;
+              args.dx = c.at(dx);
+              args.dweight = c.as<float>(dweight);
+              args.workspace = c.as<float>(workspace);
+              args.accumulate = c.frame->micro_batch > 0;
+              kernels::rms_norm_backward(c, args);
+            });
+    b_.ready(n.weight);
+  }
+
+  /// Rotates q and k inside packed qkv, in place; `inverse` is the backward.
+  void rotate(Slice qkv, bool inverse) {
+    const int64_t hd = b_.head_dim(), k_bytes = o_.heads * hd * size_of(o_.dtype);
+    const Slice table = rotary_;
+    const kernels::Rope q{.batch = o_.batch, .tokens = o_.tokens, .heads = o_.heads, .head_dim = hd,
+                          .row_stride = b_.qkv_width(), .theta = o_.rope_theta, .inverse = inverse, .dtype = o_.dtype};
+    kernels::Rope k = q;
+    k.heads = o_.kv_heads;
+    Cost cost = kernels::rope_cost(q);
+    cost += kernels::rope_cost(k);
+    b_.work(inverse ? "rope_inverse" : "rope", cost, {qkv, table}, {qkv}, [=](LaunchContext& c) {
+      kernels::Rope args = q;
+      args.x = c.at(qkv);
+      args.table = c.as<float>(table);
+      kernels::rope(c, args);
+      args = k;
+      args.x = c.at(qkv) + k_bytes;
+      args.table = c.as<float>(table);
+      kernels::rope(c, args);
+    });
+  }
+
+  void swiglu(Slice gate_up, Slice y) {
+    const kernels::SwigluForward shape{.rows = b_.rows(), .width = o_.ffn_width, .dtype = o_.dtype};
+    b_.work("swiglu", kernels::swiglu_forward_cost(shape), {gate_up}, {y}, [=](LaunchContext& c) {
+      kernels::SwigluForward args = shape;
+      args.gate_up = c.at(gate_up);
+      args.y = c.at(y);
+      kernels::swiglu_forward(c, args);
+    });
+  }
+
+  void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up) {
+    const kernels::SwigluBackward shape{.rows = b_.rows(), .width = o_.ffn_width, .dtype = o_.dtype};
+    b_.work("swiglu_gradient", kernels::swiglu_backward_cost(shape), {dy, gate_up}, {dgate_up}, [=](LaunchContext& c) {
+      kernels::SwigluBackward args = shape;
+      args.dy = c.at(dy);
+      args.gate_up = c.at(gate_up);
+      args.dgate_up = c.at(dgate_up);
+      kernels::swiglu_backward(c, args);
+    });
+  }
+
+  void forward() {
+    auto add = [&](uint32_t piece) {
+      b_.spec().forward.push_back(piece);
+      b_.spec().evaluate.push_back(piece);
+    };
+    const int64_t D = o_.width, F = o_.ffn_width;
+    add(b_.begin("embedding", -1));
+    b_.embed(table_, -1, embedded_);
+    for (int l = 0; l < o_.layers; ++l) {
+      const Layer& y = layers_[static_cast<size_t>(l)];
+      add(b_.begin("attention", l));
+      if (l == 0)
+        norm(y.residual_in, {}, {}, y.norm_1, y.normed_1);
+      else
+        norm(layers_[static_cast<size_t>(l) - 1].residual_mid, delta_, y.residual_in, y.norm_1, y.normed_1);
+      b_.linear(y.normed_1, y.qkv_weight, -1, y.qkv, D, b_.qkv_width());
+      rotate(y.qkv, false);
+      b_.attention(y.qkv, y.attended, y.lse);
+      b_.linear(y.attended, y.out_weight, -1, delta_, D, D);
+      add(b_.begin("mlp", l));
+      norm(y.residual_in, delta_, y.residual_mid, y.norm_2, y.normed_2);
+      b_.linear(y.normed_2, y.gate_up_weight, -1, y.gate_up, D, 2 * F);
+      swiglu(y.gate_up, y.gated);
+      b_.linear(y.gated, y.down_weight, -1, delta_, F, D);
+    }
+    add(b_.begin("final_norm", static_cast<int>(o_.layers)));
+    norm(layers_.back().residual_mid, delta_, residual_out_, final_, hidden_);
+    b_.spec().forward.push_back(b_.begin("head", static_cast<int>(o_.layers)));
+    b_.head_losses(hidden_, head_, true);
+    b_.spec().evaluate.push_back(b_.begin("head_evaluate", static_cast<int>(o_.layers)));
+    b_.head_losses(hidden_, head_, false);
+  }
+
+  void backward() {
+    std::vector<uint32_t>& order = b_.spec().backward;
+    const int64_t D = o_.width, F = o_.ffn_width;
+    b_.head_gradient(hidden_, head_, d_norm_, order);
+    order.push_back(b_.begin("final_norm_gradient", static_cast<int>(o_.layers)));
+    norm_gradient(d_norm_, residual_out_, final_, {}, d_residual_);
+    for (int l = static_cast<int>(o_.layers) - 1; l >= 0; --l) {
+      const Layer& y = layers_[static_cast<size_t>(l)];
+      order.push_back(b_.begin("mlp_down_gradient", l));
+      b_.linear_weight_gradient(y.gated, d_residual_, y.down_weight, -1, F, D);
+      order.push_back(b_.begin("mlp_gate_up_gradient", l));
+      b_.linear_input_gradient(d_residual_, y.down_weight, d_gated_, F, D);
+      swiglu_gradient(d_gated_, y.gate_up, d_wide_);
+      b_.linear_weight_gradient(y.normed_2, d_wide_, y.gate_up_weight, -1, D, 2 * F);
+      order.push_back(b_.begin("norm_2_gradient", l));
+      b_.linear_input_gradient(d_wide_, y.gate_up_weight, d_norm_, D, 2 * F);
+      norm_gradient(d_norm_, y.residual_mid, y.norm_2, d_residual_, d_residual_);
+      order.push_back(b_.begin("attention_out_gradient", l));
+      b_.linear_weight_gradient(y.attended, d_residual_, y.out_weight, -1, D, D);
+      order.push_back(b_.begin("attention_qkv_gradient", l));
+      b_.linear_input_gradient(d_residual_, y.out_weight, d_norm_, D, D);
+      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, d_wide_);
+      rotate(d_wide_, true);
+      b_.linear_weight_gradient(y.normed_1, d_wide_, y.qkv_weight, -1, D, b_.qkv_width());
+      order.push_back(b_.begin("norm_1_gradient", l));
+      b_.linear_input_gradient(d_wide_, y.qkv_weight, d_norm_, D, b_.qkv_width());
+      norm_gradient(d_norm_, y.residual_in, y.norm_1, d_residual_, d_residual_);
+    }
+    order.push_back(b_.begin("embedding_gradient", -1));
+    b_.embed_gradient(table_, -1, d_residual_);
+  }
+
+  ModelOptions o_;
+  SpecBuilder b_;
+  std::vector<Layer> layers_;
+  Norm final_{};
+  uint32_t table_ = 0, head_ = 0;
+  Slice embedded_, residual_out_, hidden_, delta_, d_residual_, d_norm_, d_gated_, d_wide_, rotary_;
+};
+
+}  // namespace
+
+ModelSpec build_llama(const ModelOptions& options, Buffers& buffers) {
+  if (options.heads % options.kv_heads != 0)
+    throw ConfigError("[model] kv_heads {} must divide heads {}.", options.kv_heads, options.heads);
+  if ((options.width / options.heads) % 2 != 0)
+    throw ConfigError("[model] rotary positions need an even head size: width {} / heads {} is {}.", options.width,
+                      options.heads, options.width / options.heads);
+  return Llama(options, buffers).build();
+}
+
+}  // namespace slipstream::models

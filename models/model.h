@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Builds the spec of a model: its parameters, buffers and pieces, with explicit forward and backward.
+
+#include <cstdint>
+#include <string>
+
+#include "engine/plan/buffers.h"
+#include "engine/plan/model_spec.h"
+
+namespace slipstream::models {
+
+enum class Family : uint8_t { gpt2, llama };
+
+struct ModelOptions {
+  Family family = Family::gpt2;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t width = 0;
+  int64_t ffn_width = 0;
+  int64_t context = 0;       // longest sequence; learned positions and rotary tables have this many rows
+  int64_t vocab = 0;
+  bool tie_embeddings = true;
+  float rope_theta = 10000;
+  float norm_eps = 1e-5f;
+  DType dtype = DType::f32;  // of weights in use and activations; gradients are float
+
+  int64_t batch = 0;         // sequences of a micro-batch
+  int64_t tokens = 0;        // of a sequence, <= context
+  int64_t global_tokens = 0; // of a step: the gradient is the mean over these
+  int micro_batches = 1;     // of a step, on this rank
+  int ranks = 1;             // that exchange embedding rows
+  bool split_tied_embedding = true;
+  int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: how early the wire may start
+};
+
+/// Adds the model's buffers to `buffers` and returns its spec. Pure but for that.
+/// Throws: ConfigError with the two numbers when sizes do not fit each other.
+ModelSpec build_model(const ModelOptions& options, Buffers& buffers);
+
+/// config.json of the model as Hugging Face's libraries read it.
+std::string hugging_face_config(const ModelOptions& options);
+
+}  // namespace slipstream::models

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The laws of communicators, as one function that every rank calls: ranks may be threads or processes. Failures are
+// collected as sentences, because the test framework belongs to one thread.
+//
+// The oracle adds in a plain loop: rank order 0, 1, ... for `direct`; from the right neighbour round to the owner of a
+// part for `ring`, rounded to the type at each hop.
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/base/check.h"
+#include "engine/base/philox.h"
+#include "engine/device/device.h"
+
+namespace slipstream::contract {
+
+using comm::Communicator;
+using comm::Transfer;
+
+/// One rank of a test: a communicator, a stream, three buffers, and what went wrong.
+class RankTest {
+ public:
+  static constexpr BufferId kFrom = 0, kTo = 1;
+
+  explicit RankTest(Communicator& tested, const std::string& name = "comm")
+      : comm(tested), device_(make_cpu_device()), stream_(device_->make_stream({.name = name})) {}
+
+  void expect(bool condition, const std::string& sentence) {
+    if (!condition && failures.size() < 10) failures.push_back(fmt::format("rank {}: {}", comm.rank(), sentence));
+  }
+  /// Runs `work` on buffers `from` and `to` (which may be one and the same).
+  void run(const Work& work, std::vector<std::byte>& from, std::vector<std::byte>& to) {
+    memory_ = Memory({{from.data(), 0, Instances::one}, {to.data(), 0, Instances::one}});
+    frame_ = {.memory = &memory_};
+    stream_->launch(work, frame_);
+    stream_->synchronize();
+  }
+  /// Enqueues. As run, for a test that waits by itself; `from` and `to` stay the same until then.
+  void launch(const Work& work, std::vector<std::byte>& from, std::vector<std::byte>& to) {
+    memory_ = Memory({{from.data(), 0, Instances::one}, {to.data(), 0, Instances::one}});
+    frame_ = {.memory = &memory_};
+    stream_->launch(work, frame_);
+  }
+  Stream& stream() { return *stream_; }
+
+  Communicator& comm;
+  std::vector<std::string> failures;
+
+ private:
+  Memory memory_;
+  Frame frame_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+};
+
+/// Element `index` of rank `rank`: magnitudes spread over 2^8, so that the order of additions shows in the last bits.
+inline double value_of(const Philox& random, int rank, int64_t index) {
+  const uint64_t bits = random.bits(static_cast<uint64_t>(index) * 64 + static_cast<uint64_t>(rank));
+  const double fraction = static_cast<double>(bits >> 40) * 0x1p-23 - 1.0;
+  return fraction * static_cast<double>(1 << (bits & 7));
+}
+
+template <typename T>
+T make(const Philox& random, int rank, int64_t index) {
+  const double value = value_of(random, rank, index);
+  if constexpr (std::is_same_v<T, bfloat16>) return bfloat16(static_cast<float>(value));
+  else if constexpr (std::is_same_v<T, int32_t>) return static_cast<int32_t>(value * 1000);
+  else return static_cast<T>(value);
+}
+
+template <typename T>
+T add(const std::vector<T>& values, bool round_each_hop) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    float sum = static_cast<float>(values[0]);
+    for (size_t i = 1; i < values.size(); ++i) {
+      sum += static_cast<float>(values[i]);
+      if (round_each_hop) sum = static_cast<float>(bfloat16(sum));
+    }
+    return bfloat16(sum);
+  } else {
+    T sum = values[0];
+    for (size_t i = 1; i < values.size(); ++i) sum += values[i];
+    return sum;
+  }
+}
+
+/// Sum of element `index` as its part's owner gets it.
+template <typename T>
+T expected_sum(const Philox& random, int ranks, int64_t index, int owner, Algorithm algorithm) {
+  std::vector<T> values;
+  for (int step = 0; step < ranks; ++step) {
+    const int rank = algorithm == Algorithm::ring ? (owner + 1 + step) % ranks : step;
+    values.push_back(make<T>(random, rank, index));
+  }
+  return add(values, algorithm == Algorithm::ring);
+}
+
+/// The rank whose part of an all_reduce holds element `index`: parts differ by at most one element, larger ones first.
+inline int owner_of(int64_t index, int64_t elems, int ranks) {
+  int64_t begin = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    begin += elems / ranks + (rank < elems % ranks ? 1 : 0);
+    if (index < begin) return rank;
+  }
+  return ranks - 1;
+}
+
+template <typename T>
+class VerbLaws {
+ public:
+  VerbLaws(RankTest& test, int64_t elems, Algorithm algorithm, uint64_t seed)
+      : test_(test), comm_(test.comm), elems_(elems), algorithm_(algorithm), random_(seed, "values"), seed_(seed) {}
+
+  void all() {
+    for (bool in_place : {false, true}) {
+      all_reduce(in_place);
+      reduce_scatter(in_place);
+    }
+    moves();
+  }
+  void all_reduce(bool in_place) {
+    fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i); });
+    prepare_to(elems_, in_place);
+    const Transfer transfer = make_transfer(elems_, elems_, in_place, 0, 0);
+    const Work work = comm_.all_reduce(transfer);
+    for (int launch = 0; launch < (in_place ? 1 : 3); ++launch) run(work, in_place);
+    check("all_reduce", in_place, elems_, [&](int64_t i) {
+      return expected_sum<T>(random_, ranks(), i, owner_of(i, elems_, ranks()), algorithm_);
+    });
+  }
+  void reduce_scatter(bool in_place) {
+    fill(from_, elems_ * ranks(), [&](int64_t i) { return make<T>(random_, rank(), i); });
+    prepare_to(elems_, in_place);
+    run(comm_.reduce_scatter(make_transfer(elems_ * ranks(), elems_, in_place, 0, rank() * elems_)), in_place);
+    check("reduce_scatter", in_place, elems_, [&](int64_t i) {
+      return expected_sum<T>(random_, ranks(), rank() * elems_ + i, rank(), algorithm_);
+    }, in_place ? rank() * elems_ : 0);
+  }
+  void moves() {
+    for (bool in_place : {false, true}) {
+      fill(from_, in_place ? elems_ * ranks() : elems_, [&](int64_t i) {
+        return in_place ? make<T>(random_, rank(), i - rank() * elems_) : make<T>(random_, rank(), i);
+      });
+      prepare_to(elems_ * ranks(), in_place);
+      run(comm_.all_gather(make_transfer(elems_, elems_ * ranks(), in_place, rank() * elems_, 0)), in_place);
+      check("all_gather", in_place, elems_ * ranks(), [&](int64_t i) {
+        return make<T>(random_, static_cast<int>(i / elems_), i % elems_);
+      });
+      for (int root = 0; root < ranks(); ++root) {
+        fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i); });
+        const bool mine_in_place = in_place && rank() == root;
+        prepare_to(elems_, mine_in_place);
+        run(comm_.broadcast(make_transfer(elems_, elems_, mine_in_place, 0, 0), root), mine_in_place);
+        check("broadcast", mine_in_place, elems_, [&](int64_t i) { return make<T>(random_, root, i); });
+      }
+    }
+    fill(from_, elems_ * ranks(), [&](int64_t i) { return make<T>(random_, rank(), i); });
+    prepare_to(elems_ * ranks(), false);
+    run(comm_.all_to_all(make_transfer(elems_ * ranks(), elems_ * ranks(), false, 0, 0)), false);
+    check("all_to_all", false, elems_ * ranks(), [&](int64_t i) {
+      return make<T>(random_, static_cast<int>(i / elems_), rank() * elems_ + i % elems_);
+    });
+    point_to_point();
+  }
+  void point_to_point() {
+    fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i); });
+    for (int offset = 0; offset < ranks(); ++offset) {  // rings of exchanges, that with itself among them
+      prepare_to(elems_, false);
+      const int to = (rank() + offset) % ranks(), from = (rank() + ranks() - offset) % ranks();
+      run(comm_.exchange(make_transfer(elems_, elems_, false, 0, 0), to, from), false);
+      check("exchange", false, elems_, [&](int64_t i) { return make<T>(random_, from, i); });
+    }
+    for (int sender = 0; sender + 1 < ranks(); ++sender) {
+      prepare_to(elems_, false);
+      const Transfer transfer = make_transfer(elems_, elems_, false, 0, 0);
+      if (rank() == sender) run(comm_.send(transfer, sender + 1), false);
+      if (rank() == sender + 1) run(comm_.recv(transfer, sender), false);
+      if (rank() == sender + 1) check("recv", false, elems_, [&](int64_t i) { return make<T>(random_, sender, i); });
+    }
+  }
+
+ private:
+  int rank() const { return comm_.rank(); }
+  int ranks() const { return comm_.size(); }
+
+  template <typename Value>
+  void fill(std::vector<std::byte>& bytes, int64_t elems, Value value) {
+    bytes.resize(static_cast<size_t>(elems) * sizeof(T) + 64);
+    for (int64_t i = 0; i < elems; ++i) {
+      const T made = value(i);
+      std::memcpy(bytes.data() + static_cast<size_t>(i) * sizeof(T), &made, sizeof(T));
+    }
+  }
+  void prepare_to(int64_t elems, bool in_place) {
+    if (!in_place) to_.assign(static_cast<size_t>(elems) * sizeof(T) + 64, std::byte{0x5a});
+  }
+  Transfer make_transfer(int64_t from_elems, int64_t to_elems, bool in_place, int64_t from_begin, int64_t to_begin) {
+    const auto bytes = [](int64_t elems) { return elems * static_cast<int64_t>(sizeof(T)); };
+    return {.from = {RankTest::kFrom, in_place ? bytes(from_begin) : 0, bytes(from_elems)},
+            .to = {in_place ? RankTest::kFrom : RankTest::kTo, in_place ? bytes(to_begin) : 0, bytes(to_elems)},
+            .elems = elems_, .dtype = dtype_of<T>::value, .algorithm = algorithm_};
+  }
+  void run(const Work& work, bool in_place) { test_.run(work, from_, in_place ? from_ : to_); }
+
+  template <typename Value>
+  void check(const char* verb, bool in_place, int64_t elems, Value expected, int64_t begin = 0) {
+    const std::vector<std::byte>& bytes = in_place ? from_ : to_;
+    for (int64_t i = 0; i < elems; ++i) {
+      const T want = expected(i);
+      if (std::memcmp(&want, bytes.data() + static_cast<size_t>(begin + i) * sizeof(T), sizeof(T)) == 0) continue;
+      test_.expect(false, fmt::format("{} of {} {} on {} ranks ({}, {}, seed {}): element {} has the wrong bits", verb,
+                                      elems_, name_of(dtype_of<T>::value), ranks(), in_place ? "in place" : "apart",
+                                      algorithm_ == Algorithm::ring ? "ring" : "direct", seed_, i));
+      return;
+    }
+    if (in_place) return;
+    for (size_t i = static_cast<size_t>(elems) * sizeof(T); i < bytes.size(); ++i)
+      if (bytes[i] != std::byte{0x5a}) return test_.expect(false, fmt::format("{} wrote behind its end", verb));
+  }
+
+  RankTest& test_;
+  Communicator& comm_;
+  int64_t elems_;
+  Algorithm algorithm_;
+  Philox random_;
+  uint64_t seed_;
+  std::vector<std::byte> from_, to_;
+};
+
+inline void check_verbs(RankTest& test) {
+  uint64_t seed = 1;
+  for (Algorithm algorithm : {Algorithm::direct, Algorithm::ring}) {
+    for (int64_t elems : {0, 1, 7, 1025}) {
+      VerbLaws<float>(test, elems, algorithm, seed++).all();
+      VerbLaws<bfloat16>(test, elems, algorithm, seed++).all();
+      VerbLaws<double>(test, elems, algorithm, seed++).all();
+      VerbLaws<int32_t>(test, elems, algorithm, seed++).moves();
+    }
+    VerbLaws<float>(test, 300007, algorithm, seed++).all_reduce(true);
+    VerbLaws<bfloat16>(test, 300007, algorithm, seed++).reduce_scatter(false);
+    VerbLaws<float>(test, 200003, algorithm, seed++).moves();
+  }
+}
+
+inline void check_split(RankTest& test) {
+  const int rank = test.comm.rank(), ranks = test.comm.size();
+  const auto half = test.comm.split(rank % 2, -rank);  // the keys turn the order around
+  int members = 0, behind = 0;
+  for (int r = rank % 2; r < ranks; r += 2) {
+    ++members;
+    behind += r > rank;
+  }
+  test.expect(half->size() == members, "split gave a group of the wrong size");
+  test.expect(half->rank() == behind, "split did not order by key");
+  RankTest inner(*half);
+  VerbLaws<float>(inner, 1000, Algorithm::direct, 77).all();
+  VerbLaws<float>(inner, 1000, Algorithm::ring, 78).all_reduce(true);
+  test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
+}
+
+/// Two channels of the same ranks in flight at once, launched in opposite orders on even and odd ranks.
+inline void check_concurrent_channels(RankTest& test) {
+  const auto first = test.comm.split(0, test.comm.rank());
+  const auto second = test.comm.split(0, test.comm.rank());
+  RankTest a(*first, "first"), b(*second, "second");
+  constexpr int64_t kElems = 50000;
+  std::vector<std::byte> x(kElems * 4), y(kElems * 4);
+  std::vector<float> ones(kElems, 1.0f + static_cast<float>(test.comm.rank()));
+  std::memcpy(x.data(), ones.data(), x.size());
+  std::memcpy(y.data(), ones.data(), y.size());
+  const Slice whole{RankTest::kFrom, 0, kElems * 4};
+  const Transfer transfer{.from = whole, .to = whole, .elems = kElems};
+  const Work on_a = first->all_reduce(transfer), on_b = second->all_reduce(transfer);
+  const bool even = test.comm.rank() % 2 == 0;
+  (even ? a : b).launch(even ? on_a : on_b, even ? x : y, even ? x : y);
+  (even ? b : a).launch(even ? on_b : on_a, even ? y : x, even ? y : x);
+  a.stream().synchronize();
+  b.stream().synchronize();
+  const float n = static_cast<float>(test.comm.size());
+  float got[2];
+  std::memcpy(&got[0], x.data() + x.size() - 4, 4);
+  std::memcpy(&got[1], y.data(), 4);
+  test.expect(got[0] == n * (n + 1) / 2 && got[1] == got[0], "two channels at once gave wrong sums");
+}
+
+template <typename Function>
+bool throws_comm_error(Function function) {
+  try {
+    function();
+  } catch (const CommError&) {
+    return true;
+  }
+  return false;
+}
+
+inline void check_bad_input(RankTest& test) {
+  Communicator& comm = test.comm;
+  const Transfer good{.from = {0, 0, 400}, .to = {1, 0, 400}, .elems = 100};
+  const auto with = [&](auto change) {
+    Transfer bad = good;
+    change(bad);
+    return bad;
+  };
+  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.elems = 101; })); }), "a short slice passed");
+  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.elems = -1; })); }), "elems -1 passed");
+  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.dtype = DType::i32; })); }), "i32 summed");
+  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.to = {0, 40, 400}; })); }), "overlap passed");
+  test.expect(throws_comm_error([&] { comm.broadcast(good, comm.size()); }), "a root outside the group passed");
+  test.expect(throws_comm_error([&] { comm.send(good, comm.rank()); }), "a send to oneself passed");
+  test.expect(throws_comm_error([&] { comm.exchange(with([](Transfer& t) { t.to = t.from; }), 0, 0); }), "aliasing passed");
+}
+
+/// The last rank stays away and aborts; all others are inside a transfer and must come out with CommError.
+inline void check_abort(RankTest& test, bool abort_reaches_the_others) {
+  const auto group = test.comm.split(0, test.comm.rank());
+  const bool away = test.comm.rank() == test.comm.size() - 1;
+  std::vector<std::byte> bytes(400);
+  const Slice whole{RankTest::kFrom, 0, 400};
+  const Transfer transfer{.from = whole, .to = whole, .elems = 100};
+  RankTest inner(*group);
+  const Work work = group->all_reduce(transfer);
+  if (!away) inner.launch(work, bytes, bytes);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  if (away || !abort_reaches_the_others) group->abort();
+  if (!away) test.expect(throws_comm_error([&] { inner.stream().synchronize(); }), "abort did not wake a transfer");
+  RankTest later(*group);
+  group->abort();
+  test.expect(throws_comm_error([&] { later.run(work, bytes, bytes); }), "a work after abort ran");
+}
+
+/// All laws but abort, for one rank.
+inline void check_communicator(RankTest& test) {
+  check_verbs(test);
+  check_split(test);
+  check_concurrent_channels(test);
+  check_bad_input(test);
+}
+
+/// Runs `body(rank test)` for every communicator of a thread world; returns the failures of all ranks.
+template <typename Body>
+std::vector<std::string> on_all_ranks(std::vector<std::unique_ptr<Communicator>>& world, Body body) {
+  std::vector<std::vector<std::string>> failures(world.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < world.size(); ++rank)
+    threads.emplace_back([&, rank] {
+      RankTest test(*world[rank]);
+      try {
+        body(test);
+      } catch (const std::exception& error) {
+        test.failures.push_back(fmt::format("rank {}: {}", rank, error.what()));
+        world[rank]->abort();
+      }
+      failures[rank] = test.failures;
+    });
+  for (std::thread& thread : threads) thread.join();
+  std::vector<std::string> all;
+  for (const auto& some : failures) all.insert(all.end(), some.begin(), some.end());
+  return all;
+}
+
+}  // namespace slipstream::contract

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicator contract on ranks that are threads.
+
+#include "comm/thread/thread_world.h"
+#include "tests/contract/communicator_contract.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using contract::RankTest;
+
+namespace {
+
+std::string joined(const std::vector<std::string>& failures) {
+  std::string text;
+  for (const std::string& failure : failures) text += failure + "\n";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("thread communicators keep the contract") {
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    auto world = comm::make_thread_world(ranks);
+    CHECK(joined(contract::on_all_ranks(world, contract::check_communicator)) == "");
+    CHECK(joined(contract::on_all_ranks(world, [](RankTest& test) { contract::check_abort(test, true); })) == "");
+  }
+}
+
+TEST_CASE("the last entry is known after a collective, and lies between the ranks' launches and its end") {
+  auto world = comm::make_thread_world(3);
+  const auto failures = contract::on_all_ranks(world, [](RankTest& test) {
+    std::vector<std::byte> bytes(400);
+    const Slice whole{RankTest::kFrom, 0, 400};
+    const Work work = test.comm.all_reduce({.from = whole, .to = whole, .elems = 100});
+    if (test.comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    test.run(work, bytes, bytes);
+    std::vector<Span> spans;
+    test.stream().drain(spans);
+    const int64_t entered = comm::last_entry_ns(work);
+    test.expect(entered <= spans.at(0).end_ns, "the last entry lies after the end");
+    if (test.comm.rank() == 1) test.expect(entered >= spans.at(0).begin_ns, "the late rank was not the last");
+    if (test.comm.rank() == 0) test.expect(entered - spans.at(0).begin_ns >= 1000000, "the wait for the late rank is not seen");
+  });
+  CHECK(joined(failures) == "");
+}
+
+TEST_CASE("ranks that disagree are told, and nobody hangs") {
+  auto world = comm::make_thread_world(2);
+  const auto failures = contract::on_all_ranks(world, [](RankTest& test) {
+    std::vector<std::byte> bytes(400);
+    const Slice whole{RankTest::kFrom, 0, 400};
+    const Work work = test.comm.all_reduce({.from = whole, .to = whole, .elems = 100 - test.comm.rank()});
+    test.run(work, bytes, bytes);
+  });
+  REQUIRE(failures.size() == 2);
+  CHECK(joined(failures).find("same verbs in the same order") != std::string::npos);
+}
+
+TEST_CASE("a peer that never comes is named after the timeout") {
+  auto world = comm::make_thread_world(2, {.timeout_seconds = 0.05});
+  const auto failures = contract::on_all_ranks(world, [](RankTest& test) {
+    if (test.comm.rank() == 1) return;
+    std::vector<std::byte> bytes(400);
+    const Slice whole{RankTest::kFrom, 0, 400};
+    test.run(test.comm.all_reduce({.from = whole, .to = whole, .elems = 100}), bytes, bytes);
+  });
+  REQUIRE(failures.size() == 1);
+  CHECK(failures[0].find("all_reduce of 100 float32") != std::string::npos);
+  CHECK(failures[0].find("for rank 1") != std::string::npos);
+}
