@@ -4,15 +4,15 @@
 #include "kernels/adamw/adamw.h"
 
 #include "kernels/adamw/adamw_cpu.h"
-#include "kernels/common/require.h"
+#include "kernels/common/checks.h"
 
 namespace slipstream::kernels {
 
 void adamw(LaunchContext& context, const Adamw& args) {
-  require_cpu(context, "adamw");
-  require_sizes("adamw", {args.elems});
+  if (context.kind != DeviceKind::cpu) no_kernel("adamw", context.kind);
+  require_at_least("adamw", "elems", args.elems, 0);
   if (args.elems == 0) return;
-  require_operands("adamw", {args.parameters, args.m, args.v, args.gradient, args.scalars});
+  require_pointers("adamw", {args.parameters, args.m, args.v, args.gradient, args.scalars});
   SLIP_CALL_ISA(adamw_cpu(context, args))
 }
 

@@ -4,25 +4,25 @@
 #include "kernels/cast/cast.h"
 
 #include "kernels/cast/cast_cpu.h"
-#include "kernels/common/require.h"
+#include "kernels/common/checks.h"
 
 namespace slipstream::kernels {
 
 void cast(LaunchContext& context, const Cast& args) {
-  require_cpu(context, "cast");
-  require_sizes("cast", {args.elems});
-  require_float("cast", args.from_dtype);
-  require_float("cast", args.to_dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("cast", context.kind);
+  require_at_least("cast", "elems", args.elems, 0);
+  require_activation_dtype("cast", args.from_dtype);
+  require_activation_dtype("cast", args.to_dtype);
   if (args.elems == 0) return;
-  require_operands("cast", {args.from, args.to});
+  require_pointers("cast", {args.from, args.to});
   SLIP_CALL_ISA(cast_cpu(context, args))
 }
 
 void add(LaunchContext& context, const Add& args) {
-  require_cpu(context, "add");
-  require_sizes("add", {args.elems});
+  if (context.kind != DeviceKind::cpu) no_kernel("add", context.kind);
+  require_at_least("add", "elems", args.elems, 0);
   if (args.elems == 0) return;
-  require_operands("add", {args.x, args.y});
+  require_pointers("add", {args.x, args.y});
   SLIP_CALL_ISA(add_cpu(context, args))
 }
 

@@ -3,21 +3,24 @@
 
 #include "kernels/cross_entropy/cross_entropy.h"
 
-#include "kernels/common/require.h"
+#include "engine/base/check.h"
+#include "kernels/common/checks.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
 
 namespace slipstream::kernels {
 
 void cross_entropy(LaunchContext& context, const CrossEntropy& args) {
-  require_cpu(context, "cross_entropy");
-  require_sizes("cross_entropy", {args.rows, args.vocab, args.stride});
-  require_float("cross_entropy", args.dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("cross_entropy", context.kind);
+  require_at_least("cross_entropy", "rows", args.rows, 0);
+  require_at_least("cross_entropy", "vocab", args.vocab, 0);
+  require_at_least("cross_entropy", "stride", args.stride, 0);
+  require_activation_dtype("cross_entropy", args.dtype);
   if (args.stride < args.vocab)
     throw ShapeError("[cross_entropy] rows of logits overlap: got stride = {}, need at least vocab = {}.", args.stride,
                      args.vocab);
-  require_operands("cross_entropy", {args.loss_sum});
+  require_pointers("cross_entropy", {args.loss_sum});
   if (args.rows > 0) {
-    require_operands("cross_entropy", {args.logits, args.targets, args.row_losses});
+    require_pointers("cross_entropy", {args.logits, args.targets, args.row_losses});
     for (int64_t row = 0; row < args.rows; ++row)
       if (args.targets[row] < 0 || args.targets[row] >= args.vocab)
         throw DataError("[cross_entropy] target {} of row {} is outside the vocabulary of {}. Tokenize the data again with "

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/common/require.h"
+#include "engine/base/check.h"
+#include "kernels/common/checks.h"
 #include "kernels/embedding/embedding_cpu.h"
 #include "kernels/embedding/row_lists.h"
 
@@ -38,59 +39,72 @@ Chains chains_of(const int32_t* ids, int64_t count, int64_t vocab) {
 }  // namespace
 
 void embedding_forward(LaunchContext& context, const EmbeddingForward& args) {
-  require_cpu(context, "embedding_forward");
-  require_sizes("embedding_forward", {args.batch, args.tokens, args.width, args.vocab});
-  require_float("embedding_forward", args.dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("embedding_forward", context.kind);
+  require_at_least("embedding_forward", "batch", args.batch, 0);
+  require_at_least("embedding_forward", "tokens", args.tokens, 0);
+  require_at_least("embedding_forward", "width", args.width, 0);
+  require_at_least("embedding_forward", "vocab", args.vocab, 0);
+  require_activation_dtype("embedding_forward", args.dtype);
   if (args.batch * args.tokens * args.width == 0) return;
-  require_operands("embedding_forward", {args.ids, args.table, args.y});
+  require_pointers("embedding_forward", {args.ids, args.table, args.y});
   require_ids("embedding_forward", args.ids, args.batch * args.tokens, args.vocab);
   SLIP_CALL_ISA(embedding_forward_cpu(context, args))
 }
 
 void embedding_backward(LaunchContext& context, const EmbeddingBackward& args) {
-  require_cpu(context, "embedding_backward");
-  require_sizes("embedding_backward", {args.rows, args.width, args.vocab});
-  require_float("embedding_backward", args.dtype);
-  if (args.rows > 0) require_operands("embedding_backward", {args.ids, args.dy});
+  if (context.kind != DeviceKind::cpu) no_kernel("embedding_backward", context.kind);
+  require_at_least("embedding_backward", "rows", args.rows, 0);
+  require_at_least("embedding_backward", "width", args.width, 0);
+  require_at_least("embedding_backward", "vocab", args.vocab, 0);
+  require_activation_dtype("embedding_backward", args.dtype);
+  if (args.rows > 0) require_pointers("embedding_backward", {args.ids, args.dy});
   if (args.vocab * args.width == 0 && args.rows == 0) return;
-  require_operands("embedding_backward", {args.dtable});
+  require_pointers("embedding_backward", {args.dtable});
   require_ids("embedding_backward", args.ids, args.rows, std::max<int64_t>(args.vocab, 1));
   SLIP_CALL_ISA(embedding_backward_cpu(context, args))
 }
 
 void position_backward(LaunchContext& context, const PositionBackward& args) {
-  require_cpu(context, "position_backward");
-  require_sizes("position_backward", {args.batch, args.tokens, args.width, args.positions});
-  require_float("position_backward", args.dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("position_backward", context.kind);
+  require_at_least("position_backward", "batch", args.batch, 0);
+  require_at_least("position_backward", "tokens", args.tokens, 0);
+  require_at_least("position_backward", "width", args.width, 0);
+  require_at_least("position_backward", "positions", args.positions, 0);
+  require_activation_dtype("position_backward", args.dtype);
   if (args.positions < args.tokens)
     throw ShapeError("[position_backward] {} tokens need as many positions: got {}.", args.tokens, args.positions);
   if (args.positions * args.width == 0) return;
-  require_operands("position_backward", {args.dpositions});
-  if (args.batch * args.tokens > 0) require_operands("position_backward", {args.dy});
+  require_pointers("position_backward", {args.dpositions});
+  if (args.batch * args.tokens > 0) require_pointers("position_backward", {args.dy});
   SLIP_CALL_ISA(position_backward_cpu(context, args))
 }
 
 void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args) {
-  require_cpu(context, "embedding_rows_pack");
-  require_sizes("embedding_rows_pack", {args.capacity, args.tokens_total, args.width});
-  require_float("embedding_rows_pack", args.dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("embedding_rows_pack", context.kind);
+  require_at_least("embedding_rows_pack", "capacity", args.capacity, 0);
+  require_at_least("embedding_rows_pack", "tokens_total", args.tokens_total, 0);
+  require_at_least("embedding_rows_pack", "width", args.width, 0);
+  require_activation_dtype("embedding_rows_pack", args.dtype);
   if (args.capacity != args.tokens_total)
     throw ShapeError("[embedding_rows_pack] a row per token: got capacity = {}, need tokens_total = {}.", args.capacity,
                      args.tokens_total);
   if (args.tokens_total == 0) return;
-  require_operands("embedding_rows_pack", {args.ids, args.row_ids});
-  if (args.width > 0) require_operands("embedding_rows_pack", {args.dy, args.rows});
+  require_pointers("embedding_rows_pack", {args.ids, args.row_ids});
+  if (args.width > 0) require_pointers("embedding_rows_pack", {args.dy, args.rows});
   const int64_t vocab = require_ids("embedding_rows_pack", args.ids, args.tokens_total, 0);
   const Chains chains = chains_of(args.ids, args.tokens_total, vocab);
   SLIP_CALL_ISA(embedding_rows_pack_cpu(context, args, chains))
 }
 
 void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {
-  require_cpu(context, "embedding_rows_add");
-  require_sizes("embedding_rows_add", {args.ranks, args.capacity, args.width, args.vocab});
+  if (context.kind != DeviceKind::cpu) no_kernel("embedding_rows_add", context.kind);
+  require_at_least("embedding_rows_add", "ranks", args.ranks, 0);
+  require_at_least("embedding_rows_add", "capacity", args.capacity, 0);
+  require_at_least("embedding_rows_add", "width", args.width, 0);
+  require_at_least("embedding_rows_add", "vocab", args.vocab, 0);
   const int64_t count = args.ranks * args.capacity;
   if (count * args.width == 0) return;
-  require_operands("embedding_rows_add", {args.row_ids, args.rows, args.dtable});
+  require_pointers("embedding_rows_add", {args.row_ids, args.rows, args.dtable});
   require_ids("embedding_rows_add", args.row_ids, count, std::max<int64_t>(args.vocab, 1), -1);
   const Chains chains = chains_of(args.row_ids, count, args.vocab);
   SLIP_CALL_ISA(embedding_rows_add_cpu(context, args, chains))

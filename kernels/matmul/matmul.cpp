@@ -9,7 +9,8 @@
 #include <memory>
 
 #include "engine/base/units.h"
-#include "kernels/common/require.h"
+#include "engine/base/check.h"
+#include "kernels/common/checks.h"
 #include "kernels/matmul/matmul_cpu.h"
 #include "kernels/matmul/product.h"
 
@@ -61,36 +62,43 @@ TileSplit split_tiles(int64_t m, int64_t n, int64_t k, int threads) {
 }
 
 void matmul_forward(LaunchContext& context, const MatmulForward& args) {
-  require_cpu(context, "matmul_forward");
-  require_sizes("matmul_forward", {args.rows, args.in, args.out});
-  require_float("matmul_forward", args.dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("matmul_forward", context.kind);
+  require_at_least("matmul_forward", "rows", args.rows, 0);
+  require_at_least("matmul_forward", "in", args.in, 0);
+  require_at_least("matmul_forward", "out", args.out, 0);
+  require_activation_dtype("matmul_forward", args.dtype);
   if (args.rows == 0 || args.out == 0) return;
-  require_operands("matmul_forward", {args.y});
-  if (args.in > 0) require_operands("matmul_forward", {args.x, args.weight});
+  require_pointers("matmul_forward", {args.y});
+  if (args.in > 0) require_pointers("matmul_forward", {args.x, args.weight});
   SLIP_CALL_ISA(matmul_forward_cpu(context, args))
 }
 
 void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args) {
-  require_cpu(context, "matmul_backward_input");
-  require_sizes("matmul_backward_input", {args.rows, args.in, args.out});
-  require_float("matmul_backward_input", args.dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("matmul_backward_input", context.kind);
+  require_at_least("matmul_backward_input", "rows", args.rows, 0);
+  require_at_least("matmul_backward_input", "in", args.in, 0);
+  require_at_least("matmul_backward_input", "out", args.out, 0);
+  require_activation_dtype("matmul_backward_input", args.dtype);
   if (args.rows == 0 || args.in == 0) return;
-  require_operands("matmul_backward_input", {args.dx});
-  if (args.out > 0) require_operands("matmul_backward_input", {args.dy, args.weight});
+  require_pointers("matmul_backward_input", {args.dx});
+  if (args.out > 0) require_pointers("matmul_backward_input", {args.dy, args.weight});
   SLIP_CALL_ISA(matmul_backward_input_cpu(context, args))
 }
 
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
-  require_cpu(context, "matmul_backward_weight");
-  require_sizes("matmul_backward_weight", {args.rows, args.in, args.out, args.dy_stride});
-  require_float("matmul_backward_weight", args.dtype);
+  if (context.kind != DeviceKind::cpu) no_kernel("matmul_backward_weight", context.kind);
+  require_at_least("matmul_backward_weight", "rows", args.rows, 0);
+  require_at_least("matmul_backward_weight", "in", args.in, 0);
+  require_at_least("matmul_backward_weight", "out", args.out, 0);
+  require_at_least("matmul_backward_weight", "dy_stride", args.dy_stride, 0);
+  require_activation_dtype("matmul_backward_weight", args.dtype);
   if (stride_of(args) < args.out)
     throw ShapeError("[matmul_backward_weight] rows of dy overlap: got dy_stride = {}, need at least out = {}.", args.dy_stride,
                      args.out);
   if (args.out == 0 || (args.in == 0 && args.dbias == nullptr)) return;
-  if (args.in > 0) require_operands("matmul_backward_weight", {args.dweight});
-  if (args.rows > 0) require_operands("matmul_backward_weight", {args.dy});
-  if (args.rows > 0 && args.in > 0) require_operands("matmul_backward_weight", {args.x});
+  if (args.in > 0) require_pointers("matmul_backward_weight", {args.dweight});
+  if (args.rows > 0) require_pointers("matmul_backward_weight", {args.dy});
+  if (args.rows > 0 && args.in > 0) require_pointers("matmul_backward_weight", {args.x});
   MatmulBackwardWeight resolved = args;
   resolved.dy_stride = stride_of(args);
   SLIP_CALL_ISA(matmul_backward_weight_cpu(context, resolved))

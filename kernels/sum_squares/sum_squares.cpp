@@ -3,16 +3,16 @@
 
 #include "kernels/sum_squares/sum_squares.h"
 
-#include "kernels/common/require.h"
+#include "kernels/common/checks.h"
 #include "kernels/sum_squares/sum_squares_cpu.h"
 
 namespace slipstream::kernels {
 
 void sum_squares(LaunchContext& context, const SumSquares& args) {
-  require_cpu(context, "sum_squares");
-  require_sizes("sum_squares", {args.elems});
-  require_operands("sum_squares", {args.result});
-  if (args.elems > 0) require_operands("sum_squares", {args.x});
+  if (context.kind != DeviceKind::cpu) no_kernel("sum_squares", context.kind);
+  require_at_least("sum_squares", "elems", args.elems, 0);
+  require_pointers("sum_squares", {args.result});
+  if (args.elems > 0) require_pointers("sum_squares", {args.x});
   SLIP_CALL_ISA(sum_squares_cpu(context, args))
 }
 
