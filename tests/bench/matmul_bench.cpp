@@ -2,6 +2,9 @@
 // The products of a linear layer against direct calls of oneDNN's sgemm on its own OpenMP threads.
 
 #include <omp.h>
+#include <sched.h>
+#include <unistd.h>
+
 #include <oneapi/dnnl/dnnl.h>
 
 #include <cstdlib>
@@ -44,6 +47,13 @@ void run(const Shape& s, int threads) {
   ThreadPool pool(threads);
   LaunchContext context;
   context.pool = &pool;
+  // One thread per core on both sides: with other programs about, the scheduler wakes both threads of a pool on one.
+  pool.parallel_for(threads, 1, [](int64_t core, int64_t) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(core), &set);
+    sched_setaffinity(0, sizeof set, &set);
+  });
   // Our pool's threads hold OpenMP to one thread; the direct calls come from a thread that never touches it.
   const auto direct = [&](auto&& body) {
     return [&, body] {
@@ -70,7 +80,12 @@ void run(const Shape& s, int threads) {
 
 /// Usage: matmul_bench [threads...]; 1 and 2 by default.
 int main(int argc, char** argv) {
-  setenv("OMP_WAIT_POLICY", "passive", 0);
+  // OpenMP reads these when it is loaded: without the first its idle threads spin through our turn.
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    setenv("OMP_PROC_BIND", "true", 1);
+    execv("/proc/self/exe", argv);
+  }
   std::vector<int> threads;
   for (int i = 1; i < argc; ++i) threads.push_back(std::stoi(argv[i]));
   if (threads.empty()) threads = {1, 2};
