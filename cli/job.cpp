@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
 #include "engine/config/validate.h"
 
@@ -101,6 +103,18 @@ FinishedJob build_finished_job(const JobRequest& request) {
   finish(job.evaluate);
   finished.proof = finish(job.train);
   return finished;
+}
+
+double rehearsed_step_ms(const Job& job, const std::vector<int64_t>& item_ns, const comm::Price& otherwise) {
+  comm::MeasuredPrice price(otherwise);
+  std::vector<int64_t> local = item_ns;
+  for (ItemId i = 0; i < job.train.size(); ++i)
+    if (is_communication(job.train[i].op)) local[i] = -1;
+  price.set(job.train, std::move(local));
+  const std::vector<const Plan*> runs(3, &job.train);
+  const comm::RankRuns rank{.rank = job.options.rank, .runs = runs, .seams = comm::link_all(runs, job.channels)};
+  const comm::Rehearsal rehearsal = comm::rehearse(job.mesh, job.channels, {&rank, 1}, price);
+  return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
 }
 
 Machine machine_of(const RunConfig& config, const std::string& path, int threads) {

@@ -4,7 +4,9 @@
 #include "cli/rank.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
@@ -48,6 +50,9 @@ Rank::Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
   train_works_ = bind_works(*job_, job_->train, options.update, verbs, load);
   evaluate_works_ = bind_works(*job_, job_->evaluate, options.update, verbs, load);
   prime_works_ = bind_works(*job_, job_->prime, options.update, verbs, load);
+  for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
+    train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads, job_->train.spine[i].writes,
+                       [ns = options.paced_item_ns[i]](LaunchContext&) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }};
   if (options.delay_max_ns > 0) device_->inject_delays(options.delay_seed, options.delay_max_ns);
   std::vector<Stream*> streams;
   for (ChannelId c = 0; c < job_->channels.size(); ++c) {

@@ -19,7 +19,8 @@ void check(std::string_view op, const Args& args) {
   require_at_least(op, "kv_heads", args.kv_heads, 1);
   require_at_least(op, "head_dim", args.head_dim, 1);
   if (args.heads % args.kv_heads != 0)
-    throw ShapeError("[{}] {} heads cannot share {} key-value heads: need a divisor of heads.", op, args.heads, args.kv_heads);
+    throw ShapeError("[{}] {} heads cannot share {} key-value heads: need a divisor of heads.", op, args.heads,
+                     args.kv_heads);
   if (args.head_dim > kAttentionHeadDimMax)
     throw ShapeError("[{}] head_dim is {}, need at most {}. Use more heads.", op, args.head_dim, kAttentionHeadDimMax);
   if (!(args.scale > 0.0f)) throw ShapeError("[{}] scale is {}, need a positive number.", op, args.scale);
@@ -53,13 +54,18 @@ void attention_backward(LaunchContext& context, const AttentionBackward& args) {
   require_at_least(op, "dq_stride", args.dq_stride, args.heads * args.head_dim);
   require_at_least(op, "dkv_stride", args.dkv_stride, args.kv_heads * args.head_dim);
   if (args.batch * args.tokens == 0) return;
-  require_pointers(op, {args.dout, args.q, args.k, args.v, args.out, args.lse, args.dq, args.dk, args.dv, args.workspace});
+  require_pointers(op,
+                   {args.dout, args.q, args.k, args.v, args.out, args.lse, args.dq, args.dk, args.dv, args.workspace});
   if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
   SLIP_CALL_ISA(attention_backward_cpu(context, args));
 }
 
-Cost attention_forward_cost(const AttentionForward& args) { return cost(args, 2, 2); }
-Cost attention_backward_cost(const AttentionBackward& args) { return cost(args, 5, 4); }
+Cost attention_forward_cost(const AttentionForward& args) {
+  return cost(args, 2, 2);
+}
+Cost attention_backward_cost(const AttentionBackward& args) {
+  return cost(args, 5, 4);
+}
 
 int64_t attention_backward_workspace_elems(const AttentionBackward& args) {
   // dk and dv of every key-value head in float, rows padded to whole tiles of the widest instruction set.

@@ -15,15 +15,19 @@ namespace slipstream::kernels {
 /// The widest head that the kernels hold in scratch.
 constexpr int64_t kAttentionHeadDimMax = 256;
 
-/// out[t] = sum over s <= t of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale * q[t].k[s]).
+/// out[t] = sum over s <= t of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale *
+/// q[t].k[s]).
 ///
-/// Shapes:  row of token t of sequence b of q (of k, v, out) is at (b*T + t) * q_stride (kv_stride, out_stride) elements;
-///          head h is at + h*E, so q, k and v may lie in one packed row; heads share key-value head h / (H/G); lse [B, H, T]
+/// Shapes:  row of token t of sequence b of q (of k, v, out) is at (b*T + t) * q_stride (kv_stride, out_stride)
+/// elements;
+///          head h is at + h*E, so q, k and v may lie in one packed row; heads share key-value head h / (H/G); lse [B,
+///          H, T]
 /// Types:   q, k, v, out f32 or bf16; scores, softmax and sums f32; lse f32
 /// Alias:   none: out is apart from q, k, v
 /// Cost:    4·B·H·E·T(T+1)/2 flops; (2·H + 2·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
-/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its row
-/// Source:  Dao 2023, arXiv:2307.08691 (blocks, running maximum and sum); Ainslie et al. 2023, arXiv:2305.13245 (groups)
+/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its
+/// row Source:  Dao 2023, arXiv:2307.08691 (blocks, running maximum and sum); Ainslie et al. 2023, arXiv:2305.13245
+/// (groups)
 struct AttentionForward {
   const void* q = nullptr;
   const void* k = nullptr;

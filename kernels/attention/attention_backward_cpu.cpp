@@ -10,17 +10,17 @@ namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
 struct alignas(64) Scratch {
-  float q[kBlock * kHeadDimMax];       // [queries, padded head_dim]
+  float q[kBlock * kHeadDimMax];  // [queries, padded head_dim]
   float dout[kBlock * kHeadDimMax];
-  float q_t[kHeadDimMax * kBlock];     // [head_dim, queries]
+  float q_t[kHeadDimMax * kBlock];  // [head_dim, queries]
   float dout_t[kHeadDimMax * kBlock];
-  float k[kBlock * kHeadDimMax];       // [keys, padded head_dim]
-  float v[kBlock * kHeadDimMax];       // only for bf16
-  float dq[kBlock * kHeadDimMax];      // [queries, padded head_dim]
-  float weights[kBlock * kBlock];      // [keys, queries]: scores, then weights
-  float dscores[kBlock * kBlock];      // [keys, queries]: gradients of weights, then of scaled scores
+  float k[kBlock * kHeadDimMax];   // [keys, padded head_dim]
+  float v[kBlock * kHeadDimMax];   // only for bf16
+  float dq[kBlock * kHeadDimMax];  // [queries, padded head_dim]
+  float weights[kBlock * kBlock];  // [keys, queries]: scores, then weights
+  float dscores[kBlock * kBlock];  // [keys, queries]: gradients of weights, then of scaled scores
   float lse[kBlock];
-  float dot[kBlock];                   // dout . out of each query
+  float dot[kBlock];  // dout . out of each query
 };
 
 /// The pair of blocks at hand; query i sees key s if s <= i + ahead.
@@ -38,7 +38,8 @@ struct Pair {
 };
 
 /// weights = exp(scale * scores - lse), dscores = weights * (dweights - dot), zero where the key is masked.
-inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_t first_query, float scale, Vf lse, Vf dot) {
+inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_t first_query, float scale, Vf lse,
+                            Vf dot) {
   const int64_t open = least(keys, first_query + 1);
   int64_t s = 0;
   for (; s < open; ++s) {
@@ -62,8 +63,8 @@ inline void make_weights(Scratch& scratch, const Pair& pair) {
     const int64_t seen = least(pair.keys, i + kTileCols + pair.ahead);
     for (int64_t s = 0; s < seen; s += kTileRows) {
       const int64_t rows = least(kTileRows, seen - s);
-      tile<false>(rows, Rows{scratch.k + s * width, width}, scratch.q_t + i, kBlock, scratch.weights + s * kBlock + i, kBlock,
-                  pair.head_dim);
+      tile<false>(rows, Rows{scratch.k + s * width, width}, scratch.q_t + i, kBlock, scratch.weights + s * kBlock + i,
+                  kBlock, pair.head_dim);
       tile<false>(rows, Rows{pair.v + s * pair.v_stride, pair.v_stride}, scratch.dout_t + i, kBlock,
                   scratch.dscores + s * kBlock + i, kBlock, pair.head_dim);
     }
@@ -108,15 +109,15 @@ inline void add_block(Scratch& scratch, const Pair& pair) {
 
 /// dot[i] = dout[i] . out[i]; lanes beyond `queries` are 0, as is their lse.
 template <typename T>
-inline void prepare_queries(Scratch& scratch, const AttentionBackward& args, int64_t sequence, int64_t head, int64_t begin,
-                            int64_t queries) {
+inline void prepare_queries(Scratch& scratch, const AttentionBackward& args, int64_t sequence, int64_t head,
+                            int64_t begin, int64_t queries) {
   const int64_t width = padded(args.head_dim);
   const int64_t row = sequence * args.tokens + begin;
   const T* const out = static_cast<const T*>(args.out) + row * args.out_stride + head * args.head_dim;
-  pack(static_cast<const T*>(args.q) + row * args.q_stride + head * args.head_dim, args.q_stride, queries, args.head_dim,
-       scratch.q);
-  pack(static_cast<const T*>(args.dout) + row * args.out_stride + head * args.head_dim, args.out_stride, queries, args.head_dim,
-       scratch.dout);
+  pack(static_cast<const T*>(args.q) + row * args.q_stride + head * args.head_dim, args.q_stride, queries,
+       args.head_dim, scratch.q);
+  pack(static_cast<const T*>(args.dout) + row * args.out_stride + head * args.head_dim, args.out_stride, queries,
+       args.head_dim, scratch.dout);
   transpose(scratch.q, width, queries, width, scratch.q_t);
   transpose(scratch.dout, width, queries, width, scratch.dout_t);
   for (int64_t i = 0; i < kBlock; ++i) {
@@ -130,8 +131,8 @@ inline void prepare_queries(Scratch& scratch, const AttentionBackward& args, int
 }
 
 template <typename T>
-inline void one_key_value_head(Scratch& scratch, const AttentionBackward& args, int64_t sequence, int64_t kv_head, float* dk,
-                               float* dv) {
+inline void one_key_value_head(Scratch& scratch, const AttentionBackward& args, int64_t sequence, int64_t kv_head,
+                               float* dk, float* dv) {
   const int64_t width = padded(args.head_dim);
   const int64_t group = args.heads / args.kv_heads;
   const int64_t blocks = (args.tokens + kBlock - 1) / kBlock;
@@ -147,8 +148,8 @@ inline void one_key_value_head(Scratch& scratch, const AttentionBackward& args, 
       prefetch_block<T>(args, (sequence * args.heads + head) * blocks + begin / kBlock + 1);
       for (int64_t key = 0; key <= begin; key += kBlock) {
         const int64_t keys = least(kBlock, args.tokens - key);
-        Pair pair = {scratch.v, width, dk + key * width, dv + key * width, queries, keys, begin - key, args.head_dim, args.scale,
-                     key == 0};
+        Pair pair = {scratch.v, width,       dk + key * width, dv + key * width, queries,
+                     keys,      begin - key, args.head_dim,    args.scale,       key == 0};
         pack(k + key * args.kv_stride, args.kv_stride, keys, args.head_dim, scratch.k);
         if constexpr (std::is_same_v<T, float>) {
           pair.v = v + key * args.kv_stride;

@@ -10,11 +10,11 @@ namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
 struct alignas(64) Scratch {
-  float q[kHeadDimMax * kBlock];       // transposed: [head_dim, queries]
-  float k[kBlock * kHeadDimMax];       // [keys, head_dim]; only for bf16
-  float v[kBlock * kHeadDimMax];       // [keys, padded head_dim]
-  float out[kBlock * kHeadDimMax];     // [queries, padded head_dim]
-  float scores[kBlock * kBlock];       // [keys, queries], then the weights
+  float q[kHeadDimMax * kBlock];    // transposed: [head_dim, queries]
+  float k[kBlock * kHeadDimMax];    // [keys, head_dim]; only for bf16
+  float v[kBlock * kHeadDimMax];    // [keys, padded head_dim]
+  float out[kBlock * kHeadDimMax];  // [queries, padded head_dim]
+  float scores[kBlock * kBlock];    // [keys, queries], then the weights
   float maximum[kBlock];
   float sum[kBlock];
   float rescale[kBlock];
@@ -68,7 +68,8 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
       tile<false>(least(kTileRows, seen - s), Rows{k + s * k_stride, k_stride}, scratch.q + i, kBlock,
                   scratch.scores + s * kBlock + i, kBlock, head_dim);
     for (int64_t j = i; j < i + kTileCols; j += kLanes)
-      softmax_columns(scratch.scores + j, seen, j + ahead, scale, scratch.maximum + j, scratch.sum + j, scratch.rescale + j);
+      softmax_columns(scratch.scores + j, seen, j + ahead, scale, scratch.maximum + j, scratch.sum + j,
+                      scratch.rescale + j);
     // A tile of rows below may reach into these columns from the next ones.
     for (int64_t s = seen; s < least(keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) store(scratch.scores + s * kBlock + j, Vf{});
@@ -93,15 +94,17 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
 }
 
 template <typename T>
-inline void one_block_of_queries(Scratch& scratch, const AttentionForward& args, int64_t sequence, int64_t head, int64_t begin) {
+inline void one_block_of_queries(Scratch& scratch, const AttentionForward& args, int64_t sequence, int64_t head,
+                                 int64_t begin) {
   const int64_t width = padded(args.head_dim);
   const int64_t queries = least(kBlock, args.tokens - begin);
-  const int64_t kv_offset = sequence * args.tokens * args.kv_stride + head / (args.heads / args.kv_heads) * args.head_dim;
+  const int64_t kv_offset =
+      sequence * args.tokens * args.kv_stride + head / (args.heads / args.kv_heads) * args.head_dim;
   const T* const k = static_cast<const T*>(args.k) + kv_offset;
   const T* const v = static_cast<const T*>(args.v) + kv_offset;
   const int64_t row = sequence * args.tokens + begin;
-  transpose(static_cast<const T*>(args.q) + row * args.q_stride + head * args.head_dim, args.q_stride, queries, args.head_dim,
-            scratch.q);
+  transpose(static_cast<const T*>(args.q) + row * args.q_stride + head * args.head_dim, args.q_stride, queries,
+            args.head_dim, scratch.q);
   for (int j = 0; j < kBlock; j += kLanes) {
     store(scratch.maximum + j, splat(-__builtin_inff()));
     store(scratch.sum + j, Vf{});
@@ -110,7 +113,8 @@ inline void one_block_of_queries(Scratch& scratch, const AttentionForward& args,
     const int64_t keys = least(kBlock, args.tokens - key);
     pack(v + key * args.kv_stride, args.kv_stride, keys, args.head_dim, scratch.v);
     if constexpr (std::is_same_v<T, float>) {
-      add_block(scratch, k + key * args.kv_stride, args.kv_stride, queries, keys, begin - key, args.head_dim, args.scale, key == 0);
+      add_block(scratch, k + key * args.kv_stride, args.kv_stride, queries, keys, begin - key, args.head_dim,
+                args.scale, key == 0);
     } else {
       pack(k + key * args.kv_stride, args.kv_stride, keys, args.head_dim, scratch.k);
       add_block(scratch, scratch.k, width, queries, keys, begin - key, args.head_dim, args.scale, key == 0);
@@ -118,7 +122,8 @@ inline void one_block_of_queries(Scratch& scratch, const AttentionForward& args,
   }
   T* const out = static_cast<T*>(args.out) + row * args.out_stride + head * args.head_dim;
   for (int64_t i = 0; i < queries; ++i)
-    unpack(scratch.out + i * width, 1.0f / scratch.sum[i], 1, args.head_dim, out + i * args.out_stride, args.out_stride);
+    unpack(scratch.out + i * width, 1.0f / scratch.sum[i], 1, args.head_dim, out + i * args.out_stride,
+           args.out_stride);
   float* const lse = args.lse + (sequence * args.heads + head) * args.tokens + begin;
   for (int64_t i = 0; i < queries; i += kLanes)
     store_up_to(lse + i, load(scratch.maximum + i) + log_of_sum(load(scratch.sum + i)), queries - i);

@@ -16,8 +16,12 @@ constexpr int kTileRows = 6;
 constexpr int kTileCols = 2 * kLanes;
 constexpr int kHeadDimMax = 256;  // kAttentionHeadDimMax
 
-inline int64_t padded(int64_t head_dim) { return (head_dim + kTileCols - 1) / kTileCols * kTileCols; }
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t padded(int64_t head_dim) {
+  return (head_dim + kTileCols - 1) / kTileCols * kTileCols;
+}
+inline int64_t least(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
 
 /// The left side of a product: element (i, k) is at data[i * row + k * kColumn]. The step from column to column is a
 /// type's, as GCC otherwise makes two loops and moves all accumulators between them.
@@ -26,14 +30,15 @@ struct Left {
   const float* data;
   int64_t row;
 };
-using Rows = Left<1>;            // as in memory
+using Rows = Left<1>;                   // as in memory
 using ScoresTransposed = Left<kBlock>;  // a block of scores turned; its rows are 1 apart
 
-/// c[kRows x kTileCols] = (kAdd ? c : 0) + a[kRows x count] * b[count x kTileCols]. 12 accumulators, 2 rows of b and one
-/// broadcast fit the 16 registers of AVX2; 12 chains cover 2 units of latency 4. Not inlined: inside a larger loop GCC 12
-/// keeps half of the accumulators on the stack.
+/// c[kRows x kTileCols] = (kAdd ? c : 0) + a[kRows x count] * b[count x kTileCols]. 12 accumulators, 2 rows of b and
+/// one broadcast fit the 16 registers of AVX2; 12 chains cover 2 units of latency 4. Not inlined: inside a larger loop
+/// GCC 12 keeps half of the accumulators on the stack.
 template <int kRows, bool kAdd, int kColumn>
-[[gnu::noinline]] void tile_of(Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
+[[gnu::noinline]] void tile_of(Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride,
+                               int64_t count) {
   Vf sums[kRows][2];
 #pragma GCC unroll 6
   for (int i = 0; i < kRows; ++i)
@@ -64,14 +69,21 @@ template <int kRows, bool kAdd, int kColumn>
 
 /// As tile_of with 1 to kTileRows rows.
 template <bool kAdd, int kColumn>
-inline void tile(int64_t rows, Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t count) {
+inline void tile(int64_t rows, Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride,
+                 int64_t count) {
   switch (rows) {
-    case 1: return tile_of<1, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
-    case 2: return tile_of<2, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
-    case 3: return tile_of<3, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
-    case 4: return tile_of<4, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
-    case 5: return tile_of<5, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
-    default: return tile_of<6, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 1:
+      return tile_of<1, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 2:
+      return tile_of<2, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 3:
+      return tile_of<3, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 4:
+      return tile_of<4, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    case 5:
+      return tile_of<5, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
+    default:
+      return tile_of<6, kAdd, kColumn>(a, b, b_stride, c, c_stride, count);
   }
 }
 
@@ -90,7 +102,8 @@ template <typename T>
 inline void pack(const T* from, int64_t stride, int64_t rows, int64_t width, float* to) {
   const int64_t to_stride = padded(width);
   for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < to_stride; j += kLanes) store(to + i * to_stride + j, load_up_to(from + i * stride + j, width - j));
+    for (int64_t j = 0; j < to_stride; j += kLanes)
+      store(to + i * to_stride + j, load_up_to(from + i * stride + j, width - j));
 }
 
 /// Writes factor * from (rows of padded(width) floats) as T.
@@ -98,7 +111,8 @@ template <typename T>
 inline void unpack(const float* from, float factor, int64_t rows, int64_t width, T* to, int64_t stride) {
   const int64_t from_stride = padded(width);
   for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < width; j += kLanes) store_up_to(to + i * stride + j, load(from + i * from_stride + j) * factor, width - j);
+    for (int64_t j = 0; j < width; j += kLanes)
+      store_up_to(to + i * stride + j, load(from + i * from_stride + j) * factor, width - j);
 }
 
 /// Asks the cache for rows that are needed soon; a row of one head is too short for the hardware to guess the next.
@@ -106,7 +120,8 @@ template <typename T>
 inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int64_t rows, int64_t width) {
   constexpr int64_t kLineElems = 64 / static_cast<int64_t>(sizeof(T));
   for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < width; j += kLineElems) __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
+    for (int64_t j = 0; j < width; j += kLineElems)
+      __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
 }
 
 /// Asks for q, k and v of a block of queries and its diagonal; blocks are counted over sequences, heads and tokens.
@@ -158,7 +173,8 @@ inline void transpose(const T* from, int64_t stride, int64_t rows, int64_t width
         for (int r = 0; r < kLanes; ++r) square[r] = load(from + (i + r) * stride + j);
       } else {
 #pragma GCC unroll 16
-        for (int r = 0; r < kLanes; ++r) square[r] = i + r < rows ? load_up_to(from + (i + r) * stride + j, width - j) : Vf{};
+        for (int r = 0; r < kLanes; ++r)
+          square[r] = i + r < rows ? load_up_to(from + (i + r) * stride + j, width - j) : Vf{};
       }
       transpose_registers<1>(square);
 #pragma GCC unroll 16

@@ -19,7 +19,9 @@ void require_at_least(std::string_view op, std::string_view name, int64_t value,
 void require_pointers(std::string_view op, std::initializer_list<const void*> pointers) {
   int place = 0;
   for (const void* pointer : pointers) {
-    if (!pointer) throw ShapeError("[{}] operand {} is null. Pass every operand that the header does not call optional.", op, place);
+    if (!pointer)
+      throw ShapeError("[{}] operand {} is null. Pass every operand that the header does not call optional.", op,
+                       place);
     ++place;
   }
 }

@@ -11,6 +11,23 @@ namespace {
 // Elements whose maximum is found before their exponentials are summed: 4 KiB of float.
 constexpr int64_t kBlock = 1024;
 
+/// e^x for x <= 0 to about 1 ulp, 0 below -87.3, NaN for NaN: fewer operations than the general one, and this op is
+/// little else. x = n ln 2 + r; n sits in the low bits of `shifted` and moves from there into the exponent.
+inline Vf exp_nonpositive(Vf x) {
+  const Vf shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  const Vf n = shifted - 12582912.0f;
+  const Vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two pieces
+  const Vf square = r * r;
+  Vf p = 1.9875691500e-4f * r + 1.3981999507e-3f;  // Cephes expf
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * square + (r + 1.0f);
+  const Vi power = (reinterpret_cast<Vi>(shifted) << 23) + (127 << 23);
+  return x < -87.33f ? Vf{} : p * reinterpret_cast<Vf>(power);
+}
+
 struct Normalizer {
   float max = -__builtin_inff();
   double sum = 0.0;  // of e^(x - max)
@@ -41,7 +58,7 @@ float block_max(const T* x, int64_t elems) {
 template <typename T>
 Vf exp_part(const T* x, float max, int64_t elems) {
   float lanes[kLanes];
-  store(lanes, exp(load_part(x, elems) - max));
+  store(lanes, exp_nonpositive(load_part(x, elems) - max));
   return load_part(lanes, elems);
 }
 
@@ -50,10 +67,10 @@ float block_sum(const T* x, int64_t elems, float max) {
   Vf a{}, b{};
   int64_t i = 0;
   for (; i + 2 * kLanes <= elems; i += 2 * kLanes) {
-    a += exp(load(x + i) - max);
-    b += exp(load(x + i + kLanes) - max);
+    a += exp_nonpositive(load(x + i) - max);
+    b += exp_nonpositive(load(x + i + kLanes) - max);
   }
-  for (; i + kLanes <= elems; i += kLanes) a += exp(load(x + i) - max);
+  for (; i + kLanes <= elems; i += kLanes) a += exp_nonpositive(load(x + i) - max);
   if (i < elems) b += exp_part(x + i, max, elems - i);
   return sum(a + b);
 }
@@ -86,7 +103,7 @@ void cross_entropy_row(const CrossEntropy& args, int64_t row) {
   // 1 - p of the target in double: p near 1 would cancel in float.
   const double p = __builtin_exp(logit - static_cast<double>(n.max)) / n.sum;
   int64_t i = 0;
-  for (; i + kLanes <= args.vocab; i += kLanes) store(x + i, exp(load(x + i) - n.max) * scale);
+  for (; i + kLanes <= args.vocab; i += kLanes) store(x + i, exp_nonpositive(load(x + i) - n.max) * scale);
   if (i < args.vocab) store_part(x + i, exp_part(x + i, n.max, args.vocab - i) * scale, args.vocab - i);
   x[target] = T(static_cast<float>(static_cast<double>(args.gradient_scale) * (p - 1.0)));
   std::memset(static_cast<void*>(x + args.vocab), 0, static_cast<size_t>(args.stride - args.vocab) * sizeof(T));

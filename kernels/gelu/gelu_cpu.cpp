@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // GELU on the CPU: one exponential per element.
 
-#include "kernels/gelu/gelu.h"
-
 #include "kernels/common/vectors.h"
+#include "kernels/gelu/gelu.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {

@@ -34,7 +34,8 @@ void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args) 
 
 Cost layer_norm_forward_cost(const LayerNormForward& args) {
   const int64_t elems = args.rows * args.width;
-  return {(args.delta ? 10 : 9) * elems, bytes_of((args.delta ? 4 : 2) * elems + 2 * args.width, args.dtype) + 8 * args.rows};
+  return {(args.delta ? 10 : 9) * elems,
+          bytes_of((args.delta ? 4 : 2) * elems + 2 * args.width, args.dtype) + 8 * args.rows};
 }
 
 Cost layer_norm_backward_cost(const LayerNormBackward& args) {
@@ -43,6 +44,8 @@ Cost layer_norm_backward_cost(const LayerNormBackward& args) {
                                                  (args.accumulate ? 4 : 2) * 4 * args.width + 8 * args.rows};
 }
 
-int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width) { return 2 * width * RowBlocks{rows}.count(); }
+int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width) {
+  return 2 * width * RowBlocks{rows}.count();
+}
 
 }  // namespace slipstream::kernels

@@ -10,10 +10,12 @@
 
 namespace slipstream::kernels {
 
-/// s = x + delta (x where delta is null); y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias, row by row; D is width.
+/// s = x + delta (x where delta is null); y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias, row by row; D is
+/// width.
 ///
 /// Shapes:  x, delta, sum, y [rows, D]; weight, bias [D]; mean, inv_std [rows]
-/// Types:   x, delta, sum, y, weight, bias f32 or bf16; mean, inv_std and all sums f32; var is the mean square of s - mean,
+/// Types:   x, delta, sum, y, weight, bias f32 or bf16; mean, inv_std and all sums f32; var is the mean square of s -
+/// mean,
 ///          in a second pass. s is rounded to its type before the norm sees it
 /// Alias:   sum may be x or delta; y may be x or delta where delta is null or sum is another buffer
 /// Cost:    9·rows·D flops (10 with delta); ((2 or 4)·rows·D + 2·D)·sizeof(T) + 8·rows bytes

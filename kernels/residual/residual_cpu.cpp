@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The residual sum on the CPU.
 
-#include "kernels/residual/residual.h"
-
 #include "kernels/common/vectors.h"
+#include "kernels/residual/residual.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {

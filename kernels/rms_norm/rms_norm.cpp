@@ -34,7 +34,8 @@ void rms_norm_backward(LaunchContext& context, const RmsNormBackward& args) {
 
 Cost rms_norm_forward_cost(const RmsNormForward& args) {
   const int64_t elems = args.rows * args.width;
-  return {(args.delta ? 5 : 4) * elems, bytes_of((args.delta ? 4 : 2) * elems + args.width, args.dtype) + 4 * args.rows};
+  return {(args.delta ? 5 : 4) * elems,
+          bytes_of((args.delta ? 4 : 2) * elems + args.width, args.dtype) + 4 * args.rows};
 }
 
 Cost rms_norm_backward_cost(const RmsNormBackward& args) {
@@ -43,6 +44,8 @@ Cost rms_norm_backward_cost(const RmsNormBackward& args) {
                                                  (args.accumulate ? 2 : 1) * 4 * args.width + 4 * args.rows};
 }
 
-int64_t rms_norm_backward_workspace_elems(int64_t rows, int64_t width) { return width * RowBlocks{rows}.count(); }
+int64_t rms_norm_backward_workspace_elems(int64_t rows, int64_t width) {
+  return width * RowBlocks{rows}.count();
+}
 
 }  // namespace slipstream::kernels

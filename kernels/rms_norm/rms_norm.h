@@ -13,7 +13,8 @@ namespace slipstream::kernels {
 /// s = x + delta (x where delta is null); y = s / sqrt(mean(s^2) + eps) * weight, row by row; D is width.
 ///
 /// Shapes:  x, delta, sum, y [rows, D]; weight [D]; inv_rms [rows]
-/// Types:   x, delta, sum, y, weight f32 or bf16; inv_rms and the sum of squares f32. s is rounded to its type before the
+/// Types:   x, delta, sum, y, weight f32 or bf16; inv_rms and the sum of squares f32. s is rounded to its type before
+/// the
 ///          norm sees it, and s * inv_rms before the weight does, as Llama does
 /// Alias:   sum may be x or delta; y may be x or delta where delta is null or sum is another buffer
 /// Cost:    4·rows·D flops (5 with delta); ((2 or 4)·rows·D + D)·sizeof(T) + 4·rows bytes
@@ -32,8 +33,8 @@ struct RmsNormForward {
   DType dtype = DType::f32;
 };
 
-/// With n = x * inv_rms and g = dy * weight: dx = residual + inv_rms * (g - n * mean(g * n)), dweight = sum over rows of
-/// dy * n. x is the sum that the forward normalised.
+/// With n = x * inv_rms and g = dy * weight: dx = residual + inv_rms * (g - n * mean(g * n)), dweight = sum over rows
+/// of dy * n. x is the sum that the forward normalised.
 ///
 /// Shapes:  as above; workspace rms_norm_backward_workspace_elems(rows, width) floats
 /// Types:   dy, x, weight, residual, dx f32 or bf16; dweight f32; accumulate adds to dweight

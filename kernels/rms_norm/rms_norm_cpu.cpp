@@ -92,7 +92,8 @@ void run_backward(LaunchContext& context, const RmsNormBackward& args) {
   context.parallel_for(width, 64, [&](int64_t begin, int64_t end) {
     for_vectors(begin, end, [&](auto lanes, int64_t i) {
       Vf dweight = args.accumulate ? lanes.load(args.dweight + i) : Vf{};
-      for (int64_t block = 0; block < blocks.count(); ++block) dweight += lanes.load(args.workspace + block * width + i);
+      for (int64_t block = 0; block < blocks.count(); ++block)
+        dweight += lanes.load(args.workspace + block * width + i);
       lanes.store(args.dweight + i, dweight);
     });
   });

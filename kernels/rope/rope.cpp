@@ -13,7 +13,8 @@ namespace {
 
 void require_even(std::string_view op, int64_t head_dim) {
   require_at_least(op, "head_dim", head_dim, 2);
-  if (head_dim % 2 != 0) throw ShapeError("[{}] head_dim is {}, need an even number: dimensions turn in pairs.", op, head_dim);
+  if (head_dim % 2 != 0)
+    throw ShapeError("[{}] head_dim is {}, need an even number: dimensions turn in pairs.", op, head_dim);
 }
 
 }  // namespace
@@ -42,7 +43,8 @@ void rope_table(float* table, int64_t positions, int64_t head_dim, float theta) 
   require_even("rope_table", head_dim);
   const int64_t half = head_dim / 2;
   for (int64_t j = 0; j < half; ++j) {
-    const double frequency = std::pow(static_cast<double>(theta), -2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
+    const double frequency =
+        std::pow(static_cast<double>(theta), -2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
     for (int64_t p = 0; p < positions; ++p) {
       table[p * head_dim + j] = static_cast<float>(std::cos(static_cast<double>(p) * frequency));
       table[p * head_dim + half + j] = static_cast<float>(std::sin(static_cast<double>(p) * frequency));

@@ -11,8 +11,8 @@
 namespace slipstream::kernels {
 
 /// For j < E/2, at position p = t + position_offset with angle a = p * theta^(-2j/E):
-/// (x[j], x[j + E/2]) <- (x[j] cos a - x[j + E/2] sin a, x[j + E/2] cos a + x[j] sin a); inverse turns by -a, which is the
-/// backward. B batch, T tokens, H heads, E head_dim.
+/// (x[j], x[j + E/2]) <- (x[j] cos a - x[j + E/2] sin a, x[j + E/2] cos a + x[j] sin a); inverse turns by -a, which is
+/// the backward. B batch, T tokens, H heads, E head_dim.
 ///
 /// Shapes:  row of token t of sequence b of x is at (b*T + t) * row_stride elements, head h at + h*E;
 ///          table [positions >= T + position_offset, E], cos of E/2 angles, then sin (rope_table)

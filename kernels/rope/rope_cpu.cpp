@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rotary position embedding on the CPU.
 
-#include "kernels/rope/rope.h"
-
 #include "kernels/common/vectors.h"
+#include "kernels/rope/rope.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SwiGLU on the CPU: one exponential per element of the gate.
 
-#include "kernels/swiglu/swiglu.h"
-
 #include "kernels/common/vectors.h"
+#include "kernels/swiglu/swiglu.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
@@ -11,7 +10,9 @@ namespace {
 /// Beyond it silu and its slope are 0 (below 1e-36), and e^88 is still a float.
 constexpr float kLeast = -88.0f;
 
-inline int64_t grain_rows(int64_t width) { return 4096 / width + 1; }
+inline int64_t grain_rows(int64_t width) {
+  return 4096 / width + 1;
+}
 
 template <typename T>
 void forward(LaunchContext& context, const SwigluForward& args) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Medians of the norms, activations and attention against measured bounds: FMA peak, and a copy through memory.
 //
-// An argument picks the lines that hold it. One thread, its own CPU time (other processes of the machine do not count). Prints time, GFLOP/s or GB/s by the op's own cost, and its share of the bound measured in this process.
+// An argument picks the lines that hold it. One thread, its own CPU time (other processes of the machine do not count).
+// Prints time, GFLOP/s or GB/s by the op's own cost, and its share of the bound measured in this process.
 
 #include <fmt/core.h>
 
@@ -81,7 +82,9 @@ double peak_gflops() {
   return 12 * 16.0 * kRounds / median_ns([&] { sink = fma_loop(kRounds); });
 }
 #else
-double peak_gflops() { return 0.0; }
+double peak_gflops() {
+  return 0.0;
+}
 #endif
 
 struct Bounds {
@@ -117,60 +120,83 @@ void bench_attention(LaunchContext& context, const Bounds& bounds, const Shape& 
   };
   const int64_t k = s.heads * s.head_dim, v = k + s.kv_heads * s.head_dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const AttentionForward forward = {at(qkv, 0), at(qkv, k), at(qkv, v), out.data(), lse.data(), s.batch, s.tokens, s.heads,
-                                    s.kv_heads, s.head_dim, width, width, out_width, scale, dtype};
-  AttentionBackward backward = {dout.data(), at(qkv, 0), at(qkv, k), at(qkv, v), out.data(), lse.data(), at(dqkv, 0),
-                                at(dqkv, k), at(dqkv, v), nullptr, s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, width,
-                                width, out_width, width, width, scale, dtype};
+  const AttentionForward forward = {at(qkv, 0), at(qkv, k), at(qkv, v), out.data(), lse.data(),
+                                    s.batch,    s.tokens,   s.heads,    s.kv_heads, s.head_dim,
+                                    width,      width,      out_width,  scale,      dtype};
+  AttentionBackward backward = {dout.data(), at(qkv, 0),  at(qkv, k),  at(qkv, v), out.data(), lse.data(),
+                                at(dqkv, 0), at(dqkv, k), at(dqkv, v), nullptr,    s.batch,    s.tokens,
+                                s.heads,     s.kv_heads,  s.head_dim,  width,      width,      out_width,
+                                width,       width,       scale,       dtype};
   std::vector<float> workspace(static_cast<size_t>(attention_backward_workspace_elems(backward)));
   backward.workspace = workspace.data();
   const std::string shape =
       fmt::format("{} B{} T{} H{}/{} E{}", name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim);
-  bench("attention_forward " + shape, [&] { attention_forward(context, forward); }, attention_forward_cost(forward),
-        bounds);
-  bench("attention_backward " + shape, [&] { attention_backward(context, backward); },
-        attention_backward_cost(backward), bounds);
+  bench(
+      "attention_forward " + shape, [&] { attention_forward(context, forward); }, attention_forward_cost(forward),
+      bounds);
+  bench(
+      "attention_backward " + shape, [&] { attention_backward(context, backward); }, attention_backward_cost(backward),
+      bounds);
 }
 
 void bench_norms(LaunchContext& context, const Bounds& bounds, int64_t rows, int64_t width, DType dtype) {
   const std::string shape = fmt::format("{} {} x {}", name_of(dtype), rows, width);
-  std::vector<float> x = random_values(rows * width, dtype), delta(x), sum(x), y(x), weight = random_values(width, dtype), bias(weight);
+  std::vector<float> x = random_values(rows * width, dtype), delta(x), sum(x), y(x),
+                     weight = random_values(width, dtype), bias(weight);
   std::vector<float> mean(static_cast<size_t>(rows)), inv(mean), dweight(weight), dbias(weight);
   std::vector<float> workspace(static_cast<size_t>(layer_norm_backward_workspace_elems(rows, width)));
-  const LayerNormForward ln = {x.data(), delta.data(), sum.data(), weight.data(), bias.data(), y.data(), mean.data(), inv.data(),
-                               rows, width, 1e-5f, dtype};
-  bench("layer_norm_forward+delta " + shape, [&] { layer_norm_forward(context, ln); }, layer_norm_forward_cost(ln), bounds);
-  const LayerNormBackward lb = {y.data(), sum.data(), weight.data(), mean.data(), inv.data(), delta.data(), x.data(), dweight.data(),
-                                dbias.data(), workspace.data(), rows, width, dtype};
-  bench("layer_norm_backward+residual " + shape, [&] { layer_norm_backward(context, lb); }, layer_norm_backward_cost(lb), bounds);
-  const RmsNormForward rn = {sum.data(), delta.data(), sum.data(), weight.data(), y.data(), inv.data(), rows, width, 1e-5f, dtype};
-  bench("rms_norm_forward+delta " + shape, [&] { rms_norm_forward(context, rn); }, rms_norm_forward_cost(rn), bounds);
-  const RmsNormBackward rb = {y.data(), sum.data(), weight.data(), inv.data(), delta.data(), x.data(), dweight.data(),
-                              workspace.data(), rows, width, dtype};
-  bench("rms_norm_backward+residual " + shape, [&] { rms_norm_backward(context, rb); }, rms_norm_backward_cost(rb), bounds);
+  const LayerNormForward ln = {x.data(),    delta.data(), sum.data(), weight.data(), bias.data(), y.data(),
+                               mean.data(), inv.data(),   rows,       width,         1e-5f,       dtype};
+  bench(
+      "layer_norm_forward+delta " + shape, [&] { layer_norm_forward(context, ln); }, layer_norm_forward_cost(ln),
+      bounds);
+  const LayerNormBackward lb = {y.data(),     sum.data(), weight.data(),  mean.data(),  inv.data(),
+                                delta.data(), x.data(),   dweight.data(), dbias.data(), workspace.data(),
+                                rows,         width,      dtype};
+  bench(
+      "layer_norm_backward+residual " + shape, [&] { layer_norm_backward(context, lb); }, layer_norm_backward_cost(lb),
+      bounds);
+  const RmsNormForward rn = {sum.data(), delta.data(), sum.data(), weight.data(), y.data(),
+                             inv.data(), rows,         width,      1e-5f,         dtype};
+  bench(
+      "rms_norm_forward+delta " + shape, [&] { rms_norm_forward(context, rn); }, rms_norm_forward_cost(rn), bounds);
+  const RmsNormBackward rb = {y.data(),       sum.data(),       weight.data(), inv.data(), delta.data(), x.data(),
+                              dweight.data(), workspace.data(), rows,          width,      dtype};
+  bench(
+      "rms_norm_backward+residual " + shape, [&] { rms_norm_backward(context, rb); }, rms_norm_backward_cost(rb),
+      bounds);
 }
 
 void bench_activations(LaunchContext& context, const Bounds& bounds, int64_t rows, int64_t width, DType dtype) {
   const std::string shape = fmt::format("{} {} x {}", name_of(dtype), rows, width);
   std::vector<float> x = random_values(2 * rows * width, dtype), y = random_values(rows * width, dtype), d(x);
   const GeluForward gf = {x.data(), y.data(), rows * width, dtype};
-  bench("gelu_forward " + shape, [&] { gelu_forward(context, gf); }, gelu_forward_cost(gf), bounds);
+  bench(
+      "gelu_forward " + shape, [&] { gelu_forward(context, gf); }, gelu_forward_cost(gf), bounds);
   const GeluBackward gb = {y.data(), x.data(), d.data(), rows * width, dtype};
-  bench("gelu_backward " + shape, [&] { gelu_backward(context, gb); }, gelu_backward_cost(gb), bounds);
+  bench(
+      "gelu_backward " + shape, [&] { gelu_backward(context, gb); }, gelu_backward_cost(gb), bounds);
   const SwigluForward sf = {x.data(), y.data(), rows, width, dtype};
-  bench("swiglu_forward " + shape, [&] { swiglu_forward(context, sf); }, swiglu_forward_cost(sf), bounds);
+  bench(
+      "swiglu_forward " + shape, [&] { swiglu_forward(context, sf); }, swiglu_forward_cost(sf), bounds);
   const SwigluBackward sb = {y.data(), x.data(), d.data(), rows, width, dtype};
-  bench("swiglu_backward " + shape, [&] { swiglu_backward(context, sb); }, swiglu_backward_cost(sb), bounds);
+  bench(
+      "swiglu_backward " + shape, [&] { swiglu_backward(context, sb); }, swiglu_backward_cost(sb), bounds);
   const Residual rs = {y.data(), d.data(), x.data(), rows * width, dtype};
-  bench("residual " + shape, [&] { residual(context, rs); }, residual_cost(rs), bounds);
+  bench(
+      "residual " + shape, [&] { residual(context, rs); }, residual_cost(rs), bounds);
 }
 
-void bench_rope(LaunchContext& context, const Bounds& bounds, int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim) {
-  std::vector<float> x = random_values(batch * tokens * heads * head_dim), table(static_cast<size_t>(tokens * head_dim));
+void bench_rope(LaunchContext& context, const Bounds& bounds, int64_t batch, int64_t tokens, int64_t heads,
+                int64_t head_dim) {
+  std::vector<float> x = random_values(batch * tokens * heads * head_dim),
+                     table(static_cast<size_t>(tokens * head_dim));
   rope_table(table.data(), tokens, head_dim, 10000.0f);
-  const Rope args = {x.data(), batch, tokens, heads, head_dim, heads * head_dim, 10000.0f, 0, false, DType::f32, table.data()};
-  bench(fmt::format("rope float32 B{} T{} H{} E{}", batch, tokens, heads, head_dim), [&] { rope(context, args); },
-        rope_cost(args), bounds);
+  const Rope args = {x.data(), batch, tokens, heads,      head_dim,    heads * head_dim,
+                     10000.0f, 0,     false,  DType::f32, table.data()};
+  bench(
+      fmt::format("rope float32 B{} T{} H{} E{}", batch, tokens, heads, head_dim), [&] { rope(context, args); },
+      rope_cost(args), bounds);
 }
 
 }  // namespace
@@ -183,8 +209,8 @@ int main(int argc, char** argv) {
   std::vector<float> from = random_values(16 << 20), to(from.size());
   const double copy_ns = median_ns([&] { std::memcpy(to.data(), from.data(), from.size() * sizeof(float)); });
   const Bounds bounds = {peak_gflops(), 2.0 * static_cast<double>(from.size() * sizeof(float)) / copy_ns};
-  fmt::print("{}: FMA peak {:.1f} GFLOP/s, copy through memory {:.1f} GB/s (in cache an op may pass it)\n", name_of(isa()),
-             bounds.gflops, bounds.gbytes);
+  fmt::print("{}: FMA peak {:.1f} GFLOP/s, copy through memory {:.1f} GB/s (in cache an op may pass it)\n",
+             name_of(isa()), bounds.gflops, bounds.gbytes);
   for (DType dtype : {DType::f32, DType::bf16}) {
     bench_attention(context, bounds, {12, 64, 4, 4, 32}, dtype);
     bench_attention(context, bounds, {8, 256, 6, 6, 64}, dtype);

@@ -12,9 +12,9 @@ namespace slipstream::reference {
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 struct AttentionResult {
-  Matrix out;            // [tokens, head_dim]
-  Eigen::VectorXd lse;   // [tokens]
-  Matrix weights;        // [tokens, tokens]
+  Matrix out;           // [tokens, head_dim]
+  Eigen::VectorXd lse;  // [tokens]
+  Matrix weights;       // [tokens, tokens]
 };
 struct AttentionGradients {
   Matrix dq, dk, dv;
@@ -36,7 +36,8 @@ inline AttentionResult attention(const Matrix& q, const Matrix& k, const Matrix&
 }
 
 /// Gradients of sum(dout * out).
-inline AttentionGradients attention_gradients(const Matrix& dout, const Matrix& q, const Matrix& k, const Matrix& v, double scale) {
+inline AttentionGradients attention_gradients(const Matrix& dout, const Matrix& q, const Matrix& k, const Matrix& v,
+                                              double scale) {
   const Matrix weights = attention(q, k, v, scale).weights;
   const Matrix dweights = dout * v.transpose();
   Matrix dscores = weights.cwiseProduct(dweights);

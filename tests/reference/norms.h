@@ -35,7 +35,8 @@ inline NormResult norm(const Doubles& x, const Doubles& weight, const Doubles& b
 }
 
 /// Gradients of sum(dy * y). dx holds no residual.
-inline NormGradients norm_gradients(const Doubles& dy, const Doubles& x, const Doubles& weight, double eps, bool centre) {
+inline NormGradients norm_gradients(const Doubles& dy, const Doubles& x, const Doubles& weight, double eps,
+                                    bool centre) {
   const size_t width = weight.size(), rows = x.size() / width;
   const NormResult forward = norm(x, weight, Doubles(width), eps, centre);
   NormGradients result{Doubles(x.size()), Doubles(width), Doubles(width)};
@@ -52,8 +53,9 @@ inline NormGradients norm_gradients(const Doubles& dy, const Doubles& x, const D
       sum_gn += d * weight[i] * n[i];
     }
     for (size_t j = 0; j < width; ++j)
-      result.dx[r * width + j] = forward.inv[r] * (dy[r * width + j] * weight[j] - (centre ? sum_g : 0) / static_cast<double>(width) -
-                                                   n[j] * sum_gn / static_cast<double>(width));
+      result.dx[r * width + j] =
+          forward.inv[r] * (dy[r * width + j] * weight[j] - (centre ? sum_g : 0) / static_cast<double>(width) -
+                            n[j] * sum_gn / static_cast<double>(width));
   }
   return result;
 }

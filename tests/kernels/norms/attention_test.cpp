@@ -18,7 +18,8 @@ struct Shape {
   int64_t batch, tokens, heads, kv_heads, head_dim;
 };
 
-Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset, int64_t head_dim) {
+Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset,
+               int64_t head_dim) {
   Matrix m(tokens, head_dim);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
@@ -26,7 +27,8 @@ Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t t
 }
 void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
   for (Eigen::Index t = 0; t < m.rows(); ++t)
-    for (Eigen::Index e = 0; e < m.cols(); ++e) rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
+    for (Eigen::Index e = 0; e < m.cols(); ++e)
+      rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
 }
 
 struct Expected {
@@ -41,11 +43,13 @@ Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double 
     for (int64_t h = 0; h < s.heads; ++h) {
       const int64_t row = b * s.tokens, at_q = h * s.head_dim;
       const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
-      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim), k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
+      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim),
+                   k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
       const Matrix v = head_of(qkv, width, row, s.tokens, at_v, s.head_dim);
       const auto forward = reference::attention(q, k, v, scale);
       add_head(e.out, forward.out, out_width, row, at_q);
-      for (int64_t t = 0; t < s.tokens; ++t) e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
+      for (int64_t t = 0; t < s.tokens; ++t)
+        e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
       const auto gradients =
           reference::attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
       add_head(e.dqkv, gradients.dq, width, row, at_q);
@@ -59,32 +63,38 @@ Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double 
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
   Doubles g, e;
   for (size_t i = 0; i < got.size(); ++i)
-    if (static_cast<int64_t>(i) % width >= begin && static_cast<int64_t>(i) % width < end) g.push_back(got[i]), e.push_back(expected[i]);
+    if (static_cast<int64_t>(i) % width >= begin && static_cast<int64_t>(i) % width < end)
+      g.push_back(got[i]), e.push_back(expected[i]);
   return error_of(g, e);
 }
 
 void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f) {
-  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, out_width = s.heads * s.head_dim, rows = s.batch * s.tokens;
+  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, out_width = s.heads * s.head_dim,
+                rows = s.batch * s.tokens;
   const uint32_t seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim);
-  INFO(fmt::format("seed {} {} B{} T{} H{}/{} E{}", seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim));
-  const Doubles qkv = random_doubles(rows * width, dtype, seed, spread), dout = random_doubles(rows * out_width, dtype, seed + 1);
+  INFO(fmt::format("seed {} {} B{} T{} H{}/{} E{}", seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads,
+                   s.head_dim));
+  const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
+                dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   const Expected e = expect(s, qkv, dout, scale);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   Tensor x(qkv, dtype), d(dout, dtype), first_out(0, dtype), first_dqkv(0, dtype);
   std::string first_isa;
-  const auto run = [&](LaunchContext& context, CpuFunction<AttentionForward> forward, CpuFunction<AttentionBackward> backward,
-                       const std::string& label) {
+  const auto run = [&](LaunchContext& context, CpuFunction<AttentionForward> forward,
+                       CpuFunction<AttentionBackward> backward, const std::string& label) {
     INFO(label);
     Tensor out(rows * out_width, dtype), dqkv(rows * width, dtype), lse(rows * s.heads, DType::f32);
-    forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads, s.kv_heads,
-                      s.head_dim, width, width, out_width, scale, dtype});
+    forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads,
+                      s.kv_heads, s.head_dim, width, width, out_width, scale, dtype});
     // Catches a missing 1/sqrt(E), a mask off by one and a wrong key-value head: each is above 1e-2.
     CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens));
     CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
-    AttentionBackward args = {d.data(), x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), dqkv.data(),
-                              dqkv.data(at_k), dqkv.data(at_v), nullptr, s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, width,
-                              width, out_width, width, width, scale, dtype};
+    AttentionBackward args = {
+        d.data(),    x.data(),        x.data(at_k),    x.data(at_v), out.data(), lse.data<float>(),
+        dqkv.data(), dqkv.data(at_k), dqkv.data(at_v), nullptr,      s.batch,    s.tokens,
+        s.heads,     s.kv_heads,      s.head_dim,      width,        width,      out_width,
+        width,       width,           scale,           dtype};
     Tensor workspace(attention_backward_workspace_elems(args), DType::f32);
     args.workspace = workspace.data<float>();
     backward(context, args);
@@ -99,19 +109,21 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
     CHECK(out == first_out);  // bits do not depend on threads
     CHECK(dqkv == first_dqkv);
   };
-  for_isas_and_threads<AttentionForward>(SLIP_EVERY_ISA(attention_forward_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
-    const auto backward = function == isa_baseline::attention_forward_cpu ? isa_baseline::attention_backward_cpu
-                          : function == isa_avx2::attention_forward_cpu   ? isa_avx2::attention_backward_cpu
-                                                                          : isa_avx512::attention_backward_cpu;
-    run(context, function, backward, label);
-  });
+  for_isas_and_threads<AttentionForward>(
+      SLIP_EVERY_ISA(attention_forward_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
+        const auto backward = function == isa_baseline::attention_forward_cpu ? isa_baseline::attention_backward_cpu
+                              : function == isa_avx2::attention_forward_cpu   ? isa_avx2::attention_backward_cpu
+                                                                              : isa_avx512::attention_backward_cpu;
+        run(context, function, backward, label);
+      });
 }
 
 }  // namespace
 
 TEST_CASE("attention: the reference's gradients are its central differences", "[kernels]") {
   const int64_t tokens = 5, dim = 3;
-  const Doubles packed = random_doubles(3 * tokens * dim, DType::f32, 7), dout = random_doubles(tokens * dim, DType::f32, 8);
+  const Doubles packed = random_doubles(3 * tokens * dim, DType::f32, 7),
+                dout = random_doubles(tokens * dim, DType::f32, 8);
   const Matrix d = head_of(dout, dim, 0, tokens, 0, dim);
   const auto part = [&](const Doubles& x, int64_t i) { return head_of(x, dim, i * tokens, tokens, 0, dim); };
   const auto loss = [&](const Doubles& x) {
@@ -157,7 +169,8 @@ TEST_CASE("attention: NaN reaches the output", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;
-  attention_forward(context, {x.data(), x.data(4), x.data(8), out.data(), lse.data<float>(), 1, 3, 1, 1, 4, 12, 12, 4, 0.5f, DType::f32});
+  attention_forward(context, {x.data(), x.data(4), x.data(8), out.data(), lse.data<float>(), 1, 3, 1, 1, 4, 12, 12, 4,
+                              0.5f, DType::f32});
   CHECK(std::isnan(out.doubles()[4]));
   CHECK(std::isnan(lse.doubles()[2]));
   CHECK_FALSE(std::isnan(lse.doubles()[0]));

@@ -23,7 +23,8 @@ using Doubles = std::vector<double>;
 /// Elements of `dtype` with guards of NaN after them: a read beyond shows as NaN, a write as a changed guard.
 class Tensor {
  public:
-  Tensor(int64_t elems, DType dtype) : dtype_(dtype), elems_(elems), bytes_(static_cast<size_t>(bytes_of(elems, dtype)) + kGuard, 0xff) {}
+  Tensor(int64_t elems, DType dtype)
+      : dtype_(dtype), elems_(elems), bytes_(static_cast<size_t>(bytes_of(elems, dtype)) + kGuard, 0xff) {}
   Tensor(const Doubles& values, DType dtype) : Tensor(static_cast<int64_t>(values.size()), dtype) {
     for (size_t i = 0; i < values.size(); ++i) set(i, values[i]);
   }
@@ -56,8 +57,10 @@ class Tensor {
   void set(size_t i, double value) {
     const float rounded = static_cast<float>(value);
     const bfloat16 half(rounded);
-    if (dtype_ == DType::f32) std::memcpy(bytes_.data() + 4 * i, &rounded, 4);
-    else std::memcpy(bytes_.data() + 2 * i, &half, 2);
+    if (dtype_ == DType::f32)
+      std::memcpy(bytes_.data() + 4 * i, &rounded, 4);
+    else
+      std::memcpy(bytes_.data() + 2 * i, &half, 2);
   }
   DType dtype_;
   int64_t elems_;
@@ -85,7 +88,8 @@ inline double error_of(const Doubles& got, const Doubles& expected) {
   return difference == 0 ? 0 : difference / (largest > 0 ? largest : 1);
 }
 
-/// f32: 1e-6 sqrt(K) forward, 1e-5 sqrt(K) gradients, K the length of the sums. bf16: 2^-7 times `roundings` on the way.
+/// f32: 1e-6 sqrt(K) forward, 1e-5 sqrt(K) gradients, K the length of the sums. bf16: 2^-7 times `roundings` on the
+/// way.
 inline double forward_tolerance(DType dtype, int64_t k, double roundings = 1) {
   return dtype == DType::f32 ? 1e-6 * std::sqrt(static_cast<double>(k)) : std::ldexp(roundings, -7);
 }
@@ -118,7 +122,10 @@ inline Doubles central_differences(const std::function<double(const Doubles&)>& 
   const double h = 1e-3;
   for (size_t i = 0; i < x.size(); ++i) {
     const double at = x[i];
-    const auto value = [&](double step) { x[i] = at + step; return loss(x); };
+    const auto value = [&](double step) {
+      x[i] = at + step;
+      return loss(x);
+    };
     gradient[i] = (8 * (value(h) - value(-h)) - (value(2 * h) - value(-2 * h))) / (12 * h);
     x[i] = at;
   }

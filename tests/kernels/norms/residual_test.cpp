@@ -19,14 +19,15 @@ TEST_CASE("residual: every element is the rounded sum, in place or not", "[kerne
       for (size_t i = 0; i < a.size(); ++i) sum[i] = static_cast<float>(a[i]) + static_cast<float>(b[i]);
       sum = Tensor(sum, dtype).doubles();
       for (int alias : {0, 1, 2})
-        for_isas_and_threads<Residual>(SLIP_EVERY_ISA(residual_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
-          INFO(label);
-          Tensor left(a, dtype), right(b, dtype), other(elems, dtype);
-          Tensor& to = alias == 0 ? other : alias == 1 ? left : right;
-          function(context, {left.data(), right.data(), to.data(), elems, dtype});
-          CHECK(to.doubles() == sum);
-          CHECK(to.guard_intact());
-        });
+        for_isas_and_threads<Residual>(SLIP_EVERY_ISA(residual_cpu),
+                                       [&](LaunchContext& context, auto function, const std::string& label) {
+                                         INFO(label);
+                                         Tensor left(a, dtype), right(b, dtype), other(elems, dtype);
+                                         Tensor& to = alias == 0 ? other : alias == 1 ? left : right;
+                                         function(context, {left.data(), right.data(), to.data(), elems, dtype});
+                                         CHECK(to.doubles() == sum);
+                                         CHECK(to.guard_intact());
+                                       });
     }
 }
 

@@ -27,18 +27,20 @@ void check_forward(int64_t rows, int64_t width, DType dtype, bool with_delta) {
   const auto expected = reference::norm(total, weight, {}, kEps, false);
   Tensor d(delta, dtype), w(weight, dtype);
   for (bool in_place : {false, true})
-    for_isas_and_threads<RmsNormForward>(SLIP_EVERY_ISA(rms_norm_forward_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
-      INFO(label);
-      Tensor from(x, dtype), sum(rows * width, dtype), y(rows * width, dtype), inv(rows, DType::f32);
-      Tensor& to = in_place ? from : sum;
-      function(context, {from.data(), with_delta ? d.data() : nullptr, with_delta ? to.data() : nullptr, w.data(), y.data(),
-                         inv.data<float>(), rows, width, kEps, dtype});
-      if (with_delta) CHECK(to.doubles() == total);
-      // Catches the weight left out and width - 1 in the mean. bf16 rounds before the weight and after: two roundings.
-      CHECK(error_of(y.doubles(), expected.y) < forward_tolerance(dtype, width, 2));
-      CHECK(error_of(inv.doubles(), expected.inv) < forward_tolerance(DType::f32, width));
-      CHECK((y.guard_intact() && from.guard_intact() && sum.guard_intact() && inv.guard_intact()));
-    });
+    for_isas_and_threads<RmsNormForward>(
+        SLIP_EVERY_ISA(rms_norm_forward_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
+          INFO(label);
+          Tensor from(x, dtype), sum(rows * width, dtype), y(rows * width, dtype), inv(rows, DType::f32);
+          Tensor& to = in_place ? from : sum;
+          function(context, {from.data(), with_delta ? d.data() : nullptr, with_delta ? to.data() : nullptr, w.data(),
+                             y.data(), inv.data<float>(), rows, width, kEps, dtype});
+          if (with_delta) CHECK(to.doubles() == total);
+          // Catches the weight left out and width - 1 in the mean. bf16 rounds before the weight and after: two
+          // roundings.
+          CHECK(error_of(y.doubles(), expected.y) < forward_tolerance(dtype, width, 2));
+          CHECK(error_of(inv.doubles(), expected.inv) < forward_tolerance(DType::f32, width));
+          CHECK((y.guard_intact() && from.guard_intact() && sum.guard_intact() && inv.guard_intact()));
+        });
 }
 
 void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual, bool accumulate) {
@@ -53,35 +55,39 @@ void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual
   for (size_t i = 0; i < before.size() && accumulate; ++i) expected.dweight[i] += before[i];
   Tensor first_weight(0, DType::f32);
   std::string first_isa;
-  for_isas_and_threads<RmsNormBackward>(SLIP_EVERY_ISA(rms_norm_backward_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
-    INFO(label);
-    Tensor d(dy, dtype), from(x, dtype), w(weight, dtype), inv(forward.inv, DType::f32);
-    Tensor dx(more, dtype), dw(before, DType::f32);
-    Tensor workspace(rms_norm_backward_workspace_elems(rows, width), DType::f32);
-    function(context, {d.data(), from.data(), w.data(), inv.data<float>(), with_residual ? dx.data() : nullptr,
-                       dx.data(), dw.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
-    // Catches a lost mean(g n), a lost residual and rows past a block. Below width 3 its
-    // terms nearly cancel, so the error is taken against inv * dy * weight as well.
-    Doubles got = dx.doubles(), wanted = expected.dx;
-    for (size_t i = 0; i < dy.size(); ++i) {
-      const double term = forward.inv[i / weight.size()] * dy[i] * weight[i % weight.size()];
-      got.push_back(term), wanted.push_back(term);
-    }
-    CHECK(error_of(got, wanted) < gradient_tolerance(dtype, width));
-    CHECK(error_of(dw.doubles(), expected.dweight) < gradient_tolerance(DType::f32, rows));
-    CHECK((dx.guard_intact() && dw.guard_intact() && workspace.guard_intact()));
-    if (label.substr(0, 5) != first_isa) first_isa = label.substr(0, 5), first_weight = dw;
-    CHECK(dw == first_weight);  // bits do not depend on threads
-  });
+  for_isas_and_threads<RmsNormBackward>(
+      SLIP_EVERY_ISA(rms_norm_backward_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
+        INFO(label);
+        Tensor d(dy, dtype), from(x, dtype), w(weight, dtype), inv(forward.inv, DType::f32);
+        Tensor dx(more, dtype), dw(before, DType::f32);
+        Tensor workspace(rms_norm_backward_workspace_elems(rows, width), DType::f32);
+        function(context, {d.data(), from.data(), w.data(), inv.data<float>(), with_residual ? dx.data() : nullptr,
+                           dx.data(), dw.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
+        // Catches a lost mean(g n), a lost residual and rows past a block. Below width 3 its
+        // terms nearly cancel, so the error is taken against inv * dy * weight as well.
+        Doubles got = dx.doubles(), wanted = expected.dx;
+        for (size_t i = 0; i < dy.size(); ++i) {
+          const double term = forward.inv[i / weight.size()] * dy[i] * weight[i % weight.size()];
+          got.push_back(term), wanted.push_back(term);
+        }
+        CHECK(error_of(got, wanted) < gradient_tolerance(dtype, width));
+        CHECK(error_of(dw.doubles(), expected.dweight) < gradient_tolerance(DType::f32, rows));
+        CHECK((dx.guard_intact() && dw.guard_intact() && workspace.guard_intact()));
+        if (label.substr(0, 5) != first_isa) first_isa = label.substr(0, 5), first_weight = dw;
+        CHECK(dw == first_weight);  // bits do not depend on threads
+      });
 }
 
 }  // namespace
 
 TEST_CASE("RMS norm: the reference's gradients are its central differences", "[kernels]") {
-  const Doubles x = random_doubles(12, DType::f32, 1), dy = random_doubles(12, DType::f32, 2), w = random_doubles(4, DType::f32, 3);
+  const Doubles x = random_doubles(12, DType::f32, 1), dy = random_doubles(12, DType::f32, 2),
+                w = random_doubles(4, DType::f32, 3);
   const Doubles b(4);
   const auto gradients = reference::norm_gradients(dy, x, w, 1e-2, false);
-  const auto loss = [&](const Doubles& xs, const Doubles& ws, const Doubles& bs) { return dot(dy, reference::norm(xs, ws, bs, 1e-2, false).y); };
+  const auto loss = [&](const Doubles& xs, const Doubles& ws, const Doubles& bs) {
+    return dot(dy, reference::norm(xs, ws, bs, 1e-2, false).y);
+  };
   CHECK(error_of(central_differences([&](const Doubles& v) { return loss(v, w, b); }, x), gradients.dx) < 1e-6);
   CHECK(error_of(central_differences([&](const Doubles& v) { return loss(x, v, b); }, w), gradients.dweight) < 1e-6);
 }
@@ -97,7 +103,8 @@ TEST_CASE("RMS norm: backward equals the reference, bits the same on any number 
   for (DType dtype : {DType::f32, DType::bf16}) {
     for (int64_t width : {1, 2, 7, 8, 9, 16, 17, 33, 131})
       for (bool residual : {false, true}) check_backward(3, width, dtype, residual, residual);
-    for (int64_t rows : {1, 4, 15, 16, 17, 33, 1023, 1025}) check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0);
+    for (int64_t rows : {1, 4, 15, 16, 17, 33, 1023, 1025})
+      check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0);
   }
 }
 

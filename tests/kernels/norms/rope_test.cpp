@@ -31,18 +31,20 @@ void check(int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim, int64
         reference::rotate(head, row % tokens + offset, kTheta, inverse);
         std::copy(head.begin(), head.end(), at);
       }
-    for_isas_and_threads<Rope>(SLIP_EVERY_ISA(rope_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
-      INFO(label);
-      Tensor turned(x, dtype);
-      Rope args = {turned.data(), batch, tokens, heads, head_dim, stride, kTheta, offset, inverse, dtype, table.data<float>()};
-      function(context, args);
-      // Catches neighbours as pairs, a position off by one and a lost sign.
-      CHECK(error_of(turned.doubles(), expected) < forward_tolerance(dtype, 2));
-      args.inverse = !inverse;
-      function(context, args);
-      CHECK(error_of(turned.doubles(), x) < forward_tolerance(dtype, 2, 2));  // two roundings
-      CHECK(turned.guard_intact());
-    });
+    for_isas_and_threads<Rope>(
+        SLIP_EVERY_ISA(rope_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
+          INFO(label);
+          Tensor turned(x, dtype);
+          Rope args = {turned.data(), batch,  tokens,  heads, head_dim,           stride,
+                       kTheta,        offset, inverse, dtype, table.data<float>()};
+          function(context, args);
+          // Catches neighbours as pairs, a position off by one and a lost sign.
+          CHECK(error_of(turned.doubles(), expected) < forward_tolerance(dtype, 2));
+          args.inverse = !inverse;
+          function(context, args);
+          CHECK(error_of(turned.doubles(), x) < forward_tolerance(dtype, 2, 2));  // two roundings
+          CHECK(turned.guard_intact());
+        });
   }
 }
 
