@@ -123,12 +123,14 @@ std::string code_only(std::string_view text) {
 }
 
 Findings check_licence(const File& file) {
-  static const std::set<std::string> kinds = {".cpp", ".h", ".hpp", ".cu", ".cuh", ".sh", ".py", ".toml", ".build"};
+  static const std::set<std::string> kinds = {".cpp", ".h", ".hpp", ".cu", ".cuh", ".sh", ".py", ".toml", ".build", ".md"};
   if (!kinds.contains(std::filesystem::path(file.path).extension().string()) && file.path != ".ci/run") return {};
+  static const std::string licence = "SPDX-License-Identifier: Apache-2.0";
   const auto lines = lines_of(file.text);
   const size_t first = !lines.empty() && lines[0].starts_with("#!") ? 1 : 0;
-  if (lines.size() > first && (lines[first] == "// SPDX-License-Identifier: Apache-2.0" || lines[first] == "# SPDX-License-Identifier: Apache-2.0"))
-    return {};
+  if (lines.size() > first)
+    for (const std::string& line : {"// " + licence, "# " + licence, "<!-- " + licence + " -->"})
+      if (lines[first] == line) return {};
   return {at_line(file, 1) + "the first line is no licence. Begin with \"SPDX-License-Identifier: Apache-2.0\" in a comment."};
 }
 

@@ -34,7 +34,7 @@ const std::vector<File>& tree() {
         if (entry.is_regular_file() && wanted) add(entry.path());
       }
     }
-    add(root / "meson.build");
+    for (const char* file : {"meson.build", "README.md", "CHANGELOG.md"}) add(root / file);
     return found;
   }();
   return files;
@@ -94,7 +94,9 @@ TEST_CASE("rule: licence", "[tidy]") {
   CHECK(check_licence({"a.cpp", "\n// SPDX-License-Identifier: Apache-2.0\n"}).size() == 1);
   CHECK(check_licence({"a.cpp", "// SPDX-License-Identifier: MIT\n"}).size() == 1);
   CHECK(check_licence({"a.toml", ""}).size() == 1);
-  CHECK(check_licence({"a.md", "text"}).empty());
+  CHECK(check_licence({"a.md", "<!-- SPDX-License-Identifier: Apache-2.0 -->\n"}).empty());
+  CHECK(check_licence({"a.md", "text"}).size() == 1);
+  CHECK(check_licence({"LICENSE", "text"}).empty());
 }
 
 TEST_CASE("rule: header", "[tidy]") {
