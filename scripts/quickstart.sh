@@ -48,6 +48,7 @@ if [[ -z $text ]]; then
   text=data/quickstart.txt
   if [[ ! -s $text ]]; then
     mkdir -p data
+    echo '*' >data/.gitignore
     # One verse a line behind its reference, "Ge1:1 ", which a model of letters need not learn.
     if command -v bible >/dev/null && bible -f 'gen1:1-rev22:21' </dev/null | sed -E 's/^[1-3]?[A-Za-z]+[0-9]+:[0-9]+ //; /^$/d' >$text.new \
         && (($(wc -c <$text.new) > 4000000)); then

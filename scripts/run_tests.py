@@ -117,7 +117,7 @@ def run(test, build, everything):
         # A session of its own: a launcher that hangs takes its ranks with it when it is ended.
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                       cwd=test["workdir"], env=environment, start_new_session=True)
+                                       cwd=test["workdir"] or build, env=environment, start_new_session=True)
             try:
                 code = process.wait(timeout=limit)
                 ended = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
