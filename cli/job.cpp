@@ -34,7 +34,9 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.grad_dtype,
           .clip = config.optimizer.grad_clip > 0,
-          .optimizer_per_bucket = config.overlap.optimizer_per_bucket};
+          .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
+          .zero_stage = static_cast<int>(config.zero.stage),
+          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth)};
 }
 
 }  // namespace
@@ -64,7 +66,8 @@ models::ModelOptions model_options(const JobRequest& request) {
           .global_tokens = batch.global_batch_size * config.train.sequence_length,
           .micro_batches = static_cast<int>(batch.micro_batches),
           .ranks = layout.data,
-          .split_tied_embedding = config.overlap.split_tied_embedding,
+          // With sharded updates both shares of a tied table travel together.
+          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data == 1),
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
 }
 
