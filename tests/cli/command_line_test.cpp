@@ -19,12 +19,12 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
       {"tokenize", {"text", "out", "--tokenizer"}},
   };
   for (const auto& row : rows) {
-    const Result help = slipstream(std::string(row.command) + " --help");
+    const Result help = call(std::string(row.command) + " --help");
     INFO(row.command << "\n" << help.text);
     CHECK(help.code == 0);
     for (const std::string& word : row.words) CHECK(contains(help.text, word));
   }
-  const Result version = slipstream("--version");
+  const Result version = call("--version");
   CHECK(version.code == 0);
   CHECK(contains(version.text, "slipstream 0.1.0"));
 }
@@ -36,7 +36,7 @@ TEST_CASE("a wrong command line is code 2", "[cli]") {
                                   "plan " + run + " --ranks -3", "plan " + run + " --ranks two", "plan " + run + " --search",
                                   "train " + run + " --resume", std::string("generate x --tokens 0"), "train " + folder.path("none.toml"),
                                   "train " + folder.path(""), "train " + run + " --set nonsense", "train " + run + " --set =1"}) {
-    const Result result = slipstream(line);
+    const Result result = call(line);
     INFO(line << "\n" << result.text);
     CHECK(result.code == 2);
     CHECK(!result.text.empty());
@@ -55,13 +55,13 @@ TEST_CASE("every shipped run file passes --dry-run and plan", "[cli]") {
     const std::string path = entry.path().string();
     // Characters come from a text; the others know their vocabulary without any.
     const std::string data = contains(path, "shakespeare_char") ? " --set data.train=" + folder.path("text.txt") : "";
-    const Result dry = slipstream("train " + path + " --dry-run --set output.dir=" + folder.path("run") + data);
+    const Result dry = call("train " + path + " --dry-run --set output.dir=" + folder.path("run") + data);
     INFO(path << "\n" << dry.text);
     CHECK(dry.code == 0);
     CHECK(contains(dry.text, "parameters"));
     CHECK(contains(dry.text, "total"));
     CHECK(!fs::exists(folder.path("run")));
-    const Result plan = slipstream("plan " + path + " --machine " SOURCE_DIR "/configs/machines/h200x8.toml" + data);
+    const Result plan = call("plan " + path + " --machine " SOURCE_DIR "/configs/machines/h200x8.toml" + data);
     INFO(plan.text);
     CHECK((plan.code == 0 || plan.code == 7));
     CHECK(plan.text.rfind("machine: ", 0) == 0);  // the first line says which
@@ -71,7 +71,7 @@ TEST_CASE("every shipped run file passes --dry-run and plan", "[cli]") {
 
 TEST_CASE("gpt2_xl is legal on 1 to 128 data ranks", "[cli]") {
   for (int ranks : {1, 2, 8, 32, 128}) {
-    const Result result = slipstream("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --json --ranks " + std::to_string(ranks) +
+    const Result result = call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --json --ranks " + std::to_string(ranks) +
                                      " --machine " SOURCE_DIR "/configs/machines/h200x8.toml");
     INFO(ranks << " ranks");
     REQUIRE((result.code == 0 || result.code == 7));
@@ -79,7 +79,7 @@ TEST_CASE("gpt2_xl is legal on 1 to 128 data ranks", "[cli]") {
     CHECK(plan.at("layout").at("data").as_int() == ranks);
     CHECK(plan.at("micro_batches").as_int() * ranks * 4 == 512);
   }
-  check_refused(slipstream("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --ranks 256"), 2, {"512", "4 x 256", "1024"});
+  check_refused(call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --ranks 256"), 2, {"512", "4 x 256", "1024"});
 }
 
 TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
@@ -112,32 +112,32 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
   };
   for (const auto& row : rows) {
     INFO(row.set);
-    check_refused(slipstream("train " + run + " --set \"" + row.set + "\""), 2, row.parts);
+    check_refused(call("train " + run + " --set \"" + row.set + "\""), 2, row.parts);
     CHECK(!fs::exists(folder.path("run")));
   }
   // In the file itself, with the line.
   folder.write("typo.toml", read(run) + "[model2]\nx = 1\n");
-  check_refused(slipstream("train " + folder.path("typo.toml")), 2, {"typo.toml", "model2"});
+  check_refused(call("train " + folder.path("typo.toml")), 2, {"typo.toml", "model2"});
   folder.write("broken.toml", "[model\nlayers = 2\n");
-  check_refused(slipstream("train " + folder.path("broken.toml")), 2, {"broken.toml:1"});
+  check_refused(call("train " + folder.path("broken.toml")), 2, {"broken.toml:1"});
   folder.write("binary.toml", std::string("\xff\xfe\0\1", 4));
-  check_refused(slipstream("train " + folder.path("binary.toml")), 2, {"binary.toml"});
+  check_refused(call("train " + folder.path("binary.toml")), 2, {"binary.toml"});
 }
 
 TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
-  const auto train = [&](const std::string& sets) { return slipstream("train " + run + " " + sets); };
+  const auto train = [&](const std::string& sets) { return call("train " + run + " " + sets); };
   check_refused(train("--set data.train=" + folder.path("none.txt")), 3, {"none.txt"});
   check_refused(train("--set data.train=" + folder.path("")), 3, {});
   check_refused(train("--set data.train=" + folder.write("empty.txt", "")), 3, {"empty.txt", "empty"});
   check_refused(train("--set data.train=" + folder.write("short.txt", "too short")), 3, {"17"});
   const std::string latin = folder.write("latin.txt", english() + "caf\xe9\n");
   check_refused(train("--set data.tokenizer=chars --set data.train=" + latin), 3, {"latin.txt", "UTF-8"});
-  CHECK(slipstream("train " + run + " --dry-run --set data.train=" + latin).code == 0);  // bytes take anything
+  CHECK(call("train " + run + " --dry-run --set data.train=" + latin).code == 0);  // bytes take anything
 
   // Token shards: cut short, changed, without their description, and of another tokenizer.
-  const Result made = slipstream("tokenize " + folder.path("text.txt") + " " + folder.path("tokens"));
+  const Result made = call("tokenize " + folder.path("text.txt") + " " + folder.path("tokens"));
   INFO(made.text);
   REQUIRE(made.code == 0);
   CHECK(contains(made.text, "xxh3"));
@@ -160,22 +160,22 @@ TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
   check_refused(train(from_shard), 3, {"tokens.json"});
   folder.write("tokens.json", about);
   check_refused(train(from_shard + " --set data.tokenizer=chars"), 3, {"chars", "bytes"});
-  check_refused(slipstream("tokenize " + folder.path("none.txt") + " " + folder.path("x")), 3, {"none.txt"});
-  check_refused(slipstream("tokenize " + latin + " " + folder.path("x") + " --tokenizer chars"), 3, {"UTF-8"});
-  check_refused(slipstream("tokenize " + folder.path("text.txt") + " " + folder.path("x") + " --tokenizer words"), 2, {"words"});
-  check_refused(slipstream("tokenize " + folder.path("text.txt") + " " + folder.path("text.txt") + "/x"), 7, {});
+  check_refused(call("tokenize " + folder.path("none.txt") + " " + folder.path("x")), 3, {"none.txt"});
+  check_refused(call("tokenize " + latin + " " + folder.path("x") + " --tokenizer chars"), 3, {"UTF-8"});
+  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("x") + " --tokenizer words"), 2, {"words"});
+  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("text.txt") + "/x"), 7, {});
 }
 
 TEST_CASE("ids outside the vocabulary are found before training", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
-  REQUIRE(slipstream("tokenize " + folder.path("text.txt") + " " + folder.path("tokens")).code == 0);
-  check_refused(slipstream("train " + run + " --set model.vocab_size=100 --set data.train=" + folder.path("tokens.bin")), 2, {"100", "256"});
+  REQUIRE(call("tokenize " + folder.path("text.txt") + " " + folder.path("tokens")).code == 0);
+  check_refused(call("train " + run + " --set model.vocab_size=100 --set data.train=" + folder.path("tokens.bin")), 2, {"100", "256"});
   // A larger vocabulary than the tokenizer's is legal; generation must not leave the tokenizer's.
-  const Result padded = slipstream("train " + run + " --set model.vocab_size=320 --set train.steps=2");
+  const Result padded = call("train " + run + " --set model.vocab_size=320 --set train.steps=2");
   INFO(padded.text);
   REQUIRE(padded.code == 0);
-  const Result text = slipstream("generate " + folder.path("run") + " --prompt a --tokens 60 --temperature 10 --seed 4");
+  const Result text = call("generate " + folder.path("run") + " --prompt a --tokens 60 --temperature 10 --seed 4");
   INFO(text.text);
   CHECK(text.code == 0);
 }
@@ -188,21 +188,21 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   REQUIRE(at != std::string::npos);
   small.replace(at, small.find('\n', at) - at, "memory = \"100KiB\"");
   const std::string machine = folder.write("small.toml", small);
-  check_refused(slipstream("plan " + run + " --machine " + machine), 7, {"100 KiB"});
-  check_refused(slipstream("check " + run + " --machine " + machine), 7, {"100 KiB"});
-  check_refused(slipstream("train " + run + " --set device.machine=" + machine), 7, {"100 KiB"});
-  check_refused(slipstream("plan " + run + " --set device.machine=" + machine), 7, {"100 KiB"});
+  check_refused(call("plan " + run + " --machine " + machine), 7, {"100 KiB"});
+  check_refused(call("check " + run + " --machine " + machine), 7, {"100 KiB"});
+  check_refused(call("train " + run + " --set device.machine=" + machine), 7, {"100 KiB"});
+  check_refused(call("plan " + run + " --set device.machine=" + machine), 7, {"100 KiB"});
   CHECK(!fs::exists(folder.path("run")));
   // Under a regular file nothing can be created, not even by root.
   const std::string nowhere = folder.path("text.txt") + "/run";
-  check_refused(slipstream("train " + run + " --set output.dir=" + nowhere), 7, {nowhere});
-  check_refused(slipstream("train " + run + " --set checkpoint.dir=" + nowhere), 7, {nowhere});
+  check_refused(call("train " + run + " --set output.dir=" + nowhere), 7, {nowhere});
+  check_refused(call("train " + run + " --set checkpoint.dir=" + nowhere), 7, {nowhere});
 }
 
 TEST_CASE("plan and check print what was planned", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
-  const Result json = slipstream("plan " + run + " --ranks 2 --json");
+  const Result json = call("plan " + run + " --ranks 2 --json");
   REQUIRE(json.code == 0);
   const Json plan = Json::parse(json.text);
   CHECK(plan.at("ranks").as_int() == 2);
@@ -213,9 +213,9 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
   for (const auto& [owner, bytes] : plan.at("memory_bytes").as_object())
     if (owner != "total") total += bytes.as_int();
   CHECK(total == plan.at("memory_bytes").at("total").as_int());
-  const Result check = slipstream("check " + run + " --ranks 4 --set train.micro_batch_size=1");
+  const Result check = call("check " + run + " --ranks 4 --set train.micro_batch_size=1");
   INFO(check.text);
   CHECK(check.code == 0);
   CHECK(contains(check.text, "none under"));
-  check_refused(slipstream("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
+  check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
 }

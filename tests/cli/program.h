@@ -96,7 +96,7 @@ inline const std::string& exe() {
   static const std::string path = SLIPSTREAM_EXE;
   return path;
 }
-inline Result slipstream(const std::string& arguments) { return shell(exe() + " " + arguments); }
+inline Result call(const std::string& arguments) { return shell(exe() + " " + arguments); }
 
 inline std::string mpirun() {
   return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + std::string(MPIRUN) + " --oversubscribe --bind-to none ";

@@ -44,7 +44,7 @@ std::vector<pid_t> ranks_running(const std::string& part) {
 TEST_CASE("train, then generate, then train again", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
-  const Result first = slipstream("train " + run + " --set data.tokenizer=chars --set trace.steps=[2,3]");
+  const Result first = call("train " + run + " --set data.tokenizer=chars --set trace.steps=[2,3]");
   INFO(first.text);
   REQUIRE(first.code == 0);
   CHECK(contains(first.text, "step 6/6 | loss "));
@@ -55,31 +55,31 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   CHECK(trace.at("traceEvents").as_array().size() > 50);
 
   const std::string generate = "generate " + dir + " --prompt \"the wind\" --tokens 40 --seed 3";
-  const Result text = slipstream(generate);
+  const Result text = call(generate);
   INFO(text.text);
   REQUIRE(text.code == 0);
   CHECK(text.text.rfind("the wind", 0) == 0);
   CHECK(text.text.size() == 8 + 40 + 1);
-  CHECK(slipstream(generate).text == text.text);
-  CHECK(slipstream(generate + "1").text != text.text);
-  CHECK(slipstream("generate " + dir + "/checkpoints/final --prompt \"the wind\" --tokens 40 --seed 3").text == text.text);
-  const std::string likeliest = slipstream("generate " + dir + " --prompt the --tokens 20 --temperature 0").text;
-  CHECK(slipstream("generate " + dir + " --prompt the --tokens 20 --top-k 1").text == likeliest);
-  CHECK(slipstream("generate " + dir + " --tokens 3").code == 0);  // no prompt
-  check_refused(slipstream("generate " + dir + " --prompt \"WIND\""), 3, {"W"});
+  CHECK(call(generate).text == text.text);
+  CHECK(call(generate + "1").text != text.text);
+  CHECK(call("generate " + dir + "/checkpoints/final --prompt \"the wind\" --tokens 40 --seed 3").text == text.text);
+  const std::string likeliest = call("generate " + dir + " --prompt the --tokens 20 --temperature 0").text;
+  CHECK(call("generate " + dir + " --prompt the --tokens 20 --top-k 1").text == likeliest);
+  CHECK(call("generate " + dir + " --tokens 3").code == 0);  // no prompt
+  check_refused(call("generate " + dir + " --prompt \"WIND\""), 3, {"W"});
 
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
-  const Result second = slipstream("train " + run + " --set data.tokenizer=chars");
+  const Result second = call("train " + run + " --set data.tokenizer=chars");
   REQUIRE(second.code == 0);
   CHECK(contains(second.text, dir + ".old-1"));
   check_complete(dir, 6);
   check_complete(dir + ".old-1", 6);
   CHECK(metrics(dir).back().at("params_hash").as_string() == hash);  // the same bits, run after run
-  REQUIRE(slipstream("train " + run).code == 0);
+  REQUIRE(call("train " + run).code == 0);
   CHECK(fs::exists(dir + ".old-2"));
 
   // What the run wrote down is a run file: it trains the same weights.
-  const Result again = slipstream("train " + dir + ".old-1/config.resolved.toml --set output.dir=" + folder.path("again") +
+  const Result again = call("train " + dir + ".old-1/config.resolved.toml --set output.dir=" + folder.path("again") +
                                   " --set checkpoint.dir=" + folder.path("again") + "/checkpoints");
   INFO(again.text);
   REQUIRE(again.code == 0);
@@ -92,21 +92,21 @@ TEST_CASE("a text without a line break generates too", "[cli]") {
   for (char& c : text)
     if (c == '\n') c = ' ';
   folder.write("text.txt", text);
-  REQUIRE(slipstream("train " + run_file(folder) + " --set data.tokenizer=chars").code == 0);
-  const Result result = slipstream("generate " + folder.path("run") + " --tokens 5");
+  REQUIRE(call("train " + run_file(folder) + " --set data.tokenizer=chars").code == 0);
+  const Result result = call("generate " + folder.path("run") + " --tokens 5");
   INFO(result.text);
   CHECK(result.code == 0);
 }
 
 TEST_CASE("weights that are missing or damaged are code 4", "[cli]") {
   Folder folder;
-  REQUIRE(slipstream("train " + run_file(folder)).code == 0);
+  REQUIRE(call("train " + run_file(folder)).code == 0);
   const std::string final = folder.path("run") + "/checkpoints/final";
   const std::string weights = read(final + "/model.safetensors"), config = read(final + "/config.json");
-  check_refused(slipstream("generate " + folder.path("none")), 4, {"none"});
+  check_refused(call("generate " + folder.path("none")), 4, {"none"});
   const auto with = [&](const std::string& name, const std::string& content) {
     folder.write("run/checkpoints/final/" + name, content);
-    return slipstream("generate " + folder.path("run") + " --tokens 2");
+    return call("generate " + folder.path("run") + " --tokens 2");
   };
   check_refused(with("model.safetensors", weights.substr(0, weights.size() / 2)), 4, {"model.safetensors"});
   check_refused(with("model.safetensors", "junk"), 4, {"model.safetensors"});
@@ -129,7 +129,7 @@ TEST_CASE("two ranks train the model of one", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   const auto dir = [&](const std::string& name) { return " --set output.dir=" + folder.path(name); };
-  REQUIRE(slipstream("train " + run + dir("one")).code == 0);
+  REQUIRE(call("train " + run + dir("one")).code == 0);
   const Result two = on_ranks(2, "train " + run + dir("two") + " --set trace.steps=[3,4]");
   INFO(two.text);
   REQUIRE(two.code == 0);
@@ -144,7 +144,7 @@ TEST_CASE("two ranks train the model of one", "[cli]") {
   CHECK(b.back().at("comm_ms").as_double() > 0);
   CHECK(a.back().at("hidden").is_null());
   // The plan that `plan` prints is the plan that runs.
-  CHECK(Json::parse(slipstream("plan " + run + " --ranks 2 --json").text).at("plan_hash").as_string() ==
+  CHECK(Json::parse(call("plan " + run + " --ranks 2 --json").text).at("plan_hash").as_string() ==
         Json::parse(read(folder.path("two") + "/run.json")).at("plan_hash").as_string());
 }
 
@@ -202,7 +202,7 @@ TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
   const std::string run = run_file(folder);
   const std::string sets = " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0"
                            " --set optimizer.grad_clip=0 --set optimizer.weight_decay=1000 --set train.steps=60";
-  const Result one = slipstream("train " + run + sets);
+  const Result one = call("train " + run + sets);
   check_refused(one, 5, {"loss", "learning_rate"});
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
   if (!has_mpirun()) return;

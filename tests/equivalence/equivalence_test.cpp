@@ -104,6 +104,8 @@ TEST_CASE("bucket sizes do not change bits", "[equivalence]") {
           l.first_bucket_bytes = first;
         }), kSteps), base);
       }
+    // Pieces of the head's gradient are products of another shape, which may add in another order.
+    check_close(train(with(make(3), [](Layout& l) { l.head_chunk_bytes = 25 << 20; }), kSteps), base, 2e-5);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 // Trains a tiny model for a few steps under one layout, ranks as threads, and returns everything that can be compared.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -14,6 +15,7 @@
 #include "cli/rank.h"
 #include "comm/rehearse/finish.h"
 #include "comm/thread/thread_world.h"
+#include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "engine/data/hash.h"
 #include "kernels/adamw/adamw.h"
@@ -41,6 +43,7 @@ struct Layout {
   ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 8 << 10;
   int64_t first_bucket_bytes = 2 << 10;
+  int64_t head_chunk_bytes = 8 << 10;
   DType wire_dtype = DType::f32;
   Algorithm algorithm = Algorithm::direct;
   float max_norm = 0.5f;  // 0: no clipping
@@ -80,7 +83,7 @@ inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
   options.batch = layout.micro_batch;
   options.micro_batches = layout.micro_batches;
   options.ranks = layout.ranks;
-  options.head_chunk_bytes = layout.bucket_bytes;
+  options.head_chunk_bytes = layout.head_chunk_bytes;
   options.global_tokens = layout.mean_over_tokens > 0 ? layout.mean_over_tokens
                                                       : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
   Buffers buffers;

@@ -166,7 +166,7 @@ equivalence::Layout shrink(models::ModelOptions model, int micro_batches, DType 
   model.tokens = model.context = 5;
   model.vocab = micro_batches == 1 ? 67 : 19;
   model.dtype = dtype;
-  return {.name = std::string(model.family == models::Family::gpt2 ? "gpt2 " : "llama ") + name_of(dtype), .model = model,
+  return {.name = std::string(model.family == models::Family::gpt2 ? "gpt2 " : "llama ") + std::string(name_of(dtype)), .model = model,
           .micro_batch = 2, .micro_batches = micro_batches, .bucket_bytes = 512, .first_bucket_bytes = 256};
 }
 
