@@ -11,6 +11,7 @@
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
 #include "engine/config/validate.h"
+#include "engine/data/dataset.h"
 
 namespace slipstream::cli {
 namespace {
@@ -40,6 +41,14 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
 }
 
 }  // namespace
+
+int64_t vocab_of(const RunConfig& config) {
+  if (config.model.vocab_size > 0) return config.model.vocab_size;
+  if (config.data.tokenizer == "bytes") return 256;
+  return data::open_dataset({.train = config.data.train, .validation = config.data.validation,
+                             .validation_fraction = config.data.validation_fraction, .tokenizer = config.data.tokenizer,
+                             .sequence_length = config.train.sequence_length}).tokenizer->vocab_size();
+}
 
 models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = request.config;

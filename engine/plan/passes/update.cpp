@@ -40,7 +40,27 @@ class UpdatePass {
   }
 
  private:
-  Point local(Task task) { return append_local(plan_, on_spine_, channel_, std::move(task)); }
+  Point local(Task task) {
+    if (!on_spine_) wait_for_spine(task);
+    return append_local(plan_, on_spine_, channel_, std::move(task));
+  }
+
+  /// Beside the spine, the backward pass may still read what an update writes: a weight's gradient is complete before
+  /// its input gradient has been computed from the weight. The last such item is enough, the spine is in order.
+  void wait_for_spine(Task& task) const {
+    const auto overlap = [](const std::vector<Slice>& a, const std::vector<Slice>& b) {
+      for (const Slice& x : a)
+        for (const Slice& y : b)
+          if (x.buffer == y.buffer && x.begin_bytes < y.end_bytes() && y.begin_bytes < x.end_bytes()) return true;
+      return false;
+    };
+    for (size_t i = plan_.spine.size(); i-- > 0;) {
+      const SpineItem& item = plan_.spine[i];
+      if (!overlap(task.writes, item.reads) && !overlap(task.writes, item.writes) && !overlap(task.reads, item.writes)) continue;
+      task.after.push_back({static_cast<ItemId>(i)});
+      return;
+    }
+  }
 
   bool holds_tied(size_t bucket) const {
     if (!job_.model.tied.split) return false;
