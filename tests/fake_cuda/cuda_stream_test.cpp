@@ -46,12 +46,6 @@ TEST_CASE("an event recorded on another stream breaks the contract", "[!shouldfa
   contract::wait_orders_streams(f);
 }
 
-TEST_CASE("an event recorded on another stream breaks the captured record too", "[!shouldfail]") {
-  StreamFixture f = fixture();
-  fake_cuda::settings().record_elsewhere = true;
-  contract::a_later_record_elsewhere_does_not_release_a_wait(f);
-}
-
 TEST_CASE("issuing waits for nothing") {
   StreamFixture f = fixture();
   const auto a = f.device->make_stream({.name = "a"});
@@ -78,7 +72,7 @@ TEST_CASE("timing events are used again") {
   const auto b = f.device->make_stream({.name = "b"});
   const auto event = f.device->make_event(1);
   std::vector<Span> spans;
-  int after_the_first = 0;
+  const int before = fake_cuda::counts().events;
   for (int round = 0; round < 20; ++round) {
     for (int i = 0; i < 10; ++i) {
       a->launch(f.work(i), f.frame);
@@ -90,9 +84,9 @@ TEST_CASE("timing events are used again") {
     b->synchronize();
     a->drain(spans);
     b->drain(spans);
-    if (round == 0) after_the_first = fake_cuda::counts().events;
   }
-  CHECK(fake_cuda::counts().events == after_the_first);
+  // At most a round's marks are in flight: 2 per work, 1 more per wait, and one kept at the end of each stream.
+  CHECK(fake_cuda::counts().events <= before + 20 + 30 + 2);
   CHECK(std::count_if(spans.begin(), spans.end(), [](const Span& s) { return s.kind == Span::Kind::work; }) == 400);
 }
 
