@@ -19,8 +19,8 @@
 namespace slipstream::models {
 namespace {
 
-/// Gradients are overwritten by the first micro-batch of a step and added to by the others.
-bool accumulate(const LaunchContext& context) { return context.frame->micro_batch > 0; }
+/// Whether this item adds to gradients that are already there; the planner says (the first micro-batch of a step does not).
+bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
 
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
   if (more.size_bytes > 0) slices.push_back(more);
@@ -262,7 +262,7 @@ void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
   });
   if (!training) return;
   work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
-    kernels::add_loss(c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = accumulate(c)});
+    kernels::add_loss(c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = c.frame->micro_batch > 0});
   });
 }
 
