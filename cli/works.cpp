@@ -91,7 +91,7 @@ Fn sum_squares_work(const Job& job, const Item& item) {
   return [parts](LaunchContext& c) {
     for (const Part& part : parts) {
       if (part.elems == 0)
-        *c.as<double>(part.sum) = 0;
+        kernels::zero(c, {.to = c.at(part.sum), .size_bytes = part.sum.size_bytes});
       else
         kernels::sum_squares(c, {.x = c.as<float>(part.gradient), .elems = part.elems, .result = c.as<double>(part.sum)});
     }

@@ -48,6 +48,17 @@ void copy(LaunchContext& context, const Copy& args) {
   }
 }
 
+void zero(LaunchContext& context, const Zero& args) {
+  require_at_least("zero", "size_bytes", args.size_bytes, 0);
+  if (args.size_bytes == 0) return;
+  require_pointers("zero", {args.to});
+  switch (context.kind) {
+    case DeviceKind::cpu: return zero_cpu(args);
+    case DeviceKind::cuda: return zero_cuda(context, args);
+    case DeviceKind::sim: no_kernel("zero", context.kind);
+  }
+}
+
 void upload(LaunchContext& context, const Upload& args) {
   for (const Upload::Part& part : args.parts) {
     require_at_least("upload", "size_bytes", part.size_bytes, 0);

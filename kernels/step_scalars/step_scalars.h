@@ -47,6 +47,12 @@ struct Copy {
   int64_t size_bytes = 0;
 };
 
+/// to[i] = 0, bytes.
+struct Zero {
+  void* to = nullptr;
+  int64_t size_bytes = 0;
+};
+
 /// Pinned memory of one uploading work on cuda, taken at its first run; nothing on cpu. Made once, when works are bound.
 class UploadStaging {
  public:
@@ -74,6 +80,7 @@ void add_loss(LaunchContext& context, const AddLoss& args);
 void clip(LaunchContext& context, const Clip& args);
 void report(LaunchContext& context, const Report& args);
 void copy(LaunchContext& context, const Copy& args);
+void zero(LaunchContext& context, const Zero& args);
 void upload(LaunchContext& context, const Upload& args);
 
 }  // namespace slipstream::kernels

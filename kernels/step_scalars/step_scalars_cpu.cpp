@@ -27,6 +27,8 @@ void report_cpu(const Report& args) {
 
 void copy_cpu(const Copy& args) { std::memcpy(args.to, args.from, static_cast<size_t>(args.size_bytes)); }
 
+void zero_cpu(const Zero& args) { std::memset(args.to, 0, static_cast<size_t>(args.size_bytes)); }
+
 void upload_cpu(const Upload& args) { args.fill({args.parts[0].to, args.parts[1].to}); }
 
 }  // namespace slipstream::kernels

@@ -76,6 +76,10 @@ void copy_cuda(LaunchContext& context, const Copy& args) {
                             static_cast<cudaStream_t>(context.native_stream)));
 }
 
+void zero_cuda(LaunchContext& context, const Zero& args) {
+  SLIP_CUDA(cudaMemsetAsync(args.to, 0, static_cast<size_t>(args.size_bytes), static_cast<cudaStream_t>(context.native_stream)));
+}
+
 void upload_cuda(LaunchContext& context, const Upload& args) {
   static_cast<CudaStaging&>(*args.staging).run(static_cast<cudaStream_t>(context.native_stream), args);
 }

@@ -63,7 +63,7 @@ TEST_CASE("a zero gradient is not clipped, an infinite one is clipped to nothing
   CHECK(clip_of({std::numeric_limits<double>::infinity()}, 1, norm).clip == 0.0f);
 }
 
-TEST_CASE("report and copy move bits") {
+TEST_CASE("report, copy and zero move bits") {
   LaunchContext context = cpu();
   const double loss = -0.0, norm = 7;
   double slot[3] = {1, 1, 1};
@@ -75,6 +75,9 @@ TEST_CASE("report and copy move bits") {
     std::vector<unsigned char> from(static_cast<size_t>(size) + 1, 3), to(from.size(), 9);
     kernels::copy(context, {.from = from.data(), .to = to.data(), .size_bytes = size});
     for (int64_t i = 0; i < size; ++i) CHECK(to[static_cast<size_t>(i)] == 3);
+    CHECK(to.back() == 9);
+    kernels::zero(context, {.to = to.data(), .size_bytes = size});
+    for (int64_t i = 0; i < size; ++i) CHECK(to[static_cast<size_t>(i)] == 0);
     CHECK(to.back() == 9);
   }
 }
