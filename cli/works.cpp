@@ -4,13 +4,12 @@
 #include "cli/works.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "engine/base/check.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/step_scalars/step_scalars.h"
 #include "kernels/sum_squares/sum_squares.h"
 
 namespace slipstream::cli {
@@ -92,7 +91,7 @@ Fn sum_squares_work(const Job& job, const Item& item) {
   return [parts](LaunchContext& c) {
     for (const Part& part : parts) {
       if (part.elems == 0)
-        *c.as<double>(part.sum) = 0;
+        kernels::zero(c, {.to = c.at(part.sum), .size_bytes = part.sum.size_bytes});
       else
         kernels::sum_squares(c, {.x = c.as<float>(part.gradient), .elems = part.elems, .result = c.as<double>(part.sum)});
     }
@@ -101,13 +100,8 @@ Fn sum_squares_work(const Job& job, const Item& item) {
 
 Fn clip_work(const Job& job, const UpdateOptions& update) {
   return [ids = job.ids, parts = job.layout.parts.size(), max_norm = update.max_norm](LaunchContext& c) {
-    const double* sums = c.as<double>({ids.norm_sums, 0, 8});
-    double total = 0;
-    for (size_t p = 0; p < parts; ++p) total += sums[p];
-    const double norm = std::sqrt(total);
-    *c.as<double>({ids.norm, 0, 8}) = norm;
-    // As torch.nn.utils.clip_grad_norm_: the small number keeps a zero gradient finite.
-    c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})->clip = static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6)));
+    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}), .count = static_cast<int64_t>(parts), .max_norm = max_norm,
+                      .norm = c.as<double>({ids.norm, 0, 8}), .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})});
   };
 }
 
@@ -126,8 +120,11 @@ Fn add_rows_work(const Job& job, const Item& item) {
 
 Fn load_work(const Job& job, const LoadBatch& load) {
   const int64_t stride = job.buffers.stride_bytes(job.ids.batch_next);
-  return [ids = job.ids, stride, load](LaunchContext& c) {
-    load({.batch = c.at({ids.batch_next, 0, 1}), .stride_bytes = stride, .scalars = c.at({ids.scalars_next, 0, 16})});
+  return [ids = job.ids, stride, load, staging = kernels::make_upload_staging(),
+          batch_bytes = stride * job.buffers.instances(job.ids.batch_next)](LaunchContext& c) {
+    kernels::upload(c, {.parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at({ids.scalars_next, 0, 16}), 16}}},
+                        .fill = [&](const auto& to) { load({.batch = to[0], .stride_bytes = stride, .scalars = to[1]}); },
+                        .staging = staging});
   };
 }
 
@@ -152,13 +149,12 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, con
     }
     case Op::copy:
       return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
-        std::memcpy(c.at(to), c.at(from), static_cast<size_t>(to.size_bytes));
+        kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
       };
     case Op::report:
       return [loss = item.reads[0], norm = item.reads[1], report = item.writes[0]](LaunchContext& c) {
-        double* slot = c.as<double>(report) + 2 * (c.frame->step % kReportSlots);
-        slot[0] = *c.as<double>(loss);
-        slot[1] = *c.as<double>(norm);
+        kernels::report(c, {.loss = c.as<double>(loss), .norm = c.as<double>(norm),
+                            .slot = c.as<double>(report) + 2 * (c.frame->step % kReportSlots)});
       };
     default: break;
   }
