@@ -4,6 +4,7 @@
 #include "engine/plan/passes/residency.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/core.h>
 
@@ -76,6 +77,9 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     task.before = Point{gather.first_use};
     append_task(plan, std::move(task));
   }
+  // All layers share one buffer for the shard that is on its way to being added. Order within a channel is computed, so
+  // that the next reduction must wait for the addition has to be said.
+  std::optional<Point> part_free;
   for (size_t i = 0; i < reduces_.size(); ++i) {
     const Reduce& reduce = reduces_[i];
     const BucketHome& home = job_.homes[reduce.bucket];
@@ -91,6 +95,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     const Slice part{job_.ids.gradient_part, 0, 4 * home.shard_elems};
     task.writes = {reduce.micro_batch == 0 ? home.gradient : part};
     task.after = {{reduce.last_use}};
+    if (reduce.micro_batch > 0 && part_free) task.after.push_back(*part_free);
     if (i + kGradientSlots < reduces_.size()) task.before = Point{reduces_[i + kGradientSlots].first_use};
     Point done = append_task(plan, std::move(task));
     if (reduce.micro_batch > 0) {
@@ -104,7 +109,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       add.writes = {home.gradient};
       add.cost = {home.shard_elems, 12 * home.shard_elems};
       add.after = {done};
-      done = append_task(plan, std::move(add));
+      part_free = done = append_task(plan, std::move(add));
     }
     if (reduced) reduced->buckets[reduce.bucket] = {done};
   }
