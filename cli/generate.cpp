@@ -26,6 +26,9 @@ std::string weights_folder(const std::string& path) {
                         path, checkpoint::kWeightsFile);
 }
 
+/// Sizes beyond these are damage: they would not fit anywhere.
+constexpr int64_t kMaxLayers = 65536, kMaxSize = int64_t{1} << 24;
+
 template <typename T>
 T entry(const data::ConfigEntries& config, const std::string& key, const std::string& folder) {
   for (const auto& [name, value] : config)
@@ -39,7 +42,13 @@ T entry(const data::ConfigEntries& config, const std::string& key, const std::st
 }
 
 models::ModelOptions options_of(const data::ConfigEntries& config, const std::string& folder) {
-  const auto whole = [&](const char* key) { return entry<int64_t>(config, key, folder); };
+  const auto whole = [&](const std::string& key) {
+    const auto value = entry<int64_t>(config, key, folder);
+    const int64_t most = key == "n_layer" || key == "num_hidden_layers" ? kMaxLayers : kMaxSize;
+    if (value < 1 || value > most)
+      throw CheckpointError("[generate] {}/config.json: {} is {}, need 1 to {}. Give the folder that training wrote.", folder, key, value, most);
+    return value;
+  };
   const auto family = entry<std::string>(config, "model_type", folder);
   models::ModelOptions options;
   if (family == "gpt2")
@@ -60,6 +69,23 @@ models::ModelOptions options_of(const data::ConfigEntries& config, const std::st
   options.tokens = options.context;
   options.global_tokens = options.context;
   return options;
+}
+
+ModelSpec model_of(const models::ModelOptions& options, Buffers& buffers, const std::string& folder) {
+  try {
+    return models::build_model(options, buffers);
+  } catch (const ConfigError& error) {
+    throw CheckpointError("[generate] {}/config.json is not a model: {}", folder, error.what());
+  }
+}
+
+/// What an empty prompt starts from: a line break, where there is one.
+int32_t first_token(const data::Tokenizer& tokenizer) {
+  try {
+    return tokenizer.encode("\n").front();
+  } catch (const DataError&) {
+    return 0;
+  }
 }
 
 void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
@@ -115,9 +141,12 @@ int generate(const GenerateCommand& command) {
   const checkpoint::FinalWeights weights = checkpoint::read_final(folder);
   const auto tokenizer = data::load_tokenizer(folder + "/" + data::kTokenizerFile);
   const models::ModelOptions options = options_of(weights.config, folder);
+  if (tokenizer->vocab_size() > options.vocab)
+    throw CheckpointError("[generate] the tokenizer of {} has {} ids, but its model {}. Give the folder that training wrote.", folder,
+                          tokenizer->vocab_size(), options.vocab);
 
   Buffers buffers;
-  ModelSpec model = models::build_model(options, buffers);
+  ModelSpec model = model_of(options, buffers, folder);
   auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), {}));
   const comm::RooflinePrice price(comm::Rates{}, comm::Link{});
   for (Plan* plan : {&job->train, &job->evaluate, &job->prime}) {
@@ -129,7 +158,7 @@ int generate(const GenerateCommand& command) {
   load_weights(rank, weights.weights);
 
   std::vector<int32_t> text = tokenizer->encode(command.prompt);
-  if (text.empty()) text.push_back(tokenizer->vocab_size() > '\n' ? tokenizer->encode("\n").front() : 0);
+  if (text.empty()) text.push_back(first_token(*tokenizer));
   fmt::print("{}", command.prompt);
   const Philox random(command.seed, "generate");
   const auto context = static_cast<size_t>(options.context);
@@ -140,8 +169,9 @@ int generate(const GenerateCommand& command) {
     std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), window.begin());
     rank.evaluate(window, targets);
     rank.drain();
-    const int32_t next = sample(rank.logits(static_cast<int64_t>(used) - 1), command.temperature, command.top_k,
-                                random.uniform(static_cast<uint64_t>(n)));
+    std::vector<float> logits = rank.logits(static_cast<int64_t>(used) - 1);
+    logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // a padded vocabulary has ids that mean nothing
+    const int32_t next = sample(std::move(logits), command.temperature, command.top_k, random.uniform(static_cast<uint64_t>(n)));
     text.push_back(next);
     fmt::print("{}", tokenizer->decode(std::vector<int32_t>{next}));
     std::fflush(stdout);

@@ -11,6 +11,7 @@
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
 #include "engine/config/validate.h"
+#include "engine/data/dataset.h"
 
 namespace slipstream::cli {
 namespace {
@@ -34,10 +35,20 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.grad_dtype,
           .clip = config.optimizer.grad_clip > 0,
-          .optimizer_per_bucket = config.overlap.optimizer_per_bucket};
+          .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
+          .zero_stage = static_cast<int>(config.zero.stage),
+          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth)};
 }
 
 }  // namespace
+
+int64_t vocab_of(const RunConfig& config) {
+  if (config.model.vocab_size > 0) return config.model.vocab_size;
+  if (config.data.tokenizer == "bytes") return 256;
+  return data::open_dataset({.train = config.data.train, .validation = config.data.validation,
+                             .validation_fraction = config.data.validation_fraction, .tokenizer = config.data.tokenizer,
+                             .sequence_length = config.train.sequence_length}).tokenizer->vocab_size();
+}
 
 models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = request.config;
@@ -64,7 +75,8 @@ models::ModelOptions model_options(const JobRequest& request) {
           .global_tokens = batch.global_batch_size * config.train.sequence_length,
           .micro_batches = static_cast<int>(batch.micro_batches),
           .ranks = layout.data,
-          .split_tied_embedding = config.overlap.split_tied_embedding,
+          // With sharded updates both shares of a tied table travel together.
+          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data == 1),
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
 }
 

@@ -29,6 +29,10 @@ struct FinishedJob {
   int64_t global_batch = 1;  // sequences
 };
 
+/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars must read the data for it. Blocks.
+/// Throws: DataError.
+int64_t vocab_of(const RunConfig& config);
+
 models::ModelOptions model_options(const JobRequest& request);
 
 /// What the machine and the run file's emulated link cost in virtual time.

@@ -95,6 +95,7 @@ int main(int argc, char** argv) {
   try {
     return slipstream::cli::run(argc, argv);
   } catch (const slipstream::Error& error) {
+    std::fflush(stdout);  // what has been said comes before why it ends
     std::fprintf(stderr, "slipstream: %s\n", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {

@@ -14,7 +14,6 @@
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
-#include "engine/data/dataset.h"
 
 namespace slipstream::cli {
 namespace {
@@ -25,15 +24,6 @@ struct Planned {
   FinishedJob finished;
   std::string machine_source;
 };
-
-/// The vocabulary that the plan needs: the run file's, else the tokenizer's, for which the data must be there.
-int64_t vocab_of(const RunConfig& config) {
-  if (config.model.vocab_size > 0) return config.model.vocab_size;
-  if (config.data.tokenizer == "bytes") return 256;
-  return data::open_dataset({.train = config.data.train, .validation = config.data.validation,
-                             .validation_fraction = config.data.validation_fraction, .tokenizer = config.data.tokenizer,
-                             .sequence_length = config.train.sequence_length}).tokenizer->vocab_size();
-}
 
 Planned make_plan(const PlanCommand& command) {
   Planned planned;

@@ -2,6 +2,8 @@
 // slipstream train: sets up in agreement with all ranks, then hands over to the training loop.
 
 #include <cstdio>
+#include <exception>
+#include <new>
 
 #include "cli/commands.h"
 #include "cli/trainer.h"
@@ -48,6 +50,22 @@ std::string run_json(const World& world, const FinishedJob& finished, const Mach
   return run.dump(2) + "\n";
 }
 
+/// A machine file speaks of one rank; this host is shared by as many ranks as were started on it.
+void require_memory(const World& world, const RunConfig& config, const Job& job, const Machine& machine) {
+  const int64_t need = job.buffers.total_bytes();
+  if (!config.device.machine.empty()) {
+    if (machine.memory_bytes > 0 && need > machine.memory_bytes)
+      throw ResourceError("[plan] a rank needs {} but {} has {}. Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
+                          format_bytes(need), machine.name, format_bytes(machine.memory_bytes), memory_table(job));
+    return;
+  }
+  const int64_t host_bytes = machine.memory_bytes * machine.ranks_per_node;
+  const int ranks = world.ranks_on_host();
+  if (host_bytes > 0 && need * ranks > host_bytes)
+    throw ResourceError("[plan] {} rank{} on this host need{} {} but it has {}. Use a smaller train.micro_batch_size, or fewer ranks here.\n{}",
+                        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes), memory_table(job));
+}
+
 void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, int threads) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.model.parameter_elems())));
@@ -80,19 +98,17 @@ int train(const TrainCommand& command) {
     require_same(world, "configuration", data::xxh3_128_hex(config_toml(config).data(), static_cast<int64_t>(config_toml(config).size())));
     world.together([&] {
       machine = machine_of(config, "", threads);
-      int64_t vocab = config.model.vocab_size;
-      // A dry run plans without data where the vocabulary is known.
-      if (!command.dry_run || vocab == 0) {
+      int64_t vocab = 0;
+      if (command.dry_run) {
+        vocab = vocab_of(config);
+      } else {
         dataset = data::open_dataset({.train = config.data.train, .validation = config.data.validation,
                                       .validation_fraction = config.data.validation_fraction,
                                       .tokenizer = config.data.tokenizer, .sequence_length = config.train.sequence_length});
         vocab = dataset.tokenizer->vocab_size();
       }
       finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = machine});
-      const int64_t need = finished.job->buffers.total_bytes() * world.ranks_on_host();
-      if (!command.dry_run && machine.memory_bytes > 0 && need > machine.memory_bytes)
-        throw ResourceError("[plan] {} ranks on this host need {} but it has {}. Use a smaller micro-batch, or fewer ranks here.\n{}",
-                            world.ranks_on_host(), format_bytes(need), format_bytes(machine.memory_bytes), memory_table(*finished.job));
+      if (!command.dry_run) require_memory(world, config, *finished.job, machine);
     });
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
@@ -122,6 +138,14 @@ int train(const TrainCommand& command) {
     if (world.size() == 1) throw;
     std::fprintf(stderr, "slipstream: on rank %d: %s\n", world.rank(), error.what());
     world.abort(error.code());
+  } catch (const std::bad_alloc&) {
+    if (world.size() == 1) throw;
+    std::fprintf(stderr, "slipstream: on rank %d: [host] out of memory. Use a smaller model, micro-batch or fewer ranks here.\n", world.rank());
+    world.abort(ExitCode::resources);
+  } catch (const std::exception& error) {
+    if (world.size() == 1) throw;
+    std::fprintf(stderr, "slipstream: on rank %d: [bug] %s. Please report it with the run file.\n", world.rank(), error.what());
+    world.abort(ExitCode::bug);
   }
 }
 

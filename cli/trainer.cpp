@@ -213,7 +213,19 @@ double Trainer::evaluate() {
   return total / static_cast<double>(sampler.target_count());
 }
 
+std::vector<float> Trainer::weights() {
+  const std::vector<float> mine = rank_->shards(&BucketHome::master);
+  if (rank_->job().options.zero_stage == 0) return flat_from_shards(rank_->job(), {mine});
+  std::vector<std::vector<float>> shards;
+  for (const std::string& bytes : world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)})) {
+    shards.emplace_back(bytes.size() / sizeof(float));
+    std::memcpy(shards.back().data(), bytes.data(), bytes.size());
+  }
+  return flat_from_shards(rank_->job(), shards);
+}
+
 std::string Trainer::params_hash() {
+  const std::vector<float> flat = weights();
   std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
   const auto& parameters = rank_->job().model.parameters;
   for (size_t p = 0; p < parameters.size(); ++p)
@@ -221,13 +233,14 @@ std::string Trainer::params_hash() {
   std::sort(names.begin(), names.end());
   data::Xxh3 hash;
   for (const auto& [name, at] : names) {
-    const std::vector<float> values = rank_->tensor(at.first, at.second);
+    const std::span<const float> values = tensor_of(rank_->job(), flat, at.first, at.second);
     hash.update(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
   }
   return hash.hex();
 }
 
 void Trainer::save_final() {
+  const std::vector<float> flat = weights();
   world_.together([&] {
     if (world_.rank() != 0) return;
     std::vector<checkpoint::TensorToSave> tensors;
@@ -238,8 +251,9 @@ void Trainer::save_final() {
         std::vector<int64_t> shape = named.shape;
         if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
         tensors.push_back({.name = named.name, .dtype = DType::f32, .shape = shape,
-                           .write = [this, p, t, &named](const checkpoint::TensorSink& sink) {
-                             std::vector<float> values = rank_->tensor(p, t);
+                           .write = [this, &flat, p, t, &named](const checkpoint::TensorSink& sink) {
+                             const std::span<const float> held = tensor_of(rank_->job(), flat, p, t);
+                             std::vector<float> values(held.begin(), held.end());
                              if (named.transposed_on_disk) {
                                const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
                                std::vector<float> turned(values.size());

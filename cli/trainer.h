@@ -50,6 +50,7 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
+  std::vector<float> weights();  // in the flat order; collective with ZeRO
   std::string params_hash();
   void save_final();
   void rehearse_bound();

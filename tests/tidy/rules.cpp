@@ -180,7 +180,8 @@ Findings check_arrows(const File& file) {
 Findings check_vendors(const File& file) {
   if (!is_source(file.path)) return {};
   const auto below = [&](std::string_view folder) { return file.path.starts_with(folder); };
-  const bool cuda_place = file.path.find("/cuda/") != std::string::npos || file.path.ends_with(".cu") || file.path.ends_with(".cuh");
+  const bool cuda_place = file.path.find("/cuda/") != std::string::npos || file.path.ends_with(".cu") || file.path.ends_with(".cuh") ||
+                          below("tests/fake_cuda/");
   Findings findings;
   for (const Include& include : includes_of(file)) {
     const std::string& name = include.name;
@@ -189,7 +190,7 @@ Findings check_vendors(const File& file) {
         findings.push_back(at_line(file, include.line) + fmt::format("{} is included only {}. Use what that folder offers.", name, where));
     };
     fence(name == "mpi.h", below("comm/mpi/") || file.path == "tests/bench/mpi_bench.cpp", "in comm/mpi/");
-    fence(name == "nccl.h", below("comm/nccl/"), "in comm/nccl/");
+    fence(name == "nccl.h", below("comm/nccl/") || below("tests/fake_cuda/"), "in comm/nccl/");
     fence(name.starts_with("cuda") || name.starts_with("cublas") || name.starts_with("cub/") || name.starts_with("nvtx") || name == "mma.h",
           cuda_place, "under a cuda/ folder or in .cu files");
     fence(name.starts_with("toml++/"), below("engine/config/"), "in engine/config/");

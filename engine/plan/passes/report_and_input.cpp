@@ -26,6 +26,10 @@ void report_and_input_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   report.writes = {job.buffers.whole(job.ids.report)};
   report.cost = {0, 32};
   report.after = loss_ready;
+  // The norm, where it is made beside the spine.
+  for (ItemId t = 0; t < plan.tasks.size(); ++t)
+    for (const Slice& write : plan.tasks[t].writes)
+      if (write.buffer == job.ids.norm) report.after.push_back({kTaskBit + t});
   append_local(plan, true, kComputeChannel, std::move(report));
 
   Task load;

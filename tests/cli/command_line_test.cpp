@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// The frozen command line, the shipped run files, and every bad input that ends in a sentence and a documented code.
+
+#include "tests/cli/program.h"
+
+using namespace slipstream;
+using namespace slipstream::program;
+
+TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]") {
+  const struct {
+    const char* command;
+    std::vector<std::string> words;
+  } rows[] = {
+      {"", {"train", "plan", "check", "generate", "tokenize", "--version", "--help"}},
+      {"train", {"run", "--set", "--resume", "--dry-run", "--inject-delays"}},
+      {"plan", {"run", "--set", "--ranks", "--machine", "--json", "--search"}},
+      {"check", {"run", "--set", "--ranks", "--machine"}},
+      {"generate", {"checkpoint", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"}},
+      {"tokenize", {"text", "out", "--tokenizer"}},
+  };
+  for (const auto& row : rows) {
+    const Result help = call(std::string(row.command) + " --help");
+    INFO(row.command << "\n" << help.text);
+    CHECK(help.code == 0);
+    for (const std::string& word : row.words) CHECK(contains(help.text, word));
+  }
+  const Result version = call("--version");
+  CHECK(version.code == 0);
+  CHECK(contains(version.text, "slipstream 0.1.0"));
+}
+
+TEST_CASE("a wrong command line is code 2", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  for (const std::string& line : {std::string(""), std::string("trian x.toml"), std::string("train"), "train " + run + " --fast",
+                                  "plan " + run + " --ranks -3", "plan " + run + " --ranks two", "plan " + run + " --search",
+                                  "train " + run + " --resume", std::string("generate x --tokens 0"), "train " + folder.path("none.toml"),
+                                  "train " + folder.path(""), "train " + run + " --set nonsense", "train " + run + " --set =1"}) {
+    const Result result = call(line);
+    INFO(line << "\n" << result.text);
+    CHECK(result.code == 2);
+    CHECK(!result.text.empty());
+    CHECK(!contains(result.text, "[bug]"));
+  }
+  CHECK(!fs::exists(folder.path("run")));
+}
+
+TEST_CASE("every shipped run file passes --dry-run and plan", "[cli]") {
+  Folder folder;
+  folder.write("text.txt", english());
+  int files = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(SOURCE_DIR "/configs/runs")) {
+    if (entry.path().extension() != ".toml") continue;
+    ++files;
+    const std::string path = entry.path().string();
+    // Characters come from a text; the others know their vocabulary without any.
+    const std::string data = contains(path, "shakespeare_char") ? " --set data.train=" + folder.path("text.txt") : "";
+    const Result dry = call("train " + path + " --dry-run --set output.dir=" + folder.path("run") + data);
+    INFO(path << "\n" << dry.text);
+    CHECK(dry.code == 0);
+    CHECK(contains(dry.text, "parameters"));
+    CHECK(contains(dry.text, "total"));
+    CHECK(!fs::exists(folder.path("run")));
+    const std::string ranks = contains(path, "shakespeare_char") ? "4" : contains(path, "quickstart") ? "2" : "32";
+    const Result plan = call("plan " + path + " --ranks " + ranks + " --machine " SOURCE_DIR "/configs/machines/h200x8.toml" + data);
+    INFO(plan.text);
+    CHECK((plan.code == 0 || plan.code == 7));
+    CHECK(plan.text.rfind("machine: ", 0) == 0);  // the first line says which
+  }
+  CHECK(files >= 7);
+}
+
+TEST_CASE("gpt2_xl is legal on 1 to 128 data ranks", "[cli]") {
+  for (int ranks : {2, 16, 128}) {  // 1 is what --dry-run above plans
+    const Result result = call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --json --ranks " + std::to_string(ranks) +
+                                     " --machine " SOURCE_DIR "/configs/machines/h200x8.toml");
+    INFO(ranks << " ranks");
+    REQUIRE((result.code == 0 || result.code == 7));
+    const Json plan = Json::parse(result.text.substr(0, result.text.find("\n}\n") + 3));
+    CHECK(plan.at("layout").at("data").as_int() == ranks);
+    CHECK(plan.at("micro_batches").as_int() * ranks * 4 == 512);
+  }
+  check_refused(call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --ranks 256"), 2, {"512", "4 x 256", "1024"});
+}
+
+TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const struct {
+    const char* set;
+    std::vector<std::string> parts;
+  } rows[] = {
+      {"model.widht=16", {"widht", "width"}},
+      {"trian.steps=16", {"trian", "train"}},
+      {"train.steps=many", {"train.steps", "many"}},
+      {"train.steps=1.5", {"train.steps", "1.5"}},
+      {"train.steps=0", {"train.steps", "0", "1"}},
+      {"train.steps=99999999999999999999", {"train.steps"}},
+      {"optimizer.beta1=1", {"optimizer.beta1", "1"}},
+      {"optimizer.learning_rate=nan", {"optimizer.learning_rate"}},
+      {"overlap.grad_reduce=quick", {"quick", "bucketed"}},
+      {"overlap.bucket_size=12parsecs", {"overlap.bucket_size", "12parsecs"}},
+      {"model.heads=3", {"16", "3"}},
+      {"model.kv_heads=1", {"kv_heads", "1"}},
+      {"train.sequence_length=17", {"17", "16"}},
+      {"train.global_batch_size=5", {"5", "2", "4 or 6"}},
+      {"parallel.data=3", {"3", "1"}},
+      {"parallel.tensor=2", {"parallel.tensor", "2", "not supported"}},
+      {"zero.stage=3", {"zero.stage", "3", "not supported"}},
+      {"model.vocab_size=100", {"100", "256"}},
+      {"trace.steps=[5,3]", {"5", "3"}},
+      {"device.machine=" SOURCE_DIR "/configs/machines/none.toml", {"none.toml"}},
+  };
+  for (const auto& row : rows) {
+    INFO(row.set);
+    check_refused(call("train " + run + " --set \"" + row.set + "\""), 2, row.parts);
+    CHECK(!fs::exists(folder.path("run")));
+  }
+  // In the file itself, with the line.
+  folder.write("typo.toml", read(run) + "[model2]\nx = 1\n");
+  check_refused(call("train " + folder.path("typo.toml")), 2, {"typo.toml", "model2"});
+  folder.write("broken.toml", "[model\nlayers = 2\n");
+  check_refused(call("train " + folder.path("broken.toml")), 2, {"broken.toml:1"});
+  folder.write("binary.toml", std::string("\xff\xfe\0\1", 4));
+  check_refused(call("train " + folder.path("binary.toml")), 2, {"binary.toml"});
+}
+
+TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const auto train = [&](const std::string& sets) { return call("train " + run + " " + sets); };
+  check_refused(train("--set data.train=" + folder.path("none.txt")), 3, {"none.txt"});
+  check_refused(train("--set data.train=" + folder.path("")), 3, {});
+  check_refused(train("--set data.train=" + folder.write("empty.txt", "")), 3, {"empty.txt", "empty"});
+  check_refused(train("--set data.train=" + folder.write("short.txt", "too short")), 3, {"17"});
+  const std::string latin = folder.write("latin.txt", english() + "caf\xe9\n");
+  check_refused(train("--set data.tokenizer=chars --set data.train=" + latin), 3, {"latin.txt", "UTF-8"});
+  CHECK(call("train " + run + " --dry-run --set data.train=" + latin).code == 0);  // bytes take anything
+
+  // Token shards: cut short, changed, without their description, and of another tokenizer.
+  const Result made = call("tokenize " + folder.path("text.txt") + " " + folder.path("tokens"));
+  INFO(made.text);
+  REQUIRE(made.code == 0);
+  CHECK(contains(made.text, "xxh3"));
+  const std::string shard = folder.path("tokens.bin"), good = read(shard), about = read(folder.path("tokens.json"));
+  CHECK(good.size() == 2 * english().size());
+  CHECK(train("--set train.steps=2 --set output.dir=" + folder.path("shards") + " --set data.train=" + shard).code == 0);
+  const std::string from_shard = "--set data.train=" + shard;
+  folder.write("tokens.bin", good.substr(0, good.size() / 2));
+  check_refused(train(from_shard), 3, {"tokens.bin"});
+  folder.write("tokens.bin", good.substr(0, good.size() - 1));
+  check_refused(train(from_shard), 3, {"tokens.bin"});
+  std::string flipped = good;
+  flipped[100] = static_cast<char>(flipped[100] ^ 1);
+  folder.write("tokens.bin", flipped);
+  check_refused(train(from_shard), 3, {"tokens.bin"});
+  folder.write("tokens.bin", good);
+  fs::remove(folder.path("tokens.json"));
+  check_refused(train(from_shard), 3, {"tokens.json"});
+  folder.write("tokens.json", "{}");
+  check_refused(train(from_shard), 3, {"tokens.json"});
+  folder.write("tokens.json", about);
+  check_refused(train(from_shard + " --set data.tokenizer=chars"), 3, {"chars", "bytes"});
+  check_refused(call("tokenize " + folder.path("none.txt") + " " + folder.path("x")), 3, {"none.txt"});
+  check_refused(call("tokenize " + latin + " " + folder.path("x") + " --tokenizer chars"), 3, {"UTF-8"});
+  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("x") + " --tokenizer words"), 2, {"words"});
+  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("text.txt") + "/x"), 7, {});
+}
+
+TEST_CASE("ids outside the vocabulary are found before training", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  REQUIRE(call("tokenize " + folder.path("text.txt") + " " + folder.path("tokens")).code == 0);
+  check_refused(call("train " + run + " --set model.vocab_size=100 --set data.train=" + folder.path("tokens.bin")), 2, {"100", "256"});
+  // A larger vocabulary than the tokenizer's is legal; generation must not leave the tokenizer's.
+  const Result padded = call("train " + run + " --set model.vocab_size=320 --set train.steps=2");
+  INFO(padded.text);
+  REQUIRE(padded.code == 0);
+  const Result text = call("generate " + folder.path("run") + " --prompt a --tokens 60 --temperature 10 --seed 4");
+  INFO(text.text);
+  CHECK(text.code == 0);
+}
+
+TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  std::string small = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  const size_t at = small.find("memory = \"");
+  REQUIRE(at != std::string::npos);
+  small.replace(at, small.find('\n', at) - at, "memory = \"100KiB\"");
+  const std::string machine = folder.write("small.toml", small);
+  check_refused(call("plan " + run + " --machine " + machine), 7, {"100.0 KiB"});
+  check_refused(call("check " + run + " --machine " + machine), 7, {"100.0 KiB"});
+  check_refused(call("train " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
+  check_refused(call("plan " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
+  CHECK(!fs::exists(folder.path("run")));
+  // Under a regular file nothing can be created, not even by root.
+  const std::string nowhere = folder.path("text.txt") + "/run";
+  check_refused(call("train " + run + " --set output.dir=" + nowhere), 7, {nowhere});
+  check_refused(call("train " + run + " --set checkpoint.dir=" + nowhere), 7, {nowhere});
+}
+
+TEST_CASE("plan and check print what was planned", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const Result json = call("plan " + run + " --ranks 2 --json");
+  REQUIRE(json.code == 0);
+  const Json plan = Json::parse(json.text);
+  CHECK(plan.at("ranks").as_int() == 2);
+  CHECK(plan.at("fits").as_bool());
+  CHECK(plan.at("tasks").as_array().size() > 4);
+  CHECK(plan.at("rehearsed").at("step_ms").as_double() > 0);
+  int64_t total = 0;
+  for (const auto& [owner, bytes] : plan.at("memory_bytes").as_object())
+    if (owner != "total") total += bytes.as_int();
+  CHECK(total == plan.at("memory_bytes").at("total").as_int());
+  const Result check = call("check " + run + " --ranks 4 --set train.micro_batch_size=1");
+  INFO(check.text);
+  CHECK(check.code == 0);
+  CHECK(contains(check.text, "none under"));
+  check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Runs the built program as a user would, in a folder of its own, and returns what it said.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "engine/base/json.h"
+#include "tests/test.hpp"
+
+namespace slipstream::program {
+
+namespace fs = std::filesystem;
+
+struct Result {
+  int code = -1;     // 124: it was still running when its time was up
+  std::string text;  // standard output and standard error
+};
+
+/// Blocks. One shell command, at most a minute.
+inline Result shell(const std::string& command) {
+  std::FILE* pipe = popen(("timeout -k 5 60 sh -c '" + command + "' 2>&1").c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Result result;
+  char buffer[4096];
+  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.text.append(buffer, n);
+  const int status = pclose(pipe);
+  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return result;
+}
+
+/// A folder that goes away with the test.
+class Folder {
+ public:
+  Folder() {
+    std::string path = (fs::temp_directory_path() / "slipstream_cli_XXXXXX").string();
+    REQUIRE(mkdtemp(path.data()) != nullptr);
+    path_ = path;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  std::string path(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, const std::string& content) const {
+    std::ofstream(path(name), std::ios::binary) << content;
+    return path(name);
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  REQUIRE(file.good());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// About 20 kB of English-like text over 30 characters.
+inline std::string english() {
+  const char* words[] = {"the", "wind", "carries", "every", "sail", "before", "a", "quiet", "harbour", "of", "grain", "and", "salt"};
+  std::string text;
+  uint32_t state = 1;
+  while (text.size() < 20'000) {
+    state = state * 1664525u + 1013904223u;
+    text += words[(state >> 16) % 13];
+    text += (state >> 24) % 9 == 0 ? ".\n" : " ";
+  }
+  return text;
+}
+
+/// A run that takes a second. `more` is appended as TOML.
+inline std::string run_file(const Folder& folder, const std::string& more = "") {
+  if (!fs::exists(folder.path("text.txt"))) folder.write("text.txt", english());
+  return folder.write("run.toml",
+      "[model]\nfamily = \"gpt2\"\nlayers = 2\nheads = 2\nwidth = 16\ncontext = 16\n"
+      "[data]\ntrain = \"" + folder.path("text.txt") + "\"\n"
+      "[train]\nsteps = 6\nmicro_batch_size = 2\nglobal_batch_size = 4\neval_batches = 2\n"
+      "[optimizer]\nlearning_rate = 3e-3\nmin_learning_rate = 1e-3\nwarmup_steps = 2\n"
+      "[overlap]\nbucket_size = \"8KiB\"\nfirst_bucket_size = \"2KiB\"\n"
+      "[device]\nthreads = 1\n"
+      "[output]\ndir = \"" + folder.path("run") + "\"\n" + more);
+}
+
+inline const std::string& exe() {
+  static const std::string path = SLIPSTREAM_EXE;
+  return path;
+}
+inline Result call(const std::string& arguments) { return shell(exe() + " " + arguments); }
+
+inline std::string mpirun() {
+  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + std::string(MPIRUN) + " --oversubscribe --bind-to none ";
+}
+inline Result on_ranks(int ranks, const std::string& arguments) {
+  return shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " " + arguments);
+}
+inline bool has_mpirun() {
+  if (std::string(MPIRUN).empty()) WARN("skipped: no mpirun in this build");
+  return !std::string(MPIRUN).empty();
+}
+
+inline int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// It failed with this code and one sentence of the program that has all these parts; nothing escaped as a bug.
+inline void check_refused(const Result& result, int code, const std::vector<std::string>& parts) {
+  INFO(result.text);
+  CHECK(result.code == code);
+  for (const std::string& part : parts) CHECK(contains(result.text, part));
+  CHECK(contains(result.text, "slipstream: "));
+  CHECK(!contains(result.text, "[bug]"));
+  CHECK(!contains(result.text, "terminate called"));
+}
+
+inline std::vector<Json> metrics(const std::string& run) {
+  std::vector<Json> lines;
+  std::ifstream file(run + "/metrics.jsonl");
+  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+}  // namespace slipstream::program

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole runs of the built program: training on one and several ranks, its files, its failures, and text from its weights.
+
+#include <signal.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/cli/program.h"
+
+using namespace slipstream;
+using namespace slipstream::program;
+
+namespace {
+
+void check_complete(const std::string& run, int64_t steps) {
+  const std::vector<Json> lines = metrics(run);
+  REQUIRE(static_cast<int64_t>(lines.size()) == steps);
+  for (int64_t step = 1; step <= steps; ++step) CHECK(lines[static_cast<size_t>(step) - 1].at("step").as_int() == step);
+  CHECK(lines.back().at("val_loss").as_double() > 0);
+  CHECK(lines.back().at("params_hash").as_string().size() == 32);
+  CHECK(Json::parse(read(run + "/run.json")).at("plan_hash").as_string().size() == 16);
+  CHECK(fs::exists(run + "/config.resolved.toml"));
+  CHECK(fs::exists(run + "/checkpoints/final/model.safetensors"));
+  CHECK(Json::parse(read(run + "/checkpoints/final/config.json")).at("model_type").as_string() == "gpt2");
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(run)) CHECK(!contains(entry.path().string(), ".tmp"));
+}
+
+/// Process ids of programs whose command line has `part`, mpirun itself apart.
+std::vector<pid_t> ranks_running(const std::string& part) {
+  std::vector<pid_t> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream file(entry.path() / "cmdline", std::ios::binary);
+    const std::string line{std::istreambuf_iterator<char>(file), {}};
+    if (line.rfind(exe() + '\0', 0) == 0 && contains(line, part)) found.push_back(std::stoi(name));
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("train, then generate, then train again", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  const Result first = call("train " + run + " --set data.tokenizer=chars --set trace.steps=[2,3]");
+  INFO(first.text);
+  REQUIRE(first.code == 0);
+  CHECK(contains(first.text, "step 6/6 | loss "));
+  CHECK(contains(first.text, "val "));
+  check_complete(dir, 6);
+  const Json trace = Json::parse(read(dir + "/trace/rank0000.json"));
+  CHECK(trace.at("distributedInfo").at("rank").as_int() == 0);
+  CHECK(trace.at("traceEvents").as_array().size() > 50);
+
+  const std::string generate = "generate " + dir + " --prompt \"the wind\" --tokens 40 --seed 3";
+  const Result text = call(generate);
+  INFO(text.text);
+  REQUIRE(text.code == 0);
+  CHECK(text.text.rfind("the wind", 0) == 0);
+  CHECK(text.text.size() == 8 + 40 + 1);
+  CHECK(call(generate).text == text.text);
+  CHECK(call(generate + "1").text != text.text);
+  CHECK(call("generate " + dir + "/checkpoints/final --prompt \"the wind\" --tokens 40 --seed 3").text == text.text);
+  const std::string likeliest = call("generate " + dir + " --prompt the --tokens 20 --temperature 0").text;
+  CHECK(call("generate " + dir + " --prompt the --tokens 20 --top-k 1").text == likeliest);
+  CHECK(call("generate " + dir + " --tokens 3").code == 0);  // no prompt
+  check_refused(call("generate " + dir + " --prompt \"WIND\""), 3, {"W"});
+
+  const std::string hash = metrics(dir).back().at("params_hash").as_string();
+  const Result second = call("train " + run + " --set data.tokenizer=chars");
+  REQUIRE(second.code == 0);
+  CHECK(contains(second.text, dir + ".old-1"));
+  check_complete(dir, 6);
+  check_complete(dir + ".old-1", 6);
+  CHECK(metrics(dir).back().at("params_hash").as_string() == hash);  // the same bits, run after run
+  REQUIRE(call("train " + run).code == 0);
+  CHECK(fs::exists(dir + ".old-2"));
+
+  // What the run wrote down is a run file: it trains the same weights.
+  const Result again = call("train " + dir + ".old-1/config.resolved.toml --set output.dir=" + folder.path("again") +
+                                  " --set checkpoint.dir=" + folder.path("again") + "/checkpoints");
+  INFO(again.text);
+  REQUIRE(again.code == 0);
+  CHECK(metrics(folder.path("again")).back().at("params_hash").as_string() == hash);
+}
+
+TEST_CASE("a text without a line break generates too", "[cli]") {
+  Folder folder;
+  std::string text = english();
+  for (char& c : text)
+    if (c == '\n') c = ' ';
+  folder.write("text.txt", text);
+  REQUIRE(call("train " + run_file(folder) + " --set data.tokenizer=chars").code == 0);
+  const Result result = call("generate " + folder.path("run") + " --tokens 5");
+  INFO(result.text);
+  CHECK(result.code == 0);
+}
+
+TEST_CASE("weights that are missing or damaged are code 4", "[cli]") {
+  Folder folder;
+  REQUIRE(call("train " + run_file(folder)).code == 0);
+  const std::string final = folder.path("run") + "/checkpoints/final";
+  const std::string weights = read(final + "/model.safetensors"), config = read(final + "/config.json");
+  check_refused(call("generate " + folder.path("none")), 4, {"none"});
+  const auto with = [&](const std::string& name, const std::string& content) {
+    folder.write("run/checkpoints/final/" + name, content);
+    return call("generate " + folder.path("run") + " --tokens 2");
+  };
+  check_refused(with("model.safetensors", weights.substr(0, weights.size() / 2)), 4, {"model.safetensors"});
+  check_refused(with("model.safetensors", "junk"), 4, {"model.safetensors"});
+  CHECK(with("model.safetensors", weights).code == 0);
+  check_refused(with("config.json", "{}"), 4, {"config.json"});
+  std::string wide = config;
+  wide.replace(wide.find("\"n_embd\": 16"), 12, "\"n_embd\": 32");
+  check_refused(with("config.json", wide), 4, {});
+  std::string uneven = config;
+  uneven.replace(uneven.find("\"n_head\": 2"), 11, "\"n_head\": 3");
+  check_refused(with("config.json", uneven), 4, {"3", "16"});
+  std::string none = config;
+  none.replace(none.find("\"n_head\": 2"), 11, "\"n_head\": 0");
+  check_refused(with("config.json", none), 4, {});
+  CHECK(with("config.json", config).code == 0);
+}
+
+TEST_CASE("two ranks train the model of one", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  const auto dir = [&](const std::string& name) { return " --set output.dir=" + folder.path(name); };
+  REQUIRE(call("train " + run + dir("one")).code == 0);
+  const Result two = on_ranks(2, "train " + run + dir("two") + " --set trace.steps=[3,4]");
+  INFO(two.text);
+  REQUIRE(two.code == 0);
+  CHECK(contains(two.text, "overlap: "));
+  CHECK(count(two.text, "step 6/6") == 1);
+  check_complete(folder.path("two"), 6);
+  CHECK(fs::exists(folder.path("two") + "/trace/rank0001.json"));
+  CHECK(Json::parse(read(folder.path("two") + "/trace/rank0001.json")).at("distributedInfo").at("rank").as_int() == 1);
+  const auto a = metrics(folder.path("one")), b = metrics(folder.path("two"));
+  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i].at("loss").as_double() == Approx(b[i].at("loss").as_double()).epsilon(1e-4));
+  CHECK(a.back().at("val_loss").as_double() == Approx(b.back().at("val_loss").as_double()).epsilon(1e-4));
+  CHECK(b.back().at("comm_ms").as_double() > 0);
+  CHECK(a.back().at("hidden").is_null());
+  // The plan that `plan` prints is the plan that runs.
+  CHECK(Json::parse(call("plan " + run + " --ranks 2 --json").text).at("plan_hash").as_string() ==
+        Json::parse(read(folder.path("two") + "/run.json")).at("plan_hash").as_string());
+}
+
+TEST_CASE("delays and the way of reducing do not change the weights of three processes", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  std::string expected;
+  for (const char* more : {"", " --inject-delays 7", " --set overlap.grad_reduce=naive", " --set overlap.bucket_size=1MiB"}) {
+    const Result result = on_ranks(3, "train " + run + " --set train.global_batch_size=6" + more);
+    INFO(more << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string();
+    if (expected.empty()) expected = hash;
+    CHECK(hash == expected);
+  }
+}
+
+TEST_CASE("ranks that cannot train together say so once", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  const auto once = [](const Result& result, int code, const std::vector<std::string>& parts) {
+    check_refused(result, code, parts);
+    CHECK(count(result.text, "slipstream: ") == 1);
+  };
+  once(on_ranks(3, "train " + run), 2, {"on all ranks: ", "2 x 3 = 6"});
+  once(on_ranks(2, "train " + run + " --set parallel.data=4"), 2, {"on all ranks: ", "4", "2 were started"});
+  once(on_ranks(2, "train " + folder.path("none.toml")), 2, {"on all ranks: ", "none.toml"});
+  once(on_ranks(2, "train " + run + " --set data.train=" + folder.path("none.txt")), 3, {"on all ranks: ", "none.txt"});
+  once(on_ranks(2, "train " + run + " --set output.dir=" + folder.path("text.txt") + "/run"), 7, {"on rank 0: "});
+  const std::string program = exe() + " train " + run;
+  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.seed=2"), 2, {"on all ranks: ", "rank 1", "configuration"});
+  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.stepz=2"), 2, {"on rank 1: ", "stepz"});
+  CHECK(!fs::exists(folder.path("run")));
+}
+
+TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  // One rank may map 600 MB more than nothing; the model wants more than that.
+  const std::string sets = " --set model.layers=8 --set model.width=512 --set model.heads=8 --set model.context=64 --set train.micro_batch_size=2";
+  const Result result = shell(mpirun() + "-np 1 " + exe() + " train " + run + sets + " : -np 1 sh -c \"ulimit -v 800000; exec " + exe() +
+                              " train " + run + sets + "\"");
+  INFO(result.text);
+  CHECK(result.code == 7);
+  CHECK(contains(result.text, "slipstream: "));
+  CHECK(!contains(result.text, "terminate called"));
+  CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
+}
+
+TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const std::string sets = " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0"
+                           " --set optimizer.grad_clip=0 --set optimizer.weight_decay=1000 --set train.steps=60";
+  const Result one = call("train " + run + sets);
+  check_refused(one, 5, {"loss", "learning_rate"});
+  CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
+  if (!has_mpirun()) return;
+  check_refused(on_ranks(2, "train " + run + sets), 5, {"loss"});
+}
+
+TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  Result result;
+  std::thread job([&] { result = on_ranks(2, "train " + run + " --set train.steps=1000000 --set train.log_interval=1"); });
+  // Kill it in the middle of training, once it has written some steps.
+  std::vector<pid_t> ranks;
+  for (int tries = 0; tries < 300; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ranks = ranks_running(run);
+    std::error_code error;
+    if (ranks.size() == 2 && fs::exists(dir + "/metrics.jsonl") && fs::file_size(dir + "/metrics.jsonl", error) > 2000) break;
+  }
+  REQUIRE(ranks.size() == 2);
+  kill(ranks.back(), SIGKILL);
+  const auto begin = std::chrono::steady_clock::now();
+  job.join();
+  std::printf("  the job ended %.1f s after the kill\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  INFO(result.text);
+  CHECK(result.code != 0);
+  CHECK(result.code != 124);  // it ended by itself
+  CHECK(ranks_running(run).empty());
+  CHECK(!fs::exists(dir + "/checkpoints/final/model.safetensors"));
+  CHECK_NOTHROW(Json::parse(read(dir + "/run.json")));
+  CHECK(metrics(dir).size() > 1);  // whole lines only
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The texts of a step's metrics: a line of JSON that reads back exactly, and the line that a person sees.
+
+#include "engine/report/metrics.h"
+
+#include "engine/base/json.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+StepMetrics example() {
+  return {.step = 120, .loss = 2.3141592653589793, .learning_rate = 1e-3, .grad_norm = 0.1 + 0.2, .tokens = 768,
+          .step_ms = 45.2, .compute_ms = 40.0, .comm_ms = 12.3, .exposed_ms = 0.8, .exposed_ms_max = 1.1, .input_ms = 0.25,
+          .other_ms = 4.15, .skew_ms = 0.5, .bound_ms = 43.4};
+}
+
+}  // namespace
+
+TEST_CASE("the line of a person", "[metrics]") {
+  CHECK(metrics_line(example(), 2000, 92) ==
+        "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | eta 1m32s");
+  StepMetrics alone = example();
+  alone.comm_ms = alone.exposed_ms = 0;
+  alone.bound_ms.reset();
+  alone.val_loss = 1.9;
+  CHECK(metrics_line(alone, 120, 0) == "step 120/120 | loss 2.314 | val 1.900 | 45.2 ms | 17.0k tok/s | eta 0s");
+}
+
+TEST_CASE("the time that is left", "[metrics]") {
+  CHECK(format_eta(0) == "0s");
+  CHECK(format_eta(59.4) == "59s");
+  CHECK(format_eta(59.6) == "1m00s");
+  CHECK(format_eta(92) == "1m32s");
+  CHECK(format_eta(3599.6) == "1h00m");
+  CHECK(format_eta(3 * 3600 + 5 * 60) == "3h05m");
+  CHECK(format_eta(100 * 3600.0) == "100h00m");
+}
+
+TEST_CASE("a line of metrics.jsonl has the documented keys and reads back exactly", "[metrics]") {
+  StepMetrics m = example();
+  m.val_loss = 1.0 / 3;
+  m.mfu = 0.41;
+  m.params_hash = "0123456789abcdef0123456789abcdef";
+  const std::string line = metrics_json(m);
+  CHECK(line.find('\n') == std::string::npos);
+  const Json json = Json::parse(line);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.as_object()) keys.push_back(key);
+  CHECK(keys == std::vector<std::string>{"step", "loss", "val_loss", "lr", "grad_norm", "tokens", "step_ms", "tokens_per_s",
+                                         "compute_ms", "comm_ms", "exposed_ms", "hidden", "mfu", "exposed_ms_max", "input_ms",
+                                         "other_ms", "skew_ms", "bound_ms", "params_hash"});
+  CHECK(json.at("step").as_int() == 120);
+  CHECK(json.at("tokens").as_int() == 768);
+  CHECK(json.at("loss").as_double() == m.loss);
+  CHECK(json.at("val_loss").as_double() == *m.val_loss);
+  CHECK(json.at("grad_norm").as_double() == 0.1 + 0.2);
+  CHECK(json.at("hidden").as_double() == 1.0 - 0.8 / 12.3);
+  CHECK(json.at("tokens_per_s").as_double() == 1e3 * 768 / 45.2);
+  CHECK(json.at("params_hash").as_string() == m.params_hash);
+}
+
+TEST_CASE("what is not known is null or absent, never a number", "[metrics]") {
+  StepMetrics m = example();
+  m.grad_norm.reset();
+  m.bound_ms.reset();
+  m.comm_ms = m.exposed_ms = 0;
+  const Json json = Json::parse(metrics_json(m));
+  CHECK(json.at("grad_norm").is_null());
+  CHECK(json.at("hidden").is_null());
+  for (const char* key : {"val_loss", "mfu", "bound_ms", "params_hash"}) CHECK(json.find(key) == nullptr);
+  CHECK(!m.hidden().has_value());
+  StepMetrics zero;
+  CHECK(zero.tokens_per_s() == 0);
+  CHECK(Json::parse(metrics_json(zero)).at("tokens_per_s").as_double() == 0);
+}
+
+TEST_CASE("hidden is what was not exposed", "[metrics]") {
+  StepMetrics m;
+  m.comm_ms = 120;
+  m.exposed_ms = 60;
+  CHECK(*m.hidden() == Approx(0.5));
+  m.exposed_ms = 0;
+  CHECK(*m.hidden() == 1.0);
+  m.exposed_ms = 120;
+  CHECK(*m.hidden() == 0.0);
+}

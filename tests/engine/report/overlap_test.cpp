@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// The overlap metrics of timelines drawn by hand, whose values are known.
+
+#include "engine/report/overlap.h"
+
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+enum : uint32_t { kCompute, kInput, kReduce, kScalars, kUpdate };
+
+OverlapMeter meter() {
+  return OverlapMeter({ChannelKind::compute, ChannelKind::input, ChannelKind::communication, ChannelKind::communication,
+                       ChannelKind::local});
+}
+uint64_t tag(uint32_t channel, uint32_t item) { return uint64_t{channel} << 32 | item; }
+
+/// In milliseconds.
+Span work(uint32_t step, uint32_t item, int64_t begin, int64_t end) {
+  return {.kind = Span::Kind::work, .item = item, .step = step, .begin_ns = begin * kMs, .end_ns = end * kMs};
+}
+Span wait(uint32_t step, uint32_t item, uint64_t awaited, int64_t begin, int64_t end) {
+  return {.kind = Span::Kind::wait, .awaited = awaited, .item = item, .step = step, .begin_ns = begin * kMs, .end_ns = end * kMs};
+}
+
+void check_parts_sum(const StepTimes& t) {
+  CHECK(t.compute_ns + t.exposed_ns + t.input_ns + t.other_ns == t.step_ns);
+}
+
+}  // namespace
+
+TEST_CASE("the length of a union", "[overlap]") {
+  CHECK(union_ns({}) == 0);
+  CHECK(union_ns({{5, 5}}) == 0);
+  CHECK(union_ns({{0, 10}, {20, 25}}) == 15);
+  CHECK(union_ns({{20, 25}, {0, 10}}) == 15);
+  CHECK(union_ns({{0, 10}, {5, 8}}) == 10);      // inside
+  CHECK(union_ns({{0, 10}, {5, 18}}) == 18);     // overlapping
+  CHECK(union_ns({{0, 10}, {10, 18}}) == 18);    // touching
+  CHECK(union_ns({{0, 10}, {0, 10}}) == 10);     // the same twice
+  CHECK(union_ns({{-9, -4}, {-6, 3}}) == 12);
+}
+
+TEST_CASE("compute-bound: all communication is hidden", "[overlap]") {
+  // 10 layers of 5 ms, 8 ms of communication under the last of them, the update after it.
+  OverlapMeter m = meter();
+  std::vector<Span> compute;
+  for (uint32_t i = 0; i < 10; ++i) compute.push_back(work(1, i, 5 * i, 5 * i + 5));
+  compute.push_back(wait(1, 10, tag(kReduce, 20), 50, 50));
+  compute.push_back(work(1, 10, 50, 52));
+  m.add(kCompute, compute);
+  m.add(kReduce, {work(1, 20, 25, 28), work(1, 21, 30, 35)});
+  const StepTimes t = m.take(1, false);
+  CHECK(t.step == 1);
+  CHECK(t.begin_ns == 0);
+  CHECK(t.step_ns == 52 * kMs);
+  CHECK(t.compute_ns == 52 * kMs);
+  CHECK(t.comm_ns == 8 * kMs);
+  CHECK(t.exposed_ns == 0);
+  CHECK(t.other_ns == 0);
+  CHECK(t.skew_ns == 0);
+  CHECK(t.exposures.empty());
+  CHECK(t.work_ns.size() == 11);  // of compute only
+  check_parts_sum(t);
+}
+
+TEST_CASE("network-bound: the tail is exposed and belongs to the task that was awaited", "[overlap]") {
+  // 80 ms of compute, 120 ms of communication beginning at 20: 140 ms in all, of which 60 exposed: half is hidden.
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 40), work(1, 1, 40, 78), wait(1, 2, tag(kReduce, 7), 78, 138), work(1, 2, 138, 140)});
+  m.add(kReduce, {work(1, 6, 18, 60), work(1, 7, 60, 138)});
+  const StepTimes t = m.take(1, false);
+  CHECK(t.step_ns == 140 * kMs);
+  CHECK(t.compute_ns == 80 * kMs);
+  CHECK(t.comm_ns == 120 * kMs);
+  CHECK(t.exposed_ns == 60 * kMs);
+  CHECK(t.other_ns == 0);
+  CHECK(1.0 - static_cast<double>(t.exposed_ns) / static_cast<double>(t.comm_ns) == Approx(0.5));
+  REQUIRE(t.exposures.size() == 1);
+  CHECK(t.exposures[0].awaited == tag(kReduce, 7));
+  CHECK(t.exposures[0].item == 2);
+  CHECK(t.exposures[0].begin_ns == 78 * kMs);
+  CHECK(t.exposures[0].end_ns == 138 * kMs);
+  REQUIRE(t.tasks.size() == 2);
+  CHECK(t.tasks[0].item == 6);
+  CHECK(t.tasks[1].item == 7);
+  check_parts_sum(t);
+}
+
+TEST_CASE("10 layers of 5 ms with 3 ms each in buckets of two", "[overlap]") {
+  // The textbook row: backward 50 ms, 5 buckets of 6 ms, the first at 10 ms, 56 ms in all: 80 % of 30 ms hidden.
+  OverlapMeter m = meter();
+  std::vector<Span> compute, reduce;
+  for (uint32_t i = 0; i < 10; ++i) compute.push_back(work(1, i, 5 * i, 5 * i + 5));
+  for (uint32_t b = 0; b < 5; ++b) reduce.push_back(work(1, 20 + b, 10 * (b + 1), 10 * (b + 1) + 6));
+  compute.push_back(wait(1, 10, tag(kReduce, 24), 50, 56));
+  compute.push_back(work(1, 10, 56, 56));
+  m.add(kCompute, compute);
+  m.add(kReduce, reduce);
+  const StepTimes t = m.take(1, false);
+  CHECK(t.step_ns == 56 * kMs);
+  CHECK(t.comm_ns == 30 * kMs);
+  CHECK(t.exposed_ns == 6 * kMs);
+  CHECK(1.0 - static_cast<double>(t.exposed_ns) / static_cast<double>(t.comm_ns) == Approx(0.8));
+  check_parts_sum(t);
+}
+
+TEST_CASE("communication that delays the next step's first work is exposed", "[overlap]") {
+  // The last work ends at 30; a gather runs until 45; the next step waits for it and begins at 45.
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 30), wait(2, 0, tag(kReduce, 9), 31, 45), work(2, 0, 45, 75)});
+  m.add(kReduce, {work(1, 9, 20, 45)});
+  const StepTimes t = m.take(1, true);
+  CHECK(t.step_ns == 45 * kMs);
+  CHECK(t.compute_ns == 30 * kMs);
+  CHECK(t.exposed_ns == 14 * kMs);
+  CHECK(t.other_ns == 1 * kMs);  // between the last work and the wait
+  CHECK(t.comm_ns == 25 * kMs);
+  check_parts_sum(t);
+  // The same wait is not counted again in its own step, which begins when it is over.
+  const StepTimes next = m.take(2, false);
+  CHECK(next.begin_ns == 45 * kMs);
+  CHECK(next.step_ns == 30 * kMs);
+  CHECK(next.exposed_ns == 0);
+  CHECK(next.exposures.empty());
+}
+
+TEST_CASE("without a next step a step ends with its last work", "[overlap]") {
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 10, 30), work(1, 1, 33, 40)});
+  m.add(kReduce, {work(1, 9, 20, 60)});
+  const StepTimes t = m.take(1, false);
+  CHECK(t.begin_ns == 10 * kMs);
+  CHECK(t.step_ns == 30 * kMs);
+  CHECK(t.compute_ns == 27 * kMs);
+  CHECK(t.other_ns == 3 * kMs);
+  CHECK(t.exposed_ns == 0);
+  CHECK(t.comm_ns == 40 * kMs);
+}
+
+TEST_CASE("waiting for a late peer is skew, not communication", "[overlap]") {
+  // This rank enters at 10, the last member at 26, done at 30; compute waits from 12 to 30: exposed all of it.
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 12), wait(1, 1, tag(kReduce, 5), 12, 30), work(1, 1, 30, 32)});
+  m.add(kReduce, {work(1, 5, 10, 30), work(1, 6, 30, 31)});
+  StepTimes t = m.take(1, false);
+  CHECK(t.comm_ns == 21 * kMs);
+  CHECK(t.skew_ns == 0);  // before the ranks have compared their entries
+  apply_last_entries(t, {26 * kMs, 30 * kMs});
+  CHECK(t.comm_ns == 5 * kMs);
+  CHECK(t.skew_ns == 16 * kMs);
+  CHECK(t.exposed_ns == 18 * kMs);
+  CHECK(t.step_ns == 32 * kMs);
+  // The late peer itself saw no skew: its own entry is the last one.
+  OverlapMeter late = meter();
+  late.add(kCompute, {work(1, 0, 0, 26), wait(1, 1, tag(kReduce, 5), 26, 30), work(1, 1, 30, 32)});
+  late.add(kReduce, {work(1, 5, 26, 30), work(1, 6, 30, 31)});
+  StepTimes own = late.take(1, false);
+  apply_last_entries(own, {26 * kMs, 30 * kMs});
+  CHECK(own.comm_ns == 5 * kMs);
+  CHECK(own.skew_ns == 0);
+  CHECK(own.exposed_ns == 4 * kMs);
+}
+
+TEST_CASE("entries outside a task are clamped to it", "[overlap]") {
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 40)});
+  m.add(kReduce, {work(1, 5, 10, 20), work(1, 6, 25, 30)});
+  StepTimes t = m.take(1, false);
+  apply_last_entries(t, {3 * kMs, 99 * kMs});
+  CHECK(t.comm_ns == 10 * kMs);
+  CHECK(t.skew_ns == 5 * kMs);
+}
+
+TEST_CASE("waiting for the batch is its own cause", "[overlap]") {
+  OverlapMeter m = meter();
+  m.add(kCompute, {wait(1, 0, tag(kInput, 8), 0, 5), work(1, 0, 5, 10), wait(1, 1, tag(kReduce, 9), 10, 13), work(1, 1, 13, 20),
+                   wait(2, 0, tag(kInput, 8), 20, 27), work(2, 0, 27, 30)});
+  m.add(kInput, {work(1, 8, 12, 27)});
+  m.add(kReduce, {work(1, 9, 8, 13)});
+  const StepTimes t = m.take(1, true);
+  CHECK(t.begin_ns == 5 * kMs);  // the first wait belongs to the step before
+  CHECK(t.step_ns == 22 * kMs);
+  CHECK(t.compute_ns == 12 * kMs);
+  CHECK(t.exposed_ns == 3 * kMs);
+  CHECK(t.input_ns == 7 * kMs);
+  CHECK(t.other_ns == 0);
+  CHECK(t.comm_ns == 5 * kMs);  // staging a batch is not communication
+  REQUIRE(t.exposures.size() == 2);
+  CHECK(t.exposures[0].awaited == tag(kReduce, 9));
+  CHECK(t.exposures[1].awaited == tag(kInput, 8));
+  check_parts_sum(t);
+}
+
+TEST_CASE("channels that overlap are counted once, waits that follow each other add up", "[overlap]") {
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 20), wait(1, 1, tag(kReduce, 9), 20, 30), wait(1, 1, tag(kScalars, 11), 30, 34),
+                   wait(1, 1, tag(kReduce, 10), 34, 34), work(1, 1, 34, 40)});
+  m.add(kReduce, {work(1, 9, 10, 30), work(1, 10, 30, 32)});
+  m.add(kScalars, {work(1, 11, 15, 34)});
+  const StepTimes t = m.take(1, false);
+  CHECK(t.comm_ns == 24 * kMs);  // 10..34, not 22 + 19
+  CHECK(t.exposed_ns == 14 * kMs);
+  CHECK(t.exposures.size() == 2);
+  REQUIRE(t.tasks.size() == 3);
+  CHECK(t.tasks[0].channel == kReduce);
+  CHECK(t.tasks[2].channel == kScalars);
+  check_parts_sum(t);
+}
+
+TEST_CASE("waiting for local work is not exposed communication", "[overlap]") {
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 20), wait(1, 1, tag(kUpdate, 3), 20, 26), work(1, 1, 26, 30)});
+  m.add(kUpdate, {wait(1, 3, tag(kReduce, 9), 12, 18), work(1, 3, 18, 26)});
+  m.add(kReduce, {work(1, 9, 10, 18)});
+  const StepTimes t = m.take(1, false);
+  CHECK(t.exposed_ns == 0);
+  CHECK(t.other_ns == 6 * kMs);
+  CHECK(t.comm_ns == 8 * kMs);
+  REQUIRE(t.work_ns.size() == 3);
+  CHECK(t.work_ns[2] == std::pair<uint32_t, int64_t>(3, 8 * kMs));
+  check_parts_sum(t);
+}
+
+TEST_CASE("spans may arrive in pieces and of several steps", "[overlap]") {
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 4)});
+  m.add(kReduce, {work(1, 5, 3, 9), work(2, 5, 12, 15)});
+  m.add(kCompute, {work(1, 0, 4, 8), work(2, 0, 10, 14)});
+  m.add(kCompute, {work(2, 1, 14, 20)});
+  const StepTimes first = m.take(1, true), second = m.take(2, false);
+  CHECK(first.compute_ns == 8 * kMs);
+  CHECK(first.step_ns == 10 * kMs);
+  CHECK(first.other_ns == 2 * kMs);
+  CHECK(first.comm_ns == 6 * kMs);
+  REQUIRE(first.work_ns.size() == 1);
+  CHECK(first.work_ns[0].second == 8 * kMs);  // the works of one item add up
+  CHECK(second.step_ns == 10 * kMs);
+  CHECK(second.comm_ns == 3 * kMs);
+}

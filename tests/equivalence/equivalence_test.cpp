@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every layout trains the same model: each row names the row that it must equal and how closely.
+
+#include <cstdio>
+
+#include "tests/equivalence/trained.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+constexpr int kSteps = 4;
+
+Layout gpt2(int ranks) { return {.name = "gpt2", .model = tiny_gpt2(), .ranks = ranks, .micro_batch = 12 / ranks}; }
+Layout gpt2_dense(int ranks) {
+  Layout layout = gpt2(ranks);
+  layout.model.vocab = 61;  // fewer rows than a micro-batch has tokens: the dense table travels
+  layout.micro_batch = 8;
+  return layout;
+}
+Layout llama(int ranks) { return {.name = "llama", .model = tiny_llama(), .ranks = ranks, .micro_batch = 12 / ranks}; }
+
+void check_ranks_agree(const Trained& trained) {
+  for (const std::string& hash : trained.rank_hashes) CHECK(hash == trained.hash);
+}
+
+void check_same_bits(const Trained& a, const Trained& b) {
+  CHECK(a.hash == b.hash);
+  CHECK(a.losses == b.losses);
+  CHECK(a.norms == b.norms);
+  check_ranks_agree(a);
+}
+
+void check_close(const Trained& a, const Trained& b, double tolerance) {
+  check_ranks_agree(a);
+  const double weights = difference(a.weights, b.weights), gradients = difference(a.gradients, b.gradients);
+  std::printf("    weights %.1e, gradients %.1e of %.0e\n", weights, gradients, tolerance);
+  CHECK(weights < tolerance);
+  CHECK(gradients < 10 * tolerance);
+  for (size_t i = 0; i < b.losses.size(); ++i) {
+    CHECK(std::abs(a.losses[i] - b.losses[i]) < tolerance * b.losses[i]);
+    CHECK(std::abs(a.norms[i] - b.norms[i]) <= 10 * tolerance * b.norms[i]);
+  }
+}
+
+template <typename Change>
+Layout with(Layout layout, Change change) {
+  change(layout);
+  return layout;
+}
+
+}  // namespace
+
+TEST_CASE("the embedding's share travels as rows or dense as its size says", "[equivalence]") {
+  CHECK(make_job(gpt2(3), 0)->model.tied.as_rows);
+  CHECK(!make_job(gpt2_dense(3), 0)->model.tied.as_rows);
+  CHECK(make_job(gpt2_dense(3), 0)->model.tied.split);
+  CHECK(!make_job(llama(3), 0)->model.tied.split);
+}
+
+TEST_CASE("more ranks train the same model", "[equivalence]") {
+  // Sums over rows are grouped by rank: float rounding, a few times 2^-24 each; a gradient summed over ranks instead of
+  // averaged is off by a factor, and so are the clipped weights.
+  for (const auto& make : {gpt2, llama}) {
+    const Trained one = train(make(1), kSteps);
+    REQUIRE(one.losses.size() == kSteps);
+    for (int ranks : {2, 3, 4}) {
+      const Layout layout = make(ranks);
+      std::printf("  %s, %d ranks against 1\n", layout.name.c_str(), ranks);
+      const Trained many = train(layout, kSteps);
+      CHECK(many.rank_hashes.size() == static_cast<size_t>(ranks));
+      check_close(many, one, 2e-5);
+    }
+    // The mutation: every rank takes the mean over its own tokens only. Not clipped, so that the scale shows.
+    const Layout unclipped = with(make(1), [](Layout& l) { l.max_norm = 0; });
+    Layout wrong = with(make(2), [](Layout& l) { l.max_norm = 0; });
+    wrong.mean_over_tokens = wrong.micro_batch * wrong.model.tokens;
+    CHECK(difference(train(wrong, kSteps).weights, train(unclipped, kSteps).weights) > 2e-3);
+  }
+}
+
+TEST_CASE("the four ways of reducing give the same bits", "[equivalence]") {
+  for (const auto& make : {gpt2, gpt2_dense, llama})
+    for (int ranks : {3, 4}) {
+      const Layout base = make(ranks);
+      const Trained bucketed = train(base, kSteps);
+      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter}) {
+        INFO(base.name << " " << ranks << " ranks, vocabulary " << base.model.vocab << ", " << name_of(way));
+        check_same_bits(train(with(base, [&](Layout& l) { l.way = way; }), kSteps), bucketed);
+      }
+    }
+}
+
+TEST_CASE("bucket sizes do not change bits", "[equivalence]") {
+  for (const auto& make : {gpt2, llama}) {
+    const Trained base = train(make(3), kSteps);
+    for (int64_t bytes : {1, 1000, 20 << 10, 25 << 20})
+      for (int64_t first : {1, 30 << 10}) {
+        INFO(bytes << " " << first);
+        check_same_bits(train(with(make(3), [&](Layout& l) {
+          l.bucket_bytes = bytes;
+          l.first_bucket_bytes = first;
+        }), kSteps), base);
+      }
+    // Pieces of the head's gradient are products of another shape, which may add in another order.
+    check_close(train(with(make(3), [](Layout& l) { l.head_chunk_bytes = 25 << 20; }), kSteps), base, 2e-5);
+  }
+}
+
+TEST_CASE("what moves only the time does not move bits", "[equivalence]") {
+  for (const auto& make : {gpt2, gpt2_dense, llama}) {
+    const Layout base = make(3);
+    const Trained expected = train(base, kSteps);
+    SECTION(base.name + std::to_string(base.model.vocab)) {
+      INFO("again");
+      check_same_bits(train(base, kSteps), expected);
+      INFO("one update at the end");
+      check_same_bits(train(with(base, [](Layout& l) { l.optimizer_per_bucket = false; }), kSteps), expected);
+      INFO("update on a stream of its own");
+      check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
+      INFO("both");
+      check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps), expected);
+      INFO("two threads");
+      check_same_bits(train(with(base, [](Layout& l) { l.threads = 2; }), kSteps), expected);
+      INFO("evaluations between steps");
+      const Trained evaluated = train(with(base, [](Layout& l) { l.evaluate_between = true; }), kSteps);
+      check_same_bits(evaluated, expected);
+      CHECK(evaluated.evaluations.size() == kSteps);
+    }
+  }
+}
+
+TEST_CASE("what moves only the time does not move bits without clipping", "[equivalence]") {
+  for (const auto& make : {gpt2, llama}) {
+    const Layout base = with(make(3), [](Layout& l) { l.max_norm = 0; });
+    const Trained expected = train(base, kSteps);
+    CHECK(expected.norms == std::vector<double>(kSteps, 0.0));
+    check_same_bits(train(with(base, [](Layout& l) { l.optimizer_per_bucket = false; }), kSteps), expected);
+    check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
+    check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps), expected);
+    check_same_bits(train(with(base, [](Layout& l) { l.way = ReduceWay::flat; }), kSteps), expected);
+    // The other control: clipping at 0.5 does something to these gradients.
+    CHECK(train(make(3), kSteps).hash != expected.hash);
+    // A factor of 1 is the same as no factor.
+    CHECK(train(with(make(3), [](Layout& l) { l.max_norm = 1e9f; }), kSteps).hash == expected.hash);
+  }
+}
+
+TEST_CASE("random delays in all streams do not change bits", "[equivalence]") {
+  for (const auto& make : {gpt2, llama})
+    for (bool on_spine : {true, false}) {
+      const Layout base = with(make(3), [&](Layout& l) { l.update_on_spine = on_spine; });
+      const Trained expected = train(base, kSteps);
+      for (uint64_t seed : {11, 222, 3333}) {
+        INFO("delay seed " << seed << ", update on spine " << on_spine);
+        check_same_bits(train(with(base, [&](Layout& l) { l.delay_seed = seed; }), kSteps), expected);
+      }
+      const Layout both = with(base, [](Layout& l) {
+        l.delay_seed = 77;
+        l.evaluate_between = true;
+        l.way = ReduceWay::per_parameter;
+      });
+      check_same_bits(train(both, kSteps), expected);
+    }
+}
+
+TEST_CASE("gradient accumulation is the same mean", "[equivalence]") {
+  for (const auto& make : {gpt2, gpt2_dense, llama}) {
+    const Layout whole = make(2);
+    const Trained expected = train(whole, kSteps);
+    for (int parts : {2, whole.micro_batch % 4 == 0 ? 4 : 3}) {
+      const Layout cut = with(whole, [&](Layout& l) {
+        l.micro_batches = parts;
+        l.micro_batch /= parts;
+      });
+      std::printf("  %s %lld, %d micro-batches against 1\n", cut.name.c_str(), static_cast<long long>(cut.model.vocab), parts);
+      const Trained accumulated = train(cut, kSteps);
+      check_close(accumulated, expected, 2e-5);
+      // Among themselves the ways still give the same bits.
+      check_same_bits(train(with(cut, [](Layout& l) { l.way = ReduceWay::naive; }), kSteps), accumulated);
+      check_same_bits(train(with(cut, [](Layout& l) { l.delay_seed = 5; }), kSteps), accumulated);
+    }
+  }
+}
+
+TEST_CASE("a split tied embedding has the gradient of an unsplit one", "[equivalence]") {
+  for (const auto& make : {gpt2, gpt2_dense}) {
+    const auto unsplit = [](Layout& l) { l.model.split_tied_embedding = false; };
+    for (int ranks : {1, 3}) {
+      std::printf("  vocabulary %lld, %d ranks, split against unsplit\n", static_cast<long long>(make(ranks).model.vocab), ranks);
+      check_close(train(make(ranks), kSteps), train(with(make(ranks), unsplit), kSteps), 2e-5);
+    }
+    const Trained expected = train(with(make(3), unsplit), kSteps);
+    check_same_bits(train(with(make(3), [&](Layout& l) { unsplit(l), l.way = ReduceWay::naive; }), kSteps), expected);
+    check_same_bits(train(with(make(3), [&](Layout& l) { unsplit(l), l.bucket_bytes = 1 << 20; }), kSteps), expected);
+  }
+}
+
+TEST_CASE("the ring adds in another order and trains the same model", "[equivalence]") {
+  const Trained direct = train(llama(3), kSteps);
+  const Layout ring = with(llama(3), [](Layout& l) { l.algorithm = Algorithm::ring; });
+  check_close(train(ring, kSteps), direct, 2e-5);
+  check_same_bits(train(with(ring, [](Layout& l) { l.delay_seed = 9; }), kSteps), train(ring, kSteps));
+}
+
+TEST_CASE("bfloat16 on the wire rounds gradients once", "[equivalence]") {
+  // 8 bits of mantissa: 2^-8 for each addend and for the sum; a cast into the wrong half would be off by 1.
+  for (const auto& make : {gpt2, llama}) {
+    const auto bf16 = [](Layout& l) { l.wire_dtype = DType::bf16; };
+    const Trained exact = train(make(3), 1), rounded = train(with(make(3), bf16), 1);
+    check_ranks_agree(rounded);
+    CHECK(rounded.losses == exact.losses);
+    CHECK(difference(rounded.gradients, exact.gradients) < 0x1p-6);
+    CHECK(difference(rounded.gradients, exact.gradients) > 0x1p-12);
+    CHECK(difference(train(with(make(3), bf16), kSteps).weights, train(make(3), kSteps).weights) < 0x1p-6);
+    check_same_bits(train(with(make(3), [&](Layout& l) { bf16(l), l.way = ReduceWay::flat; }), kSteps), train(with(make(3), bf16), kSteps));
+  }
+}
+
+TEST_CASE("training in bfloat16 runs and its loss falls", "[equivalence]") {
+  for (const auto& make : {gpt2, llama}) {
+    const Layout layout = with(make(2), [](Layout& l) {
+      l.model.dtype = DType::bf16;
+      l.same_batch = true;
+      l.learning_rate = 3e-3f;
+      l.eps = 1e-8f;
+      l.max_norm = 1;
+    });
+    const Trained bf16 = train(layout, 30);
+    const Trained f32 = train(with(layout, [](Layout& l) { l.model.dtype = DType::f32; }), 30);
+    std::printf("  %s: loss %.3f -> %.3f in bfloat16, %.3f -> %.3f in float32\n", layout.name.c_str(), bf16.losses.front(),
+                bf16.losses.back(), f32.losses.front(), f32.losses.back());
+    CHECK(bf16.losses.back() < 0.8 * bf16.losses.front());
+    CHECK(std::abs(bf16.losses.front() - f32.losses.front()) < 0.01 * f32.losses.front());
+    CHECK(std::abs(bf16.losses.back() - f32.losses.back()) < 0.1 * f32.losses.back());
+    check_same_bits(train(with(layout, [](Layout& l) { l.way = ReduceWay::naive; }), 5), train(layout, 5));
+  }
+}
+
+TEST_CASE("the control: adding ranks in reverse order changes the bits", "[equivalence]") {
+  // Without it a table of equal hashes could be the table of a hash that sees nothing.
+  for (const auto& make : {gpt2_dense, llama})
+    for (int ranks : {3, 4}) {
+      const Trained forward = train(make(ranks), kSteps);
+      const Trained backward = train(with(make(ranks), [](Layout& l) { l.reverse_ranks = true; }), kSteps);
+      check_ranks_agree(backward);
+      CHECK(backward.hash != forward.hash);
+      CHECK(difference(backward.weights, forward.weights) < 2e-5);
+    }
+  // Two addends commute.
+  CHECK(train(with(llama(2), [](Layout& l) { l.reverse_ranks = true; }), kSteps).hash == train(llama(2), kSteps).hash);
+}

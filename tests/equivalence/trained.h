@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Trains a tiny model for a few steps under one layout, ranks as threads, and returns everything that can be compared.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/rank.h"
+#include "comm/rehearse/finish.h"
+#include "comm/thread/thread_world.h"
+#include "engine/base/check.h"
+#include "engine/base/philox.h"
+#include "engine/data/hash.h"
+#include "kernels/adamw/adamw.h"
+#include "models/model.h"
+
+namespace slipstream::equivalence {
+
+/// A model that takes milliseconds; 97 rows so that nothing is a multiple of a block.
+inline models::ModelOptions tiny_gpt2() {
+  return {.family = models::Family::gpt2, .layers = 2, .heads = 2, .kv_heads = 2, .width = 24, .ffn_width = 96,
+          .context = 9, .vocab = 397, .tokens = 9};
+}
+inline models::ModelOptions tiny_llama() {
+  return {.family = models::Family::llama, .layers = 2, .heads = 4, .kv_heads = 2, .width = 32, .ffn_width = 40,
+          .context = 9, .vocab = 151, .tie_embeddings = false, .tokens = 9};
+}
+
+/// One row of an equivalence table.
+struct Layout {
+  std::string name;
+  models::ModelOptions model;
+  int ranks = 1;
+  int64_t micro_batch = 12;  // sequences; ranks x micro_batch x micro_batches is the global batch
+  int micro_batches = 1;
+  ReduceWay way = ReduceWay::bucketed;
+  int64_t bucket_bytes = 8 << 10;
+  int64_t first_bucket_bytes = 2 << 10;
+  int64_t head_chunk_bytes = 8 << 10;
+  DType wire_dtype = DType::f32;
+  Algorithm algorithm = Algorithm::direct;
+  float max_norm = 0.5f;  // 0: no clipping
+  bool optimizer_per_bucket = true;
+  bool update_on_spine = true;
+  int threads = 1;
+  uint64_t delay_seed = 0;
+  bool reverse_ranks = false;      // the communicator adds ranks n-1, ..., 0
+  bool evaluate_between = false;
+  int64_t mean_over_tokens = 0;    // a wrong divisor of the gradient; 0: the right one
+  float learning_rate = 1e-2f;
+  // Large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual 1e-8
+  // AdamW turns the noise of a gradient that is zero in exact arithmetic (key biases) into whole steps.
+  float eps = 1e-2f;
+  bool same_batch = false;         // every step trains on the batch of step 1
+};
+
+struct Trained {
+  std::vector<std::string> names;            // of tensors, sorted
+  std::vector<std::vector<float>> weights;   // by tensor
+  std::vector<std::vector<float>> gradients; // of the last step, summed over ranks
+  std::vector<double> losses;                // mean over the global batch, by step
+  std::vector<double> norms;
+  std::string hash;                          // of all weights
+  std::vector<std::string> rank_hashes;
+  std::vector<double> evaluations;
+};
+
+/// The tokens of sequence `index` of the global batch of `step`: a function of nothing else.
+inline int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab) {
+  const Philox random(20, "tokens");
+  return static_cast<int32_t>(random.below(static_cast<uint64_t>((step * 1000 + index) * 100 + position), static_cast<uint64_t>(vocab)));
+}
+
+inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
+  models::ModelOptions options = layout.model;
+  options.batch = layout.micro_batch;
+  options.micro_batches = layout.micro_batches;
+  options.ranks = layout.ranks;
+  options.head_chunk_bytes = layout.head_chunk_bytes;
+  options.global_tokens = layout.mean_over_tokens > 0 ? layout.mean_over_tokens
+                                                      : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
+  Buffers buffers;
+  ModelSpec model = models::build_model(options, buffers);
+  auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
+      {.sizes = {.data = layout.ranks}, .rank = rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
+       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
+       .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
+       .update_on_spine = layout.update_on_spine}));
+  const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
+  for (Plan* plan : {&job->prime, &job->evaluate, &job->train}) {
+    const comm::Stage stage{plan, &job->buffers};
+    const comm::Proof proof = comm::finish({&stage, 1}, job->mesh, job->channels, price);
+    if (!proof.holds())
+      throw PlanError("{}: {} {}", layout.name, proof.deadlock, proof.hazards.empty() ? "" : proof.hazards[0].sentence());
+  }
+  return job;
+}
+
+namespace detail {
+
+inline std::string hash_of(const Trained& trained) {
+  data::Xxh3 hash;
+  for (const std::vector<float>& tensor : trained.weights) hash.update(tensor.data(), static_cast<int64_t>(4 * tensor.size()));
+  return hash.hex();
+}
+
+inline void collect(cli::Rank& rank, Trained& trained) {
+  std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
+  const auto& parameters = rank.job().model.parameters;
+  for (size_t p = 0; p < parameters.size(); ++p)
+    for (size_t t = 0; t < parameters[p].tensors.size(); ++t) names.push_back({parameters[p].tensors[t].name, {p, t}});
+  std::sort(names.begin(), names.end());
+  for (const auto& [name, at] : names) {
+    trained.names.push_back(name);
+    trained.weights.push_back(rank.tensor(at.first, at.second));
+    trained.gradients.push_back(rank.gradient(at.first, at.second));
+  }
+  trained.hash = hash_of(trained);
+}
+
+inline cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step) {
+  return [&layout, rank, &step](const cli::StagedBatch& staged) {
+    ++step;
+    const int64_t T = layout.model.tokens;
+    for (int m = 0; m < layout.micro_batches; ++m) {
+      auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
+      auto* targets = ids + layout.micro_batch * T;
+      for (int64_t row = 0; row < layout.micro_batch; ++row) {
+        const int64_t index = (m * layout.ranks + rank) * layout.micro_batch + row;
+        for (int64_t t = 0; t < T; ++t) {
+          ids[row * T + t] = token_of(layout.same_batch ? 1 : step, index, t, layout.model.vocab);
+          targets[row * T + t] = token_of(layout.same_batch ? 1 : step, index, t + 1, layout.model.vocab);
+        }
+      }
+    }
+    const double t = static_cast<double>(step);
+    const kernels::AdamwScalars scalars{.learning_rate = layout.learning_rate,
+                                        .inv_bias1 = static_cast<float>(1 / (1 - std::pow(0.9, t))),
+                                        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(0.95, t))), .clip = 1};
+    std::memcpy(staged.scalars, &scalars, sizeof scalars);
+  };
+}
+
+inline double evaluate(cli::Rank& rank, const Layout& layout) {
+  const int64_t rows = layout.micro_batch * layout.model.tokens;
+  std::vector<int32_t> ids(static_cast<size_t>(rows)), targets(ids.size());
+  for (int64_t i = 0; i < rows; ++i) {
+    ids[static_cast<size_t>(i)] = token_of(0, i, 0, layout.model.vocab);
+    targets[static_cast<size_t>(i)] = token_of(0, i, 1, layout.model.vocab);
+  }
+  double sum = 0;
+  for (float loss : rank.evaluate(ids, targets)) sum += loss;
+  rank.drain();
+  return sum / static_cast<double>(rows);
+}
+
+}  // namespace detail
+
+/// Blocks. `steps` steps on `layout.ranks` threads. Throws what the first failing rank threw.
+inline Trained train(const Layout& layout, int steps) {
+  const size_t ranks = static_cast<size_t>(layout.ranks);
+  std::vector<std::unique_ptr<Job>> jobs;
+  for (size_t r = 0; r < ranks; ++r) jobs.push_back(make_job(layout, static_cast<int>(r)));
+  std::vector<std::vector<std::unique_ptr<comm::Communicator>>> communicators(ranks);
+  for (const Channel& channel : jobs[0]->channels) {
+    auto world = channel.axis == Axis::self ? std::vector<std::unique_ptr<comm::Communicator>>(ranks)
+                                            : comm::make_thread_world(layout.ranks, {.timeout_seconds = 60});
+    for (size_t r = 0; r < ranks; ++r) communicators[r].push_back(std::move(world[layout.reverse_ranks ? ranks - 1 - r : r]));
+  }
+  std::vector<Trained> results(ranks);
+  std::vector<cli::Rank*> running(ranks, nullptr);
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto body = [&](size_t r) {
+    int64_t staged = 0;
+    try {
+      cli::Rank rank(std::move(jobs[r]), make_cpu_device(), std::move(communicators[r]),
+                     {.threads = layout.threads,
+                      .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
+                      .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
+                      .delay_max_ns = layout.delay_seed ? 400'000 : 0},
+                     detail::loader(layout, static_cast<int>(r), staged));
+      {
+        std::lock_guard lock(mutex);
+        running[r] = &rank;
+      }
+      try {
+        rank.initialise(3);
+        rank.prime();
+        const double tokens = static_cast<double>(layout.ranks * layout.micro_batch * layout.micro_batches * layout.model.tokens);
+        const auto report = [&](int step) {
+          const cli::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
+          results[r].losses.push_back(seen.loss_sum / tokens);
+          results[r].norms.push_back(seen.norm);
+        };
+        for (int step = 1; step <= steps; ++step) {
+          rank.issue(static_cast<uint32_t>(step));
+          rank.wait_behind(1);
+          if (step > 1) report(step - 1);
+          if (layout.evaluate_between) results[r].evaluations.push_back(detail::evaluate(rank, layout));
+        }
+        rank.synchronize();
+        report(steps);
+        detail::collect(rank, results[r]);
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+        for (cli::Rank* other : running)
+          if (other) other->abort();
+      }
+      std::lock_guard lock(mutex);
+      running[r] = nullptr;
+    } catch (...) {
+      std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks; ++r) threads.emplace_back(body, r);
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+  for (size_t r = 0; r < ranks; ++r) results[0].rank_hashes.push_back(results[r].hash);
+  return results[0];
+}
+
+/// The largest difference of two tensors, relative to the largest element of `b`.
+inline double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0, difference = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(b[i])));
+    difference = std::max(difference, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  }
+  return largest > 0 ? difference / largest : difference;
+}
+
+/// The same over all tensors of `a` and `b`, each relative to its own largest element but at least `floor` of the
+/// largest of all: a gradient that is zero in exact arithmetic has no scale of its own.
+inline double difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b, double floor = 1e-3) {
+  double all = 0, worst = 0;
+  for (const auto& tensor : b)
+    for (float x : tensor) all = std::max(all, std::abs(static_cast<double>(x)));
+  for (size_t t = 0; t < b.size(); ++t) {
+    double largest = floor * all, difference = 0;
+    for (size_t i = 0; i < b[t].size(); ++i) {
+      largest = std::max(largest, std::abs(static_cast<double>(b[t][i])));
+      difference = std::max(difference, std::abs(static_cast<double>(a[t][i]) - static_cast<double>(b[t][i])));
+    }
+    worst = std::max(worst, difference / largest);
+  }
+  return worst;
+}
+
+}  // namespace slipstream::equivalence

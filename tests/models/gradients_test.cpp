@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of whole models against central differences of their own evaluation, element by element.
+
+#include <cstdio>
+
+#include "cli/rank.h"
+#include "tests/equivalence/trained.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+/// The loss of the batch of step 1, from a rank whose weights may be moved.
+class Model {
+ public:
+  explicit Model(const equivalence::Layout& layout) : layout_(layout), rank_(make(layout_, staged_)) {
+    // Weights as large as trained ones: at 0.02 most of a tiny model's gradients vanish in the rounding of the loss.
+    for (size_t p = 0; p < parameters().size(); ++p)
+      for (size_t t = 0; t < parameters()[p].tensors.size(); ++t) {
+        const NamedTensor& named = parameters()[p].tensors[t];
+        const Philox random(9, named.name);
+        std::vector<float> values(static_cast<size_t>(named.elems()));
+        for (size_t i = 0; i < values.size(); ++i)
+          values[i] = (parameters()[p].init.kind == Init::Kind::ones ? 1.0f : 0.0f) + 0.3f * random.normal(i);
+        rank_.set_tensor(p, t, values);
+      }
+  }
+
+  const std::vector<ParameterSpec>& parameters() const { return rank_.job().model.parameters; }
+
+  double loss() {
+    const int64_t T = layout_.model.tokens, rows = layout_.micro_batch * T;
+    std::vector<int32_t> ids(static_cast<size_t>(rows)), targets(ids.size());
+    double sum = 0;
+    for (int m = 0; m < layout_.micro_batches; ++m) {
+      for (int64_t i = 0; i < rows; ++i) {
+        ids[static_cast<size_t>(i)] = equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T, layout_.model.vocab);
+        targets[static_cast<size_t>(i)] = equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T + 1, layout_.model.vocab);
+      }
+      for (float loss : rank_.evaluate(ids, targets)) sum += loss;
+    }
+    return sum / static_cast<double>(layout_.micro_batches * rows);
+  }
+
+  std::vector<std::vector<std::vector<float>>> gradients() {
+    rank_.prime();
+    rank_.issue(1);
+    rank_.synchronize();
+    std::vector<std::vector<std::vector<float>>> all;
+    for (size_t p = 0; p < parameters().size(); ++p) {
+      all.emplace_back();
+      for (size_t t = 0; t < parameters()[p].tensors.size(); ++t) all.back().push_back(rank_.gradient(p, t));
+    }
+    return all;
+  }
+
+  std::vector<float> tensor(size_t p, size_t t) { return rank_.tensor(p, t); }
+  void set(size_t p, size_t t, const std::vector<float>& values) { rank_.set_tensor(p, t, values); }
+
+ private:
+  static cli::Rank make(const equivalence::Layout& layout, int64_t& staged) {
+    auto job = equivalence::make_job(layout, 0);
+    std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
+    return cli::Rank(std::move(job), make_cpu_device(), std::move(none), {}, equivalence::detail::loader(layout, 0, staged));
+  }
+
+  equivalence::Layout layout_;
+  int64_t staged_ = 0;
+  cli::Rank rank_;
+};
+
+/// Fourth-order central difference of the loss along one element.
+double slope(Model& model, size_t p, size_t t, size_t i, float step) {
+  const std::vector<float> start = model.tensor(p, t);
+  const auto at = [&](float by) {
+    std::vector<float> moved = start;
+    moved[i] += by;
+    model.set(p, t, moved);
+    // What was really added, rounding included.
+    return std::pair(model.loss(), static_cast<double>(moved[i]) - static_cast<double>(start[i]));
+  };
+  const auto [up, du] = at(step);
+  const auto [down, dd] = at(-step);
+  const auto [up2, du2] = at(2 * step);
+  const auto [down2, dd2] = at(-2 * step);
+  model.set(p, t, start);
+  return (4 * (up - down) / (du - dd) - (up2 - down2) / (du2 - dd2)) / 3;
+}
+
+void check_gradients(const equivalence::Layout& layout) {
+  Model still(layout);
+  const auto gradients = still.gradients();
+  Model model(layout);
+  const Philox random(17, layout.name);
+  double worst = 0;
+  int checked = 0;
+  for (size_t p = 0; p < gradients.size(); ++p)
+    for (size_t t = 0; t < gradients[p].size(); ++t) {
+      const std::vector<float>& g = gradients[p][t];
+      size_t largest = 0;
+      for (size_t i = 0; i < g.size(); ++i)
+        if (std::abs(g[i]) > std::abs(g[largest])) largest = i;
+      std::vector<size_t> elements{largest, 0, g.size() - 1};
+      for (uint64_t n = 0; n < 3; ++n) elements.push_back(random.below(static_cast<uint64_t>(100 * p + 10 * t) + n, g.size()));
+      for (size_t i : elements) {
+        INFO(layout.name << ": " << model.parameters()[p].tensors[t].name << "[" << i << "]");
+        const double expected = slope(model, p, t, i, 1e-2f);
+        const double scale = std::max(1e-2, static_cast<double>(std::abs(g[largest])));
+        const double error = std::abs(static_cast<double>(g[i]) - expected) / scale;
+        CHECK(error < 2e-3);
+        worst = std::max(worst, error);
+        ++checked;
+      }
+    }
+  std::printf("  %s: %d elements, largest error %.1e of the tensor's largest gradient\n", layout.name.c_str(), checked, worst);
+}
+
+equivalence::Layout small(models::ModelOptions model, const std::string& name) {
+  model.width = model.family == models::Family::gpt2 ? 8 : 16;
+  model.ffn_width = 12;
+  model.tokens = model.context = 5;
+  model.vocab = 43;
+  return {.name = name, .model = model, .micro_batch = 2, .max_norm = 0};
+}
+
+}  // namespace
+
+TEST_CASE("gradients are the slopes of the loss", "[models]") {
+  check_gradients(small(equivalence::tiny_gpt2(), "gpt2, tied, rows"));
+  check_gradients(small(equivalence::tiny_llama(), "llama, grouped heads, untied"));
+  equivalence::Layout cut = small(equivalence::tiny_gpt2(), "gpt2, two micro-batches, dense");
+  cut.micro_batches = 2;
+  check_gradients(cut);
+  equivalence::Layout tied = small(equivalence::tiny_llama(), "llama, tied, unsplit");
+  tied.model.tie_embeddings = true;
+  tied.model.split_tied_embedding = false;
+  check_gradients(tied);
+}
