@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // slipstream train: sets up in agreement with all ranks, then hands over to the training loop.
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/trainer.h"
@@ -136,7 +138,12 @@ int train(const TrainCommand& command) {
   } catch (const Error& error) {
     // The others may be inside a collective: nobody else will end them.
     if (world.size() == 1) throw;
-    std::fprintf(stderr, "slipstream: on rank %d: %s\n", world.rank(), error.what());
+    // Losses and norms are sums over ranks: what one rank sees of them all see, and the lowest speaks for all. The others
+    // leave by themselves only if it does not.
+    const bool shared = error.code() == ExitCode::numerics;
+    if (shared && world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
+    std::fprintf(stderr, "slipstream: %s: %s\n",
+                 shared && world.rank() == 0 ? "on all ranks" : fmt::format("on rank {}", world.rank()).c_str(), error.what());
     world.abort(error.code());
   } catch (const std::bad_alloc&) {
     if (world.size() == 1) throw;
