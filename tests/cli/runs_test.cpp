@@ -90,9 +90,7 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
 
 TEST_CASE("evaluations and hashes between steps change no step", "[cli]") {
   Folder folder;
-  const std::string run = run_file(folder, "[checkpoint]\nkeep = 2\n"), dir = folder.path("run");
-  check_refused(call("train " + run), 2, {"checkpoint.keep"});
-  run_file(folder);
+  const std::string run = run_file(folder), dir = folder.path("run");
   std::string expected;
   for (const char* more : {"", " --set train.eval_interval=1", " --set train.eval_interval=4", " --set train.hash_interval=3",
                            " --set train.eval_interval=4 --set train.hash_interval=3 --set train.log_interval=2 --set trace.steps=[3,9]"}) {
