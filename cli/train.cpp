@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // slipstream train: sets up in agreement with all ranks, then hands over to the training loop.
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <exception>
 #include <new>
 #include <thread>
@@ -68,6 +73,15 @@ void require_memory(const World& world, const RunConfig& config, const Job& job,
                         ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes), memory_table(job));
 }
 
+/// The weights are written last: a folder that cannot be is found out before the first step.
+void require_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error || ::access(path.c_str(), W_OK) != 0)
+    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a folder that you may write to.", path,
+                        error ? error.message() : std::strerror(errno));
+}
+
 void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, int threads) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.model.parameter_elems())));
@@ -126,6 +140,7 @@ int train(const TrainCommand& command) {
     world.together([&] {
       run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
       if (world.rank() != 0) return;
+      require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
       run_dir->write("run.json", run_json(world, finished, machine, threads));
     });
