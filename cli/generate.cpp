@@ -137,6 +137,8 @@ int32_t sample(std::vector<float> logits, double temperature, int top_k, double 
 }  // namespace
 
 int generate(const GenerateCommand& command) {
+  if (!(command.temperature >= 0)) throw ConfigError("--temperature {} must be at least 0.", command.temperature);
+  if (command.top_k < 0) throw ConfigError("--top-k {} must be at least 0 (0: among all).", command.top_k);
   const std::string folder = weights_folder(command.checkpoint);
   const checkpoint::FinalWeights weights = checkpoint::read_final(folder);
   const auto tokenizer = data::load_tokenizer(folder + "/" + data::kTokenizerFile);

@@ -159,8 +159,28 @@ int plan(const PlanCommand& command) {
   return 0;
 }
 
-int check(const PlanCommand& command) {
-  const Planned planned = make_plan(command);
+namespace {
+
+void print_proof_json(const Planned& planned) {
+  const comm::Proof& proof = planned.finished.proof;
+  Json json = Json::object();
+  json["machine"] = planned.machine.name;
+  json["holds"] = proof.holds();
+  json["deadlock"] = proof.deadlock.empty() ? Json() : Json(proof.deadlock);
+  Json hazards = Json::array();
+  for (const comm::Hazard& hazard : proof.hazards) hazards.push_back(hazard.sentence());
+  json["hazards"] = hazards;
+  json["hazard_count"] = proof.hazard_count;
+  json["items"] = proof.items;
+  json["waits"] = proof.waits;
+  json["waits_between_steps"] = proof.seam_waits;
+  json["plan_hash"] = fmt::format("{:016x}", proof.order_hash);
+  json["memory_bytes"] = planned.finished.job->buffers.total_bytes();
+  json["fits"] = fits(planned);
+  fmt::print("{}\n", json.dump(2));
+}
+
+void print_proof(const Planned& planned) {
   const comm::Proof& proof = planned.finished.proof;
   fmt::print("machine: {} ({})\n", planned.machine.name, planned.machine_source);
   fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial launches, three steps in a row" : proof.deadlock);
@@ -169,7 +189,14 @@ int check(const PlanCommand& command) {
   for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
   fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
   fmt::print("memory:    {} of {}\n", format_bytes(planned.finished.job->buffers.total_bytes()), format_bytes(planned.machine.memory_bytes));
-  if (!proof.holds()) throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
+}
+
+}  // namespace
+
+int check(const PlanCommand& command) {
+  const Planned planned = make_plan(command);
+  command.json ? print_proof_json(planned) : print_proof(planned);
+  if (!planned.finished.proof.holds()) throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
   require_fits(planned);
   return 0;
 }

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // slipstream train: sets up in agreement with all ranks, then hands over to the training loop.
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <exception>
 #include <new>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/trainer.h"
@@ -66,6 +73,15 @@ void require_memory(const World& world, const RunConfig& config, const Job& job,
                         ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes), memory_table(job));
 }
 
+/// The weights are written last: a folder that cannot be is found out before the first step.
+void require_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error || ::access(path.c_str(), W_OK) != 0)
+    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a folder that you may write to.", path,
+                        error ? error.message() : std::strerror(errno));
+}
+
 void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, int threads) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.model.parameter_elems())));
@@ -124,6 +140,7 @@ int train(const TrainCommand& command) {
     world.together([&] {
       run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
       if (world.rank() != 0) return;
+      require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
       run_dir->write("run.json", run_json(world, finished, machine, threads));
     });
@@ -136,7 +153,12 @@ int train(const TrainCommand& command) {
   } catch (const Error& error) {
     // The others may be inside a collective: nobody else will end them.
     if (world.size() == 1) throw;
-    std::fprintf(stderr, "slipstream: on rank %d: %s\n", world.rank(), error.what());
+    // Losses and norms are sums over ranks: what one rank sees of them all see, and the lowest speaks for all. The others
+    // leave by themselves only if it does not.
+    const bool shared = error.code() == ExitCode::numerics;
+    if (shared && world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
+    std::fprintf(stderr, "slipstream: %s: %s\n",
+                 shared && world.rank() == 0 ? "on all ranks" : fmt::format("on rank {}", world.rank()).c_str(), error.what());
     world.abort(error.code());
   } catch (const std::bad_alloc&) {
     if (world.size() == 1) throw;

@@ -94,21 +94,20 @@ void Trainer::run(RunDir& run_dir) {
   rank_->prime();
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
-  bool previous_open = false;  // the previous step has ended or will; its times wait for this step's first work
+  int64_t seen = 0;  // the last step whose times have been taken; those of a step wait for the next one's first work
   for (int64_t step = 1; step <= train.steps; ++step) {
     rank_->issue(static_cast<uint32_t>(step));
     rank_->wait_behind(1);
-    if (previous_open && step > 2) look_back(static_cast<uint32_t>(step - 2), true);
+    if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
     const bool stop = due(train.eval_interval, step) || (train.hash_interval > 0 && step % train.hash_interval == 0);
     if (stop) {
       rank_->synchronize();
-      if (step > 1 && previous_open) look_back(static_cast<uint32_t>(step - 1), true);
-      look_back(static_cast<uint32_t>(step), false);
+      if (step - 1 > seen) look_back(static_cast<uint32_t>(step - 1), true);
+      look_back(static_cast<uint32_t>(seen = step), false);
       Pending& last = pending_.back();
       if (due(train.eval_interval, step)) last.val_loss = evaluate();
       last.params_hash = params_hash();
     }
-    previous_open = !stop;
     if (due(train.log_interval, step) || stop) flush(true);
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
@@ -134,7 +133,8 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
   const Rank::Report report = rank_->report(step);
   if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
     throw NumericsError("[train] step {}: the loss is {} and the gradient norm {}. Lower optimizer.learning_rate or raise "
-                        "optimizer.warmup_steps.", step, report.loss_sum, report.norm);
+                        "optimizer.warmup_steps.", step, report.loss_sum / static_cast<double>(global_batch_ * config_.train.sequence_length),
+                        report.norm);
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
   if (step > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)

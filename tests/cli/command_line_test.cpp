@@ -14,7 +14,7 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
       {"", {"train", "plan", "check", "generate", "tokenize", "--version", "--help"}},
       {"train", {"run", "--set", "--resume", "--dry-run", "--inject-delays"}},
       {"plan", {"run", "--set", "--ranks", "--machine", "--json", "--search"}},
-      {"check", {"run", "--set", "--ranks", "--machine"}},
+      {"check", {"run", "--set", "--ranks", "--machine", "--json"}},
       {"generate", {"checkpoint", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"}},
       {"tokenize", {"text", "out", "--tokenizer"}},
   };
@@ -34,7 +34,8 @@ TEST_CASE("a wrong command line is code 2", "[cli]") {
   const std::string run = run_file(folder);
   for (const std::string& line : {std::string(""), std::string("trian x.toml"), std::string("train"), "train " + run + " --fast",
                                   "plan " + run + " --ranks -3", "plan " + run + " --ranks two", "plan " + run + " --search",
-                                  "train " + run + " --resume", std::string("generate x --tokens 0"), "train " + folder.path("none.toml"),
+                                  "train " + run + " --resume", std::string("generate x --tokens 0"), std::string("generate x --temperature nan"), std::string("generate x --top-k -1"),
+                                  "tokenize " + folder.path("text.txt") + " \"\"", "train " + folder.path("none.toml"),
                                   "train " + folder.path(""), "train " + run + " --set nonsense", "train " + run + " --set =1"}) {
     const Result result = call(line);
     INFO(line << "\n" << result.text);
@@ -197,7 +198,9 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   // Under a regular file nothing can be created, not even by root.
   const std::string nowhere = folder.path("text.txt") + "/run";
   check_refused(call("train " + run + " --set output.dir=" + nowhere), 7, {nowhere});
-  check_refused(call("train " + run + " --set checkpoint.dir=" + nowhere), 7, {nowhere});
+  const Result unsaved = call("train " + run + " --set checkpoint.dir=" + nowhere);
+  check_refused(unsaved, 7, {nowhere, "checkpoint.dir"});
+  CHECK(!contains(unsaved.text, "step 6/6"));  // before the first step, not after the last
 }
 
 TEST_CASE("plan and check print what was planned", "[cli]") {
@@ -218,5 +221,10 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
   INFO(check.text);
   CHECK(check.code == 0);
   CHECK(contains(check.text, "none under"));
+  const Json proof = Json::parse(call("check " + run + " --ranks 2 --json").text);
+  CHECK(proof.at("holds").as_bool());
+  CHECK(proof.at("deadlock").is_null());
+  CHECK(proof.at("hazards").as_array().empty());
+  CHECK(proof.at("plan_hash").as_string() == plan.at("plan_hash").as_string());
   check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
 }

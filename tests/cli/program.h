@@ -24,9 +24,9 @@ struct Result {
   std::string text;  // standard output and standard error
 };
 
-/// Blocks. One shell command, at most a minute.
-inline Result shell(const std::string& command) {
-  std::FILE* pipe = popen(("timeout -k 5 60 sh -c '" + command + "' 2>&1").c_str(), "r");
+/// Blocks. One shell command, at most a minute unless said otherwise.
+inline Result shell(const std::string& command, int seconds = 60) {
+  std::FILE* pipe = popen(("timeout -k 5 " + std::to_string(seconds) + " sh -c '" + command + "' 2>&1").c_str(), "r");
   REQUIRE(pipe != nullptr);
   Result result;
   char buffer[4096];

@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
 #include <thread>
 
 #include "tests/cli/program.h"
@@ -84,6 +86,29 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   INFO(again.text);
   REQUIRE(again.code == 0);
   CHECK(metrics(folder.path("again")).back().at("params_hash").as_string() == hash);
+}
+
+TEST_CASE("evaluations and hashes between steps change no step", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  std::string expected;
+  for (const char* more : {"", " --set train.eval_interval=1", " --set train.eval_interval=4", " --set train.hash_interval=3",
+                           " --set train.eval_interval=4 --set train.hash_interval=3 --set train.log_interval=2 --set trace.steps=[3,9]"}) {
+    const Result result = call("train " + run + " --set train.steps=11 " + more);
+    INFO(more << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    check_complete(dir, 11);
+    const std::vector<Json> lines = metrics(dir);
+    if (expected.empty()) expected = lines.back().at("params_hash").as_string();
+    CHECK(lines.back().at("params_hash").as_string() == expected);
+    for (const Json& line : lines) {
+      const int64_t step = line.at("step").as_int();
+      const bool evaluated = step == 11 || (contains(more, "eval_interval=4") && step % 4 == 0) || contains(more, "eval_interval=1");
+      CHECK((line.find("val_loss") != nullptr) == evaluated);
+      CHECK((line.find("params_hash") != nullptr) == (evaluated || (contains(more, "hash_interval=3") && step % 3 == 0)));
+      CHECK(line.at("step_ms").as_double() >= line.at("compute_ms").as_double());
+    }
+  }
 }
 
 TEST_CASE("a text without a line break generates too", "[cli]") {
@@ -206,7 +231,9 @@ TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
   check_refused(one, 5, {"loss", "learning_rate"});
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
   if (!has_mpirun()) return;
-  check_refused(on_ranks(2, "train " + run + sets), 5, {"loss"});
+  const Result two = on_ranks(2, "train " + run + sets);
+  check_refused(two, 5, {"on all ranks: ", "loss"});
+  CHECK(count(two.text, "slipstream: ") == 1);
 }
 
 TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
@@ -235,4 +262,35 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   CHECK(!fs::exists(dir + "/checkpoints/final/model.safetensors"));
   CHECK_NOTHROW(Json::parse(read(dir + "/run.json")));
   CHECK(metrics(dir).size() > 1);  // whole lines only
+}
+
+// Minutes, and it needs the text: run by hand or with everything else, `cli_runs_test [slow]`.
+TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks", "[.slow]") {
+  if (!has_mpirun()) return;
+  const char* given = std::getenv("SLIPSTREAM_SHAKESPEARE");
+  const std::string text = given ? given : SOURCE_DIR "/data/shakespeare.txt";
+  if (!fs::exists(text)) {
+    WARN("skipped: no " + text + "; SLIPSTREAM_SHAKESPEARE names another place");
+    return;
+  }
+  Folder folder;
+  double first_val = 0;
+  std::vector<Json> first;
+  for (int ranks : {1, 2, 4}) {
+    const std::string dir = folder.path("ranks" + std::to_string(ranks));
+    const Result result = shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " train " SOURCE_DIR "/configs/runs/shakespeare_char.toml" +
+                                " --set data.train=" + text + " --set output.dir=" + dir, 1800);
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+    const std::vector<Json> lines = metrics(dir);
+    const double val = lines.back().at("val_loss").as_double();
+    std::printf("  %d ranks: validation loss %.4f\n", ranks, val);
+    CHECK(val <= 1.92);
+    if (first.empty()) {
+      first = lines;
+      first_val = val;
+    }
+    CHECK(std::abs(val - first_val) < 0.02);
+    for (size_t i = 0; i < 20; ++i) CHECK(std::abs(lines[i].at("loss").as_double() - first[i].at("loss").as_double()) < 1e-4);
+  }
 }

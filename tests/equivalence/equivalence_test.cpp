@@ -166,6 +166,40 @@ TEST_CASE("random delays in all streams do not change bits", "[equivalence]") {
     }
 }
 
+TEST_CASE("any mixture of knobs gives the same bits", "[equivalence]") {
+  const uint64_t seed = 20261;
+  std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
+  const Philox random(seed, "mixtures");
+  uint64_t drawn = 0;
+  const auto draw = [&](uint64_t bound) { return random.below(drawn++, bound); };
+  for (int round = 0; round < 8; ++round) {
+    Layout base = (draw(3) == 0 ? gpt2 : draw(2) == 0 ? gpt2_dense : llama)(2 + static_cast<int>(draw(3)));
+    if (draw(2) == 0) base.max_norm = 0;
+    if (draw(3) == 0) base.wire_dtype = DType::bf16;
+    if (draw(3) == 0) base.model.dtype = DType::bf16;
+    if (draw(3) == 0) base.model.tie_embeddings = !base.model.tie_embeddings;
+    if (base.micro_batch % 2 == 0 && draw(2) == 0) base.micro_batch /= base.micro_batches = 2;
+    const Trained expected = train(base, kSteps);
+    for (int mixture = 0; mixture < 4; ++mixture) {
+      Layout mixed = base;
+      mixed.way = static_cast<ReduceWay>(draw(4));
+      mixed.bucket_bytes = static_cast<int64_t>(1 + draw(30'000));
+      mixed.first_bucket_bytes = static_cast<int64_t>(1 + draw(30'000));
+      mixed.optimizer_per_bucket = draw(2) == 0;
+      mixed.update_on_spine = draw(2) == 0;
+      mixed.threads = 1 + static_cast<int>(draw(2));
+      mixed.delay_seed = draw(2) * draw(1000);
+      mixed.evaluate_between = draw(3) == 0;
+      INFO("round " << round << ": " << base.name << ", vocabulary " << base.model.vocab << ", " << base.ranks << " ranks, clip "
+                    << base.max_norm << ", " << base.micro_batches << " micro-batches; mixture " << mixture << ": " << name_of(mixed.way)
+                    << ", buckets " << mixed.first_bucket_bytes << " and " << mixed.bucket_bytes << ", per bucket "
+                    << mixed.optimizer_per_bucket << ", on spine " << mixed.update_on_spine << ", threads " << mixed.threads
+                    << ", delays " << mixed.delay_seed << ", evaluations " << mixed.evaluate_between);
+      check_same_bits(train(mixed, kSteps), expected);
+    }
+  }
+}
+
 TEST_CASE("gradient accumulation is the same mean", "[equivalence]") {
   for (const auto& make : {gpt2, gpt2_dense, llama}) {
     const Layout whole = make(2);

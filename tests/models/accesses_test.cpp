@@ -22,18 +22,28 @@ struct Range {
   BufferId buffer;
 };
 
+/// Names of buffers, by what a work did to them that it did not declare.
+struct Findings {
+  std::set<std::string> changed, read, read_before_writing;
+  static std::string list(const std::set<std::string>& names) {
+    std::string text;
+    for (const std::string& n : names) text += n + " ";
+    return text;
+  }
+};
+
 class Examiner {
  public:
   Examiner(const equivalence::Layout& layout)
       : layout_(layout), owned_(equivalence::make_job(layout, 0)), job_(*owned_),
-        none_(job_.channels.size()),
-        rank_(std::move(owned_), make_cpu_device(), std::move(none_), {}, equivalence::detail::loader(layout_, 0, staged_)),
+        rank_(std::move(owned_), make_cpu_device(), communicators(), {}, equivalence::detail::loader(layout_, 0, staged_)),
         stream_(rank_.device().make_stream({.name = "examiner"})) {
     rank_.initialise(3);
-    const std::vector<comm::Communicator*> communicators(job_.channels.size(), nullptr);
     const cli::LoadBatch load = equivalence::detail::loader(layout_, 0, staged_);
-    for (const Plan* plan : {&job_.prime, &job_.train, &job_.evaluate})
-      works_.push_back(cli::bind_works(job_, *plan, {}, communicators, load));
+    bound_ = communicators();
+    std::vector<comm::Communicator*> verbs;
+    for (const auto& communicator : bound_) verbs.push_back(communicator.get());
+    for (const Plan* plan : {&job_.prime, &job_.train, &job_.evaluate}) works_.push_back(cli::bind_works(job_, *plan, {}, verbs, load));
     for (BufferId b = 0; b < job_.buffers.size(); ++b)
       if (!job_.buffers[b].is_view)
         all_.push_back({rank_.memory().entry(b).base, rank_.memory().entry(b).base + job_.buffers.instances(b) * job_.buffers.stride_bytes(b), b});
@@ -45,8 +55,59 @@ class Examiner {
     walk(job_.evaluate, works_[2]);
   }
   int examined() const { return examined_; }
+  const Job& job() const { return job_; }
+
+  /// Runs a work alone, in the ways that the first lines of this file name, and leaves its result in memory.
+  Findings examine(const Work& work, const Frame& frame, const SpineItem* item) {
+    ++examined_;
+    const auto reads = marks(work.reads, item), writes = marks(work.writes, item);
+    const Image before = save();
+    const auto write_only = [&](size_t i, size_t at) { return writes[i][at] && !reads[i][at]; };
+    const auto undeclared = [&](size_t i, size_t at) { return !writes[i][at] && !reads[i][at]; };
+    keep_staged_ = false;
+    poison(std::byte{0x3c}, write_only);
+    launch(work, frame);
+    const Image a = save();
+    restore(before);
+    poison(std::byte{0x3c}, write_only);
+    poison(std::byte{0xff}, undeclared);
+    launch(work, frame);
+    const Image b = save();
+    restore(before);
+    poison(std::byte{0x3e}, write_only);
+    launch(work, frame);
+    const Image c = save();
+    restore(before);
+    Findings findings;
+    for (size_t i = 0; i < all_.size(); ++i) {
+      const std::string& buffer = job_.buffers[all_[i].buffer].name;
+      for (size_t at = 0; at < a[i].size(); ++at) {
+        if (!writes[i][at]) {
+          if (a[i][at] != before[i][at] || (undeclared(i, at) && b[i][at] != std::byte{0xff})) findings.changed.insert(buffer);
+          continue;
+        }
+        if (a[i][at] != b[i][at]) findings.read.insert(buffer);
+        const bool untouched = a[i][at] == std::byte{0x3c} && c[i][at] == std::byte{0x3e};
+        if (a[i][at] != c[i][at] && !untouched) findings.read_before_writing.insert(buffer);
+      }
+    }
+    keep_staged_ = true;
+    launch(work, frame);
+    return findings;
+  }
+  Frame frame(ItemId item, const SpineItem* spine) {
+    return {.memory = &rank_.memory(), .item = item, .step = ++launches_, .micro_batch = spine ? spine->micro_batch : 0,
+            .slot = spine ? spine->slot : 0};
+  }
 
  private:
+  std::vector<std::unique_ptr<comm::Communicator>> communicators() const {
+    std::vector<std::unique_ptr<comm::Communicator>> communicators;
+    for (const Channel& channel : job_.channels)
+      communicators.push_back(channel.axis == Axis::self ? nullptr : std::move(comm::make_thread_world(layout_.ranks)[0]));
+    return communicators;
+  }
+
   using Image = std::vector<std::vector<std::byte>>;
 
   Image save() const {
@@ -85,74 +146,35 @@ class Examiner {
     if (work.name == "load_next_batch" && !keep_staged_) staged_ = staged;
   }
 
-  void examine(const std::string& name, const Work& work, const Frame& frame, const SpineItem* item) {
+  void check(const std::string& name, const Work& work, const Frame& frame, const SpineItem* item) {
     INFO(layout_.name << ": " << name << " / " << work.name);
-    ++examined_;
-    const auto reads = marks(work.reads, item), writes = marks(work.writes, item);
-    const Image before = save();
-    // A buffer that only some bytes of are read may be scattered into: those stay as they are.
-    const auto write_only = [&](size_t i, size_t at) { return writes[i][at] && !reads[i][at]; };
-    const auto undeclared = [&](size_t i, size_t at) { return !writes[i][at] && !reads[i][at]; };
-    keep_staged_ = false;
-    poison(std::byte{0x3c}, write_only);
-    launch(work, frame);
-    const Image a = save();
-    restore(before);
-    poison(std::byte{0x3c}, write_only);
-    poison(std::byte{0xff}, undeclared);
-    launch(work, frame);
-    const Image b = save();
-    restore(before);
-    poison(std::byte{0x3e}, write_only);
-    launch(work, frame);
-    const Image c = save();
-    restore(before);
-    std::set<std::string> changed, hidden_reads, reads_before_writing;
-    for (size_t i = 0; i < all_.size(); ++i) {
-      const std::string& buffer = job_.buffers[all_[i].buffer].name;
-      for (size_t at = 0; at < a[i].size(); ++at) {
-        if (!writes[i][at]) {
-          if (a[i][at] != before[i][at] || (undeclared(i, at) && b[i][at] != std::byte{0xff})) changed.insert(buffer);
-          continue;
-        }
-        if (a[i][at] != b[i][at]) hidden_reads.insert(buffer);
-        const bool untouched = a[i][at] == std::byte{0x3c} && c[i][at] == std::byte{0x3e};
-        if (a[i][at] != c[i][at] && !untouched) reads_before_writing.insert(buffer);
-      }
-    }
-    const auto list = [](const std::set<std::string>& names) {
-      std::string text;
-      for (const std::string& n : names) text += n + " ";
-      return text;
-    };
-    CHECK(list(changed) == "");
-    CHECK(list(hidden_reads) == "");
-    CHECK(list(reads_before_writing) == "");
-    keep_staged_ = true;
-    launch(work, frame);
+    const Findings findings = examine(work, frame, item);
+    CHECK(Findings::list(findings.changed) == "");
+    CHECK(Findings::list(findings.read) == "");
+    CHECK(Findings::list(findings.read_before_writing) == "");
   }
 
+  /// Communication needs its peers, and has a contract suite of its own: the bytes of others stay what they were.
   void walk(const Plan& plan, const BoundWorks& works) {
     for (ItemId id : plan.order) {
       const Item& item = plan[id];
+      if (is_communication(item.op)) continue;
       const SpineItem* spine = plan.is_spine(id) ? &plan.spine[id] : nullptr;
-      const Frame frame{.memory = &rank_.memory(), .item = id, .step = ++launches_, .micro_batch = spine ? spine->micro_batch : 0,
-                        .slot = spine ? spine->slot : 0};
       if (item.op != Op::compute) {
-        examine(item.name, works[id], frame, nullptr);
+        check(item.name, works[id], frame(id, spine), nullptr);
         continue;
       }
-      for (const Work& work : job_.model.pieces[spine->piece].works) examine(item.name, work, frame, spine);
+      for (const Work& work : job_.model.pieces[spine->piece].works) check(item.name, work, frame(id, spine), spine);
     }
   }
 
   equivalence::Layout layout_;
   std::unique_ptr<Job> owned_;
   const Job& job_;
-  std::vector<std::unique_ptr<comm::Communicator>> none_;
   int64_t staged_ = 0;
   cli::Rank rank_;
   std::unique_ptr<Stream> stream_;
+  std::vector<std::unique_ptr<comm::Communicator>> bound_;
   std::vector<BoundWorks> works_;
   std::vector<Range> all_;
   uint32_t launches_ = 0;
@@ -191,4 +213,34 @@ TEST_CASE("works touch what they declare and nothing else", "[models]") {
   tied.model.tie_embeddings = true;
   tied.update_on_spine = false;
   Examiner(tied).run();
+}
+
+TEST_CASE("works beside several ranks touch what they declare", "[models]") {
+  for (int micro_batches : {1, 2}) {
+    equivalence::Layout layout = shrink(equivalence::tiny_gpt2(), micro_batches, DType::f32);
+    layout.ranks = 2;
+    layout.wire_dtype = DType::bf16;
+    Examiner(layout).run();
+  }
+}
+
+TEST_CASE("the examiner sees what is not declared", "[models]") {
+  Examiner examiner(shrink(equivalence::tiny_gpt2(), 1, DType::f32));
+  const Slice from = examiner.job().buffers.whole(examiner.job().ids.parameters), to = examiner.job().buffers.whole(examiner.job().ids.momentum);
+  const auto copy = [=](LaunchContext& c) {
+    for (int64_t i = 0; i < 4; ++i) c.as<float>(to)[i] = c.as<float>(from)[i] + 1;
+  };
+  const auto add = [=](LaunchContext& c) { *c.as<float>(to) += *c.as<float>(from); };
+  const auto findings = [&](std::vector<Slice> reads, std::vector<Slice> writes, std::function<void(LaunchContext&)> fn) {
+    const Work work{.name = "control", .reads = std::move(reads), .writes = std::move(writes), .fn = std::move(fn)};
+    return examiner.examine(work, examiner.frame(0, nullptr), nullptr);
+  };
+  const Findings declared = findings({from}, {to}, copy);
+  CHECK((declared.changed.empty() && declared.read.empty() && declared.read_before_writing.empty()));
+  CHECK(findings({from}, {}, copy).changed.contains("momentum"));
+  CHECK(findings({from}, {{to.buffer, 0, 15}}, copy).changed.contains("momentum"));
+  CHECK(findings({}, {to}, copy).read.contains("momentum"));
+  CHECK(findings({{from.buffer, 4, 12}}, {to}, copy).read.contains("momentum"));
+  CHECK(findings({from}, {to}, add).read_before_writing.contains("momentum"));
+  CHECK(findings({from, to}, {to}, add).read_before_writing.empty());
 }
