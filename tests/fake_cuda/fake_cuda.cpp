@@ -312,6 +312,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_ENTER("cudaStreamSynchronize");
+  if (!stream) return leave(refused_by_capture() ? cudaErrorStreamCaptureImplicit : cudaSuccess);  // its works run at once here
   if (stream->capture) {
     stream->capture->spoiled = true;
     return leave(cudaErrorStreamCaptureUnsupported);

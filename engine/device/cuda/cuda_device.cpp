@@ -42,7 +42,7 @@ class CudaAllocation final : public Allocation {
     data_ = static_cast<std::byte*>(block_) + (kPageBytes - static_cast<int64_t>(address % kPageBytes)) % kPageBytes;
     // On the default stream, which the others do not wait for.
     SLIP_CUDA(cudaMemset(data_, 0, static_cast<size_t>(taken_bytes - kPageBytes)));
-    SLIP_CUDA(cudaDeviceSynchronize());
+    SLIP_CUDA(cudaStreamSynchronize(nullptr));
   }
   ~CudaAllocation() override { SLIP_CUDA_QUIETLY(cudaFree(block_)); }
   CudaAllocation(const CudaAllocation&) = delete;
