@@ -21,16 +21,17 @@ class UpdatePass {
       for (size_t b = 0; b < job_.layout.buckets.size(); ++b)
         if (holds_tied(b) == (pass == 1)) order_.push_back(b);
     std::vector<std::vector<Point>> complete = reduced_.buckets;
-    add_tied(complete);
     std::vector<Point> clip;
     if (job_.options.clip) clip = {clip_factor(complete)};
     if (job_.options.optimizer_per_bucket) {
       for (size_t b : order_) {
+        add_tied_before(b, complete);
         const Bucket& bucket = job_.layout.buckets[b];
         adamw(fmt::format("adamw.bucket{}", b), bucket.offset_elems, bucket.elems, clip.empty() ? complete[b] : clip);
       }
       return;
     }
+    if (!order_.empty()) add_tied_before(order_.back(), complete);
     std::vector<Point> all = clip;
     if (clip.empty())
       for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
@@ -78,10 +79,16 @@ class UpdatePass {
     local(std::move(task));
   }
 
+  /// Once, before the first bucket that needs it: what the other buckets need must not wait behind the last arrival.
+  void add_tied_before(size_t bucket, std::vector<std::vector<Point>>& complete) {
+    if (tied_added_ || !holds_tied(bucket)) return;
+    add_tied(complete);
+    tied_added_ = true;
+  }
+
   /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all ways.
   void add_tied(std::vector<std::vector<Point>>& complete) {
     const TiedEmbedding& tied = job_.model.tied;
-    if (!tied.split) return;
     const Slice table = flat_slice(job_.ids.gradients, job_.layout.parameter_offsets[tied.parameter],
                                    tied.vocab * tied.width, DType::f32);
     Task task;
@@ -105,9 +112,10 @@ class UpdatePass {
   }
 
   /// One double per gradient part, summed in part order: bits do not depend on the buckets.
-  Point clip_factor(const std::vector<std::vector<Point>>& complete) {
+  Point clip_factor(std::vector<std::vector<Point>>& complete) {
     std::vector<Point> summed;
     for (size_t b : order_) {
+      add_tied_before(b, complete);
       const Bucket& bucket = job_.layout.buckets[b];
       Task task;
       task.name = fmt::format("sum_squares.bucket{}", b);
@@ -153,6 +161,7 @@ class UpdatePass {
   bool on_spine_;
   ChannelId channel_;
   std::vector<size_t> order_;  // of buckets
+  bool tied_added_ = false;
 };
 
 }  // namespace
