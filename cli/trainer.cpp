@@ -117,7 +117,7 @@ void Trainer::run(RunDir& run_dir) {
   const double n = static_cast<double>(totals_.steps);
   if (totals_.comm_ms > 0)
     log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}",
-             totals_.comm_ms / n, totals_.exposed_ms / n, 100 * (1 - totals_.exposed_ms / totals_.comm_ms), totals_.step_ms / n,
+             totals_.comm_ms / n, totals_.exposed_ms / n, 100 * std::max(0.0, 1 - totals_.exposed_ms / totals_.comm_ms), totals_.step_ms / n,
              totals_.compute_ms / n, bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
 }
 

@@ -3,6 +3,8 @@
 
 #include "engine/report/metrics.h"
 
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "engine/base/json.h"
@@ -12,7 +14,7 @@ namespace slipstream {
 
 std::optional<double> StepMetrics::hidden() const {
   if (comm_ms <= 0) return std::nullopt;
-  return 1.0 - exposed_ms / comm_ms;
+  return std::clamp(1.0 - exposed_ms / comm_ms, 0.0, 1.0);
 }
 
 std::string metrics_json(const StepMetrics& m) {

@@ -29,7 +29,8 @@ struct StepMetrics {
   std::string params_hash;          // empty: not computed at this step
 
   double tokens_per_s() const { return step_ms > 0 ? 1e3 * static_cast<double>(tokens) / step_ms : 0; }
-  /// 1 - exposed / comm; none when nothing was communicated.
+  /// 1 - exposed / comm, 0 to 1; none when nothing was communicated. A wait for a late peer is exposed although it is not
+  /// communication, so that exposed may be the larger.
   std::optional<double> hidden() const;
 };
 

@@ -173,6 +173,42 @@ TEST_CASE("two ranks train the model of one", "[cli]") {
         Json::parse(read(folder.path("two") + "/run.json")).at("plan_hash").as_string());
 }
 
+TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weights", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  REQUIRE(on_ranks(2, "train " + run).code == 0);
+  const std::string hash = metrics(dir).back().at("params_hash").as_string();
+  // 60 kB at 16 Mbit/s are 30 ms; the model computes for less than one of them.
+  const Result result = on_ranks(2, "train " + run + " --set comm.emulate.bandwidth=16Mbit/s --set trace.steps=[4,5]");
+  INFO(result.text);
+  REQUIRE(result.code == 0);
+  const std::vector<Json> lines = metrics(dir);
+  CHECK(lines.back().at("params_hash").as_string() == hash);
+  const Json& last = lines[4];
+  CHECK(last.at("comm_ms").as_double() > 20);
+  CHECK(last.at("exposed_ms").as_double() > 0.5 * last.at("comm_ms").as_double());
+  CHECK(last.at("hidden").as_double() < 0.5);
+  CHECK(last.at("exposed_ms_max").as_double() >= last.at("exposed_ms").as_double());
+  const double parts = last.at("compute_ms").as_double() + last.at("exposed_ms").as_double() + last.at("input_ms").as_double() + last.at("other_ms").as_double();
+  CHECK(parts == Approx(last.at("step_ms").as_double()));
+  int waits = 0, collectives = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    const Json trace = Json::parse(read(dir + "/trace/rank000" + std::to_string(rank) + ".json"));
+    for (const Json& event : trace.at("traceEvents").as_array()) {
+      if (event.at("ph").as_string() != "X") continue;
+      const std::string name = event.at("name").as_string(), category = event.at("cat").as_string();
+      const int64_t step = event.at("args").at("step").as_int();
+      CHECK((step == 4 || step == 5));
+      CHECK(contains(name, "_wait_") == (category == "wait"));
+      waits += event.at("tid").as_int() == 0 && (contains(name, "_wait_all_reduce.bucket") || contains(name, "_wait_all_gather.embedding"));
+      collectives += category == "communication" && contains(name, "all_reduce.bucket");
+    }
+  }
+  CHECK(waits >= 4);  // at least one a step and rank
+  CHECK(collectives >= 4);
+}
+
 TEST_CASE("delays and the way of reducing do not change the weights of three processes", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;

@@ -286,3 +286,18 @@ TEST_CASE("the control: adding ranks in reverse order changes the bits", "[equiv
   // Two addends commute.
   CHECK(train(with(llama(2), [](Layout& l) { l.reverse_ranks = true; }), kSteps).hash == train(llama(2), kSteps).hash);
 }
+
+TEST_CASE("what waits for the embedding's share comes after what does not", "[equivalence]") {
+  // The share is the last thing to arrive: a norm or an update of another bucket behind it would wait for nothing.
+  for (float max_norm : {0.0f, 1.0f}) {
+    const auto job = make_job(with(gpt2(3), [&](Layout& l) { l.max_norm = max_norm; }), 0);
+    bool added = false;
+    int before = 0, after = 0;
+    for (const SpineItem& item : job->train.spine) {
+      if (item.op == Op::add_rows) added = true;
+      if (item.op == (max_norm > 0 ? Op::sum_squares : Op::adamw)) ++(added ? after : before);
+    }
+    CHECK(added);
+    CHECK(before > after);
+  }
+}

@@ -23,15 +23,18 @@ class UpdatePass {
       for (size_t b = 0; b < job_.layout.buckets.size(); ++b)
         if (holds_tied(b) == (pass == 1)) order_.push_back(b);
     std::vector<std::vector<Point>> complete = reduced_.buckets;
-    add_tied(complete);
     std::vector<Point> clip;
     if (job_.options.clip) clip = {clip_factor(complete)};
     if (job_.options.optimizer_per_bucket) {
       // After the clip factor nothing is left to wait for: what the next forward needs first comes first.
       if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
-      for (size_t b : order_) gather(b, adamw(fmt::format("adamw.bucket{}", b), {b}, clip.empty() ? complete[b] : clip));
+      for (size_t b : order_) {
+        add_tied_before(b, complete);
+        gather(b, adamw(fmt::format("adamw.bucket{}", b), {b}, clip.empty() ? complete[b] : clip));
+      }
       return;
     }
+    if (!order_.empty()) add_tied_before(order_.back(), complete);
     std::vector<Point> all = clip;
     if (clip.empty())
       for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
@@ -80,10 +83,16 @@ class UpdatePass {
     local(std::move(task));
   }
 
+  /// Once, before the first bucket that needs it: what the other buckets need must not wait behind the last arrival.
+  void add_tied_before(size_t bucket, std::vector<std::vector<Point>>& complete) {
+    if (tied_added_ || !holds_tied(bucket)) return;
+    add_tied(complete);
+    tied_added_ = true;
+  }
+
   /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all ways.
   void add_tied(std::vector<std::vector<Point>>& complete) {
     const TiedEmbedding& tied = job_.model.tied;
-    if (!tied.split) return;
     const Slice table = job_.buffers.resolve(job_.buffers.whole(job_.model.parameters[tied.parameter].gradient), {}, 0, 0);
     Task task;
     task.name = "add_tied_embedding";
@@ -106,9 +115,10 @@ class UpdatePass {
   }
 
   /// One double per gradient part, summed in part order: bits do not depend on the buckets.
-  Point clip_factor(const std::vector<std::vector<Point>>& complete) {
+  Point clip_factor(std::vector<std::vector<Point>>& complete) {
     std::vector<Point> summed;
     for (size_t b : order_) {
+      add_tied_before(b, complete);
       const Bucket& bucket = job_.layout.buckets[b];
       const BucketHome& home = job_.homes[b];
       Task task;
@@ -191,6 +201,7 @@ class UpdatePass {
   ChannelId channel_;
   bool sharded_ = job_.options.zero_stage > 0 && job_.mesh.group_size(Axis::data) > 1;
   std::vector<size_t> order_;  // of buckets
+  bool tied_added_ = false;
 };
 
 }  // namespace

@@ -85,4 +85,6 @@ TEST_CASE("hidden is what was not exposed", "[metrics]") {
   CHECK(*m.hidden() == 1.0);
   m.exposed_ms = 120;
   CHECK(*m.hidden() == 0.0);
+  m.exposed_ms = 150;  // 30 of them for a peer that came late
+  CHECK(*m.hidden() == 0.0);
 }
