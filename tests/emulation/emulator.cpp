@@ -161,7 +161,7 @@ void prepare(size_t thread) {
   fiber.state = State::ready;
   unsigned char* top = m.stacks + (thread + 1) * kStackBytes;
 #if defined(__x86_64__)
-  void** stack = reinterpret_cast<void**>(top) - 2;  // the entry sees a stack 8 off 16, as after a call
+  void** stack = reinterpret_cast<void**>(top) - 1;  // the entry sees a stack 8 off 16, as after a call
   *stack = nullptr;
   *--stack = reinterpret_cast<void*>(&entry);
   for (int i = 0; i < 6; ++i) *--stack = nullptr;
