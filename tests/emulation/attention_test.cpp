@@ -3,6 +3,7 @@
 
 #include "kernels/attention/attention.h"
 
+#include "kernels/attention/attention_cuda.h"
 #include "tests/emulation/on_device.h"
 #include "tests/reference/attention.h"
 
@@ -135,4 +136,16 @@ TEST_CASE("attention, tensor cores: lengths around a tile, batches, shared heads
   for (int64_t tokens : {1, 15, 63, 64, 65, 130}) check({1, tokens, 1, 1, 64}, DType::bf16);
   check({2, 66, 4, 2, 64}, DType::bf16);
   check({1, 70, 2, 1, 128}, DType::bf16);
+}
+
+TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 16 bytes, and only then") {
+  LaunchContext context = cuda_context();
+  OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse");
+  const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift, int64_t stride) {
+    return attention_forward_mma(context, {x.data(shift), x.data(128), x.data(256), out.data(), lse.data<float>(), 1, 1, 1, 1, head_dim, stride,
+                                           stride, 128, 1.0f, dtype});
+  };
+  CHECK((taken(64, DType::bf16, 0, 384) && taken(128, DType::bf16, 0, 384)));
+  CHECK_FALSE((taken(96, DType::bf16, 0, 384) || taken(64, DType::f32, 0, 384)));
+  CHECK_FALSE((taken(64, DType::bf16, 1, 384) || taken(64, DType::bf16, 0, 385)));
 }
