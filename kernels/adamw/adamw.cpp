@@ -5,14 +5,16 @@
 
 #include "kernels/adamw/adamw_cpu.h"
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 
 void adamw(LaunchContext& context, const Adamw& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("adamw", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("adamw", context.kind);
   require_at_least("adamw", "elems", args.elems, 0);
   if (args.elems == 0) return;
   require_pointers("adamw", {args.parameters, args.m, args.v, args.gradient, args.scalars});
+  if (context.kind == DeviceKind::cuda) return adamw_cuda(context, args);
   SLIP_CALL_ISA(adamw_cpu(context, args))
 }
 

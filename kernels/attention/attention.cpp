@@ -3,9 +3,12 @@
 
 #include "kernels/attention/attention.h"
 
+#include <algorithm>
+
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -44,7 +47,8 @@ void attention_forward(LaunchContext& context, const AttentionForward& args) {
   check(op, args);
   if (args.batch * args.tokens == 0) return;
   require_pointers(op, {args.q, args.k, args.v, args.out, args.lse});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return attention_forward_cuda(context, args);
   SLIP_CALL_ISA(attention_forward_cpu(context, args));
 }
 
@@ -54,9 +58,9 @@ void attention_backward(LaunchContext& context, const AttentionBackward& args) {
   require_at_least(op, "dq_stride", args.dq_stride, args.heads * args.head_dim);
   require_at_least(op, "dkv_stride", args.dkv_stride, args.kv_heads * args.head_dim);
   if (args.batch * args.tokens == 0) return;
-  require_pointers(op,
-                   {args.dout, args.q, args.k, args.v, args.out, args.lse, args.dq, args.dk, args.dv, args.workspace});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  require_pointers(op, {args.dout, args.q, args.k, args.v, args.out, args.lse, args.dq, args.dk, args.dv, args.workspace});
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return attention_backward_cuda(context, args);
   SLIP_CALL_ISA(attention_backward_cpu(context, args));
 }
 
@@ -68,8 +72,9 @@ Cost attention_backward_cost(const AttentionBackward& args) {
 }
 
 int64_t attention_backward_workspace_elems(const AttentionBackward& args) {
-  // dk and dv of every key-value head in float, rows padded to whole tiles of the widest instruction set.
-  return 2 * args.batch * args.kv_heads * args.tokens * round_up(args.head_dim, 32);
+  // cpu: dk and dv of every key-value head in float, rows padded to whole tiles of the widest instruction set.
+  // cuda: dout . out of every row of every head.
+  return args.batch * args.tokens * std::max(2 * args.kv_heads * round_up(args.head_dim, 32), args.heads);
 }
 
 }  // namespace slipstream::kernels

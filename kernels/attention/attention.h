@@ -88,7 +88,7 @@ void attention_backward(LaunchContext& context, const AttentionBackward& args);
 Cost attention_forward_cost(const AttentionForward& args);
 Cost attention_backward_cost(const AttentionBackward& args);
 
-/// Floats of workspace; depends on batch, tokens, kv_heads and head_dim alone. Pure; pointers may be null.
+/// Floats of workspace; depends on batch, tokens, heads, kv_heads and head_dim alone. Pure; pointers may be null.
 int64_t attention_backward_workspace_elems(const AttentionBackward& args);
 
 SLIP_DECLARE_PER_ISA(void attention_forward_cpu(LaunchContext& context, const AttentionForward& args);

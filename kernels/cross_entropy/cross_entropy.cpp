@@ -5,12 +5,13 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
 
 namespace slipstream::kernels {
 
 void cross_entropy(LaunchContext& context, const CrossEntropy& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("cross_entropy", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("cross_entropy", context.kind);
   require_at_least("cross_entropy", "rows", args.rows, 0);
   require_at_least("cross_entropy", "vocab", args.vocab, 0);
   require_at_least("cross_entropy", "stride", args.stride, 0);
@@ -19,8 +20,9 @@ void cross_entropy(LaunchContext& context, const CrossEntropy& args) {
     throw ShapeError("[cross_entropy] rows of logits overlap: got stride = {}, need at least vocab = {}.", args.stride,
                      args.vocab);
   require_pointers("cross_entropy", {args.loss_sum});
+  if (args.rows > 0) require_pointers("cross_entropy", {args.logits, args.targets, args.row_losses});
+  if (context.kind == DeviceKind::cuda) return cross_entropy_cuda(context, args);
   if (args.rows > 0) {
-    require_pointers("cross_entropy", {args.logits, args.targets, args.row_losses});
     for (int64_t row = 0; row < args.rows; ++row)
       if (args.targets[row] < 0 || args.targets[row] >= args.vocab)
         throw DataError(

@@ -8,6 +8,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 #include "kernels/embedding/embedding_cpu.h"
 #include "kernels/embedding/row_lists.h"
 
@@ -40,7 +41,7 @@ Chains chains_of(const int32_t* ids, int64_t count, int64_t vocab) {
 }  // namespace
 
 void embedding_forward(LaunchContext& context, const EmbeddingForward& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("embedding_forward", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("embedding_forward", context.kind);
   require_at_least("embedding_forward", "batch", args.batch, 0);
   require_at_least("embedding_forward", "tokens", args.tokens, 0);
   require_at_least("embedding_forward", "width", args.width, 0);
@@ -48,12 +49,13 @@ void embedding_forward(LaunchContext& context, const EmbeddingForward& args) {
   require_activation_dtype("embedding_forward", args.dtype);
   if (args.batch * args.tokens * args.width == 0) return;
   require_pointers("embedding_forward", {args.ids, args.table, args.y});
+  if (context.kind == DeviceKind::cuda) return embedding_forward_cuda(context, args);
   require_ids("embedding_forward", args.ids, args.batch * args.tokens, args.vocab);
   SLIP_CALL_ISA(embedding_forward_cpu(context, args))
 }
 
 void embedding_backward(LaunchContext& context, const EmbeddingBackward& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("embedding_backward", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("embedding_backward", context.kind);
   require_at_least("embedding_backward", "rows", args.rows, 0);
   require_at_least("embedding_backward", "width", args.width, 0);
   require_at_least("embedding_backward", "vocab", args.vocab, 0);
@@ -61,12 +63,13 @@ void embedding_backward(LaunchContext& context, const EmbeddingBackward& args) {
   if (args.rows > 0) require_pointers("embedding_backward", {args.ids, args.dy});
   if (args.vocab * args.width == 0 && args.rows == 0) return;
   require_pointers("embedding_backward", {args.dtable});
+  if (context.kind == DeviceKind::cuda) return embedding_backward_cuda(context, args);
   require_ids("embedding_backward", args.ids, args.rows, std::max<int64_t>(args.vocab, 1));
   SLIP_CALL_ISA(embedding_backward_cpu(context, args))
 }
 
 void position_backward(LaunchContext& context, const PositionBackward& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("position_backward", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("position_backward", context.kind);
   require_at_least("position_backward", "batch", args.batch, 0);
   require_at_least("position_backward", "tokens", args.tokens, 0);
   require_at_least("position_backward", "width", args.width, 0);
@@ -77,11 +80,12 @@ void position_backward(LaunchContext& context, const PositionBackward& args) {
   if (args.positions * args.width == 0) return;
   require_pointers("position_backward", {args.dpositions});
   if (args.batch * args.tokens > 0) require_pointers("position_backward", {args.dy});
+  if (context.kind == DeviceKind::cuda) return position_backward_cuda(context, args);
   SLIP_CALL_ISA(position_backward_cpu(context, args))
 }
 
 void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("embedding_rows_pack", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("embedding_rows_pack", context.kind);
   require_at_least("embedding_rows_pack", "capacity", args.capacity, 0);
   require_at_least("embedding_rows_pack", "tokens_total", args.tokens_total, 0);
   require_at_least("embedding_rows_pack", "width", args.width, 0);
@@ -92,13 +96,14 @@ void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args) 
   if (args.tokens_total == 0) return;
   require_pointers("embedding_rows_pack", {args.ids, args.row_ids});
   if (args.width > 0) require_pointers("embedding_rows_pack", {args.dy, args.rows});
+  if (context.kind == DeviceKind::cuda) return embedding_rows_pack_cuda(context, args);
   const int64_t vocab = require_ids("embedding_rows_pack", args.ids, args.tokens_total, 0);
   const Chains chains = chains_of(args.ids, args.tokens_total, vocab);
   SLIP_CALL_ISA(embedding_rows_pack_cpu(context, args, chains))
 }
 
 void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("embedding_rows_add", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("embedding_rows_add", context.kind);
   require_at_least("embedding_rows_add", "ranks", args.ranks, 0);
   require_at_least("embedding_rows_add", "capacity", args.capacity, 0);
   require_at_least("embedding_rows_add", "width", args.width, 0);
@@ -106,6 +111,7 @@ void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {
   const int64_t count = args.ranks * args.capacity;
   if (count * args.width == 0) return;
   require_pointers("embedding_rows_add", {args.row_ids, args.rows, args.dtable});
+  if (context.kind == DeviceKind::cuda) return embedding_rows_add_cuda(context, args);
   require_ids("embedding_rows_add", args.row_ids, count, std::max<int64_t>(args.vocab, 1), -1);
   const Chains chains = chains_of(args.row_ids, count, args.vocab);
   SLIP_CALL_ISA(embedding_rows_add_cpu(context, args, chains))

@@ -4,6 +4,7 @@
 #include "kernels/gelu/gelu.h"
 
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 
@@ -13,7 +14,8 @@ void gelu_forward(LaunchContext& context, const GeluForward& args) {
   require_at_least(op, "elems", args.elems, 0);
   if (args.elems == 0) return;
   require_pointers(op, {args.x, args.y});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return gelu_forward_cuda(context, args);
   SLIP_CALL_ISA(gelu_forward_cpu(context, args));
 }
 
@@ -23,7 +25,8 @@ void gelu_backward(LaunchContext& context, const GeluBackward& args) {
   require_at_least(op, "elems", args.elems, 0);
   if (args.elems == 0) return;
   require_pointers(op, {args.dy, args.x, args.dx});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return gelu_backward_cuda(context, args);
   SLIP_CALL_ISA(gelu_backward_cpu(context, args));
 }
 

@@ -6,6 +6,7 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/common/row_blocks.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 
@@ -17,7 +18,8 @@ void layer_norm_forward(LaunchContext& context, const LayerNormForward& args) {
   if (args.delta && !args.sum) throw ShapeError("[{}] delta is given and sum is null. Pass where x + delta goes.", op);
   if (args.rows == 0) return;
   require_pointers(op, {args.x, args.weight, args.bias, args.y, args.mean, args.inv_std});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return layer_norm_forward_cuda(context, args);
   SLIP_CALL_ISA(layer_norm_forward_cpu(context, args));
 }
 
@@ -28,7 +30,8 @@ void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args) 
   require_at_least(op, "width", args.width, 1);
   require_pointers(op, {args.weight, args.dweight, args.dbias});
   if (args.rows > 0) require_pointers(op, {args.dy, args.x, args.mean, args.inv_std, args.dx, args.workspace});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return layer_norm_backward_cuda(context, args);
   SLIP_CALL_ISA(layer_norm_backward_cpu(context, args));
 }
 

@@ -11,6 +11,7 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 #include "kernels/matmul/matmul_cpu.h"
 #include "kernels/matmul/product.h"
 
@@ -65,7 +66,7 @@ TileSplit split_tiles(int64_t m, int64_t n, int64_t k, int threads) {
 }
 
 void matmul_forward(LaunchContext& context, const MatmulForward& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("matmul_forward", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("matmul_forward", context.kind);
   require_at_least("matmul_forward", "rows", args.rows, 0);
   require_at_least("matmul_forward", "in", args.in, 0);
   require_at_least("matmul_forward", "out", args.out, 0);
@@ -73,11 +74,12 @@ void matmul_forward(LaunchContext& context, const MatmulForward& args) {
   if (args.rows == 0 || args.out == 0) return;
   require_pointers("matmul_forward", {args.y});
   if (args.in > 0) require_pointers("matmul_forward", {args.x, args.weight});
+  if (context.kind == DeviceKind::cuda) return matmul_forward_cuda(context, args);
   SLIP_CALL_ISA(matmul_forward_cpu(context, args))
 }
 
 void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("matmul_backward_input", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("matmul_backward_input", context.kind);
   require_at_least("matmul_backward_input", "rows", args.rows, 0);
   require_at_least("matmul_backward_input", "in", args.in, 0);
   require_at_least("matmul_backward_input", "out", args.out, 0);
@@ -85,11 +87,12 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   if (args.rows == 0 || args.in == 0) return;
   require_pointers("matmul_backward_input", {args.dx});
   if (args.out > 0) require_pointers("matmul_backward_input", {args.dy, args.weight});
+  if (context.kind == DeviceKind::cuda) return matmul_backward_input_cuda(context, args);
   SLIP_CALL_ISA(matmul_backward_input_cpu(context, args))
 }
 
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("matmul_backward_weight", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("matmul_backward_weight", context.kind);
   require_at_least("matmul_backward_weight", "rows", args.rows, 0);
   require_at_least("matmul_backward_weight", "in", args.in, 0);
   require_at_least("matmul_backward_weight", "out", args.out, 0);
@@ -104,6 +107,7 @@ void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& 
   if (args.rows > 0 && args.in > 0) require_pointers("matmul_backward_weight", {args.x});
   MatmulBackwardWeight resolved = args;
   resolved.dy_stride = stride_of(args);
+  if (context.kind == DeviceKind::cuda) return matmul_backward_weight_cuda(context, resolved);
   SLIP_CALL_ISA(matmul_backward_weight_cpu(context, resolved))
 }
 

@@ -4,6 +4,7 @@
 #include "kernels/residual/residual.h"
 
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 
@@ -13,7 +14,8 @@ void residual(LaunchContext& context, const Residual& args) {
   require_at_least(op, "elems", args.elems, 0);
   if (args.elems == 0) return;
   require_pointers(op, {args.a, args.b, args.y});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return residual_cuda(context, args);
   SLIP_CALL_ISA(residual_cpu(context, args));
 }
 

@@ -7,6 +7,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -30,7 +31,8 @@ void rope(LaunchContext& context, const Rope& args) {
   require_at_least(op, "position_offset", args.position_offset, 0);
   if (args.batch * args.tokens * args.heads == 0) return;
   require_pointers(op, {args.x, args.table});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return rope_cuda(context, args);
   SLIP_CALL_ISA(rope_cpu(context, args));
 }
 

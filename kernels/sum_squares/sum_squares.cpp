@@ -4,15 +4,17 @@
 #include "kernels/sum_squares/sum_squares.h"
 
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 #include "kernels/sum_squares/sum_squares_cpu.h"
 
 namespace slipstream::kernels {
 
 void sum_squares(LaunchContext& context, const SumSquares& args) {
-  if (context.kind != DeviceKind::cpu) no_kernel("sum_squares", context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel("sum_squares", context.kind);
   require_at_least("sum_squares", "elems", args.elems, 0);
   require_pointers("sum_squares", {args.result});
   if (args.elems > 0) require_pointers("sum_squares", {args.x});
+  if (context.kind == DeviceKind::cuda) return sum_squares_cuda(context, args);
   SLIP_CALL_ISA(sum_squares_cpu(context, args))
 }
 

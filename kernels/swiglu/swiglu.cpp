@@ -4,6 +4,7 @@
 #include "kernels/swiglu/swiglu.h"
 
 #include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 
@@ -14,7 +15,8 @@ void swiglu_forward(LaunchContext& context, const SwigluForward& args) {
   require_at_least(op, "width", args.width, 1);
   if (args.rows == 0) return;
   require_pointers(op, {args.gate_up, args.y});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return swiglu_forward_cuda(context, args);
   SLIP_CALL_ISA(swiglu_forward_cpu(context, args));
 }
 
@@ -25,7 +27,8 @@ void swiglu_backward(LaunchContext& context, const SwigluBackward& args) {
   require_at_least(op, "width", args.width, 1);
   if (args.rows == 0) return;
   require_pointers(op, {args.dy, args.gate_up, args.dgate_up});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return swiglu_backward_cuda(context, args);
   SLIP_CALL_ISA(swiglu_backward_cpu(context, args));
 }
 

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention on tensor cores (sm_80 and up): bf16 heads of 64 and 128, 16 rows a warp, weights never leave registers.
+//
+// Tiles of rows lie in shared memory in chunks of 16 bytes, chunk c of row r at place c ^ (r % 8), so that the eight rows of
+// an ldmatrix lie in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l % 4 has rows
+// g and g + 8 and columns 2c and 2c + 1 of every 8: the layout that the next product wants of its left side (mma_16x8x16).
+// Source: Dao 2023, arXiv:2307.08691. dq is a kernel of its own, so nothing is added in an order that could change.
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/cuda/common.cuh"
+
+namespace slipstream::kernels {
+namespace {
+
+constexpr int kRows = 64;  // of a block: 16 a warp
+constexpr int kWarps = kRows / 16;
+constexpr int kThreads = kWarps * kWarp;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kInfinity = __builtin_inff();
+
+using Tile = Shared<bfloat16>;
+
+template <int kHead>
+__device__ __forceinline__ int place(int row, int chunk) {
+  return row * kHead + (chunk ^ (row % 8)) * 8;
+}
+__device__ __forceinline__ int lane_of() { return static_cast<int>(threadIdx.x) % kWarp; }
+
+/// Starts copying rows [begin, begin + kTileRows) to `tile`, zeros from `tokens` on.
+template <int kTileRows, int kHead>
+__device__ __forceinline__ void load_rows(const Tile& tile, const bfloat16* from, int64_t stride, int64_t begin, int64_t tokens) {
+  constexpr int kChunks = kHead / 8;
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < kTileRows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const bool valid = begin + row < tokens;
+    ptx::copy_async_16(tile.at(place<kHead>(row, chunk)), valid ? from + (begin + row) * stride + chunk * 8 : from, valid);
+  }
+}
+
+/// sums[16 x kColumns] += rows [a_row, a_row + 16) of a times kColumns rows of b, transposed.
+template <int kColumns, int kHead>
+__device__ __forceinline__ void multiply_rows(float (&sums)[kColumns / 8][4], const Tile& a, int a_row, const Tile& b) {
+  const int lane = lane_of();
+#pragma unroll
+  for (int step = 0; step < kHead / 16; ++step) {
+    uint32_t left[4];
+    ptx::load_matrix_x4(left, a.at(place<kHead>(a_row + lane % 16, 2 * step + lane / 16)));
+#pragma unroll
+    for (int pair = 0; pair < kColumns / 16; ++pair) {
+      uint32_t right[4];
+      ptx::load_matrix_x4(right, b.at(place<kHead>(16 * pair + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2)));
+      ptx::mma_16x8x16(sums[2 * pair], left, right[0], right[1]);
+      ptx::mma_16x8x16(sums[2 * pair + 1], left, right[2], right[3]);
+    }
+  }
+}
+
+/// sums[16 x kHead] += weights[16 x kCount], rounded to bf16, times kCount rows of b.
+template <int kCount, int kHead>
+__device__ __forceinline__ void multiply_weights(float (&sums)[kHead / 8][4], const float (&weights)[kCount / 8][4], const Tile& b) {
+  const int lane = lane_of();
+#pragma unroll
+  for (int step = 0; step < kCount / 16; ++step) {
+    const float(&low)[4] = weights[2 * step];
+    const float(&high)[4] = weights[2 * step + 1];
+    const uint32_t left[4] = {ptx::bf16_pair(low[0], low[1]), ptx::bf16_pair(low[2], low[3]), ptx::bf16_pair(high[0], high[1]),
+                              ptx::bf16_pair(high[2], high[3])};
+#pragma unroll
+    for (int pair = 0; pair < kHead / 16; ++pair) {
+      uint32_t right[4];
+      ptx::load_matrix_x4_transposed(right, b.at(place<kHead>(16 * step + lane % 16, 2 * pair + lane / 16)));
+      ptx::mma_16x8x16(sums[2 * pair], left, right[0], right[1]);
+      ptx::mma_16x8x16(sums[2 * pair + 1], left, right[2], right[3]);
+    }
+  }
+}
+
+/// Writes factor[half] * sums to rows `begin` + 8 half + l / 4 of `to`, as far as they are below `tokens`.
+template <int kHead>
+__device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t begin, int64_t tokens, const float (&sums)[kHead / 8][4],
+                                           const float (&factor)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = begin + 8 * half + lane_of() / 4;
+    if (row >= tokens) continue;
+#pragma unroll
+    for (int j = 0; j < kHead / 8; ++j)
+      *reinterpret_cast<uint32_t*>(to + row * stride + 8 * j + 2 * (lane_of() % 4)) =
+          ptx::bf16_pair(factor[half] * sums[j][2 * half], factor[half] * sums[j][2 * half + 1]);
+  }
+}
+
+/// The sum, or with kMax the maximum, over the four lanes that share a row.
+template <bool kMax>
+__device__ __forceinline__ float across_row(float value) {
+#pragma unroll
+  for (int bits = 1; bits < 4; bits *= 2) {
+    const float other = __shfl_xor_sync(kWholeWarp, value, bits);
+    value = kMax ? fmaxf(value, other) : value + other;
+  }
+  return value;
+}
+
+template <int kHead>
+__global__ void __launch_bounds__(kThreads) forward_kernel(AttentionForward args) {
+  SLIP_DYNAMIC_SHARED(bytes);
+  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems;
+  const Tile q(bytes, kElems);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
+  // The longest rows first: the short ones fill the end.
+  const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z * args.tokens;
+  const int64_t begin = tile * kRows, kv_offset = sequence * args.kv_stride + head / (args.heads / args.kv_heads) * kHead;
+  const bfloat16* keys = static_cast<const bfloat16*>(args.k) + kv_offset;
+  const bfloat16* values = static_cast<const bfloat16*>(args.v) + kv_offset;
+  const auto load_keys = [&](int64_t at) {
+    const int stage = static_cast<int>(at % 2);
+    load_rows<kRows, kHead>(Tile(bytes + (1 + 2 * stage) * kTileBytes, kElems), keys, args.kv_stride, at * kRows, args.tokens);
+    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems), values, args.kv_stride, at * kRows, args.tokens);
+  };
+  load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
+  load_keys(0);
+  ptx::copy_async_commit();
+  const float scale = args.scale * kLog2E;
+  float out[kHead / 8][4] = {}, largest[2] = {-kInfinity, -kInfinity}, sum[2] = {};
+  for (int64_t at = 0; at <= tile; ++at) {
+    if (at < tile) load_keys(at + 1);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    __syncthreads();
+    const int stage = static_cast<int>(at % 2);
+    const Tile k(bytes + (1 + 2 * stage) * kTileBytes, kElems), v(bytes + (2 + 2 * stage) * kTileBytes, kElems);
+    float scores[kRows / 8][4] = {};
+    multiply_rows<kRows, kHead>(scores, q, 16 * warp, k);
+    if (at == tile) {
+#pragma unroll
+      for (int j = 0; j < kRows / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (8 * j + column + i % 2 > 16 * warp + row + 8 * (i / 2)) scores[j][i] = -kInfinity;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = largest[half];
+#pragma unroll
+      for (int j = 0; j < kRows / 8; ++j) highest = fmaxf(highest, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
+      highest = across_row<true>(highest);
+      const float keep = ptx::exp2_approx((largest[half] - highest) * scale);
+      largest[half] = highest;
+      sum[half] *= keep;
+#pragma unroll
+      for (int j = 0; j < kRows / 8; ++j)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          scores[j][i] = ptx::exp2_approx((scores[j][i] - highest) * scale);
+          sum[half] += scores[j][i];
+        }
+#pragma unroll
+      for (int j = 0; j < kHead / 8; ++j) out[j][2 * half] *= keep, out[j][2 * half + 1] *= keep;
+    }
+    multiply_weights<kRows, kHead>(out, scores, v);
+    __syncthreads();  // the next copies overwrite this stage
+  }
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] = across_row<false>(sum[half]);
+    factor[half] = 1.0f / sum[half];
+    const int64_t query = begin + 16 * warp + 8 * half + row;
+    if (column == 0 && query < args.tokens)
+      args.lse[(blockIdx.z * args.heads + head) * args.tokens + query] = largest[half] * args.scale + logf(sum[half]);
+  }
+  store_rows<kHead>(static_cast<bfloat16*>(args.out) + sequence * args.out_stride + head * kHead, args.out_stride, begin + 16 * warp,
+                    args.tokens, out, factor);
+}
+
+/// A block per 64 queries: dq.
+template <int kHead>
+__global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args, const float* delta) {
+  SLIP_DYNAMIC_SHARED(bytes);
+  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems;
+  const Tile q(bytes, kElems), d(bytes + kTileBytes, kElems), k(bytes + 2 * kTileBytes, kElems), v(bytes + 3 * kTileBytes, kElems);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
+  const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z * args.tokens, begin = tile * kRows;
+  const int64_t kv_offset = sequence * args.kv_stride + head / (args.heads / args.kv_heads) * kHead;
+  load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
+  load_rows<kRows, kHead>(d, static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead, args.out_stride, begin, args.tokens);
+  float lse[2], slope[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t query = begin + 16 * warp + 8 * half + row, index = (blockIdx.z * args.heads + head) * args.tokens + query;
+    lse[half] = query < args.tokens ? args.lse[index] * kLog2E : kInfinity;
+    slope[half] = query < args.tokens ? delta[index] : 0.0f;
+  }
+  const float scale = args.scale * kLog2E;
+  float dq[kHead / 8][4] = {};
+  for (int64_t at = 0; at <= tile; ++at) {
+    __syncthreads();
+    load_rows<kRows, kHead>(k, static_cast<const bfloat16*>(args.k) + kv_offset, args.kv_stride, at * kRows, args.tokens);
+    load_rows<kRows, kHead>(v, static_cast<const bfloat16*>(args.v) + kv_offset, args.kv_stride, at * kRows, args.tokens);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<0>();
+    __syncthreads();
+    float scores[kRows / 8][4] = {}, slopes[kRows / 8][4] = {};
+    multiply_rows<kRows, kHead>(scores, q, 16 * warp, k);
+    multiply_rows<kRows, kHead>(slopes, d, 16 * warp, v);
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool hidden = at == tile && 8 * j + column + i % 2 > 16 * warp + row + 8 * (i / 2);
+        const float weight = hidden ? 0.0f : ptx::exp2_approx(scores[j][i] * scale - lse[i / 2]);
+        slopes[j][i] = hidden ? 0.0f : weight * (slopes[j][i] - slope[i / 2]);
+      }
+    multiply_weights<kRows, kHead>(dq, slopes, k);
+  }
+  store_rows<kHead>(static_cast<bfloat16*>(args.dq) + sequence * args.dq_stride + head * kHead, args.dq_stride, begin + 16 * warp,
+                    args.tokens, dq, {args.scale, args.scale});
+}
+
+/// A block per 64 keys: dk and dv, heads of the group in order. Scores are made transposed, a warp's keys down and
+/// kQueries queries across, so that they are the left side of both sums over queries.
+template <int kHead, int kQueries>
+__global__ void __launch_bounds__(kThreads) key_kernel(AttentionBackward args, const float* delta) {
+  SLIP_DYNAMIC_SHARED(bytes);
+  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems, kQueryBytes = 2 * kQueries * kHead;
+  const Tile k(bytes, kElems), v(bytes + kTileBytes, kElems), q(bytes + 2 * kTileBytes, kQueries * kHead),
+      d(bytes + 2 * kTileBytes + kQueryBytes, kQueries * kHead);
+  const Shared<float> lses(bytes + 2 * kTileBytes + 2 * kQueryBytes, kQueries), deltas(bytes + 2 * kTileBytes + 2 * kQueryBytes + 4 * kQueries, kQueries);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
+  const int64_t key_begin = int64_t{blockIdx.x} * kRows, kv_head = blockIdx.y, sequence = blockIdx.z * args.tokens, group = args.heads / args.kv_heads;
+  const int64_t kv_offset = sequence * args.kv_stride + kv_head * kHead;
+  load_rows<kRows, kHead>(k, static_cast<const bfloat16*>(args.k) + kv_offset, args.kv_stride, key_begin, args.tokens);
+  load_rows<kRows, kHead>(v, static_cast<const bfloat16*>(args.v) + kv_offset, args.kv_stride, key_begin, args.tokens);
+  const float scale = args.scale * kLog2E;
+  float dk[kHead / 8][4] = {}, dv[kHead / 8][4] = {};
+  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+    for (int64_t begin = key_begin; begin < args.tokens; begin += kQueries) {
+      __syncthreads();
+      load_rows<kQueries, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
+      load_rows<kQueries, kHead>(d, static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead, args.out_stride, begin, args.tokens);
+      ptx::copy_async_commit();
+      if (thread < kQueries) {
+        const int64_t index = (blockIdx.z * args.heads + head) * args.tokens + begin + thread;
+        lses[thread] = begin + thread < args.tokens ? args.lse[index] * kLog2E : kInfinity;
+        deltas[thread] = begin + thread < args.tokens ? delta[index] : 0.0f;
+      }
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+      float weights[kQueries / 8][4] = {}, slopes[kQueries / 8][4] = {};
+      multiply_rows<kQueries, kHead>(weights, k, 16 * warp, q);
+      multiply_rows<kQueries, kHead>(slopes, v, 16 * warp, d);
+#pragma unroll
+      for (int j = 0; j < kQueries / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int query = 8 * j + column + i % 2;
+          const bool hidden = key_begin + 16 * warp + row + 8 * (i / 2) > begin + query;
+          weights[j][i] = hidden ? 0.0f : ptx::exp2_approx(weights[j][i] * scale - lses[query]);
+          slopes[j][i] = hidden ? 0.0f : weights[j][i] * (slopes[j][i] - deltas[query]);
+        }
+      multiply_weights<kQueries, kHead>(dv, weights, d);
+      multiply_weights<kQueries, kHead>(dk, slopes, q);
+    }
+  const int64_t offset = sequence * args.dkv_stride + kv_head * kHead;
+  store_rows<kHead>(static_cast<bfloat16*>(args.dk) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dk, {args.scale, args.scale});
+  store_rows<kHead>(static_cast<bfloat16*>(args.dv) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dv, {1.0f, 1.0f});
+}
+
+template <typename Args>
+bool fits(const Args& args) {
+  return args.dtype == DType::bf16 && (args.head_dim == 64 || args.head_dim == 128) && args.q_stride % 8 == 0 && args.kv_stride % 8 == 0 &&
+         args.out_stride % 8 == 0 && all_aligned(args.q, args.k, args.v, args.out);
+}
+
+dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
+  return dim3(static_cast<unsigned>(blocks_for(tokens, kRows)), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
+}
+
+template <int kHead>
+void run_backward(const LaunchContext& context, const AttentionBackward& args, const float* delta) {
+  constexpr size_t kTileBytes = size_t{2} * kRows * kHead;
+  // Wide heads take half of the queries: dk and dv fill half of the registers.
+  constexpr int kQueries = kHead == 64 ? 64 : 32;
+  launch(stream_of(context), key_kernel<kHead, kQueries>, grid_of(args.tokens, args.kv_heads, args.batch), dim3(kThreads),
+         2 * kTileBytes + size_t{4} * kQueries * kHead + size_t{8} * kQueries, args, delta);
+  launch(stream_of(context), query_kernel<kHead>, grid_of(args.tokens, args.heads, args.batch), dim3(kThreads), 4 * kTileBytes, args, delta);
+}
+
+}  // namespace
+
+bool attention_forward_mma(LaunchContext& context, const AttentionForward& args) {
+  if (!fits(args)) return false;
+  const dim3 grid = grid_of(args.tokens, args.heads, args.batch);
+  const size_t shared_bytes = size_t{5} * 2 * kRows * static_cast<size_t>(args.head_dim);
+  if (args.head_dim == 64) launch(stream_of(context), forward_kernel<64>, grid, dim3(kThreads), shared_bytes, args);
+  else launch(stream_of(context), forward_kernel<128>, grid, dim3(kThreads), shared_bytes, args);
+  return true;
+}
+
+bool attention_backward_mma(LaunchContext& context, const AttentionBackward& args, const float* delta) {
+  if (!fits(args) || args.dq_stride % 8 != 0 || args.dkv_stride % 8 != 0 || !all_aligned(args.dout, args.dq, args.dk, args.dv)) return false;
+  args.head_dim == 64 ? run_backward<64>(context, args, delta) : run_backward<128>(context, args, delta);
+  return true;
+}
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cross-entropy on CUDA: a block per row finds maximum and sum together, then writes the gradient over the logits.
+
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/entry_points.h"
+
+namespace slipstream::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr float kLowest = -__builtin_inff();
+
+/// sum of e^(x - largest) over some logits. Nothing seen: {-inf, 0}.
+struct Softmax {
+  float largest, sum;
+};
+
+/// e^(x - largest), 0 for a masked logit whatever `largest` is; NaN stays NaN.
+__device__ __forceinline__ float weight_of(float x, float largest) { return x == kLowest ? 0.0f : expf(x - largest); }
+
+__device__ __forceinline__ Softmax merged(const Softmax& a, const Softmax& b) {
+  const float largest = fmaxf(a.largest, b.largest);
+  const float left = a.largest == largest ? a.sum : a.sum * weight_of(a.largest, largest);
+  const float right = b.largest == largest ? b.sum : b.sum * weight_of(b.largest, largest);
+  return {largest, left + right};
+}
+
+__device__ __forceinline__ Softmax warp_merged(Softmax mine) {
+#pragma unroll
+  for (int bits = kWarp / 2; bits > 0; bits /= 2)
+    mine = merged(mine, {__shfl_xor_sync(kWholeWarp, mine.largest, bits), __shfl_xor_sync(kWholeWarp, mine.sum, bits)});
+  return mine;
+}
+
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
+  __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
+  const Shared<float> largests(largest_storage), sums(sum_storage);
+  const int64_t row = blockIdx.x;
+  T* logits = static_cast<T*>(args.logits) + row * args.stride;
+  const int32_t target = args.targets[row];
+  const bool known = target >= 0 && target < args.vocab;
+  const float target_logit = known ? to_float(logits[target]) : 0.0f;
+  Softmax mine = {kLowest, 0.0f};
+  for (int64_t column = threadIdx.x * kPack<T>; column < args.vocab; column += kThreads * kPack<T>) {
+    float x[kPack<T>];
+    load_floats<kAligned>(logits + column, args.vocab - column, x);
+    Softmax pack = {kLowest, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i)
+      if (column + i < args.vocab) pack.largest = fmaxf(pack.largest, x[i]);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i)
+      if (column + i < args.vocab) pack.sum += weight_of(x[i], pack.largest);
+    mine = merged(mine, pack);
+  }
+  mine = warp_merged(mine);
+  if (threadIdx.x % kWarp == 0) {
+    largests[threadIdx.x / kWarp] = mine.largest;
+    sums[threadIdx.x / kWarp] = mine.sum;
+  }
+  __syncthreads();
+  Softmax all = {largests[0], sums[0]};
+  for (int i = 1; i < kThreads / kWarp; ++i) all = merged(all, {largests[i], sums[i]});
+  if (threadIdx.x == 0)
+    args.row_losses[row] = known ? logf(all.sum) + (all.largest - target_logit) : __uint_as_float(0x7fffffffu);
+  if (!args.backward) return;
+  const float scale = args.gradient_scale / all.sum;
+  for (int64_t column = threadIdx.x * kPack<T>; column < args.stride; column += kThreads * kPack<T>) {
+    float x[kPack<T>];
+    load_floats<kAligned>(logits + column, args.stride - column, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      const float p = column + i < args.vocab ? weight_of(x[i], all.largest) * scale : 0.0f;
+      x[i] = known && column + i == target ? p - args.gradient_scale : p;
+    }
+    store_floats<kAligned>(logits + column, args.stride - column, x);
+  }
+}
+
+/// loss_sum = the losses of the rows, in row order.
+__global__ void __launch_bounds__(kThreads) sum_kernel(const float* row_losses, int64_t rows, double* loss_sum) {
+  __shared__ float storage[kThreads];
+  const Shared<float> tile(storage);
+  double sum = 0.0;
+  for (int64_t first = 0; first < rows; first += kThreads) {
+    if (first + threadIdx.x < rows) tile[threadIdx.x] = row_losses[first + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int i = 0; i < kThreads && first + i < rows; ++i) sum += static_cast<double>(tile[i]);
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *loss_sum = sum;
+}
+
+}  // namespace
+
+void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args) {
+  if (args.rows > 0)
+    for_dtype(args.dtype, [&](auto type) {
+      using T = decltype(type);
+      for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
+        launch(stream_of(context), row_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
+      });
+    });
+  launch(stream_of(context), sum_kernel, dim3(1), dim3(kThreads), 0, args.row_losses, args.rows, args.loss_sum);
+}
+
+}  // namespace slipstream::kernels

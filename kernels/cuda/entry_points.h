@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The CUDA side of every op; arguments are already checked and not empty, pointers are device memory.
+//
+// Each enqueues on the context's stream and returns. Throws: ResourceError if a launch is refused. Ids and targets live on
+// the device, so those outside the vocabulary cannot be refused: they turn the loss or the row into NaN, or are left out
+// of a gradient, and nothing is read or written out of bounds.
+
+#include "engine/device/work.h"
+#include "kernels/adamw/adamw.h"
+#include "kernels/attention/attention.h"
+#include "kernels/cast/cast.h"
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/gelu/gelu.h"
+#include "kernels/layer_norm/layer_norm.h"
+#include "kernels/matmul/matmul.h"
+#include "kernels/residual/residual.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/sum_squares/sum_squares.h"
+#include "kernels/swiglu/swiglu.h"
+
+namespace slipstream::kernels {
+
+void adamw_cuda(LaunchContext& context, const Adamw& args);
+void attention_forward_cuda(LaunchContext& context, const AttentionForward& args);
+void attention_backward_cuda(LaunchContext& context, const AttentionBackward& args);
+void cast_cuda(LaunchContext& context, const Cast& args);
+void add_cuda(LaunchContext& context, const Add& args);
+void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args);
+void embedding_forward_cuda(LaunchContext& context, const EmbeddingForward& args);
+void embedding_backward_cuda(LaunchContext& context, const EmbeddingBackward& args);
+void position_backward_cuda(LaunchContext& context, const PositionBackward& args);
+void embedding_rows_pack_cuda(LaunchContext& context, const EmbeddingRowsPack& args);
+void embedding_rows_add_cuda(LaunchContext& context, const EmbeddingRowsAdd& args);
+void gelu_forward_cuda(LaunchContext& context, const GeluForward& args);
+void gelu_backward_cuda(LaunchContext& context, const GeluBackward& args);
+void layer_norm_forward_cuda(LaunchContext& context, const LayerNormForward& args);
+void layer_norm_backward_cuda(LaunchContext& context, const LayerNormBackward& args);
+void matmul_forward_cuda(LaunchContext& context, const MatmulForward& args);
+void matmul_backward_input_cuda(LaunchContext& context, const MatmulBackwardInput& args);
+/// `dy_stride` is resolved (never 0).
+void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWeight& args);
+void residual_cuda(LaunchContext& context, const Residual& args);
+void rms_norm_forward_cuda(LaunchContext& context, const RmsNormForward& args);
+void rms_norm_backward_cuda(LaunchContext& context, const RmsNormBackward& args);
+void rope_cuda(LaunchContext& context, const Rope& args);
+void sum_squares_cuda(LaunchContext& context, const SumSquares& args);
+void swiglu_forward_cuda(LaunchContext& context, const SwigluForward& args);
+void swiglu_backward_cuda(LaunchContext& context, const SwigluBackward& args);
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// All inline PTX: what the tensor cores, asynchronous copies and conversions of sm_80 need beyond CUDA C++.
+//
+// tests/emulation/ptx.h is its twin on the host, with the fragment layouts of the PTX manual.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace slipstream::kernels::ptx {
+
+/// 16 bytes as four registers.
+struct alignas(16) Words {
+  uint32_t word[4];
+};
+
+/// One 16-byte load or store; `p` is aligned to 16.
+__device__ __forceinline__ Words load_16(const void* p) { return *static_cast<const Words*>(p); }
+__device__ __forceinline__ void store_16(void* p, const Words& value) { *static_cast<Words*>(p) = value; }
+
+/// `low` and `high` rounded to bfloat16, to nearest, ties to even, in the halves of a register.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+/// 2^x to about 2 ulp.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l
+/// holds row l / 4, columns 2 (l % 4) and one more, of matrix i.
+__device__ __forceinline__ void load_matrix_x4(uint32_t (&matrix)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+/// As above with every matrix transposed.
+__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&matrix)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+/// d[16x8] += a[16x16] b[16x8], bfloat16 operands, float sums. Of lane l, with g = l / 4 and c = l % 4:
+///   a: {row g, columns 2c, 2c+1}, {row g+8, same}, {row g, columns 2c+8, 2c+9}, {row g+8, same}
+///   b: {rows 2c, 2c+1 of column g}, {rows 2c+8, 2c+9};   d: row g columns 2c, 2c+1, then row g+8
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Starts copying 16 bytes to shared memory; zeros instead where `valid` is false (`from` must still be an address).
+__device__ __forceinline__ void copy_async_16(void* shared, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until at most `kPending` of the committed groups of this thread are still under way.
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace slipstream::kernels::ptx

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA side of every op in a build without CUDA: one sentence.
+
+#include "engine/base/check.h"
+#include "kernels/cuda/entry_points.h"
+
+namespace slipstream::kernels {
+namespace {
+
+[[noreturn]] void refuse(const char* op) {
+  throw ResourceError("[{}] this build has no CUDA kernels. Run it on device cpu, or configure with -Dcuda=enabled where a CUDA "
+                      "toolkit is installed.", op);
+}
+
+}  // namespace
+
+void adamw_cuda(LaunchContext&, const Adamw&) { refuse("adamw"); }
+void attention_forward_cuda(LaunchContext&, const AttentionForward&) { refuse("attention_forward"); }
+void attention_backward_cuda(LaunchContext&, const AttentionBackward&) { refuse("attention_backward"); }
+void cast_cuda(LaunchContext&, const Cast&) { refuse("cast"); }
+void add_cuda(LaunchContext&, const Add&) { refuse("add"); }
+void cross_entropy_cuda(LaunchContext&, const CrossEntropy&) { refuse("cross_entropy"); }
+void embedding_forward_cuda(LaunchContext&, const EmbeddingForward&) { refuse("embedding_forward"); }
+void embedding_backward_cuda(LaunchContext&, const EmbeddingBackward&) { refuse("embedding_backward"); }
+void position_backward_cuda(LaunchContext&, const PositionBackward&) { refuse("position_backward"); }
+void embedding_rows_pack_cuda(LaunchContext&, const EmbeddingRowsPack&) { refuse("embedding_rows_pack"); }
+void embedding_rows_add_cuda(LaunchContext&, const EmbeddingRowsAdd&) { refuse("embedding_rows_add"); }
+void gelu_forward_cuda(LaunchContext&, const GeluForward&) { refuse("gelu_forward"); }
+void gelu_backward_cuda(LaunchContext&, const GeluBackward&) { refuse("gelu_backward"); }
+void layer_norm_forward_cuda(LaunchContext&, const LayerNormForward&) { refuse("layer_norm_forward"); }
+void layer_norm_backward_cuda(LaunchContext&, const LayerNormBackward&) { refuse("layer_norm_backward"); }
+void matmul_forward_cuda(LaunchContext&, const MatmulForward&) { refuse("matmul_forward"); }
+void matmul_backward_input_cuda(LaunchContext&, const MatmulBackwardInput&) { refuse("matmul_backward_input"); }
+void matmul_backward_weight_cuda(LaunchContext&, const MatmulBackwardWeight&) { refuse("matmul_backward_weight"); }
+void residual_cuda(LaunchContext&, const Residual&) { refuse("residual"); }
+void rms_norm_forward_cuda(LaunchContext&, const RmsNormForward&) { refuse("rms_norm_forward"); }
+void rms_norm_backward_cuda(LaunchContext&, const RmsNormBackward&) { refuse("rms_norm_backward"); }
+void rope_cuda(LaunchContext&, const Rope&) { refuse("rope"); }
+void sum_squares_cuda(LaunchContext&, const SumSquares&) { refuse("sum_squares"); }
+void swiglu_forward_cuda(LaunchContext&, const SwigluForward&) { refuse("swiglu_forward"); }
+void swiglu_backward_cuda(LaunchContext&, const SwigluBackward&) { refuse("swiglu_backward"); }
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention on the emulated device against the whole matrix in double: the general path and the tensor cores.
+
+#include "kernels/attention/attention.h"
+
+#include "kernels/attention/attention_cuda.h"
+#include "tests/emulation/on_device.h"
+#include "tests/reference/attention.h"
+
+using namespace slipstream;
+using namespace slipstream::kernels;
+using namespace slipstream::test;
+using reference::Matrix;
+
+namespace {
+
+struct Shape {
+  int64_t batch, tokens, heads, kv_heads, head_dim;
+  int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
+};
+
+Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset, int64_t head_dim) {
+  Matrix m(tokens, head_dim);
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
+  return m;
+}
+void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
+  for (Eigen::Index t = 0; t < m.rows(); ++t)
+    for (Eigen::Index e = 0; e < m.cols(); ++e) rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
+}
+
+struct Expected {
+  Doubles out, lse, dqkv;
+};
+
+/// Inputs packed as [q heads | k heads | v heads] per token.
+Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double scale) {
+  const int64_t width = s.width(), out_width = s.heads * s.head_dim;
+  Expected e{Doubles(dout.size()), Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)), Doubles(qkv.size())};
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const int64_t row = b * s.tokens, at_q = h * s.head_dim;
+      const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
+      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim), k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
+      const Matrix v = head_of(qkv, width, row, s.tokens, at_v, s.head_dim);
+      const auto forward = reference::attention(q, k, v, scale);
+      add_head(e.out, forward.out, out_width, row, at_q);
+      for (int64_t t = 0; t < s.tokens; ++t) e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
+      const auto gradients = reference::attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
+      add_head(e.dqkv, gradients.dq, width, row, at_q);
+      add_head(e.dqkv, gradients.dk, width, row, at_k);
+      add_head(e.dqkv, gradients.dv, width, row, at_v);
+    }
+  return e;
+}
+
+/// Of each of q, k, v alone, so that a small one is not hidden by a large one.
+double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
+  Doubles g, e;
+  for (size_t i = 0; i < got.size(); ++i)
+    if (static_cast<int64_t>(i) % width >= begin && static_cast<int64_t>(i) % width < end) g.push_back(got[i]), e.push_back(expected[i]);
+  return error_of(g, e);
+}
+
+/// `shift` elements before q, k and v take the tensor cores away, which need whole 16 bytes.
+void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f, int64_t shift = 0) {
+  const int64_t width = s.width(), out_width = s.heads * s.head_dim, rows = s.batch * s.tokens;
+  const uint32_t seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim);
+  CAPTURE(seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, shift);
+  const Doubles qkv = random_doubles(rows * width, dtype, seed, spread), dout = random_doubles(rows * out_width, dtype, seed + 1);
+  if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  const Expected e = expect(s, qkv, dout, scale);
+  const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
+  std::vector<uint8_t> first;
+  for_orders([&](LaunchContext& context) {
+    OnDevice x(qkv, dtype, "qkv", shift), d(dout, dtype, "dout"), out(rows * out_width, dtype, "out"), dqkv(rows * width, dtype, "dqkv");
+    OnDevice lse(rows * s.heads, DType::f32, "lse");
+    attention_forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads, s.kv_heads,
+                                s.head_dim, width, width, out_width, scale, dtype});
+    CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens, 2));
+    CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
+    AttentionBackward args = {d.data(), x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), dqkv.data(), dqkv.data(at_k),
+                              dqkv.data(at_v), nullptr, s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, width, width, out_width, width,
+                              width, scale, dtype};
+    OnDevice workspace(attention_backward_workspace_elems(args), DType::f32, "workspace");
+    args.workspace = workspace.data<float>();
+    attention_backward(context, args);
+    // bf16: weights and slopes are rounded before they are multiplied, out before dout . out, and the result.
+    const double tolerance = gradient_tolerance(dtype, s.head_dim + s.tokens, 3);
+    const Doubles got = dqkv.doubles();
+    CHECK(part_error(got, e.dqkv, width, 0, at_k) < tolerance);
+    CHECK(part_error(got, e.dqkv, width, at_k, at_v) < tolerance);
+    CHECK(part_error(got, e.dqkv, width, at_v, width) < tolerance);
+    CHECK((out.intact() && lse.intact() && dqkv.intact() && workspace.intact() && x.intact()));
+    if (first.empty()) first = dqkv.bytes();
+    CHECK(dqkv.bytes() == first);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("attention, general path: every head size") {
+  for (int64_t head_dim : {1, 8, 20, 64, 80, 130}) check({1, 37, 2, 1, head_dim}, DType::f32);
+  for (int64_t head_dim : {7, 72}) check({1, 35, 2, 2, head_dim}, DType::bf16);
+  check({1, 3, 1, 1, 256}, DType::f32);
+  check({1, 33, 1, 1, 64}, DType::bf16, 1.0, 0.0f, 1);
+}
+
+TEST_CASE("attention, general path: lengths around a tile, batches, shared heads") {
+  for (int64_t tokens : {1, 31, 32, 33, 65}) check({2, tokens, 2, 2, 12}, DType::f32);
+  check({2, 34, 6, 2, 20}, DType::f32);
+  check({1, 40, 4, 1, 4}, DType::bf16);
+}
+
+TEST_CASE("attention: scores far apart neither overflow nor lose the largest") {
+  check({1, 70, 1, 1, 8}, DType::f32, 6.0, 1.0f);
+}
+
+TEST_CASE("attention: NaN reaches the rows that see it and no others") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const int64_t e = 64, tokens = 3;
+    Doubles qkv = random_doubles(tokens * 3 * e, dtype, 3);
+    qkv[static_cast<size_t>(3 * e + e)] = NAN;  // k of token 1
+    OnDevice x(qkv, dtype, "qkv"), out(tokens * e, dtype, "out"), lse(tokens, DType::f32, "lse");
+    LaunchContext context = cuda_context();
+    attention_forward(context, {x.data(), x.data(e), x.data(2 * e), out.data(), lse.data<float>(), 1, tokens, 1, 1, e, 3 * e, 3 * e, e, 0.125f, dtype});
+    CHECK(std::isnan(out.doubles()[static_cast<size_t>(e)]));
+    CHECK(std::isnan(lse.doubles()[2]));
+    CHECK_FALSE(std::isnan(lse.doubles()[0]));
+    CHECK_FALSE(std::isnan(out.doubles()[0]));
+  }
+}
+
+TEST_CASE("attention, tensor cores: lengths around a tile, batches, shared heads") {
+  for (int64_t tokens : {1, 15, 63, 64, 65, 130}) check({1, tokens, 1, 1, 64}, DType::bf16);
+  check({2, 66, 4, 2, 64}, DType::bf16);
+  check({1, 70, 2, 1, 128}, DType::bf16);
+}
+
+TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 16 bytes, and only then") {
+  LaunchContext context = cuda_context();
+  OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse");
+  const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift, int64_t stride) {
+    return attention_forward_mma(context, {x.data(shift), x.data(128), x.data(256), out.data(), lse.data<float>(), 1, 1, 1, 1, head_dim, stride,
+                                           stride, 128, 1.0f, dtype});
+  };
+  CHECK((taken(64, DType::bf16, 0, 384) && taken(128, DType::bf16, 0, 384)));
+  CHECK_FALSE((taken(96, DType::bf16, 0, 384) || taken(64, DType::f32, 0, 384)));
+  CHECK_FALSE((taken(64, DType::bf16, 1, 384) || taken(64, DType::bf16, 0, 385)));
+}

@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fibers, barriers, warps and the shadow of shared memory.
+
+#include "tests/emulation/emulator.h"
+
+#include <fmt/core.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "tests/emulation/cuda_runtime.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+#if defined(__x86_64__)
+// ucontext saves the signal mask with two system calls a switch; the callee-saved registers are all that a call needs.
+extern "C" void slip_fiber_switch(void** save, void* load);
+asm(R"(
+.text
+.globl slip_fiber_switch
+.type slip_fiber_switch,@function
+slip_fiber_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size slip_fiber_switch,.-slip_fiber_switch
+)");
+#endif
+
+namespace slipstream::emulation {
+namespace {
+
+constexpr size_t kStackBytes = 128 * 1024;
+constexpr size_t kThreadsMax = 1024;
+constexpr size_t kGranuleBytes = 2;  // of the shadow: our smallest element
+
+enum class State : uint8_t { ready, at_block_barrier, at_warp_operation, done };
+
+struct Fiber {
+#if defined(__x86_64__)
+  void* stack_pointer = nullptr;
+#else
+  ucontext_t context;
+#endif
+  State state = State::ready;
+  std::source_location at;
+  std::string_view operation;
+};
+
+struct Warp {
+  int lanes = 0, arrived = 0;
+  bool orders_memory = false;
+  uint32_t generation = 0, epoch = 0;
+  Lane slots[2][32];
+};
+
+/// Who touched a granule: thread + 1 (0 for no one), and when.
+struct Touch {
+  uint16_t thread = 0;
+  uint32_t block_epoch = 0, warp_epoch = 0;
+};
+struct Granule {
+  bool written = false;
+  Touch writer, last_reader, other_reader, other_warp_reader;
+};
+struct Region {
+  unsigned char* base;
+  size_t size_bytes;
+  std::vector<Granule> granules;
+};
+
+struct Machine {
+  std::vector<Fiber> fibers = std::vector<Fiber>(kThreadsMax);
+  unsigned char* stacks = nullptr;
+  std::vector<Warp> warps = std::vector<Warp>(kThreadsMax / 32);
+  std::vector<Region> regions;
+  std::vector<unsigned char> dynamic;
+  const std::function<void()>* body = nullptr;
+  std::source_location site;
+  size_t threads = 0, current = 0, at_barrier = 0, done = 0;
+  uint32_t block_epoch = 0;
+  bool running = false, descending = false;
+  std::exception_ptr error;
+  int64_t launches = 0;
+#if defined(__x86_64__)
+  void* scheduler = nullptr;
+#else
+  ucontext_t scheduler;
+#endif
+  sigjmp_buf fault;
+  void* fault_address = nullptr;
+  std::vector<const DeviceMemory*> memories;
+} m;
+
+Size3 index_of(size_t thread) {
+  const unsigned t = static_cast<unsigned>(thread);
+  return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+}
+std::string place_of(size_t thread) {
+  const Size3 i = index_of(thread);
+  return fmt::format("thread ({}, {}, {})", i.x, i.y, i.z);
+}
+std::string file_of(const std::source_location& at) {
+  const std::string path = at.file_name();
+  for (const char* root : {"kernels/", "tests/"})
+    if (const size_t found = path.rfind(root); found != std::string::npos) return fmt::format("{}:{}", path.substr(found), at.line());
+  return fmt::format("{}:{}", path, at.line());
+}
+std::string sentence(const std::string& what) {
+  return fmt::format("[emulation] kernel launched at {}, block ({}, {}, {}), {}: {}.", file_of(m.site), blockIdx.x, blockIdx.y,
+                     blockIdx.z, place_of(m.current), what);
+}
+
+void to_scheduler() {
+  Fiber& fiber = m.fibers[m.current];
+#if defined(__x86_64__)
+  slip_fiber_switch(&fiber.stack_pointer, m.scheduler);
+#else
+  swapcontext(&fiber.context, &m.scheduler);
+#endif
+}
+
+void entry() {
+  try {
+    (*m.body)();
+  } catch (...) {
+    m.error = std::current_exception();
+  }
+  m.fibers[m.current].state = State::done;
+  ++m.done;
+  to_scheduler();
+  std::abort();
+}
+
+void prepare(size_t thread) {
+  Fiber& fiber = m.fibers[thread];
+  fiber.state = State::ready;
+  unsigned char* top = m.stacks + (thread + 1) * kStackBytes;
+#if defined(__x86_64__)
+  void** stack = reinterpret_cast<void**>(top) - 1;  // the entry sees a stack 8 off 16, as after a call
+  *stack = nullptr;
+  *--stack = reinterpret_cast<void*>(&entry);
+  for (int i = 0; i < 6; ++i) *--stack = nullptr;
+  fiber.stack_pointer = stack;
+#else
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = top - kStackBytes;
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, entry, 0);
+#endif
+}
+
+void resume(size_t thread) {
+  m.current = thread;
+  const Size3 i = index_of(thread);
+  threadIdx = {i.x, i.y, i.z};
+#if defined(__x86_64__)
+  slip_fiber_switch(&m.scheduler, m.fibers[thread].stack_pointer);
+#else
+  swapcontext(&m.scheduler, &m.fibers[thread].context);
+#endif
+}
+
+[[noreturn]] void report_divergence() {
+  size_t waits = 0, other = 0;
+  while (m.fibers[waits].state == State::done) ++waits;
+  m.current = waits;
+  const Fiber& fiber = m.fibers[waits];
+  const auto differs = [&](const Fiber& f) {
+    return f.state == State::done || f.operation != fiber.operation || f.at.line() != fiber.at.line();
+  };
+  while (other < m.threads && !differs(m.fibers[other])) ++other;
+  std::string why = "a lane of its warp never arrives";
+  if (other < m.threads) {
+    const Fiber& f = m.fibers[other];
+    why = f.state == State::done ? place_of(other) + " has returned"
+                                 : fmt::format("{} waits at {} ({})", place_of(other), file_of(f.at), f.operation);
+  }
+  throw Error(sentence(fmt::format("divergent {}: it waits at {} and {}", fiber.operation, file_of(fiber.at), why)));
+}
+
+void run_block() {
+  m.done = m.at_barrier = 0;
+  m.regions.clear();
+  m.block_epoch = 1;
+  if (!m.dynamic.empty()) {
+    std::fill(m.dynamic.begin(), m.dynamic.end(), static_cast<unsigned char>(0xff));
+    declare_shared(m.dynamic.data(), m.dynamic.size());
+  }
+  for (size_t w = 0; w * 32 < m.threads; ++w) {
+    m.warps[w].lanes = static_cast<int>(std::min<size_t>(32, m.threads - w * 32));
+    m.warps[w].arrived = 0;
+    m.warps[w].generation = 0;
+    m.warps[w].epoch = 1;
+  }
+  for (size_t t = 0; t < m.threads; ++t) prepare(t);
+  while (m.done < m.threads) {
+    bool progress = false;
+    for (size_t i = 0; i < m.threads; ++i) {
+      const size_t t = m.descending ? m.threads - 1 - i : i;
+      if (m.fibers[t].state != State::ready) continue;
+      progress = true;
+      resume(t);
+      if (m.error) std::rethrow_exception(std::exchange(m.error, nullptr));
+    }
+    if (!progress) report_divergence();
+  }
+}
+
+void on_fault(int signal, siginfo_t* info, void*) {
+  if (!m.running) {
+    ::signal(signal, SIG_DFL);
+    return;
+  }
+  m.fault_address = info->si_addr;
+  siglongjmp(m.fault, 1);
+}
+
+std::string describe(const void* address) {
+  for (const DeviceMemory* memory : m.memories)
+    if (memory->protects(address))
+      return fmt::format("access out of bounds, at byte {} of '{}', which has {}",
+                         static_cast<const unsigned char*>(address) - memory->data(), memory->name(), memory->size_bytes());
+  return fmt::format("access to {}, which is no memory of the device", address);
+}
+
+/// Are the earlier touch and an access by the running thread now ordered by a barrier?
+bool ordered(const Touch& earlier) {
+  if (earlier.thread == 0 || earlier.thread == m.current + 1 || earlier.block_epoch < m.block_epoch) return true;
+  return (earlier.thread - 1u) / 32 == m.current / 32 && earlier.warp_epoch < m.warps[m.current / 32].epoch;
+}
+
+void require_ordered(const Touch& earlier, const char* before, const char* now, const Region& region, size_t offset,
+                     const std::source_location& at) {
+  if (!ordered(earlier))
+    fail(fmt::format("race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} with no barrier between", file_of(at),
+                     now, offset, region.size_bytes, place_of(earlier.thread - 1u), before));
+}
+
+template <typename Check>
+void visit(const void* p, size_t size_bytes, const std::source_location& at, const Check& check) {
+  const auto* address = static_cast<const unsigned char*>(p);
+  for (Region& region : m.regions) {
+    if (address < region.base || address >= region.base + region.size_bytes) continue;
+    const size_t offset = static_cast<size_t>(address - region.base);
+    if (offset + size_bytes > region.size_bytes) break;
+    for (size_t g = offset / kGranuleBytes; g * kGranuleBytes < offset + size_bytes; ++g) check(region, region.granules[g], g * kGranuleBytes);
+    return;
+  }
+  fail(fmt::format("access out of bounds of shared memory at {}", file_of(at)));
+}
+
+}  // namespace
+
+void fail(const std::string& what) { throw Error(sentence(what)); }
+void set_descending(bool descending) { m.descending = descending; }
+int64_t launches() { return m.launches; }
+int lane() { return static_cast<int>(m.current % 32); }
+int warp_lanes() { return m.warps[m.current / 32].lanes; }
+unsigned char* dynamic_shared() { return m.dynamic.data(); }
+
+void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body, const std::source_location& site) {
+  m.site = site;
+  m.threads = size_t{block.x} * block.y * block.z;
+  if (m.threads == 0 || m.threads > kThreadsMax || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 || grid.z > 65535)
+    throw Error(fmt::format("[emulation] launch at {}: a grid of {} x {} x {} blocks of {} threads cannot run.", file_of(site), grid.x,
+                            grid.y, grid.z, m.threads));
+  if (shared_bytes > 227 * 1024)
+    throw Error(fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most 232448.", file_of(site), shared_bytes));
+  if (!m.stacks) {
+    void* stacks = mmap(nullptr, kThreadsMax * kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED) throw Error("[emulation] no memory for the stacks of the threads.");
+    m.stacks = static_cast<unsigned char*>(stacks);
+  }
+  struct sigaction action = {}, old_segv, old_bus;
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, &old_segv);
+  sigaction(SIGBUS, &action, &old_bus);
+  m.body = &body;
+  m.dynamic.assign((shared_bytes + 15) / 16 * 16, 0xff);
+  blockDim = {block.x, block.y, block.z};
+  gridDim = {grid.x, grid.y, grid.z};
+  ++m.launches;
+  const auto finish = [&] {
+    m.running = false;
+    sigaction(SIGSEGV, &old_segv, nullptr);
+    sigaction(SIGBUS, &old_bus, nullptr);
+  };
+  if (sigsetjmp(m.fault, 1)) {
+    finish();
+    throw Error(sentence(describe(m.fault_address)));
+  }
+  m.running = true;
+  try {
+    for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
+      for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) run_block();
+  } catch (...) {
+    finish();
+    throw;
+  }
+  finish();
+}
+
+void block_barrier(const std::source_location& at) {
+  Fiber& fiber = m.fibers[m.current];
+  fiber.state = State::at_block_barrier;
+  fiber.at = at;
+  fiber.operation = "__syncthreads";
+  if (++m.at_barrier < m.threads) return to_scheduler();
+  for (size_t t = 0; t < m.threads; ++t)
+    if (m.fibers[t].at.line() != at.line())
+      fail(fmt::format("divergent __syncthreads: it waits at {} and {} at {}", file_of(at), place_of(t), file_of(m.fibers[t].at)));
+  for (size_t t = 0; t < m.threads; ++t) m.fibers[t].state = State::ready;
+  m.at_barrier = 0;
+  ++m.block_epoch;
+}
+
+const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes, bool orders_memory,
+                          const std::source_location& at) {
+  const size_t first = m.current / 32 * 32;
+  Warp& warp = m.warps[m.current / 32];
+  const unsigned present = warp.lanes == 32 ? 0xffffffffu : (1u << warp.lanes) - 1;
+  if ((mask & present) != present) fail(fmt::format("{} at {} with a mask of part of the warp: {:#x}", operation, file_of(at), mask));
+  Fiber& fiber = m.fibers[m.current];
+  fiber.state = State::at_warp_operation;
+  fiber.at = at;
+  fiber.operation = operation;
+  Lane* slots = warp.slots[warp.generation & 1];
+  if (size_bytes > 0) std::memcpy(slots[m.current - first].bytes, value, size_bytes);
+  if (++warp.arrived < warp.lanes) {
+    to_scheduler();
+    return slots;
+  }
+  for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t)
+    if (m.fibers[t].at.line() != at.line() || m.fibers[t].operation != operation)
+      fail(fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at), place_of(t), file_of(m.fibers[t].at),
+                       m.fibers[t].operation));
+  for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t) m.fibers[t].state = State::ready;
+  warp.arrived = 0;
+  ++warp.generation;
+  if (orders_memory) ++warp.epoch;
+  return slots;
+}
+
+void declare_shared(void* base, size_t size_bytes) {
+  for (const Region& region : m.regions)
+    if (region.base == base) return;
+  std::memset(base, 0xff, size_bytes);
+  m.regions.push_back({static_cast<unsigned char*>(base), size_bytes, std::vector<Granule>((size_bytes + kGranuleBytes - 1) / kGranuleBytes)});
+}
+
+bool is_shared(const void* p) {
+  const auto* address = static_cast<const unsigned char*>(p);
+  return std::any_of(m.regions.begin(), m.regions.end(),
+                     [&](const Region& r) { return address >= r.base && address < r.base + r.size_bytes; });
+}
+
+void shared_read(const void* p, size_t size_bytes, const std::source_location& at) {
+  const Touch now = {static_cast<uint16_t>(m.current + 1), m.block_epoch, m.warps[m.current / 32].epoch};
+  visit(p, size_bytes, at, [&](Region& region, Granule& g, size_t offset) {
+    if (!g.written) fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at), offset, region.size_bytes));
+    require_ordered(g.writer, "wrote", "reads", region, offset, at);
+    if (g.last_reader.thread != now.thread) {
+      g.other_reader = g.last_reader;
+      if ((g.last_reader.thread - 1u) / 32 != m.current / 32) g.other_warp_reader = g.last_reader;
+    }
+    g.last_reader = now;
+  });
+}
+
+void shared_write(const void* p, size_t size_bytes, const std::source_location& at) {
+  const Touch now = {static_cast<uint16_t>(m.current + 1), m.block_epoch, m.warps[m.current / 32].epoch};
+  visit(p, size_bytes, at, [&](Region& region, Granule& g, size_t offset) {
+    require_ordered(g.writer, "wrote", "writes", region, offset, at);
+    for (const Touch* reader : {&g.last_reader, &g.other_reader, &g.other_warp_reader})
+      require_ordered(*reader, "read", "writes", region, offset, at);
+    g.written = true;
+    g.writer = now;
+  });
+}
+
+void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at) {
+  if (reinterpret_cast<uintptr_t>(p) % size_bytes != 0)
+    fail(fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple", size_bytes, file_of(at),
+                     reinterpret_cast<uintptr_t>(p) % size_bytes));
+  if (!is_shared(p)) return;
+  write ? shared_write(p, size_bytes, at) : shared_read(p, size_bytes, at);
+}
+
+DeviceMemory::DeviceMemory(size_t size_bytes, std::string name) : name_(std::move(name)), size_bytes_(size_bytes) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t used = (size_bytes + 15) / 16 * 16;
+  pages_bytes_ = (used + page - 1) / page * page + 2 * page;
+  void* pages = mmap(nullptr, pages_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw Error("[emulation] no memory left for " + name_ + ".");
+  pages_ = static_cast<unsigned char*>(pages);
+  std::memset(pages_ + page, 0xff, pages_bytes_ - 2 * page);
+  mprotect(pages_, page, PROT_NONE);
+  mprotect(pages_ + pages_bytes_ - page, page, PROT_NONE);
+  data_ = pages_ + pages_bytes_ - page - used;
+  m.memories.push_back(this);
+}
+
+DeviceMemory::~DeviceMemory() {
+  std::erase(m.memories, this);
+  munmap(pages_, pages_bytes_);
+}
+
+bool DeviceMemory::intact() const {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const auto ones = [](unsigned char byte) { return byte == 0xff; };
+  return std::all_of(pages_ + page, data_, ones) && std::all_of(data_ + size_bytes_, pages_ + pages_bytes_ - page, ones);
+}
+
+bool DeviceMemory::protects(const void* address) const { return address >= pages_ && address < pages_ + pages_bytes_; }
+
+}  // namespace slipstream::emulation

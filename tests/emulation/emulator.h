@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A CUDA device on the host: grids of blocks of fibers, one after another in a fixed order, with the hardware's rules checked.
+//
+// One fiber per CUDA thread, the threads of a block in ascending (or descending) order between barriers, block after
+// block. What is an error, with launch site, block and thread:
+//   - a global access outside its DeviceMemory (both ends lie against protected pages; the at most 15 bytes that align the
+//     end to 16 are filled with ones and compared by DeviceMemory::intact);
+//   - a 16-byte access, an ldmatrix row or a cp.async that is not aligned to 16 bytes;
+//   - a barrier or warp operation that not all threads of the block or warp reach on the same line, or that one of them has
+//     left by returning;
+//   - through Shared<T>, load_16, store_16, ldmatrix and cp.async: a shared access outside its array, a read of bytes that no
+//     one wrote in this block, and two accesses of different threads, one of them a write, with no barrier between
+//     (__syncthreads for the block, __syncwarp for a warp).
+// Not seen: races on global memory, between blocks too; shared memory through a raw pointer; of more than three readers of
+// one location between two barriers only the last three kinds (last, last other thread, last other warp) are kept.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace slipstream::emulation {
+
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Size3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+/// Blocks. Runs `body` for every thread of the grid. Throws: Error.
+void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body, const std::source_location& site);
+
+/// Order of the threads between two barriers; results of a correct kernel do not change.
+void set_descending(bool descending);
+/// Kernels run so far.
+int64_t launches();
+
+// --- called by device code, from a fiber
+
+[[noreturn]] void fail(const std::string& what);
+void block_barrier(const std::source_location& at);
+
+constexpr size_t kSlotBytes = 64;
+struct Lane {
+  alignas(8) unsigned char bytes[kSlotBytes];
+};
+/// Waits until every lane of the warp has deposited `size_bytes` of `value` at the same place; then all of them, by lane.
+/// `orders_memory`: shared accesses before and after are ordered within the warp.
+const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes, bool orders_memory,
+                          const std::source_location& at);
+int lane();
+int warp_lanes();
+
+/// Dynamic shared memory of the running block.
+unsigned char* dynamic_shared();
+/// A static shared array of the running block: forgets its contents of the block before.
+void declare_shared(void* base, size_t size_bytes);
+/// True if `p` lies in shared memory of the running block.
+bool is_shared(const void* p);
+void shared_read(const void* p, size_t size_bytes, const std::source_location& at);
+void shared_write(const void* p, size_t size_bytes, const std::source_location& at);
+
+/// Checks an access of a vector: alignment, and the rules of shared memory where `p` is shared.
+void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at);
+
+// --- called by tests
+
+/// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(size_t size_bytes, std::string name = "memory");
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  unsigned char* data() const { return data_; }
+  size_t size_bytes() const { return size_bytes_; }
+  const std::string& name() const { return name_; }
+  /// Nothing was written between the end and the protected page, nor before the beginning.
+  bool intact() const;
+  bool protects(const void* address) const;
+
+ private:
+  std::string name_;
+  size_t size_bytes_;
+  unsigned char* pages_;
+  size_t pages_bytes_;
+  unsigned char* data_;
+};
+
+}  // namespace slipstream::emulation

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The emulated twin of kernels/cuda/launch.h: a launch runs the grid at once.
+
+#include <cuda_runtime.h>
+
+#include <source_location>
+#include <tuple>
+
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+/// A stream that remembers where it was named, for the sentences of the emulator.
+struct Site {
+  Site(cudaStream_t, const std::source_location& at_ = std::source_location::current()) : at(at_) {}  // NOLINT: implicit
+  std::source_location at;
+};
+
+inline cudaStream_t stream_of(const LaunchContext& context) { return context.native_stream; }
+inline void cuda_check(cudaError_t, const char*) {}
+
+template <typename... Parameters, typename... Args>
+void launch(Site site, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const Args&... args) {
+  const std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
+  emulation::run({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, [&] { std::apply(kernel, values); }, site.at);
+}
+
+}  // namespace slipstream::kernels

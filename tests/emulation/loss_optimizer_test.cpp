@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cross-entropy, AdamW and the sum of squares on the emulated device against double and the CPU's bits.
+
+#include "kernels/adamw/adamw.h"
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/sum_squares/sum_squares.h"
+#include "tests/emulation/on_device.h"
+#include "tests/reference/loss.h"
+#include "tests/reference/optimizer.h"
+
+using namespace slipstream;
+using namespace slipstream::kernels;
+using namespace slipstream::test;
+
+namespace {
+
+constexpr float kScale = 0.25f;
+
+struct Losses {
+  double sum = 0.0;
+  Doubles rows, gradient;
+};
+
+Losses expected(const Doubles& logits, const std::vector<int32_t>& targets, int64_t vocab, int64_t stride) {
+  Losses result;
+  for (size_t r = 0; r < targets.size(); ++r) {
+    const auto begin = logits.begin() + static_cast<int64_t>(r) * stride;
+    const Doubles row(begin, begin + vocab);
+    result.rows.push_back(reference::row_loss(row, targets[r]));
+    result.sum += result.rows.back();
+    double largest = *std::max_element(row.begin(), row.end()), sum = 0.0;
+    for (double x : row) sum += std::exp(x - largest);
+    for (int64_t j = 0; j < stride; ++j)
+      result.gradient.push_back(j >= vocab ? 0.0 : kScale * (std::exp(row[static_cast<size_t>(j)] - largest) / sum - (j == targets[r] ? 1.0 : 0.0)));
+  }
+  return result;
+}
+
+struct Sum {
+  emulation::DeviceMemory memory{8, "sum"};
+  double* data() { return reinterpret_cast<double*>(memory.data()); }
+};
+
+ThreadPool& one_thread() {
+  static ThreadPool pool(1);
+  return pool;
+}
+
+}  // namespace
+
+TEST_CASE("cross-entropy: loss and gradient equal double, padding columns become zero") {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {3, 2, 4}, {5, 65, 65}, {3, 1023, 1024}, {3, 1025, 1100}, {257, 9, 16}, {2, 2049, 2056}}) {
+      CAPTURE(rows, vocab, stride, name_of(dtype));
+      Doubles logits = Tensor(random_doubles(rows * stride, dtype, 1, 5.0), dtype).doubles();
+      std::vector<int32_t> targets;
+      for (int64_t r = 0; r < rows; ++r) targets.push_back(static_cast<int32_t>(r * 7919 % vocab));
+      const Losses want = expected(logits, targets, vocab, stride);
+      OnDevice ids(targets, "targets");
+      for_orders([&](LaunchContext& context) {
+        OnDevice x(logits, dtype, "logits"), losses(rows, DType::f32, "row_losses");
+        Sum sum;
+        CrossEntropy args = {x.data(), ids.data<int32_t>(), sum.data(), losses.data<float>(), rows, vocab, stride, kScale, dtype, false};
+        cross_entropy(context, args);
+        CHECK(x.doubles() == logits);
+        const auto forward_losses = losses.bytes();
+        args.backward = true;
+        cross_entropy(context, args);
+        CHECK(losses.bytes() == forward_losses);
+        CHECK(error_of(x.doubles(), want.gradient) < (dtype == DType::f32 ? 1e-5 : 0x1p-7));
+        CHECK(*sum.data() == Approx(want.sum).epsilon(1e-6).margin(1e-6));
+        double in_order = 0.0;
+        for (double loss : losses.doubles()) in_order += loss;
+        CHECK(*sum.data() == in_order);
+        CHECK((x.intact() && losses.intact() && sum.memory.intact()));
+      });
+    }
+}
+
+TEST_CASE("cross-entropy: huge, masked and NaN logits, no rows, targets outside the vocabulary") {
+  LaunchContext context = cuda_context();
+  Doubles logits(2100, -INFINITY);
+  logits[5] = -1e4, logits[2000] = 1e4;
+  OnDevice x(logits, DType::f32, "logits"), losses(1, DType::f32, "row_losses"), target(std::vector<int32_t>{2000}, "targets");
+  Sum sum;
+  CrossEntropy args = {x.data(), target.data<int32_t>(), sum.data(), losses.data<float>(), 1, 2100, 2100, kScale, DType::f32, true};
+  cross_entropy(context, args);
+  CHECK(*sum.data() == 0.0);
+  CHECK(x.doubles() == Doubles(2100, 0.0));
+  logits[1500] = NAN;
+  x.set(logits);
+  cross_entropy(context, args);
+  CHECK(std::isnan(*sum.data()));
+  for (int32_t bad : {-1, 2100, 2000000000}) {
+    x.set(Doubles(2100, 1.0));
+    *target.data<int32_t>() = bad;
+    cross_entropy(context, args);
+    CHECK(std::isnan(*sum.data()));
+    CHECK(x.intact());
+  }
+  args.rows = 0;
+  cross_entropy(context, args);
+  CHECK(*sum.data() == 0.0);
+}
+
+TEST_CASE("adamw: three steps equal the double optimizer, aligned or not") {
+  const reference::AdamwRule rule = {1e-2, 0.9, 0.95, 1e-8, 0.1};
+  for (int64_t elems : {1, 7, 8, 9, 2047, 2048, 2051})
+    for (int64_t shift : {0, 1}) {
+      CAPTURE(elems, shift);
+      const Doubles start = random_doubles(elems, DType::f32, 1);
+      std::vector<reference::AdamwState> states;
+      for (double p : start) states.push_back({p, 0.0, 0.0});
+      OnDevice p(start, DType::f32, "parameters", shift), m(Doubles(start.size()), DType::f32, "m"), v(Doubles(start.size()), DType::f32, "v");
+      OnDevice working(elems, DType::bf16, "working");
+      for (int t = 1; t <= 3; ++t) {
+        const Doubles g = random_doubles(elems, DType::f32, static_cast<uint32_t>(10 + t));
+        OnDevice gradient(g, DType::f32, "gradient");
+        OnDevice scalars(Doubles{1e-2, 1.0 / (1.0 - std::pow(double{0.9f}, t)), 1.0 / (1.0 - std::pow(double{0.95f}, t)), 0.5}, DType::f32, "scalars");
+        for (size_t i = 0; i < states.size(); ++i) states[i] = adamw_step(states[i], 0.5 * g[i], rule, t);
+        LaunchContext context = cuda_context();
+        adamw(context, {p.data<float>(), m.data<float>(), v.data<float>(), gradient.data<float>(), t == 2 ? nullptr : working.data<bfloat16>(),
+                        elems, scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f, 0.1f});
+      }
+      Doubles want;
+      for (const auto& state : states) want.push_back(state.p);
+      CHECK(error_of(p.doubles(), want) <= 1e-6);
+      CHECK(working.doubles() == Tensor(p.doubles(), DType::bf16).doubles());
+      CHECK((p.intact() && m.intact() && v.intact() && working.intact()));
+    }
+}
+
+TEST_CASE("sum of squares: the CPU's bits") {
+  for (int64_t elems : {0, 1, 15, 17, 4095, 4096, 4097, 65537, 4096 * 300 + 3}) {
+    CAPTURE(elems);
+    const Doubles x = random_doubles(elems, DType::f32, 3);
+    Tensor host(x, DType::f32);
+    LaunchContext cpu;
+    cpu.pool = &one_thread();
+    double want = 0.0;
+    sum_squares(cpu, {host.data<float>(), elems, &want});
+    for_orders([&](LaunchContext& context) {
+      OnDevice on(x, DType::f32, "x");
+      Sum sum;
+      sum_squares(context, {on.data<float>(), elems, sum.data()});
+      CHECK(*sum.data() == want);
+      *sum.data() = 3.0;
+      sum_squares(context, {on.data<float>(), elems, sum.data(), true});
+      CHECK(*sum.data() == 3.0 + want);
+    });
+  }
+}

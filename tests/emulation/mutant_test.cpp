@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs an op whose kernel source was mutated by the build, and is content only if the mistake is seen.
+
+#include SLIP_MUTANT
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/cuda/entry_points.h"
+#include "tests/emulation/emulator.h"
+
+using namespace slipstream;
+using namespace slipstream::kernels;
+using emulation::DeviceMemory;
+
+namespace {
+
+LaunchContext context_of_cuda() {
+  LaunchContext context;
+  context.kind = DeviceKind::cuda;
+  return context;
+}
+
+void fill(const DeviceMemory& memory) {
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal;
+  for (size_t i = 0; i < memory.size_bytes() / 2; ++i) reinterpret_cast<bfloat16*>(memory.data())[i] = bfloat16(normal(generator));
+}
+
+/// What was seen; empty if nothing.
+std::string run(const std::string& op) {
+  LaunchContext context = context_of_cuda();
+  if (op == "swiglu") {
+    DeviceMemory gate_up(3 * 2 * 16 * 2, "gate_up"), y(3 * 16 * 2, "y");
+    fill(gate_up);
+    swiglu_forward_cuda(context, {gate_up.data(), y.data(), 3, 16, DType::bf16});
+  } else if (op == "cross_entropy") {
+    DeviceMemory logits(300 * 2, "logits"), target(4, "targets"), losses(4, "row_losses"), sum(8, "sum");
+    fill(logits);
+    std::memset(target.data(), 0, 4);
+    cross_entropy_cuda(context, {logits.data(), reinterpret_cast<int32_t*>(target.data()), reinterpret_cast<double*>(sum.data()),
+                                 reinterpret_cast<float*>(losses.data()), 1, 300, 300, 1.0f, DType::bf16, true});
+  } else {
+    // One query: its output is the only value, whatever the score; lse is the score.
+    DeviceMemory qkv(3 * 64 * 2, "qkv"), out(64 * 2, "out"), lse(4, "lse");
+    fill(qkv);
+    const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
+    double score = 0.0;
+    for (int e = 0; e < 64; ++e) score += static_cast<double>(static_cast<float>(x[e])) * static_cast<double>(static_cast<float>(x[64 + e]));
+    AttentionForward args;
+    args.q = x, args.k = x + 64, args.v = x + 128, args.out = out.data(), args.lse = reinterpret_cast<float*>(lse.data());
+    args.batch = args.tokens = args.heads = args.kv_heads = 1, args.head_dim = 64, args.dtype = DType::bf16;
+    args.q_stride = args.kv_stride = 192, args.out_stride = 64;
+    if (!attention_forward_mma(context, args)) return {};
+    const double got = static_cast<double>(*args.lse);
+    if (std::isfinite(got) && std::abs(got - score) > 1e-3) return fmt::format("a score of {} for {}", got, score);
+  }
+  return {};
+}
+
+}  // namespace
+
+/// Usage: OP WORDS... : one of WORDS must be in the error that is seen.
+int main(int count, char** words) {
+  std::string seen;
+  try {
+    seen = run(words[1]);
+  } catch (const emulation::Error& error) {
+    seen = error.what();
+  }
+  fmt::print("{}\n", seen.empty() ? "nothing was seen" : seen);
+  for (int i = 2; i < count; ++i)
+    if (seen.find(words[i]) != std::string::npos) return 0;
+  return 1;
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layer norm and RMS norm on the emulated device against double.
+
+#include "kernels/layer_norm/layer_norm.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "tests/emulation/on_device.h"
+#include "tests/reference/norms.h"
+
+using namespace slipstream;
+using namespace slipstream::kernels;
+using namespace slipstream::test;
+
+namespace {
+
+constexpr float kEps = 1e-5f;
+
+void check_forward(int64_t rows, int64_t width, DType dtype, bool with_delta, bool centre) {
+  CAPTURE(rows, width, name_of(dtype), with_delta, centre);
+  const uint32_t seed = static_cast<uint32_t>(rows * 1000 + width);
+  const Doubles x = random_doubles(rows * width, dtype, seed), delta = random_doubles(rows * width, dtype, seed + 1);
+  const Doubles weight = random_doubles(width, dtype, seed + 2), bias = random_doubles(width, dtype, seed + 3);
+  Doubles total = x;
+  for (size_t i = 0; i < x.size() && with_delta; ++i) total[i] += delta[i];
+  total = Tensor(total, dtype).doubles();
+  const auto expected = reference::norm(total, weight, bias, kEps, centre);
+  for_orders([&](LaunchContext& context) {
+    OnDevice from(x, dtype, "x"), d(delta, dtype, "delta"), w(weight, dtype, "weight"), b(bias, dtype, "bias"), y(rows * width, dtype, "y");
+    OnDevice mean(rows, DType::f32, "mean"), inv(rows, DType::f32, "inv");
+    const void* added = with_delta ? d.data() : nullptr;
+    void* sum = with_delta ? from.data() : nullptr;  // in place
+    if (centre)
+      layer_norm_forward(context, {from.data(), added, sum, w.data(), b.data(), y.data(), mean.data<float>(), inv.data<float>(), rows, width, kEps, dtype});
+    else
+      rms_norm_forward(context, {from.data(), added, sum, w.data(), y.data(), inv.data<float>(), rows, width, kEps, dtype});
+    if (with_delta) CHECK(from.doubles() == total);
+    CHECK(error_of(y.doubles(), expected.y) < forward_tolerance(dtype, width, centre ? 1 : 2));
+    if (centre) CHECK(error_of(mean.doubles(), expected.mean) < forward_tolerance(DType::f32, width));
+    CHECK(error_of(inv.doubles(), expected.inv) < forward_tolerance(DType::f32, width));
+    CHECK((y.intact() && from.intact() && mean.intact() && inv.intact()));
+  });
+}
+
+void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual, bool accumulate, bool centre) {
+  CAPTURE(rows, width, name_of(dtype), with_residual, accumulate, centre);
+  const uint32_t seed = static_cast<uint32_t>(rows * 1000 + width);
+  const Doubles x = random_doubles(rows * width, dtype, seed), dy = random_doubles(rows * width, dtype, seed + 1);
+  const Doubles weight = random_doubles(width, dtype, seed + 2), more = random_doubles(rows * width, dtype, seed + 3);
+  const auto forward = reference::norm(x, weight, Doubles(weight.size()), kEps, centre);
+  auto expected = reference::norm_gradients(dy, x, weight, kEps, centre);
+  const Doubles before = random_doubles(width, DType::f32, seed + 4);
+  for (size_t i = 0; i < x.size() && with_residual; ++i) expected.dx[i] += more[i];
+  for (size_t i = 0; i < before.size() && accumulate; ++i) expected.dweight[i] += before[i], expected.dbias[i] += before[i];
+  std::vector<uint8_t> first;
+  for_orders([&](LaunchContext& context) {
+    OnDevice d(dy, dtype, "dy"), from(x, dtype, "x"), w(weight, dtype, "weight"), mean(forward.mean, DType::f32, "mean");
+    OnDevice inv(forward.inv, DType::f32, "inv"), r(more, dtype, "residual"), dw(before, DType::f32, "dweight"), db(before, DType::f32, "dbias");
+    const int64_t floats = centre ? layer_norm_backward_workspace_elems(rows, width) : rms_norm_backward_workspace_elems(rows, width);
+    OnDevice workspace(floats, DType::f32, "workspace");
+    const void* residual = with_residual ? r.data() : nullptr;
+    // In place over dy: the sums over rows must not see it changed.
+    if (centre)
+      layer_norm_backward(context, {d.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), residual, d.data(),
+                                    dw.data<float>(), db.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
+    else
+      rms_norm_backward(context, {d.data(), from.data(), w.data(), inv.data<float>(), residual, d.data(), dw.data<float>(),
+                                  workspace.data<float>(), rows, width, dtype, accumulate});
+    // Below width 3 the terms of dx nearly cancel, so the error is taken against inv * dy * weight as well.
+    Doubles got = d.doubles(), wanted = expected.dx;
+    for (size_t i = 0; i < dy.size(); ++i) {
+      const double term = forward.inv[i / weight.size()] * dy[i] * weight[i % weight.size()];
+      got.push_back(term), wanted.push_back(term);
+    }
+    CHECK(error_of(got, wanted) < gradient_tolerance(dtype, width));
+    CHECK(error_of(dw.doubles(), expected.dweight) < gradient_tolerance(DType::f32, rows));
+    if (centre) CHECK(error_of(db.doubles(), expected.dbias) < gradient_tolerance(DType::f32, rows));
+    CHECK((d.intact() && dw.intact() && db.intact() && workspace.intact()));
+    if (first.empty()) first = dw.bytes();
+    CHECK(dw.bytes() == first);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("norms: forward equals double, with and without delta") {
+  for (bool centre : {true, false})
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (int64_t width : {1, 2, 7, 8, 9, 32, 255, 256, 257, 520})
+        for (bool with_delta : {false, true}) check_forward(5, width, dtype, with_delta, centre);
+      check_forward(1, 24, dtype, true, centre);
+    }
+}
+
+TEST_CASE("norms: backward equals double, bits the same in any order") {
+  for (bool centre : {true, false})
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (int64_t width : {1, 7, 8, 31, 33, 264})
+        for (bool residual : {false, true}) check_backward(3, width, dtype, residual, residual, centre);
+      for (int64_t rows : {1, 15, 16, 17, 33, 1025}) check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0, centre);
+    }
+}
+
+TEST_CASE("norms: no rows give no gradient") {
+  LaunchContext context = cuda_context();
+  OnDevice weight(Doubles{1, 1, 1}, DType::f32, "weight"), dweight(Doubles{5, 5, 5}, DType::f32, "dweight"), dbias(Doubles{5, 5, 5}, DType::f32, "dbias");
+  LayerNormBackward args;
+  args.weight = weight.data(), args.dweight = dweight.data<float>(), args.dbias = dbias.data<float>(), args.width = 3;
+  layer_norm_backward(context, args);
+  CHECK((dweight.doubles() == Doubles(3) && dbias.doubles() == Doubles(3)));
+}

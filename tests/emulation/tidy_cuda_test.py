@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA sources launch through launch() and keep inline PTX in one header, whose twin has the same functions."""
+
+import pathlib
+import re
+import sys
+
+root = pathlib.Path(sys.argv[1])
+problems = []
+sources = [p for folder in ("engine", "kernels", "comm", "models", "cli") for p in (root / folder).rglob("*") if p.suffix in (".cu", ".cuh", ".h", ".cpp")]
+for path in sources:
+    name = path.relative_to(root).as_posix()
+    text = path.read_text()
+    if "<<<" in text:
+        problems.append(f"{name} launches with <<<>>>: use launch() of kernels/cuda/launch.h.")
+    if re.search(r"\basm\b\s*(volatile)?\s*\(", text) and name != "kernels/cuda/ptx.h" and not name.startswith("engine/base/"):
+        if path.suffix in (".cu", ".cuh") or name.startswith("kernels/cuda/"):
+            problems.append(f"{name} has inline PTX: move it to kernels/cuda/ptx.h.")
+    if path.suffix == ".cu" and re.search(r"^\s*(extern\s+)?__shared__", text, re.M):
+        for array in re.findall(r"__shared__\s+\w+\s+([^;]+);", text):
+            for one in re.findall(r"(\w+)\[", array):
+                if not re.search(rf"\w+\({one}\)", text):
+                    problems.append(f"{name}: shared array {one} is not viewed through Shared<T>, so the emulator cannot check it.")
+
+
+def functions(path):
+    return set(re.findall(r"^(?:template[^\n]*\n)?(?:__device__ __forceinline__|inline|)\s*(?:void|float|uint32_t|Words)\s+(\w+)\(", path.read_text(), re.M))
+
+
+real, twin = functions(root / "kernels/cuda/ptx.h"), functions(root / "tests/emulation/ptx.h")
+missing = real - twin - {"shared_address"}
+if missing:
+    problems.append(f"tests/emulation/ptx.h lacks the twins of {', '.join(sorted(missing))}.")
+print("\n".join(problems) or f"{len(sources)} sources, {len(real)} functions of ptx.h: in order")
+sys.exit(bool(problems))
