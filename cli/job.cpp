@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
@@ -33,7 +35,9 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.grad_dtype,
           .clip = config.optimizer.grad_clip > 0,
-          .optimizer_per_bucket = config.overlap.optimizer_per_bucket};
+          .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
+          .zero_stage = static_cast<int>(config.zero.stage),
+          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth)};
 }
 
 }  // namespace
@@ -71,7 +75,8 @@ models::ModelOptions model_options(const JobRequest& request) {
           .global_tokens = batch.global_batch_size * config.train.sequence_length,
           .micro_batches = static_cast<int>(batch.micro_batches),
           .ranks = layout.data,
-          .split_tied_embedding = config.overlap.split_tied_embedding,
+          // With sharded updates both shares of a tied table travel together.
+          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data == 1),
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
 }
 
@@ -110,6 +115,18 @@ FinishedJob build_finished_job(const JobRequest& request) {
   finish(job.evaluate);
   finished.proof = finish(job.train);
   return finished;
+}
+
+double rehearsed_step_ms(const Job& job, const std::vector<int64_t>& item_ns, const comm::Price& otherwise) {
+  comm::MeasuredPrice price(otherwise);
+  std::vector<int64_t> local = item_ns;
+  for (ItemId i = 0; i < job.train.size(); ++i)
+    if (is_communication(job.train[i].op)) local[i] = -1;
+  price.set(job.train, std::move(local));
+  const std::vector<const Plan*> runs(3, &job.train);
+  const comm::RankRuns rank{.rank = job.options.rank, .runs = runs, .seams = comm::link_all(runs, job.channels)};
+  const comm::Rehearsal rehearsal = comm::rehearse(job.mesh, job.channels, {&rank, 1}, price);
+  return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
 }
 
 Machine machine_of(const RunConfig& config, const std::string& path, int threads) {

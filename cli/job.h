@@ -42,6 +42,10 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 /// Throws: ConfigError (sizes, layout, batch), PlanError.
 FinishedJob build_finished_job(const JobRequest& request);
 
+/// Step period of the training plan in virtual time when every local item takes item_ns[i] (negative: as `otherwise`
+/// says) and communication takes what `otherwise` says. Pure. Negative if the rehearsal deadlocks.
+double rehearsed_step_ms(const Job& job, const std::vector<int64_t>& item_ns, const comm::Price& otherwise);
+
 /// device.machine of the run file or `path`, else this host; `threads` of the compute stream.
 Machine machine_of(const RunConfig& config, const std::string& path, int threads);
 

@@ -50,7 +50,17 @@ int run(int argc, char** argv) {
   plan_flags(check_command, check_options);
   check_command->callback([&] { chosen = [&] { return check(check_options); }; });
 
-  // BENCH
+  BenchCommand bench_options;
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap");
+  bench_command->require_subcommand(1);
+  CLI::App* overlap = bench_command->add_subcommand("overlap", "the four ways of reducing gradients beside their bounds");
+  run_file(overlap, bench_options);
+  overlap->add_option("--steps", bench_options.steps, "interleaved steps that are counted");
+  overlap->add_option("--csv", bench_options.csv, "write the table to this file");
+  overlap->add_option("--compute", bench_options.compute, "real: run the kernels; paced: sleep for their measured time")
+      ->check(CLI::IsMember({"real", "paced"}));
+  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',');
+  overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
   GenerateCommand generate_options;
   CLI::App* generate_command = app.add_subcommand("generate", "continue a prompt with trained weights");
   generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")->required();

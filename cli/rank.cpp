@@ -4,7 +4,9 @@
 #include "cli/rank.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
@@ -48,6 +50,9 @@ Rank::Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
   train_works_ = bind_works(*job_, job_->train, options.update, verbs, load);
   evaluate_works_ = bind_works(*job_, job_->evaluate, options.update, verbs, load);
   prime_works_ = bind_works(*job_, job_->prime, options.update, verbs, load);
+  for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
+    train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads, job_->train.spine[i].writes,
+                       [ns = options.paced_item_ns[i]](LaunchContext&) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }};
   if (options.delay_max_ns > 0) device_->inject_delays(options.delay_seed, options.delay_max_ns);
   std::vector<Stream*> streams;
   for (ChannelId c = 0; c < job_->channels.size(); ++c) {
@@ -95,27 +100,67 @@ void Rank::set_tensor(size_t parameter, size_t tensor, std::span<const float> va
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
   SLIP_ASSERT(static_cast<int64_t>(values.size()) == named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems;
-  device_->copy_from_host(address(job_->ids.master) + 4 * offset, values.data(), 4 * named.elems());
-  if (job_->ids.parameters == job_->ids.master) return;
   std::vector<bfloat16> rounded(values.size());
   std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
-  device_->copy_from_host(address(job_->ids.parameters) + 2 * offset, rounded.data(), 2 * named.elems());
+  const bool separate = job_->model.dtype != DType::f32;
+  const void* working = separate ? static_cast<const void*>(rounded.data()) : values.data();
+  const int64_t working_bytes = size_of(job_->model.dtype);
+  // The part of the tensor inside [begin, begin + elems) of the flat order goes to `where`.
+  const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
+    const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + named.elems());
+    if (where.size_bytes == 0 || first >= last) return;
+    device_->copy_from_host(address(where.buffer) + where.begin_bytes + (first - begin) * elem_bytes,
+                            static_cast<const std::byte*>(from) + (first - offset) * elem_bytes, (last - first) * elem_bytes);
+  };
+  for (size_t b = 0; b < job_->homes.size(); ++b) {
+    const BucketHome& home = job_->homes[b];
+    const Bucket& bucket = job_->layout.buckets[b];
+    put(home.values, bucket.offset_elems, bucket.elems, working, working_bytes);
+    put(home.working, home.shard_offset_elems, home.shard_elems, working, working_bytes);
+    if (separate) put(home.master, home.shard_offset_elems, home.shard_elems, values.data(), 4);
+  }
+}
+
+std::vector<float> Rank::shards(Slice BucketHome::*what) {
+  std::vector<float> values;
+  for (const BucketHome& home : job_->homes) {
+    const Slice& slice = home.*what;
+    const size_t at = values.size();
+    values.resize(at + static_cast<size_t>(home.shard_elems));
+    device_->copy_to_host(values.data() + at, address(slice.buffer) + slice.begin_bytes, slice.size_bytes);
+  }
+  return values;
+}
+
+std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards) {
+  std::vector<float> flat(static_cast<size_t>(job.layout.flat_elems));
+  size_t at = 0;
+  for (const BucketHome& home : job.homes) {
+    const int64_t begin = job.layout.buckets[static_cast<size_t>(&home - job.homes.data())].offset_elems;
+    for (size_t r = 0; r < shards.size(); ++r)
+      std::copy_n(shards[r].data() + at, home.shard_elems, flat.data() + begin + static_cast<int64_t>(r) * home.shard_elems);
+    at += static_cast<size_t>(home.shard_elems);
+  }
+  return flat;
+}
+
+std::span<const float> tensor_of(const Job& job, std::span<const float> flat, size_t parameter, size_t tensor) {
+  const NamedTensor& named = job.model.parameters[parameter].tensors[tensor];
+  return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems), static_cast<size_t>(named.elems()));
 }
 
 std::vector<float> Rank::tensor(size_t parameter, size_t tensor) {
-  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
-  std::vector<float> values(static_cast<size_t>(named.elems()));
-  device_->copy_to_host(values.data(), address(job_->ids.master) + 4 * (job_->layout.parameter_offsets[parameter] + named.begin_elems),
-                        4 * named.elems());
-  return values;
+  SLIP_ASSERT(job_->options.zero_stage == 0);
+  const std::vector<float> flat = flat_from_shards(*job_, {shards(&BucketHome::master)});
+  const std::span<const float> values = tensor_of(*job_, flat, parameter, tensor);
+  return {values.begin(), values.end()};
 }
 
 std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
-  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
-  std::vector<float> values(static_cast<size_t>(named.elems()));
-  device_->copy_to_host(values.data(), address(job_->ids.gradients) + 4 * (job_->layout.parameter_offsets[parameter] + named.begin_elems),
-                        4 * named.elems());
-  return values;
+  SLIP_ASSERT(job_->options.zero_stage == 0);
+  const std::vector<float> flat = flat_from_shards(*job_, {shards(&BucketHome::gradient)});
+  const std::span<const float> values = tensor_of(*job_, flat, parameter, tensor);
+  return {values.begin(), values.end()};
 }
 
 void Rank::prime() { step_->run(job_->prime, 0); }

@@ -22,6 +22,7 @@ struct RankOptions {
   UpdateOptions update;
   uint64_t delay_seed = 0;       // 0: none; else random pauses before works, at most delay_max_ns
   int64_t delay_max_ns = 0;
+  std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
 class Rank {
@@ -39,7 +40,9 @@ class Rank {
   void initialise(uint64_t seed);
   /// Blocks. One value per element of a named tensor of parameter p: `fill(tensor, out)`. Also used to load weights.
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
-  /// Blocks. The weights as trained (float masters).
+  /// Blocks. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
+  std::vector<float> shards(Slice BucketHome::*what);
+  /// Blocks. The weights as trained (float masters); without ZeRO, where a rank has them all.
   std::vector<float> tensor(size_t parameter, size_t tensor);
   std::vector<float> gradient(size_t parameter, size_t tensor);
 
@@ -86,5 +89,10 @@ class Rank {
   std::unique_ptr<Step> step_;
   std::vector<Event*> ends_;  // of the last two steps
 };
+
+/// The flat order from the shards of all data ranks, by rank (one entry without ZeRO). Pure.
+std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards);
+/// A named tensor in the flat order. Pure.
+std::span<const float> tensor_of(const Job& job, std::span<const float> flat, size_t parameter, size_t tensor);
 
 }  // namespace slipstream::cli

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <numeric>
 
-#include "comm/rehearse/rehearse.h"
-#include "comm/rehearse/seams.h"
+#include "cli/exchange.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/validate.h"
@@ -20,22 +20,9 @@ namespace slipstream::cli {
 namespace {
 
 // Steps whose op times are not counted: first touches of memory and caches.
-constexpr uint32_t kWarmSteps = 2;
+constexpr int64_t kWarmSteps = 2;
 // After this many steps the run's own op times give the bound that the step line is compared with.
-constexpr uint32_t kBoundStep = 8;
-
-template <typename T>
-void put(std::string& bytes, const T& value) {
-  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-template <typename T>
-T take(const std::string& bytes, size_t& at) {
-  T value;
-  std::memcpy(&value, bytes.data() + at, sizeof value);
-  at += sizeof value;
-  return value;
-}
+constexpr int64_t kBoundStep = 8;
 
 }  // namespace
 
@@ -161,91 +148,39 @@ void Trainer::rehearse_bound() {
   // Without an emulated link nothing says what the wire can do; then there is no bound to compare with.
   if (job.mesh.world() > 1 && config_.comm.emulate.bandwidth_bytes_per_second == 0) return;
   // The same on all ranks: the slowest rank's fastest time of every item.
-  std::string mine(reinterpret_cast<const char*>(item_ns_.data()), item_ns_.size() * sizeof(int64_t));
-  for (const std::string& theirs : world_.all_gather(mine)) {
-    size_t at = 0;
-    for (int64_t& ns : item_ns_) ns = std::max(ns, take<int64_t>(theirs, at));
-  }
-  comm::MeasuredPrice price(machine);
-  std::vector<int64_t> local = item_ns_;
-  for (ItemId i = 0; i < job.train.size(); ++i)
-    if (is_communication(job.train[i].op)) local[i] = -1;
-  price.set(job.train, local);
-  const std::vector<const Plan*> runs(3, &job.train);
-  const comm::RankRuns rank{.rank = world_.rank(), .runs = runs, .seams = comm::link_all(runs, job.channels)};
-  const comm::Rehearsal rehearsal = comm::rehearse(job.mesh, job.channels, {&rank, 1}, price);
-  if (rehearsal.finished) bound_ms_ = static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6;
+  item_ns_ = largest_over_ranks(world_, item_ns_);
+  bound_ms_ = rehearsed_step_ms(job, item_ns_, machine);
 }
 
 void Trainer::flush(bool print) {
-  std::string bytes;
-  put(bytes, pending_.size());
-  for (const Pending& p : pending_) {
-    for (int64_t ns : {p.times.step_ns, p.times.compute_ns, p.times.exposed_ns, p.times.input_ns, p.times.other_ns}) put(bytes, ns);
-    put(bytes, p.times.tasks.size());
-    for (const TaskTime& task : p.times.tasks) {
-      put(bytes, task.begin_ns);
-      put(bytes, task.end_ns);
-    }
-  }
-  const std::vector<std::string> gathered = world_.all_gather(bytes);
-  if (world_.rank() == 0) write_lines(gathered, print);
+  std::vector<StepTimes> times;
+  for (Pending& p : pending_) times.push_back(std::move(p.times));
+  const std::vector<StepMeans> means = mean_over_ranks(world_, times);
+  for (size_t i = 0; i < pending_.size() && world_.rank() == 0; ++i)
+    write_line(times[i].step, pending_[i], means[i], print && i + 1 == pending_.size());
   pending_.clear();
 }
 
-void Trainer::write_lines(const std::vector<std::string>& gathered, bool print) {
-  const auto ranks = static_cast<double>(gathered.size());
-  std::vector<size_t> at(gathered.size(), 0);
-  for (size_t r = 0; r < gathered.size(); ++r) SLIP_ASSERT(take<size_t>(gathered[r], at[r]) == pending_.size());
-  for (size_t i = 0; i < pending_.size(); ++i) {
-    const Pending& p = pending_[i];
-    std::vector<StepTimes> times(gathered.size());
-    std::vector<int64_t> last_entries;
-    for (size_t r = 0; r < gathered.size(); ++r) {
-      StepTimes& t = times[r];
-      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns}) *ns = take<int64_t>(gathered[r], at[r]);
-      t.tasks.resize(take<size_t>(gathered[r], at[r]));
-      last_entries.resize(t.tasks.size(), 0);
-      for (size_t k = 0; k < t.tasks.size(); ++k) {
-        t.tasks[k].begin_ns = take<int64_t>(gathered[r], at[r]);
-        t.tasks[k].end_ns = take<int64_t>(gathered[r], at[r]);
-        last_entries[k] = std::max(last_entries[k], t.tasks[k].begin_ns);
-      }
-    }
-    StepMetrics m;
-    for (StepTimes& t : times) {
-      apply_last_entries(t, last_entries);
-      const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
-      mean(m.step_ms, t.step_ns);
-      mean(m.compute_ms, t.compute_ns);
-      mean(m.comm_ms, t.comm_ns);
-      mean(m.exposed_ms, t.exposed_ns);
-      mean(m.input_ms, t.input_ns);
-      mean(m.other_ms, t.other_ns);
-      mean(m.skew_ms, t.skew_ns);
-      m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
-    }
-    m.step = p.times.step;
-    m.tokens = global_batch_ * config_.train.sequence_length;
-    m.loss = p.report.loss_sum / static_cast<double>(m.tokens);
-    m.val_loss = p.val_loss;
-    m.learning_rate = learning_rate(config_.optimizer, m.step);
-    if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
-    m.bound_ms = bound_ms_;
-    m.params_hash = p.params_hash;
-    run_dir_->append_metrics(metrics_json(m));
-    if (m.step > kWarmSteps) {
-      totals_.step_ms += m.step_ms;
-      totals_.compute_ms += m.compute_ms;
-      totals_.comm_ms += m.comm_ms;
-      totals_.exposed_ms += m.exposed_ms;
-      ++totals_.steps;
-    }
-    if (!print || i + 1 != pending_.size()) continue;
-    const double elapsed_s = static_cast<double>(rank_->device().now_ns() - started_ns_) / 1e9;
-    const double eta_s = elapsed_s / static_cast<double>(m.step) * static_cast<double>(config_.train.steps - m.step);
-    log_info("{}", metrics_line(m, config_.train.steps, eta_s));
+void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, bool print) {
+  const int64_t tokens = global_batch_ * config_.train.sequence_length;
+  StepMetrics m{.step = step, .loss = p.report.loss_sum / static_cast<double>(tokens), .val_loss = p.val_loss,
+                .learning_rate = learning_rate(config_.optimizer, step), .grad_norm = {}, .tokens = tokens,
+                .step_ms = t.step_ms, .compute_ms = t.compute_ms, .comm_ms = t.comm_ms, .exposed_ms = t.exposed_ms,
+                .exposed_ms_max = t.exposed_ms_max, .input_ms = t.input_ms, .other_ms = t.other_ms, .skew_ms = t.skew_ms,
+                .bound_ms = bound_ms_, .mfu = {}, .params_hash = p.params_hash};
+  if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
+  run_dir_->append_metrics(metrics_json(m));
+  if (step > kWarmSteps) {
+    totals_.step_ms += m.step_ms;
+    totals_.compute_ms += m.compute_ms;
+    totals_.comm_ms += m.comm_ms;
+    totals_.exposed_ms += m.exposed_ms;
+    ++totals_.steps;
   }
+  if (!print) return;
+  const double elapsed_s = static_cast<double>(rank_->device().now_ns() - started_ns_) / 1e9;
+  const double eta_s = elapsed_s / static_cast<double>(step) * static_cast<double>(config_.train.steps - step);
+  log_info("{}", metrics_line(m, config_.train.steps, eta_s));
 }
 
 double Trainer::evaluate() {
@@ -260,22 +195,37 @@ double Trainer::evaluate() {
                                   config_.train.eval_batches);
   const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks);
   data::Batch batch = data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
-  std::string bytes;
+  std::vector<double> sums;
   for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
     fill(round, batch);
     const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
     double sum = 0;
     for (int64_t i = 0; i < batch.valid_rows[0] * tokens; ++i) sum += losses[static_cast<size_t>(i)];
-    put(bytes, sum);
+    sums.push_back(sum);
   }
+  const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
   double total = 0;
-  for (const std::string& sums : world_.all_gather(bytes))
-    for (size_t at = 0; at < sums.size();) total += take<double>(sums, at);
+  for (const std::string& theirs : world_.all_gather(bytes)) {
+    std::memcpy(sums.data(), theirs.data(), theirs.size());
+    total = std::accumulate(sums.begin(), sums.end(), total);
+  }
   rank_->drain();
   return total / static_cast<double>(sampler.target_count());
 }
 
+std::vector<float> Trainer::weights() {
+  const std::vector<float> mine = rank_->shards(&BucketHome::master);
+  if (rank_->job().options.zero_stage == 0) return flat_from_shards(rank_->job(), {mine});
+  std::vector<std::vector<float>> shards;
+  for (const std::string& bytes : world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)})) {
+    shards.emplace_back(bytes.size() / sizeof(float));
+    std::memcpy(shards.back().data(), bytes.data(), bytes.size());
+  }
+  return flat_from_shards(rank_->job(), shards);
+}
+
 std::string Trainer::params_hash() {
+  const std::vector<float> flat = weights();
   std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
   const auto& parameters = rank_->job().model.parameters;
   for (size_t p = 0; p < parameters.size(); ++p)
@@ -283,13 +233,14 @@ std::string Trainer::params_hash() {
   std::sort(names.begin(), names.end());
   data::Xxh3 hash;
   for (const auto& [name, at] : names) {
-    const std::vector<float> values = rank_->tensor(at.first, at.second);
+    const std::span<const float> values = tensor_of(rank_->job(), flat, at.first, at.second);
     hash.update(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
   }
   return hash.hex();
 }
 
 void Trainer::save_final() {
+  const std::vector<float> flat = weights();
   world_.together([&] {
     if (world_.rank() != 0) return;
     std::vector<checkpoint::TensorToSave> tensors;
@@ -300,8 +251,9 @@ void Trainer::save_final() {
         std::vector<int64_t> shape = named.shape;
         if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
         tensors.push_back({.name = named.name, .dtype = DType::f32, .shape = shape,
-                           .write = [this, p, t, &named](const checkpoint::TensorSink& sink) {
-                             std::vector<float> values = rank_->tensor(p, t);
+                           .write = [this, &flat, p, t, &named](const checkpoint::TensorSink& sink) {
+                             const std::span<const float> held = tensor_of(rank_->job(), flat, p, t);
+                             std::vector<float> values(held.begin(), held.end());
                              if (named.transposed_on_disk) {
                                const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
                                std::vector<float> turned(values.size());

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/exchange.h"
 #include "cli/job.h"
 #include "cli/rank.h"
 #include "cli/run_dir.h"
@@ -47,8 +48,9 @@ class Trainer {
 
   void look_back(uint32_t step, bool next_begins);
   void flush(bool print);
-  void write_lines(const std::vector<std::string>& gathered, bool print);
+  void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
+  std::vector<float> weights();  // in the flat order; collective with ZeRO
   std::string params_hash();
   void save_final();
   void rehearse_bound();
@@ -67,7 +69,6 @@ class Trainer {
   std::optional<double> bound_ms_;
   int64_t global_batch_ = 0;
   int64_t started_ns_ = 0;
-  int64_t printed_step_ = 0;
   RunDir* run_dir_ = nullptr;
   struct Totals {
     double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0;

@@ -4,13 +4,12 @@
 #include "cli/works.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "engine/base/check.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/step_scalars/step_scalars.h"
 #include "kernels/sum_squares/sum_squares.h"
 
 namespace slipstream::cli {
@@ -18,28 +17,35 @@ namespace {
 
 using Fn = std::function<void(LaunchContext&)>;
 
-/// A run of parameters of one bucket that share weight decay.
-struct DecayRange {
-  int64_t begin_elems = 0;
+/// Consecutive elements of a bucket's shard that share weight decay.
+struct UpdateRange {
+  Slice master, working, gradient, momentum, variance;
   int64_t elems = 0;
   bool decay = false;
 };
 
-std::vector<DecayRange> decay_ranges(const Job& job, int64_t begin_elems, int64_t elems) {
-  std::vector<DecayRange> ranges;
-  int64_t at = begin_elems;
-  const int64_t end = begin_elems + elems;
-  for (size_t p = 0; p < job.layout.parts.size(); ++p) {
-    const PlacedPart& placed = job.layout.parts[p];
-    if (placed.offset_elems < begin_elems || placed.offset_elems >= end) continue;
+Slice elements(const Slice& shard, int64_t begin, int64_t count, DType dtype) {
+  return {shard.buffer, shard.begin_bytes + bytes_of(begin, dtype), bytes_of(count, dtype)};
+}
+
+std::vector<UpdateRange> update_ranges(const Job& job, size_t bucket) {
+  std::vector<UpdateRange> ranges;
+  const BucketHome& home = job.homes[bucket];
+  const int64_t begin = home.shard_offset_elems, end = begin + home.shard_elems;
+  int64_t at = begin;
+  const Bucket& b = job.layout.buckets[bucket];
+  for (uint32_t p = b.first_part; p < b.first_part + b.part_count && at < end; ++p) {
     // Padding behind a part goes with it: its gradient is zero, so it stays zero.
-    const int64_t next = p + 1 < job.layout.parts.size() ? job.layout.parts[p + 1].offset_elems : job.layout.flat_elems;
-    const bool decay = job.model.parameters[placed.part.parameter].decay;
+    const int64_t next = p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
     const int64_t count = std::min(next, end) - at;
-    if (!ranges.empty() && ranges.back().decay == decay)
-      ranges.back().elems += count;
-    else
-      ranges.push_back({at, count, decay});
+    if (count <= 0) continue;
+    const bool decay = job.model.parameters[job.layout.parts[p].part.parameter].decay;
+    const int64_t from = ranges.empty() || ranges.back().decay != decay ? at - begin : at - begin - ranges.back().elems;
+    const int64_t elems = at - begin + count - from;
+    if (from < at - begin) ranges.pop_back();
+    ranges.push_back({elements(home.master, from, elems, DType::f32), elements(home.working, from, elems, job.model.dtype),
+                      elements(home.gradient, from, elems, DType::f32), elements(home.momentum, from, elems, DType::f32),
+                      elements(home.variance, from, elems, DType::f32), elems, decay});
     at += count;
   }
   SLIP_ASSERT(at == end);
@@ -47,50 +53,55 @@ std::vector<DecayRange> decay_ranges(const Job& job, int64_t begin_elems, int64_
 }
 
 Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
-  const int64_t elems = item.writes[0].size_bytes / 4;
-  const int64_t begin = item.writes[0].begin_bytes / 4;
-  const bool separate = job.ids.parameters != job.ids.master;
-  return [=, ids = job.ids, ranges = decay_ranges(job, begin, elems)](LaunchContext& c) {
-    for (const DecayRange& range : ranges) {
-      const auto at = [&](BufferId buffer) { return c.as<float>(flat_slice(buffer, range.begin_elems, range.elems, DType::f32)); };
-      kernels::Adamw args{.parameters = at(ids.master), .m = at(ids.momentum), .v = at(ids.variance),
-                          .gradient = at(ids.gradients), .elems = range.elems,
-                          .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16}),
+  std::vector<UpdateRange> ranges;
+  for (size_t b = 0; b < job.homes.size(); ++b)
+    if (item.bucket < 0 || item.bucket == static_cast<int32_t>(b))
+      for (const UpdateRange& range : update_ranges(job, b)) ranges.push_back(range);
+  return [ranges, update, scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
+    for (const UpdateRange& range : ranges) {
+      kernels::Adamw args{.parameters = c.as<float>(range.master), .m = c.as<float>(range.momentum), .v = c.as<float>(range.variance),
+                          .gradient = c.as<float>(range.gradient), .elems = range.elems,
+                          .scalars = c.as<kernels::AdamwScalars>(scalars),
                           .beta1 = update.beta1, .beta2 = update.beta2, .eps = update.eps,
                           .weight_decay = range.decay ? update.weight_decay : 0.0f};
-      if (separate)
-        args.working = c.as<bfloat16>(flat_slice(ids.parameters, range.begin_elems, range.elems, DType::bf16));
+      if (!(range.working == range.master)) args.working = c.as<bfloat16>(range.working);
       kernels::adamw(c, args);
     }
   };
 }
 
+/// One sum per gradient part, of what this rank has of it.
 Fn sum_squares_work(const Job& job, const Item& item) {
-  const int64_t begin = item.reads[0].begin_bytes / 4, end = item.reads[0].end_bytes() / 4;
-  std::vector<std::pair<size_t, PlacedPart>> parts;
-  for (size_t p = 0; p < job.layout.parts.size(); ++p)
-    if (job.layout.parts[p].offset_elems >= begin && job.layout.parts[p].offset_elems < end)
-      parts.push_back({p, job.layout.parts[p]});
-  return [ids = job.ids, parts](LaunchContext& c) {
-    for (const auto& [index, placed] : parts) {
-      const kernels::SumSquares args{
-          .x = c.as<float>(flat_slice(ids.gradients, placed.offset_elems, placed.part.elems, DType::f32)),
-          .elems = placed.part.elems,
-          .result = c.as<double>({ids.norm_parts, static_cast<int64_t>(index) * 8, 8})};
-      kernels::sum_squares(c, args);
+  const auto bucket = static_cast<size_t>(item.bucket);
+  const Bucket& b = job.layout.buckets[bucket];
+  const BucketHome& home = job.homes[bucket];
+  struct Part {
+    Slice gradient, sum;
+    int64_t elems;
+  };
+  std::vector<Part> parts;
+  for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
+    const PlacedPart& placed = job.layout.parts[p];
+    const int64_t begin = std::max(placed.offset_elems, home.shard_offset_elems);
+    const int64_t end = std::min(placed.offset_elems + placed.part.elems, home.shard_offset_elems + home.shard_elems);
+    const int64_t elems = std::max<int64_t>(0, end - begin);
+    parts.push_back({elements(home.gradient, elems > 0 ? begin - home.shard_offset_elems : 0, elems, DType::f32),
+                     {job.ids.norm_parts, int64_t{p} * 8, 8}, elems});
+  }
+  return [parts](LaunchContext& c) {
+    for (const Part& part : parts) {
+      if (part.elems == 0)
+        kernels::zero(c, {.to = c.at(part.sum), .size_bytes = part.sum.size_bytes});
+      else
+        kernels::sum_squares(c, {.x = c.as<float>(part.gradient), .elems = part.elems, .result = c.as<double>(part.sum)});
     }
   };
 }
 
 Fn clip_work(const Job& job, const UpdateOptions& update) {
   return [ids = job.ids, parts = job.layout.parts.size(), max_norm = update.max_norm](LaunchContext& c) {
-    const double* sums = c.as<double>({ids.norm_parts, 0, 8});
-    double total = 0;
-    for (size_t p = 0; p < parts; ++p) total += sums[p];
-    const double norm = std::sqrt(total);
-    *c.as<double>({ids.norm, 0, 8}) = norm;
-    // As torch.nn.utils.clip_grad_norm_: the small number keeps a zero gradient finite.
-    c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})->clip = static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6)));
+    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}), .count = static_cast<int64_t>(parts), .max_norm = max_norm,
+                      .norm = c.as<double>({ids.norm, 0, 8}), .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})});
   };
 }
 
@@ -109,8 +120,11 @@ Fn add_rows_work(const Job& job, const Item& item) {
 
 Fn load_work(const Job& job, const LoadBatch& load) {
   const int64_t stride = job.buffers.stride_bytes(job.ids.batch_next);
-  return [ids = job.ids, stride, load](LaunchContext& c) {
-    load({.batch = c.at({ids.batch_next, 0, 1}), .stride_bytes = stride, .scalars = c.at({ids.scalars_next, 0, 16})});
+  return [ids = job.ids, stride, load, staging = kernels::make_upload_staging(),
+          batch_bytes = stride * job.buffers.instances(job.ids.batch_next)](LaunchContext& c) {
+    kernels::upload(c, {.parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at({ids.scalars_next, 0, 16}), 16}}},
+                        .fill = [&](const auto& to) { load({.batch = to[0], .stride_bytes = stride, .scalars = to[1]}); },
+                        .staging = staging});
   };
 }
 
@@ -135,13 +149,12 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, con
     }
     case Op::copy:
       return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
-        std::memcpy(c.at(to), c.at(from), static_cast<size_t>(to.size_bytes));
+        kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
       };
     case Op::report:
       return [loss = item.reads[0], norm = item.reads[1], report = item.writes[0]](LaunchContext& c) {
-        double* slot = c.as<double>(report) + 2 * (c.frame->step % kReportSlots);
-        slot[0] = *c.as<double>(loss);
-        slot[1] = *c.as<double>(norm);
+        kernels::report(c, {.loss = c.as<double>(loss), .norm = c.as<double>(norm),
+                            .slot = c.as<double>(report) + 2 * (c.frame->step % kReportSlots)});
       };
     default: break;
   }

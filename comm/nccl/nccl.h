@@ -1,18 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Communicators between GPUs.
+// Communicators between GPUs, one NCCL communicator each, on the stream that the work is launched on.
+//
+// Sums are NCCL's: the order of additions is fixed by algorithm, protocol and topology, not by rank. With the same of
+// these a run repeats its bits. `Transfer::algorithm` does not choose NCCL's; NCCL_ALGO and NCCL_PROTO do.
 
+#include <functional>
 #include <memory>
-#include <vector>
+#include <string>
 
 #include "comm/communicator.h"
-#include "comm/mpi/mpi_world.h"
 
 namespace slipstream::comm {
 
-/// Blocks. Collective among `ranks`, as make_mpi_communicator; MPI only carries the identifiers.
-/// Throws: CommError with a sentence when this build has no NCCL.
-std::unique_ptr<Communicator> make_nccl_communicator(MpiWorld& world, const std::vector<int>& ranks, int channel,
-                                                     const CommOptions& options = {});
+/// Blocks. Collective among one group: every rank gets the bytes of the group's rank 0.
+using ShareBytes = std::function<std::string(const std::string& bytes)>;
+
+/// What NCCL may use; what is not set is NCCL's own choice. Variables NCCL_* of the user come before all of them.
+struct NcclOptions {
+  std::string name = "channel";  // reaches NCCL's log and every error text
+  int min_ctas = 0;              // blocks that a collective takes from the compute kernels; 0: not set
+  int max_ctas = 0;
+  int cluster_size = -1;         // blocks of a cluster; -1: not set, 0: no clusters
+  int traffic_class = -1;        // of the network; -1: not set
+  double timeout_seconds = 600;  // of setting up, splitting and ending
+};
+
+/// NCCL's version as it numbers it (22809 is 2.28.9), 0 when this build has none. Ranks compare it before they connect.
+int nccl_version();
+
+/// Sets what NCCL reads when its first communicator is made, where the user has not set it: launches of different
+/// communicators keep the host's order on every rank; with `shares_gpu` (a test mode) also what several ranks on one GPU
+/// need: a host name per rank, sockets on the loopback interface, few blocks.
+void prepare_nccl_environment(int world_rank, bool shares_gpu);
+
+/// Blocks. Collective among `size` ranks, whose current CUDA device is the one they will use. `share` carries NCCL's
+/// identifier, and nothing else, from rank 0 to the others.
+///
+/// A work enqueues and returns; it throws CommError when NCCL refuses it or has failed before. abort() ends what is in
+/// flight: its streams go on, with undefined data, and every later work throws.
+/// Throws: CommError with a sentence when this build has no NCCL, versions differ or the group cannot connect.
+std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share,
+                                                     const NcclOptions& options = {});
+
+/// Has NCCL seen an error of `communicator` since it was made (a peer gone, a link down)? Never blocks; for a watchdog,
+/// and before a wait. `communicator` may be of any kind. Throws: CommError with NCCL's words.
+void check_for_errors(Communicator& communicator);
 
 }  // namespace slipstream::comm

@@ -6,10 +6,15 @@
 
 namespace slipstream::comm {
 
-std::unique_ptr<Communicator> make_nccl_communicator(MpiWorld&, const std::vector<int>& ranks, int channel,
-                                                     const CommOptions&) {
-  throw CommError("[nccl] channel {} of {} ranks was asked for, but this build has no NCCL. Use the cpu device with MPI, or "
-                  "configure with -Dnccl=enabled where NCCL is installed.", channel, ranks.size());
+int nccl_version() { return 0; }
+
+void prepare_nccl_environment(int, bool) {}
+
+std::unique_ptr<Communicator> make_nccl_communicator(int, int size, const ShareBytes&, const NcclOptions& options) {
+  throw CommError("[nccl] {} of {} ranks was asked for, but this build has no NCCL. Use the cpu device with MPI, or "
+                  "configure with -Dnccl=enabled where NCCL is installed.", options.name, size);
 }
+
+void check_for_errors(Communicator&) {}
 
 }  // namespace slipstream::comm

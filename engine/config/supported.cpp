@@ -23,8 +23,11 @@ const std::vector<SupportedRow>& supported_rows() {
       {"parallel.sequence_parallel", [](R c) { return !c.parallel.sequence_parallel; }, "use false"},
       {"parallel.pipeline", [](R c) { return c.parallel.pipeline == 1; }, "use 1"},
       {"parallel.context", [](R c) { return c.parallel.context == 1; }, "use 1"},
-      {"zero.stage", [](R c) { return c.zero.stage == 0; }, "use 0"},
-      {"zero.prefetch_depth", [](R c) { return c.zero.prefetch_depth == Zero{}.prefetch_depth; }, "leave it out"},
+      {"zero.stage",
+       [](R c) {
+         return c.zero.stage == 0 || (c.overlap.grad_reduce == GradReduce::bucketed && c.comm.grad_dtype == DType::f32);
+       },
+       "use 0, or overlap.grad_reduce = \"bucketed\" with comm.grad_dtype = \"float32\""},
       {"zero.reshard_after_forward", [](R c) { return c.zero.reshard_after_forward; }, "leave it out"},
       {"zero.persistence_threshold", [](R c) { return c.zero.persistence_threshold_bytes == 0; }, "leave it out"},
       {"zero.shard_size", [](R c) { return c.zero.shard_size == 0; }, "use 0"},

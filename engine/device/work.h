@@ -81,6 +81,7 @@ struct Frame {
   uint32_t step = 0;        // tags the timeline
   int32_t micro_batch = 0;
   int32_t slot = 0;
+  bool accumulate = false;  // gradients are added to what is there instead of replacing it
 };
 
 /// What a work sees while it runs. On cpu the function runs on the stream's thread; on cuda it runs on the host at

@@ -69,6 +69,7 @@ Slice Buffers::resolve(const Slice& slice, const std::vector<Rebind>& rebinds, i
       break;
     }
   if (const BufferSpec& spec = specs_[result.buffer]; spec.is_view) {
+    if (spec.view.size_bytes == 0) throw PlanError("[plan] an item uses {}, which is in no slot then.", spec.name);
     result.buffer = spec.view.buffer;
     result.begin_bytes += spec.view.begin_bytes;
   }

@@ -24,17 +24,32 @@ struct PlanOptions {
   Algorithm algorithm = Algorithm::direct;
   bool clip = true;                     // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
+  int zero_stage = 0;                   // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
+  int prefetch_depth = 1;               // stage 3: layers gathered ahead of the one in use
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
 };
 
-/// Buffers that every plan of the job shares. `flat` ones have the offsets of ParameterLayout.
+/// Where a bucket lives on this rank. The shard is what this rank updates: all of the bucket without ZeRO, else its
+/// part number (index among data ranks). Absent slices are empty.
+struct BucketHome {
+  Slice values;         // whole bucket, training dtype; empty when only the shard is resident (stage 3)
+  Slice gradients;      // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
+  Slice master;         // shard, float: what AdamW moves
+  Slice working;        // shard, training dtype: the rounded master; == master when training in float
+  Slice gradient;       // shard, float: the sum over ranks
+  Slice momentum;       // shard, float: first moment
+  Slice variance;       // shard, float: second moment
+  int64_t shard_offset_elems = 0;  // of the shard in the flat order
+  int64_t shard_elems = 0;
+};
+
+/// Buffers that every plan of the job shares.
 struct JobBuffers {
-  BufferId parameters = 0;    // flat, training dtype
-  BufferId master = 0;        // flat float; == parameters when training in float
-  BufferId gradients = 0;     // flat float
-  BufferId momentum = 0;      // flat float: first moment
-  BufferId variance = 0;      // flat float: second moment
-  BufferId wire = 0;          // flat wire dtype; only when wire_dtype is not float
+  BufferId wire = 0;          // in flat order, wire dtype; only when wire_dtype is not float
+  BufferId norm_sums = 0;     // norm_parts summed over ranks; == norm_parts without ZeRO
+  BufferId value_slots = 0;   // stage 3: prefetch_depth + 1 layers
+  BufferId gradient_slots = 0;  // stages 2 and 3: two layers
+  BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard on its way to being added
   BufferId scalars_next = 0;  // AdamwScalars of the next step, staged with its batch
   BufferId scalars = 0;       // AdamwScalars of this step
   BufferId norm_parts = 0;    // double per PlacedPart: sum of squares
@@ -50,6 +65,7 @@ struct Job {
   ModelSpec model;
   Buffers buffers;
   ParameterLayout layout;
+  std::vector<BucketHome> homes;  // by bucket
   std::vector<Channel> channels;  // 0 is compute
   JobBuffers ids;
   Plan train;

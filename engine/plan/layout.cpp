@@ -64,6 +64,13 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
   ParameterLayout layout;
   layout.parts = parts_in_completion_order(model);
   layout.parameter_offsets.assign(model.parameters.size(), 0);
+  // Layers are numbered from 0; what lies before the first and after the last has no layer of its own.
+  int layers = 0;
+  for (const ParameterSpec& parameter : model.parameters) layers = std::max(layers, parameter.layer);
+  const auto layer_of = [&](const PlacedPart& placed) {
+    const int layer = model.parameters[placed.part.parameter].layer;
+    return layer < 0 || layer == layers ? -1 : layer;
+  };
   int64_t offset = 0;
   Bucket open{};
   for (uint32_t p = 0; p < layout.parts.size(); ++p) {
@@ -77,8 +84,13 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     ++open.part_count;
     open.ready_position = placed.ready_position;
     const bool last = p + 1 == layout.parts.size();
-    const bool may_cut = last_of_parameter || options.way == ReduceWay::bucketed;
-    if (last || (may_cut && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
+    const bool even = !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
+    const bool may_cut = last_of_parameter || (options.way == ReduceWay::bucketed && even);
+    const int layer = layer_of(placed), next_layer = last ? -1 : layer_of(layout.parts[p + 1]);
+    const bool must_cut = options.by_layer && layer != next_layer;
+    const bool may_be_full = !(options.by_layer && layer >= 0);
+    if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
+      open.layer = options.by_layer ? layer : -1;
       if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;
       layout.buckets.push_back(open);

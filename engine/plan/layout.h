@@ -17,7 +17,9 @@ struct LayoutOptions {
   ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  int group_size = 1;  // bucket ends are padded to a multiple of group_size x 16 elements
+  int group_size = 1;     // bucket ends are padded to a multiple of group_size x 16 elements
+  bool sharded = false;   // every bucket divides evenly among the group
+  bool by_layer = false;  // the parameters of a layer are one bucket, alone in it
 };
 
 /// A gradient part with its place in the flat buffers (elements).
@@ -34,6 +36,7 @@ struct Bucket {
   uint32_t first_part = 0;
   uint32_t part_count = 0;
   uint32_t ready_position = 0;  // the latest of its parts
+  int layer = -1;               // when it holds one layer and nothing else (by_layer), else -1
 };
 
 struct ParameterLayout {

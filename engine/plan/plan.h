@@ -47,6 +47,7 @@ struct Item {
   std::vector<Slice> reads;
   std::vector<Slice> writes;
   std::vector<Point> after;    // may begin when all are complete (beside its channel's order); pruned by finish()
+  int32_t bucket = -1;         // that a reduction or an update is about; -1: none, or all of them
 };
 
 /// A piece of the model for one micro-batch, in order on the compute stream.
@@ -54,6 +55,7 @@ struct SpineItem : Item {
   uint32_t piece = 0;  // index into ModelSpec::pieces
   int32_t micro_batch = 0;
   int32_t slot = 0;
+  bool accumulate = false;  // adds to the gradients of earlier micro-batches
   std::vector<Rebind> rebinds;
 };
 
@@ -70,7 +72,6 @@ struct Task : Item {
   DType dtype = DType::f32;     // of the elements on the wire, or of a local op
   int64_t elems = 0;            // per-rank part: all_reduce: all; reduce_scatter: received; all_gather: contributed
   Algorithm algorithm = Algorithm::direct;
-  int32_t bucket = -1;          // for names and tables
 };
 
 struct ModelSpec;

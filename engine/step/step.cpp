@@ -24,10 +24,11 @@ void Step::run(const Plan& plan, uint32_t step) {
     frame.item = i;
     frame.micro_batch = item.micro_batch;
     frame.slot = item.slot;
+    frame.accumulate = item.accumulate;
     frame.rebinds = item.rebinds.data();
     frame.rebind_count = static_cast<uint32_t>(item.rebinds.size());
     listener_.before(i, compute_, frame);
-    if (item.op == Op::compute)
+    if (item.op == Op::compute && !works[i].fn)
       for (const Work& work : job_.model.pieces[item.piece].works) compute_.launch(work, frame);
     else
       compute_.launch(works[i], frame);

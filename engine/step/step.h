@@ -10,7 +10,8 @@
 
 namespace slipstream {
 
-/// Works of a plan's items that are not pieces of the model, by item; compute items have an empty entry.
+/// Works of a plan's items that are not pieces of the model, by item; compute items have an empty entry, or one that
+/// takes the place of the piece's works (paced benchmarks).
 using BoundWorks = std::vector<Work>;
 
 class Step {

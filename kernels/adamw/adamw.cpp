@@ -16,6 +16,8 @@ void adamw(LaunchContext& context, const Adamw& args) {
   SLIP_CALL_ISA(adamw_cpu(context, args))
 }
 
-Cost adamw_cost(const Adamw& args) { return {16 * args.elems, (args.working ? 30 : 28) * args.elems}; }
+Cost adamw_cost(const Adamw& args) {
+  return {16 * args.elems, (args.working ? 30 : 28) * args.elems};
+}
 
 }  // namespace slipstream::kernels

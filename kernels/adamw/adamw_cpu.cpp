@@ -35,8 +35,9 @@ inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
 
 void adamw_cpu(LaunchContext& context, const Adamw& args) {
   const AdamwScalars s = *args.scalars;
-  const Factors f = {s.clip,      args.beta1,  1.0f - args.beta1, args.beta2,      1.0f - args.beta2,
-                     s.inv_bias1, s.inv_bias2, args.eps,          s.learning_rate, 1.0f - s.learning_rate * args.weight_decay};
+  const Factors f = {
+      s.clip,      args.beta1,  1.0f - args.beta1, args.beta2,      1.0f - args.beta2,
+      s.inv_bias1, s.inv_bias2, args.eps,          s.learning_rate, 1.0f - s.learning_rate * args.weight_decay};
   context.parallel_for((args.elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {
     const int64_t end = last * kUnit < args.elems ? last * kUnit : args.elems;
     int64_t i = first * kUnit;

@@ -23,8 +23,10 @@ void cross_entropy(LaunchContext& context, const CrossEntropy& args) {
     require_pointers("cross_entropy", {args.logits, args.targets, args.row_losses});
     for (int64_t row = 0; row < args.rows; ++row)
       if (args.targets[row] < 0 || args.targets[row] >= args.vocab)
-        throw DataError("[cross_entropy] target {} of row {} is outside the vocabulary of {}. Tokenize the data again with "
-                        "the model's tokenizer.", args.targets[row], row, args.vocab);
+        throw DataError(
+            "[cross_entropy] target {} of row {} is outside the vocabulary of {}. Tokenize the data again with "
+            "the model's tokenizer.",
+            args.targets[row], row, args.vocab);
     SLIP_CALL_ISA(cross_entropy_cpu(context, args))
   }
   double sum = 0.0;

@@ -16,12 +16,12 @@
 namespace slipstream::kernels {
 
 struct CrossEntropy {
-  void* logits = nullptr;              // [rows, stride] of `dtype`; overwritten when `backward`
-  const int32_t* targets = nullptr;    // [rows], each in [0, vocab)
-  double* loss_sum = nullptr;          // one number; set, not added to
-  float* row_losses = nullptr;         // [rows], scratch: afterwards -log p[target] of each row
+  void* logits = nullptr;            // [rows, stride] of `dtype`; overwritten when `backward`
+  const int32_t* targets = nullptr;  // [rows], each in [0, vocab)
+  double* loss_sum = nullptr;        // one number; set, not added to
+  float* row_losses = nullptr;       // [rows], scratch: afterwards -log p[target] of each row
   int64_t rows = 0, vocab = 0, stride = 0;
-  float gradient_scale = 1.0f;         // 1 / tokens of the global batch for a mean
+  float gradient_scale = 1.0f;  // 1 / tokens of the global batch for a mean
   DType dtype = DType::f32;
   bool backward = true;
 };

@@ -22,8 +22,9 @@ int64_t require_ids(std::string_view op, const int32_t* ids, int64_t count, int6
     high = std::max(high, ids[i]);
   }
   if (low < lowest || (vocab > 0 && high >= vocab))
-    throw DataError("[{}] token id {} is outside the vocabulary of {}. Tokenize the data again with the model's tokenizer.", op,
-                    low < lowest ? low : high, vocab);
+    throw DataError(
+        "[{}] token id {} is outside the vocabulary of {}. Tokenize the data again with the model's tokenizer.", op,
+        low < lowest ? low : high, vocab);
   return int64_t{high} + 1;
 }
 
@@ -112,13 +113,15 @@ void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {
 
 Cost embedding_forward_cost(const EmbeddingForward& args) {
   const int64_t elems = args.batch * args.tokens * args.width;
-  return {args.positions ? elems : 0, bytes_of(2 * elems + (args.positions ? args.tokens * args.width : 0), args.dtype) +
-                                          4 * args.batch * args.tokens};
+  return {
+      args.positions ? elems : 0,
+      bytes_of(2 * elems + (args.positions ? args.tokens * args.width : 0), args.dtype) + 4 * args.batch * args.tokens};
 }
 
 Cost embedding_backward_cost(const EmbeddingBackward& args) {
   const int64_t elems = args.rows * args.width;
-  return {elems, bytes_of(elems, args.dtype) + 8 * elems + 4 * args.rows + (args.accumulate ? 0 : 4 * args.vocab * args.width)};
+  return {elems, bytes_of(elems, args.dtype) + 8 * elems + 4 * args.rows +
+                     (args.accumulate ? 0 : 4 * args.vocab * args.width)};
 }
 
 Cost position_backward_cost(const PositionBackward& args) {

@@ -21,7 +21,7 @@ struct EmbeddingForward {
   void* y = nullptr;                // [batch, tokens, width]
   int64_t batch = 0, tokens = 0, width = 0;
   DType dtype = DType::f32;
-  int64_t vocab = 0;                // 0: unknown, ids are only checked not to be negative
+  int64_t vocab = 0;  // 0: unknown, ids are only checked not to be negative
 };
 
 /// dtable[ids[row]] += dy[row] in row order; without `accumulate` dtable starts from 0.
@@ -46,10 +46,10 @@ struct PositionBackward {
 /// The gradient of EmbeddingBackward as rows: equal ids are combined. The row of an id's first occurrence holds the sum
 /// in token order; later occurrences get row_ids = -1 and a row of zeros.
 struct EmbeddingRowsPack {
-  const int32_t* ids = nullptr;  // [tokens_total]
-  const void* dy = nullptr;      // [tokens_total, width]
-  int32_t* row_ids = nullptr;    // [capacity]
-  float* rows = nullptr;         // [capacity, width]
+  const int32_t* ids = nullptr;                       // [tokens_total]
+  const void* dy = nullptr;                           // [tokens_total, width]
+  int32_t* row_ids = nullptr;                         // [capacity]
+  float* rows = nullptr;                              // [capacity, width]
   int64_t capacity = 0, tokens_total = 0, width = 0;  // capacity == tokens_total
   DType dtype = DType::f32;
 };

@@ -13,7 +13,9 @@ constexpr int64_t kColumns = 16;
 // Elements below which a thread costs more to wake than it saves.
 constexpr int64_t kGrainElems = 1 << 14;
 
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
 
 /// body(first column, columns) on slices of the width; `rows` is how many rows each slice has.
 template <typename Body>
@@ -31,7 +33,9 @@ void add_row(const T* from, float* to, int64_t elems) {
   for (; i < elems; ++i) to[i] += static_cast<float>(from[i]);
 }
 
-void zero(float* to, int64_t elems) { std::memset(to, 0, static_cast<size_t>(elems) * sizeof(float)); }
+void zero(float* to, int64_t elems) {
+  std::memset(to, 0, static_cast<size_t>(elems) * sizeof(float));
+}
 
 template <typename T>
 void sum_of_rows(const T* a, const T* b, T* y, int64_t elems) {
@@ -122,13 +126,15 @@ void position_backward_cpu(LaunchContext& context, const PositionBackward& args)
 
 void embedding_rows_pack_cpu(LaunchContext& context, const EmbeddingRowsPack& args, const Chains& chains) {
   for (int64_t row = 0; row < args.tokens_total; ++row) args.row_ids[row] = -1;
-  for (int64_t chain = 0; chain < chains.count; ++chain) args.row_ids[chains.firsts[chain]] = args.ids[chains.firsts[chain]];
+  for (int64_t chain = 0; chain < chains.count; ++chain)
+    args.row_ids[chains.firsts[chain]] = args.ids[chains.firsts[chain]];
   args.dtype == DType::f32 ? pack<float>(context, args, chains) : pack<bfloat16>(context, args, chains);
 }
 
 void embedding_rows_add_cpu(LaunchContext& context, const EmbeddingRowsAdd& args, const Chains& chains) {
   for_columns(context, args.ranks * args.capacity, args.width, [&](int64_t column, int64_t columns) {
-    for (int64_t chain = 0; chain < chains.count; ++chain) add_chain(args, chains, chains.firsts[chain], column, columns);
+    for (int64_t chain = 0; chain < chains.count; ++chain)
+      add_chain(args, chains, chains.firsts[chain], column, columns);
   });
 }
 

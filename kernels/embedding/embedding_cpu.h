@@ -17,7 +17,9 @@ struct Chains {
 SLIP_DECLARE_PER_ISA(void embedding_forward_cpu(LaunchContext& context, const EmbeddingForward& args);
                      void embedding_backward_cpu(LaunchContext& context, const EmbeddingBackward& args);
                      void position_backward_cpu(LaunchContext& context, const PositionBackward& args);
-                     void embedding_rows_pack_cpu(LaunchContext& context, const EmbeddingRowsPack& args, const Chains& chains);
-                     void embedding_rows_add_cpu(LaunchContext& context, const EmbeddingRowsAdd& args, const Chains& chains);)
+                     void embedding_rows_pack_cpu(LaunchContext& context, const EmbeddingRowsPack& args,
+                                                  const Chains& chains);
+                     void embedding_rows_add_cpu(LaunchContext& context, const EmbeddingRowsAdd& args,
+                                                 const Chains& chains);)
 
 }  // namespace slipstream::kernels

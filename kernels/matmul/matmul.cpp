@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "engine/base/units.h"
 #include "engine/base/check.h"
+#include "engine/base/units.h"
 #include "kernels/common/checks.h"
 #include "kernels/matmul/matmul_cpu.h"
 #include "kernels/matmul/product.h"
@@ -29,7 +29,9 @@ struct Area {
   int64_t elems = 0;
 };
 
-int64_t stride_of(const MatmulBackwardWeight& args) { return args.dy_stride == 0 ? args.out : args.dy_stride; }
+int64_t stride_of(const MatmulBackwardWeight& args) {
+  return args.dy_stride == 0 ? args.out : args.dy_stride;
+}
 
 }  // namespace
 
@@ -41,7 +43,8 @@ float* product_scratch(Scratch slot, int64_t elems) {
     area.memory.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(size_bytes))));
     area.elems = area.memory ? elems : 0;
     if (!area.memory)
-      throw ResourceError("[matmul] no memory for {} of scratch. Use a smaller model or fewer threads.", format_bytes(size_bytes));
+      throw ResourceError("[matmul] no memory for {} of scratch. Use a smaller model or fewer threads.",
+                          format_bytes(size_bytes));
   }
   return area.memory.get();
 }
@@ -93,8 +96,8 @@ void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& 
   require_at_least("matmul_backward_weight", "dy_stride", args.dy_stride, 0);
   require_activation_dtype("matmul_backward_weight", args.dtype);
   if (stride_of(args) < args.out)
-    throw ShapeError("[matmul_backward_weight] rows of dy overlap: got dy_stride = {}, need at least out = {}.", args.dy_stride,
-                     args.out);
+    throw ShapeError("[matmul_backward_weight] rows of dy overlap: got dy_stride = {}, need at least out = {}.",
+                     args.dy_stride, args.out);
   if (args.out == 0 || (args.in == 0 && args.dbias == nullptr)) return;
   if (args.in > 0) require_pointers("matmul_backward_weight", {args.dweight});
   if (args.rows > 0) require_pointers("matmul_backward_weight", {args.dy});
@@ -106,8 +109,8 @@ void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& 
 
 Cost matmul_forward_cost(const MatmulForward& args) {
   const int64_t results = args.rows * args.out;
-  const int64_t moved = args.rows * args.in + args.out * args.in + results * (args.pre_activation ? 2 : 1) +
-                        (args.bias ? args.out : 0);
+  const int64_t moved =
+      args.rows * args.in + args.out * args.in + results * (args.pre_activation ? 2 : 1) + (args.bias ? args.out : 0);
   // GELU counted as the 8 operations of its formula, tanh as one.
   return {2 * results * args.in + (args.bias ? results : 0) + (args.pre_activation ? 8 * results : 0),
           bytes_of(moved, args.dtype)};

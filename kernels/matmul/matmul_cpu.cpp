@@ -17,7 +17,9 @@ constexpr int64_t kBlockK = 2048;
 // Columns of a bias gradient summed at once: a part of L1.
 constexpr int64_t kBiasColumns = 256;
 
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
 
 template <typename From, typename To>
 void copy_row(const From* from, To* to, int64_t elems) {
@@ -43,8 +45,8 @@ void zero_block(float* to, int64_t stride, int64_t rows, int64_t columns) {
 }
 
 /// Copies the block [first_row, +rows) x [first_column, +columns) of op(stored) as it is stored.
-void widen(const void* stored, int64_t stride, bool transposed, int64_t row, int64_t column, int64_t rows, int64_t columns,
-           float* to) {
+void widen(const void* stored, int64_t stride, bool transposed, int64_t row, int64_t column, int64_t rows,
+           int64_t columns, float* to) {
   const auto* from = static_cast<const bfloat16*>(stored);
   if (transposed)
     copy_block(from + column * stride + row, stride, to, rows, columns, rows);
@@ -116,17 +118,19 @@ void finish_row(const float* product, const T* bias, T* pre, T* y, int64_t elems
 void forward_tile_f32(const MatmulForward& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
   const auto* bias = static_cast<const float*>(args.bias);
   auto* y = static_cast<float*>(args.y) + row * args.out + column;
-  auto* pre = args.pre_activation == nullptr ? nullptr : static_cast<float*>(args.pre_activation) + row * args.out + column;
+  auto* pre =
+      args.pre_activation == nullptr ? nullptr : static_cast<float*>(args.pre_activation) + row * args.out + column;
   const bool filled = bias != nullptr && pre == nullptr;
   if (filled)
     for (int64_t r = 0; r < rows; ++r) copy_row(bias + column, y + r * args.out, columns);
   float* product = pre == nullptr ? y : pre;
   multiply<float>({static_cast<const float*>(args.x) + row * args.in, args.in, false,
-                   static_cast<const float*>(args.weight) + column * args.in, args.in, true, product, args.out, rows, columns,
-                   args.in, filled});
+                   static_cast<const float*>(args.weight) + column * args.in, args.in, true, product, args.out, rows,
+                   columns, args.in, filled});
   if (pre == nullptr) return;
   for (int64_t r = 0; r < rows; ++r)
-    finish_row(product + r * args.out, bias == nullptr ? nullptr : bias + column, pre + r * args.out, y + r * args.out, columns);
+    finish_row(product + r * args.out, bias == nullptr ? nullptr : bias + column, pre + r * args.out, y + r * args.out,
+               columns);
 }
 
 void forward_tile_bf16(const MatmulForward& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
@@ -136,8 +140,8 @@ void forward_tile_bf16(const MatmulForward& args, int64_t row, int64_t column, i
     for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {
       const int64_t m = smaller(kBlockM, rows - m0), n = smaller(kBlockN, columns - n0), first = column + n0;
       multiply<bfloat16>({static_cast<const bfloat16*>(args.x) + (row + m0) * args.in, args.in, false,
-                          static_cast<const bfloat16*>(args.weight) + first * args.in, args.in, true, block, n, m, n, args.in,
-                          false});
+                          static_cast<const bfloat16*>(args.weight) + first * args.in, args.in, true, block, n, m, n,
+                          args.in, false});
       for (int64_t r = 0; r < m; ++r) {
         const int64_t at = (row + m0 + r) * args.out + first;
         finish_row(block + r * n, bias == nullptr ? nullptr : bias + first,
@@ -147,19 +151,23 @@ void forward_tile_bf16(const MatmulForward& args, int64_t row, int64_t column, i
     }
 }
 
-void backward_input_tile_f32(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
+void backward_input_tile_f32(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows,
+                             int64_t columns) {
   multiply<float>({static_cast<const float*>(args.dy) + row * args.out, args.out, false,
                    static_cast<const float*>(args.weight) + column, args.in, false,
-                   static_cast<float*>(args.dx) + row * args.in + column, args.in, rows, columns, args.out, args.accumulate});
+                   static_cast<float*>(args.dx) + row * args.in + column, args.in, rows, columns, args.out,
+                   args.accumulate});
 }
 
-void backward_input_tile_bf16(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
+void backward_input_tile_bf16(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows,
+                              int64_t columns) {
   float* block = product_scratch(Scratch::c, smaller(rows, kBlockM) * smaller(columns, kBlockN));
   for (int64_t n0 = 0; n0 < columns; n0 += kBlockN)
     for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {
       const int64_t m = smaller(kBlockM, rows - m0), n = smaller(kBlockN, columns - n0), first = column + n0;
       multiply<bfloat16>({static_cast<const bfloat16*>(args.dy) + (row + m0) * args.out, args.out, false,
-                          static_cast<const bfloat16*>(args.weight) + first, args.in, false, block, n, m, n, args.out, false});
+                          static_cast<const bfloat16*>(args.weight) + first, args.in, false, block, n, m, n, args.out,
+                          false});
       for (int64_t r = 0; r < m; ++r) {
         bfloat16* dx = static_cast<bfloat16*>(args.dx) + (row + m0 + r) * args.in + first;
         args.accumulate ? add_row(block + r * n, dx, n) : copy_row(block + r * n, dx, n);
@@ -202,8 +210,8 @@ void backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
   const auto* x = static_cast<const T*>(args.x);
   if (args.in > 0)
     for_tiles(context, args.out, args.in, args.rows, [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
-      multiply<T>({dy + row, args.dy_stride, true, x + column, args.in, false, args.dweight + row * args.in + column, args.in,
-                   rows, columns, args.rows, args.accumulate});
+      multiply<T>({dy + row, args.dy_stride, true, x + column, args.in, false, args.dweight + row * args.in + column,
+                   args.in, rows, columns, args.rows, args.accumulate});
     });
   if (args.dbias == nullptr) return;
   const int64_t groups = (args.out + kLanes - 1) / kLanes;

@@ -13,7 +13,7 @@ SLIP_DECLARE_PER_ISA(void matmul_forward_cpu(LaunchContext& context, const Matmu
 
 /// How the m x n result of a product is cut into tiles, one per thread.
 struct TileSplit {
-  int64_t m_tile = 0, n_tile = 0;    // of all tiles but the last of a row or column
+  int64_t m_tile = 0, n_tile = 0;  // of all tiles but the last of a row or column
   int64_t m_tiles = 1, n_tiles = 1;
 };
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products by oneDNN, held to the calling thread.
 
+#include <fmt/core.h>
 #include <omp.h>
 
 #include <array>
 #include <map>
-#include <string>
-
-#include <fmt/core.h>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <string>
 
 #include "engine/base/check.h"
 #include "kernels/common/isa.h"
@@ -24,7 +23,9 @@ constexpr unsigned kBf16Bit = 0x80;
 // oneDNN follows SLIPSTREAM_ISA too, so that a lower set asked for gives the bits of such a machine. Only observed to
 // work before the library's first product, hence in front of every one.
 bool hold_library() {
-  const auto limit = isa() == Isa::baseline ? dnnl_cpu_isa_sse41 : isa() == Isa::avx2 ? dnnl_cpu_isa_avx2 : dnnl_cpu_isa_all;
+  const auto limit = isa() == Isa::baseline ? dnnl_cpu_isa_sse41
+                     : isa() == Isa::avx2   ? dnnl_cpu_isa_avx2
+                                            : dnnl_cpu_isa_all;
   if (limit != dnnl_cpu_isa_all) dnnl_set_max_cpu_isa(limit);
   return true;
 }
@@ -65,12 +66,12 @@ Bf16Product build(const Product& p, const dnnl::engine& engine) {
 
 void product_f32(const Product& p) {
   hold_thread();
-  const dnnl_status_t status =
-      dnnl_sgemm(p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', p.m, p.n, p.k, 1.0f, static_cast<const float*>(p.a),
-                 p.a_stride, static_cast<const float*>(p.b), p.b_stride, p.accumulate ? 1.0f : 0.0f, p.c, p.c_stride);
+  const dnnl_status_t status = dnnl_sgemm(p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', p.m, p.n, p.k, 1.0f,
+                                          static_cast<const float*>(p.a), p.a_stride, static_cast<const float*>(p.b),
+                                          p.b_stride, p.accumulate ? 1.0f : 0.0f, p.c, p.c_stride);
   if (status != dnnl_success)
-    throw InternalError("[matmul] dnnl_sgemm failed with status {} for m = {}, n = {}, k = {}.", static_cast<int>(status), p.m,
-                        p.n, p.k);
+    throw InternalError("[matmul] dnnl_sgemm failed with status {} for m = {}, n = {}, k = {}.",
+                        static_cast<int>(status), p.m, p.n, p.k);
 }
 
 bool product_has_bf16() {

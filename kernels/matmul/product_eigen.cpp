@@ -25,8 +25,10 @@ void multiply(const A& a, const B& b, Map& c, bool accumulate) {
 }  // namespace
 
 void product_f32(const Product& p) {
-  const ConstMap a(static_cast<const float*>(p.a), p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k, Stride(p.a_stride));
-  const ConstMap b(static_cast<const float*>(p.b), p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, Stride(p.b_stride));
+  const ConstMap a(static_cast<const float*>(p.a), p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k,
+                   Stride(p.a_stride));
+  const ConstMap b(static_cast<const float*>(p.b), p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n,
+                   Stride(p.b_stride));
   Map c(p.c, p.m, p.n, Stride(p.c_stride));
   if (p.a_transposed && p.b_transposed)
     multiply(a.transpose(), b.transpose(), c, p.accumulate);
@@ -38,9 +40,13 @@ void product_f32(const Product& p) {
     multiply(a, b, c, p.accumulate);
 }
 
-bool product_has_bf16() { return false; }
+bool product_has_bf16() {
+  return false;
+}
 
-void product_bf16(const Product&) { throw InternalError("[matmul] Eigen has no bfloat16 product; ask product_has_bf16 first."); }
+void product_bf16(const Product&) {
+  throw InternalError("[matmul] Eigen has no bfloat16 product; ask product_has_bf16 first.");
+}
 
 std::string_view product_library() {
 #define SLIP_TEXT_OF(x) #x

@@ -16,6 +16,8 @@ void sum_squares(LaunchContext& context, const SumSquares& args) {
   SLIP_CALL_ISA(sum_squares_cpu(context, args))
 }
 
-Cost sum_squares_cost(const SumSquares& args) { return {2 * args.elems, 4 * args.elems + 8}; }
+Cost sum_squares_cost(const SumSquares& args) {
+  return {2 * args.elems, 4 * args.elems + 8};
+}
 
 }  // namespace slipstream::kernels

@@ -14,12 +14,13 @@
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/step_scalars/step_scalars.h"
 
 namespace slipstream::models {
 namespace {
 
-/// Gradients are overwritten by the first micro-batch of a step and added to by the others.
-bool accumulate(const LaunchContext& context) { return context.frame->micro_batch > 0; }
+/// Whether this item adds to gradients that are already there; the planner says (the first micro-batch of a step does not).
+bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
 
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
   if (more.size_bytes > 0) slices.push_back(more);
@@ -223,8 +224,7 @@ void SpecBuilder::take_batch() {
   const Slice next{batch_next_.buffer, 0, size_bytes};
   const Slice current{batch_current_.buffer, 0, size_bytes};
   work("take_batch", {0, 2 * size_bytes}, {next}, {current}, [=](LaunchContext& c) {
-    // On cpu the staged batch is plain memory.
-    std::copy_n(c.at(next), size_bytes, c.at(current));
+    kernels::copy(c, {.from = c.at(next), .to = c.at(current), .size_bytes = size_bytes});
   });
 }
 
@@ -262,8 +262,7 @@ void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
   });
   if (!training) return;
   work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
-    double& sum = *c.as<double>(total);
-    sum = (accumulate(c) ? sum : 0.0) + *c.as<double>(part);
+    kernels::add_loss(c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = c.frame->micro_batch > 0});
   });
 }
 

@@ -136,7 +136,7 @@ class Gpt2 {
               args.dweight = c.as<float>(dweight);
               args.dbias = c.as<float>(dbias);
               args.workspace = c.as<float>(workspace);
-              args.accumulate = c.frame->micro_batch > 0;
+              args.accumulate = c.frame->accumulate;
               kernels::layer_norm_backward(c, args);
             });
     b_.ready(n.weight);

@@ -127,7 +127,7 @@ class Llama {
               args.dx = c.at(dx);
               args.dweight = c.as<float>(dweight);
               args.workspace = c.as<float>(workspace);
-              args.accumulate = c.frame->micro_batch > 0;
+              args.accumulate = c.frame->accumulate;
               kernels::rms_norm_backward(c, args);
             });
     b_.ready(n.weight);

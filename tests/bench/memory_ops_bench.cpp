@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that memory bounds, as bytes per second beside a plain copy: AdamW, casts, sums, cross-entropy, embeddings.
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
-
-#include <fmt/core.h>
 
 #include "engine/base/philox.h"
 #include "kernels/adamw/adamw.h"
@@ -23,8 +23,9 @@ using namespace slipstream::kernels;
 
 void print(const char* name, int threads, const Cost& cost, const bench::Timing& time, int64_t elems) {
   fmt::print("{:<22} {} thr  {:6.2f} GB/s (best {:6.2f})  {:7.3f} ns/elem  median {:8.3f} ms\n", name, threads,
-             static_cast<double>(cost.bytes) / time.median_s * 1e-9, static_cast<double>(cost.bytes) / time.best_s * 1e-9,
-             time.median_s / static_cast<double>(elems) * 1e9, time.median_s * 1e3);
+             static_cast<double>(cost.bytes) / time.median_s * 1e-9,
+             static_cast<double>(cost.bytes) / time.best_s * 1e-9, time.median_s / static_cast<double>(elems) * 1e9,
+             time.median_s * 1e3);
 }
 
 void run_flat(int threads) {
@@ -44,9 +45,10 @@ void run_flat(int threads) {
   const Cast widen{working.data(), g.data(), kElems, DType::bf16, DType::f32};
   const Add sums{m.data(), g.data(), kElems};
   const Cast copy{m.data(), g.data(), kElems, DType::f32, DType::f32};
-  const auto t = bench::interleaved(9, {[&] { adamw(context, plain); }, [&] { adamw(context, with_working); },
-                                        [&] { sum_squares(context, squares); }, [&] { cast(context, narrow); },
-                                        [&] { cast(context, widen); }, [&] { add(context, sums); }, [&] { cast(context, copy); }});
+  const auto t =
+      bench::interleaved(9, {[&] { adamw(context, plain); }, [&] { adamw(context, with_working); },
+                             [&] { sum_squares(context, squares); }, [&] { cast(context, narrow); },
+                             [&] { cast(context, widen); }, [&] { add(context, sums); }, [&] { cast(context, copy); }});
   print("adamw", threads, adamw_cost(plain), t[0], kElems);
   print("adamw + bf16 copy", threads, adamw_cost(with_working), t[1], kElems);
   print("sum_squares", threads, sum_squares_cost(squares), t[2], kElems);
@@ -65,10 +67,12 @@ void run_loss(const char* name, int threads, int64_t rows, int64_t vocab) {
   std::vector<T> logits(static_cast<size_t>(rows * vocab));
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = T(static_cast<float>(philox.uniform(i)) * 4.0f - 2.0f);
   std::vector<int32_t> targets(static_cast<size_t>(rows));
-  for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<int32_t>(philox.below(i, static_cast<uint64_t>(vocab)));
+  for (size_t i = 0; i < targets.size(); ++i)
+    targets[i] = static_cast<int32_t>(philox.below(i, static_cast<uint64_t>(vocab)));
   std::vector<float> losses(static_cast<size_t>(rows));
   double sum = 0.0;
-  CrossEntropy both{logits.data(), targets.data(), &sum, losses.data(), rows, vocab, vocab, 1.0f, dtype_of<T>::value, true};
+  CrossEntropy both{logits.data(), targets.data(), &sum, losses.data(),      rows,
+                    vocab,         vocab,          1.0f, dtype_of<T>::value, true};
   CrossEntropy loss = both;
   loss.backward = false;
   const auto t = bench::interleaved(9, {[&] { cross_entropy(context, both); }, [&] { cross_entropy(context, loss); }});
@@ -87,7 +91,8 @@ void run_embedding(int threads) {
   std::vector<float> table(kVocab * kWidth, 0.1f), positions(kRows * kWidth, 0.2f), y(kRows * kWidth);
   const EmbeddingForward forward{ids.data(), table.data(), positions.data(), y.data(), 1, kRows, kWidth};
   const EmbeddingBackward backward{ids.data(), y.data(), table.data(), kRows, kWidth, kVocab, DType::f32, true};
-  const auto t = bench::interleaved(15, {[&] { embedding_forward(context, forward); }, [&] { embedding_backward(context, backward); }});
+  const auto t = bench::interleaved(
+      15, {[&] { embedding_forward(context, forward); }, [&] { embedding_backward(context, backward); }});
   print("embedding forward", threads, embedding_forward_cost(forward), t[0], kRows * kWidth);
   print("embedding backward", threads, embedding_backward_cost(backward), t[1], kRows * kWidth);
 }

@@ -28,8 +28,9 @@ class RankTest {
  public:
   static constexpr BufferId kFrom = 0, kTo = 1;
 
-  explicit RankTest(Communicator& tested, const std::string& name = "comm")
-      : comm(tested), device_(make_cpu_device()), stream_(device_->make_stream({.name = name})) {}
+  explicit RankTest(Communicator& tested, const std::string& name = "comm",
+                    std::unique_ptr<Device> device = make_cpu_device())
+      : comm(tested), device_(std::move(device)), stream_(device_->make_stream({.name = name})) {}
 
   void expect(bool condition, const std::string& sentence) {
     if (!condition && failures.size() < 10) failures.push_back(fmt::format("rank {}: {}", comm.rank(), sentence));

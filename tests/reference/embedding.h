@@ -2,10 +2,9 @@
 #pragma once
 // Embedding look-up and its gradients in double, as products with one-hot matrices.
 
+#include <Eigen/Core>
 #include <cstdint>
 #include <vector>
-
-#include <Eigen/Core>
 
 namespace slipstream::reference {
 
@@ -22,6 +21,8 @@ inline Table embed(const Table& hot_ids, const Table& table, const Table& hot_po
   return hot_ids * table + hot_positions * positions;
 }
 
-inline Table embed_dtable(const Table& hot, const Table& dy) { return hot.transpose() * dy; }
+inline Table embed_dtable(const Table& hot, const Table& dy) {
+  return hot.transpose() * dy;
+}
 
 }  // namespace slipstream::reference

@@ -20,7 +20,8 @@ inline double row_loss(const std::vector<double>& logits, int64_t target) {
 inline std::vector<double> row_gradient(const std::vector<double>& logits, int64_t target) {
   std::vector<double> gradient;
   for (size_t j = 0; j < logits.size(); ++j)
-    gradient.push_back(std::exp(-row_loss(logits, static_cast<int64_t>(j))) - (static_cast<int64_t>(j) == target ? 1.0 : 0.0));
+    gradient.push_back(std::exp(-row_loss(logits, static_cast<int64_t>(j))) -
+                       (static_cast<int64_t>(j) == target ? 1.0 : 0.0));
   return gradient;
 }
 

@@ -2,9 +2,8 @@
 #pragma once
 // A linear layer with GELU in double, from the formulas on the card.
 
-#include <cmath>
-
 #include <Eigen/Core>
+#include <cmath>
 
 namespace slipstream::reference {
 
@@ -21,8 +20,14 @@ inline Matrix tanh_gelu(const Matrix& v) {
   });
 }
 
-inline Matrix linear_dx(const Matrix& dy, const Matrix& weight) { return dy * weight; }
-inline Matrix linear_dweight(const Matrix& x, const Matrix& dy) { return dy.transpose() * x; }
-inline Vector linear_dbias(const Matrix& dy) { return dy.colwise().sum(); }
+inline Matrix linear_dx(const Matrix& dy, const Matrix& weight) {
+  return dy * weight;
+}
+inline Matrix linear_dweight(const Matrix& x, const Matrix& dy) {
+  return dy.transpose() * x;
+}
+inline Vector linear_dbias(const Matrix& dy) {
+  return dy.colwise().sum();
+}
 
 }  // namespace slipstream::reference

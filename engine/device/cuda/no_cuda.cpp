@@ -2,9 +2,14 @@
 // The cuda device of a build without CUDA: one sentence.
 
 #include "engine/base/check.h"
+#include "engine/device/cuda/cuda_choice.h"
 #include "engine/device/device.h"
 
 namespace slipstream {
+
+CudaDevices find_cuda_devices() {
+  return {.ids = {}, .reason = "this build has no CUDA device; configure with -Dcuda=enabled where a CUDA toolkit is installed"};
+}
 
 std::unique_ptr<Device> make_cuda_device(int index) {
   throw ResourceError("[cuda] device {} was asked for, but this build has no CUDA device. Set device.kind = \"cpu\", "

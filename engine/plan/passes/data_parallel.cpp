@@ -10,10 +10,11 @@ namespace {
 
 Point last_item(const SpineMap& spine) { return {spine.backward.back()}; }
 
-/// Reduces a bucket in place. In another dtype on the wire: cast, reduce, cast back, all on the channel's stream.
+/// Reduces a bucket in place, whole or (ZeRO) each rank its part. In another dtype on the wire: cast, reduce, cast back, all on the channel's stream.
 Point reduce_bucket(const Job& job, Plan& plan, ChannelId channel, int bucket, Point ready) {
   const Bucket& b = job.layout.buckets[static_cast<size_t>(bucket)];
-  const Slice gradients = flat_slice(job.ids.gradients, b.offset_elems, b.elems, DType::f32);
+  const BucketHome& home = job.homes[static_cast<size_t>(bucket)];
+  const Slice gradients = home.gradients;
   const DType wire = job.options.wire_dtype;
   Task reduce;
   reduce.name = fmt::format("all_reduce.bucket{}", bucket);
@@ -26,6 +27,12 @@ Point reduce_bucket(const Job& job, Plan& plan, ChannelId channel, int bucket, P
   if (wire == DType::f32) {
     reduce.reads = reduce.writes = {gradients};
     reduce.after = {ready};
+    if (job.options.zero_stage > 0) {
+      reduce.name = fmt::format("reduce_scatter.bucket{}", bucket);
+      reduce.op = Op::reduce_scatter;
+      reduce.elems = home.shard_elems;
+      reduce.writes = {home.gradient};
+    }
     return append_task(plan, reduce);
   }
   const Slice on_wire = flat_slice(job.ids.wire, b.offset_elems, b.elems, wire);
@@ -90,6 +97,8 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
     const Point ready{spine.backward[job.layout.buckets[b].ready_position]};
     if (alone)
       reduced.buckets.push_back({ready});
+    else if (job.homes[b].gradients.size_bytes == 0)
+      reduced.buckets.push_back({});  // Residency reduces it from its slot
     else
       reduced.buckets.push_back(
           {reduce_bucket(job, plan, channel, static_cast<int>(b), at_the_end ? last_item(spine) : ready)});

@@ -30,17 +30,21 @@ struct SpineMap {
   ItemId head = 0;               // the losses of the last micro-batch
 };
 
-/// Forward and backward of every micro-batch, in order.
-SpineMap spine_pass(const Job& job, Plan& plan);
+class Residency;
 
-/// One item with the accesses of a piece, resolved.
-SpineItem spine_item(const Job& job, uint32_t piece, int micro_batch, const std::string& suffix);
+/// Forward and backward of every micro-batch, in order; `residency` says where sharded layers are.
+SpineMap spine_pass(const Job& job, Residency& residency, Plan& plan);
+
+/// Forward and losses of one micro-batch that the host has put in place.
+void evaluate_pass(const Job& job, Plan& plan);
 
 /// Data parallelism: a collective per bucket when its gradients are ready, and the tied table's second share.
-/// With one rank it appends nothing and returns the points of the backward items themselves.
+/// With one rank it appends nothing and returns the points of the backward items themselves. With ZeRO the collective is
+/// a reduce_scatter, and layers that pass through slots are left to Residency.
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
 
-/// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it.
+/// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it. With ZeRO the updated shards are
+/// gathered afterwards, in forward order, under the next step's forward: whoever reads them waits by link.
 void update_pass(const Job& job, const Reduced& reduced, Plan& plan);
 
 /// Sums the loss over ranks, copies what the host reads, stages the next batch under this step.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to summed gradients: the tied share is added, the norm decides the clip factor, AdamW moves the weights.
 
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "engine/plan/passes/passes.h"
@@ -24,10 +26,11 @@ class UpdatePass {
     std::vector<Point> clip;
     if (job_.options.clip) clip = {clip_factor(complete)};
     if (job_.options.optimizer_per_bucket) {
+      // After the clip factor nothing is left to wait for: what the next forward needs first comes first.
+      if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
       for (size_t b : order_) {
         add_tied_before(b, complete);
-        const Bucket& bucket = job_.layout.buckets[b];
-        adamw(fmt::format("adamw.bucket{}", b), bucket.offset_elems, bucket.elems, clip.empty() ? complete[b] : clip);
+        gather(b, adamw(fmt::format("adamw.bucket{}", b), {b}, clip.empty() ? complete[b] : clip));
       }
       return;
     }
@@ -35,7 +38,8 @@ class UpdatePass {
     std::vector<Point> all = clip;
     if (clip.empty())
       for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
-    adamw("adamw", 0, job_.layout.flat_elems, all);
+    const Point updated = adamw("adamw", order_, all);
+    for (size_t b = job_.layout.buckets.size(); b-- > 0;) gather(b, updated);
   }
 
  private:
@@ -89,8 +93,7 @@ class UpdatePass {
   /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all ways.
   void add_tied(std::vector<std::vector<Point>>& complete) {
     const TiedEmbedding& tied = job_.model.tied;
-    const Slice table = flat_slice(job_.ids.gradients, job_.layout.parameter_offsets[tied.parameter],
-                                   tied.vocab * tied.width, DType::f32);
+    const Slice table = job_.buffers.resolve(job_.buffers.whole(job_.model.parameters[tied.parameter].gradient), {}, 0, 0);
     Task task;
     task.name = "add_tied_embedding";
     task.op = tied.as_rows ? Op::add_rows : Op::add;
@@ -117,42 +120,78 @@ class UpdatePass {
     for (size_t b : order_) {
       add_tied_before(b, complete);
       const Bucket& bucket = job_.layout.buckets[b];
+      const BucketHome& home = job_.homes[b];
       Task task;
       task.name = fmt::format("sum_squares.bucket{}", b);
       task.op = Op::sum_squares;
-      task.elems = bucket.elems;
       task.bucket = static_cast<int32_t>(b);
-      task.reads = {flat_slice(job_.ids.gradients, bucket.offset_elems, bucket.elems, DType::f32)};
+      task.reads = {home.gradient};
       task.writes = {{job_.ids.norm_parts, int64_t{bucket.first_part} * 8, int64_t{bucket.part_count} * 8}};
-      task.cost = {2 * bucket.elems, 4 * bucket.elems};
+      task.cost = {2 * home.shard_elems, 4 * home.shard_elems};
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }
+    if (sharded_) summed = {sum_over_ranks(summed)};
     Task task;
     task.name = "clip";
     task.op = Op::clip;
-    task.reads = {job_.buffers.whole(job_.ids.norm_parts)};
+    task.reads = {job_.buffers.whole(job_.ids.norm_sums)};
     task.writes = {job_.buffers.whole(job_.ids.norm), {job_.ids.scalars, 12, 4}};
     task.cost = {static_cast<int64_t>(job_.layout.parts.size()), static_cast<int64_t>(job_.layout.parts.size()) * 8};
     task.after = summed;
     return local(std::move(task));
   }
 
-  void adamw(const std::string& name, int64_t offset, int64_t elems, const std::vector<Point>& after) {
+  /// Each rank has the squares of its shards only.
+  Point sum_over_ranks(const std::vector<Point>& summed) {
+    Task task;
+    task.name = "all_reduce.norm";
+    task.channel = job_.channel("scalars");
+    task.op = Op::all_reduce;
+    task.dtype = DType::f64;
+    task.elems = static_cast<int64_t>(job_.layout.parts.size());
+    task.reads = {job_.buffers.whole(job_.ids.norm_parts)};
+    task.writes = {job_.buffers.whole(job_.ids.norm_sums)};
+    task.after = summed;
+    return append_task(plan_, std::move(task));
+  }
+
+  Point adamw(const std::string& name, const std::vector<size_t>& buckets, const std::vector<Point>& after) {
     Task task;
     task.name = name;
     task.op = Op::adamw;
-    task.elems = elems;
-    task.reads = {flat_slice(job_.ids.gradients, offset, elems, DType::f32), job_.buffers.whole(job_.ids.scalars)};
-    task.writes = {flat_slice(job_.ids.master, offset, elems, DType::f32),
-                   flat_slice(job_.ids.momentum, offset, elems, DType::f32),
-                   flat_slice(job_.ids.variance, offset, elems, DType::f32)};
-    if (job_.ids.parameters != job_.ids.master)
-      task.writes.push_back(flat_slice(job_.ids.parameters, offset, elems, job_.model.dtype));
-    task.reads.insert(task.reads.end(), task.writes.begin(), task.writes.begin() + 3);
-    task.cost = {12 * elems, 28 * elems + (job_.ids.parameters != job_.ids.master ? 2 * elems : 0)};
+    if (buckets.size() == 1) task.bucket = static_cast<int32_t>(buckets[0]);
+    task.reads = {job_.buffers.whole(job_.ids.scalars)};
+    for (size_t b : buckets) {
+      const BucketHome& home = job_.homes[b];
+      task.reads.push_back(home.gradient);
+      for (const Slice& moved : {home.master, home.momentum, home.variance}) {
+        task.reads.push_back(moved);
+        task.writes.push_back(moved);
+      }
+      if (!(home.working == home.master)) task.writes.push_back(home.working);
+      task.cost += {12 * home.shard_elems, 28 * home.shard_elems + (home.working == home.master ? 0 : 2 * home.shard_elems)};
+    }
     task.after = after;
-    local(std::move(task));
+    return local(std::move(task));
+  }
+
+  /// The whole bucket again from the updated shards; the next plan that reads it waits by link.
+  void gather(size_t b, Point updated) {
+    const BucketHome& home = job_.homes[b];
+    if (!sharded_ || home.values.size_bytes == 0) return;
+    Task task;
+    task.name = fmt::format("all_gather.bucket{}", b);
+    task.channel = job_.channel("gather");
+    task.op = Op::all_gather;
+    task.dtype = job_.model.dtype;
+    task.elems = home.shard_elems;
+    task.algorithm = job_.options.algorithm;
+    task.bucket = static_cast<int32_t>(b);
+    task.reads = {home.working};
+    task.writes = {home.values};
+    task.after = {updated};
+    append_task(plan_, std::move(task));
   }
 
   const Job& job_;
@@ -160,6 +199,7 @@ class UpdatePass {
   Plan& plan_;
   bool on_spine_;
   ChannelId channel_;
+  bool sharded_ = job_.options.zero_stage > 0 && job_.mesh.group_size(Axis::data) > 1;
   std::vector<size_t> order_;  // of buckets
   bool tied_added_ = false;
 };

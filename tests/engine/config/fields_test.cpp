@@ -172,7 +172,7 @@ TEST_CASE("runs: every shipped run file loads and is supported, complete in its 
     std::vector<int> data_ranks;
   };
   const std::vector<Expected> table = {
-      {"quickstart", 6, 6, 6, 192, 768, 0, Choice::yes, {1, 2}},
+      {"quickstart", 5, 5, 5, 160, 640, 0, Choice::yes, {1, 2}},
       {"shakespeare_char", 4, 4, 4, 128, 512, 0, Choice::yes, {1, 2, 4}},
       {"gpt2_124m", 12, 12, 12, 768, 3072, 50257, Choice::yes, {1, 2, 4, 8, 16, 32}},
       {"gpt2_xl", 48, 25, 25, 1600, 6400, 50257, Choice::yes, {1, 2, 4, 8, 16, 32, 64, 128}},

@@ -170,8 +170,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"parallel.sequence_parallel", "true"},
                                                           {"parallel.pipeline", "2"},
                                                           {"parallel.context", "2"},
-                                                          {"zero.stage", "1"},
-                                                          {"zero.prefetch_depth", "2"},
                                                           {"zero.reshard_after_forward", "false"},
                                                           {"zero.persistence_threshold", "1MiB"},
                                                           {"zero.shard_size", "2"},
@@ -198,8 +196,9 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
           key + " = " + field_text(config, key) + " is not supported by this version: " + std::string(row.remedy) +
               ".");
   }
-  CHECK(refusal([&] { require_supported(with({"zero.stage=2"})); }) ==
-        "zero.stage = 2 is not supported by this version: use 0.");
+  CHECK(refusal([&] { require_supported(with({"zero.stage=2", "overlap.grad_reduce=flat"})); }) ==
+        "zero.stage = 2 is not supported by this version: use 0, or overlap.grad_reduce = \"bucketed\" with "
+        "comm.grad_dtype = \"float32\".");
   CHECK(refusal([&] { require_supported(with({"comm.backend=nccl"})); }) ==
         "comm.backend = \"nccl\" is not supported by this version: use \"auto\", \"mpi\" or \"thread\".");
 }

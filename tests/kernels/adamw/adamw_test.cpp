@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW against double over several steps; the same bits for every split of the range.
 
-#include "engine/base/check.h"
 #include "kernels/adamw/adamw.h"
+
+#include "engine/base/check.h"
 #include "kernels/adamw/adamw_cpu.h"
 #include "tests/kernels/products/cases.h"
 #include "tests/reference/optimizer.h"
@@ -17,7 +18,8 @@ constexpr float kBeta1 = 0.9f, kBeta2 = 0.95f, kEps = 1e-8f, kDecay = 0.1f, kRat
 constexpr int kSteps = 3;
 
 AdamwScalars scalars(int t) {
-  return {kRate, static_cast<float>(1.0 / (1.0 - std::pow(double{kBeta1}, t))), static_cast<float>(1.0 / (1.0 - std::pow(double{kBeta2}, t))), kClip};
+  return {kRate, static_cast<float>(1.0 / (1.0 - std::pow(double{kBeta1}, t))),
+          static_cast<float>(1.0 / (1.0 - std::pow(double{kBeta2}, t))), kClip};
 }
 
 struct State {
@@ -27,11 +29,23 @@ struct State {
   std::vector<bfloat16> working;
 
   Adamw args(const std::vector<float>& g, const AdamwScalars& s, int64_t begin, int64_t end) {
-    return {p.data() + begin, m.data() + begin, v.data() + begin, g.data() + begin, working.data() + begin, end - begin, &s, kBeta1, kBeta2, kEps, kDecay};
+    return {p.data() + begin,
+            m.data() + begin,
+            v.data() + begin,
+            g.data() + begin,
+            working.data() + begin,
+            end - begin,
+            &s,
+            kBeta1,
+            kBeta2,
+            kEps,
+            kDecay};
   }
 };
 
-std::vector<float> gradient(int64_t elems, int t) { return random<float>(elems, "g" + std::to_string(t)); }
+std::vector<float> gradient(int64_t elems, int t) {
+  return random<float>(elems, "g" + std::to_string(t));
+}
 
 /// Parameters after kSteps steps in double.
 std::vector<double> expected(int64_t elems, const reference::AdamwRule& rule, double clip) {
@@ -40,7 +54,8 @@ std::vector<double> expected(int64_t elems, const reference::AdamwRule& rule, do
   for (float p : start) states.push_back({static_cast<double>(p), 0.0, 0.0});
   for (int t = 1; t <= kSteps; ++t) {
     const auto g = gradient(elems, t);
-    for (size_t i = 0; i < states.size(); ++i) states[i] = adamw_step(states[i], clip * static_cast<double>(g[i]), rule, t);
+    for (size_t i = 0; i < states.size(); ++i)
+      states[i] = adamw_step(states[i], clip * static_cast<double>(g[i]), rule, t);
   }
   std::vector<double> p;
   for (const auto& state : states) p.push_back(state.p);

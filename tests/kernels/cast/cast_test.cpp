@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions bit by bit against the scalar type, sums, and copies.
 
-#include "engine/base/check.h"
 #include "kernels/cast/cast.h"
+
+#include "engine/base/check.h"
 #include "kernels/cast/cast_cpu.h"
 #include "tests/kernels/products/cases.h"
 
@@ -20,7 +21,8 @@ TEST_CASE("every bfloat16 survives a round trip, NaN stays NaN") {
     int64_t wrong = 0;
     for (size_t i = 0; i < all.size(); ++i) {
       const float value = static_cast<float>(all[i]);
-      wrong += std::isnan(value) ? !std::isnan(wide[i]) || !std::isnan(static_cast<float>(back[i])) : wide[i] != value || back[i].bits != all[i].bits;
+      wrong += std::isnan(value) ? !std::isnan(wide[i]) || !std::isnan(static_cast<float>(back[i]))
+                                 : wide[i] != value || back[i].bits != all[i].bits;
     }
     CHECK(wrong == 0);
   });

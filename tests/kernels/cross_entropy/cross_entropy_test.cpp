@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loss and gradient against double, padding columns, extreme logits, targets outside the vocabulary.
 
-#include "engine/base/check.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+
+#include "engine/base/check.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
 #include "tests/kernels/products/cases.h"
 #include "tests/reference/loss.h"
@@ -26,7 +27,8 @@ struct Batch {
     losses.resize(static_cast<size_t>(rows));
   }
   CrossEntropy args(bool backward) {
-    return {logits.data(), targets.data(), &loss, losses.data(), rows, vocab, stride, kScale, dtype_of<T>::value, backward};
+    return {logits.data(), targets.data(), &loss,  losses.data(),      rows,
+            vocab,         stride,         kScale, dtype_of<T>::value, backward};
   }
   std::vector<double> row(int64_t r) const {
     std::vector<double> values;
@@ -71,10 +73,12 @@ void check(int64_t rows, int64_t vocab, int64_t stride, double tolerance) {
     CHECK(same_bits(forward.logits, first.logits));
     SLIP_CALL_ON(isa, cross_entropy_cpu(context, both.args(true)));
     CHECK(same_bits(both.losses, forward.losses));
-    CHECK(relative_error(both.logits, [&, &g = gradient](int64_t i) { return g[static_cast<size_t>(i)]; }) <= tolerance);
+    CHECK(relative_error(both.logits, [&, &g = gradient](int64_t i) { return g[static_cast<size_t>(i)]; }) <=
+          tolerance);
     for (int64_t r = 0; r < rows; ++r)
-      CHECK(as_double(both.losses[static_cast<size_t>(r)]) ==
-            Approx(reference::row_loss(first.row(r), first.targets[static_cast<size_t>(r)])).epsilon(1e-6).margin(1e-6));
+      CHECK(
+          as_double(both.losses[static_cast<size_t>(r)]) ==
+          Approx(reference::row_loss(first.row(r), first.targets[static_cast<size_t>(r)])).epsilon(1e-6).margin(1e-6));
     Batch<T> chosen = first;
     cross_entropy(context, chosen.args(true));
     CHECK(chosen.loss == Approx(loss).epsilon(1e-6).margin(1e-6));
@@ -95,13 +99,15 @@ TEST_CASE("the reference gradient agrees with central differences") {
       above[j] += 1e-5;
       below[j] -= 1e-5;
       const int64_t target = batch.targets[static_cast<size_t>(r)];
-      CHECK(std::abs((reference::row_loss(above, target) - reference::row_loss(below, target)) / 2e-5 - gradient[j]) <= 1e-6);
+      CHECK(std::abs((reference::row_loss(above, target) - reference::row_loss(below, target)) / 2e-5 - gradient[j]) <=
+            1e-6);
     }
   }
 }
 
 TEST_CASE("loss and gradient equal double, padding columns become zero") {
-  for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {3, 2, 4}, {13, 65, 65}, {5, 1023, 1024}, {4, 1025, 1100}, {2, 50257, 50304}}) {
+  for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{
+           {1, 1, 1}, {3, 2, 4}, {13, 65, 65}, {5, 1023, 1024}, {4, 1025, 1100}, {2, 50257, 50304}}) {
     check<float>(rows, vocab, stride, 1e-5);
     check<bfloat16>(rows, vocab, stride, 0x1p-7);
   }
@@ -111,7 +117,8 @@ TEST_CASE("the tolerances see a target off by one and a gradient that forgot the
   Batch<bfloat16> batch(7, 101, 101);
   const auto shifted = expected(batch, 1);
   auto no_target = expected(batch).second;
-  for (int64_t r = 0; r < 7; ++r) no_target[static_cast<size_t>(r * 101 + batch.targets[static_cast<size_t>(r)])] += double{kScale};
+  for (int64_t r = 0; r < 7; ++r)
+    no_target[static_cast<size_t>(r * 101 + batch.targets[static_cast<size_t>(r)])] += double{kScale};
   LaunchContext context = context_of(2);
   cross_entropy(context, batch.args(true));
   CHECK(relative_error(batch.logits, [&](int64_t i) { return shifted.second[static_cast<size_t>(i)]; }) > 0x1p-7);

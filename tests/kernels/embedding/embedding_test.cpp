@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Embeddings against one-hot products in double; rows sent between ranks give the bits of the dense gradient.
 
+#include "kernels/embedding/embedding.h"
+
 #include "engine/base/check.h"
 #include "kernels/cast/cast.h"
-#include "kernels/embedding/embedding.h"
 #include "kernels/embedding/embedding_cpu.h"
 #include "kernels/embedding/row_lists.h"
 #include "tests/kernels/products/cases.h"
@@ -19,7 +20,8 @@ namespace {
 std::vector<int32_t> random_ids(int64_t count, int64_t vocab, const std::string& name) {
   const Philox philox(kSeed, name);
   std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(philox.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab))));
+  for (int64_t i = 0; i < count; ++i)
+    ids.push_back(static_cast<int32_t>(philox.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab))));
   return ids;
 }
 
@@ -47,35 +49,44 @@ void check_dense(int64_t batch, int64_t tokens, int64_t width, int64_t vocab, in
   const auto ids = random_ids(batch * tokens, vocab, "ids");
   const auto table = random<T>(vocab * width, "table"), position = random<T>(positions * width, "positions"),
              dy = random<T>(batch * tokens * width, "dy");
-  const Table hot = reference::one_hot(ids, vocab), hot_positions = reference::one_hot(position_ids(batch, tokens), positions);
+  const Table hot = reference::one_hot(ids, vocab),
+              hot_positions = reference::one_hot(position_ids(batch, tokens), positions);
   const Table none = Table::Zero(positions, width), dys = table_of(dy, width);
   const DType dtype = dtype_of<T>::value;
-  const double forward = sizeof(T) == 4 ? 1e-6 : 0x1p-7, backward = sizeof(T) == 4 ? 1e-5 * std::sqrt(static_cast<double>(ids.size())) : 0x1p-7;
+  const double forward = sizeof(T) == 4 ? 1e-6 : 0x1p-7,
+               backward = sizeof(T) == 4 ? 1e-5 * std::sqrt(static_cast<double>(ids.size())) : 0x1p-7;
   for_each_machine([&](Isa isa, LaunchContext& context) {
     std::vector<T> y(dy.size());
-    SLIP_CALL_ON(isa, embedding_forward_cpu(context, {ids.data(), table.data(), position.data(), y.data(), batch, tokens, width, dtype}));
-    CHECK(error_of(y, reference::embed(hot, table_of(table, width), hot_positions, table_of(position, width))) <= forward);
-    SLIP_CALL_ON(isa, embedding_forward_cpu(context, {ids.data(), table.data(), nullptr, y.data(), batch, tokens, width, dtype}));
+    SLIP_CALL_ON(isa, embedding_forward_cpu(
+                          context, {ids.data(), table.data(), position.data(), y.data(), batch, tokens, width, dtype}));
+    CHECK(error_of(y, reference::embed(hot, table_of(table, width), hot_positions, table_of(position, width))) <=
+          forward);
+    SLIP_CALL_ON(isa, embedding_forward_cpu(
+                          context, {ids.data(), table.data(), nullptr, y.data(), batch, tokens, width, dtype}));
     CHECK(error_of(y, reference::embed(hot, table_of(table, width), hot_positions, none)) == 0.0);
     for (bool accumulate : {false, true}) {
       const double kept = accumulate ? 1.0 : 0.0;
       auto dtable = random<float>(vocab * width, "dtable"), dpositions = random<float>(positions * width, "dpositions");
       const Table old = kept * table_of(dtable, width), old_positions = kept * table_of(dpositions, width);
-      SLIP_CALL_ON(isa, embedding_backward_cpu(context, {ids.data(), dy.data(), dtable.data(), batch * tokens, width, vocab, dtype, accumulate}));
+      SLIP_CALL_ON(isa, embedding_backward_cpu(context, {ids.data(), dy.data(), dtable.data(), batch * tokens, width,
+                                                         vocab, dtype, accumulate}));
       CHECK(error_of(dtable, reference::embed_dtable(hot, dys) + old) <= backward);
-      SLIP_CALL_ON(isa, position_backward_cpu(context, {dy.data(), dpositions.data(), batch, tokens, width, positions, dtype, accumulate}));
+      SLIP_CALL_ON(isa, position_backward_cpu(context, {dy.data(), dpositions.data(), batch, tokens, width, positions,
+                                                        dtype, accumulate}));
       CHECK(error_of(dpositions, reference::embed_dtable(hot_positions, dys) + old_positions) <= backward);
     }
   });
 }
 
 /// Dense gradients of every rank, added in rank order, then to the table.
-std::vector<float> dense_sum(const std::vector<std::vector<int32_t>>& ids, const std::vector<std::vector<float>>& dy, int64_t width, int64_t vocab) {
+std::vector<float> dense_sum(const std::vector<std::vector<int32_t>>& ids, const std::vector<std::vector<float>>& dy,
+                             int64_t width, int64_t vocab) {
   LaunchContext context = context_of(1);
   std::vector<float> sum(static_cast<size_t>(vocab * width)), total = random<float>(vocab * width, "head");
   for (size_t rank = 0; rank < ids.size(); ++rank) {
     std::vector<float> mine(sum.size());
-    embedding_backward(context, {ids[rank].data(), dy[rank].data(), mine.data(), static_cast<int64_t>(ids[rank].size()), width, vocab});
+    embedding_backward(context, {ids[rank].data(), dy[rank].data(), mine.data(), static_cast<int64_t>(ids[rank].size()),
+                                 width, vocab});
     if (rank == 0)
       sum = mine;
     else
@@ -104,7 +115,8 @@ TEST_CASE("the references of the embedding agree with central differences") {
 }
 
 TEST_CASE("look-up and dense gradients equal one-hot products") {
-  for (const auto& s : std::vector<std::array<int64_t, 5>>{{1, 1, 1, 1, 1}, {3, 7, 5, 11, 9}, {2, 16, 65, 31, 16}, {4, 33, 257, 50, 40}}) {
+  for (const auto& s : std::vector<std::array<int64_t, 5>>{
+           {1, 1, 1, 1, 1}, {3, 7, 5, 11, 9}, {2, 16, 65, 31, 16}, {4, 33, 257, 50, 40}}) {
     check_dense<float>(s[0], s[1], s[2], s[3], s[4]);
     check_dense<bfloat16>(s[0], s[1], s[2], s[3], s[4]);
   }
@@ -114,7 +126,8 @@ TEST_CASE("the tolerances see ids off by one and positions forgotten") {
   const auto ids = random_ids(12, 9, "ids");
   auto wrong = ids;
   for (int32_t& id : wrong) id = (id + 1) % 9;
-  const auto dy = random<bfloat16>(12 * 8, "dy"), table = random<bfloat16>(9 * 8, "table"), positions = random<bfloat16>(6 * 8, "positions");
+  const auto dy = random<bfloat16>(12 * 8, "dy"), table = random<bfloat16>(9 * 8, "table"),
+             positions = random<bfloat16>(6 * 8, "positions");
   std::vector<float> dtable(9 * 8);
   std::vector<bfloat16> y(12 * 8);
   LaunchContext context = context_of(2);
@@ -139,7 +152,8 @@ TEST_CASE("gradients have the same bits for any number of threads") {
 }
 
 TEST_CASE("packed rows of several ranks give the bits of the dense sum") {
-  for (const auto& [ranks, rows, width, vocab] : std::vector<std::array<int64_t, 4>>{{1, 1, 1, 1}, {2, 19, 5, 7}, {3, 64, 300, 37}, {4, 127, 48, 1000}}) {
+  for (const auto& [ranks, rows, width, vocab] :
+       std::vector<std::array<int64_t, 4>>{{1, 1, 1, 1}, {2, 19, 5, 7}, {3, 64, 300, 37}, {4, 127, 48, 1000}}) {
     CAPTURE(ranks, rows, width, vocab);
     std::vector<std::vector<int32_t>> ids;
     std::vector<std::vector<float>> dy;
@@ -151,10 +165,12 @@ TEST_CASE("packed rows of several ranks give the bits of the dense sum") {
     for (int threads : {1, 2, 3}) {
       LaunchContext context = context_of(threads);
       std::vector<int32_t> row_ids(static_cast<size_t>(ranks * rows), 99);
-      std::vector<float> packed(static_cast<size_t>(ranks * rows * width), 99.0f), total = random<float>(vocab * width, "head");
+      std::vector<float> packed(static_cast<size_t>(ranks * rows * width), 99.0f),
+          total = random<float>(vocab * width, "head");
       for (int64_t rank = 0; rank < ranks; ++rank)
-        embedding_rows_pack(context, {ids[static_cast<size_t>(rank)].data(), dy[static_cast<size_t>(rank)].data(), row_ids.data() + rank * rows,
-                                      packed.data() + rank * rows * width, rows, rows, width});
+        embedding_rows_pack(context,
+                            {ids[static_cast<size_t>(rank)].data(), dy[static_cast<size_t>(rank)].data(),
+                             row_ids.data() + rank * rows, packed.data() + rank * rows * width, rows, rows, width});
       embedding_rows_add(context, {row_ids.data(), packed.data(), total.data(), ranks, rows, width, vocab});
       CHECK(same_bits(total, want));
     }
@@ -172,11 +188,16 @@ TEST_CASE("every instruction set packs and adds rows with the same bits") {
   for_each_machine([&](Isa isa, LaunchContext& context) {
     std::vector<int32_t> row_ids(static_cast<size_t>(rows));
     std::vector<float> packed(static_cast<size_t>(rows * width)), total(static_cast<size_t>(vocab * width), 1.0f);
-    SLIP_CALL_ON(isa, embedding_rows_pack_cpu(context, {ids.data(), dy.data(), row_ids.data(), packed.data(), rows, rows, width, DType::bf16}, chains));
+    SLIP_CALL_ON(
+        isa,
+        embedding_rows_pack_cpu(
+            context, {ids.data(), dy.data(), row_ids.data(), packed.data(), rows, rows, width, DType::bf16}, chains));
     RowLists packed_lists;
     packed_lists.build(row_ids.data(), rows, vocab);
-    const Chains again{packed_lists.firsts().data(), static_cast<int64_t>(packed_lists.firsts().size()), packed_lists.next().data()};
-    SLIP_CALL_ON(isa, embedding_rows_add_cpu(context, {row_ids.data(), packed.data(), total.data(), 1, rows, width, vocab}, again));
+    const Chains again{packed_lists.firsts().data(), static_cast<int64_t>(packed_lists.firsts().size()),
+                       packed_lists.next().data()};
+    SLIP_CALL_ON(isa, embedding_rows_add_cpu(
+                          context, {row_ids.data(), packed.data(), total.data(), 1, rows, width, vocab}, again));
     CHECK(std::count(row_ids.begin(), row_ids.end(), -1) == rows - chains.count);
     if (first.empty()) first = total;
     CHECK(same_bits(total, first));
@@ -207,6 +228,7 @@ TEST_CASE("ids outside the vocabulary are refused before anything is written") {
   CHECK_THROWS_AS(embedding_backward(context, {ids.data(), dy.data(), dtable.data(), 2, 1, 3}), DataError);
   ids[1] = -2;
   CHECK_THROWS_AS(embedding_rows_add(context, {ids.data(), dy.data(), dtable.data(), 1, 2, 1, 3}), DataError);
-  CHECK_THROWS_AS(embedding_rows_pack(context, {ids.data(), dy.data(), ids.data(), dtable.data(), 3, 2, 1}), ShapeError);
+  CHECK_THROWS_AS(embedding_rows_pack(context, {ids.data(), dy.data(), ids.data(), dtable.data(), 3, 2, 1}),
+                  ShapeError);
   CHECK_THROWS_AS(position_backward(context, {dy.data(), dtable.data(), 1, 2, 1, 1}), ShapeError);
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linear layer against double: forward, both gradients, tiles, and what the tolerances see.
 
-#include "engine/base/check.h"
 #include "kernels/matmul/matmul.h"
+
+#include "engine/base/check.h"
 #include "kernels/matmul/matmul_cpu.h"
 #include "tests/kernels/products/cases.h"
 #include "tests/reference/products.h"
@@ -19,13 +20,15 @@ struct Shape {
   int64_t rows, in, out;
 };
 
-const std::vector<Shape> kShapes = {{1, 1, 1}, {2, 3, 5}, {17, 31, 13}, {127, 64, 65}, {129, 256, 33}, {48, 2049, 16}, {33, 7, 1031}, {515, 19, 40}};
+const std::vector<Shape> kShapes = {{1, 1, 1},      {2, 3, 5},      {17, 31, 13},  {127, 64, 65},
+                                    {129, 256, 33}, {48, 2049, 16}, {33, 7, 1031}, {515, 19, 40}};
 
 template <typename T>
 Matrix matrix(const std::vector<T>& values, int64_t rows, int64_t columns, int64_t stride = 0) {
   Matrix m(rows, columns);
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < columns; ++c) m(r, c) = as_double(values[static_cast<size_t>(r * (stride ? stride : columns) + c)]);
+    for (int64_t c = 0; c < columns; ++c)
+      m(r, c) = as_double(values[static_cast<size_t>(r * (stride ? stride : columns) + c)]);
   return m;
 }
 
@@ -43,9 +46,9 @@ template <typename T>
 struct Layer {
   explicit Layer(const Shape& shape) : s(shape) {}
   Shape s;
-  std::vector<T> x = random<T>(s.rows * s.in, "x"), weight = random<T>(s.out * s.in, "weight"), bias = random<T>(s.out, "bias"),
-                 dy = random<T>(s.rows * s.out, "dy"), y = std::vector<T>(dy.size(), T(7.0f)), pre = y,
-                 dx = random<T>(s.rows * s.in, "dx");
+  std::vector<T> x = random<T>(s.rows * s.in, "x"), weight = random<T>(s.out * s.in, "weight"),
+                 bias = random<T>(s.out, "bias"), dy = random<T>(s.rows * s.out, "dy"),
+                 y = std::vector<T>(dy.size(), T(7.0f)), pre = y, dx = random<T>(s.rows * s.in, "dx");
   std::vector<float> dweight = random<float>(s.out * s.in, "dweight"), dbias = random<float>(s.out, "dbias");
   DType dtype = dtype_of<T>::value;
   Matrix mx = matrix(x, s.rows, s.in), mw = matrix(weight, s.out, s.in), mdy = matrix(dy, s.rows, s.out);
@@ -60,9 +63,11 @@ void check_forward(const Shape& s) {
     for (bool biased : {false, true}) {
       const Matrix value = reference::linear(l.mx, l.mw, biased ? l.mb : none);
       const T* bias = biased ? l.bias.data() : nullptr;
-      SLIP_CALL_ON(isa, matmul_forward_cpu(context, {l.x.data(), l.weight.data(), bias, l.y.data(), nullptr, s.rows, s.in, s.out, l.dtype}));
+      SLIP_CALL_ON(isa, matmul_forward_cpu(context, {l.x.data(), l.weight.data(), bias, l.y.data(), nullptr, s.rows,
+                                                     s.in, s.out, l.dtype}));
       CHECK(error_of(l.y, value) <= tolerance<T>(1e-6, s.in));
-      SLIP_CALL_ON(isa, matmul_forward_cpu(context, {l.x.data(), l.weight.data(), bias, l.y.data(), l.pre.data(), s.rows, s.in, s.out, l.dtype}));
+      SLIP_CALL_ON(isa, matmul_forward_cpu(context, {l.x.data(), l.weight.data(), bias, l.y.data(), l.pre.data(),
+                                                     s.rows, s.in, s.out, l.dtype}));
       CHECK(error_of(l.pre, value) <= tolerance<T>(1e-6, s.in));
       CHECK(error_of(l.y, reference::tanh_gelu(value)) <= tolerance<T>(1e-6, s.in));
     }
@@ -76,12 +81,16 @@ void check_backward(const Shape& s) {
     for (bool accumulate : {false, true}) {
       const double kept = accumulate ? 1.0 : 0.0;
       Layer<T> l = first;
-      SLIP_CALL_ON(isa, matmul_backward_input_cpu(context, {l.dy.data(), l.weight.data(), l.dx.data(), s.rows, s.in, s.out, l.dtype, accumulate}));
-      CHECK(error_of(l.dx, reference::linear_dx(l.mdy, l.mw) + kept * matrix(first.dx, s.rows, s.in)) <= tolerance<T>(1e-5, s.out));
-      SLIP_CALL_ON(isa, matmul_backward_weight_cpu(context, {l.x.data(), l.dy.data(), l.dweight.data(), l.dbias.data(), s.rows, s.in, s.out, l.dtype,
-                                                             accumulate, s.out}));
-      CHECK(error_of(l.dweight, reference::linear_dweight(l.mx, l.mdy) + kept * matrix(first.dweight, s.out, s.in)) <= tolerance<T>(1e-5, s.rows));
-      CHECK(error_of(l.dbias, reference::linear_dbias(l.mdy) + kept * matrix(first.dbias, 1, s.out).row(0)) <= tolerance<T>(1e-5, s.rows));
+      SLIP_CALL_ON(isa, matmul_backward_input_cpu(context, {l.dy.data(), l.weight.data(), l.dx.data(), s.rows, s.in,
+                                                            s.out, l.dtype, accumulate}));
+      CHECK(error_of(l.dx, reference::linear_dx(l.mdy, l.mw) + kept * matrix(first.dx, s.rows, s.in)) <=
+            tolerance<T>(1e-5, s.out));
+      SLIP_CALL_ON(isa, matmul_backward_weight_cpu(context, {l.x.data(), l.dy.data(), l.dweight.data(), l.dbias.data(),
+                                                             s.rows, s.in, s.out, l.dtype, accumulate, s.out}));
+      CHECK(error_of(l.dweight, reference::linear_dweight(l.mx, l.mdy) + kept * matrix(first.dweight, s.out, s.in)) <=
+            tolerance<T>(1e-5, s.rows));
+      CHECK(error_of(l.dbias, reference::linear_dbias(l.mdy) + kept * matrix(first.dbias, 1, s.out).row(0)) <=
+            tolerance<T>(1e-5, s.rows));
     }
   });
 }
@@ -105,10 +114,15 @@ Matrix slope(Matrix at, const Matrix& dy, const F& f) {
 
 TEST_CASE("the references of the linear layer agree with central differences") {
   const Layer<float> l({5, 7, 3});
-  const auto close = [](const Matrix& a, const Matrix& b) { return (a - b).cwiseAbs().maxCoeff() <= 1e-6 * b.cwiseAbs().maxCoeff(); };
-  CHECK(close(reference::linear_dx(l.mdy, l.mw), slope(l.mx, l.mdy, [&](const Matrix& x) { return reference::linear(x, l.mw, l.mb); })));
-  CHECK(close(reference::linear_dweight(l.mx, l.mdy), slope(l.mw, l.mdy, [&](const Matrix& w) { return reference::linear(l.mx, w, l.mb); })));
-  CHECK(close(reference::linear_dbias(l.mdy), slope(l.mb, l.mdy, [&](const Matrix& b) { return reference::linear(l.mx, l.mw, b.row(0)); })));
+  const auto close = [](const Matrix& a, const Matrix& b) {
+    return (a - b).cwiseAbs().maxCoeff() <= 1e-6 * b.cwiseAbs().maxCoeff();
+  };
+  CHECK(close(reference::linear_dx(l.mdy, l.mw),
+              slope(l.mx, l.mdy, [&](const Matrix& x) { return reference::linear(x, l.mw, l.mb); })));
+  CHECK(close(reference::linear_dweight(l.mx, l.mdy),
+              slope(l.mw, l.mdy, [&](const Matrix& w) { return reference::linear(l.mx, w, l.mb); })));
+  CHECK(close(reference::linear_dbias(l.mdy),
+              slope(l.mb, l.mdy, [&](const Matrix& b) { return reference::linear(l.mx, l.mw, b.row(0)); })));
 }
 
 TEST_CASE("forward equals the double product, bias and GELU") {
@@ -131,20 +145,23 @@ TEST_CASE("the tolerances see a transposed weight, a wrong GELU and a dropped ro
   const Shape s{65, 64, 64};
   Layer<bfloat16> l(s);  // the widest tolerance
   LaunchContext context = context_of(2);
-  matmul_forward(context, {l.x.data(), l.weight.data(), l.bias.data(), l.y.data(), l.pre.data(), s.rows, s.in, s.out, l.dtype});
+  matmul_forward(context,
+                 {l.x.data(), l.weight.data(), l.bias.data(), l.y.data(), l.pre.data(), s.rows, s.in, s.out, l.dtype});
   const Matrix value = reference::linear(l.mx, l.mw, l.mb);
   CHECK(error_of(l.pre, value) <= 0x1p-7);
   CHECK(error_of(l.pre, reference::linear(l.mx, l.mw.transpose(), l.mb)) > 0x1p-7);
   CHECK(error_of(l.pre, reference::linear(l.mx, l.mw, Vector::Zero(s.out))) > 0x1p-7);
   CHECK(error_of(l.y, value) > 0x1p-7);
-  matmul_backward_weight(context, {l.x.data(), l.dy.data(), l.dweight.data(), l.dbias.data(), s.rows, s.in, s.out, l.dtype});
+  matmul_backward_weight(context,
+                         {l.x.data(), l.dy.data(), l.dweight.data(), l.dbias.data(), s.rows, s.in, s.out, l.dtype});
   CHECK(error_of(l.dbias, reference::linear_dbias(l.mdy.topRows(s.rows - 1))) > 0x1p-7);
   CHECK(error_of(l.dweight, reference::linear_dweight(l.mx.topRows(s.rows - 1), l.mdy.topRows(s.rows - 1))) > 0x1p-7);
   // The float tolerances see a product whose operands lost the bits below bfloat16.
   Layer<float> f(s);
   matmul_forward(context, {f.x.data(), f.weight.data(), nullptr, f.y.data(), nullptr, s.rows, s.in, s.out});
   Matrix rounded = f.mx;
-  for (Eigen::Index i = 0; i < rounded.size(); ++i) rounded.data()[i] = as_double(bfloat16(static_cast<float>(rounded.data()[i])));
+  for (Eigen::Index i = 0; i < rounded.size(); ++i)
+    rounded.data()[i] = as_double(bfloat16(static_cast<float>(rounded.data()[i])));
   CHECK(error_of(f.y, reference::linear(rounded, f.mw, Vector::Zero(s.out))) > tolerance<float>(1e-5, s.in));
 }
 
@@ -155,9 +172,11 @@ TEST_CASE("a chunk of the columns of dy gives a chunk of the weight gradient") {
   for (int threads : {1, 2, 3}) {
     std::vector<float> dweight(chunk * in), dbias(chunk);
     LaunchContext context = context_of(threads);
-    matmul_backward_weight(context, {x.data(), dy.data() + first, dweight.data(), dbias.data(), rows, in, chunk, DType::f32, false, vocab});
+    matmul_backward_weight(context, {x.data(), dy.data() + first, dweight.data(), dbias.data(), rows, in, chunk,
+                                     DType::f32, false, vocab});
     CHECK(error_of(dweight, whole.middleRows(first, chunk).eval()) <= 1e-5 * std::sqrt(37.0));
-    CHECK(error_of(dbias, reference::linear_dbias(matrix(dy, rows, vocab)).segment(first, chunk).eval()) <= 1e-5 * std::sqrt(37.0));
+    CHECK(error_of(dbias, reference::linear_dbias(matrix(dy, rows, vocab)).segment(first, chunk).eval()) <=
+          1e-5 * std::sqrt(37.0));
   }
 }
 
@@ -173,7 +192,8 @@ TEST_CASE("empty products: no rows leave zero gradients, no inputs leave the bia
 
 TEST_CASE("tiles cover the result, are no more than the threads, and cut the longer side") {
   for (int threads : {1, 2, 3, 7, 16})
-    for (const Shape& s : {Shape{1, 5, 1}, Shape{256, 768, 50257}, Shape{50257, 256, 768}, Shape{1000, 1000, 1000}, Shape{17, 4000, 16}}) {
+    for (const Shape& s : {Shape{1, 5, 1}, Shape{256, 768, 50257}, Shape{50257, 256, 768}, Shape{1000, 1000, 1000},
+                           Shape{17, 4000, 16}}) {
       CAPTURE(threads, s.rows, s.in, s.out);
       const TileSplit t = split_tiles(s.rows, s.out, s.in, threads);
       CHECK(t.m_tiles * t.n_tiles <= threads);
@@ -191,10 +211,13 @@ TEST_CASE("what does not fit is refused with a sentence, and costs count flops a
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, -1, 1, 1}), ShapeError);
   CHECK_THROWS_AS(matmul_forward(context, {nullptr, &value, nullptr, &value, nullptr, 1, 1, 1}), ShapeError);
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, 1, 1, 1, DType::f64}), ShapeError);
-  CHECK_THROWS_AS(matmul_backward_weight(context, {&value, &value, &value, nullptr, 1, 1, 2, DType::f32, false, 1}), ShapeError);
+  CHECK_THROWS_AS(matmul_backward_weight(context, {&value, &value, &value, nullptr, 1, 1, 2, DType::f32, false, 1}),
+                  ShapeError);
   context.kind = DeviceKind::cuda;
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, 1, 1, 1}), ResourceError);
   CHECK(matmul_forward_cost({nullptr, nullptr, nullptr, nullptr, nullptr, 2, 3, 5, DType::bf16}).flops == 60);
-  CHECK(matmul_forward_cost({nullptr, nullptr, nullptr, nullptr, nullptr, 2, 3, 5, DType::bf16}).bytes == 2 * (6 + 15 + 10));
-  CHECK(matmul_backward_weight_cost({nullptr, nullptr, nullptr, nullptr, 2, 3, 5, DType::bf16, true}).bytes == 2 * 16 + 4 * 30);
+  CHECK(matmul_forward_cost({nullptr, nullptr, nullptr, nullptr, nullptr, 2, 3, 5, DType::bf16}).bytes ==
+        2 * (6 + 15 + 10));
+  CHECK(matmul_backward_weight_cost({nullptr, nullptr, nullptr, nullptr, 2, 3, 5, DType::bf16, true}).bytes ==
+        2 * 16 + 4 * 30);
 }

@@ -33,14 +33,14 @@ inline std::vector<kernels::Isa> isas() {
 }
 
 /// Calls the function of a named set, whatever the process chose.
-#define SLIP_CALL_ON(set, call)                                                          \
-  do {                                                                                   \
-    if ((set) == ::slipstream::kernels::Isa::avx512)                                     \
-      ::slipstream::kernels::isa_avx512::call;                                           \
-    else if ((set) == ::slipstream::kernels::Isa::avx2)                                  \
-      ::slipstream::kernels::isa_avx2::call;                                             \
-    else                                                                                 \
-      ::slipstream::kernels::isa_baseline::call;                                         \
+#define SLIP_CALL_ON(set, call)                         \
+  do {                                                  \
+    if ((set) == ::slipstream::kernels::Isa::avx512)    \
+      ::slipstream::kernels::isa_avx512::call;          \
+    else if ((set) == ::slipstream::kernels::Isa::avx2) \
+      ::slipstream::kernels::isa_avx2::call;            \
+    else                                                \
+      ::slipstream::kernels::isa_baseline::call;        \
   } while (false)
 
 /// A context on a pool of 1, 2 or 3 threads that lives as long as the process.

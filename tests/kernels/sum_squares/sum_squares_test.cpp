@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of squares against extended precision; the same bits for all threads and instruction sets.
 
-#include "engine/base/check.h"
 #include "kernels/sum_squares/sum_squares.h"
+
+#include "engine/base/check.h"
 #include "kernels/sum_squares/sum_squares_cpu.h"
 #include "tests/kernels/products/cases.h"
 

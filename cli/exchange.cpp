@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packs step times, gathers them, and averages.
+
+#include "cli/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace slipstream::cli {
+namespace {
+
+void put(std::string& bytes, int64_t value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof value); }
+
+/// Reads what put() wrote, in order.
+class Reader {
+ public:
+  explicit Reader(const std::string& bytes) : bytes_(bytes) {}
+  int64_t next() {
+    SLIP_ASSERT(at_ + sizeof(int64_t) <= bytes_.size());
+    int64_t value;
+    std::memcpy(&value, bytes_.data() + at_, sizeof value);
+    at_ += sizeof value;
+    return value;
+  }
+
+ private:
+  const std::string& bytes_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps) {
+  std::string bytes;
+  for (const StepTimes& t : steps) {
+    for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.input_ns, t.other_ns}) put(bytes, ns);
+    put(bytes, static_cast<int64_t>(t.tasks.size()));
+    for (const TaskTime& task : t.tasks) {
+      put(bytes, task.begin_ns);
+      put(bytes, task.end_ns);
+    }
+  }
+  const std::vector<std::string> gathered = world.all_gather(bytes);
+  std::vector<Reader> readers(gathered.begin(), gathered.end());
+  const double ranks = static_cast<double>(gathered.size());
+  std::vector<StepMeans> means(steps.size());
+  for (StepMeans& m : means) {
+    std::vector<StepTimes> times(gathered.size());
+    std::vector<int64_t> last_entries;
+    for (size_t r = 0; r < times.size(); ++r) {
+      StepTimes& t = times[r];
+      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns}) *ns = readers[r].next();
+      t.tasks.resize(static_cast<size_t>(readers[r].next()));
+      last_entries.resize(t.tasks.size(), 0);
+      for (size_t k = 0; k < t.tasks.size(); ++k) {
+        t.tasks[k].begin_ns = readers[r].next();
+        t.tasks[k].end_ns = readers[r].next();
+        last_entries[k] = std::max(last_entries[k], t.tasks[k].begin_ns);
+      }
+    }
+    for (StepTimes& t : times) {
+      apply_last_entries(t, last_entries);
+      const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
+      mean(m.step_ms, t.step_ns);
+      mean(m.compute_ms, t.compute_ns);
+      mean(m.comm_ms, t.comm_ns);
+      mean(m.exposed_ms, t.exposed_ns);
+      mean(m.input_ms, t.input_ns);
+      mean(m.other_ms, t.other_ns);
+      mean(m.skew_ms, t.skew_ns);
+      m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
+    }
+  }
+  return means;
+}
+
+std::vector<int64_t> largest_over_ranks(World& world, const std::vector<int64_t>& values) {
+  std::string bytes;
+  for (int64_t value : values) put(bytes, value);
+  std::vector<int64_t> largest = values;
+  for (const std::string& theirs : world.all_gather(bytes)) {
+    Reader reader(theirs);
+    for (int64_t& value : largest) value = std::max(value, reader.next());
+  }
+  return largest;
+}
+
+}  // namespace slipstream::cli

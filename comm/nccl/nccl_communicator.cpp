@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every verb is one or more NCCL calls on the stream of the launch.
+
+#include "comm/nccl/nccl_communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+
+namespace slipstream::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+// A call that is handed to NCCL's own thread is accepted within some tens of microseconds; then the wait is for a peer.
+constexpr int kQuickLooks = 2000;
+constexpr auto kPollPause = std::chrono::microseconds(100);
+// At the end of a run nobody should wait long for a peer that has left without a word.
+constexpr double kLongestEndSeconds = 30;
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return ncclFloat32;
+    case DType::bf16: return ncclBfloat16;
+    case DType::f64: return ncclFloat64;
+    case DType::i32: return ncclInt32;
+    case DType::u8: return ncclUint8;
+  }
+  throw InternalError("[nccl] type {} has no NCCL type.", static_cast<int>(dtype));
+}
+
+const char* what_to_do(ncclResult_t result) {
+  switch (result) {
+    case ncclRemoteError: return "Another rank has failed or left: look for the first error among the ranks.";
+    case ncclSystemError: return "Look at the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO) and at the limits of the system.";
+    case ncclUnhandledCudaError: return "Look at nvidia-smi and the kernel log: a GPU may be lost or out of memory.";
+    case ncclInvalidUsage: return "Two ranks may be on one GPU: set SLIPSTREAM_SHARE_GPU=1 to test with that; else set NCCL_DEBUG=WARN.";
+    default: return "Set NCCL_DEBUG=WARN and start again to see NCCL's own words.";
+  }
+}
+
+[[noreturn]] void fail_with(ncclComm_t comm, const std::string& name, ncclResult_t result, const std::string& what) {
+  const char* last = ncclGetLastError(comm);
+  throw CommError("[nccl] {}: {} failed: {}{}. {}", name, what, ncclGetErrorString(result),
+                  last && *last ? fmt::format(" (NCCL's last words, which may be of something else: {})", last) : "",
+                  what_to_do(result));
+}
+
+/// Polls until NCCL is done with what it has begun on `comm`. `pause(look)` is called between two looks. Returns
+/// ncclInProgress at the deadline.
+template <typename Pause>
+ncclResult_t settle(ncclComm_t comm, ncclResult_t result, double timeout_seconds, const Pause& pause) {
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+  for (int look = 0; result == ncclInProgress; ++look) {
+    if (Clock::now() >= deadline) return ncclInProgress;
+    pause(look);
+    const ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
+    if (asked != ncclSuccess) return asked;
+  }
+  return result;
+}
+
+void rest(int look) {
+  if (look < kQuickLooks)
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(kPollPause);
+}
+
+ncclConfig_t config_of(const NcclOptions& options) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  if (options.min_ctas > 0) config.minCTAs = options.min_ctas;
+  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
+  if (options.cluster_size >= 0) config.cgaClusterSize = options.cluster_size;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  config.commName = options.name.c_str();
+  if (options.traffic_class >= 0) config.trafficClass = options.traffic_class;
+#endif
+  return config;
+}
+
+void set_if_unset(const char* name, const std::string& value) { setenv(name, value.c_str(), 0); }
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(ncclComm_t comm, const NcclOptions& options) : comm_(comm), options_(options) {
+  ncclResult_t result = ncclCommUserRank(comm_, &rank_);
+  if (result == ncclSuccess) result = ncclCommCount(comm_, &size_);
+  if (result != ncclSuccess) fail_with(comm_, options_.name, result, "asking for rank and size");
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  std::lock_guard lock(mutex_);
+  if (!comm_) return;
+  const double limit_seconds = std::min(options_.timeout_seconds, kLongestEndSeconds);
+  ncclResult_t result = settle(comm_, ncclCommFinalize(comm_), limit_seconds, rest);
+  if (result == ncclSuccess) result = ncclCommDestroy(comm_);
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  log_warn("[nccl] {}: rank {} could not end its connection: {}", options_.name, rank_, ncclGetErrorString(result));
+  ncclCommAbort(comm_);
+}
+
+Work NcclCommunicator::all_reduce(const Transfer& t) { return bind_verb({.op = Op::all_reduce, .transfer = t}); }
+Work NcclCommunicator::reduce_scatter(const Transfer& t) { return bind_verb({.op = Op::reduce_scatter, .transfer = t}); }
+Work NcclCommunicator::all_gather(const Transfer& t) { return bind_verb({.op = Op::all_gather, .transfer = t}); }
+Work NcclCommunicator::broadcast(const Transfer& t, int root) {
+  return bind_verb({.op = Op::broadcast, .transfer = t, .root = root});
+}
+Work NcclCommunicator::all_to_all(const Transfer& t) { return bind_verb({.op = Op::all_to_all, .transfer = t}); }
+Work NcclCommunicator::send(const Transfer& t, int peer) { return bind_verb({.op = Op::send, .transfer = t, .to_peer = peer}); }
+Work NcclCommunicator::recv(const Transfer& t, int peer) { return bind_verb({.op = Op::recv, .transfer = t, .from_peer = peer}); }
+Work NcclCommunicator::exchange(const Transfer& t, int to_peer, int from_peer) {
+  return bind_verb({.op = Op::exchange, .transfer = t, .to_peer = to_peer, .from_peer = from_peer});
+}
+
+Work NcclCommunicator::bind_verb(const Verb& verb) {
+  return bind(verb, rank_, size_, [this, verb](LaunchContext& context, BoundState&) { run(verb, context); });
+}
+
+void NcclCommunicator::run(const Verb& verb, LaunchContext& context) {
+  std::unique_lock lock(mutex_);
+  const std::string what = describe(verb);
+  require_alive(what);
+  if (verb.transfer.elems == 0) return;
+  finish(lock, enqueue(verb, context), what);
+}
+
+ncclResult_t NcclCommunicator::enqueue(const Verb& verb, LaunchContext& context) {
+  const Transfer& transfer = verb.transfer;
+  const auto stream = static_cast<cudaStream_t>(context.native_stream);
+  const auto count = static_cast<size_t>(transfer.elems);
+  const ncclDataType_t type = type_of(transfer.dtype);
+  const int64_t part_bytes = bytes_of(transfer.elems, transfer.dtype);
+  const auto from = [&] { return context.at(transfer.from); };
+  const auto to = [&] { return context.at(transfer.to); };
+  switch (verb.op) {
+    case Op::all_reduce: return ncclAllReduce(from(), to(), count, type, ncclSum, comm_, stream);
+    case Op::reduce_scatter: return ncclReduceScatter(from(), to(), count, type, ncclSum, comm_, stream);
+    case Op::all_gather: return ncclAllGather(from(), to(), count, type, comm_, stream);
+    case Op::broadcast: return ncclBroadcast(rank_ == verb.root ? from() : to(), to(), count, type, verb.root, comm_, stream);
+    case Op::send: return ncclSend(from(), count, type, verb.to_peer, comm_, stream);
+    case Op::recv: return ncclRecv(to(), count, type, verb.from_peer, comm_, stream);
+    default: break;
+  }
+  // As a group, or a ring of ranks that all send first would wait for ever.
+  ncclResult_t worst = ncclGroupStart();
+  const auto call = [&](ncclResult_t result) {
+    if (worst == ncclSuccess || worst == ncclInProgress) worst = result;
+  };
+  if (verb.op == Op::exchange) {
+    call(ncclSend(from(), count, type, verb.to_peer, comm_, stream));
+    call(ncclRecv(to(), count, type, verb.from_peer, comm_, stream));
+  } else {
+    for (int peer = 0; peer < size_; ++peer) {
+      call(ncclSend(from() + peer * part_bytes, count, type, peer, comm_, stream));
+      call(ncclRecv(to() + peer * part_bytes, count, type, peer, comm_, stream));
+    }
+  }
+  call(ncclGroupEnd());
+  return worst;
+}
+
+void NcclCommunicator::finish(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& what) {
+  // Between two looks the lock is open, so that abort gets in.
+  result = settle(comm_, result, options_.timeout_seconds, [&](int look) {
+    lock.unlock();
+    rest(look);
+    lock.lock();
+    require_alive(what);
+  });
+  if (result == ncclInProgress)
+    throw CommError("[nccl] {}: {} was not accepted within {} s. A rank may be gone or late: look for the first error among "
+                    "the ranks, or raise comm.timeout_seconds.", options_.name, what, options_.timeout_seconds);
+  if (result != ncclSuccess) fail_with(comm_, options_.name, result, what);
+}
+
+void NcclCommunicator::require_alive(const std::string& what) const {
+  if (!comm_)
+    throw CommError("[nccl] {}: {} was given up, because the connection of rank {} was aborted. Look for the first error "
+                    "among the ranks.", options_.name, what, rank_);
+}
+
+std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
+  if (color < 0) throw CommError("[nccl] {}: split with color {}, need at least 0. Give every rank a group.", options_.name, color);
+  std::unique_lock lock(mutex_);
+  require_alive("split");
+  ncclConfig_t config = config_of(options_);
+  ncclComm_t child = nullptr;
+  finish(lock, ncclCommSplit(comm_, color, key, &child, &config), "split");
+  const ncclResult_t result = settle(child, ncclInProgress, options_.timeout_seconds, rest);
+  if (result != ncclSuccess) fail_with(child, options_.name, result, "connecting the ranks of a split");
+  return std::make_unique<NcclCommunicator>(child, options_);
+}
+
+void NcclCommunicator::abort() {
+  std::lock_guard lock(mutex_);
+  if (!comm_) return;
+  ncclCommAbort(comm_);
+  comm_ = nullptr;
+}
+
+void NcclCommunicator::check_for_errors() {
+  std::lock_guard lock(mutex_);
+  require_alive("the run");
+  ncclResult_t result = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
+  if (asked != ncclSuccess) result = asked;
+  if (result != ncclSuccess && result != ncclInProgress) fail_with(comm_, options_.name, result, "work in flight");
+}
+
+int nccl_version() {
+  int version = 0;
+  return ncclGetVersion(&version) == ncclSuccess ? version : 0;
+}
+
+void prepare_nccl_environment(int world_rank, bool shares_gpu) {
+  set_if_unset("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
+  if (!shares_gpu) return;
+  // NCCL refuses two ranks of one host on one GPU, so each rank calls itself another host; then only sockets remain.
+  set_if_unset("NCCL_HOSTID", fmt::format("slipstream-rank-{}", world_rank));
+  for (const auto& [name, value] : {std::pair{"NCCL_NET", "Socket"}, {"NCCL_IB_DISABLE", "1"}, {"NCCL_SOCKET_IFNAME", "lo"},
+                                    {"NCCL_MNNVL_ENABLE", "0"}, {"NCCL_NVLS_ENABLE", "0"}, {"NCCL_RAS_ENABLE", "0"},
+                                    {"NCCL_CUMEM_HOST_ENABLE", "0"}, {"NCCL_MIN_CTAS", "1"}, {"NCCL_MAX_CTAS", "2"},
+                                    {"NCCL_CGA_CLUSTER_SIZE", "0"}, {"NCCL_BUFFSIZE", "1048576"}, {"NCCL_ALGO", "Ring"},
+                                    {"NCCL_PROTO", "Simple"}})
+    set_if_unset(name, value);
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share, const NcclOptions& options) {
+  if (size < 1 || rank < 0 || rank >= size)
+    throw CommError("[nccl] {}: rank {} of a group of {} was asked for, need a rank from 0 to size - 1.", options.name, rank, size);
+  ncclUniqueId id{};
+  ncclResult_t made = rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
+  // Rank 0 shares even what it could not make, or the others would wait.
+  const std::string version = fmt::format("{:>8}", nccl_version());
+  const std::string shared = share(rank == 0 ? version + (made == ncclSuccess ? std::string(id.internal, sizeof id.internal) : "") : "");
+  if (made != ncclSuccess) fail_with(nullptr, options.name, made, "making an identifier");
+  if (shared.size() != version.size() + sizeof id.internal)
+    throw CommError("[nccl] {}: rank 0 of the group could not make an identifier. Look at its error.", options.name);
+  if (shared.compare(0, version.size(), version) != 0)
+    throw CommError("[nccl] {}: rank {} has NCCL {}, rank 0 of its group has {}. Install the same version on all machines.",
+                    options.name, rank, nccl_version(), std::stoi(shared.substr(0, version.size())));
+  std::copy_n(shared.data() + version.size(), sizeof id.internal, id.internal);
+  ncclConfig_t config = config_of(options);
+  ncclComm_t comm = nullptr;
+  made = ncclCommInitRankConfig(&comm, size, id, rank, &config);
+  if (made == ncclInProgress || made == ncclSuccess) made = settle(comm, ncclInProgress, options.timeout_seconds, rest);
+  const std::string what = fmt::format("connecting rank {} of {}", rank, size);
+  if (made == ncclInProgress) {
+    ncclCommAbort(comm);
+    throw CommError("[nccl] {}: {} took more than {} s. See that all ranks have started and reach each other "
+                    "(NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO).", options.name, what, options.timeout_seconds);
+  }
+  if (made != ncclSuccess) fail_with(comm, options.name, made, what);
+  return std::make_unique<NcclCommunicator>(comm, options);
+}
+
+void check_for_errors(Communicator& communicator) {
+  if (auto* nccl = dynamic_cast<NcclCommunicator*>(&communicator)) nccl->check_for_errors();
+}
+
+}  // namespace slipstream::comm

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The verbs on one NCCL communicator, which never blocks: what it has not finished is polled, with a limit.
+//
+// NCCL lets one thread at a time use a communicator, except to abort it; the mutex keeps that.
+
+#include <nccl.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/host/bind.h"
+#include "comm/nccl/nccl.h"
+
+namespace slipstream::comm {
+
+class NcclCommunicator final : public Communicator {
+ public:
+  /// Takes `comm`, which is connected.
+  NcclCommunicator(ncclComm_t comm, const NcclOptions& options);
+  /// Blocks until NCCL has let go, at most the timeout. The caller has waited for all works.
+  ~NcclCommunicator() override;
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Work all_reduce(const Transfer& transfer) override;
+  Work reduce_scatter(const Transfer& transfer) override;
+  Work all_gather(const Transfer& transfer) override;
+  Work broadcast(const Transfer& transfer, int root) override;
+  Work all_to_all(const Transfer& transfer) override;
+  Work send(const Transfer& transfer, int peer) override;
+  Work recv(const Transfer& transfer, int peer) override;
+  Work exchange(const Transfer& transfer, int to_peer, int from_peer) override;
+  std::unique_ptr<Communicator> split(int color, int key) override;
+  void abort() override;
+
+  void check_for_errors();
+
+ private:
+  Work bind_verb(const Verb& verb);
+  void run(const Verb& verb, LaunchContext& context);
+  ncclResult_t enqueue(const Verb& verb, LaunchContext& context);
+  /// Waits while `result` is "in progress". Throws: CommError on every other result but success, and on timeout.
+  void finish(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& what);
+  void require_alive(const std::string& what) const;
+
+  std::mutex mutex_;
+  ncclComm_t comm_;  // under mutex_; null after abort
+  NcclOptions options_;
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+}  // namespace slipstream::comm

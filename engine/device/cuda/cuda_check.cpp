@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What went wrong, where, and what to do about it.
+
+#include "engine/device/cuda/cuda_check.h"
+
+#include <exception>
+#include <string>
+
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+
+namespace slipstream::cuda {
+namespace {
+
+const char* what_to_do(cudaError_t result) {
+  switch (result) {
+    case cudaErrorMemoryAllocation: return "Use a smaller model, micro-batch or sequence, or end what else uses this GPU.";
+    case cudaErrorInsufficientDriver: return "Install a newer driver, or build with an older CUDA toolkit.";
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice: return "Check CUDA_VISIBLE_DEVICES and nvidia-smi, or set device.kind = \"cpu\".";
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorHardwareStackError:
+    case cudaErrorUnknown: return "The GPU may be lost: look at nvidia-smi and the kernel log, and start again from the last checkpoint.";
+    case cudaErrorNoKernelImageForDevice: return "Build with -Dcuda_archs set to this GPU's compute capability.";
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorAssert: return "A kernel touched what it should not: run scripts/gpu_check.sh --stage sanitize, and report it with the run file.";
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureIsolation:
+    case cudaErrorStreamCaptureUnjoined:
+    case cudaErrorStreamCaptureImplicit: return "A work did something that cannot be captured into a graph: report it with the run file.";
+    default: return "Look at nvidia-smi and the kernel log; if the GPU is well, report it with the run file.";
+  }
+}
+
+std::string sentence(cudaError_t result, const char* expression, const char* file, int line) {
+  return fmt::format("[cuda] {} at {}:{} failed: {} ({}, {}). {}", expression, file, line, cudaGetErrorString(result),
+                     cudaGetErrorName(result), static_cast<int>(result), what_to_do(result));
+}
+
+}  // namespace
+
+void check(cudaError_t result, const char* expression, const char* file, int line) {
+  if (result == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw ResourceError("{}", sentence(result, expression, file, line));
+}
+
+void check_quietly(cudaError_t result, const char* expression, const char* file, int line) noexcept {
+  if (result == cudaSuccess || result == cudaErrorCudartUnloading || result == cudaErrorContextIsDestroyed) return;
+  try {
+    (void)cudaGetLastError();
+    log_warn("{}", sentence(result, expression, file, line));
+  } catch (const std::exception&) {
+    // A destructor has nobody to tell.
+  }
+}
+
+bool is_ready(cudaError_t result, const char* expression, const char* file, int line) {
+  if (result == cudaSuccess) return true;
+  if (result != cudaErrorNotReady) check(result, expression, file, line);
+  (void)cudaGetLastError();
+  return false;
+}
+
+}  // namespace slipstream::cuda

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory, copies for set-up and saving, and what this machine has.
+
+#include "engine/device/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/device/clock.h"
+#include "engine/device/cuda/cuda_check.h"
+#include "engine/device/cuda/cuda_choice.h"
+
+namespace slipstream {
+namespace cuda {
+namespace {
+
+constexpr int64_t kPageBytes = 4 * kKiB;
+constexpr int64_t kPieceBytes = 4 * kMiB;
+
+class CudaAllocation final : public Allocation {
+ public:
+  CudaAllocation(std::shared_ptr<Core> core, int64_t size_bytes, const std::string& name)
+      : core_(std::move(core)), size_bytes_(size_bytes) {
+    SLIP_ASSERT(size_bytes >= 0);
+    core_->enter();
+    // Large blocks come aligned to much more than a page; the spare page is for the others.
+    const int64_t taken_bytes = round_up(std::max<int64_t>(size_bytes, 1), kPageBytes) + kPageBytes;
+    const cudaError_t result = cudaMalloc(&block_, static_cast<size_t>(taken_bytes));
+    if (result == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      size_t free_bytes = 0, total_bytes = 0;
+      SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+      throw ResourceError("[memory] {} needs {} on GPU {}, but {} of {} are free. Use a smaller model, micro-batch or "
+                          "sequence, or more ranks.", name, format_bytes(size_bytes), core_->index,
+                          format_bytes(static_cast<int64_t>(free_bytes)), format_bytes(static_cast<int64_t>(total_bytes)));
+    }
+    SLIP_CUDA(result);
+    const auto address = reinterpret_cast<uintptr_t>(block_);
+    data_ = static_cast<std::byte*>(block_) + (kPageBytes - static_cast<int64_t>(address % kPageBytes)) % kPageBytes;
+    // On the default stream, which the others do not wait for.
+    SLIP_CUDA(cudaMemset(data_, 0, static_cast<size_t>(taken_bytes - kPageBytes)));
+    SLIP_CUDA(cudaDeviceSynchronize());
+  }
+  ~CudaAllocation() override { SLIP_CUDA_QUIETLY(cudaFree(block_)); }
+  CudaAllocation(const CudaAllocation&) = delete;
+  CudaAllocation& operator=(const CudaAllocation&) = delete;
+
+  std::byte* data() override { return data_; }
+  int64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  std::shared_ptr<Core> core_;
+  int64_t size_bytes_ = 0;
+  void* block_ = nullptr;
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace
+
+HostCopies::~HostCopies() {
+  for (const Piece& piece : pieces_) {
+    if (piece.host) SLIP_CUDA_QUIETLY(cudaFreeHost(piece.host));
+    if (piece.copied) SLIP_CUDA_QUIETLY(cudaEventDestroy(piece.copied));
+  }
+  if (stream_) SLIP_CUDA_QUIETLY(cudaStreamDestroy(stream_));
+}
+
+void HostCopies::prepare() {
+  if (!stream_) SLIP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  for (Piece& piece : pieces_) {
+    void* host = nullptr;
+    if (!piece.host) SLIP_CUDA(cudaHostAlloc(&host, static_cast<size_t>(kPieceBytes), cudaHostAllocDefault));
+    if (host) piece.host = static_cast<std::byte*>(host);
+    if (!piece.copied)
+      SLIP_CUDA(cudaEventCreateWithFlags(&piece.copied, cudaEventBlockingSync | cudaEventDisableTiming));
+  }
+}
+
+void HostCopies::to_host(void* host, const std::byte* device, int64_t size_bytes) {
+  std::lock_guard lock(mutex_);
+  prepare();
+  // One piece is copied out by the host while the GPU fills the other.
+  const int64_t pieces = (size_bytes + kPieceBytes - 1) / kPieceBytes;
+  const auto piece_bytes = [&](int64_t p) { return static_cast<size_t>(std::min(kPieceBytes, size_bytes - p * kPieceBytes)); };
+  const auto request = [&](int64_t p) {
+    const Piece& piece = pieces_[static_cast<size_t>(p % 2)];
+    SLIP_CUDA(cudaMemcpyAsync(piece.host, device + p * kPieceBytes, piece_bytes(p), cudaMemcpyDeviceToHost, stream_));
+    SLIP_CUDA(cudaEventRecord(piece.copied, stream_));
+  };
+  if (pieces > 0) request(0);
+  for (int64_t p = 0; p < pieces; ++p) {
+    if (p + 1 < pieces) request(p + 1);
+    const Piece& piece = pieces_[static_cast<size_t>(p % 2)];
+    SLIP_CUDA(cudaEventSynchronize(piece.copied));
+    std::memcpy(static_cast<std::byte*>(host) + p * kPieceBytes, piece.host, piece_bytes(p));
+  }
+}
+
+void HostCopies::from_host(std::byte* device, const void* host, int64_t size_bytes) {
+  std::lock_guard lock(mutex_);
+  prepare();
+  int64_t p = 0;
+  for (int64_t begin = 0; begin < size_bytes; begin += kPieceBytes, ++p) {
+    const Piece& piece = pieces_[static_cast<size_t>(p % 2)];
+    const auto bytes = static_cast<size_t>(std::min(kPieceBytes, size_bytes - begin));
+    SLIP_CUDA(cudaEventSynchronize(piece.copied));  // at once when it was never recorded
+    std::memcpy(piece.host, static_cast<const std::byte*>(host) + begin, bytes);
+    SLIP_CUDA(cudaMemcpyAsync(device + begin, piece.host, bytes, cudaMemcpyHostToDevice, stream_));
+    SLIP_CUDA(cudaEventRecord(piece.copied, stream_));
+  }
+  SLIP_CUDA(cudaStreamSynchronize(stream_));
+}
+
+CudaDevice::CudaDevice(int index) : core_(std::make_shared<Core>(index)) {
+  SLIP_CUDA(cudaInitDevice(index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
+  core_->enter();
+  core_->clock = std::make_unique<Clock>();
+}
+
+std::unique_ptr<Stream> CudaDevice::make_stream(const StreamOptions& options) {
+  return std::make_unique<CudaStream>(core_, options);
+}
+
+std::unique_ptr<Event> CudaDevice::make_event(uint64_t tag) { return std::make_unique<CudaEvent>(core_, tag); }
+
+std::unique_ptr<Allocation> CudaDevice::allocate(int64_t size_bytes, const std::string& name) {
+  auto allocation = std::make_unique<CudaAllocation>(core_, size_bytes, name);
+  ++allocations_;
+  return allocation;
+}
+
+void CudaDevice::copy_to_host(void* host, const std::byte* device, int64_t size_bytes) {
+  core_->enter();
+  copies_.to_host(host, device, size_bytes);
+}
+
+void CudaDevice::copy_from_host(std::byte* device, const void* host, int64_t size_bytes) {
+  core_->enter();
+  copies_.from_host(device, host, size_bytes);
+}
+
+int64_t CudaDevice::now_ns() const { return monotonic_ns(); }
+
+void CudaDevice::inject_delays(uint64_t seed, int64_t max_ns) {
+  core_->delay_seed.store(seed, std::memory_order_relaxed);
+  core_->delay_max_ns.store(max_ns, std::memory_order_release);
+}
+
+}  // namespace cuda
+
+namespace {
+
+/// "13.0" of 13000.
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+std::string reason_for(cudaError_t result) {
+  int driver = 0, runtime = 0;
+  (void)cudaDriverGetVersion(&driver);
+  (void)cudaRuntimeGetVersion(&runtime);
+  (void)cudaGetLastError();
+  if (driver == 0) return "this machine has no NVIDIA driver";
+  if (result == cudaErrorInsufficientDriver)
+    return fmt::format("the NVIDIA driver serves CUDA {}, but this build needs {}", version_text(driver), version_text(runtime));
+  if (result == cudaSuccess || result == cudaErrorNoDevice) {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    return visible ? fmt::format("no GPU is visible with CUDA_VISIBLE_DEVICES={}", visible) : "this machine has no GPU";
+  }
+  return fmt::format("CUDA does not start: {} ({})", cudaGetErrorString(result), cudaGetErrorName(result));
+}
+
+}  // namespace
+
+CudaDevices find_cuda_devices() {
+  CudaDevices devices;
+  int count = 0;
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  for (int i = 0; counted == cudaSuccess && i < count; ++i) {
+    cudaDeviceProp properties{};
+    const cudaError_t result = cudaGetDeviceProperties(&properties, i);
+    if (result != cudaSuccess) return {.ids = {}, .reason = reason_for(result)};
+    std::string id = "GPU-";
+    for (char byte : properties.uuid.bytes) id += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    devices.ids.push_back(std::move(id));
+  }
+  if (devices.ids.empty()) devices.reason = reason_for(counted);
+  return devices;
+}
+
+std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<cuda::CudaDevice>(index); }
+
+}  // namespace slipstream

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The cuda device: one GPU of this process. Streams are CUDA streams, memory is one cudaMalloc per arena.
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "engine/device/cuda/cuda_stream.h"
+#include "engine/device/device.h"
+
+namespace slipstream::cuda {
+
+/// Copies between pageable host memory and the device, through two pinned pieces on a stream of their own.
+class HostCopies {
+ public:
+  HostCopies() = default;
+  ~HostCopies();
+  HostCopies(const HostCopies&) = delete;
+  HostCopies& operator=(const HostCopies&) = delete;
+
+  /// Blocks. Not ordered with other streams: the caller waits for what it reads.
+  void to_host(void* host, const std::byte* device, int64_t size_bytes);
+  void from_host(std::byte* device, const void* host, int64_t size_bytes);
+
+ private:
+  struct Piece {
+    std::byte* host = nullptr;  // pinned
+    cudaEvent_t copied = nullptr;
+  };
+  void prepare();
+
+  std::mutex mutex_;
+  cudaStream_t stream_ = nullptr;
+  std::array<Piece, 2> pieces_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  /// Blocks. Starts the GPU's context; waits of the host sleep instead of spinning. Throws: ResourceError.
+  explicit CudaDevice(int index);
+
+  DeviceKind kind() const override { return DeviceKind::cuda; }
+  std::unique_ptr<Stream> make_stream(const StreamOptions& options) override;
+  std::unique_ptr<Event> make_event(uint64_t tag) override;
+  std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) override;
+  void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override;
+  void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override;
+  int64_t now_ns() const override;
+  int64_t allocation_count() const override { return allocations_.load(std::memory_order_relaxed); }
+  void inject_delays(uint64_t seed, int64_t max_ns) override;
+
+ private:
+  std::shared_ptr<Core> core_;
+  std::atomic<int64_t> allocations_{0};
+  HostCopies copies_;
+};
+
+}  // namespace slipstream::cuda

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Works enqueue at once, on the caller's thread; the first thing that goes wrong stops all streams of the device.
+
+#include "engine/device/cuda/cuda_stream.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/check.h"
+#include "engine/base/philox.h"
+#include "engine/device/cuda/cuda_check.h"
+#include "engine/device/cuda/ranges.h"
+
+namespace slipstream::cuda {
+namespace {
+
+// A wait for what was already complete costs the GPU about a microsecond; that is not a wait.
+constexpr int64_t kShortestWaitNs = 2000;
+
+/// Runs on a thread of the driver, which may not call CUDA. The pause travels as the pointer's value.
+void CUDART_CB sleep_ns(void* pause) {
+  const auto pause_ns = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pause));
+  const timespec duration{static_cast<time_t>(pause_ns / 1000000000), static_cast<long>(pause_ns % 1000000000)};
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &duration, nullptr);
+}
+
+}  // namespace
+
+void Core::enter() const {
+  thread_local int current = -1;
+  if (current == index) return;
+  SLIP_CUDA(cudaSetDevice(index));
+  current = index;
+}
+
+void Core::fail(std::exception_ptr error) {
+  std::lock_guard lock(mutex);
+  if (!first_error) first_error = std::move(error);
+  failed.store(true, std::memory_order_release);
+}
+
+void Core::rethrow_if_failed() {
+  if (!failed.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(mutex);
+  std::rethrow_exception(first_error);
+}
+
+CudaEvent::CudaEvent(std::shared_ptr<Core> core, uint64_t tag) : core_(std::move(core)), tag_(tag) {
+  core_->enter();
+  SLIP_CUDA(cudaEventCreateWithFlags(&event_, cudaEventBlockingSync));
+}
+
+CudaEvent::~CudaEvent() { SLIP_CUDA_QUIETLY(cudaEventDestroy(event_)); }
+
+void CudaEvent::synchronize() {
+  core_->rethrow_if_failed();
+  if (!recorded_on_) return;
+  try {
+    core_->enter();
+    SLIP_CUDA(cudaEventSynchronize(event_));
+  } catch (...) {
+    core_->fail(std::current_exception());
+  }
+  core_->rethrow_if_failed();
+}
+
+bool CudaEvent::query() const {
+  if (!recorded_on_ || core_->failed.load(std::memory_order_acquire)) return true;
+  try {
+    core_->enter();
+    return SLIP_CUDA_READY(cudaEventQuery(event_));
+  } catch (...) {
+    core_->fail(std::current_exception());
+    return true;
+  }
+}
+
+int64_t CudaEvent::completed_ns() const {
+  if (recorded_on_ && query() && !core_->failed.load(std::memory_order_acquire))
+    completed_ns_.store(core_->clock->at_ns(event_), std::memory_order_relaxed);
+  return completed_ns_.load(std::memory_order_relaxed);
+}
+
+CudaStream::CudaStream(std::shared_ptr<Core> core, const StreamOptions& options)
+    : core_(std::move(core)), name_(options.name) {
+  core_->enter();
+  int least = 0, greatest = 0;
+  SLIP_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  SLIP_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, options.high_priority ? greatest : least));
+  name_stream(stream_, name_);
+}
+
+CudaStream::~CudaStream() {
+  SLIP_CUDA_QUIETLY(cudaSetDevice(core_->index));
+  SLIP_CUDA_QUIETLY(cudaStreamSynchronize(stream_));
+  for (cudaEvent_t event : marks_) SLIP_CUDA_QUIETLY(cudaEventDestroy(event));
+  for (cudaEvent_t event : spare_marks_) SLIP_CUDA_QUIETLY(cudaEventDestroy(event));
+  SLIP_CUDA_QUIETLY(cudaStreamDestroy(stream_));
+}
+
+/// After the first failure nothing is enqueued any more; a failure here is kept for whoever waits.
+template <typename Body>
+void CudaStream::guarded(Body body) {
+  if (core_->failed.load(std::memory_order_acquire)) return;
+  try {
+    core_->enter();
+    body();
+  } catch (...) {
+    core_->fail(std::current_exception());
+  }
+}
+
+void CudaStream::launch(const Work& work, const Frame& frame) {
+  guarded([&] { run(work, frame); });
+}
+
+void CudaStream::run(const Work& work, const Frame& frame) {
+  pause_before_work();
+  Open open{.span = {.kind = Span::Kind::work, .work = &work, .item = frame.item, .step = frame.step}};
+  open.begin = begin_mark();
+  {
+    const Range range(work.name);
+    LaunchContext context{.kind = DeviceKind::cuda, .native_stream = stream_, .frame = &frame};
+    work.fn(context);
+  }
+  const cudaError_t launched = cudaGetLastError();
+  if (launched != cudaSuccess)
+    throw ResourceError("[cuda] {} on stream {}: {} ({}). Run scripts/gpu_check.sh --stage sanitize, and report it with the "
+                        "run file.", work.name, name_, cudaGetErrorString(launched), cudaGetErrorName(launched));
+  open.end = record_mark();
+  open_.push_back(open);
+}
+
+void CudaStream::record(Event& event) {
+  guarded([&] {
+    CudaEvent& recorded = static_cast<CudaEvent&>(event);
+    SLIP_CUDA(cudaEventRecord(recorded.event_, stream_));
+    recorded.recorded_on_ = this;
+  });
+}
+
+void CudaStream::wait(const Event& event, const Frame& frame) {
+  guarded([&] {
+    const CudaEvent& awaited = static_cast<const CudaEvent&>(event);
+    if (!awaited.recorded_on_ || awaited.recorded_on_ == this) return;  // its own records are behind it in any case
+    Open open{.span = {.kind = Span::Kind::wait, .awaited = event.tag(), .item = frame.item, .step = frame.step}};
+    open.begin = begin_mark();
+    SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.event_, 0));
+    open.end = record_mark();
+    end_of_wait_ = open.end;
+    open_.push_back(open);
+  });
+}
+
+void CudaStream::synchronize() {
+  core_->rethrow_if_failed();
+  guarded([&] { SLIP_CUDA(cudaStreamSynchronize(stream_)); });
+  core_->rethrow_if_failed();
+}
+
+void CudaStream::drain(std::vector<Span>& spans) {
+  guarded([&] { collect(); });
+  spans.insert(spans.end(), spans_.begin(), spans_.end());
+  spans_.clear();
+}
+
+/// The host issues a wait and what follows it in one breath, so the end of the wait is the beginning of the next command.
+/// After a work this is not so: the stream may have been idle.
+uint64_t CudaStream::begin_mark() {
+  if (const auto shared = std::exchange(end_of_wait_, std::nullopt)) return *shared;
+  return record_mark();
+}
+
+uint64_t CudaStream::record_mark() {
+  if (spare_marks_.empty()) collect();
+  if (spare_marks_.empty()) {
+    cudaEvent_t event = nullptr;
+    SLIP_CUDA(cudaEventCreateWithFlags(&event, cudaEventDefault));
+    spare_marks_.push_back(event);
+  }
+  SLIP_CUDA(cudaEventRecord(spare_marks_.back(), stream_));
+  marks_.push_back(spare_marks_.back());
+  spare_marks_.pop_back();
+  return first_mark_ + marks_.size() - 1;
+}
+
+/// Turns completed open spans into spans and takes their marks back.
+void CudaStream::collect() {
+  while (!open_.empty() && SLIP_CUDA_READY(cudaEventQuery(mark(open_.front().end)))) {
+    Open& open = open_.front();
+    // Two epochs of the clock may differ by a rounding; a stream never goes back.
+    open.span.begin_ns = std::max(core_->clock->at_ns(mark(open.begin)), last_end_ns_);
+    open.span.end_ns = std::max(core_->clock->at_ns(mark(open.end)), open.span.begin_ns);
+    const bool is_span = open.span.kind == Span::Kind::work || open.span.end_ns - open.span.begin_ns >= kShortestWaitNs;
+    if (is_span) {
+      spans_.push_back(open.span);
+      last_end_ns_ = open.span.end_ns;
+    }
+    const uint64_t kept = open.end;  // the next span may begin with it
+    open_.pop_front();
+    for (; first_mark_ < kept; ++first_mark_) {
+      spare_marks_.push_back(marks_.front());
+      marks_.pop_front();
+    }
+  }
+}
+
+void CudaStream::pause_before_work() {
+  const uint64_t count = works_++;
+  const int64_t max_ns = core_->delay_max_ns.load(std::memory_order_acquire);
+  if (max_ns <= 0) return;
+  const Philox random(core_->delay_seed.load(std::memory_order_relaxed), name_);
+  const auto pause_ns = static_cast<uintptr_t>(random.below(count, static_cast<uint64_t>(max_ns) + 1));
+  SLIP_CUDA(cudaLaunchHostFunc(stream_, sleep_ns, reinterpret_cast<void*>(pause_ns)));
+  end_of_wait_.reset();
+}
+
+}  // namespace slipstream::cuda

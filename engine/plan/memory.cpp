@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gives every bucket its home: what of it this rank keeps whole, what as a shard, and what only passes through slots.
+
+#include "engine/plan/memory.h"
+
+#include <algorithm>
+
+#include "engine/base/units.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kScalarsBytes = 16;  // kernels::AdamwScalars
+
+/// Hands out consecutive elements of a buffer that is added when all of them are known.
+class Region {
+ public:
+  Region(Buffers& buffers, std::string name, DType dtype, Owner owner)
+      : buffers_(buffers), name_(std::move(name)), dtype_(dtype), owner_(owner) {}
+  /// `where` gets the buffer's id when close() knows it.
+  void take(Slice& where, int64_t elems) {
+    where = {0, bytes_of(used_elems_, dtype_), bytes_of(elems, dtype_)};
+    used_elems_ += elems;
+    slices_.push_back(&where);
+  }
+  void close() {
+    if (slices_.empty()) return;
+    const BufferId id = buffers_.add({.name = name_, .size_bytes = bytes_of(used_elems_, dtype_), .owner = owner_});
+    for (Slice* slice : slices_) slice->buffer = id;
+  }
+
+ private:
+  Buffers& buffers_;
+  std::string name_;
+  DType dtype_;
+  Owner owner_;
+  int64_t used_elems_ = 0;
+  std::vector<Slice*> slices_;
+};
+
+Slice part_of(const Slice& whole, int index, int parts) {
+  const int64_t size_bytes = whole.size_bytes / parts;
+  return {whole.buffer, whole.begin_bytes + index * size_bytes, size_bytes};
+}
+
+void place_buckets(Job& job) {
+  const int stage = job.options.zero_stage;
+  const int ranks = stage > 0 ? job.mesh.group_size(Axis::data) : 1;
+  const int index = stage > 0 ? job.mesh.index_in_group(Axis::data, job.options.rank) : 0;
+  const DType dtype = job.model.dtype;
+  Region values(job.buffers, "parameters", dtype, Owner::parameters);
+  Region value_shards(job.buffers, "parameters.shard", dtype, Owner::parameters);
+  Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
+  Region gradient_shards(job.buffers, "gradients.shard", DType::f32, Owner::gradients);
+  Region masters(job.buffers, "master", DType::f32, Owner::optimizer);
+  Region momentum(job.buffers, "momentum", DType::f32, Owner::optimizer);
+  Region variance(job.buffers, "variance", DType::f32, Owner::optimizer);
+  job.homes.resize(job.layout.buckets.size());
+  for (size_t b = 0; b < job.homes.size(); ++b) {
+    const Bucket& bucket = job.layout.buckets[b];
+    BucketHome& home = job.homes[b];
+    home.shard_elems = bucket.elems / ranks;
+    home.shard_offset_elems = bucket.offset_elems + index * home.shard_elems;
+    const bool layer = bucket.layer >= 0;
+    if (stage < 3 || !layer) values.take(home.values, bucket.elems);
+    if (stage < 2 || !layer) gradients.take(home.gradients, bucket.elems);
+    if (home.values.size_bytes == 0) value_shards.take(home.working, home.shard_elems);
+    if (home.gradients.size_bytes == 0) gradient_shards.take(home.gradient, home.shard_elems);
+    if (dtype != DType::f32) masters.take(home.master, home.shard_elems);
+    momentum.take(home.momentum, home.shard_elems);
+    variance.take(home.variance, home.shard_elems);
+  }
+  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance}) region->close();
+  for (BucketHome& home : job.homes) {
+    if (home.values.size_bytes > 0) home.working = part_of(home.values, index, ranks);
+    if (home.gradients.size_bytes > 0) home.gradient = part_of(home.gradients, index, ranks);
+    if (dtype == DType::f32) home.master = home.working;
+  }
+}
+
+/// Parameters and gradients of models are views of whole buckets; those that are not resident get a view when an item
+/// that uses them says which slot they are in.
+void set_views(Job& job) {
+  for (size_t b = 0; b < job.homes.size(); ++b) {
+    const Bucket& bucket = job.layout.buckets[b];
+    for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p) {
+      const PlacedPart& placed = job.layout.parts[p];
+      if (placed.part.begin_elems > 0) continue;
+      const ParameterSpec& parameter = job.model.parameters[placed.part.parameter];
+      const int64_t offset = placed.offset_elems - bucket.offset_elems;
+      const auto view = [&](BufferId buffer, const Slice& whole, DType dtype) {
+        if (whole.size_bytes > 0) job.buffers.set_view(buffer, {whole.buffer, whole.begin_bytes + bytes_of(offset, dtype), bytes_of(parameter.elems, dtype)});
+      };
+      // A parameter that spans buckets is contiguous over them: they are neighbours in one buffer.
+      view(parameter.value, job.homes[b].values, job.model.dtype);
+      view(parameter.gradient, job.homes[b].gradients, DType::f32);
+    }
+  }
+}
+
+void place_slots(Job& job) {
+  int64_t widest_elems = 0;
+  for (const Bucket& bucket : job.layout.buckets)
+    if (bucket.layer >= 0) widest_elems = std::max(widest_elems, bucket.elems);
+  const auto add = [&](const char* name, int64_t size_bytes) {
+    return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
+  };
+  if (job.options.zero_stage >= 3) job.ids.value_slots = add("parameters.slots", (job.options.prefetch_depth + 1) * bytes_of(widest_elems, job.model.dtype));
+  if (job.options.zero_stage < 2) return;
+  job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * widest_elems);
+  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(Axis::data)));
+}
+
+}  // namespace
+
+Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {
+  const int64_t size_bytes = job.buffers[slots].size_bytes / count;
+  return {slots, slot * size_bytes, bytes_of(elems, dtype)};
+}
+
+void place_memory(Job& job) {
+  place_buckets(job);
+  set_views(job);
+  place_slots(job);
+  const auto add = [&](const char* name, int64_t size_bytes, Owner owner) {
+    return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = owner});
+  };
+  JobBuffers& ids = job.ids;
+  if (job.options.wire_dtype != DType::f32 && job.mesh.group_size(Axis::data) > 1)
+    ids.wire = add("wire", bytes_of(job.layout.flat_elems, job.options.wire_dtype), Owner::communication);
+  ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
+  ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
+  const int64_t sums_bytes = 8 * static_cast<int64_t>(job.layout.parts.size());
+  ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
+  ids.norm_sums = job.options.zero_stage > 0 ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
+  ids.norm = add("norm", 8, Owner::optimizer);
+  ids.report = add("report", 16 * kReportSlots, Owner::batch);
+  ids.batch_next = job.buffers.find("batch.next");
+  const TiedEmbedding& tied = job.model.tied;
+  if (!tied.as_rows) return;
+  const int64_t index = job.mesh.index_in_group(Axis::data, job.options.rank);
+  const auto mine = [&](const char* name, BufferId all, int64_t size_bytes) {
+    job.buffers.set_view(job.buffers.find(name), {all, index * size_bytes, size_bytes});
+  };
+  mine("embedding.row_ids.mine", tied.row_ids, tied.capacity * 4);
+  mine("embedding.rows.mine", tied.rows, tied.capacity * tied.width * 4);
+}
+
+}  // namespace slipstream

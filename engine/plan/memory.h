@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Places the memory of a job: one decision per bucket, by ZeRO stage.
+
+#include "engine/plan/job.h"
+
+namespace slipstream {
+
+/// Layers whose gradients may wait for their reduction at once (stages 2 and 3).
+constexpr int kGradientSlots = 2;
+
+/// Adds all buffers of `job` (layout known) and fills homes and ids.
+void place_memory(Job& job);
+
+/// The first `elems` elements of slot number `slot` of `count` in a slot buffer. Pure.
+Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
+
+}  // namespace slipstream

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walks the gradient parts in completion order: nothing can be sent before it is ready, nothing faster than the port.
+
+#include "engine/report/bounds.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/base/check.h"
+
+namespace slipstream {
+
+IdealBound ideal_bound(const Job& job, const BoundInput& input) {
+  const Plan& plan = job.train;
+  SLIP_ASSERT(input.spine_ns.size() == plan.spine.size());
+  IdealBound bound;
+  bound.compute_ns = std::accumulate(input.spine_ns.begin(), input.spine_ns.end(), int64_t{0});
+  if (input.ranks < 2) {
+    bound.bound_ns = bound.compute_ns;
+    return bound;
+  }
+  // When each backward piece of the last micro-batch ends.
+  std::vector<int64_t> ends(plan.spine.size());
+  std::partial_sum(input.spine_ns.begin(), input.spine_ns.end(), ends.begin());
+  std::vector<int64_t> ready(job.model.backward.size(), 0);
+  const int32_t last_micro_batch = job.buffers.micro_batches - 1;
+  for (size_t i = 0; i < plan.spine.size(); ++i)
+    if (plan.spine[i].op == Op::compute && plan.spine[i].micro_batch == last_micro_batch)
+      for (size_t p = 0; p < job.model.backward.size(); ++p)
+        if (job.model.backward[p] == plan.spine[i].piece) ready[p] = ends[i];
+
+  const double factor = 2.0 * (input.ranks - 1) / input.ranks * static_cast<double>(size_of(job.options.wire_dtype));
+  struct Part {
+    int64_t ready_ns;
+    double bytes;
+  };
+  std::vector<Part> parts;
+  for (const PlacedPart& placed : job.layout.parts)
+    parts.push_back({ready[placed.ready_position], factor * static_cast<double>(placed.part.elems)});
+  if (const TiedEmbedding& tied = job.model.tied; tied.split)
+    parts.push_back({ready.back(), tied.as_rows ? (input.ranks - 1.0) * static_cast<double>(tied.capacity * (4 * tied.width + 4))
+                                                : 2.0 * (input.ranks - 1) / input.ranks * 4.0 * static_cast<double>(tied.vocab * tied.width)});
+  double left = 0;
+  for (const Part& part : parts) left += part.bytes;
+  const double ns_per_byte = 1e9 / input.bytes_per_second;
+  bound.wire_ns = static_cast<int64_t>(std::ceil(left * ns_per_byte));
+  int64_t sums_done = 0;
+  for (const Part& part : parts) {
+    sums_done = std::max(sums_done, part.ready_ns + static_cast<int64_t>(left * ns_per_byte));
+    left -= part.bytes;
+  }
+  // The update is on the spine behind the backward pass, last bucket last.
+  int64_t tail = 0;
+  for (size_t i = plan.spine.size(); i-- > 0;) {
+    const Op op = plan.spine[i].op;
+    if (op == Op::compute || op == Op::sum_squares) break;
+    if (op == Op::adamw || op == Op::clip) tail += input.spine_ns[i];
+    if (op == Op::adamw && !job.options.clip) break;
+  }
+  bound.bound_ns = std::max({sums_done + input.latency_ns + tail, bound.compute_ns, bound.wire_ns});
+  return bound;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The least time that a data-parallel step can take on a link, whatever the buckets and knobs.
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/plan/job.h"
+
+namespace slipstream {
+
+struct BoundInput {
+  double bytes_per_second = 0;     // of a rank's port
+  int64_t latency_ns = 0;          // of one round
+  int ranks = 1;
+  std::vector<int64_t> spine_ns;   // time of each spine item of the training plan
+};
+
+struct IdealBound {
+  int64_t compute_ns = 0;  // all spine items
+  int64_t wire_ns = 0;     // all bytes at line rate
+  int64_t bound_ns = 0;
+};
+
+/// max over k of (when the gradient of the k-th part in completion order is ready + bytes still to send / bandwidth) +
+/// one latency + what must follow the last sum: the update of the last bucket (or, when clipping, of everything), and
+/// never below max(compute, wire). Pure.
+IdealBound ideal_bound(const Job& job, const BoundInput& input);
+
+}  // namespace slipstream

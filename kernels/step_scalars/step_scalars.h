@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The small works of a step: single numbers that stay on the device, copies, and what the host hands to the device.
+//
+// On cpu each is a plain loop or memcpy on the stream's thread. On cuda the numbers are one-thread kernels, so that the
+// host never waits for a value inside a step.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "engine/device/work.h"
+#include "kernels/adamw/adamw.h"
+
+namespace slipstream::kernels {
+
+/// *total = (accumulate ? *total : 0) + *part: the loss of a step from those of its micro-batches.
+struct AddLoss {
+  const double* part = nullptr;
+  double* total = nullptr;
+  bool accumulate = false;
+};
+
+/// The gradient norm and its clip factor, as torch.nn.utils.clip_grad_norm_:
+///   *norm = sqrt(sums[0] + ... + sums[count - 1]), added in order
+///   scalars->clip = float(min(1, max_norm / (*norm + 1e-6)))
+struct Clip {
+  const double* sums = nullptr;  // [count] sums of squares
+  int64_t count = 0;
+  double max_norm = 1;
+  double* norm = nullptr;
+  AdamwScalars* scalars = nullptr;
+};
+
+/// slot[0] = *loss; slot[1] = *norm.
+struct Report {
+  const double* loss = nullptr;
+  const double* norm = nullptr;
+  double* slot = nullptr;  // [2]
+};
+
+/// to[i] = from[i]. The ranges may not overlap.
+struct Copy {
+  const void* from = nullptr;
+  void* to = nullptr;
+  int64_t size_bytes = 0;
+};
+
+/// to[i] = 0, bytes.
+struct Zero {
+  void* to = nullptr;
+  int64_t size_bytes = 0;
+};
+
+/// Pinned memory of one uploading work on cuda, taken at its first run; nothing on cpu. Made once, when works are bound.
+class UploadStaging {
+ public:
+  virtual ~UploadStaging() = default;
+};
+/// Pure: takes nothing before it is used.
+std::shared_ptr<UploadStaging> make_upload_staging();
+
+/// Bytes that the host makes during the step: `fill` writes to the pointers it is given, one per part.
+/// On cpu these are the parts themselves. On cuda `fill` runs at once and writes to pinned memory that is then copied on the
+/// stream; there are enough pieces for the steps that the host runs ahead, so it does not wait.
+struct Upload {
+  static constexpr int kParts = 2;
+  struct Part {
+    std::byte* to = nullptr;
+    int64_t size_bytes = 0;
+  };
+  std::array<Part, kParts> parts;
+  std::function<void(const std::array<std::byte*, kParts>&)> fill;
+  std::shared_ptr<UploadStaging> staging;
+};
+
+/// Enqueue on cuda, block on cpu. Throw: ShapeError (null operand, negative size), ResourceError (device).
+void add_loss(LaunchContext& context, const AddLoss& args);
+void clip(LaunchContext& context, const Clip& args);
+void report(LaunchContext& context, const Report& args);
+void copy(LaunchContext& context, const Copy& args);
+void zero(LaunchContext& context, const Zero& args);
+void upload(LaunchContext& context, const Upload& args);
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies on a CUDA stream, and the ring of pinned memory that the host fills ahead of them.
+
+#include <algorithm>
+
+#include "engine/device/cuda/cuda_check.h"
+#include "kernels/step_scalars/step_scalars_devices.h"
+
+namespace slipstream::kernels {
+namespace {
+
+// The host is at most one step ahead, so two would do; a piece more, and it never meets a copy in flight.
+constexpr size_t kPieces = 3;
+
+class CudaStaging final : public UploadStaging {
+ public:
+  ~CudaStaging() override {
+    for (const Piece& piece : pieces_) {
+      if (piece.copied) SLIP_CUDA_QUIETLY(cudaEventSynchronize(piece.copied));
+      if (piece.copied) SLIP_CUDA_QUIETLY(cudaEventDestroy(piece.copied));
+      if (piece.host) SLIP_CUDA_QUIETLY(cudaFreeHost(piece.host));
+    }
+  }
+
+  void run(cudaStream_t stream, const Upload& args) {
+    Piece& piece = pieces_[next_];
+    next_ = (next_ + 1) % kPieces;
+    int64_t size_bytes = 0;
+    std::array<int64_t, Upload::kParts> offsets{};
+    for (size_t p = 0; p < args.parts.size(); ++p) {
+      offsets[p] = size_bytes;
+      size_bytes += (args.parts[p].size_bytes + 255) / 256 * 256;
+    }
+    prepare(piece, size_bytes);
+    std::array<std::byte*, Upload::kParts> to{};
+    for (size_t p = 0; p < args.parts.size(); ++p) to[p] = piece.host + offsets[p];
+    args.fill(to);
+    for (size_t p = 0; p < args.parts.size(); ++p)
+      if (args.parts[p].size_bytes > 0)
+        SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, to[p], static_cast<size_t>(args.parts[p].size_bytes),
+                                  cudaMemcpyHostToDevice, stream));
+    SLIP_CUDA(cudaEventRecord(piece.copied, stream));
+  }
+
+ private:
+  struct Piece {
+    std::byte* host = nullptr;
+    int64_t size_bytes = 0;
+    cudaEvent_t copied = nullptr;
+  };
+
+  /// Takes memory at the first use of a piece. Later uses find its last copy done, unless the caller runs further ahead.
+  static void prepare(Piece& piece, int64_t size_bytes) {
+    if (piece.copied && !SLIP_CUDA_READY(cudaEventQuery(piece.copied))) SLIP_CUDA(cudaEventSynchronize(piece.copied));
+    if (!piece.copied)
+      SLIP_CUDA(cudaEventCreateWithFlags(&piece.copied, cudaEventBlockingSync | cudaEventDisableTiming));
+    if (piece.size_bytes >= size_bytes && piece.host) return;
+    if (piece.host) SLIP_CUDA(cudaFreeHost(piece.host));
+    piece.host = nullptr;
+    void* host = nullptr;
+    SLIP_CUDA(cudaHostAlloc(&host, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)), cudaHostAllocDefault));
+    piece.host = static_cast<std::byte*>(host);
+    piece.size_bytes = size_bytes;
+  }
+
+  std::array<Piece, kPieces> pieces_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<UploadStaging> make_upload_staging() { return std::make_shared<CudaStaging>(); }
+
+void copy_cuda(LaunchContext& context, const Copy& args) {
+  SLIP_CUDA(cudaMemcpyAsync(args.to, args.from, static_cast<size_t>(args.size_bytes), cudaMemcpyDeviceToDevice,
+                            static_cast<cudaStream_t>(context.native_stream)));
+}
+
+void zero_cuda(LaunchContext& context, const Zero& args) {
+  SLIP_CUDA(cudaMemsetAsync(args.to, 0, static_cast<size_t>(args.size_bytes), static_cast<cudaStream_t>(context.native_stream)));
+}
+
+void upload_cuda(LaunchContext& context, const Upload& args) {
+  static_cast<CudaStaging&>(*args.staging).run(static_cast<cudaStream_t>(context.native_stream), args);
+}
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Packs a CUDA build for a machine without network and package manager; scripts/gpu_check.sh runs there from the bundle.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/bundle.sh [--build DIR] [--out FILE]
+  --build DIR  a build made with -Dcuda=enabled -Dtests=true (default: build)
+  --out FILE   the bundle (default: slipstream-gpu.tar.gz)
+
+Inside: the program, the tests and benchmarks whose names begin with "gpu_" and those of the suite "gpu", run files,
+Open MPI's runtime, and the shared libraries that a bare machine lacks. Not inside: the driver, cudart, cuBLAS and NCCL,
+which the GPU machine has; gpu_check.sh finds them there. The bundle may have at most 60 MB.
+TEXT
+}
+
+build=build
+out=slipstream-gpu.tar.gz
+while (($#)); do
+  case "$1" in
+    -h | --help) usage; exit 0 ;;
+    --build) build=${2:?--build needs a directory}; shift 2 ;;
+    --out) out=${2:?--out needs a file}; shift 2 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+readonly limit_bytes=60000000
+
+build=$(realpath -- "$build")
+out=$(realpath -m -- "$out")
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+[[ -x $build/slipstream ]] || { echo "bundle: $build/slipstream is not there. Build first: ninja -C $build" >&2; exit 3; }
+command -v python3 >/dev/null || { echo "bundle: python3 is needed to read the list of tests" >&2; exit 7; }
+
+stage=$(mktemp -d)
+trap 'rm -rf -- "$stage"' EXIT
+root=$stage/slipstream-gpu
+mkdir -p "$root"/{bin,lib,tests,bench,scripts}
+
+cp -- "$build/slipstream" "$root/bin/"
+# "tests PATH", "nccl PATH" or "bench PATH" for everything that is meant for a GPU.
+list_gpu_programs() {
+  python3 - "$build" <<'PY'
+import json, os, subprocess, sys
+build = sys.argv[1]
+for kind, folder in (("--tests", "tests"), ("--benchmarks", "bench")):
+    for test in json.loads(subprocess.run(["meson", "introspect", kind, build], check=True, capture_output=True).stdout):
+        path = test["cmd"][-1] if os.path.basename(test["cmd"][0]).startswith("mpi") else test["cmd"][0]
+        gpu = os.path.basename(path).startswith("gpu_") or any(s.split(":")[-1] == "gpu" for s in test["suite"])
+        if gpu and os.access(path, os.X_OK):
+            print("nccl" if "nccl" in os.path.basename(path) else folder, path)
+PY
+}
+while read -r folder path; do
+  mkdir -p "$root/$folder"
+  cp -f -- "$path" "$root/$folder/"
+done < <(list_gpu_programs | sort -u)
+cp -r configs "$root/"
+cp scripts/gpu_check.sh "$root/scripts/"
+
+# Open MPI, by its own list of paths, at the same places below another prefix: OPAL_PREFIX names that one.
+if command -v ompi_info >/dev/null; then
+  mpi_path() { ompi_info --path "$1" --parsable | sed 's/^path:[a-z]*://'; }
+  prefix=$(mpi_path prefix)
+  for what in pkglibdir pkgdatadir; do
+    from=$(mpi_path $what)
+    to=$root/openmpi/${from#"$prefix"/}
+    mkdir -p "$to"
+    find "$from" -maxdepth 1 -type f \( -name '*.so' -o -name '*.txt' \) -exec cp -- {} "$to/" \;
+  done
+  mkdir -p "$root/openmpi/bin"
+  for program in mpirun orted orterun; do
+    path=$(command -v $program) && cp -L -- "$path" "$root/openmpi/bin/$program"
+  done
+else
+  echo "bundle: no Open MPI here, so several ranks on the GPU machine need its own mpirun" >&2
+fi
+
+# Libraries: what the programs load, less the C library and what belongs to the GPU machine.
+readonly not_bundled='^(linux-vdso|ld-linux|libc\.so|libm\.so|libpthread|libdl\.so|librt\.so|libresolv|libutil|libcuda|libcudart|libcublas|libnccl|libnvidia|libnvrtc|libnvJitLink)'
+find "$root" -type f \( -perm -u+x -o -name '*.so' \) ! -name '*.sh' -print0 \
+  | xargs -0 -n 1 ldd 2>/dev/null \
+  | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u \
+  | while read -r name path; do
+      [[ $name =~ $not_bundled ]] || cp -L -n -- "$path" "$root/lib/$name"
+    done
+find "$root" -type f \( -perm -u+x -o -name '*.so*' \) ! -name '*.sh' -exec strip --strip-unneeded -- {} + 2>/dev/null || true
+
+# Which major version of CUDA the GPU machine must have.
+cuda_major=$(ldd "$build/slipstream" | sed -n 's/.*libcudart\.so\.\([0-9]*\).*/\1/p' | head -n 1)
+if [[ -z $cuda_major ]]; then
+  cuda_major=$(ldd "$build/slipstream" | sed -n 's/.*libcublas\.so\.\([0-9]*\).*/\1/p' | head -n 1)
+fi
+{
+  echo "commit=$(git rev-parse HEAD 2>/dev/null || echo unknown)"
+  echo "cuda_major=${cuda_major:-none}"
+  echo "glibc=$(ldd --version | sed -n '1s/.* //p')"
+} >"$root/MANIFEST"
+[[ -n $cuda_major ]] || echo "bundle: warning: this build does not use CUDA; configure with -Dcuda=enabled" >&2
+
+tar -C "$stage" -czf "$out" slipstream-gpu
+size=$(stat -c %s -- "$out")
+echo "$out: $((size / 1000000)) MB, $(find "$root/tests" "$root/bench" -type f | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
+if ((size > limit_bytes)); then
+  echo "bundle: $size bytes are more than $limit_bytes. Build with -Dbuildtype=release and fewer gpu_archs." >&2
+  exit 7
+fi

@@ -1,0 +1,276 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Checks a GPU machine, from a bundle (scripts/bundle.sh) or a build: needs neither network nor package manager.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/gpu_check.sh [--stage STAGE]... [--out DIR] [--again]
+  --stage STAGE  kernels   the tests of every kernel on the GPU
+                 nccl      the communicator and a short training run on 1, 2 and 4 ranks of one GPU
+                 sanitize  compute-sanitizer (memcheck, racecheck, synccheck) over the kernel tests
+                 bench     the benchmarks
+                 all       all four, in this order (default)
+  --out DIR      where the results go (default: gpu_check)
+  --again        forget earlier results of the stages asked for
+  SLIPSTREAM_BUILD=DIR in the environment: a build directory to use outside of a bundle (default: build)
+
+Results: DIR/found.txt and one DIR/STAGE.txt per stage, a line per test. A stage stops taking new tests after 7 minutes;
+call again and it goes on where it stopped. Exit code: 0 all passed, 1 something failed, 3 a stage is not finished,
+7 something is missing on this machine.
+TEXT
+}
+
+out=gpu_check
+again=0
+stages=()
+while (($#)); do
+  case "$1" in
+    -h | --help) usage; exit 0 ;;
+    --stage)
+      case "${2:-}" in
+        kernels | nccl | sanitize | bench) stages+=("$2") ;;
+        all) stages+=(kernels nccl sanitize bench) ;;
+        *) echo "gpu_check: there is no stage '${2:-}'" >&2; usage >&2; exit 2 ;;
+      esac
+      shift 2 ;;
+    --out) out=${2:?--out needs a directory}; shift 2 ;;
+    --again) again=1; shift ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+((${#stages[@]})) || stages=(kernels nccl sanitize bench)
+readonly stage_seconds=420 test_seconds=300
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+mkdir -p "$out"
+out=$(cd -- "$out" && pwd)
+readonly found=$out/found.txt
+: >"$found"
+note() { printf '%s\n' "$*" | tee -a "$found"; }
+
+# --- what is here
+
+missing=0
+library_path=$root/lib
+if [[ -f $root/MANIFEST ]]; then
+  program=$root/bin/slipstream
+  tests_of() { find "$root/$1" -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort; }
+  cuda_major=$(sed -n 's/^cuda_major=//p' "$root/MANIFEST")
+  note "bundle of commit $(sed -n 's/^commit=//p' "$root/MANIFEST")"
+else
+  build=$(realpath -m -- "${SLIPSTREAM_BUILD:-$root/build}")
+  program=$build/slipstream
+  tests_of() {
+    case "$1" in
+      tests) find "$build/tests" -type f -perm -u+x -name 'gpu_*' ! -name '*nccl*' ! -name '*_bench' 2>/dev/null | sort ;;
+      nccl) find "$build/tests" -type f -perm -u+x -name 'gpu_*nccl*' 2>/dev/null | sort ;;
+      bench) find "$build/tests" -type f -perm -u+x -name 'gpu_*_bench' 2>/dev/null | sort ;;
+    esac
+  }
+  cuda_major=""
+  note "build $build"
+fi
+if [[ ! -x $program ]]; then
+  note "missing: $program. Build it, or unpack the bundle again."
+  exit 7
+fi
+if [[ -z $cuda_major ]]; then
+  # grep reads all of its input: a reader that leaves early would fail the pipe.
+  cuda_major=$(ldd "$program" | sed -n 's/.*libcublas\.so\.\([0-9]*\).*/\1/p; s/.*libcudart\.so\.\([0-9]*\).*/\1/p' | sort -u | tail -n 1)
+fi
+if [[ -z $cuda_major || $cuda_major == none ]]; then
+  note "missing: CUDA in the program itself. Build with -Dcuda=enabled."
+  exit 7
+fi
+
+python_packages() {
+  command -v python3 >/dev/null || return 0
+  python3 -c 'import site, sys; print("\n".join(sorted(set(site.getsitepackages() + [site.getusersitepackages()] + [p for p in sys.path if p.endswith("-packages")]))))' 2>/dev/null || true
+}
+places=()
+for place in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda "/usr/local/cuda-$cuda_major"* /opt/cuda; do
+  [[ -n $place ]] && places+=("$place/lib64" "$place/lib" "$place/targets/x86_64-linux/lib")
+done
+places+=(/usr/lib/x86_64-linux-gnu /usr/lib64 /usr/local/lib /usr/lib/aarch64-linux-gnu)
+while read -r packages; do
+  # PyTorch's wheels: one folder for all of CUDA 13, one per library before.
+  [[ -d $packages/nvidia ]] && for place in "$packages"/nvidia/cu"$cuda_major"/lib "$packages"/nvidia/*/lib; do places+=("$place"); done
+done < <(python_packages)
+
+# Finds a library by its file name; puts its folder behind those that are already there.
+find_library() {
+  local place
+  for place in "${places[@]}"; do
+    if [[ -e $place/$1 ]]; then
+      note "found: $1 in $place"
+      case ":$library_path:" in *":$place:"*) ;; *) library_path+=":$place" ;; esac
+      return 0
+    fi
+  done
+  note "missing: $1 for CUDA $cuda_major. Install the CUDA $cuda_major toolkit or PyTorch's wheels for it, or set CUDA_HOME."
+  missing=1
+}
+if command -v nvidia-smi >/dev/null && gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
+  while read -r gpu; do note "found: GPU $gpu"; done <<<"$gpus"
+else
+  note "missing: an NVIDIA driver with a GPU (nvidia-smi does not answer)."
+  missing=1
+fi
+for library in "libcudart.so.$cuda_major" "libcublas.so.$cuda_major" "libcublasLt.so.$cuda_major" libnccl.so.2; do
+  if ldd "$program" | grep -F "$library" >/dev/null; then find_library "$library"; fi
+done
+if [[ -d $root/openmpi ]]; then
+  export OPAL_PREFIX=$root/openmpi PATH=$root/openmpi/bin:$PATH
+fi
+export LD_LIBRARY_PATH=$library_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+if ((missing)); then exit 7; fi
+
+# --- stages
+
+failed=0 unfinished=0
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+
+# Runs a command as test NAME of the stage, unless the stage's file has a result for it; writes "RESULT SECONDS NAME".
+run_test() {
+  local name=$1 began=$SECONDS code=0 result
+  shift
+  if grep -E "^(ok|refused) +[0-9]+ s  $name\$" "$results" >/dev/null; then return 0; fi
+  if ((SECONDS - stage_began > stage_seconds)); then
+    unfinished=1
+    return 0
+  fi
+  timeout -k 10 "$test_seconds" "$@" >"$work/log" 2>&1 || code=$?
+  case $code in
+    0) result=ok ;;
+    99) result=refused ;;
+    124 | 137) result=timeout failed=1 ;;
+    *) result=failed failed=1 ;;
+  esac
+  # One line per test: a later run replaces what was not ok.
+  grep -v -E "^[a-z]+ +[0-9]+ s  $name\$" "$results" >"$work/kept" || true
+  cp -- "$work/kept" "$results"
+  printf '%-8s %4d s  %s\n' "$result" $((SECONDS - began)) "$name" | tee -a "$results"
+  if [[ $result != ok ]]; then tail -n 30 "$work/log" | sed 's/^/    | /' | tee -a "$results"; fi
+  if [[ ${keep_output:-0} == 1 && $result == ok ]]; then sed 's/^/    | /' "$work/log" | tee -a "$results"; fi
+}
+
+nothing_to_run() { echo "nothing to run: this build has no program for stage $1" | tee -a "$results"; }
+
+stage_kernels() {
+  local path any=0
+  while read -r path; do
+    any=1
+    run_test "$(basename "$path")" "$path"
+  done < <(tests_of tests)
+  ((any)) || nothing_to_run kernels
+}
+
+# Trains a few steps on `ranks` ranks of one GPU; the losses go to losses.RANKS.
+train_on() {
+  local ranks=$1 launcher=()
+  if ((ranks > 1)); then launcher=(mpirun --oversubscribe --bind-to none -np "$ranks"); fi
+  SLIPSTREAM_SHARE_GPU=1 "${launcher[@]}" "$program" train "$work/run.toml" --set "output.dir=\"$work/run.$ranks\"" \
+    --set "train.micro_batch_size=$((8 / ranks))" --set "checkpoint.dir=\"$work/run.$ranks/weights\"" --set "device.kind=\"$kind\"" || return
+  sed -n 's/.*"loss": *\([-+.0-9e]*\).*/\1/p' "$work/run.$ranks/metrics.jsonl" >"$work/losses.$ranks"
+  [[ -s $work/losses.$ranks ]]
+}
+# The losses of two runs agree step by step: ranks add gradients in another order, so not bit for bit.
+same_losses() {
+  paste "$work/losses.$1" "$work/losses.$2" | awk '
+    { d = $1 - $2; if (d < 0) d = -d; if (d > worst) worst = d; if (NF != 2 || !(d <= 1e-3 * $1)) bad = 1 }
+    END { printf "%d steps, largest difference %g\n", NR, worst; exit bad || NR == 0 }'
+}
+equivalence() {
+  train_on "$1" && { [[ $1 == 1 ]] || same_losses 1 "$1"; }
+}
+stage_nccl() {
+  local path ranks
+  while read -r path; do
+    for ranks in 1 2 4; do
+      run_test "$(basename "$path") on $ranks" env SLIPSTREAM_SHARE_GPU=1 mpirun --oversubscribe --bind-to none -np $ranks "$path"
+    done
+  done < <(tests_of nccl)
+  # Text that every machine has.
+  seq 1 100000 | sed 's/$/ follows what came before it./' >"$work/text.txt"
+  cat >"$work/run.toml" <<TOML
+[model]
+family = "gpt2"
+layers = 2
+heads = 2
+width = 128
+context = 64
+[data]
+train = "$work/text.txt"
+tokenizer = "bytes"
+[train]
+steps = 5
+global_batch_size = 8
+eval_batches = 1
+log_interval = 1
+TOML
+  export -f train_on same_losses equivalence
+  export work program kind=cuda
+  for ranks in 1 2 4; do
+    # Later runs compare with the first, which a new call does not have any more.
+    if [[ $ranks != 1 && ! -s $work/losses.1 ]]; then train_on 1 >"$work/log" 2>&1 || true; fi
+    run_test "training on $ranks" bash -c "equivalence $ranks"
+  done
+}
+
+# A machine may refuse the tool's way of tracing; that is a fact about the machine.
+sanitized() {
+  local tool=$1 path=$2 code=0
+  "$sanitizer" --tool "$tool" --error-exitcode 86 "$path" >"$work/sanitizer" 2>&1 || code=$?
+  cat "$work/sanitizer"
+  if grep -E "not supported|permission|Unable to|Target application terminated before first instrumented" "$work/sanitizer" >/dev/null \
+      && [[ $code != 86 ]]; then
+    return 99
+  fi
+  return $code
+}
+stage_sanitize() {
+  local path tool any=0 place
+  sanitizer=$(command -v compute-sanitizer || true)
+  for place in "${CUDA_HOME:-/usr/local/cuda}" /usr/local/cuda-*; do
+    [[ -z $sanitizer && -x $place/bin/compute-sanitizer ]] && sanitizer=$place/bin/compute-sanitizer
+  done
+  if [[ -z $sanitizer ]]; then
+    echo "refused: this machine has no compute-sanitizer" | tee -a "$results"
+    return 0
+  fi
+  export -f sanitized
+  export sanitizer work
+  while read -r path; do
+    any=1
+    for tool in memcheck racecheck synccheck; do
+      run_test "$(basename "$path") $tool" bash -c "sanitized $tool '$path'"
+    done
+  done < <(tests_of tests)
+  ((any)) || nothing_to_run sanitize
+}
+
+stage_bench() {
+  local path any=0
+  while read -r path; do
+    any=1
+    keep_output=1 run_test "$(basename "$path")" "$path"
+  done < <(tests_of bench)
+  ((any)) || nothing_to_run bench
+}
+
+for stage in "${stages[@]}"; do
+  results=$out/$stage.txt
+  if ((again)); then rm -f -- "$results"; fi
+  touch "$results"
+  echo "== $stage"
+  stage_began=$SECONDS
+  "stage_$stage"
+done
+if ((failed)); then exit 1; fi
+if ((unfinished)); then
+  echo "not finished: call again with the same arguments"
+  exit 3
+fi

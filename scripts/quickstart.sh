@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# From a fresh clone to a trained model: installs, builds, trains a small GPT on two processes, and lets it write.
+set -euo pipefail
+
+usage() {
+  echo "usage: scripts/quickstart.sh [TEXT]"
+  echo "  TEXT  a text file to learn from, a megabyte or more; without one, the King James Bible of the distribution"
+}
+
+text=""
+for argument in "$@"; do
+  case "$argument" in
+    -h | --help) usage; exit 0 ;;
+    -*) usage >&2; exit 2 ;;
+    *) [[ -z $text ]] || { usage >&2; exit 2; }; text=$argument ;;
+  esac
+done
+if [[ -n $text ]]; then
+  [[ -r $text && -f $text ]] || { echo "quickstart: $text is not a file that can be read" >&2; exit 3; }
+  text=$(realpath -- "$text")
+fi
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+say() { printf '\n== %s\n' "$*"; }
+
+say "install"
+scripts/setup.sh
+
+say "build"
+started=$SECONDS
+if [[ ! -f build/build.ninja ]]; then
+  cuda=disabled
+  if nvidia-smi -L >/dev/null 2>&1; then cuda=auto; fi
+  mkdir -p runs
+  meson setup build -Dcuda=$cuda -Dnccl=$cuda >runs/build.log 2>&1 || { cat runs/build.log >&2; exit 1; }
+fi
+if [[ -t 1 ]]; then
+  ninja -C build
+else
+  ninja -C build --quiet
+fi
+echo "build/slipstream is there after $((SECONDS - started)) s"
+
+say "text"
+prompt="The "
+if [[ -z $text ]]; then
+  text=data/quickstart.txt
+  if [[ ! -s $text ]]; then
+    mkdir -p data
+    echo '*' >data/.gitignore
+    # One verse a line behind its reference, "Ge1:1 ", which a model of letters need not learn.
+    if command -v bible >/dev/null && bible -f 'gen1:1-rev22:21' </dev/null | sed -E 's/^[1-3]?[A-Za-z]+[0-9]+:[0-9]+ //; /^$/d' >$text.new \
+        && (($(wc -c <$text.new) > 4000000)); then
+      echo "the King James Bible, from the package bible-kjv"
+    else
+      echo "bible-kjv is not to be had here: the licence texts of the distribution instead"
+      find -L /usr/share/common-licenses -type f -print0 | sort -z | xargs -0 cat >$text.new
+    fi
+    mv $text.new $text
+  fi
+  if grep -q '^In the beginning God created' $text; then prompt="And God said"; fi
+fi
+echo "$text: $(wc -c <"$text") bytes"
+
+say "train: mpirun -np 2 build/slipstream train configs/runs/quickstart.toml"
+# Open MPI refuses root, and more ranks than cores, unless told otherwise.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+if (($(nproc) < 2)); then export OMPI_MCA_rmaps_base_oversubscribe=1; fi
+log=build/quickstart.log
+started=$SECONDS
+# Both ranks may use all cores; by default Open MPI would give each a single one.
+mpirun --bind-to none -np 2 build/slipstream train configs/runs/quickstart.toml --set "data.train=$text" 2>&1 | tee "$log"
+echo "trained in $((SECONDS - started)) s"
+
+# Not beyond the 128 tokens of its context: its last position has learned least.
+say "a sample: build/slipstream generate runs/quickstart --prompt \"$prompt\""
+build/slipstream generate runs/quickstart --prompt "$prompt" --tokens 112
+
+say "what happened"
+sed -nE 's/^.*(overlap: .*)$/\1/p' "$log" | tail -1
+echo "metrics:   runs/quickstart/metrics.jsonl, one line per step"
+echo "timeline:  runs/quickstart/trace/rank0000.json; open it in https://ui.perfetto.dev"
+echo "weights:   runs/quickstart/checkpoints/final, safetensors with Hugging Face names"
+echo "next:      README.md, docs/how-to/read-a-timeline.md"

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests that Meson knows, counts Catch2 test cases, and ends with `N passed, N failed, N skipped`.
+
+A case skips by printing a line `SKIPPED what: reason` (or with Catch2 3's SKIP); a program that is not Catch2 is one case
+and may also exit with 77. A program that crashes, hangs, or says less than it should is a failed case.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+
+SKIP_EXIT_CODE = 77
+TAIL_LINES = 60
+# Meson's own limits are for quiet machines; here a test that hangs must end, and a slow one must not fail.
+TIMEOUT_S_MIN = 300
+TIMEOUT_FACTOR = 4
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    verdict: str  # passed | failed | skipped
+    seconds: float
+    text: str = ""  # why it failed or was skipped
+
+
+def tests_of(build, names, everything):
+    listed = json.loads(subprocess.run(["meson", "introspect", build, "--tests"], check=True, capture_output=True).stdout)
+    chosen = []
+    for test in listed:
+        suites = [suite.split(":")[-1] for suite in test["suite"]]
+        if "all" in suites and not everything:
+            continue
+        if names and not any(name in test["name"] or name in suites for name in names):
+            continue
+        chosen.append(test)
+    return chosen
+
+
+def is_catch(program, build):
+    """Known by its symbols: a program with another main() must not be asked, it would run."""
+    program = pathlib.Path(program)
+    if not program.is_relative_to(pathlib.Path(build).resolve()):
+        return False
+    code = program.read_bytes()
+    return b"_ZN5Catch" in code or b"Reports test results" in code
+
+
+def skip_reason(text):
+    found = re.search(r"^\s*SKIPPED\b[: ]*(.*)$", text or "", re.MULTILINE)
+    return found and found.group(1).strip()
+
+
+def case_of(element, program):
+    name = f"{program}: {element.get('name')}"
+    result = element.find("OverallResult")
+    seconds = float(result.get("durationInSeconds") or 0)
+    said = "".join(result.findtext(tag) or "" for tag in ("StdOut", "StdErr"))
+    notes = [e.text or "" for e in element.iter() if e.tag in ("Warning", "Info", "Skip")]
+    if result.get("success") != "true":
+        lines = []
+        for e in element.iter():
+            if e.tag == "Expression" and e.get("success") != "true":
+                lines.append(f"  {e.get('filename')}:{e.get('line')}: {(e.findtext('Original') or '').strip()}"
+                             f"   is   {(e.findtext('Expanded') or '').strip()}")
+            if e.tag in ("Exception", "FatalErrorCondition", "Failure", "Info", "Warning"):
+                lines.append(f"  {e.tag}: {(e.text or '').strip()}")
+        return Case(name, "failed", seconds, "\n".join(lines[:TAIL_LINES]) + ("\n" + said if said else ""))
+    reason = next(filter(None, map(skip_reason, [said, *notes])), None)
+    if reason is None and int(result.get("skips") or 0) > 0:
+        reason = " ".join(n.strip() for n in notes) or "no reason given"
+    if reason is not None:
+        return Case(name, "skipped", seconds, reason)
+    return Case(name, "passed", seconds)
+
+
+def cases_in(report, program):
+    """The complete cases of a report that may end in the middle, and the name of the one that was running then."""
+    cases, running, complete = [], None, False
+    try:
+        for event, element in xml.iterparse(report, events=("start", "end")):
+            if element.tag == "TestCase" and event == "start":
+                running = element.get("name")
+            elif element.tag == "TestCase":
+                cases.append(case_of(element, program))
+                running = None
+            elif element.tag in ("Catch", "Catch2TestRun") and event == "end":
+                complete = True
+    except (xml.ParseError, FileNotFoundError, AttributeError):
+        pass
+    return cases, running, complete
+
+
+def run(test, build, everything):
+    program, command = test["name"], list(test["cmd"])
+    catch = is_catch(command[0], build)
+    with tempfile.TemporaryDirectory() as folder:
+        report = os.path.join(folder, "report.xml")
+        if catch:
+            command += ["-r", "xml", "-d", "yes", "-o", report] + (["[.],~[.]"] if everything else [])
+        environment = {**os.environ, **(test["env"] if isinstance(test["env"], dict) else {})}
+        if everything:
+            environment["SLIPSTREAM_TEST_ALL"] = "1"
+        limit = max(TIMEOUT_S_MIN, TIMEOUT_FACTOR * (test["timeout"] or 0))
+        started = time.monotonic()
+        # A session of its own: a launcher that hangs takes its ranks with it when it is ended.
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                       cwd=test["workdir"] or build, env=environment, start_new_session=True)
+            try:
+                code = process.wait(timeout=limit)
+                ended = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                code, ended = process.wait(), f"had not ended after {limit} s"
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        seconds = time.monotonic() - started
+        tail = "\n".join(text.splitlines()[-TAIL_LINES:])
+        if not catch:
+            reason = skip_reason(text)
+            if code == SKIP_EXIT_CODE or (code == 0 and reason is not None):
+                return [Case(program, "skipped", seconds, reason or tail or "no reason given")]
+            return [Case(program, "passed" if code == 0 else "failed", seconds, "" if code == 0 else f"{ended}\n{tail}")]
+        cases, running, complete = cases_in(report, program)
+        if not complete or (code != 0 and not any(case.verdict == "failed" for case in cases)):
+            where = f"{program}: {running or 'outside its cases'}"
+            cases.append(Case(where, "failed", 0, f"the program {ended}\n{tail}"))
+        elif not cases:
+            cases.append(Case(program, "failed", seconds, "no test case ran"))
+        return cases
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("build")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--all", action="store_true")
+    options = parser.parse_args()
+    tests = tests_of(options.build, options.names, options.all)
+    if not tests:
+        sys.exit(f"run_tests: no test of {options.build} has a name or suite with {' or '.join(options.names)}")
+    alone = [test for test in tests if not test["is_parallel"]]
+    together = [test for test in tests if test["is_parallel"]]
+    cases = []
+
+    def take(test, found):
+        cases.extend(found)
+        bad = sum(case.verdict == "failed" for case in found)
+        print(f"{'FAILED' if bad else 'ok':6} {test['name']:32} {len(found):4} cases {sum(c.seconds for c in found):8.1f} s", flush=True)
+        for case in found:
+            if case.verdict == "failed":
+                print(f"--- failed: {case.name}\n{case.text}\n---", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        futures = {pool.submit(run, test, options.build, options.all): test for test in together}
+        for future in concurrent.futures.as_completed(futures):
+            take(futures[future], future.result())
+    for test in alone:
+        take(test, run(test, options.build, options.all))
+
+    print("\nthe ten slowest cases:")
+    for case in sorted(cases, key=lambda c: -c.seconds)[:10]:
+        print(f"{case.seconds:8.1f} s  {case.name}")
+    count = {verdict: sum(case.verdict == verdict for case in cases) for verdict in ("passed", "failed", "skipped")}
+    if count["skipped"]:
+        print("\nskipped:")
+        for case in cases:
+            if case.verdict == "skipped":
+                print(f"  {case.name}: {case.text}")
+    if count["failed"]:
+        print("\nfailed:")
+        for case in cases:
+            if case.verdict == "failed":
+                print(f"  {case.name}")
+    print(f"\n{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped", flush=True)
+    return 1 if count["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stream contract on the cuda device over the fake runtime, mutations that it must catch, and what is special about
+// the device: times, copies, errors, and who waits.
+
+#include "engine/device/cuda/cuda_device.h"
+#include "tests/contract/stream_contract.h"
+#include "tests/fake_cuda/fake_cuda.h"
+
+using namespace slipstream;
+using contract::StreamFixture;
+
+namespace {
+
+void CUDART_CB run_and_delete(void* body) {
+  const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(body));
+  (*owned)();
+}
+
+/// Hands the body to the stream, as a kernel would be.
+void run_on_stream(LaunchContext& context, std::function<void()> body) {
+  cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream), run_and_delete,
+                     new std::function<void()>(std::move(body)));
+}
+
+StreamFixture fixture() {
+  fake_cuda::reset();
+  return StreamFixture(make_cuda_device(0), run_on_stream);
+}
+
+}  // namespace
+
+TEST_CASE("the cuda device keeps the stream contract") {
+  fake_cuda::reset();
+  contract::check_stream_contract([] { return make_cuda_device(1); }, run_on_stream);
+}
+
+TEST_CASE("a stream that does not wait breaks the contract", "[!shouldfail]") {
+  StreamFixture f = fixture();
+  fake_cuda::settings().drop_waits = true;
+  contract::wait_orders_streams(f);
+}
+
+TEST_CASE("an event recorded on another stream breaks the contract", "[!shouldfail]") {
+  StreamFixture f = fixture();
+  fake_cuda::settings().record_elsewhere = true;
+  contract::wait_orders_streams(f);
+}
+
+TEST_CASE("issuing waits for nothing") {
+  StreamFixture f = fixture();
+  const auto a = f.device->make_stream({.name = "a"});
+  const auto b = f.device->make_stream({.name = "b", .high_priority = true});
+  const auto event = f.device->make_event(1);
+  std::vector<Span> spans;
+  const int before = fake_cuda::counts().host_waits;
+  for (int i = 0; i < 50; ++i) {
+    a->launch(f.work(i, 50), f.frame);
+    a->record(*event);
+    b->wait(*event, f.frame);
+    b->launch(f.work(50 + i), f.frame);
+    a->drain(spans);
+    event->query();
+  }
+  CHECK(fake_cuda::counts().host_waits == before);
+  a->synchronize();
+  b->synchronize();
+}
+
+TEST_CASE("timing events are used again") {
+  StreamFixture f = fixture();
+  const auto a = f.device->make_stream({.name = "a"});
+  const auto b = f.device->make_stream({.name = "b"});
+  const auto event = f.device->make_event(1);
+  std::vector<Span> spans;
+  const int before = fake_cuda::counts().events;
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 10; ++i) {
+      a->launch(f.work(i), f.frame);
+      a->record(*event);
+      b->wait(*event, f.frame);
+      b->launch(f.work(i), f.frame);
+    }
+    a->synchronize();
+    b->synchronize();
+    a->drain(spans);
+    b->drain(spans);
+  }
+  // At most a round's marks are in flight: 2 per work, 1 more per wait, and one kept at the end of each stream.
+  CHECK(fake_cuda::counts().events <= before + 20 + 30 + 2);
+  CHECK(std::count_if(spans.begin(), spans.end(), [](const Span& s) { return s.kind == Span::Kind::work; }) == 400);
+}
+
+TEST_CASE("nothing is left behind") {
+  fake_cuda::reset();
+  const fake_cuda::Counts before = fake_cuda::counts();
+  {
+    const auto device = make_cuda_device(0);
+    const auto stream = device->make_stream({.name = "a"});
+    const auto event = device->make_event(1);
+    const auto memory = device->allocate(1000, "memory");
+    int value = 5;
+    device->copy_from_host(memory->data(), &value, sizeof value);
+    Work work{.name = "w", .fn = [](LaunchContext&) {}};
+    const Frame frame;
+    stream->launch(work, frame);
+    stream->record(*event);
+  }
+  const fake_cuda::Counts after = fake_cuda::counts();
+  CHECK(after.streams == before.streams);
+  CHECK(after.events == before.events);
+  CHECK(after.blocks == before.blocks);
+  CHECK(after.pinned_blocks == before.pinned_blocks);
+}
+
+TEST_CASE("times are those of the host's clock, after an hour too") {
+  StreamFixture f = fixture();
+  const auto stream = f.device->make_stream({.name = "a"});
+  for (int64_t ahead_s : {0, 3, 3600, 3601, 90000}) {
+    fake_cuda::settings().clock_ahead_ns = ahead_s * 1000000000;
+    // The first spans after the jump move the epoch; the ones behind it are exact again.
+    for (int i = 0; i < 3; ++i) {
+      stream->launch(f.work(0), f.frame);
+      stream->synchronize();
+      StreamFixture::spans_of(*stream, Span::Kind::work);
+    }
+    const int64_t before_ns = f.device->now_ns();
+    stream->launch(f.work(1, 2000), f.frame);
+    stream->synchronize();
+    const int64_t after_ns = f.device->now_ns();
+    const Span span = StreamFixture::spans_of(*stream, Span::Kind::work).at(0);
+    // One jump of 3600 s is one float of 3.6e6 ms: its last bit is 0.25 ms, and such an error stays.
+    const int64_t slack_ns = ahead_s < 3600 ? 300000 : 10000000;
+    CHECK(span.begin_ns - ahead_s * 1000000000 >= before_ns - slack_ns);
+    CHECK(span.end_ns - ahead_s * 1000000000 <= after_ns + slack_ns);
+    CHECK(span.end_ns - span.begin_ns >= 1999000);  // durations stay exact
+  }
+}
+
+TEST_CASE("copies of all sizes come back") {
+  StreamFixture f = fixture();
+  constexpr int64_t kPiece = int64_t{4} << 20;
+  for (int64_t size : {int64_t{0}, int64_t{1}, kPiece - 1, kPiece, kPiece + 1, 3 * kPiece + 13}) {
+    const auto memory = f.device->allocate(size, "memory");
+    std::vector<uint32_t> sent(static_cast<size_t>(size / 4 + 1)), back(sent.size());
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<uint32_t>(i * 2654435761u);
+    f.device->copy_from_host(memory->data(), sent.data(), size);
+    f.device->copy_to_host(back.data(), memory->data(), size);
+    CHECK(std::memcmp(sent.data(), back.data(), static_cast<size_t>(size)) == 0);
+  }
+}
+
+TEST_CASE("an error of the GPU is a sentence, and the first one stays") {
+  StreamFixture f = fixture();
+  const auto a = f.device->make_stream({.name = "a"});
+  const auto b = f.device->make_stream({.name = "b"});
+  fake_cuda::fail_next("cudaStreamSynchronize", cudaErrorIllegalAddress);
+  a->launch(f.work(0), f.frame);
+  CHECK_THROWS_WITH(a->synchronize(), Catch::Contains("cudaStreamSynchronize(stream_) at") && Catch::Contains("sanitize"));
+  b->launch(f.work(1), f.frame);
+  CHECK_THROWS_WITH(b->synchronize(), Catch::Contains("cudaStreamSynchronize"));
+  CHECK(f.position(1) == -1);
+}
+
+TEST_CASE("memory that is not there is asked for and counted in a sentence") {
+  StreamFixture f = fixture();
+  CHECK_THROWS_WITH(f.device->allocate(int64_t{1} << 40, "weights"),
+                    Catch::Contains("weights needs") && Catch::Contains("on GPU 0") && Catch::Contains("are free"));
+}
+
+TEST_CASE("a question that is answered with not ready leaves no error behind") {
+  StreamFixture f = fixture();
+  const auto stream = f.device->make_stream({.name = "a"});
+  const auto event = f.device->make_event(1);
+  stream->launch(f.work(0, 2000), f.frame);
+  stream->record(*event);
+  CHECK_FALSE(event->query());
+  stream->launch(f.work(1), f.frame);  // looks for an error of its launch
+  stream->synchronize();
+  CHECK(f.position(1) == 1);
+}
+
+TEST_CASE("a launch that fails names the work") {
+  StreamFixture f = fixture();
+  const auto stream = f.device->make_stream({.name = "compute"});
+  Work work{.name = "layer 3 attention", .fn = [](LaunchContext& context) {
+              fake_cuda::fail_next("cudaLaunchHostFunc", cudaErrorInvalidConfiguration);
+              cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream), run_and_delete, nullptr);
+            }};
+  stream->launch(work, f.frame);
+  CHECK_THROWS_WITH(stream->synchronize(), Catch::Contains("layer 3 attention on stream compute"));
+}

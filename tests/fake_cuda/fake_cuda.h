@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A fake of the CUDA runtime calls that the program uses: streams are host threads, device memory is host memory.
+//
+// It keeps the documented rules that matter for order: a wait captures the record that is latest at its call, "not ready"
+// is left as the last error, a host function may not call CUDA, elapsed time is float milliseconds between two completed
+// timing events, fresh memory is garbage, and what is illegal during capture fails and spoils the capture.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+namespace slipstream::fake_cuda {
+
+/// What the machine looks like and which mistakes are made on purpose.
+struct Settings {
+  int devices = 2;
+  int driver = 13000;                          // 0: none
+  int64_t memory_bytes = int64_t{8} << 30;     // of a device
+  int64_t clock_ahead_ns = 0;                  // added to every record that completes from now on
+  bool drop_waits = false;                     // mutation: cudaStreamWaitEvent does nothing
+  bool record_elsewhere = false;               // mutation: ordering events complete at once, as on an idle stream
+};
+
+/// What exists now and what was done since reset().
+struct Counts {
+  int streams = 0, events = 0, blocks = 0, pinned_blocks = 0;  // alive
+  int host_waits = 0;                                          // calls that wait for the device
+  int records = 0, waits = 0;
+};
+
+/// Settings as declared above, counts of calls zero, no pending failure. Nothing may be alive.
+void reset();
+Settings& settings();
+Counts counts();
+/// The next call of `function` returns `error` and does nothing.
+void fail_next(const std::string& function, cudaError_t error);
+
+}  // namespace slipstream::fake_cuda

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// A collective is a meeting on the host: every rank's stream brings its pointers, the last one to come moves the bytes.
+
+#include "tests/fake_cuda/fake_nccl.h"
+
+#include <algorithm>
+#include <climits>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "engine/base/dtype.h"
+
+using slipstream::bfloat16;
+
+namespace {
+
+struct Call {
+  std::string verb;
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  size_t count = 0;
+  ncclDataType_t type = ncclFloat32;
+  int peer = -1;  // or the root
+};
+
+struct Group {
+  int size = 0;
+  std::map<uint64_t, std::vector<std::pair<int, Call>>> meetings;  // by number of the collective
+  uint64_t done = 0;                                               // collectives that have moved their bytes
+  // Sent and not yet received, and the other way round, in order.
+  std::map<std::pair<int, int>, std::vector<std::vector<std::byte>>> mail;
+  std::map<int, std::vector<std::pair<int, int>>> split_wishes;    // by key of the split: (color, key) by rank
+};
+
+std::mutex mutex;
+std::condition_variable changed;
+std::map<std::string, std::shared_ptr<Group>> groups;
+std::map<int, std::vector<std::string>> calls;
+std::map<int, ncclResult_t> broken;
+bool connects_never = false;
+int fake_version = NCCL_VERSION_CODE;
+int ids_made = 0;
+
+thread_local bool in_group = false;
+thread_local std::vector<std::function<void()>> grouped;
+
+size_t size_of_type(ncclDataType_t type) {
+  switch (type) {
+    case ncclFloat64: return 8;
+    case ncclFloat32:
+    case ncclInt32: return 4;
+    case ncclBfloat16: return 2;
+    default: return 1;
+  }
+}
+
+template <typename T, typename Sum>
+void sum_as(const std::vector<const std::byte*>& from, std::byte* to, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    Sum sum = static_cast<Sum>(reinterpret_cast<const T*>(from[0])[i]);
+    for (size_t r = 1; r < from.size(); ++r) sum += static_cast<Sum>(reinterpret_cast<const T*>(from[r])[i]);
+    reinterpret_cast<T*>(to)[i] = static_cast<T>(sum);
+  }
+}
+
+void sum(ncclDataType_t type, const std::vector<const std::byte*>& from, std::byte* to, size_t count) {
+  if (type == ncclFloat64) return sum_as<double, double>(from, to, count);
+  if (type == ncclFloat32) return sum_as<float, float>(from, to, count);
+  return sum_as<bfloat16, float>(from, to, count);
+}
+
+/// All members are here: move the bytes. Results are made before any is written, so that in place is served.
+void move_bytes(const std::vector<std::pair<int, Call>>& members) {
+  const Call& first = members[0].second;
+  const size_t bytes = first.count * size_of_type(first.type);
+  std::vector<std::vector<std::byte>> results(members.size());
+  for (size_t m = 0; m < members.size(); ++m) {
+    const auto rank = static_cast<size_t>(members[m].first);
+    std::vector<const std::byte*> from;
+    for (const auto& [other, call] : members) from.push_back(call.from);
+    if (first.verb == "all_gather") {
+      for (const std::byte* part : from) results[m].insert(results[m].end(), part, part + bytes);
+    } else if (first.verb == "broadcast") {
+      const std::byte* root = from[static_cast<size_t>(first.peer)];
+      results[m].assign(root, root + bytes);
+    } else {
+      if (first.verb == "reduce_scatter")
+        for (const std::byte*& part : from) part += rank * bytes;
+      results[m].resize(bytes);
+      sum(first.type, from, results[m].data(), first.count);
+    }
+  }
+  for (size_t m = 0; m < members.size(); ++m) std::memcpy(members[m].second.to, results[m].data(), results[m].size());
+}
+
+}  // namespace
+
+struct ncclComm {
+  std::shared_ptr<Group> group;
+  int rank = 0;
+  uint64_t collectives = 0;
+  int looks_until_ready = 3;
+  bool aborted = false;
+};
+
+namespace {
+
+/// The body of a collective on its stream.
+void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const Call& call) {
+  std::unique_lock lock(mutex);
+  auto& members = group->meetings[number];
+  members.push_back({rank, call});
+  if (static_cast<int>(members.size()) == group->size) {
+    std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    move_bytes(members);
+    group->done = number;
+    changed.notify_all();
+  } else {
+    changed.wait(lock, [&] { return group->done >= number; });
+  }
+}
+
+void launch(cudaStream_t stream, std::function<void()> body) {
+  cudaLaunchHostFunc(
+      stream,
+      [](void* held) {
+        const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(held));
+        (*owned)();
+      },
+      new std::function<void()>(std::move(body)));
+}
+
+const char* name_of_type(ncclDataType_t type) {
+  return type == ncclFloat32 ? "f32" : type == ncclFloat64 ? "f64" : type == ncclBfloat16 ? "bf16" : type == ncclInt32 ? "i32" : "u8";
+}
+
+ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
+  std::lock_guard lock(mutex);
+  calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + " " + name_of_type(call.type));
+  comm->looks_until_ready = 2;
+  launch(stream, [group = comm->group, rank = comm->rank, number = ++comm->collectives, call] { meet(group, rank, number, call); });
+  return ncclInProgress;
+}
+
+ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stream) {
+  std::lock_guard lock(mutex);
+  calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + (call.verb == "send" ? " to " : " from ") +
+                              std::to_string(call.peer));
+  const size_t bytes = call.count * size_of_type(call.type);
+  const auto group = comm->group;
+  std::function<void()> body;
+  if (call.verb == "send")
+    body = [=, rank = comm->rank] {
+      std::lock_guard inner(mutex);
+      group->mail[{rank, call.peer}].emplace_back(call.from, call.from + bytes);
+      changed.notify_all();
+    };
+  else
+    body = [=, rank = comm->rank] {
+      std::unique_lock inner(mutex);
+      auto& mail = group->mail[{call.peer, rank}];
+      changed.wait(inner, [&] { return !mail.empty(); });
+      std::memcpy(call.to, mail.front().data(), bytes);
+      mail.erase(mail.begin());
+    };
+  comm->looks_until_ready = 2;
+  const auto run = [stream, body] { launch(stream, body); };
+  if (!in_group) {
+    run();
+    return ncclInProgress;
+  }
+  // Within a group the order of the calls does not matter: what is sent goes first.
+  grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), run);
+  return ncclSuccess;
+}
+
+const std::byte* in(const void* p) { return static_cast<const std::byte*>(p); }
+std::byte* out(void* p) { return static_cast<std::byte*>(p); }
+
+}  // namespace
+
+namespace slipstream::fake_nccl {
+
+std::vector<std::string> calls_of(int rank) {
+  std::lock_guard lock(mutex);
+  return calls[rank];
+}
+void reset() {
+  std::lock_guard lock(mutex);
+  calls.clear();
+  broken.clear();
+  groups.clear();
+  connects_never = false;
+  fake_version = NCCL_VERSION_CODE;
+}
+void break_rank(int rank, ncclResult_t error) {
+  std::lock_guard lock(mutex);
+  broken[rank] = error;
+}
+void never_connect(bool never) { connects_never = never; }
+void set_version(int version) { fake_version = version; }
+
+}  // namespace slipstream::fake_nccl
+
+extern "C" {
+
+const char* ncclGetErrorString(ncclResult_t result) { return result == ncclRemoteError ? "remote process exited" : "an error of the fake"; }
+const char* ncclGetLastError(ncclComm_t) { return "socket closed"; }
+ncclResult_t ncclGetVersion(int* version) {
+  *version = fake_version;
+  return ncclSuccess;
+}
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  std::lock_guard lock(mutex);
+  std::memset(id->internal, 0, sizeof id->internal);
+  const std::string name = "group " + std::to_string(++ids_made);
+  std::memcpy(id->internal, name.data(), name.size());
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  std::lock_guard lock(mutex);
+  if (config->blocking != 0) return ncclInvalidArgument;
+  auto& group = groups[id.internal];
+  if (!group) group = std::make_shared<Group>();
+  group->size = size;
+  *comm = new ncclComm{.group = group, .rank = rank};
+  return ncclInProgress;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  std::lock_guard lock(mutex);
+  *error = ncclSuccess;
+  if (const auto found = broken.find(comm->rank); found != broken.end()) *error = found->second;
+  else if (connects_never || comm->looks_until_ready-- > 0) *error = ncclInProgress;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+  *count = comm->group->size;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  std::lock_guard lock(mutex);
+  comm->looks_until_ready = 1;
+  return ncclInProgress;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  delete comm;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  delete comm;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t*) {
+  std::unique_lock lock(mutex);
+  const int number = static_cast<int>(++comm->collectives);
+  auto& wishes = comm->group->split_wishes[number];
+  wishes.resize(static_cast<size_t>(comm->group->size), {INT_MIN, 0});
+  wishes[static_cast<size_t>(comm->rank)] = {color, key};
+  changed.notify_all();
+  changed.wait(lock, [&] { return std::none_of(wishes.begin(), wishes.end(), [](const auto& w) { return w.first == INT_MIN; }); });
+  std::vector<std::pair<int, int>> members;  // (key, rank)
+  for (size_t r = 0; r < wishes.size(); ++r)
+    if (wishes[r].first == color) members.push_back({wishes[r].second, static_cast<int>(r)});
+  std::sort(members.begin(), members.end());
+  const auto at = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == comm->rank; });
+  auto& group = groups["split " + std::to_string(reinterpret_cast<uintptr_t>(comm->group.get())) + " " + std::to_string(number) +
+                       " " + std::to_string(color)];
+  if (!group) group = std::make_shared<Group>();
+  group->size = static_cast<int>(members.size());
+  comm->group->done = static_cast<uint64_t>(number);
+  *child = new ncclComm{.group = group, .rank = static_cast<int>(at - members.begin())};
+  comm->looks_until_ready = 2;
+  return ncclInProgress;
+}
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+  if (op != ncclSum) return ncclInvalidArgument;
+  return collective(comm, {.verb = "all_reduce", .from = in(from), .to = out(to), .count = count, .type = type}, stream);
+}
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
+  if (op != ncclSum) return ncclInvalidArgument;
+  return collective(comm, {.verb = "reduce_scatter", .from = in(from), .to = out(to), .count = count, .type = type}, stream);
+}
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  return collective(comm, {.verb = "all_gather", .from = in(from), .to = out(to), .count = count, .type = type}, stream);
+}
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return collective(comm, {.verb = "broadcast", .from = in(from), .to = out(to), .count = count, .type = type, .peer = root}, stream);
+}
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  return point_to_point(comm, {.verb = "send", .from = in(from), .count = count, .type = type, .peer = peer}, stream);
+}
+ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  return point_to_point(comm, {.verb = "recv", .to = out(to), .count = count, .type = type, .peer = peer}, stream);
+}
+ncclResult_t ncclGroupStart() {
+  in_group = true;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  in_group = false;
+  for (const auto& run : grouped) run();
+  grouped.clear();
+  return ncclInProgress;
+}
+
+}  // extern "C"

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verbs' laws on NCCL communicators over the fakes of NCCL and of CUDA, and what NCCL's errors become.
+
+#include <condition_variable>
+#include <cstdlib>
+
+#include "comm/nccl/nccl.h"
+#include "tests/contract/communicator_contract.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/fake_nccl.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using contract::RankTest;
+using contract::VerbLaws;
+
+namespace {
+
+/// Rank 0's bytes for all threads of a group.
+class Board {
+ public:
+  comm::ShareBytes of(int rank) {
+    return [this, rank](const std::string& bytes) {
+      std::unique_lock lock(mutex_);
+      if (rank == 0) {
+        bytes_ = bytes;
+        written_ = true;
+        changed_.notify_all();
+      }
+      changed_.wait(lock, [this] { return written_; });
+      return bytes_;
+    };
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool written_ = false;
+  std::string bytes_;
+};
+
+/// Runs body(test) for each of `ranks` threads; the failures of all.
+template <typename Body>
+std::string on_ranks(int ranks, Body body) {
+  fake_cuda::reset();
+  fake_nccl::reset();
+  Board board;
+  std::vector<std::string> failures(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      std::string& mine = failures[static_cast<size_t>(rank)];
+      try {
+        const auto communicator = comm::make_nccl_communicator(rank, ranks, board.of(rank), {.name = "gradients"});
+        RankTest test(*communicator, "gradients", make_cuda_device(0));
+        body(test);
+        for (const std::string& failure : test.failures) mine += failure + "\n";
+      } catch (const std::exception& error) {
+        mine += error.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  std::string all;
+  for (const std::string& some : failures) all += some;
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("verbs move and sum the right bytes") {
+  for (int ranks = 1; ranks <= 4; ++ranks)
+    CHECK(on_ranks(ranks, [](RankTest& test) {
+            uint64_t seed = 1;
+            for (int64_t elems : {0, 1, 7, 1025}) {
+              VerbLaws<float>(test, elems, Algorithm::direct, seed++).all();
+              VerbLaws<bfloat16>(test, elems, Algorithm::direct, seed++).all();
+              VerbLaws<double>(test, elems, Algorithm::direct, seed++).all();
+              VerbLaws<int32_t>(test, elems, Algorithm::direct, seed++).moves();
+            }
+            contract::check_bad_input(test);
+          }) == "");
+}
+
+TEST_CASE("a split orders by key") {
+  CHECK(on_ranks(4, [](RankTest& test) {
+          const int rank = test.comm.rank();
+          const auto part = test.comm.split(rank % 2, -rank);
+          test.expect(part->size() == 2, "split gave a group of the wrong size");
+          test.expect(part->rank() == (rank < 2 ? 1 : 0), "split did not order by key");
+          RankTest inner(*part, "part", make_cuda_device(0));
+          VerbLaws<float>(inner, 100, Algorithm::direct, 77).all();
+          test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
+        }) == "");
+}
+
+TEST_CASE("each verb is the NCCL call of its name, on elements") {
+  CHECK(on_ranks(2, [](RankTest& test) {
+          std::vector<std::byte> from(800), to(800);
+          const comm::Transfer transfer{.from = {0, 0, 800}, .to = {1, 0, 800}, .elems = 100, .dtype = DType::bf16};
+          test.run(test.comm.all_reduce(transfer), from, to);
+          test.run(test.comm.exchange(transfer, 1 - test.comm.rank(), 1 - test.comm.rank()), from, to);
+          const std::vector<std::string> calls = fake_nccl::calls_of(test.comm.rank());
+          const std::string peer = std::to_string(1 - test.comm.rank());
+          test.expect(calls == std::vector<std::string>{"all_reduce 100 bf16", "send 100 to " + peer, "recv 100 from " + peer},
+                      "other calls were made");
+        }) == "");
+}
+
+TEST_CASE("an asynchronous error is a sentence with NCCL's words") {
+  const std::string failures = on_ranks(2, [](RankTest& test) {
+    comm::check_for_errors(test.comm);
+    if (test.comm.rank() == 1) return;
+    fake_nccl::break_rank(0, ncclRemoteError);
+    try {
+      comm::check_for_errors(test.comm);
+      test.expect(false, "no error was seen");
+    } catch (const CommError& error) {
+      const std::string text = error.what();
+      test.expect(text.find("[nccl] gradients: ") == 0 && text.find("remote process exited") != std::string::npos &&
+                      text.find("socket closed") != std::string::npos, text);
+    }
+    test.comm.abort();
+  });
+  CHECK(failures == "");
+}
+
+TEST_CASE("works after an abort throw in their stream") {
+  CHECK(on_ranks(2, [](RankTest& test) {
+          test.comm.abort();
+          test.comm.abort();
+          std::vector<std::byte> bytes(400);
+          const comm::Transfer transfer{.from = {0, 0, 400}, .to = {1, 0, 400}, .elems = 100};
+          test.expect(contract::throws_comm_error([&] { test.run(test.comm.all_reduce(transfer), bytes, bytes); }),
+                      "a work after abort ran");
+          test.expect(contract::throws_comm_error([&] { comm::check_for_errors(test.comm); }), "the check passed");
+        }) == "");
+}
+
+TEST_CASE("a peer that never comes is named after the timeout") {
+  fake_nccl::reset();
+  fake_nccl::never_connect(true);
+  Board board;
+  CHECK_THROWS_WITH(comm::make_nccl_communicator(0, 2, board.of(0), {.name = "gradients", .timeout_seconds = 0.05}),
+                    Catch::Contains("connecting rank 0 of 2 took more than 0.05 s"));
+}
+
+TEST_CASE("another version of NCCL is refused before anything connects") {
+  fake_nccl::reset();
+  Board board;
+  const std::string shared = board.of(0)("   21803" + std::string(sizeof(ncclUniqueId), 'x'));
+  CHECK_THROWS_WITH(comm::make_nccl_communicator(1, 2, board.of(1)), Catch::Contains("rank 0 of its group has 21803"));
+}
+
+TEST_CASE("the environment is set where the user has not set it") {
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+  setenv("NCCL_PROTO", "LL", 1);
+  comm::prepare_nccl_environment(3, true);
+  CHECK(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "0");
+  CHECK(std::string(std::getenv("NCCL_PROTO")) == "LL");
+  CHECK(std::string(std::getenv("NCCL_HOSTID")) == "slipstream-rank-3");
+  CHECK(std::string(std::getenv("NCCL_SOCKET_IFNAME")) == "lo");
+  unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  comm::prepare_nccl_environment(3, false);
+  CHECK(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1");
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of tidy. A message says what to use instead.
+
+#include "tests/tidy/rules.h"
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include <fmt/core.h>
+
+namespace slipstream::tidy {
+namespace {
+
+struct Include {
+  std::string name;
+  int line = 0;
+};
+
+bool is_source(const std::string& path) {
+  const std::string extension = std::filesystem::path(path).extension().string();
+  return extension == ".cpp" || extension == ".h" || extension == ".hpp" || extension == ".cu" || extension == ".cuh";
+}
+
+bool is_header(const std::string& path) { return path.ends_with(".h") || path.ends_with(".hpp") || path.ends_with(".cuh"); }
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+std::string folder_of(const std::string& path) { return path.substr(0, path.find('/')); }
+
+std::vector<Include> includes_of(const File& file) {
+  std::vector<Include> includes;
+  int line = 0;
+  for (const std::string& text : lines_of(code_only(file.text))) {
+    ++line;
+    const size_t hash = text.find_first_not_of(" \t");
+    if (hash == std::string::npos || text[hash] != '#') continue;
+    const size_t word = text.find_first_not_of(" \t", hash + 1);
+    if (word == std::string::npos || text.compare(word, 7, "include") != 0) continue;
+    const size_t open = text.find_first_of("\"<", word);
+    if (open == std::string::npos) continue;
+    const size_t close = text.find_first_of("\">", open + 1);
+    if (close != std::string::npos) includes.push_back({text.substr(open + 1, close - open - 1), line});
+  }
+  return includes;
+}
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+
+/// Where `word` stands as a whole word in `code`, not behind '.' or "->" (somebody else's member).
+std::vector<size_t> words_in(const std::string& code, std::string_view word) {
+  std::vector<size_t> found;
+  for (size_t at = code.find(word); at != std::string::npos; at = code.find(word, at + 1)) {
+    if (at > 0 && (is_word(code[at - 1]) || code[at - 1] == '.' || (at > 1 && code[at - 1] == '>' && code[at - 2] == '-'))) continue;
+    if (at + word.size() < code.size() && is_word(code[at + word.size()])) continue;
+    found.push_back(at);
+  }
+  return found;
+}
+
+int line_at(const std::string& text, size_t at) {
+  return 1 + static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
+}
+
+std::string at_line(const File& file, int line) { return fmt::format("{}:{}: ", file.path, line); }
+
+}  // namespace
+
+std::string code_only(std::string_view text) {
+  std::string code(text);
+  enum class In { plain, line_comment, comment, string, character } in = In::plain;
+  bool include_line = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i], next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (c == '\n') {
+      if (in != In::comment) in = In::plain;
+      include_line = false;
+      continue;
+    }
+    switch (in) {
+      case In::plain:
+        if (c == '#') include_line = text.substr(i, 20).find("include") != std::string_view::npos;
+        if (c == '/' && next == '/') in = In::line_comment;
+        if (c == '/' && next == '*') in = In::comment;
+        if (c == '"' && !include_line) in = In::string;
+        // A quote between digits separates thousands.
+        if (c == '\'' && !(i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1])))) in = In::character;
+        if (in == In::line_comment || in == In::comment) {
+          code[i] = code[i + 1] = ' ';
+          ++i;
+        }
+        break;
+      case In::comment:
+        code[i] = ' ';
+        if (c == '*' && next == '/') {
+          code[++i] = ' ';
+          in = In::plain;
+        }
+        break;
+      case In::line_comment: code[i] = ' '; break;
+      case In::string:
+      case In::character:
+        if (c == (in == In::string ? '"' : '\'')) {
+          in = In::plain;
+          break;
+        }
+        code[i] = ' ';
+        if (c == '\\' && next != '\n' && i + 1 < text.size()) code[++i] = ' ';
+        break;
+    }
+  }
+  return code;
+}
+
+Findings check_licence(const File& file) {
+  static const std::set<std::string> kinds = {".cpp", ".h", ".hpp", ".cu", ".cuh", ".sh", ".py", ".toml", ".build", ".md"};
+  if (!kinds.contains(std::filesystem::path(file.path).extension().string()) && file.path != ".ci/run") return {};
+  static const std::string licence = "SPDX-License-Identifier: Apache-2.0";
+  const auto lines = lines_of(file.text);
+  const size_t first = !lines.empty() && lines[0].starts_with("#!") ? 1 : 0;
+  if (lines.size() > first)
+    for (const std::string& line : {"// " + licence, "# " + licence, "<!-- " + licence + " -->"})
+      if (lines[first] == line) return {};
+  return {at_line(file, 1) + "the first line is no licence. Begin with \"SPDX-License-Identifier: Apache-2.0\" in a comment."};
+}
+
+Findings check_header(const File& file) {
+  if (!is_header(file.path)) return {};
+  const auto lines = lines_of(file.text);
+  if (lines.size() < 3 || lines[1] != "#pragma once") return {at_line(file, 2) + "a header goes on with #pragma once."};
+  if (!lines[2].starts_with("// ")) return {at_line(file, 3) + "a header says in one sentence what it is, behind #pragma once."};
+  return {};
+}
+
+Findings check_arrows(const File& file) {
+  // Who may include whom; inside engine, from the bottom up.
+  static const std::map<std::string, std::set<std::string>> floors = {
+      {"engine", {"engine"}}, {"kernels", {"engine", "kernels"}}, {"comm", {"engine", "comm"}},
+      {"models", {"engine", "kernels", "models"}}, {"cli", {"engine", "kernels", "comm", "models", "cli"}}};
+  static const std::map<std::string, int> heights = {{"base", 0}, {"device", 1}, {"config", 2}, {"plan", 2},
+                                                     {"step", 3}, {"data", 3}, {"checkpoint", 3}, {"report", 3}};
+  // Config entries and folder syncing live in data; both belong one floor lower.
+  static const std::set<std::pair<std::string, std::string>> allowed = {{"checkpoint", "data"}};
+  const auto floor = floors.find(folder_of(file.path));
+  if (floor == floors.end() || !is_source(file.path)) return {};
+  Findings findings;
+  const auto part_of = [](const std::string& path) {
+    const size_t slash = path.find('/');
+    return path.substr(slash + 1, path.find('/', slash + 1) - slash - 1);
+  };
+  for (const Include& include : includes_of(file)) {
+    const std::string target = folder_of(include.name);
+    if (target == "tests") findings.push_back(at_line(file, include.line) + "the program includes a test. Move what it needs.");
+    if (!floors.contains(target)) continue;
+    if (!floor->second.contains(target))
+      findings.push_back(at_line(file, include.line) + fmt::format("{} may not know {}. Arrows point down: cli -> models -> kernels -> "
+                                                                   "engine and cli -> comm -> engine.", floor->first, target));
+    if (floor->first != "engine" || target != "engine") continue;
+    const std::string from = part_of(file.path), to = part_of(include.name);
+    if (!heights.contains(from) || !heights.contains(to))
+      findings.push_back(at_line(file, include.line) + fmt::format("engine/{} has no height. Give it one in tests/tidy/rules.cpp.",
+                                                                   heights.contains(from) ? to : from));
+    else if (from != to && heights.at(to) >= heights.at(from) && !allowed.contains({from, to}))
+      findings.push_back(at_line(file, include.line) + fmt::format("engine/{} may not know engine/{}: base <- device <- config, plan <- "
+                                                                   "step, data, checkpoint, report.", from, to));
+  }
+  return findings;
+}
+
+Findings check_vendors(const File& file) {
+  if (!is_source(file.path)) return {};
+  const auto below = [&](std::string_view folder) { return file.path.starts_with(folder); };
+  const bool cuda_place = file.path.find("/cuda/") != std::string::npos || file.path.ends_with(".cu") || file.path.ends_with(".cuh") ||
+                          below("tests/fake_cuda/");
+  Findings findings;
+  for (const Include& include : includes_of(file)) {
+    const std::string& name = include.name;
+    const auto fence = [&](bool matches, bool inside, const char* where) {
+      if (matches && !inside)
+        findings.push_back(at_line(file, include.line) + fmt::format("{} is included only {}. Use what that folder offers.", name, where));
+    };
+    fence(name == "mpi.h", below("comm/mpi/") || file.path == "tests/bench/mpi_bench.cpp", "in comm/mpi/");
+    fence(name == "nccl.h", below("comm/nccl/") || below("tests/fake_cuda/"), "in comm/nccl/");
+    fence(name.starts_with("cuda") || name.starts_with("cublas") || name.starts_with("cub/") || name.starts_with("nvtx") || name == "mma.h",
+          cuda_place, "under a cuda/ folder or in .cu files");
+    fence(name.starts_with("toml++/"), below("engine/config/"), "in engine/config/");
+    fence(name.starts_with("oneapi/") || name.starts_with("dnnl"), below("kernels/matmul/") || below("tests/"), "in kernels/matmul/");
+    fence(name.starts_with("Eigen/"), below("kernels/") || below("tests/"), "in kernels/ and tests/");
+    fence(name.starts_with("CLI/"), file.path == "cli/main.cpp", "in cli/main.cpp");
+    fence(name.starts_with("catch2/"), file.path == "tests/test.hpp" || file.path == "tests/catch_main.cpp", "by tests/test.hpp");
+  }
+  return findings;
+}
+
+Findings check_calls(const File& file) {
+  if (!is_source(file.path)) return {};
+  struct Ban {
+    const char* word;
+    bool call;         // only where '(' follows
+    bool in_tests;     // tests keep to it too
+    const char* allowed;  // a file that may
+    const char* instead;
+  };
+  static const Ban bans[] = {
+      {"sprintf", true, true, "", "fmt::format"},
+      {"vsprintf", true, true, "", "fmt::format"},
+      {"strcpy", true, true, "", "std::string"},
+      {"strcat", true, true, "", "std::string"},
+      {"atoi", true, true, "comm/mpi/no_mpi.cpp", "std::from_chars, which reports errors"},
+      {"atof", true, true, "", "std::from_chars, which reports errors"},
+      {"strtok", true, true, "", "std::string_view::find"},
+      {"rand", true, true, "", "Philox(seed, name), whose numbers do not depend on the order of calls"},
+      {"srand", true, true, "", "Philox(seed, name)"},
+      {"random_device", false, true, "", "a seed that the run file or the test prints"},
+      {"exit", true, false, "cli/main.cpp", "a typed Error (engine/base/check.h); only main exits"},
+      {"std::abort", true, false, "", "SLIP_ASSERT or a typed Error"},
+      {"assert", true, false, "", "SLIP_ASSERT, which stays on"},
+      {"cout", false, false, "", "log_info for people, fmt::print for results"},
+      {"cerr", false, false, "", "log_info; only main prints errors"},
+      {"endl", false, false, "", "'\\n'"},
+      {"system", true, false, "", "the library call; no shell behind the user's back"},
+      {"cudaDeviceSynchronize", true, false, "engine/device/cuda/cuda_device.cpp", "an event: the host never waits for the whole device"},
+  };
+  Findings findings;
+  const std::string code = code_only(file.text);
+  for (const Ban& ban : bans) {
+    if ((!ban.in_tests && folder_of(file.path) == "tests") || file.path == ban.allowed) continue;
+    for (const size_t at : words_in(code, ban.word)) {
+      const size_t next = code.find_first_not_of(" \t\n", at + std::string_view(ban.word).size());
+      if (ban.call && (next == std::string::npos || code[next] != '(')) continue;
+      // A declaration or a qualified member of ours: `void abort()`, `Rank::abort()`.
+      const size_t previous = at == 0 ? std::string::npos : code.find_last_not_of(" \t\n", at - 1);
+      if (ban.call && previous != std::string::npos) {
+        const bool qualified = code[previous] == ':';
+        const bool of_std = qualified && previous >= 4 && code.compare(previous - 4, 5, "std::") == 0;
+        if (qualified && !of_std) continue;
+        size_t begin = previous + 1;
+        while (begin > 0 && is_word(code[begin - 1])) --begin;
+        const std::string before = code.substr(begin, previous + 1 - begin);
+        if (!before.empty() && before != "return" && before != "else" && before != "do" && before != "case") continue;
+      }
+      findings.push_back(at_line(file, line_at(code, at)) + fmt::format("{} is banned. Use {}.", ban.word, ban.instead));
+    }
+  }
+  return findings;
+}
+
+Findings check_leftovers(const File& file) {
+  Findings findings;
+  // Spelt in two parts, so that this file keeps its own rule.
+  static const std::string fix = std::string("FIX") + "ME", todo = std::string("TO") + "DO";
+  const auto words = [&](const std::string& word) { return words_in(file.text, word); };
+  for (const size_t at : words(fix))
+    findings.push_back(at_line(file, line_at(file.text, at)) + fix + " is banned. Fix it, or say what is known to be missing in the docs.");
+  for (const size_t at : words(todo))
+    if (file.text.compare(at + todo.size(), 2, "(#") != 0 || !std::isdigit(static_cast<unsigned char>(file.text[std::min(at + todo.size() + 2, file.text.size() - 1)])))
+      findings.push_back(at_line(file, line_at(file.text, at)) + fmt::format("{0} without a number. Write {0}(#12), or do it.", todo));
+  return findings;
+}
+
+Findings check_card(const File& file) {
+  const std::filesystem::path path(file.path);
+  if (!file.path.starts_with("kernels/") || path.parent_path().filename() != path.stem() || path.extension() != ".h") return {};
+  // Cards from before this rule, which say it in other words. This list only gets shorter.
+  static const std::set<std::string> older = {"adamw", "cast", "cross_entropy", "embedding", "matmul", "step_scalars", "sum_squares"};
+  if (older.contains(path.stem().string())) return {};
+  Findings findings;
+  for (const char* line : {"Shapes:", "Cost:", "Source:"})
+    if (file.text.find(std::string("/// ") + line) == std::string::npos && file.text.find(std::string("// ") + line) == std::string::npos)
+      findings.push_back(at_line(file, 1) + fmt::format("the card of {} has no line \"{}\". See kernels/rms_norm/rms_norm.h.",
+                                                        path.stem().string(), line));
+  return findings;
+}
+
+Findings check_single_includes(const std::vector<File>& files) {
+  // Header-heavy libraries: each costs a second or more of compile time per file that includes it.
+  static const std::vector<std::pair<std::string, size_t>> libraries = {
+      {"toml++/", 1}, {"nlohmann/", 2 /* engine/base/json.cpp and engine/data/sidecar.cpp, which should use it */}, {"spdlog/", 1},
+      {"CLI/", 1}, {"xxhash.h", 1}, {"oneapi/dnnl/", 1}};
+  Findings findings;
+  for (const auto& [library, files_max] : libraries) {
+    std::vector<std::string> users;
+    for (const File& file : files)
+      if (is_source(file.path) && folder_of(file.path) != "tests") {
+        const auto includes = includes_of(file);
+        if (std::any_of(includes.begin(), includes.end(), [&](const Include& i) { return i.name.starts_with(library); }))
+          users.push_back(file.path + (is_header(file.path) ? " (a header)" : ""));
+      }
+    const bool in_header = std::any_of(users.begin(), users.end(), [](const std::string& u) { return u.ends_with("(a header)"); });
+    if (users.size() <= files_max && !in_header) continue;
+    std::string list;
+    for (const std::string& user : users) list += (list.empty() ? "" : ", ") + user;
+    findings.push_back(fmt::format("{} is included by {}; at most {} .cpp may. Go through its functions.", library, list, files_max));
+  }
+  return findings;
+}
+
+Findings check_built(const std::vector<File>& files) {
+  Findings findings;
+  std::string builds;
+  for (const File& file : files)
+    if (file.path.ends_with("meson.build")) builds += file.text;
+  for (const File& file : files) {
+    if (!file.path.ends_with(".cpp") && !file.path.ends_with(".cu")) continue;
+    if (folder_of(file.path) == "tests") continue;
+    if (builds.find(std::filesystem::path(file.path).filename().string()) == std::string::npos)
+      findings.push_back(file.path + ": no meson.build names this file. Add it, or delete it.");
+  }
+  return findings;
+}
+
+Findings long_files(const std::vector<File>& files, int lines_max) {
+  Findings findings;
+  for (const File& file : files) {
+    const auto lines = static_cast<int>(lines_of(file.text).size());
+    if (is_source(file.path) && lines > lines_max) findings.push_back(fmt::format("{}: {} lines; a file aims at 250", file.path, lines));
+  }
+  return findings;
+}
+
+}  // namespace slipstream::tidy

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every file of the tree keeps the habits, and every rule notices what it is for.
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "tests/test.hpp"
+#include "tests/tidy/rules.h"
+
+using namespace slipstream::tidy;
+
+namespace {
+
+const std::vector<File>& tree() {
+  static const std::vector<File> files = [] {
+    namespace fs = std::filesystem;
+    const fs::path root = SLIPSTREAM_SOURCE_ROOT;
+    std::vector<File> found;
+    const auto add = [&](const fs::path& path) {
+      std::ifstream stream(path, std::ios::binary);
+      std::ostringstream text;
+      text << stream.rdbuf();
+      found.push_back({fs::relative(path, root).generic_string(), text.str()});
+    };
+    for (const char* folder : {".ci", "cli", "comm", "configs", "engine", "kernels", "models", "scripts", "tests", "docs", "changes"}) {
+      if (!fs::exists(root / folder)) continue;
+      for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+        static const std::set<std::string> kinds = {".cpp", ".h", ".hpp", ".cu", ".cuh", ".sh", ".py", ".toml", ".build", ".md"};
+        const bool wanted = kinds.contains(entry.path().extension().string()) || entry.path().filename() == "run";
+        if (entry.is_regular_file() && wanted) add(entry.path());
+      }
+    }
+    for (const char* file : {"meson.build", "README.md", "CHANGELOG.md"}) add(root / file);
+    return found;
+  }();
+  return files;
+}
+
+template <typename Rule>
+std::string all_findings(Rule rule) {
+  std::string list;
+  for (const File& file : tree())
+    for (const std::string& finding : rule(file)) list += finding + "\n";
+  return list;
+}
+
+std::string joined(const Findings& findings) {
+  std::string list;
+  for (const std::string& finding : findings) list += finding + "\n";
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("the tree is the one that is meant", "[tidy]") {
+  CHECK(tree().size() > 200);
+  for (const char* path : {"cli/main.cpp", "engine/plan/plan.h", "kernels/matmul/matmul.h", "comm/scheduler.cpp", "scripts/test.sh", ".ci/run"}) {
+    INFO(path);
+    CHECK(std::any_of(tree().begin(), tree().end(), [&](const File& file) { return file.path == path; }));
+  }
+}
+
+TEST_CASE("every file begins with its licence", "[tidy]") { CHECK(all_findings(check_licence) == ""); }
+TEST_CASE("every header says once what it is", "[tidy]") { CHECK(all_findings(check_header) == ""); }
+TEST_CASE("include arrows point down", "[tidy]") { CHECK(all_findings(check_arrows) == ""); }
+TEST_CASE("every vendor stays in its folder", "[tidy]") { CHECK(all_findings(check_vendors) == ""); }
+TEST_CASE("no banned call", "[tidy]") { CHECK(all_findings(check_calls) == ""); }
+TEST_CASE("nothing is left for later without a number", "[tidy]") { CHECK(all_findings(check_leftovers) == ""); }
+TEST_CASE("every op has its card", "[tidy]") { CHECK(all_findings(check_card) == ""); }
+TEST_CASE("header-heavy libraries have one user", "[tidy]") { CHECK(joined(check_single_includes(tree())) == ""); }
+TEST_CASE("every source is built", "[tidy]") { CHECK(joined(check_built(tree())) == ""); }
+
+TEST_CASE("lengths are reported", "[tidy]") {
+  std::printf("%s", joined(long_files(tree(), 500)).c_str());
+  CHECK(long_files({{"a.cpp", "1\n2\n3\n"}}, 3).empty());
+  CHECK(joined(long_files({{"a.cpp", "1\n2\n3\n4"}}, 3)) == "a.cpp: 4 lines; a file aims at 250\n");
+}
+
+TEST_CASE("rule: comments and literals are not code", "[tidy]") {
+  CHECK(code_only("a // b\nc") == "a     \nc");
+  CHECK(code_only("a /* b\nc */ d") == "a     \n     d");
+  CHECK(code_only("f(\"x \\\" y\", 'z')") == "f(\"      \", ' ')");
+  CHECK(code_only("1'000'000 + x") == "1'000'000 + x");
+  CHECK(code_only("#include \"a/b.h\"") == "#include \"a/b.h\"");
+}
+
+TEST_CASE("rule: licence", "[tidy]") {
+  CHECK(check_licence({"a.cpp", "// SPDX-License-Identifier: Apache-2.0\n"}).empty());
+  CHECK(check_licence({"a.sh", "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\n"}).empty());
+  CHECK(check_licence({"a.cpp", "\n// SPDX-License-Identifier: Apache-2.0\n"}).size() == 1);
+  CHECK(check_licence({"a.cpp", "// SPDX-License-Identifier: MIT\n"}).size() == 1);
+  CHECK(check_licence({"a.toml", ""}).size() == 1);
+  CHECK(check_licence({"a.md", "<!-- SPDX-License-Identifier: Apache-2.0 -->\n"}).empty());
+  CHECK(check_licence({"a.md", "text"}).size() == 1);
+  CHECK(check_licence({"LICENSE", "text"}).empty());
+}
+
+TEST_CASE("rule: header", "[tidy]") {
+  CHECK(check_header({"a.h", "// SPDX\n#pragma once\n// What it is.\n"}).empty());
+  CHECK(check_header({"a.h", "// SPDX\n// What it is.\n#pragma once\n"}).size() == 1);
+  CHECK(check_header({"a.h", "// SPDX\n#pragma once\n\n#include <a>\n"}).size() == 1);
+}
+
+TEST_CASE("rule: arrows", "[tidy]") {
+  const auto one = [](const char* path, const char* include) {
+    return check_arrows({path, std::string("#include \"") + include + "\"\n"}).size();
+  };
+  CHECK(one("engine/plan/a.cpp", "kernels/matmul/matmul.h") == 1);
+  CHECK(one("engine/plan/a.cpp", "engine/base/check.h") == 0);
+  CHECK(one("engine/base/a.cpp", "engine/device/device.h") == 1);
+  CHECK(one("engine/plan/a.cpp", "engine/config/config.h") == 1);
+  CHECK(one("engine/new/a.cpp", "engine/base/check.h") == 1);
+  CHECK(one("kernels/adamw/a.cpp", "comm/scheduler.h") == 1);
+  CHECK(one("comm/a.cpp", "kernels/adamw/adamw.h") == 1);
+  CHECK(one("models/a.cpp", "comm/scheduler.h") == 1);
+  CHECK(one("models/a.cpp", "kernels/adamw/adamw.h") == 0);
+  CHECK(one("cli/a.cpp", "comm/scheduler.h") == 0);
+  CHECK(one("cli/a.cpp", "tests/test.hpp") == 1);
+  CHECK(one("tests/a.cpp", "comm/scheduler.h") == 0);
+  CHECK(check_arrows({"engine/plan/a.cpp", "// #include \"comm/scheduler.h\"\n"}).empty());
+}
+
+TEST_CASE("rule: vendors", "[tidy]") {
+  const auto one = [](const char* path, const char* include) {
+    return check_vendors({path, std::string("#include <") + include + ">\n"}).size();
+  };
+  CHECK(one("comm/mpi/a.cpp", "mpi.h") == 0);
+  CHECK(one("comm/host/a.cpp", "mpi.h") == 1);
+  CHECK(one("comm/nccl/a.cpp", "nccl.h") == 0);
+  CHECK(one("comm/mpi/a.cpp", "nccl.h") == 1);
+  CHECK(one("engine/device/cuda/a.cpp", "cuda_runtime.h") == 0);
+  CHECK(one("kernels/gelu/gelu.cu", "cuda_bf16.h") == 0);
+  CHECK(one("kernels/gelu/gelu.cpp", "cuda_bf16.h") == 1);
+  CHECK(one("engine/data/a.cpp", "toml++/toml.h") == 1);
+  CHECK(one("cli/train.cpp", "CLI/CLI.hpp") == 1);
+  CHECK(one("tests/a.cpp", "catch2/catch.hpp") == 1);
+  CHECK(one("engine/a.cpp", "Eigen/Core") == 1);
+}
+
+TEST_CASE("rule: banned calls, with the replacement", "[tidy]") {
+  const auto found = [](const char* path, const char* code) { return joined(check_calls({path, code})); };
+  CHECK(found("engine/a.cpp", "\nsprintf(b, x);") == "engine/a.cpp:2: sprintf is banned. Use fmt::format.\n");
+  CHECK(found("engine/a.cpp", "std::sprintf(b, x);").find("fmt::format") != std::string::npos);
+  CHECK(found("engine/a.cpp", "// sprintf(b, x);\nf(\"rand()\");") == "");
+  CHECK(found("tests/a.cpp", "int x = rand();").find("Philox") != std::string::npos);
+  CHECK(found("engine/a.cpp", "int strand(); brand(1);") == "");
+  CHECK(found("engine/a.cpp", "std::exit(1);").find("typed Error") != std::string::npos);
+  CHECK(found("engine/a.cpp", "if (x) exit(1);").find("typed Error") != std::string::npos);
+  CHECK(found("cli/main.cpp", "exit(1); app.exit(1);") == "");
+  CHECK(found("engine/a.cpp", "app.exit(1); p->exit(1);") == "");
+  CHECK(found("comm/a.cpp", "void abort();\nvoid A::abort() {}\nworld.abort(1);") == "");
+  CHECK(found("comm/a.cpp", "std::abort();\n").find("SLIP_ASSERT") != std::string::npos);
+  CHECK(found("engine/a.cpp", "std::cout << 1;").find("log_info") != std::string::npos);
+  CHECK(found("tests/a.cpp", "std::cout << 1;") == "");
+  CHECK(found("engine/a.cpp", "static_assert(x); SLIP_ASSERT(x);") == "");
+}
+
+TEST_CASE("rule: leftovers", "[tidy]") {
+  const std::string todo = std::string("TO") + "DO", fix = std::string("FIX") + "ME";
+  CHECK(check_leftovers({"a.cpp", "// " + todo + ": later"}).size() == 1);
+  CHECK(check_leftovers({"a.cpp", "// " + todo + "(#12): later"}).empty());
+  CHECK(check_leftovers({"a.cpp", "// " + todo + "(#x): later"}).size() == 1);
+  CHECK(check_leftovers({"a.md", fix}).size() == 1);
+}
+
+TEST_CASE("rule: cards", "[tidy]") {
+  CHECK(check_card({"kernels/gelu/gelu.h", "/// Shapes: x\n/// Cost: 1\n/// Source: paper\n"}).empty());
+  CHECK(check_card({"kernels/gelu/gelu.h", "/// Shapes: x\n/// Cost: 1\n"}).size() == 1);
+  CHECK(check_card({"kernels/gelu/tile.h", ""}).empty());
+}
+
+TEST_CASE("rule: one user, one build", "[tidy]") {
+  const File a{"engine/a.cpp", "#include <spdlog/logger.h>\n#include <spdlog/sinks/a.h>\n"}, b{"cli/b.cpp", "#include <spdlog/logger.h>\n"};
+  CHECK(check_single_includes({a}).empty());
+  CHECK(check_single_includes({a, b}).size() == 1);
+  CHECK(check_single_includes({{"engine/a.h", "#include <spdlog/logger.h>\n"}}).size() == 1);
+  CHECK(check_built({a, {"engine/meson.build", "files('a.cpp')"}}).empty());
+  CHECK(check_built({a, b, {"engine/meson.build", "files('a.cpp')"}}).size() == 1);
+}
