@@ -12,6 +12,7 @@
 #include <mutex>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "kernels/cuda/workspace.h"
@@ -41,7 +42,9 @@ struct Owned {
   cublasLtHandle_t handle = nullptr;
   std::map<Key, Choice> choices;
 
-  Owned() {
+  Owned() = default;
+  /// Apart from the constructor: what was taken before a failure is given back.
+  void take() {
     cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "taking the scratch memory of a stream");
     cuda_check(cudaMalloc(&workspace, static_cast<size_t>(kWorkspaceBytes)), "taking the cuBLASLt workspace of a stream");
     check(cublasLtCreate(&handle), "starting cuBLASLt");
@@ -69,7 +72,11 @@ Owned& owned_by(void* stream) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   auto& owned = all.owned[stream];
-  if (!owned) owned = std::make_unique<Owned>();
+  if (!owned) {
+    auto taken = std::make_unique<Owned>();
+    taken->take();
+    owned = std::move(taken);
+  }
   return *owned;
 }
 
