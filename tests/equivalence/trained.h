@@ -59,6 +59,8 @@ struct Layout {
   // AdamW turns the noise of a gradient that is zero in exact arithmetic (key biases) into whole steps.
   float eps = 1e-2f;
   bool same_batch = false;         // every step trains on the batch of step 1
+  int zero_stage = 0;
+  int prefetch_depth = 1;
 };
 
 struct Trained {
@@ -92,7 +94,7 @@ inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
       {.sizes = {.data = layout.ranks}, .rank = rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
        .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
-       .update_on_spine = layout.update_on_spine}));
+       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth, .update_on_spine = layout.update_on_spine}));
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   for (Plan* plan : {&job->prime, &job->evaluate, &job->train}) {
     const comm::Stage stage{plan, &job->buffers};
@@ -111,16 +113,28 @@ inline std::string hash_of(const Trained& trained) {
   return hash.hex();
 }
 
-inline void collect(cli::Rank& rank, Trained& trained) {
+/// What one rank holds of the weights and of the last gradients.
+struct Held {
+  std::vector<float> weights, gradients;
+};
+
+/// The named tensors from what the ranks hold: all of them with ZeRO, one otherwise.
+inline void collect(const Job& job, const std::vector<std::vector<float>>& weights,
+                    const std::vector<std::vector<float>>& gradients, Trained& trained) {
   std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
-  const auto& parameters = rank.job().model.parameters;
+  const auto& parameters = job.model.parameters;
   for (size_t p = 0; p < parameters.size(); ++p)
     for (size_t t = 0; t < parameters[p].tensors.size(); ++t) names.push_back({parameters[p].tensors[t].name, {p, t}});
   std::sort(names.begin(), names.end());
+  const std::vector<float> flat_weights = cli::flat_from_shards(job, weights), flat_gradients = cli::flat_from_shards(job, gradients);
   for (const auto& [name, at] : names) {
     trained.names.push_back(name);
-    trained.weights.push_back(rank.tensor(at.first, at.second));
-    trained.gradients.push_back(rank.gradient(at.first, at.second));
+    const auto copy = [&](const std::vector<float>& flat) {
+      const std::span<const float> tensor = cli::tensor_of(job, flat, at.first, at.second);
+      return std::vector<float>(tensor.begin(), tensor.end());
+    };
+    trained.weights.push_back(copy(flat_weights));
+    trained.gradients.push_back(copy(flat_gradients));
   }
   trained.hash = hash_of(trained);
 }
@@ -175,6 +189,7 @@ inline Trained train(const Layout& layout, int steps) {
     for (size_t r = 0; r < ranks; ++r) communicators[r].push_back(std::move(world[layout.reverse_ranks ? ranks - 1 - r : r]));
   }
   std::vector<Trained> results(ranks);
+  std::vector<detail::Held> held(ranks);
   std::vector<cli::Rank*> running(ranks, nullptr);
   std::mutex mutex;
   std::exception_ptr failure;
@@ -208,7 +223,7 @@ inline Trained train(const Layout& layout, int steps) {
         }
         rank.synchronize();
         report(steps);
-        detail::collect(rank, results[r]);
+        held[r] = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
       } catch (...) {
         std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
@@ -226,7 +241,17 @@ inline Trained train(const Layout& layout, int steps) {
   for (size_t r = 0; r < ranks; ++r) threads.emplace_back(body, r);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
-  for (size_t r = 0; r < ranks; ++r) results[0].rank_hashes.push_back(results[r].hash);
+  const std::unique_ptr<Job> job = make_job(layout, 0);
+  for (size_t r = 0; r < ranks; ++r) {
+    std::vector<std::vector<float>> weights, gradients;
+    for (size_t s = 0; s < ranks; ++s)
+      if (job->options.zero_stage > 0 || s == r) {
+        weights.push_back(held[s].weights);
+        gradients.push_back(held[s].gradients);
+      }
+    detail::collect(*job, weights, gradients, results[r]);
+    results[0].rank_hashes.push_back(results[r].hash);
+  }
   return results[0];
 }
 
