@@ -45,6 +45,15 @@ void check_close(const Trained& a, const Trained& b, double tolerance) {
   }
 }
 
+/// The norm is a sum in double over shards; what the update uses of it is rounded to float once.
+void check_same_weights(const Trained& a, const Trained& b) {
+  CHECK(a.hash == b.hash);
+  CHECK(a.losses == b.losses);
+  REQUIRE(a.norms.size() == b.norms.size());
+  for (size_t i = 0; i < a.norms.size(); ++i) CHECK(std::abs(a.norms[i] - b.norms[i]) < 1e-13 * b.norms[i]);
+  check_ranks_agree(a);
+}
+
 template <typename Change>
 Layout with(Layout layout, Change change) {
   change(layout);
@@ -216,7 +225,7 @@ TEST_CASE("sharding optimizer, gradients and parameters gives the bits of data p
             l.prefetch_depth = depth;
             l.evaluate_between = stage == 3;
           });
-          check_same_bits(train(sharded, kSteps), whole);
+          check_same_weights(train(sharded, kSteps), whole);
         }
     }
 }
@@ -226,7 +235,7 @@ TEST_CASE("sharding survives random delays, and no clipping", "[equivalence][zer
   const Trained whole = train(unsplit, kSteps);
   for (uint64_t seed : {1, 2, 3}) {
     CAPTURE(seed);
-    check_same_bits(train(with(unsplit, [&](Layout& l) { l.zero_stage = static_cast<int>(seed), l.delay_seed = seed; }), kSteps), whole);
+    check_same_weights(train(with(unsplit, [&](Layout& l) { l.zero_stage = static_cast<int>(seed), l.delay_seed = seed; }), kSteps), whole);
   }
 }
 
@@ -234,7 +243,7 @@ TEST_CASE("sharded gradients of several micro-batches are the same mean", "[equi
   // Stage 1 accumulates as stage 0 does. Stages 2 and 3 add over ranks first and over micro-batches then: another order.
   const auto unsplit = with(gpt2(3), [](Layout& l) { l.model.split_tied_embedding = false, l.micro_batch = 2, l.micro_batches = 2; });
   const Trained whole = train(unsplit, kSteps);
-  check_same_bits(train(with(unsplit, [](Layout& l) { l.zero_stage = 1; }), kSteps), whole);
+  check_same_weights(train(with(unsplit, [](Layout& l) { l.zero_stage = 1; }), kSteps), whole);
   for (int stage : {2, 3}) {
     CAPTURE(stage);
     check_close(train(with(unsplit, [&](Layout& l) { l.zero_stage = stage; }), kSteps), whole, 2e-5);

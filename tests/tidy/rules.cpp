@@ -181,7 +181,7 @@ Findings check_vendors(const File& file) {
   if (!is_source(file.path)) return {};
   const auto below = [&](std::string_view folder) { return file.path.starts_with(folder); };
   const bool cuda_place = file.path.find("/cuda/") != std::string::npos || file.path.ends_with(".cu") || file.path.ends_with(".cuh") ||
-                          below("tests/fake_cuda/");
+                          below("tests/fake_cuda/") || below("tests/emulation/");
   Findings findings;
   for (const Include& include : includes_of(file)) {
     const std::string& name = include.name;
@@ -313,7 +313,11 @@ Findings check_built(const std::vector<File>& files) {
   for (const File& file : files) {
     if (!file.path.ends_with(".cpp") && !file.path.ends_with(".cu")) continue;
     if (folder_of(file.path) == "tests") continue;
-    if (builds.find(std::filesystem::path(file.path).filename().string()) == std::string::npos)
+    const std::filesystem::path path(file.path);
+    // The build names a .cu by its folder and stem, in the list of CUDA kernels.
+    const std::string name = path.extension() == ".cu" ? "'" + path.parent_path().filename().string() + "/" + path.stem().string() + "'"
+                                                       : path.filename().string();
+    if (builds.find(name) == std::string::npos)
       findings.push_back(file.path + ": no meson.build names this file. Add it, or delete it.");
   }
   return findings;

@@ -190,6 +190,7 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   for (const SupportedRow& row : supported_rows()) {
     const std::string key(row.key);
     INFO(key);
+    if (key == "zero.stage") continue;  // refused only together with other keys: below
     REQUIRE(unsupported.count(key) == 1);
     const RunConfig config = with({key + "=" + unsupported.at(key)});
     CHECK(refusal([&] { require_supported(config); }) ==
