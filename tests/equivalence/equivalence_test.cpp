@@ -50,7 +50,7 @@ void check_same_weights(const Trained& a, const Trained& b) {
   CHECK(a.hash == b.hash);
   CHECK(a.losses == b.losses);
   REQUIRE(a.norms.size() == b.norms.size());
-  for (size_t i = 0; i < a.norms.size(); ++i) CHECK(std::abs(a.norms[i] - b.norms[i]) < 1e-13 * b.norms[i]);
+  for (size_t i = 0; i < a.norms.size(); ++i) CHECK(std::abs(a.norms[i] - b.norms[i]) <= 1e-13 * b.norms[i]);
   check_ranks_agree(a);
 }
 
