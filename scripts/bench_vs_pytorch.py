@@ -47,7 +47,7 @@ class Gpt2(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         logits = F.linear(self.ln_f(x), self.wte.weight)
-        return F.cross_entropy(logits.view(-1, vocab), targets.view(-1))
+        return F.cross_entropy(logits.view(-1, vocab), targets.reshape(-1))
 
 
 model = Gpt2()
