@@ -9,6 +9,8 @@ python=${PYTHON:-/usr/bin/python3}
 program=${SLIPSTREAM:-build/slipstream}
 "$python" -c 'import torch' 2>/dev/null || { echo "bench_vs_pytorch: $python has no torch. Install python3-torch." >&2; exit 2; }
 openmp=$(find /usr/lib -maxdepth 2 -type d -name openblas-openmp | head -n 1)
+# Debian's PyTorch calls whatever BLAS it finds; with the reference BLAS it is twenty times slower, which proves nothing.
+[[ -n $openmp ]] || { echo "bench_vs_pytorch: no OpenBLAS for PyTorch. Install libopenblas0-openmp." >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 head -c 2000000 /dev/urandom | base64 -w 0 >"$work/text.txt"
@@ -19,7 +21,7 @@ ours() { # threads steps layers heads width context batch vocabulary
   "$program" train configs/runs/gpt2_124m.toml --set device.threads="$1" --set train.steps=$(($2 + 2)) --set model.layers="$3" \
     --set model.heads="$4" --set model.width="$5" --set model.context="$6" --set train.sequence_length="$6" \
     --set train.micro_batch_size="$7" --set train.global_batch_size="$7" --set model.vocab_size="$8" --set data.tokenizer=bytes \
-    --set data.train="$work/text.txt" --set train.dtype=float32 --set trace.steps=[] --set train.eval_interval=0 --set train.eval_batches=1 \
+    --set data.train="$work/text.txt" --set data.validation="" --set train.dtype=float32 --set trace.steps=[] --set train.eval_interval=0 --set train.eval_batches=1 \
     --set optimizer.warmup_steps=0 --set optimizer.decay_steps=0 --set checkpoint.dir="$work/weights" --set output.dir="$work/run" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }
   tail -n +3 "$work/run/metrics.jsonl" | grep -o '"step_ms": [0-9.]*' | cut -d' ' -f2 | median
   rm -rf "$work"/run* "$work/weights"
