@@ -11,7 +11,7 @@ usage() {
 
 # docs/dependencies.md says what each is for.
 needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev libeigen3-dev libtomlplusplus-dev libcli11-dev
-  nlohmann-json3-dev libspdlog-dev libfmt-dev libhwloc-dev libxxhash-dev)
+  nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev)
 # Without these everything still works: another text is trained on, builds take longer.
 optional=(bible-kjv)
 for argument in "$@"; do

@@ -37,6 +37,8 @@ const std::vector<SupportedRow>& supported_rows() {
                 (c.zero.gather_dtype == DTypeChoice::bfloat16) == (c.train.dtype == DType::bf16);
        },
        "use \"auto\""},
+      {"overlap.max_inflight_buckets", [](R c) { return c.overlap.max_inflight_buckets == 0; },
+       "use 0: one in-order channel already carries one bucket at a time"},
       {"overlap.param_gather", [](R c) { return c.overlap.param_gather; }, "leave it out"},
       {"overlap.p2p", [](R c) { return c.overlap.p2p; }, "leave it out"},
       {"overlap.tensor_chunks", [](R c) { return c.overlap.tensor_chunks == Overlap{}.tensor_chunks; }, "leave it out"},
@@ -44,7 +46,8 @@ const std::vector<SupportedRow>& supported_rows() {
       {"pipeline.virtual_stages", [](R c) { return c.pipeline.virtual_stages == 1; }, "use 1"},
       {"pipeline.layers", [](R c) { return c.pipeline.layers.empty(); }, "leave it out"},
       {"pipeline.schedule_file", [](R c) { return c.pipeline.schedule_file.empty(); }, "leave it out"},
-      {"comm.backend", [](R c) { return c.comm.backend != Backend::nccl; }, "use \"auto\", \"mpi\" or \"thread\""},
+      {"comm.backend", [](R c) { return c.comm.backend == Backend::automatic || c.comm.backend == Backend::mpi; },
+       "use \"auto\" or \"mpi\""},
       {"comm.quantize", [](R c) { return c.comm.quantize == Quantize::none; }, "use \"none\""},
       {"device.kind", [](R c) { return c.device.kind != DeviceChoice::cuda; }, "use \"auto\" or \"cpu\""},
       {"checkpoint.interval", [](R c) { return c.checkpoint.interval == 0; },

@@ -174,6 +174,7 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"zero.persistence_threshold", "1MiB"},
                                                           {"zero.shard_size", "2"},
                                                           {"zero.gather_dtype", "bfloat16"},
+                                                          {"overlap.max_inflight_buckets", "2"},
                                                           {"overlap.param_gather", "false"},
                                                           {"overlap.p2p", "false"},
                                                           {"overlap.tensor_chunks", "2"},
@@ -201,5 +202,5 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
         "zero.stage = 2 is not supported by this version: use 0, or overlap.grad_reduce = \"bucketed\" with "
         "comm.grad_dtype = \"float32\".");
   CHECK(refusal([&] { require_supported(with({"comm.backend=nccl"})); }) ==
-        "comm.backend = \"nccl\" is not supported by this version: use \"auto\", \"mpi\" or \"thread\".");
+        "comm.backend = \"nccl\" is not supported by this version: use \"auto\" or \"mpi\".");
 }
