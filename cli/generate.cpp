@@ -30,18 +30,21 @@ std::string weights_folder(const std::string& path) {
 constexpr int64_t kMaxLayers = 65536, kMaxSize = int64_t{1} << 24;
 
 template <typename T>
-T entry(const data::ConfigEntries& config, const std::string& key, const std::string& folder) {
-  for (const auto& [name, value] : config)
-    if (name == key) {
-      if constexpr (std::is_same_v<T, double>)
-        if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
-      if (const T* typed = std::get_if<T>(&value)) return *typed;
-      throw CheckpointError("[generate] {}/config.json: {} has another type than expected.", folder, key);
-    }
-  throw CheckpointError("[generate] {}/config.json lacks {}.", folder, key);
+T entry(const Json& config, const std::string& key, const std::string& folder) {
+  const Json* value = config.find(key);
+  if (value == nullptr) throw CheckpointError("[generate] {}/config.json lacks {}.", folder, key);
+  const bool right = std::is_same_v<T, bool>      ? value->is_bool()
+                     : std::is_same_v<T, int64_t> ? value->is_int()
+                     : std::is_same_v<T, double>  ? value->is_number()
+                                                  : value->is_string();
+  if (!right) throw CheckpointError("[generate] {}/config.json: {} has another type than expected.", folder, key);
+  if constexpr (std::is_same_v<T, bool>) return value->as_bool();
+  else if constexpr (std::is_same_v<T, int64_t>) return value->as_int();
+  else if constexpr (std::is_same_v<T, double>) return value->as_double();
+  else return value->as_string();
 }
 
-models::ModelOptions options_of(const data::ConfigEntries& config, const std::string& folder) {
+models::ModelOptions options_of(const Json& config, const std::string& folder) {
   const auto whole = [&](const std::string& key) {
     const auto value = entry<int64_t>(config, key, folder);
     const int64_t most = key == "n_layer" || key == "num_hidden_layers" ? kMaxLayers : kMaxSize;

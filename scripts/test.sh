@@ -24,7 +24,7 @@ done
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh --tests
 if command -v ccache >/dev/null && [[ -z "${CC:-}${CXX:-}" ]]; then
-  export CC="ccache gcc" CXX="ccache g++" CCACHE_NOHASHDIR=1
+  export CC="ccache gcc" CXX="ccache g++" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 fi
 build=build-tests
 if [[ ! -f $build/build.ninja ]]; then

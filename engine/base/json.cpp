@@ -15,6 +15,7 @@ namespace slipstream {
 namespace {
 
 constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxValues = 4'000'000;  // bounds the memory that a hostile text can ask for
 
 std::string place(std::string_view text, std::string_view source, size_t offset) {
   const std::string_view before = text.substr(0, std::min(offset, text.size()));
@@ -96,6 +97,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     throw DataError("{} {}.", place(text_, source_, read_), problem);
   }
   bool add(Json value) {
+    if (++values_ > kMaxValues) refuse(fmt::format("has more than {} values", kMaxValues));
     if (open_.empty()) {
       root_ = std::move(value);
     } else if (open_.back().value.is_array()) {
@@ -121,6 +123,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   std::string_view text_, source_;
   const size_t& read_;
   std::vector<Level> open_;
+  size_t values_ = 0;
   Json root_;
 };
 
@@ -186,6 +189,8 @@ Json Json::parse(std::string_view text, std::string_view source) {
   Builder builder(text, source, read);
   const char* begin = text.data();
   if (text.empty()) throw DataError("{} is empty, a JSON text needs a value.", source);
+  // The parser takes a NUL byte for the end of the text.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) throw DataError("{} is not JSON: a NUL byte.", place(text, source, nul + 1));
   if (!nlohmann::json::sax_parse(CountingIterator(begin, &read), CountingIterator(begin + text.size(), &read),
                                  &builder))
     throw DataError("{} is not JSON.", place(text, source, read));

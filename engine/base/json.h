@@ -34,7 +34,7 @@ class Json {
 
   /// Reads one JSON text (RFC 8259, UTF-8). `source` names it in errors, usually a path. Pure.
   /// Throws: DataError "source:line:column ..." for malformed text, duplicate keys, integers beyond int64, reals beyond
-  /// double and nesting deeper than 64.
+  /// double, nesting deeper than 64, and more than 4 million values.
   static Json parse(std::string_view text, std::string_view source = "JSON");
 
   /// The text of this value. `indent` 0: one line; else members on their own lines, indented by that many spaces a
@@ -50,6 +50,8 @@ class Json {
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
 
+  /// "null", "a boolean", "an integer", "a real", "a string", "an array" or "an object".
+  std::string_view type_name() const;
   /// Each throws a DataError that begins with `what` and says which type was needed and which was got.
   bool as_bool(std::string_view what = "a JSON value") const;
   int64_t as_int(std::string_view what = "a JSON value") const;  // a real is refused even when it is whole
@@ -77,7 +79,6 @@ class Json {
     return static_cast<int64_t>(value);
   }
   [[noreturn]] static void refuse_integer(uint64_t value);
-  std::string_view type_name() const;
   void write(std::string& out, int indent, int level) const;
 
   std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;

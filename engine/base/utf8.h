@@ -1,14 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a text stops being UTF-8.
+// Strict UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. Source: RFC 3629, section 4.
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace slipstream {
 
-/// Offset of the first byte that does not begin a well-formed UTF-8 sequence; text.size() when all of it is UTF-8.
-/// Pure. Overlong forms, surrogates and code points above U+10FFFF are malformed. Source: Unicode 15, table 3-7.
-size_t valid_utf8_prefix(std::string_view text);
+struct CodePoint {
+  uint32_t value = 0;
+  int size_bytes = 0;  // 1 to 4; 0 if the bytes at this place are not UTF-8
+};
+
+/// The code point that starts at byte `at` (< text.size()). Pure.
+inline CodePoint next_code_point(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[i])); };
+  const uint32_t lead = byte(at);
+  if (lead < 0x80) return {lead, 1};
+  const int size = lead >= 0xc2 && lead <= 0xdf ? 2 : (lead & 0xf0) == 0xe0 ? 3 : lead >= 0xf0 && lead <= 0xf4 ? 4 : 0;
+  if (size == 0 || text.size() - at < static_cast<size_t>(size)) return {};
+  uint32_t value = lead & (0x7fu >> size);
+  for (int i = 1; i < size; ++i) {
+    const uint32_t next = byte(at + static_cast<size_t>(i));
+    if ((next & 0xc0) != 0x80) return {};
+    value = value << 6 | (next & 0x3f);
+  }
+  const bool overlong = (size == 3 && value < 0x800) || (size == 4 && value < 0x10000);
+  if (overlong || (value >= 0xd800 && value <= 0xdfff) || value > 0x10ffff) return {};
+  return {value, size};
+}
+
+/// Appends `value` (a code point, not a surrogate) to `out`.
+inline void append_code_point(std::string& out, uint32_t value) {
+  const auto put = [&](uint32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
+  if (value < 0x80) {
+    put(value);
+  } else if (value < 0x800) {
+    put(0xc0 | value >> 6);
+    put(0x80 | (value & 0x3f));
+  } else if (value < 0x10000) {
+    put(0xe0 | value >> 12);
+    put(0x80 | (value >> 6 & 0x3f));
+    put(0x80 | (value & 0x3f));
+  } else {
+    put(0xf0 | value >> 18);
+    put(0x80 | (value >> 12 & 0x3f));
+    put(0x80 | (value >> 6 & 0x3f));
+    put(0x80 | (value & 0x3f));
+  }
+}
+
+/// Offset of the first byte that does not begin a well-formed UTF-8 sequence; text.size() when all of it is UTF-8. Pure.
+inline size_t valid_utf8_prefix(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const int size = next_code_point(text, at).size_bytes;
+    if (size == 0) break;
+    at += static_cast<size_t>(size);
+  }
+  return at;
+}
 
 }  // namespace slipstream

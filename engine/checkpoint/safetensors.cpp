@@ -9,15 +9,13 @@
 #include <utility>
 
 #include "engine/base/check.h"
+#include "engine/base/document.h"
 #include "engine/base/units.h"
-#include "engine/data/sidecar.h"
-#include "engine/data/utf8.h"
+#include "engine/base/utf8.h"
 
 namespace slipstream::checkpoint {
 
 namespace {
-
-using data::shown;
 
 constexpr uint64_t kHeaderBytesMax = 100'000'000;
 constexpr size_t kNameBytesMax = 1024;
@@ -36,8 +34,71 @@ constexpr KnownType kTypes[] = {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 
                                 {"I64", 64},        {"U64", 64}};
 
 [[noreturn]] void broken(const std::string& path, const std::string& problem) {
-  throw CheckpointError("[checkpoint] {} is not a safetensors file: {}. Restore it or save again.", shown(path),
+  throw CheckpointError("[checkpoint] {} is not a safetensors file: {}. Restore it or save again.", files::shown(path),
                         problem);
+}
+
+/// One tensor of the header, as written there: nothing but the JSON types is checked.
+struct Entry {
+  std::string name;
+  std::string dtype;
+  std::vector<uint64_t> shape;
+  uint64_t begin_bytes = 0;  // into the buffer behind the header
+  uint64_t end_bytes = 0;
+};
+
+struct Header {
+  std::vector<Entry> entries;                                 // in the order of the file
+  std::vector<std::pair<std::string, std::string>> metadata;  // of "__metadata__"
+};
+
+std::string quoted(const std::string& text) {
+  return Json(text).dump();
+}
+
+/// Compact, metadata first, without padding: the text that the reference library writes, byte for byte.
+std::string header_text(const Header& header) {
+  std::string out = "{";
+  const auto open = [&](const std::string& key) { out += fmt::format("{}{}:{{", out.size() > 1 ? "," : "", quoted(key)); };
+  if (!header.metadata.empty()) {
+    open("__metadata__");
+    for (size_t i = 0; i < header.metadata.size(); ++i)
+      out += fmt::format("{}{}:{}", i > 0 ? "," : "", quoted(header.metadata[i].first), quoted(header.metadata[i].second));
+    out += "}";
+  }
+  for (const Entry& entry : header.entries) {
+    open(entry.name);
+    out += fmt::format("\"dtype\":{},\"shape\":[", quoted(entry.dtype));
+    for (size_t i = 0; i < entry.shape.size(); ++i) out += fmt::format("{}{}", i > 0 ? "," : "", entry.shape[i]);
+    out += fmt::format("],\"data_offsets\":[{},{}]}}", entry.begin_bytes, entry.end_bytes);
+  }
+  return out + "}";
+}
+
+Header parse_header(const Document& document) {
+  const Json root = parse_object(document);
+  Header header;
+  header.entries.reserve(root.as_object().size());
+  for (const auto& [name, value] : root.as_object()) {
+    const Fields fields(document, value, "the value of " + files::shown(name));
+    if (name == "__metadata__") {
+      for (const auto& [key, text] : value.as_object()) {
+        if (!text.is_string()) fields.fail(fmt::format("has {} in \"__metadata__\", need a string", text.type_name()));
+        header.metadata.emplace_back(key, text.as_string());
+      }
+      continue;
+    }
+    fields.allow_only({"dtype", "shape", "data_offsets"});
+    const std::vector<uint64_t> offsets = fields.naturals("data_offsets");
+    if (offsets.size() != 2)
+      fields.fail(fmt::format("has {} data_offsets for {}, need 2", offsets.size(), files::shown(name)));
+    header.entries.push_back({.name = name,
+                              .dtype = fields.string("dtype"),
+                              .shape = fields.naturals("shape"),
+                              .begin_bytes = offsets[0],
+                              .end_bytes = offsets[1]});
+  }
+  return header;
 }
 
 /// Says what is wrong with a name, or nothing.
@@ -45,36 +106,36 @@ std::string name_problem(std::string_view name) {
   if (name.empty() || name.size() > kNameBytesMax)
     return fmt::format("a tensor's name has {} bytes, need 1 to {}", name.size(), kNameBytesMax);
   for (size_t at = 0; at < name.size();) {
-    const data::CodePoint point = data::next_code_point(name, at);
+    const CodePoint point = next_code_point(name, at);
     if (point.size_bytes == 0 || point.value < 0x20 || point.value == 0x7f)
-      return fmt::format("the tensor's name {} has a control character", shown(name));
+      return fmt::format("the tensor's name {} has a control character", files::shown(name));
     at += static_cast<size_t>(point.size_bytes);
   }
   return "";
 }
 
 /// Bytes of one tensor from its type and shape; refuses what does not fit 64 bits.
-uint64_t bytes_by_shape(const std::string& path, const data::SafetensorsEntry& entry) {
+uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
   const auto type =
       std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == entry.dtype; });
   if (type == std::end(kTypes))
-    broken(path, fmt::format("tensor {} has the unknown type {}", shown(entry.name), shown(entry.dtype)));
+    broken(path, fmt::format("tensor {} has the unknown type {}", files::shown(entry.name), files::shown(entry.dtype)));
   if (entry.shape.size() > kDimsMax)
-    broken(path, fmt::format("tensor {} has {} dimensions, need at most {}", shown(entry.name), entry.shape.size(),
+    broken(path, fmt::format("tensor {} has {} dimensions, need at most {}", files::shown(entry.name), entry.shape.size(),
                              kDimsMax));
   uint64_t bits = type->bits;
   for (const uint64_t dim : entry.shape) {
     // Each dimension on its own too: [0, 2^64 - 1] has no elements, yet int64 cannot hold its shape.
     if (dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) || __builtin_mul_overflow(bits, dim, &bits))
-      broken(path, fmt::format("the shape of tensor {} has more elements than 64 bits can count", shown(entry.name)));
+      broken(path, fmt::format("the shape of tensor {} has more elements than 64 bits can count", files::shown(entry.name)));
   }
   if (bits % 8 != 0)
-    broken(path, fmt::format("tensor {} of {} bits does not fill whole bytes", shown(entry.name), bits));
+    broken(path, fmt::format("tensor {} of {} bits does not fill whole bytes", files::shown(entry.name), bits));
   return bits / 8;
 }
 
 /// Entries sorted by place; together they must cover the buffer of `buffer_bytes` without holes and overlaps.
-std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<data::SafetensorsEntry> entries,
+std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<Entry> entries,
                                         uint64_t header_end_bytes, uint64_t buffer_bytes) {
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin_bytes, a.end_bytes) < std::pair(b.begin_bytes, b.end_bytes);
@@ -82,17 +143,17 @@ std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<dat
   std::vector<TensorInfo> tensors;
   tensors.reserve(entries.size());
   uint64_t covered_bytes = 0;
-  for (const data::SafetensorsEntry& entry : entries) {
+  for (const Entry& entry : entries) {
     if (const std::string problem = name_problem(entry.name); !problem.empty()) broken(path, problem);
     if (entry.begin_bytes != covered_bytes)
-      broken(path, fmt::format("tensor {} begins at byte {}, need {} where the one before ends", shown(entry.name),
+      broken(path, fmt::format("tensor {} begins at byte {}, need {} where the one before ends", files::shown(entry.name),
                                entry.begin_bytes, covered_bytes));
     if (entry.end_bytes < entry.begin_bytes || entry.end_bytes > buffer_bytes)
-      broken(path, fmt::format("tensor {} covers the bytes {} to {} of a buffer of {}", shown(entry.name),
+      broken(path, fmt::format("tensor {} covers the bytes {} to {} of a buffer of {}", files::shown(entry.name),
                                entry.begin_bytes, entry.end_bytes, buffer_bytes));
     const uint64_t size_bytes = bytes_by_shape(path, entry);
     if (entry.end_bytes - entry.begin_bytes != size_bytes)
-      broken(path, fmt::format("tensor {} has {} bytes, need {} by its shape and type {}", shown(entry.name),
+      broken(path, fmt::format("tensor {} has {} bytes, need {} by its shape and type {}", files::shown(entry.name),
                                entry.end_bytes - entry.begin_bytes, size_bytes, entry.dtype));
     covered_bytes = entry.end_bytes;
     tensors.push_back({.name = entry.name,
@@ -123,7 +184,7 @@ int64_t TensorInfo::elems() const {
   return elems_of(shape);
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, data::Owner::checkpoint) {
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, files::Owner::checkpoint) {
   const auto size_bytes = static_cast<uint64_t>(file_.size_bytes());
   if (size_bytes < 8)
     broken(path, fmt::format("it has {} bytes, need at least 8 for the size of its header", size_bytes));
@@ -134,8 +195,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, data::Ow
                              std::min(kHeaderBytesMax, size_bytes - 8), size_bytes));
   std::string text(header_bytes, '\0');
   file_.read(8, text.data(), static_cast<int64_t>(header_bytes));
-  data::SafetensorsHeader header = data::parse_safetensors_header(
-      {.text = text, .where = "the header of " + shown(path), .owner = data::Owner::checkpoint});
+  Header header = parse_header(
+      {.text = text, .where = "the header of " + files::shown(path), .owner = files::Owner::checkpoint});
   tensors_ = checked_tensors(path, std::move(header.entries), 8 + header_bytes, size_bytes - 8 - header_bytes);
   metadata_ = std::move(header.metadata);
   for (size_t i = 0; i < tensors_.size(); ++i) index_of_.emplace(tensors_[i].name, i);
@@ -149,7 +210,7 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
 const TensorInfo& SafetensorsFile::get(std::string_view name) const {
   if (const TensorInfo* tensor = find(name)) return *tensor;
   throw CheckpointError("[checkpoint] {} has {} tensors, but not {}. It is of another model; name its own config.json.",
-                        shown(path()), tensors_.size(), shown(name));
+                        files::shown(path()), tensors_.size(), files::shown(name));
 }
 
 void SafetensorsFile::read(const TensorInfo& tensor, int64_t offset_bytes, void* out, int64_t size_bytes) const {
@@ -162,7 +223,7 @@ void SafetensorsFile::read_floats(const TensorInfo& tensor, std::span<float> out
   if (tensor.dtype == "F32") return read(tensor, 0, out.data(), tensor.size_bytes);
   if (tensor.dtype != "BF16")
     throw CheckpointError("[checkpoint] tensor {} of {} has the type {}, need F32 or BF16. Convert it first.",
-                          shown(tensor.name), shown(path()), tensor.dtype);
+                          files::shown(tensor.name), files::shown(path()), tensor.dtype);
   std::vector<bfloat16> chunk(static_cast<size_t>(std::min(kChunkBytes, tensor.size_bytes) / 2));
   for (size_t done = 0; done < out.size();) {
     const size_t take = std::min(chunk.size(), out.size() - done);
@@ -179,7 +240,7 @@ int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> ten
            std::pair(-size_of(b.dtype), std::string_view(b.name));
   });
   // transformers refuses a file whose metadata lacks "format".
-  data::SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
+  Header header{.entries = {}, .metadata = {{"format", "pt"}}};
   int64_t end_bytes = 0;
   std::vector<std::string_view> names;
   for (const TensorToSave& tensor : tensors) {
@@ -197,11 +258,11 @@ int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> ten
   std::sort(names.begin(), names.end());
   SLIP_ASSERT(std::adjacent_find(names.begin(), names.end()) == names.end());
 
-  std::string text = data::write_safetensors_header(header);
+  std::string text = header_text(header);
   text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), 8)), ' ');
   const uint64_t header_bytes = text.size();
   SLIP_ASSERT(header_bytes <= kHeaderBytesMax);
-  data::OutputFile file(path);
+  files::OutputFile file(path);
   file.write(&header_bytes, 8);
   file.write(text.data(), static_cast<int64_t>(text.size()));
   for (const TensorToSave& tensor : tensors) {
@@ -212,7 +273,7 @@ int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> ten
       left_bytes -= size_bytes;
     });
     if (left_bytes != 0)
-      throw InternalError("[bug] tensor {} was written with {} bytes too few.", shown(tensor.name), left_bytes);
+      throw InternalError("[bug] tensor {} was written with {} bytes too few.", files::shown(tensor.name), left_bytes);
   }
   file.commit();
   return 8 + static_cast<int64_t>(header_bytes) + end_bytes;

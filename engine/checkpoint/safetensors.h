@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "engine/base/dtype.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 
 namespace slipstream::checkpoint {
 
@@ -68,7 +68,7 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
 
  private:
-  data::InputFile file_;
+  files::InputFile file_;
   std::vector<TensorInfo> tensors_;
   std::vector<std::pair<std::string, std::string>> metadata_;
   std::unordered_map<std::string, size_t> index_of_;

@@ -12,19 +12,19 @@
 #include <filesystem>
 
 #include "engine/base/check.h"
+#include "engine/base/document.h"
 
 namespace slipstream::checkpoint {
 
 namespace {
 
 namespace fs = std::filesystem;
-using data::shown;
 
 constexpr int64_t kConfigBytesMax = 16 << 20;
 
 [[noreturn]] void disk_failed(const std::string& dir, const std::string& reason) {
   throw ResourceError(
-      "[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.", shown(dir),
+      "[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.", files::shown(dir),
       reason);
 }
 
@@ -78,13 +78,13 @@ void write_final(const std::string& dir, std::vector<TensorToSave> tensors, cons
   if (fs::exists(target, error) && !fs::is_directory(target, error)) disk_failed(target, "a file has this name");
   const TemporaryFolder fresh(fmt::format("{}.tmp-{}", target, ::getpid()));
   write_safetensors(fresh.path() + "/" + kWeightsFile, std::move(tensors));
-  data::write_file(fresh.path() + "/" + kConfigFile, config_json);
+  files::write_file(fresh.path() + "/" + kConfigFile, config_json);
   for (const auto& [name, bytes] : extra_files) {
     SLIP_ASSERT(!name.empty() && name.find('/') == std::string::npos && name != kWeightsFile && name != kConfigFile);
-    data::write_file(fresh.path() + "/" + name, bytes);
+    files::write_file(fresh.path() + "/" + name, bytes);
   }
   put_in_place(fresh, target);
-  data::sync_folder(data::folder_of(target));
+  files::sync_folder(files::folder_of(target));
 }
 
 FinalWeights read_final(const std::string& dir) {
@@ -93,11 +93,11 @@ FinalWeights read_final(const std::string& dir) {
     throw CheckpointError(
         "[checkpoint] {} is not a folder of weights: there is no such folder. Name the one that holds {} "
         "and {}.",
-        shown(dir), kWeightsFile, kConfigFile);
+        files::shown(dir), kWeightsFile, kConfigFile);
   const std::string path = dir + "/" + kConfigFile;
-  const std::string text = data::read_file(path, data::Owner::checkpoint, kConfigBytesMax);
+  const std::string text = files::read_file(path, files::Owner::checkpoint, kConfigBytesMax);
   return {.weights = SafetensorsFile(dir + "/" + kWeightsFile),
-          .config = data::parse_config({.text = text, .where = shown(path), .owner = data::Owner::checkpoint})};
+          .config = parse_object({.text = text, .where = files::shown(path), .owner = files::Owner::checkpoint})};
 }
 
 }  // namespace slipstream::checkpoint

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/json.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/data/sidecar.h"
 
 namespace slipstream::checkpoint {
 
@@ -29,7 +29,7 @@ void write_final(const std::string& dir, std::vector<TensorToSave> tensors, cons
 
 struct FinalWeights {
   SafetensorsFile weights;
-  data::ConfigEntries config;
+  Json config;  // an object
 };
 
 /// Blocks. Opens what write_final() wrote, or a folder of one model.safetensors and one config.json from elsewhere.

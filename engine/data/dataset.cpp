@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "engine/base/check.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 #include "engine/data/text.h"
 
 namespace slipstream::data {
@@ -19,7 +19,7 @@ void check_length(const TokenSource& split, const char* name, const std::string&
   throw DataError(
       "[data] the {} split of {} has {} tokens, need at least train.sequence_length + 1 = {}. Use more text or "
       "a shorter sequence_length.",
-      name, shown(path), split.count(), sequence_length + 1);
+      name, files::shown(path), split.count(), sequence_length + 1);
 }
 
 void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted) {
@@ -27,7 +27,7 @@ void check_same(const Tokenizer& shards, const std::string& path, const std::str
   throw DataError(
       "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = "
       "\"{}\", or make the shard again with tokenize.",
-      shown(path), shards.name(), shown(wanted), shards.name());
+      files::shown(path), shards.name(), files::shown(wanted), shards.name());
 }
 
 std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, const std::string& text,
@@ -35,7 +35,7 @@ std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, const std:
   try {
     return tokens_in_memory(tokenizer.encode(text), tokenizer.vocab_size());
   } catch (const DataError& error) {
-    throw DataError("{} (in {})", error.what(), shown(path));
+    throw DataError("{} (in {})", error.what(), files::shown(path));
   }
 }
 
@@ -79,7 +79,7 @@ Dataset open_dataset(const DatasetOptions& options) {
     throw DataError(
         "[data] the shards {} and {} were made with different vocabularies ({} and {} ids). Make the second with "
         "the vocabulary of the first.",
-        shown(options.train), shown(options.validation), train_shards.tokenizer->vocab_size(),
+        files::shown(options.train), files::shown(options.validation), train_shards.tokenizer->vocab_size(),
         validation_shards.tokenizer->vocab_size());
   if (!dataset.tokenizer) {
     const std::string name = options.tokenizer.empty() ? "bytes" : options.tokenizer;
@@ -87,8 +87,8 @@ Dataset open_dataset(const DatasetOptions& options) {
     try {
       dataset.tokenizer = make_tokenizer(name, std::span<const std::string_view>(texts));
     } catch (const DataError& error) {
-      throw DataError("{} (in {}{}{})", error.what(), shown(options.train), one_file ? "" : " or ",
-                      one_file ? "" : shown(options.validation));
+      throw DataError("{} (in {}{}{})", error.what(), files::shown(options.train), one_file ? "" : " or ",
+                      one_file ? "" : files::shown(options.validation));
     }
   }
 

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "engine/base/check.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 #include "engine/data/hash.h"
 #include "engine/data/sidecar.h"
 
@@ -62,7 +62,7 @@ class Slice final : public TokenSource {
 class Shard final : public TokenSource {
  public:
   Shard(const std::string& path, const TokenShardInfo& info)
-      : file_(path, Owner::data),
+      : file_(path, files::Owner::data),
         width_bytes_(info.dtype == "uint16" ? 2 : 4),
         vocab_size_(info.vocab_size),
         count_(file_.size_bytes() / width_bytes_) {
@@ -70,12 +70,12 @@ class Shard final : public TokenSource {
     if (size_bytes == 0 || info.count == 0)
       throw DataError(
           "[data] the shard {} is empty ({} bytes; its sidecar says {} tokens). Make it again with tokenize.",
-          shown(path), size_bytes, info.count);
+          files::shown(path), size_bytes, info.count);
     if (size_bytes % width_bytes_ != 0 || static_cast<uint64_t>(count_) != info.count)
       throw DataError(
           "[data] the shard {} has {} bytes, need {} tokens of {} bytes as its sidecar says. It was cut or "
           "replaced; make it again with tokenize.",
-          shown(path), size_bytes, info.count, width_bytes_);
+          files::shown(path), size_bytes, info.count, width_bytes_);
   }
 
   int64_t count() const override { return count_; }
@@ -120,7 +120,7 @@ class Shard final : public TokenSource {
       throw DataError(
           "[data] the shard {} has the hash {}, need {} as its sidecar says. It was changed after it was made; "
           "make it again with tokenize.",
-          shown(file_.path()), seen.hex(), hash);
+          files::shown(file_.path()), seen.hex(), hash);
   }
 
  private:
@@ -129,10 +129,10 @@ class Shard final : public TokenSource {
       throw DataError(
           "[data] the shard {} has the id {} at token {} (byte {}), need less than vocab_size = {}. It was made "
           "with another tokenizer or is damaged; make it again with tokenize.",
-          shown(file_.path()), id, index, index * width_bytes_, vocab_size_);
+          files::shown(file_.path()), id, index, index * width_bytes_, vocab_size_);
   }
 
-  InputFile file_;
+  files::InputFile file_;
   int64_t width_bytes_;
   int64_t vocab_size_;
   int64_t count_;
@@ -170,14 +170,14 @@ std::vector<std::string> matches(const std::string& pattern) {
   if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
   if (paths.empty())
-    throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.", shown(pattern));
+    throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.", files::shown(pattern));
   return paths;
 }
 
 TokenShardInfo read_info(const std::string& path) {
   const std::string sidecar = path.substr(0, path.size() - 4) + ".json";
-  const std::string text = read_file(sidecar, Owner::data, kSidecarBytesMax);
-  return parse_token_shard_info({.text = text, .where = shown(sidecar), .owner = Owner::data});
+  const std::string text = files::read_file(sidecar, files::Owner::data, kSidecarBytesMax);
+  return parse_token_shard_info({.text = text, .where = files::shown(sidecar), .owner = files::Owner::data});
 }
 
 }  // namespace
@@ -203,24 +203,24 @@ Shards open_shards(const std::string& path, ShardCheck check) {
   TokenShardInfo first;
   std::string first_path;
   for (const std::string& one : matches(path)) {
-    if (!names_shards(one)) throw DataError("[data] {} is not a shard: its name does not end in .bin.", shown(one));
-    const InputFile exists(one, Owner::data);  // so that a missing shard is not reported as a missing sidecar
+    if (!names_shards(one)) throw DataError("[data] {} is not a shard: its name does not end in .bin.", files::shown(one));
+    const files::InputFile exists(one, files::Owner::data);  // so that a missing shard is not reported as a missing sidecar
     const TokenShardInfo info = read_info(one);
     if (!shards.tokenizer) {
       first = info;
       first_path = one;
-      shards.tokenizer = restore_tokenizer(info.tokenizer, info.vocabulary, "the sidecar of " + shown(one));
+      shards.tokenizer = restore_tokenizer(info.tokenizer, info.vocabulary, "the sidecar of " + files::shown(one));
       if (shards.tokenizer->vocab_size() != info.vocab_size)
         throw DataError(
             "[data] the sidecar of {} says vocab_size = {}, but its tokenizer {} has {}. Make the shard again "
             "with tokenize.",
-            shown(one), info.vocab_size, info.tokenizer, shards.tokenizer->vocab_size());
+            files::shown(one), info.vocab_size, info.tokenizer, shards.tokenizer->vocab_size());
     } else if (info.tokenizer != first.tokenizer || info.vocabulary != first.vocabulary ||
                info.vocab_size != first.vocab_size) {
       throw DataError(
           "[data] the shards {} ({}, {} ids) and {} ({}, {} ids) were made with different tokenizers. Make both "
           "with the same one.",
-          shown(first_path), first.tokenizer, first.vocab_size, shown(one), info.tokenizer, info.vocab_size);
+          files::shown(first_path), first.tokenizer, first.vocab_size, files::shown(one), info.tokenizer, info.vocab_size);
     }
     const auto shard = std::make_shared<Shard>(one, info);
     if (check == ShardCheck::whole) shard->check_whole(info.hash);
@@ -236,7 +236,7 @@ struct ShardWriter::State {
 
   std::string name;
   std::shared_ptr<const Tokenizer> tokenizer;
-  OutputFile file;
+  files::OutputFile file;
   Xxh3 hash;
   int64_t count = 0;
   std::vector<uint16_t> narrow;
@@ -273,7 +273,7 @@ void ShardWriter::append(std::span<const int32_t> ids) {
 std::string ShardWriter::finish() {
   if (state_->count == 0)
     throw DataError("[data] the shard {} would be empty, need at least 1 token. Name a text that has some.",
-                    shown(state_->name));
+                    files::shown(state_->name));
   const TokenShardInfo info{.dtype = state_->tokenizer->vocab_size() <= kNarrowVocabMax ? "uint16" : "uint32",
                             .vocab_size = state_->tokenizer->vocab_size(),
                             .count = static_cast<uint64_t>(state_->count),
@@ -281,7 +281,7 @@ std::string ShardWriter::finish() {
                             .tokenizer = state_->tokenizer->name(),
                             .vocabulary = state_->tokenizer->vocabulary()};
   state_->file.commit();
-  write_file(state_->name + ".json", write_token_shard_info(info));
+  files::write_file(state_->name + ".json", write_token_shard_info(info));
   return info.hash;
 }
 

@@ -1,26 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The small JSON documents beside data and weights, as plain structs: shard sidecars, vocabularies, safetensors
-// headers, config.json. Strict: duplicate keys, unknown keys, wrong types, integers written as reals, deep nesting are
-// refused.
+// The small JSON documents beside data, as plain structs: sidecars of token shards, vocabularies. Strict: duplicate keys, unknown keys
+// and wrong types are refused.
 
 #include <cstdint>
 #include <string>
-#include <string_view>
-#include <utility>
-#include <variant>
 #include <vector>
 
-#include "engine/data/files.h"
+#include "engine/base/document.h"
 
 namespace slipstream::data {
-
-/// `where` of the parsers below names the document in errors: "PATH" or "the header of PATH".
-struct Document {
-  std::string_view text;
-  std::string_view where;
-  Owner owner = Owner::data;
-};
 
 /// NAME.json beside the token shard NAME.bin.
 struct TokenShardInfo {
@@ -46,36 +35,5 @@ struct VocabularyInfo {
 
 std::string write_vocabulary_info(const VocabularyInfo& info);
 VocabularyInfo parse_vocabulary_info(const Document& document);
-
-/// One tensor of a safetensors header, as written there: nothing but the JSON types is checked.
-struct SafetensorsEntry {
-  std::string name;
-  std::string dtype;
-  std::vector<uint64_t> shape;
-  uint64_t begin_bytes = 0;  // into the buffer behind the header
-  uint64_t end_bytes = 0;
-};
-
-struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;                      // in the order of the file
-  std::vector<std::pair<std::string, std::string>> metadata;  // of "__metadata__"
-};
-
-/// Compact JSON, metadata first (left out if empty), without padding.
-std::string write_safetensors_header(const SafetensorsHeader& header);
-SafetensorsHeader parse_safetensors_header(const Document& document);
-
-/// A value that is itself JSON text: nested objects and mixed arrays of a config.json, kept as they are.
-struct JsonText {
-  std::string text;
-  bool operator==(const JsonText&) const = default;
-};
-using ConfigValue =
-    std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<std::string>, JsonText>;
-using ConfigEntries = std::vector<std::pair<std::string, ConfigValue>>;
-
-/// One object, one key per line, in the given order; reals round-trip.
-std::string write_config(const ConfigEntries& entries);
-ConfigEntries parse_config(const Document& document);
 
 }  // namespace slipstream::data

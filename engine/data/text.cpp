@@ -6,13 +6,13 @@
 #include <limits>
 
 #include "engine/base/check.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 
 namespace slipstream::data {
 
 std::string read_text(const std::string& path) {
-  std::string text = read_file(path, Owner::data, std::numeric_limits<int64_t>::max());
-  if (text.empty()) throw DataError("[data] {} is empty, need text. Name a file that has some.", shown(path));
+  std::string text = files::read_file(path, files::Owner::data, std::numeric_limits<int64_t>::max());
+  if (text.empty()) throw DataError("[data] {} is empty, need text. Name a file that has some.", files::shown(path));
   return text;
 }
 

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "engine/base/check.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 #include "engine/data/shards.h"
 #include "engine/data/text.h"
 #include "engine/data/tokenizer.h"
@@ -23,7 +23,7 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
     tokenizer = make_tokenizer(options.tokenizer, text);
     ids = tokenizer->encode(text);
   } catch (const DataError& error) {
-    throw DataError("{} (in {})", error.what(), shown(options.text));
+    throw DataError("{} (in {})", error.what(), files::shown(options.text));
   }
   TokenizeSummary summary{.tokenizer = tokenizer->name(),
                           .vocab_size = tokenizer->vocab_size(),

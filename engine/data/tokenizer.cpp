@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 #include "engine/data/sidecar.h"
-#include "engine/data/utf8.h"
+#include "engine/base/utf8.h"
 
 namespace slipstream::data {
 
@@ -73,7 +73,7 @@ class CharsTokenizer final : public Tokenizer {
         throw DataError(
             "[data] the character {} (U+{:04X}) at byte {} is not among the {} characters of the vocabulary. "
             "Take it out of the text, or make the vocabulary from a text that has it.",
-            shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at, code_points_.size());
+            files::shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at, code_points_.size());
       ids.push_back(id);
       at += static_cast<size_t>(point.size_bytes);
     }
@@ -127,8 +127,8 @@ std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span
   if (name.ends_with(".json"))
     throw ConfigError(
         "[config] data.tokenizer = {}: a tokenizer.json is not yet supported. Use \"bytes\" or \"chars\".",
-        shown(name));
-  throw ConfigError("[config] data.tokenizer = {} is unknown. Use \"bytes\" or \"chars\".", shown(name));
+        files::shown(name));
+  throw ConfigError("[config] data.tokenizer = {} is unknown. Use \"bytes\" or \"chars\".", files::shown(name));
 }
 
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::string_view text) {
@@ -145,18 +145,18 @@ std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::s
   }
   if (name != "chars")
     throw DataError("[data] {} names the tokenizer {}, need \"bytes\" or \"chars\". Make the file again.", where,
-                    shown(name));
+                    files::shown(name));
   std::vector<uint32_t> code_points;
   for (const std::string& entry : vocabulary) {
     const CodePoint point = entry.empty() ? CodePoint{} : next_code_point(entry, 0);
     if (point.size_bytes == 0 || static_cast<size_t>(point.size_bytes) != entry.size())
       throw DataError("[data] {} gives id {} the text {}, need one character. Make the file again.", where,
-                      code_points.size(), shown(entry));
+                      code_points.size(), files::shown(entry));
     if (!code_points.empty() && point.value <= code_points.back())
       throw DataError(
           "[data] {} gives id {} the character {}, which is not behind that of id {}: they must be sorted and "
           "distinct. Make the file again.",
-          where, code_points.size(), shown(entry), code_points.size() - 1);
+          where, code_points.size(), files::shown(entry), code_points.size() - 1);
     code_points.push_back(point.value);
   }
   if (code_points.empty())
@@ -170,9 +170,9 @@ std::string write_tokenizer(const Tokenizer& tokenizer) {
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& path) {
-  const std::string text = read_file(path, Owner::data, kSidecarBytesMax);
-  const std::string where = shown(path);
-  const VocabularyInfo info = parse_vocabulary_info({.text = text, .where = where, .owner = Owner::data});
+  const std::string text = files::read_file(path, files::Owner::data, kSidecarBytesMax);
+  const std::string where = files::shown(path);
+  const VocabularyInfo info = parse_vocabulary_info({.text = text, .where = where, .owner = files::Owner::data});
   return restore_tokenizer(info.tokenizer, info.vocabulary, where);
 }
 

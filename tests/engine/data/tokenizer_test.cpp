@@ -7,10 +7,10 @@
 #include <random>
 #include <set>
 
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 #include "engine/data/hash.h"
 #include "engine/data/sidecar.h"
-#include "engine/data/utf8.h"
+#include "engine/base/utf8.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 
@@ -122,9 +122,9 @@ TEST_CASE("tokenizers: the sidecar brings them back, a damaged one is refused", 
   refused("{", "not JSON");
   refused("{} x", "not JSON");
   refused("{}", "lacks the key \"tokenizer\"");
-  refused(R"({"tokenizer":"bytes","tokenizer":"chars"})", "twice");
+  refused(R"({"tokenizer":"bytes","tokenizer":"chars"})", "duplicate key");
   refused(R"({"tokenizer":"bytes","x":1})", "unknown key \"x\"");
-  refused(R"({"tokenizer":7})", "a natural number, need a string");
+  refused(R"({"tokenizer":7})", "an integer in \"tokenizer\"");
   refused(R"({"tokenizer":"words"})", "names the tokenizer \"words\"");
   refused(R"({"tokenizer":"chars"})", "lists no characters");
   refused(R"({"tokenizer":"chars","vocabulary":["a","a"]})", "sorted and distinct");
@@ -134,8 +134,8 @@ TEST_CASE("tokenizers: the sidecar brings them back, a damaged one is refused", 
   refused(R"({"tokenizer":"chars","vocabulary":["\ud800"]})", "not JSON");
   refused(R"({"tokenizer":"chars","vocabulary":[7]})", "need a string");
   refused(R"({"tokenizer":"bytes","vocabulary":["a"]})", "need none");
-  refused(std::string("{\"tokenizer\":\"bytes\"}\0x", 23), "byte 21");
-  refused("{\"tokenizer\":" + std::string(100000, '['), "deeper than 32");
+  refused(std::string("{\"tokenizer\":\"bytes\"}\0x", 23), "not JSON");
+  refused("{\"tokenizer\":" + std::string(100000, '['), "deeper than 64");
   CHECK_REFUSED(DataError, load_tokenizer(folder / "none.json"), "does not exist");
 }
 
@@ -157,22 +157,7 @@ TEST_CASE("hash: published values, and pieces equal the whole", "[data]") {
   }
 }
 
-TEST_CASE("config: values round-trip, and order is kept", "[data]") {
-  const ConfigEntries entries = {{"model_type", std::string("gpt2")},
-                                 {"architectures", std::vector<std::string>{"GPT2LMHeadModel"}},
-                                 {"n_inner", nullptr},
-                                 {"n_embd", int64_t{768}},
-                                 {"bias", true},
-                                 {"low", int64_t{-3}},
-                                 {"epsilon", 1e-5},
-                                 {"third", 1.0 / 3},
-                                 {"rope", JsonText{R"({"a":[1,2.5,{"b":null}]})"}}};
-  const std::string text = write_config(entries);
-  CHECK(parse_config({.text = text, .where = "here"}) == entries);
-  CHECK(has(text, "{\n  \"model_type\": \"gpt2\",\n"));
-}
-
-TEST_CASE("shown: what an error prints has no control characters", "[data]") {
-  CHECK(shown(std::string("a\0b\n\xff\xc3\xa9", 7)) == "\"a\\x00b\\x0a\\xff\xc3\xa9\"");
-  CHECK(shown(std::string(1000, 'x')).size() < 120);
+TEST_CASE("files::shown: what an error prints has no control characters", "[data]") {
+  CHECK(files::shown(std::string("a\0b\n\xff\xc3\xa9", 7)) == "\"a\\x00b\\x0a\\xff\xc3\xa9\"");
+  CHECK(files::shown(std::string(1000, 'x')).size() < 120);
 }

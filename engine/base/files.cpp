@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files through POSIX calls: pread instead of mmap, because a file that shrinks under a map kills the process.
 
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,9 +13,9 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
-#include "engine/data/utf8.h"
+#include "engine/base/utf8.h"
 
-namespace slipstream::data {
+namespace slipstream::files {
 
 namespace {
 
@@ -175,4 +175,4 @@ void sync_folder(const std::string& folder) {
     throw ResourceError("[disk] {} cannot be written to disk: {}. Check the disk.", shown(folder), reason(error));
 }
 
-}  // namespace slipstream::data
+}  // namespace slipstream::files

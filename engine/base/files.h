@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace slipstream::data {
+namespace slipstream::files {
 
 /// Whose file it is decides which error a failing read throws: DataError or CheckpointError.
 enum class Owner : uint8_t { data, checkpoint };
@@ -75,4 +75,4 @@ void sync_folder(const std::string& folder);
 /// The folder part of `path`, "." if it has none. Pure.
 std::string folder_of(const std::string& path);
 
-}  // namespace slipstream::data
+}  // namespace slipstream::files

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Small JSON documents beside data and weights, read strictly: every complaint names the document, the key and what is needed.
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/base/files.h"
+#include "engine/base/json.h"
+
+namespace slipstream {
+
+struct Document {
+  std::string_view text;
+  std::string where;  // names it in errors: "PATH" or "the header of PATH"
+  files::Owner owner = files::Owner::data;
+};
+
+/// The document's one object. Throws: the owner's error, for text that is no JSON object or that Json::parse refuses.
+Json parse_object(const Document& document);
+
+/// The members of one object of a document. Keeps references to both.
+class Fields {
+ public:
+  /// `place` names the object in errors. Throws: the owner's error if `object` is no object.
+  Fields(const Document& document, const Json& object, std::string place);
+
+  /// Throws the owner's error: the document's name, then `problem`.
+  [[noreturn]] void fail(const std::string& problem) const;
+  /// Throws: the owner's error if a member is none of `known`.
+  void allow_only(std::initializer_list<std::string_view> known) const;
+
+  bool has(std::string_view key) const { return object_.find(key) != nullptr; }
+  /// Each throws the owner's error if the member is missing or of another type; a natural number is 0 or more.
+  const std::string& string(std::string_view key) const;
+  uint64_t natural(std::string_view key) const;
+  std::vector<std::string> strings(std::string_view key) const;
+  std::vector<uint64_t> naturals(std::string_view key) const;
+
+ private:
+  const Json& get(std::string_view key, const char* need, bool (Json::*is)() const) const;
+  [[noreturn]] void wrong_type(std::string_view key, const Json& value, const char* need) const;
+
+  const Document& document_;
+  const Json& object_;
+  std::string place_;
+};
+
+}  // namespace slipstream
