@@ -32,12 +32,13 @@ class Reader {
 
 std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps) {
   std::string bytes;
+  const int64_t to_common_ns = world.clock_offset_ns();  // entries of ranks on other machines are compared below
   for (const StepTimes& t : steps) {
     for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.input_ns, t.other_ns}) put(bytes, ns);
     put(bytes, static_cast<int64_t>(t.tasks.size()));
     for (const TaskTime& task : t.tasks) {
-      put(bytes, task.begin_ns);
-      put(bytes, task.end_ns);
+      put(bytes, task.begin_ns + to_common_ns);
+      put(bytes, task.end_ns + to_common_ns);
     }
   }
   const std::vector<std::string> gathered = world.all_gather(bytes);

@@ -19,6 +19,7 @@ int World::size() const { return mpi_->size(); }
 int World::ranks_on_host() const { return mpi_->local_size(); }
 std::vector<std::string> World::all_gather(const std::string& bytes) { return mpi_->all_gather(bytes); }
 void World::barrier() { mpi_->barrier(); }
+int64_t World::clock_offset_ns() { return mpi_->clock_offset_ns(); }
 void World::abort(ExitCode code) { mpi_->abort(static_cast<int>(code)); }
 
 void World::together(const std::function<void()>& stage) {

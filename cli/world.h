@@ -40,6 +40,8 @@ class World {
   /// Blocks. Collective. Every rank's bytes, by rank.
   std::vector<std::string> all_gather(const std::string& bytes);
   void barrier();
+  /// Blocks. Collective. Nanoseconds to add to this rank's clock to get rank 0's.
+  int64_t clock_offset_ns();
   /// Ends all ranks with this code; does not return when there are several.
   [[noreturn]] void abort(ExitCode code);
 

@@ -15,6 +15,7 @@
 #include "comm/mpi/mpi_check.h"
 #include "comm/mpi/mpi_transport.h"
 #include "engine/base/check.h"
+#include "engine/device/clock.h"
 
 namespace slipstream::comm {
 namespace {
@@ -29,6 +30,8 @@ bool started_by_launcher() {
 
 struct MpiWorld::State {
   MPI_Comm control = MPI_COMM_NULL;  // null: a world of one without MPI
+  MPI_Comm local = MPI_COMM_NULL;    // the ranks of this machine
+  MPI_Comm leaders = MPI_COMM_NULL;  // the first rank of every machine; null on the others
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
   int exceptions = std::uncaught_exceptions();
 };
@@ -47,18 +50,20 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   MPI_Comm_set_errhandler(state_->control, MPI_ERRORS_RETURN);
   MPI_Comm_rank(state_->control, &state_->rank);
   MPI_Comm_size(state_->control, &state_->size);
-  MPI_Comm local = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(state_->control, MPI_COMM_TYPE_SHARED, state_->rank, MPI_INFO_NULL, &local),
+  check_mpi(MPI_Comm_split_type(state_->control, MPI_COMM_TYPE_SHARED, state_->rank, MPI_INFO_NULL, &state_->local),
             "find the ranks of this machine");
-  MPI_Comm_rank(local, &state_->local_rank);
-  MPI_Comm_size(local, &state_->local_size);
-  MPI_Comm_free(&local);
+  MPI_Comm_rank(state_->local, &state_->local_rank);
+  MPI_Comm_size(state_->local, &state_->local_size);
+  check_mpi(MPI_Comm_split(state_->control, state_->local_rank == 0 ? 0 : MPI_UNDEFINED, state_->rank, &state_->leaders),
+            "find the machines");
 }
 
 MpiWorld::~MpiWorld() {
   if (state_->control == MPI_COMM_NULL) return;
   if (std::uncaught_exceptions() > state_->exceptions)
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+  if (state_->leaders != MPI_COMM_NULL) MPI_Comm_free(&state_->leaders);
+  MPI_Comm_free(&state_->local);
   MPI_Comm_free(&state_->control);
   MPI_Finalize();
 }
@@ -113,6 +118,34 @@ std::vector<std::string> MpiWorld::all_gather(const std::string& bytes) {
   for (int r = 0; r < state_->size; ++r)
     all.push_back(broadcast(parts.empty() ? std::string() : parts[static_cast<size_t>(r)], 0));
   return all;
+}
+
+int64_t MpiWorld::clock_offset_ns() {
+  constexpr int kRoundTrips = 8;
+  if (state_->size == 1) return 0;
+  int64_t offset_ns = 0;
+  if (state_->leaders != MPI_COMM_NULL) {
+    int machines = 1, machine = 0;
+    MPI_Comm_size(state_->leaders, &machines);
+    MPI_Comm_rank(state_->leaders, &machine);
+    for (int other = 1; machine == 0 && other < machines; ++other)
+      for (int i = 0; i < kRoundTrips; ++i) {
+        int64_t now_ns = 0;
+        check_mpi(MPI_Recv(&now_ns, 1, MPI_INT64_T, other, 0, state_->leaders, MPI_STATUS_IGNORE), "compare clocks");
+        now_ns = monotonic_ns();
+        check_mpi(MPI_Send(&now_ns, 1, MPI_INT64_T, other, 0, state_->leaders), "compare clocks");
+      }
+    std::vector<ClockReading> readings(machine == 0 ? 0 : kRoundTrips);
+    for (ClockReading& reading : readings) {
+      reading.asked_ns = monotonic_ns();
+      check_mpi(MPI_Send(&reading.asked_ns, 1, MPI_INT64_T, 0, 0, state_->leaders), "compare clocks");
+      check_mpi(MPI_Recv(&reading.theirs_ns, 1, MPI_INT64_T, 0, 0, state_->leaders, MPI_STATUS_IGNORE), "compare clocks");
+      reading.answered_ns = monotonic_ns();
+    }
+    if (!readings.empty()) offset_ns = clock_offset_of(readings);
+  }
+  check_mpi(MPI_Bcast(&offset_ns, 1, MPI_INT64_T, 0, state_->local), "share the clock's offset");
+  return offset_ns;
 }
 
 void MpiWorld::abort(int exit_code) {

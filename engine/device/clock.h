@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The clock of the host: common to all processes of one machine.
+// The clock of the host: common to all processes of one machine, and how far it is from another machine's.
 
 #include <time.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace slipstream {
 
@@ -13,6 +15,23 @@ inline int64_t monotonic_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
+}
+
+/// One question to another machine's clock: our clock when asked, theirs, ours when the answer came.
+struct ClockReading {
+  int64_t asked_ns = 0;
+  int64_t theirs_ns = 0;
+  int64_t answered_ns = 0;
+};
+
+/// Nanoseconds to add to our clock to get theirs, from the quickest of the readings (at least one): wrong by at most half of its
+/// round trip, however unequal its two ways. Pure. Source: Cristian 1989, "Probabilistic clock synchronization", section 3.
+inline int64_t clock_offset_of(const std::vector<ClockReading>& readings) {
+  const auto round_trip_ns = [](const ClockReading& r) { return r.answered_ns - r.asked_ns; };
+  const ClockReading quickest = *std::min_element(readings.begin(), readings.end(), [&](const ClockReading& a, const ClockReading& b) {
+    return round_trip_ns(a) < round_trip_ns(b);
+  });
+  return quickest.theirs_ns - (quickest.asked_ns + round_trip_ns(quickest) / 2);
 }
 
 }  // namespace slipstream

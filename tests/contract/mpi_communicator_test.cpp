@@ -22,6 +22,7 @@ void check_control_plane(RankTest& test, comm::MpiWorld& world) {
   const auto gathered = world.gather(text_of(world.rank()), world.size() - 1);
   test.expect(gathered.empty() == (world.rank() != world.size() - 1), "gather answered the wrong rank");
   test.expect(world.local_rank() >= 0 && world.local_rank() < world.local_size(), "the local rank is out of range");
+  test.expect(world.clock_offset_ns() == 0, "one machine has two clocks");
   world.barrier();
 }
 

@@ -3,6 +3,9 @@
 
 #include "engine/report/overlap.h"
 
+#include <random>
+
+#include "engine/device/clock.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -31,6 +34,24 @@ void check_parts_sum(const StepTimes& t) {
 }
 
 }  // namespace
+
+TEST_CASE("clocks: the offset is right within half of the quickest round trip", "[overlap]") {
+  const uint64_t seed = 20;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int trial = 0; trial < 200; ++trial) {
+    const int64_t offset = static_cast<int64_t>(random() % 2'000'000'000'000) - 1'000'000'000'000;
+    int64_t now = static_cast<int64_t>(random() % 1'000'000'000), quickest = INT64_MAX;
+    std::vector<ClockReading> readings;
+    for (int i = 0; i < 8; ++i) {
+      const auto there = static_cast<int64_t>(random() % 100'000), back = static_cast<int64_t>(random() % 100'000);
+      readings.push_back({.asked_ns = now, .theirs_ns = now + there + offset, .answered_ns = now + there + back});
+      quickest = std::min(quickest, there + back);
+      now += there + back;
+    }
+    CHECK(std::abs(clock_offset_of(readings) - offset) <= quickest / 2 + 1);
+  }
+}
 
 TEST_CASE("the length of a union", "[overlap]") {
   CHECK(union_ns({}) == 0);
