@@ -12,6 +12,7 @@
 #include "cli/rank.h"
 #include "cli/world.h"
 #include "comm/link.h"
+#include "comm/wiring.h"
 #include "engine/base/philox.h"
 #include "engine/base/units.h"
 #include "engine/config/load.h"
@@ -46,7 +47,7 @@ void load_random(const Job& job, const StagedBatch& staged) {
 /// One way of doing the step, with its own memory and communicators, and what was measured of it.
 struct Contestant {
   std::string name;
-  const Job* job = nullptr;
+  std::shared_ptr<const Job> job;
   std::unique_ptr<Rank> rank;
   std::unique_ptr<OverlapMeter> meter;
   uint32_t step = 0;
@@ -80,6 +81,8 @@ class OverlapBench {
   void run() {
     if (world_.size() < 2)
       throw ConfigError("[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2.", world_.size());
+    if (config_.parallel.pipeline > 1)
+      throw ConfigError("[bench] overlap compares ways of reducing gradients: parallel.pipeline = {} has none. Use 1.", config_.parallel.pipeline);
     if (world_.rank() == 0) print_header();
     const bool paced = command_.compute == "paced";
     if (paced) measure_for_pacing();
@@ -87,7 +90,7 @@ class OverlapBench {
     // The link that makes communication / compute what was asked for.
     auto alone = make("no_communication", GradReduce::bucketed, 0, false);
     for (int i = 0; i < 8; ++i) step(*alone, i >= 3);
-    alone->means = mean_over_ranks(world_, alone->times);
+    alone->means = mean_over_ranks(world_, alone->times, comm::meetings_of(*alone->job));
     const double compute_ms = alone->median_of(&StepMeans::compute_ms);
     alone.reset();
     for (double ratio : command_.ratios) {
@@ -113,7 +116,8 @@ class OverlapBench {
     FinishedJob finished = build(way, communicate);
     auto c = std::make_unique<Contestant>();
     c->name = name;
-    const Job* job = c->job = finished.job.get();
+    c->job = finished.job;
+    const Job* job = c->job.get();
     auto communicators = world_.communicators(*job, bytes_per_second, config_.comm.emulate.latency_ns, config_.comm.timeout_seconds);
     RankOptions options{.threads = threads_, .update = {.max_norm = static_cast<float>(std::max(config_.optimizer.grad_clip, 1e-3))}};
     if (!paced_by_name_.empty())
@@ -194,7 +198,7 @@ class OverlapBench {
     for (auto& c : contestants) c->name = c->name.empty() ? "?" : c->name;
     for (int round = -3; round < command_.steps; ++round)
       for (auto& c : contestants) step(*c, round >= 0);
-    for (auto& c : contestants) c->means = mean_over_ranks(world_, c->times);
+    for (auto& c : contestants) c->means = mean_over_ranks(world_, c->times, comm::meetings_of(*c->job));
     report(contestants, bytes_per_second, ratio);
   }
 
@@ -228,7 +232,7 @@ class OverlapBench {
       std::vector<int64_t> item_ns = spine_ns;
       item_ns.resize(job.train.size(), 0);
       const bool communicates = job.mesh.world() > 1;
-      const double plan_bound_ms = communicates && bytes_per_second == 0 ? 0 : rehearsed_step_ms(job, item_ns, link);
+      const double plan_bound_ms = communicates && bytes_per_second == 0 ? 0 : rehearsed_step_ms({c->job}, {item_ns}, link);
       const IdealBound bound = ideal_bound(job, {.bytes_per_second = std::max(1.0, bytes_per_second), .latency_ns = config_.comm.emulate.latency_ns,
                                                  .ranks = job.mesh.world(), .spine_ns = spine_ns});
       const double ideal_ms = communicates && bytes_per_second == 0 ? 0 : static_cast<double>(bound.bound_ns) / 1e6;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 namespace slipstream::cli {
 namespace {
@@ -30,13 +31,14 @@ class Reader {
 
 }  // namespace
 
-std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps) {
+std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const std::vector<uint64_t>& meetings) {
   std::string bytes;
   const int64_t to_common_ns = world.clock_offset_ns();  // entries of ranks on other machines are compared below
   for (const StepTimes& t : steps) {
     for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.input_ns, t.other_ns}) put(bytes, ns);
     put(bytes, static_cast<int64_t>(t.tasks.size()));
     for (const TaskTime& task : t.tasks) {
+      put(bytes, static_cast<int64_t>(meetings[task.item]));
       put(bytes, task.begin_ns + to_common_ns);
       put(bytes, task.end_ns + to_common_ns);
     }
@@ -47,19 +49,24 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
   std::vector<StepMeans> means(steps.size());
   for (StepMeans& m : means) {
     std::vector<StepTimes> times(gathered.size());
-    std::vector<int64_t> last_entries;
+    std::vector<std::vector<int64_t>> met(gathered.size());
+    std::map<int64_t, int64_t> last_entry;  // by meeting
     for (size_t r = 0; r < times.size(); ++r) {
       StepTimes& t = times[r];
       for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns}) *ns = readers[r].next();
       t.tasks.resize(static_cast<size_t>(readers[r].next()));
-      last_entries.resize(t.tasks.size(), 0);
-      for (size_t k = 0; k < t.tasks.size(); ++k) {
-        t.tasks[k].begin_ns = readers[r].next();
-        t.tasks[k].end_ns = readers[r].next();
-        last_entries[k] = std::max(last_entries[k], t.tasks[k].begin_ns);
+      for (TaskTime& task : t.tasks) {
+        const int64_t meeting = met[r].emplace_back(readers[r].next());
+        task.begin_ns = readers[r].next();
+        task.end_ns = readers[r].next();
+        int64_t& last = last_entry.try_emplace(meeting, task.begin_ns).first->second;
+        last = std::max(last, task.begin_ns);
       }
     }
-    for (StepTimes& t : times) {
+    for (size_t r = 0; r < times.size(); ++r) {
+      StepTimes& t = times[r];
+      std::vector<int64_t> last_entries;
+      for (int64_t meeting : met[r]) last_entries.push_back(last_entry[meeting]);
       apply_last_entries(t, last_entries);
       const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
       mean(m.step_ms, t.step_ns);

@@ -26,6 +26,34 @@ ReduceWay way_of(GradReduce way) {
   return ReduceWay::bucketed;
 }
 
+ScheduleKind kind_of(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::gpipe: return ScheduleKind::gpipe;
+    case Schedule::one_f_one_b: return ScheduleKind::one_f_one_b;
+    case Schedule::interleaved_1f1b: return ScheduleKind::interleaved_1f1b;
+    case Schedule::zb_h1: return ScheduleKind::zb_h1;
+  }
+  return ScheduleKind::one_f_one_b;
+}
+
+PipelineSchedule schedule_of(const RunConfig& config, int micro_batches) {
+  const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline), .micro_batches = micro_batches,
+                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
+  return make_schedule(kind_of(config.pipeline.schedule), shape);
+}
+
+/// Blocks of each part: as the run file says, else balanced by what forward and backward cost at the machine's rates.
+std::vector<int> layers_of(const JobRequest& request, const models::ModelOptions& sizes) {
+  const RunConfig& config = request.config;
+  const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
+  if (!config.pipeline.layers.empty()) return {config.pipeline.layers.begin(), config.pipeline.layers.end()};
+  if (parts == 1) return {static_cast<int>(sizes.layers)};
+  Buffers buffers;
+  const ModelSpec model = models::build_model(sizes, buffers);
+  const comm::RooflinePrice price = price_of(config, request.machine, Mesh());
+  return balanced_layers(model, parts, [&](const Cost& cost) { return price.seconds(cost); });
+}
+
 PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
   const RunConfig& config = request.config;
   return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor},
@@ -99,33 +127,57 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 FinishedJob build_finished_job(const JobRequest& request) {
   const Layout layout = resolve_layout(request.config, request.world);
   const slipstream::Batch batch = resolve_batch(request.config, layout.data);
-  Buffers buffers;
-  ModelSpec model = models::build_model(model_options(request), buffers);
+  PlanOptions options = plan_options(request, layout);
+  options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches));
+  models::ModelOptions sizes = model_options(request);
+  options.layers = layers_of(request, sizes);
+  sizes.cuts = cuts_of(options.layers);
   FinishedJob finished;
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
-  finished.job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), plan_options(request, layout)));
-  Job& job = *finished.job;
-  const comm::RooflinePrice price = price_of(request.config, request.machine, job.mesh);
-  const auto finish = [&](Plan& plan) {
-    const comm::Stage stage{&plan, &job.buffers};
-    return comm::finish({&stage, 1}, job.mesh, job.channels, price);
+  const Mesh mesh(options.sizes, options.mesh_order);
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (int stage = 0; stage < layout.pipeline; ++stage) {
+    const bool own = stage == mesh.coordinates(request.rank).pipeline;
+    options.rank = own ? request.rank : mesh.rank({.pipeline = stage});
+    Buffers buffers;
+    ModelSpec model = models::build_model(sizes, buffers);
+    jobs.push_back(std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options)));
+    finished.stages.push_back(jobs.back());
+    if (own) finished.job = jobs.back();
+  }
+  const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
+  const auto finish = [&](Plan Job::*plan) {
+    std::vector<comm::Stage> stages;
+    for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
+    return comm::finish(stages, mesh, jobs[0]->channels, price);
   };
-  finish(job.prime);
-  finish(job.evaluate);
-  finished.proof = finish(job.train);
+  finish(&Job::prime);
+  finish(&Job::evaluate);
+  finished.proof = finish(&Job::train);
   return finished;
 }
 
-double rehearsed_step_ms(const Job& job, const std::vector<int64_t>& item_ns, const comm::Price& otherwise) {
+std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {
+  std::vector<comm::RankRuns> ranks;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const std::vector<const Plan*> plans(runs, &stages[s]->train);
+    ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}), .runs = plans,
+                     .seams = comm::link_all(plans, stages[s]->channels)});
+  }
+  return ranks;
+}
+
+double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,
+                         const comm::Price& otherwise) {
   comm::MeasuredPrice price(otherwise);
-  std::vector<int64_t> local = item_ns;
-  for (ItemId i = 0; i < job.train.size(); ++i)
-    if (is_communication(job.train[i].op)) local[i] = -1;
-  price.set(job.train, std::move(local));
-  const std::vector<const Plan*> runs(3, &job.train);
-  const comm::RankRuns rank{.rank = job.options.rank, .runs = runs, .seams = comm::link_all(runs, job.channels)};
-  const comm::Rehearsal rehearsal = comm::rehearse(job.mesh, job.channels, {&rank, 1}, price);
+  for (size_t s = 0; s < stages.size(); ++s) {
+    std::vector<int64_t> local = item_ns[s];
+    for (ItemId i = 0; i < stages[s]->train.size(); ++i)
+      if (is_communication(stages[s]->train[i].op)) local[i] = -1;
+    price.set(stages[s]->train, std::move(local));
+  }
+  const comm::Rehearsal rehearsal = comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price);
   return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
 }
 

@@ -7,6 +7,7 @@
 
 #include "comm/rehearse/finish.h"
 #include "comm/rehearse/price.h"
+#include "comm/rehearse/rehearse.h"
 #include "engine/config/config.h"
 #include "engine/config/machine.h"
 #include "engine/plan/job.h"
@@ -23,8 +24,9 @@ struct JobRequest {
 };
 
 struct FinishedJob {
-  std::unique_ptr<Job> job;
-  comm::Proof proof;      // of the training plan
+  std::shared_ptr<const Job> job;  // of the rank that asked
+  std::vector<std::shared_ptr<const Job>> stages;  // of every pipeline stage, `job` among them; the others as their first rank sees it
+  comm::Proof proof;      // of the training plans
   int64_t micro_batches = 1;
   int64_t global_batch = 1;  // sequences
 };
@@ -38,13 +40,17 @@ models::ModelOptions model_options(const JobRequest& request);
 /// What the machine and the run file's emulated link cost in virtual time.
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh);
 
-/// Builds and finishes the job of one rank. Pure.
+/// Builds and finishes the job of one rank, and those of the other stages, which must agree with it. Pure.
 /// Throws: ConfigError (sizes, layout, batch), PlanError.
 FinishedJob build_finished_job(const JobRequest& request);
 
-/// Step period of the training plan in virtual time when every local item takes item_ns[i] (negative: as `otherwise`
+/// Step period of the training plans in virtual time when every local item of stage s takes item_ns[s][i] (negative: as `otherwise`
 /// says) and communication takes what `otherwise` says. Pure. Negative if the rehearsal deadlocks.
-double rehearsed_step_ms(const Job& job, const std::vector<int64_t>& item_ns, const comm::Price& otherwise);
+double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,
+                         const comm::Price& otherwise);
+
+/// The training plans of all stages, `runs` times in a row, ready for a rehearsal. Pure.
+std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs);
 
 /// device.machine of the run file or `path`, else this host; `threads` of the compute stream.
 Machine machine_of(const RunConfig& config, const std::string& path, int threads);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // slipstream plan and slipstream check: the plan printed, priced and proved without running it.
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 
@@ -40,17 +41,22 @@ Planned make_plan(const PlanCommand& command) {
   return planned;
 }
 
+/// Of the stage that needs most.
+int64_t most_bytes(const Planned& planned) {
+  int64_t most = 0;
+  for (const auto& job : planned.finished.stages) most = std::max(most, job->buffers.total_bytes());
+  return most;
+}
+
 /// Memory that one rank may use: ranks of one node share a host, each card has its own.
 bool fits(const Planned& planned) {
-  return planned.machine.memory_bytes == 0 || planned.finished.job->buffers.total_bytes() <= planned.machine.memory_bytes;
+  return planned.machine.memory_bytes == 0 || most_bytes(planned) <= planned.machine.memory_bytes;
 }
 
 comm::Rehearsal rehearse_step(const Planned& planned) {
   const Job& job = *planned.finished.job;
   const comm::RooflinePrice price = price_of(planned.config, planned.machine, job.mesh);
-  const std::vector<const Plan*> runs(3, &job.train);
-  const comm::RankRuns rank{.rank = 0, .runs = runs, .seams = comm::link_all(runs, job.channels)};
-  return comm::rehearse(job.mesh, job.channels, {&rank, 1}, price, {.gate = comm::Gate::launch_order});
+  return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, 3), price, {.gate = comm::Gate::launch_order});
 }
 
 struct ChannelLoad {
@@ -73,7 +79,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   fmt::print("machine: {} ({}), {} of memory for a rank\n", planned.machine.name, planned.machine_source, format_bytes(planned.machine.memory_bytes));
-  fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.model.parameter_elems());
+  fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
   fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
   fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
              job.model.tokens, planned.finished.micro_batches, job.model.batch);
@@ -102,7 +108,7 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   Json json = Json::object();
   json["machine"] = planned.machine.name;
   json["model"] = job.model.description;
-  json["parameters"] = job.model.parameter_elems();
+  json["parameters"] = job.parameter_elems;
   json["ranks"] = job.mesh.world();
   json["layout"]["data"] = sizes.data;
   json["layout"]["context"] = sizes.context;
@@ -144,7 +150,7 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
 void require_fits(const Planned& planned) {
   if (fits(planned)) return;
   throw ResourceError("[plan] a rank needs {} but {} has {}. Use more ranks, a smaller train.micro_batch_size or a smaller model.",
-                      format_bytes(planned.finished.job->buffers.total_bytes()), planned.machine.name, format_bytes(planned.machine.memory_bytes));
+                      format_bytes(most_bytes(planned)), planned.machine.name, format_bytes(planned.machine.memory_bytes));
 }
 
 }  // namespace
@@ -175,7 +181,7 @@ void print_proof_json(const Planned& planned) {
   json["waits"] = proof.waits;
   json["waits_between_steps"] = proof.seam_waits;
   json["plan_hash"] = fmt::format("{:016x}", proof.order_hash);
-  json["memory_bytes"] = planned.finished.job->buffers.total_bytes();
+  json["memory_bytes"] = most_bytes(planned);
   json["fits"] = fits(planned);
   fmt::print("{}\n", json.dump(2));
 }
@@ -188,7 +194,7 @@ void print_proof(const Planned& planned) {
                                                         : fmt::format("{}", proof.hazard_count));
   for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
   fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
-  fmt::print("memory:    {} of {}\n", format_bytes(planned.finished.job->buffers.total_bytes()), format_bytes(planned.machine.memory_bytes));
+  fmt::print("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ Memory place(const Buffers& buffers, Device& device, std::vector<std::unique_ptr
 
 }  // namespace
 
-Rank::Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
+Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
            std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
     : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
@@ -132,6 +132,16 @@ std::vector<float> Rank::shards(Slice BucketHome::*what) {
   return values;
 }
 
+std::map<std::string, TensorPlace> tensors_of(const std::vector<std::shared_ptr<const Job>>& stages) {
+  std::map<std::string, TensorPlace> places;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const std::vector<ParameterSpec>& parameters = stages[s]->model.parameters;
+    for (size_t p = 0; p < parameters.size(); ++p)
+      for (size_t t = 0; t < parameters[p].tensors.size(); ++t) places.try_emplace(parameters[p].tensors[t].name, TensorPlace{s, p, t});
+  }
+  return places;
+}
+
 std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards) {
   std::vector<float> flat(static_cast<size_t>(job.layout.flat_elems));
   size_t at = 0;
@@ -190,6 +200,7 @@ std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const 
   device_->copy_from_host(address(job_->model.ids) + 4 * rows, targets.data(), 4 * rows);
   step_->run(job_->evaluate, 0);
   synchronize();
+  if (job_->buffers[job_->model.row_losses].size_bytes == 0) return {};
   std::vector<float> losses(static_cast<size_t>(rows));
   device_->copy_to_host(losses.data(), address(job_->model.row_losses), 4 * rows);
   return losses;

@@ -2,6 +2,7 @@
 #pragma once
 // One rank at run time: memory, streams, communicators, scheduler and step, wired from a finished job.
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,7 +29,7 @@ struct RankOptions {
 class Rank {
  public:
   /// Allocates all memory of the job, binds all works. `communicators[c]` serves channel c; null for local channels.
-  Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
+  Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
        std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load);
   ~Rank();
 
@@ -60,7 +61,8 @@ class Rank {
   /// Of one of the last kReportSlots - 1 steps that have ended.
   Report report(uint32_t step);
 
-  /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token.
+  /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token, or nothing
+  /// on a pipeline stage that has no head. Collective over stages.
   std::vector<float> evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets);
   /// Blocks. Logits of one position of the last evaluation.
   std::vector<float> logits(int64_t row);
@@ -78,7 +80,7 @@ class Rank {
  private:
   std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
 
-  std::unique_ptr<const Job> job_;
+  std::shared_ptr<const Job> job_;
   std::unique_ptr<Device> device_;
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;
   std::vector<std::unique_ptr<Allocation>> arenas_;
@@ -89,6 +91,13 @@ class Rank {
   std::unique_ptr<Step> step_;
   std::vector<Event*> ends_;  // of the last two steps
 };
+
+/// Where a named tensor is: of which stage, which parameter, which of its tensors.
+struct TensorPlace {
+  size_t stage = 0, parameter = 0, tensor = 0;
+};
+/// Every tensor of the model by name; of a table in two copies, the embedding's. Pure.
+std::map<std::string, TensorPlace> tensors_of(const std::vector<std::shared_ptr<const Job>>& stages);
 
 /// The flat order from the shards of all data ranks, by rank (one entry without ZeRO). Pure.
 std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards);

@@ -52,7 +52,7 @@ std::string run_json(const World& world, const FinishedJob& finished, const Mach
   run["isa"] = std::string(kernels::name_of(kernels::isa()));
   run["machine"] = machine.name;
   run["model"] = job.model.description;
-  run["parameters"] = job.model.parameter_elems();
+  run["parameters"] = job.parameter_elems;
   run["memory_bytes"] = job.buffers.total_bytes();
   return run.dump(2) + "\n";
 }
@@ -84,7 +84,7 @@ void require_folder(const std::string& path) {
 
 void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, int threads) {
   const Job& job = *finished.job;
-  log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.model.parameter_elems())));
+  log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
   log_info("{} rank{} x {} thread{}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
            world.size() == 1 ? "" : "s", threads, threads == 1 ? "" : "s",
            finished.micro_batches == 1 ? "one micro-batch" : fmt::format("{} micro-batches", finished.micro_batches),
@@ -129,7 +129,7 @@ int train(const TrainCommand& command) {
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
       if (world.rank() == 0) {
-        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->model.parameter_elems(), memory_table(*finished.job));
+        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->parameter_elems, memory_table(*finished.job));
         fmt::print("{} tasks, {} spine items, {} waits ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
                    finished.job->train.spine.size(), finished.proof.waits, finished.proof.pruned_count, finished.proof.order_hash);
       }

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "cli/exchange.h"
+#include "comm/wiring.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/validate.h"
@@ -35,7 +36,7 @@ double learning_rate(const Optimizer& o, int64_t step) {
 
 Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
                  const Machine& machine, uint64_t delay_seed)
-    : world_(world), config_(resolved), dataset_(dataset), machine_(machine), global_batch_(finished.global_batch) {
+    : world_(world), config_(resolved), dataset_(dataset), machine_(machine), stages_(finished.stages), global_batch_(finished.global_batch) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
   const int data_ranks = job.mesh.group_size(Axis::data);
@@ -66,6 +67,7 @@ Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& d
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                            config_.comm.emulate.latency_ns, config_.comm.timeout_seconds);
   item_ns_.assign(job.train.size(), -1);
+  meetings_ = comm::meetings_of(job);
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), make_cpu_device(), std::move(communicators),
       RankOptions{.threads = threads_of(config_, world.ranks_on_host()),
@@ -147,15 +149,19 @@ void Trainer::rehearse_bound() {
   const comm::RooflinePrice machine = price_of(config_, machine_, job.mesh);
   // Without an emulated link nothing says what the wire can do; then there is no bound to compare with.
   if (job.mesh.world() > 1 && config_.comm.emulate.bandwidth_bytes_per_second == 0) return;
-  // The same on all ranks: the slowest rank's fastest time of every item.
-  item_ns_ = largest_over_ranks(world_, item_ns_);
-  bound_ms_ = rehearsed_step_ms(job, item_ns_, machine);
+  // The same on all ranks: of every item of a stage, the fastest time of the slowest of its ranks.
+  std::vector<std::vector<int64_t>> item_ns;
+  for (size_t stage = 0; stage < stages_.size(); ++stage) {
+    const bool own = static_cast<int>(stage) == job.stage();
+    item_ns.push_back(largest_over_ranks(world_, own ? item_ns_ : std::vector<int64_t>(stages_[stage]->train.size(), -1)));
+  }
+  bound_ms_ = rehearsed_step_ms(stages_, item_ns, machine);
 }
 
 void Trainer::flush(bool print) {
   std::vector<StepTimes> times;
   for (Pending& p : pending_) times.push_back(std::move(p.times));
-  const std::vector<StepMeans> means = mean_over_ranks(world_, times);
+  const std::vector<StepMeans> means = mean_over_ranks(world_, times, meetings_);
   for (size_t i = 0; i < pending_.size() && world_.rank() == 0; ++i)
     write_line(times[i].step, pending_[i], means[i], print && i + 1 == pending_.size());
   pending_.clear();
@@ -200,7 +206,7 @@ double Trainer::evaluate() {
     fill(round, batch);
     const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
     double sum = 0;
-    for (int64_t i = 0; i < batch.valid_rows[0] * tokens; ++i) sum += losses[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && !losses.empty(); ++i) sum += losses[static_cast<size_t>(i)];
     sums.push_back(sum);
   }
   const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
@@ -213,57 +219,61 @@ double Trainer::evaluate() {
   return total / static_cast<double>(sampler.target_count());
 }
 
-std::vector<float> Trainer::weights() {
-  const std::vector<float> mine = rank_->shards(&BucketHome::master);
-  if (rank_->job().options.zero_stage == 0) return flat_from_shards(rank_->job(), {mine});
-  std::vector<std::vector<float>> shards;
-  for (const std::string& bytes : world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)})) {
-    shards.emplace_back(bytes.size() / sizeof(float));
-    std::memcpy(shards.back().data(), bytes.data(), bytes.size());
+std::vector<std::vector<float>> Trainer::weights() {
+  const Job& job = rank_->job();
+  std::vector<float> mine = rank_->shards(&BucketHome::master);
+  const bool sharded = job.options.zero_stage > 0;
+  if (!sharded && stages_.size() == 1) return {flat_from_shards(job, {mine})};
+  // Without ZeRO the data ranks of a stage have the same: one speaks for them.
+  if (!sharded && job.mesh.index_in_group(Axis::data, world_.rank()) > 0) mine.clear();
+  std::vector<std::vector<std::vector<float>>> shards(stages_.size());
+  const std::vector<std::string> gathered = world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)});
+  for (int r = 0; r < world_.size(); ++r) {
+    const std::string& bytes = gathered[static_cast<size_t>(r)];
+    if (bytes.empty()) continue;
+    std::vector<float>& shard = shards[static_cast<size_t>(job.mesh.coordinates(r).pipeline)].emplace_back(bytes.size() / sizeof(float));
+    std::memcpy(shard.data(), bytes.data(), bytes.size());
   }
-  return flat_from_shards(rank_->job(), shards);
+  std::vector<std::vector<float>> flats;
+  for (size_t stage = 0; stage < stages_.size(); ++stage) flats.push_back(flat_from_shards(*stages_[stage], shards[stage]));
+  return flats;
 }
 
 std::string Trainer::params_hash() {
-  const std::vector<float> flat = weights();
-  std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
-  const auto& parameters = rank_->job().model.parameters;
-  for (size_t p = 0; p < parameters.size(); ++p)
-    for (size_t t = 0; t < parameters[p].tensors.size(); ++t) names.push_back({parameters[p].tensors[t].name, {p, t}});
-  std::sort(names.begin(), names.end());
+  const std::vector<std::vector<float>> flats = weights();
   data::Xxh3 hash;
-  for (const auto& [name, at] : names) {
-    const std::span<const float> values = tensor_of(rank_->job(), flat, at.first, at.second);
+  for (const auto& [name, tensor] : tensors_of(stages_)) {
+    const std::span<const float> values = tensor_of(*stages_[tensor.stage], flats[tensor.stage], tensor.parameter, tensor.tensor);
     hash.update(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
   }
   return hash.hex();
 }
 
 void Trainer::save_final() {
-  const std::vector<float> flat = weights();
+  const std::vector<std::vector<float>> flats = weights();
   world_.together([&] {
     if (world_.rank() != 0) return;
     std::vector<checkpoint::TensorToSave> tensors;
     const ModelSpec& model = rank_->job().model;
-    for (size_t p = 0; p < model.parameters.size(); ++p)
-      for (size_t t = 0; t < model.parameters[p].tensors.size(); ++t) {
-        const NamedTensor& named = model.parameters[p].tensors[t];
-        std::vector<int64_t> shape = named.shape;
-        if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
-        tensors.push_back({.name = named.name, .dtype = DType::f32, .shape = shape,
-                           .write = [this, &flat, p, t, &named](const checkpoint::TensorSink& sink) {
-                             const std::span<const float> held = tensor_of(rank_->job(), flat, p, t);
-                             std::vector<float> values(held.begin(), held.end());
-                             if (named.transposed_on_disk) {
-                               const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
-                               std::vector<float> turned(values.size());
-                               for (size_t r = 0; r < rows; ++r)
-                                 for (size_t c = 0; c < columns; ++c) turned[c * rows + r] = values[r * columns + c];
-                               values.swap(turned);
-                             }
-                             sink(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
-                           }});
-      }
+    for (const auto& [name, at] : tensors_of(stages_)) {
+      const Job& job = *stages_[at.stage];
+      const NamedTensor& named = job.model.parameters[at.parameter].tensors[at.tensor];
+      std::vector<int64_t> shape = named.shape;
+      if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
+      tensors.push_back({.name = name, .dtype = DType::f32, .shape = shape,
+                         .write = [&job, &flat = flats[at.stage], at, &named](const checkpoint::TensorSink& sink) {
+                           const std::span<const float> held = tensor_of(job, flat, at.parameter, at.tensor);
+                           std::vector<float> values(held.begin(), held.end());
+                           if (named.transposed_on_disk) {
+                             const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
+                             std::vector<float> turned(values.size());
+                             for (size_t r = 0; r < rows; ++r)
+                               for (size_t c = 0; c < columns; ++c) turned[c * rows + r] = values[r * columns + c];
+                             values.swap(turned);
+                           }
+                           sink(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+                         }});
+    }
     const JobRequest request{.config = config_, .world = world_.size(), .vocab = model.vocab};
     models::ModelOptions options = model_options(request);
     options.dtype = DType::f32;

@@ -50,7 +50,8 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
-  std::vector<float> weights();  // in the flat order; collective with ZeRO
+  /// The weights in the flat order of every stage. Collective where a rank does not have them all.
+  std::vector<std::vector<float>> weights();
   std::string params_hash();
   void save_final();
   void rehearse_bound();
@@ -61,10 +62,12 @@ class Trainer {
   const data::Dataset& dataset_;
   Machine machine_;
   std::unique_ptr<data::Loader> loader_;
+  std::vector<std::shared_ptr<const Job>> stages_;
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<OverlapMeter> meter_;
   std::unique_ptr<TraceWriter> trace_;
   std::vector<Pending> pending_;
+  std::vector<uint64_t> meetings_;    // by item of the training plan
   std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
   std::optional<double> bound_ms_;
   int64_t global_batch_ = 0;

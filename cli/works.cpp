@@ -86,7 +86,7 @@ Fn sum_squares_work(const Job& job, const Item& item) {
     const int64_t end = std::min(placed.offset_elems + placed.part.elems, home.shard_offset_elems + home.shard_elems);
     const int64_t elems = std::max<int64_t>(0, end - begin);
     parts.push_back({elements(home.gradient, elems > 0 ? begin - home.shard_offset_elems : 0, elems, DType::f32),
-                     {job.ids.norm_parts, int64_t{p} * 8, 8}, elems});
+                     {job.ids.norm_parts, int64_t{placed.norm_index} * 8, 8}, elems});
   }
   return [parts](LaunchContext& c) {
     for (const Part& part : parts) {
@@ -99,8 +99,8 @@ Fn sum_squares_work(const Job& job, const Item& item) {
 }
 
 Fn clip_work(const Job& job, const UpdateOptions& update) {
-  return [ids = job.ids, parts = job.layout.parts.size(), max_norm = update.max_norm](LaunchContext& c) {
-    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}), .count = static_cast<int64_t>(parts), .max_norm = max_norm,
+  return [ids = job.ids, parts = job.norm_parts, max_norm = update.max_norm](LaunchContext& c) {
+    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}), .count = parts, .max_norm = max_norm,
                       .norm = c.as<double>({ids.norm, 0, 8}), .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})});
   };
 }
@@ -162,21 +162,20 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, con
 }
 
 Work communication_work(const Task& task, comm::Communicator& communicator) {
-  const comm::Transfer transfer{.from = task.reads[0], .to = task.writes[0], .elems = task.elems, .dtype = task.dtype,
+  const comm::Transfer transfer{.from = task.reads.empty() ? Slice{} : task.reads[0],
+                                .to = task.writes.empty() ? Slice{} : task.writes[0], .elems = task.elems, .dtype = task.dtype,
                                 .algorithm = task.algorithm};
+  const int n = communicator.size();
+  const auto at = [&](int offset) { return ((communicator.rank() + offset) % n + n) % n; };
   switch (task.op) {
     case Op::all_reduce: return communicator.all_reduce(transfer);
     case Op::reduce_scatter: return communicator.reduce_scatter(transfer);
     case Op::all_gather: return communicator.all_gather(transfer);
     case Op::broadcast: return communicator.broadcast(transfer, task.peer);
     case Op::all_to_all: return communicator.all_to_all(transfer);
-    case Op::send: return communicator.send(transfer, communicator.rank() + task.peer);
-    case Op::recv: return communicator.recv(transfer, communicator.rank() + task.peer);
-    case Op::exchange: {
-      const int n = communicator.size();
-      return communicator.exchange(transfer, (communicator.rank() + task.peer + n) % n,
-                                   (communicator.rank() - task.peer + n) % n);
-    }
+    case Op::send: return communicator.send(transfer, at(task.peer));
+    case Op::recv: return communicator.recv(transfer, at(task.peer));
+    case Op::exchange: return communicator.exchange(transfer, at(task.peer), at(-task.peer));
     default: break;
   }
   throw PlanError("[plan] task {} has op {}, which is not communication.", task.name, name_of(task.op));

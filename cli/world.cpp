@@ -8,6 +8,7 @@
 
 #include "comm/emulate/emulate.h"
 #include "comm/mpi/mpi_world.h"
+#include "comm/wiring.h"
 
 namespace slipstream::cli {
 
@@ -60,12 +61,15 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
   std::vector<std::unique_ptr<comm::Communicator>> communicators(job.channels.size());
   std::shared_ptr<comm::LinkPort> port;
   if (bytes_per_second > 0) port = std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns});
-  for (ChannelId c = 0; c < job.channels.size(); ++c) {
-    if (job.channels[c].axis == Axis::self) continue;
-    communicators[c] = comm::make_mpi_communicator(*mpi_, job.mesh.group(job.channels[c].axis, rank()), static_cast<int>(c),
-                                                   {.timeout_seconds = static_cast<double>(timeout_seconds)});
-    if (port) communicators[c] = comm::emulate(std::move(communicators[c]), port);
+  const comm::Wiring wiring = comm::wire_up(job);
+  std::vector<std::unique_ptr<comm::Communicator>> connections;
+  for (size_t i = 0; i < wiring.connections.size(); ++i) {
+    connections.push_back(comm::make_mpi_communicator(*mpi_, job.mesh.group(wiring.connections[i], rank()), static_cast<int>(i),
+                                                      {.timeout_seconds = static_cast<double>(timeout_seconds)}));
+    if (port) connections[i] = comm::emulate(std::move(connections[i]), port);
   }
+  for (ChannelId c = 0; c < job.channels.size(); ++c)
+    if (wiring.connection_of[c] >= 0) communicators[c] = std::move(connections[static_cast<size_t>(wiring.connection_of[c])]);
   return communicators;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
@@ -32,6 +33,7 @@ struct ModelOptions {
   int micro_batches = 1;     // of a step, on this rank
   int ranks = 1;             // that exchange embedding rows
   bool split_tied_embedding = true;
+  std::vector<int> cuts;     // layers before which another pipeline stage begins
   int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: how early the wire may start
 };
 

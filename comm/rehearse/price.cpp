@@ -18,13 +18,16 @@ void RooflinePrice::set_link(Axis axis, const Link& link, uint32_t port) {
   ports_[static_cast<size_t>(axis)] = port;
 }
 
-int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
-  const Cost& cost = plan[item].cost;
+double RooflinePrice::seconds(const Cost& cost) const {
   double seconds = 0;
   if (rates_.flops_per_second > 0) seconds = static_cast<double>(cost.flops) / rates_.flops_per_second;
   if (rates_.bytes_per_second > 0)
     seconds = std::max(seconds, static_cast<double>(cost.bytes) / rates_.bytes_per_second);
-  return static_cast<int64_t>(std::ceil(seconds * 1e9)) + rates_.launch_ns;
+  return seconds;
+}
+
+int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
+  return static_cast<int64_t>(std::ceil(seconds(plan[item].cost) * 1e9)) + rates_.launch_ns;
 }
 
 int64_t MeasuredPrice::measured_ns(const Plan& plan, ItemId item) const {

@@ -37,6 +37,8 @@ class RooflinePrice : public Price {
  public:
   RooflinePrice(const Rates& rates, const Link& link) : rates_(rates) { links_.fill(link); }
   void set_link(Axis axis, const Link& link, uint32_t port);
+  /// Without the launch. Pure.
+  double seconds(const Cost& cost) const;
   int64_t local_ns(const Plan& plan, ItemId item) const override;
   Link link(Axis axis) const override { return links_[static_cast<size_t>(axis)]; }
   uint32_t port(Axis axis) const override { return ports_[static_cast<size_t>(axis)]; }

@@ -43,6 +43,11 @@ void Buffers::set_view(BufferId buffer, const Slice& target) {
   spec.view = target;
 }
 
+void Buffers::set_slots(BufferId buffer, int slots) {
+  specs_[buffer].instances = Instances::per_slot;
+  specs_[buffer].slots = slots;
+}
+
 BufferId Buffers::find(const std::string& name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) throw PlanError("[plan] there is no buffer named {}.", name);
@@ -53,7 +58,7 @@ int64_t Buffers::instances(BufferId buffer) const {
   switch (specs_[buffer].instances) {
     case Instances::one: return 1;
     case Instances::per_micro_batch: return micro_batches;
-    case Instances::per_slot: return slots;
+    case Instances::per_slot: return specs_[buffer].slots;
   }
   return 1;
 }

@@ -21,6 +21,7 @@ struct BufferSpec {
   int64_t size_bytes = 0;  // of one instance
   Owner owner = Owner::scratch;
   Instances instances = Instances::one;
+  int slots = 1;           // number of instances if they are per_slot
   bool is_view = false;    // then `view` says where it lives; views own no bytes
   Slice view;
 };
@@ -32,6 +33,11 @@ class Buffers {
   BufferId add(BufferSpec spec);
   /// Makes `buffer` a view into `target` (itself with storage, Instances::one). Throws PlanError if it does not fit.
   void set_view(BufferId buffer, const Slice& target);
+
+  /// Makes `buffer` one of `slots` instances, chosen by an item's slot.
+  void set_slots(BufferId buffer, int slots);
+  /// Takes its bytes away: nothing on this rank touches it.
+  void drop(BufferId buffer) { specs_[buffer].size_bytes = 0; }
 
   const BufferSpec& operator[](BufferId buffer) const { return specs_[buffer]; }
   size_t size() const { return specs_.size(); }
@@ -50,7 +56,6 @@ class Buffers {
   int64_t total_bytes() const;
 
   int micro_batches = 1;  // instances of per_micro_batch buffers
-  int slots = 1;          // instances of per_slot buffers
 
  private:
   std::vector<BufferSpec> specs_;

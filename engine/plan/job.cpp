@@ -8,20 +8,71 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "engine/plan/memory.h"
+#include "engine/plan/passes/hops.h"
 #include "engine/plan/passes/passes.h"
 #include "engine/plan/passes/residency.h"
 
 namespace slipstream {
 namespace {
 
+/// The same list on every stage: what a stage does not use costs it nothing but a connection.
 void add_channels(Job& job) {
   job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}};
   if (!job.options.update_on_spine) job.channels.push_back({"update", Axis::self});
-  if (job.mesh.group_size(Axis::data) == 1) return;
+  const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::data) > 1;
+  if (piped)
+    for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"}) job.channels.push_back({name, Axis::pipeline});
+  if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
+  if (piped && job.options.zero_stage == 0) job.channels.push_back({"norm", Axis::pipeline});
+  if (piped || shared) job.channels.push_back({"scalars", piped ? Axis::world : Axis::data});
+  if (!shared) return;
   job.channels.push_back({"reduce", Axis::data});
-  job.channels.push_back({"scalars", Axis::data});
   // Apart from "reduce": two collectives of one communicator never overlap each other.
   if (job.options.zero_stage > 0) job.channels.push_back({"gather", Axis::data});
+}
+
+/// Takes the stage's part of the model and says what of the whole it must know.
+void take_stage(Job& job) {
+  ModelSpec& model = job.model;
+  job.parameter_elems = model.parameter_elems();
+  const auto order = norm_order(model);
+  job.norm_parts = static_cast<int>(order.size());
+  for (const ParameterSpec& parameter : model.parameters)
+    if (parameter.is_copy) {
+      job.has_tied_copies = true;
+      job.tied_name = parameter.name();
+    }
+  PlanOptions& options = job.options;
+  if (options.schedule.stages.empty())
+    options.schedule = make_schedule(ScheduleKind::one_f_one_b, {.stages = options.sizes.pipeline, .micro_batches = job.buffers.micro_batches});
+  if (options.layers.empty() && options.schedule.parts() == 1) options.layers = {model.layers};
+  const uint32_t take_batch = model.forward.front();
+  job.chunks = cut_stage(model, job.buffers, options.schedule, options.layers, job.stage());
+  job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
+  job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
+  if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
+  LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
+                       .group_size = job.mesh.group_size(Axis::data), .sharded = options.zero_stage > 0, .alone = {},
+                       .by_layer = options.zero_stage >= 2};
+  for (uint32_t p = 0; p < model.parameters.size() && job.has_tied_copies; ++p)
+    if (model.parameters[p].name() == job.tied_name) layout.alone.push_back(p);
+  job.layout = place_parameters(model, layout);
+  for (PlacedPart& placed : job.layout.parts) {
+    const ParameterSpec& parameter = model.parameters[placed.part.parameter];
+    const auto found = order.find({parameter.name(), placed.part.begin_elems});
+    const bool counted_elsewhere = job.has_tied_copies && parameter.name() == job.tied_name && !parameter.is_copy;
+    if (found != order.end() && !counted_elsewhere) placed.norm_index = found->second;
+  }
+}
+
+/// Activations and scratch of other stages take no memory here.
+void drop_what_no_plan_touches(Job& job) {
+  std::vector<char> touched(job.buffers.size(), 0);
+  for (const Plan* plan : {&job.train, &job.evaluate, &job.prime})
+    for (ItemId i = 0; i < plan->size(); ++i)
+      for (const std::vector<Slice>* slices : {&(*plan)[i].reads, &(*plan)[i].writes})
+        for (const Slice& slice : *slices) touched[slice.buffer] = 1;
+  drop_untouched(job.model, job.buffers, touched);
 }
 
 }  // namespace
@@ -43,18 +94,18 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
     throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
   Job job{.options = options, .mesh = Mesh(options.sizes, options.mesh_order), .model = std::move(model),
           .buffers = std::move(buffers)};
-  job.layout = place_parameters(job.model, {.way = options.way, .bucket_bytes = options.bucket_bytes,
-                                            .first_bucket_bytes = options.first_bucket_bytes,
-                                            .group_size = job.mesh.group_size(Axis::data),
-                                            .sharded = options.zero_stage > 0, .by_layer = options.zero_stage >= 2});
+  take_stage(job);
   place_memory(job);
   add_channels(job);
 
   job.train.kind = "train";
   Residency residency(job);
-  const SpineMap spine = spine_pass(job, residency, job.train);
+  Hops hops(job, job.uses);
+  const SpineMap spine = spine_pass(job, residency, hops, job.train);
+  hops.append_tasks(job.train, static_cast<ItemId>(job.train.spine.size()));
   Reduced reduced = data_parallel_pass(job, spine, job.train);
   residency.append_tasks(job.train, &reduced);
+  tied_copies_pass(job, reduced, job.train);
   update_pass(job, reduced, job.train);
   report_and_input_pass(job, spine, job.train);
   seal(job.train);
@@ -69,6 +120,7 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
       job.prime.tasks.push_back(task);
       job.prime.tasks.back().after.clear();
     }
+  drop_what_no_plan_touches(job);
   return job;
 }
 

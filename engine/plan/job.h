@@ -9,6 +9,7 @@
 #include "engine/plan/mesh.h"
 #include "engine/plan/model_spec.h"
 #include "engine/plan/plan.h"
+#include "engine/plan/stages.h"
 
 namespace slipstream {
 
@@ -26,6 +27,8 @@ struct PlanOptions {
   bool optimizer_per_bucket = true;
   int zero_stage = 0;                   // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
   int prefetch_depth = 1;               // stage 3: layers gathered ahead of the one in use
+  PipelineSchedule schedule;            // empty: 1F1B over sizes.pipeline stages
+  std::vector<int> layers;              // of each part of the model; empty: only with one part
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
 };
 
@@ -46,23 +49,40 @@ struct BucketHome {
 /// Buffers that every plan of the job shares.
 struct JobBuffers {
   BufferId wire = 0;          // in flat order, wire dtype; only when wire_dtype is not float
-  BufferId norm_sums = 0;     // norm_parts summed over ranks; == norm_parts without ZeRO
+  BufferId norm_sums = 0;     // norm_parts summed over ranks; == norm_parts where a rank has them all
+  BufferId loss_sum = 0;      // of the losses of all ranks; == ModelSpec::loss on one rank
+  BufferId tied_share = 0;    // first stage: the head's share of a tied table's gradient
   BufferId value_slots = 0;   // stage 3: prefetch_depth + 1 layers
   BufferId gradient_slots = 0;  // stages 2 and 3: two layers
   BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard on its way to being added
   BufferId scalars_next = 0;  // AdamwScalars of the next step, staged with its batch
   BufferId scalars = 0;       // AdamwScalars of this step
-  BufferId norm_parts = 0;    // double per PlacedPart: sum of squares
+  BufferId norm_parts = 0;    // double per part of the whole model: sum of squares; zero where another stage has the part
   BufferId norm = 0;          // double: the gradient's norm before clipping
   BufferId batch_next = 0;
   BufferId report = 0;        // kReportSlots x {double loss sum, double norm}
 };
 constexpr int kReportSlots = 4;
 
+/// Where what crosses stages lives on this rank: the buffer that pieces name passes through slots of another.
+struct Ring {
+  BufferId buffer = 0;
+  BufferId storage = 0;
+  int slots = 0;
+};
+
 struct Job {
   PlanOptions options;
   Mesh mesh;
-  ModelSpec model;
+  ModelSpec model;                // of this rank's stage
+  std::vector<Chunk> chunks;      // its parts
+  std::vector<Use> uses;          // its compute order
+  bool takes_batch = false;       // model.forward begins with the piece that takes the staged batch
+  std::vector<Ring> rings;
+  int64_t parameter_elems = 0;    // of the whole model
+  int norm_parts = 0;             // of the whole model
+  bool has_tied_copies = false;   // embedding and head are on different stages and share a table
+  std::string tied_name;          // of that table
   Buffers buffers;
   ParameterLayout layout;
   std::vector<BucketHome> homes;  // by bucket
@@ -72,6 +92,7 @@ struct Job {
   Plan evaluate;  // one micro-batch that the host has put in place
   Plan prime;     // stages the first batch
 
+  int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
 };
 

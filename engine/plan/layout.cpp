@@ -4,6 +4,7 @@
 #include "engine/plan/layout.h"
 
 #include <algorithm>
+#include <set>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -60,16 +61,31 @@ const char* name_of(ReduceWay way) {
   return "?";
 }
 
+std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole) {
+  std::map<std::pair<std::string, int64_t>, int32_t> order;
+  // A copy stands where the table of a model on one rank would: the head's chunks come first.
+  std::set<std::string> copied;
+  for (const ParameterSpec& parameter : whole.parameters)
+    if (parameter.is_copy) copied.insert(parameter.name());
+  for (const PlacedPart& placed : parts_in_completion_order(whole)) {
+    const ParameterSpec& parameter = whole.parameters[placed.part.parameter];
+    if (copied.contains(parameter.name()) && !parameter.is_copy) continue;
+    order.emplace(std::pair(parameter.name(), placed.part.begin_elems), static_cast<int32_t>(order.size()));
+  }
+  return order;
+}
+
 ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& options) {
   ParameterLayout layout;
   layout.parts = parts_in_completion_order(model);
   layout.parameter_offsets.assign(model.parameters.size(), 0);
   // Layers are numbered from 0; what lies before the first and after the last has no layer of its own.
-  int layers = 0;
-  for (const ParameterSpec& parameter : model.parameters) layers = std::max(layers, parameter.layer);
   const auto layer_of = [&](const PlacedPart& placed) {
     const int layer = model.parameters[placed.part.parameter].layer;
-    return layer < 0 || layer == layers ? -1 : layer;
+    return layer < 0 || layer == model.layers ? -1 : layer;
+  };
+  const auto is_alone = [&](uint32_t parameter) {
+    return std::find(options.alone.begin(), options.alone.end(), parameter) != options.alone.end();
   };
   int64_t offset = 0;
   Bucket open{};
@@ -87,8 +103,10 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool even = !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
     const bool may_cut = last_of_parameter || (options.way == ReduceWay::bucketed && even);
     const int layer = layer_of(placed), next_layer = last ? -1 : layer_of(layout.parts[p + 1]);
-    const bool must_cut = options.by_layer && layer != next_layer;
-    const bool may_be_full = !(options.by_layer && layer >= 0);
+    const bool alone = is_alone(placed.part.parameter);
+    const bool must_cut = (options.by_layer && layer != next_layer) ||
+                          (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
+    const bool may_be_full = !(options.by_layer && layer >= 0) && !alone;
     if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
       open.layer = options.by_layer ? layer : -1;
       if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);

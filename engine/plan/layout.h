@@ -3,6 +3,9 @@
 // Flat buffers in backward-completion order: where each parameter lives and which ranges travel together.
 
 #include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/plan/model_spec.h"
@@ -19,6 +22,7 @@ struct LayoutOptions {
   int64_t first_bucket_bytes = 1 << 20;
   int group_size = 1;     // bucket ends are padded to a multiple of group_size x 16 elements
   bool sharded = false;   // every bucket divides evenly among the group
+  std::vector<uint32_t> alone;  // parameters that have a bucket of their own, of which nothing is left over
   bool by_layer = false;  // the parameters of a layer are one bucket, alone in it
 };
 
@@ -27,6 +31,7 @@ struct PlacedPart {
   GradientPart part;
   int64_t offset_elems = 0;
   uint32_t ready_position = 0;  // index into ModelSpec::backward: complete after that piece
+  int32_t norm_index = -1;      // its place in the sum of squares over the whole model; -1: counted on another stage
 };
 
 /// A contiguous range of the flat buffers, padding included.
@@ -45,6 +50,11 @@ struct ParameterLayout {
   std::vector<int64_t> parameter_offsets;    // of each parameter, elements
   int64_t flat_elems = 0;                    // padding included
 };
+
+/// Where each part of each parameter stands in the sum of squares: completion order over the whole model, so that the sum is
+/// the same whatever the stages. Keys: name of the parameter, first element. Of a
+/// table in two copies the head's is counted. Pure.
+std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole);
 
 /// Places every parameter once. Pure.
 /// Throws: PlanError if a parameter never becomes ready, becomes ready twice, or its parts leave a hole.

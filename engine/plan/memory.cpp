@@ -78,6 +78,14 @@ void place_buckets(Job& job) {
   }
 }
 
+void place_rings(Job& job) {
+  for (Ring& ring : job.rings) {
+    const BufferSpec& spec = job.buffers[ring.buffer];
+    ring.storage = job.buffers.add({.name = spec.name + ".slots", .size_bytes = ring.slots * job.buffers.stride_bytes(ring.buffer),
+                                    .owner = Owner::communication});
+  }
+}
+
 /// Parameters and gradients of models are views of whole buckets; those that are not resident get a view when an item
 /// that uses them says which slot they are in.
 void set_views(Job& job) {
@@ -118,10 +126,17 @@ Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t el
   return {slots, slot * size_bytes, bytes_of(elems, dtype)};
 }
 
+bool holds_copy(const Job& job, size_t bucket) {
+  if (!job.has_tied_copies) return false;
+  const ParameterSpec& parameter = job.model.parameters[job.layout.parts[job.layout.buckets[bucket].first_part].part.parameter];
+  return parameter.is_copy || (job.stage() == 0 && parameter.name() == job.tied_name);
+}
+
 void place_memory(Job& job) {
   place_buckets(job);
   set_views(job);
   place_slots(job);
+  place_rings(job);
   const auto add = [&](const char* name, int64_t size_bytes, Owner owner) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = owner});
   };
@@ -130,12 +145,16 @@ void place_memory(Job& job) {
     ids.wire = add("wire", bytes_of(job.layout.flat_elems, job.options.wire_dtype), Owner::communication);
   ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
   ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
-  const int64_t sums_bytes = 8 * static_cast<int64_t>(job.layout.parts.size());
+  const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
-  ids.norm_sums = job.options.zero_stage > 0 ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
+  ids.norm_sums = job.options.zero_stage > 0 || job.mesh.group_size(Axis::pipeline) > 1 ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
   ids.norm = add("norm", 8, Owner::optimizer);
+  const bool alone = job.mesh.group_size(Axis::data) == 1 && job.mesh.group_size(Axis::pipeline) == 1;
+  ids.loss_sum = alone ? job.model.loss : add("loss.sum", 8, Owner::batch);
   ids.report = add("report", 16 * kReportSlots, Owner::batch);
   ids.batch_next = job.buffers.find("batch.next");
+  for (size_t b = 0; b < job.homes.size(); ++b)
+    if (job.stage() == 0 && holds_copy(job, b)) ids.tied_share = add("tied.share", 4 * job.homes[b].shard_elems, Owner::communication);
   const TiedEmbedding& tied = job.model.tied;
   if (!tied.as_rows) return;
   const int64_t index = job.mesh.index_in_group(Axis::data, job.options.rank);

@@ -12,6 +12,9 @@ constexpr int kGradientSlots = 2;
 /// Adds all buffers of `job` (layout known) and fills homes and ids.
 void place_memory(Job& job);
 
+/// Whether a bucket is a table that the head and the embedding share across stages: alone in it, on both. Pure.
+bool holds_copy(const Job& job, size_t bucket);
+
 /// The first `elems` elements of slot number `slot` of `count` in a slot buffer. Pure.
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
 

@@ -44,6 +44,7 @@ struct ParameterSpec {
   int64_t elems = 0;
   BufferId value = 0;     // views set by the planner; value has the training dtype, gradient is float
   BufferId gradient = 0;
+  bool is_copy = false;   // of the parameter of the same name: the head of a tied table, on another stage than the embedding
 
   const std::string& name() const { return tensors.front().name; }
 };
@@ -93,6 +94,7 @@ struct ModelSpec {
   std::vector<Constant> constants;
 
   DType dtype = DType::f32;
+  int layers = 0;                  // blocks; pieces and parameters behind them have layer == layers
   int64_t batch = 0;               // sequences of a micro-batch
   int64_t tokens = 0;              // of a sequence
   int64_t vocab = 0;
@@ -103,7 +105,8 @@ struct ModelSpec {
 
   int64_t parameter_elems() const {
     int64_t total = 0;
-    for (const ParameterSpec& parameter : parameters) total += parameter.elems;
+    for (const ParameterSpec& parameter : parameters)
+      if (!parameter.is_copy) total += parameter.elems;
     return total;
   }
 };

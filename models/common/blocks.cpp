@@ -14,6 +14,7 @@
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/residual/residual.h"
 #include "kernels/step_scalars/step_scalars.h"
 
 namespace slipstream::models {
@@ -31,6 +32,7 @@ std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
 
 SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : options_(options), buffers_(buffers) {
   spec_.dtype = options.dtype;
+  spec_.layers = static_cast<int>(options.layers);
   spec_.batch = options.batch;
   spec_.tokens = options.tokens;
   spec_.vocab = options.vocab;
@@ -79,10 +81,11 @@ uint32_t SpecBuilder::parameter(ParameterSpec parameter) {
   parameter.elems = 0;
   for (const NamedTensor& tensor : parameter.tensors) parameter.elems += tensor.elems();
   // Views: the planner says later where they live.
-  const BufferSpec view{.name = parameter.name(), .size_bytes = bytes_of(parameter.elems, options_.dtype),
+  const std::string name = parameter.name() + (parameter.is_copy ? ".copy" : "");
+  const BufferSpec view{.name = name, .size_bytes = bytes_of(parameter.elems, options_.dtype),
                         .owner = Owner::parameters, .is_view = true};
   parameter.value = buffers_.add(view);
-  parameter.gradient = buffers_.add({.name = parameter.name() + ".gradient",
+  parameter.gradient = buffers_.add({.name = name + ".gradient",
                                      .size_bytes = bytes_of(parameter.elems, DType::f32),
                                      .owner = Owner::gradients, .is_view = true});
   spec_.parameters.push_back(std::move(parameter));
@@ -94,6 +97,33 @@ uint32_t SpecBuilder::parameter(const std::string& name, std::vector<int64_t> sh
   const bool decay = shape.size() >= 2;
   return parameter(ParameterSpec{.tensors = {{name, std::move(shape), 0, transposed}}, .layer = layer, .init = init,
                                  .decay = decay});
+}
+
+uint32_t SpecBuilder::head_table(uint32_t table, const std::string& name, Init init) {
+  if (options_.tie_embeddings && !tied_apart()) return table;
+  const auto after_layers = static_cast<int>(options_.layers);
+  if (!options_.tie_embeddings) return parameter(name, {options_.vocab, options_.width}, after_layers, init);
+  ParameterSpec copy = spec_.parameters[table];
+  copy.layer = after_layers;
+  copy.is_copy = true;
+  return parameter(std::move(copy));
+}
+
+bool SpecBuilder::cut_before(int64_t layer) const {
+  return std::find(options_.cuts.begin(), options_.cuts.end(), layer) != options_.cuts.end();
+}
+
+uint32_t SpecBuilder::residual_sum(int layer, Slice x, Slice delta, Slice sum) {
+  const uint32_t piece = begin("residual_sum", layer);
+  const kernels::Residual shape{.elems = rows() * options_.width, .dtype = options_.dtype};
+  work("residual_sum", kernels::residual_cost(shape), {x, delta}, {sum}, [=](LaunchContext& c) {
+    kernels::Residual args = shape;
+    args.a = c.at(x);
+    args.b = c.at(delta);
+    args.y = c.at(sum);
+    kernels::residual(c, args);
+  });
+  return piece;
 }
 
 uint32_t SpecBuilder::begin(const std::string& name, int layer) {
@@ -274,7 +304,7 @@ void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, st
   const int64_t rows_per_chunk =
       std::min(vocab, std::max<int64_t>(64, round_up(options_.head_chunk_bytes / (4 * width), 64)));
   // An unsplit tied table is complete only when the embedding has added its share.
-  const bool reports = !options_.tie_embeddings || options_.split_tied_embedding;
+  const bool reports = !options_.tie_embeddings || options_.split_tied_embedding || tied_apart();
   for (int64_t begin_row = 0; begin_row < vocab; begin_row += rows_per_chunk) {
     const int64_t chunk = std::min(rows_per_chunk, vocab - begin_row);
     pieces.push_back(begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers)));
@@ -313,7 +343,7 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
     ready(static_cast<uint32_t>(positions));
   }
   TiedEmbedding& tied = spec_.tied;
-  tied.split = options_.tie_embeddings && options_.split_tied_embedding;
+  tied.split = options_.tie_embeddings && options_.split_tied_embedding && !tied_apart();
   tied.parameter = table;
   tied.width = width;
   tied.vocab = vocab;
@@ -345,7 +375,7 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
     target = buffers_.whole(tied.dense);
   }
   // Without a split the head has already written this step's gradient.
-  const bool onto_head = options_.tie_embeddings && !tied.split;
+  const bool onto_head = options_.tie_embeddings && !tied.split && !tied_apart();
   const kernels::EmbeddingBackward shape{.rows = rows(), .width = width, .vocab = vocab, .dtype = options_.dtype};
   work("embedding_gradient", kernels::embedding_backward_cost(shape), {ids, dx, target}, {target}, [=](LaunchContext& c) {
     kernels::EmbeddingBackward args = shape;

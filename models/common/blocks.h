@@ -64,6 +64,16 @@ class SpecBuilder {
   /// Backward of embed.
   void embed_gradient(uint32_t table, int64_t positions, Slice dx);
 
+  /// Whether `layer` (layers: the head) is the first of another pipeline stage than the one before. Then the sum that its first norm
+  /// would form is formed before the cut: one tensor crosses instead of two.
+  bool cut_before(int64_t layer) const;
+  /// The piece that ends `layer` when a cut follows: sum = x + delta.
+  uint32_t residual_sum(int layer, Slice x, Slice delta, Slice sum);
+  /// Whether head and embedding share a table but not a rank: then each has a copy, with a gradient of its own.
+  bool tied_apart() const { return options_.tie_embeddings && !options_.cuts.empty(); }
+  /// The head's weights: the table itself, a copy of it on another stage, or weights of its own under `name`.
+  uint32_t head_table(uint32_t table, const std::string& name, Init init);
+
   int64_t head_dim() const { return options_.width / options_.heads; }
   int64_t qkv_width() const { return (options_.heads + 2 * options_.kv_heads) * head_dim(); }
   Slice norm_workspace() const { return norm_workspace_; }

@@ -81,7 +81,7 @@ class Gpt2 {
     final_ = {b_.parameter("transformer.ln_f.weight", {D}, static_cast<int>(o_.layers), ones),
               b_.parameter("transformer.ln_f.bias", {D}, static_cast<int>(o_.layers), zeros),
               b_.statistics("mean_f", R), b_.statistics("inv_std_f", R)};
-    head_ = o_.tie_embeddings ? table_ : b_.parameter("lm_head.weight", {o_.vocab, D}, static_cast<int>(o_.layers), normal);
+    head_ = b_.head_table(table_, "lm_head.weight", normal);
     residual_out_ = b_.activation("residual_out", D);
     hidden_ = b_.activation("hidden", D);
     const int64_t width_bytes = bytes_of(R * D, o_.dtype);
@@ -154,7 +154,7 @@ class Gpt2 {
     for (int l = 0; l < o_.layers; ++l) {
       const Layer& y = layers_[static_cast<size_t>(l)];
       add(b_.begin("attention", l));
-      if (l == 0)
+      if (l == 0 || b_.cut_before(l))
         norm(y.residual_in, {}, {}, {y.ln_1_weight, y.ln_1_bias, y.mean_1, y.inv_std_1}, y.ln_1);
       else
         norm(layers_[static_cast<size_t>(l) - 1].residual_mid, delta_, y.residual_in,
@@ -166,9 +166,14 @@ class Gpt2 {
       norm(y.residual_in, delta_, y.residual_mid, {y.ln_2_weight, y.ln_2_bias, y.mean_2, y.inv_std_2}, y.ln_2);
       b_.linear(y.ln_2, y.fc_weight, y.fc_bias, y.fc_gelu, D, F, y.fc);
       b_.linear(y.fc_gelu, y.out_weight, y.out_bias, delta_, F, D);
+      const bool last = l + 1 == o_.layers;
+      if (b_.cut_before(l + 1)) add(b_.residual_sum(l, y.residual_mid, delta_, last ? residual_out_ : layers_[static_cast<size_t>(l) + 1].residual_in));
     }
     add(b_.begin("final_norm", static_cast<int>(o_.layers)));
-    norm(layers_.back().residual_mid, delta_, residual_out_, final_, hidden_);
+    if (b_.cut_before(o_.layers))
+      norm(residual_out_, {}, {}, final_, hidden_);
+    else
+      norm(layers_.back().residual_mid, delta_, residual_out_, final_, hidden_);
     b_.spec().forward.push_back(b_.begin("head", static_cast<int>(o_.layers)));
     b_.head_losses(hidden_, head_, true);
     b_.spec().evaluate.push_back(b_.begin("head_evaluate", static_cast<int>(o_.layers)));

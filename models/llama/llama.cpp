@@ -73,7 +73,7 @@ class Llama {
       layers_.push_back(y);
     }
     final_ = {b_.parameter("model.norm.weight", {D}, static_cast<int>(o_.layers), ones), b_.statistics("inv_rms_f", R)};
-    head_ = o_.tie_embeddings ? table_ : b_.parameter("lm_head.weight", {o_.vocab, D}, static_cast<int>(o_.layers), normal);
+    head_ = b_.head_table(table_, "lm_head.weight", normal);
     residual_out_ = b_.activation("residual_out", D);
     hidden_ = b_.activation("hidden", D);
     const int64_t width_bytes = bytes_of(R * D, o_.dtype);
@@ -187,7 +187,7 @@ class Llama {
     for (int l = 0; l < o_.layers; ++l) {
       const Layer& y = layers_[static_cast<size_t>(l)];
       add(b_.begin("attention", l));
-      if (l == 0)
+      if (l == 0 || b_.cut_before(l))
         norm(y.residual_in, {}, {}, y.norm_1, y.normed_1);
       else
         norm(layers_[static_cast<size_t>(l) - 1].residual_mid, delta_, y.residual_in, y.norm_1, y.normed_1);
@@ -200,9 +200,14 @@ class Llama {
       b_.linear(y.normed_2, y.gate_up_weight, -1, y.gate_up, D, 2 * F);
       swiglu(y.gate_up, y.gated);
       b_.linear(y.gated, y.down_weight, -1, delta_, F, D);
+      const bool last = l + 1 == o_.layers;
+      if (b_.cut_before(l + 1)) add(b_.residual_sum(l, y.residual_mid, delta_, last ? residual_out_ : layers_[static_cast<size_t>(l) + 1].residual_in));
     }
     add(b_.begin("final_norm", static_cast<int>(o_.layers)));
-    norm(layers_.back().residual_mid, delta_, residual_out_, final_, hidden_);
+    if (b_.cut_before(o_.layers))
+      norm(residual_out_, {}, {}, final_, hidden_);
+    else
+      norm(layers_.back().residual_mid, delta_, residual_out_, final_, hidden_);
     b_.spec().forward.push_back(b_.begin("head", static_cast<int>(o_.layers)));
     b_.head_losses(hidden_, head_, true);
     b_.spec().evaluate.push_back(b_.begin("head_evaluate", static_cast<int>(o_.layers)));

@@ -8,8 +8,6 @@
 namespace slipstream {
 namespace {
 
-Point last_item(const SpineMap& spine) { return {spine.backward.back()}; }
-
 /// Reduces a bucket in place, whole or (ZeRO) each rank its part. In another dtype on the wire: cast, reduce, cast back, all on the channel's stream.
 Point reduce_bucket(const Job& job, Plan& plan, ChannelId channel, int bucket, Point ready) {
   const Bucket& b = job.layout.buckets[static_cast<size_t>(bucket)];
@@ -101,11 +99,11 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
       reduced.buckets.push_back({});  // Residency reduces it from its slot
     else
       reduced.buckets.push_back(
-          {reduce_bucket(job, plan, channel, static_cast<int>(b), at_the_end ? last_item(spine) : ready)});
+          {reduce_bucket(job, plan, channel, static_cast<int>(b), at_the_end ? spine.last() : ready)});
   }
   if (!job.model.tied.split) return reduced;
   // The piece that embeds is the last one backward.
-  reduced.tied = alone ? std::vector<Point>{last_item(spine)} : share_tied(job, plan, channel, last_item(spine));
+  reduced.tied = alone ? std::vector<Point>{spine.last()} : share_tied(job, plan, channel, spine.last());
   return reduced;
 }
 

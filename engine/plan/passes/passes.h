@@ -2,6 +2,8 @@
 #pragma once
 // The passes of the planner. Each appends to a plan; none knows the others' tasks but through what it is handed.
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,13 +29,17 @@ struct Reduced {
 /// Where each piece of the last micro-batch went.
 struct SpineMap {
   std::vector<ItemId> backward;  // per index into ModelSpec::backward
-  ItemId head = 0;               // the losses of the last micro-batch
+  std::optional<ItemId> head;    // the losses of the last micro-batch, on the stage that has them
+
+  Point last() const { return {*std::max_element(backward.begin(), backward.end())}; }
 };
 
+class Hops;
 class Residency;
 
-/// Forward and backward of every micro-batch, in order; `residency` says where sharded layers are.
-SpineMap spine_pass(const Job& job, Residency& residency, Plan& plan);
+/// The uses of the stage in the order of its schedule; `residency` says where sharded layers are, `hops` where activations
+/// and gradients are that cross stages.
+SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan);
 
 /// Forward and losses of one micro-batch that the host has put in place.
 void evaluate_pass(const Job& job, Plan& plan);
@@ -42,6 +48,10 @@ void evaluate_pass(const Job& job, Plan& plan);
 /// With one rank it appends nothing and returns the points of the backward items themselves. With ZeRO the collective is
 /// a reduce_scatter, and layers that pass through slots are left to Residency.
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
+
+/// A table that embedding and head share across stages: the head's share, reduced over data ranks, goes to the first stage,
+/// is added to the embedding's, and the sum comes back. Both copies then take the same update.
+void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 
 /// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it. With ZeRO the updated shards are
 /// gathered afterwards, in forward order, under the next step's forward: whoever reads them waits by link.

@@ -6,17 +6,19 @@
 namespace slipstream {
 
 void report_and_input_pass(const Job& job, const SpineMap& spine, Plan& plan) {
-  const Slice loss = job.buffers.whole(job.model.loss);
+  const Slice loss = job.buffers.whole(job.ids.loss_sum);
   std::vector<Point> loss_ready;
-  if (job.mesh.group_size(Axis::data) > 1) {
+  if (job.ids.loss_sum != job.model.loss) {
+    // Stages without the head add zero.
     Task task;
     task.name = "all_reduce.loss";
     task.channel = job.channel("scalars");
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
     task.elems = 1;
-    task.reads = task.writes = {loss};
-    task.after = {{spine.head}};
+    task.reads = {job.buffers.whole(job.model.loss)};
+    task.writes = {loss};
+    if (spine.head) task.after = {{*spine.head}};
     loss_ready = {append_task(plan, task)};
   }
   Task report;

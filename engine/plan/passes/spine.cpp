@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The spine: forward and backward of every micro-batch in order, with the accesses of each item resolved.
+// The spine: the uses of the schedule in order, piece by piece, with the accesses of each item resolved.
 
 #include <algorithm>
 
 #include <fmt/core.h>
 
+#include "engine/plan/passes/hops.h"
 #include "engine/plan/passes/passes.h"
 #include "engine/plan/passes/residency.h"
 
@@ -15,43 +16,61 @@ void add_access(std::vector<Slice>& slices, const Slice& slice) {
   if (slice.size_bytes > 0 && std::find(slices.begin(), slices.end(), slice) == slices.end()) slices.push_back(slice);
 }
 
-void append_piece(const Job& job, uint32_t piece_index, int micro_batch, bool backward, Residency& residency, Plan& plan) {
+void append_piece(const Job& job, uint32_t piece_index, const Use& use, const std::vector<Rebind>& hops, Residency& residency,
+                  Plan& plan) {
   const Piece& piece = job.model.pieces[piece_index];
   SpineItem item;
   item.piece = piece_index;
-  item.micro_batch = micro_batch;
+  item.micro_batch = use.micro_batch;
+  item.slot = use.micro_batch % job.chunks[static_cast<size_t>(use.chunk)].slots;
+  item.rebinds = hops;
   item.name = piece.name + (piece.layer >= 0 ? fmt::format(".{}", piece.layer) : "") +
-              (job.buffers.micro_batches > 1 ? fmt::format("/{}", micro_batch) : "");
-  residency.enter(static_cast<ItemId>(plan.spine.size()), piece, backward, item);
+              (job.buffers.micro_batches > 1 ? fmt::format("/{}", use.micro_batch) : "");
+  residency.enter(static_cast<ItemId>(plan.spine.size()), piece, use.pass != Pass::forward, item);
   for (const Work& work : piece.works) {
     item.cost += work.cost;
-    for (const Slice& slice : work.reads) add_access(item.reads, job.buffers.resolve(slice, item.rebinds, micro_batch, item.slot));
-    for (const Slice& slice : work.writes) add_access(item.writes, job.buffers.resolve(slice, item.rebinds, micro_batch, item.slot));
+    for (const Slice& slice : work.reads) add_access(item.reads, job.buffers.resolve(slice, item.rebinds, item.micro_batch, item.slot));
+    for (const Slice& slice : work.writes) add_access(item.writes, job.buffers.resolve(slice, item.rebinds, item.micro_batch, item.slot));
   }
   plan.spine.push_back(std::move(item));
 }
 
 }  // namespace
 
-SpineMap spine_pass(const Job& job, Residency& residency, Plan& plan) {
+SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan) {
   SpineMap map;
-  for (int m = 0; m < job.buffers.micro_batches; ++m) {
-    const bool last = m + 1 == job.buffers.micro_batches;
-    // The first piece takes the staged batch, all micro-batches of it.
-    for (size_t p = m == 0 ? 0 : 1; p < job.model.forward.size(); ++p)
-      append_piece(job, job.model.forward[p], m, false, residency, plan);
-    map.head = static_cast<ItemId>(plan.spine.size() - 1);
-    for (uint32_t piece : job.model.backward) {
-      if (last) map.backward.push_back(static_cast<ItemId>(plan.spine.size()));
-      append_piece(job, piece, m, true, residency, plan);
+  map.backward.resize(job.model.backward.size());
+  const auto position_of = [&](uint32_t piece) {
+    return static_cast<size_t>(std::find(job.model.backward.begin(), job.model.backward.end(), piece) - job.model.backward.begin());
+  };
+  const Chunk& last_part = job.chunks.back();
+  const bool has_head = last_part.part + 1 == job.options.schedule.parts();
+  // The staged batch is taken first, all micro-batches of it, where the stage reads any of it.
+  if (job.takes_batch) append_piece(job, job.model.forward.front(), {}, {}, residency, plan);
+  for (size_t u = 0; u < job.uses.size(); ++u) {
+    const Use& use = job.uses[u];
+    hops.enter(u, static_cast<ItemId>(plan.spine.size()));
+    for (uint32_t piece : job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass)) {
+      // Micro-batches go in order: what stays here is the last one's.
+      if (use.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
+      append_piece(job, piece, use, hops.rebinds(u), residency, plan);
     }
+    if (use.pass == Pass::forward && has_head && use.chunk + 1 == static_cast<int>(job.chunks.size()))
+      map.head = static_cast<ItemId>(plan.spine.size() - 1);
   }
   return map;
 }
 
 void evaluate_pass(const Job& job, Plan& plan) {
+  std::vector<Use> uses;
+  for (size_t c = 0; c < job.chunks.size(); ++c) uses.push_back({Pass::forward, static_cast<int>(c), 0});
   Residency residency(job);
-  for (uint32_t piece : job.model.evaluate) append_piece(job, piece, 0, false, residency, plan);
+  Hops hops(job, uses);
+  for (size_t u = 0; u < uses.size(); ++u) {
+    hops.enter(u, static_cast<ItemId>(plan.spine.size()));
+    for (uint32_t piece : job.chunks[u].evaluate) append_piece(job, piece, uses[u], hops.rebinds(u), residency, plan);
+  }
+  hops.append_tasks(plan, static_cast<ItemId>(plan.spine.size()));
   residency.append_tasks(plan, nullptr);
 }
 

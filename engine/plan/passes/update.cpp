@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"
 
 namespace slipstream {
@@ -30,14 +31,15 @@ class UpdatePass {
       if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
       for (size_t b : order_) {
         add_tied_before(b, complete);
-        gather(b, adamw(fmt::format("adamw.bucket{}", b), {b}, clip.empty() ? complete[b] : clip));
+        std::vector<Point> after = complete[b];
+        after.insert(after.end(), clip.begin(), clip.end());
+        gather(b, adamw(fmt::format("adamw.bucket{}", b), {b}, after));
       }
       return;
     }
     if (!order_.empty()) add_tied_before(order_.back(), complete);
     std::vector<Point> all = clip;
-    if (clip.empty())
-      for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
+    for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
     const Point updated = adamw("adamw", order_, all);
     for (size_t b = job_.layout.buckets.size(); b-- > 0;) gather(b, updated);
   }
@@ -66,6 +68,7 @@ class UpdatePass {
   }
 
   bool holds_tied(size_t bucket) const {
+    if (holds_copy(job_, bucket)) return true;
     if (!job_.model.tied.split) return false;
     const Bucket& b = job_.layout.buckets[bucket];
     for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p)
@@ -85,7 +88,7 @@ class UpdatePass {
 
   /// Once, before the first bucket that needs it: what the other buckets need must not wait behind the last arrival.
   void add_tied_before(size_t bucket, std::vector<std::vector<Point>>& complete) {
-    if (tied_added_ || !holds_tied(bucket)) return;
+    if (tied_added_ || !job_.model.tied.split || !holds_tied(bucket)) return;
     add_tied(complete);
     tied_added_ = true;
   }
@@ -121,35 +124,39 @@ class UpdatePass {
       add_tied_before(b, complete);
       const Bucket& bucket = job_.layout.buckets[b];
       const BucketHome& home = job_.homes[b];
+      std::vector<Slice> sums;
+      for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
+        if (job_.layout.parts[p].norm_index >= 0) sums.push_back({job_.ids.norm_parts, int64_t{job_.layout.parts[p].norm_index} * 8, 8});
+      if (sums.empty()) continue;  // a copy that its other stage counts
       Task task;
       task.name = fmt::format("sum_squares.bucket{}", b);
       task.op = Op::sum_squares;
       task.bucket = static_cast<int32_t>(b);
       task.reads = {home.gradient};
-      task.writes = {{job_.ids.norm_parts, int64_t{bucket.first_part} * 8, int64_t{bucket.part_count} * 8}};
+      task.writes = std::move(sums);
       task.cost = {2 * home.shard_elems, 4 * home.shard_elems};
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }
-    if (sharded_) summed = {sum_over_ranks(summed)};
+    if (job_.ids.norm_sums != job_.ids.norm_parts) summed = {sum_over_ranks(summed)};
     Task task;
     task.name = "clip";
     task.op = Op::clip;
     task.reads = {job_.buffers.whole(job_.ids.norm_sums)};
     task.writes = {job_.buffers.whole(job_.ids.norm), {job_.ids.scalars, 12, 4}};
-    task.cost = {static_cast<int64_t>(job_.layout.parts.size()), static_cast<int64_t>(job_.layout.parts.size()) * 8};
+    task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
     return local(std::move(task));
   }
 
-  /// Each rank has the squares of its shards only.
+  /// Each rank has the squares of its shards only, each stage those of its parameters; elsewhere there are zeros.
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
-    task.channel = job_.channel("scalars");
+    task.channel = job_.channel(sharded_ ? "scalars" : "norm");
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
-    task.elems = static_cast<int64_t>(job_.layout.parts.size());
+    task.elems = job_.norm_parts;
     task.reads = {job_.buffers.whole(job_.ids.norm_parts)};
     task.writes = {job_.buffers.whole(job_.ids.norm_sums)};
     task.after = summed;

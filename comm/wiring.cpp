@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Colours the hops of every wire.
+
+#include "comm/wiring.h"
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include <fmt/core.h>
+
+#include "comm/rehearse/rehearse.h"
+
+namespace slipstream::comm {
+namespace {
+
+/// Offset to the peer of this rank's tasks on a channel, 0 if it has none.
+int peer_of(const Job& job, ChannelId channel) {
+  for (const Plan* plan : {&job.train, &job.evaluate})
+    for (const Task& task : plan->tasks)
+      if (task.channel == channel && (task.op == Op::send || task.op == Op::recv)) return task.peer;
+  return 0;
+}
+
+}  // namespace
+
+Wiring wire_up(const Job& job) {
+  Wiring wiring{.connections = {}, .connection_of = std::vector<int>(job.channels.size(), -1)};
+  std::map<std::string, int> first_of_wire;
+  for (ChannelId c = 0; c < job.channels.size(); ++c) {
+    const Channel& channel = job.channels[c];
+    if (channel.axis == Axis::self) continue;
+    const int size = job.mesh.group_size(channel.axis);
+    const bool one_way = wire_name(channel) != channel.name;
+    const auto [found, is_new] = first_of_wire.try_emplace(wire_name(channel), static_cast<int>(wiring.connections.size()));
+    if (is_new) wiring.connections.insert(wiring.connections.end(), !one_way ? 1 : size % 2 == 1 ? 3 : 2, channel.axis);
+    if (!one_way) {
+      wiring.connection_of[c] = found->second;
+      continue;
+    }
+    const int peer = peer_of(job, c);
+    if (peer == 0) continue;
+    const int index = job.mesh.index_in_group(channel.axis, job.options.rank);
+    const int hop = peer > 0 ? index : (index + size - 1) % size;  // between hop and hop + 1
+    wiring.connection_of[c] = found->second + (size % 2 == 1 && hop + 1 == size ? 2 : hop % 2);
+  }
+  return wiring;
+}
+
+std::vector<uint64_t> meetings_of(const Job& job) {
+  const Plan& plan = job.train;
+  std::vector<uint64_t> meetings(plan.size(), 0);
+  std::map<std::string, uint64_t> counts;
+  for (ItemId id : plan.order) {
+    if (plan.is_spine(id) || !is_communication(plan[id].op)) continue;
+    const Task& task = plan.task(id);
+    const Channel& channel = job.channels[task.channel];
+    const std::vector<int> group = job.mesh.group(channel.axis, job.options.rank);
+    // Who meets whom: one after the other.
+    std::string line = fmt::format("{} {}", wire_name(channel), group[0]);
+    if (task.op == Op::send || task.op == Op::recv) {
+      const auto n = static_cast<int>(group.size());
+      const int own = job.mesh.index_in_group(channel.axis, job.options.rank), other = ((own + task.peer) % n + n) % n;
+      line += task.op == Op::send ? fmt::format(" {} {}", own, other) : fmt::format(" {} {}", other, own);
+    }
+    meetings[id] = std::hash<std::string>{}(fmt::format("{} {}", line, counts[line]++));
+  }
+  return meetings;
+}
+
+}  // namespace slipstream::comm

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradient of a tied table whose two ends are on different stages: added on the first, the same bits on both.
+
+#include "engine/plan/memory.h"
+#include "engine/plan/passes/passes.h"
+
+namespace slipstream {
+
+void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
+  for (size_t b = 0; b < job.homes.size(); ++b) {
+    if (!holds_copy(job, b)) continue;
+    const Slice gradient = job.homes[b].gradient;
+    const bool first = job.stage() == 0;
+    Task hop;
+    hop.channel = job.channel("tied");
+    hop.elems = job.homes[b].shard_elems;
+    hop.bucket = static_cast<int32_t>(b);
+    Task send = hop, recv = hop;
+    send.op = Op::send;
+    send.reads = {gradient};
+    recv.op = Op::recv;
+    send.peer = recv.peer = first ? -1 : 1;  // the last stage is the one before the first
+    if (!first) {
+      send.name = "send.tied_head";
+      send.after = reduced.buckets[b];
+      recv.name = "recv.tied_sum";
+      recv.writes = {gradient};
+      recv.after = {append_task(plan, send)};
+      reduced.buckets[b] = {append_task(plan, recv)};
+      continue;
+    }
+    const Slice share{job.ids.tied_share, 0, gradient.size_bytes};
+    recv.name = "recv.tied_head";
+    recv.writes = {share};
+    Task add = hop;
+    add.name = "add.tied_head";
+    add.op = Op::add;
+    add.reads = {share, gradient};
+    add.writes = {gradient};
+    add.cost = {hop.elems, 12 * hop.elems};
+    add.after = reduced.buckets[b];
+    add.after.push_back(append_task(plan, recv));
+    const Point added = append_task(plan, add);
+    send.name = "send.tied_sum";
+    send.after = {added};
+    append_task(plan, send);
+    reduced.buckets[b] = {added};
+  }
+}
+
+}  // namespace slipstream

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// The four schedules: which use comes next on a stage.
+
+#include "engine/plan/schedules/schedule.h"
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+
+namespace slipstream {
+namespace {
+
+using Order = std::vector<Use>;
+
+Order gpipe(const ScheduleShape& shape) {
+  Order order;
+  for (int m = 0; m < shape.micro_batches; ++m) order.push_back({Pass::forward, 0, m});
+  for (int m = 0; m < shape.micro_batches; ++m) order.push_back({Pass::backward, 0, m});
+  return order;
+}
+
+/// Warm-up, then one forward and one backward in turn, then what is left. Without virtual stages a stage begins as many
+/// micro-batches as there are stages behind it; with them, rounds of `stages` micro-batches go through one chunk after
+/// the other, and twice as many are needed until the first gradient is back.
+Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
+  const int p = shape.stages, v = shape.virtual_stages, total = shape.micro_batches * v;
+  Order forward, backward, order;
+  for (int k = 0; k < total; ++k) {
+    const int chunk = v == 1 ? 0 : k % (p * v) / p;
+    const int micro_batch = v == 1 ? k : k / (p * v) * p + k % p;
+    forward.push_back({Pass::forward, chunk, micro_batch});
+    backward.push_back({Pass::backward, v - 1 - chunk, micro_batch});
+  }
+  const int behind = p - 1 - stage;
+  const int warm_up = std::min(total, v == 1 ? behind : 2 * behind + (v - 1) * p);
+  order.assign(forward.begin(), forward.begin() + warm_up);
+  for (int k = warm_up; k < total; ++k) {
+    order.push_back(forward[static_cast<size_t>(k)]);
+    order.push_back(backward[static_cast<size_t>(k - warm_up)]);
+  }
+  order.insert(order.end(), backward.end() - warm_up, backward.end());
+  return order;
+}
+
+/// 1F1B whose weight gradients lag `stage` backwards behind: later stages, which end their backwards first, keep work
+/// for the bubble in which earlier ones still wait.
+Order zero_bubble(const ScheduleShape& shape, int stage) {
+  Order order;
+  int backwards = 0, weights = 0;
+  for (const Use& use : one_forward_one_backward(shape, stage)) {
+    order.push_back(use);
+    if (use.pass != Pass::backward || ++backwards <= stage) continue;
+    order.push_back({Pass::weight, 0, weights++});
+  }
+  while (weights < shape.micro_batches) order.push_back({Pass::weight, 0, weights++});
+  return order;
+}
+
+std::string nearest_counts(int micro_batches, int stages) {
+  const int below = micro_batches / stages * stages;
+  return below > 0 ? fmt::format("{} or {}", below, below + stages) : fmt::format("{}", stages);
+}
+
+std::string name_of(const PipelineSchedule& schedule, int stage, const Use& use) {
+  return fmt::format("stage {}: {} of micro-batch {}{}", stage,
+                     use.pass == Pass::forward ? "forward" : use.pass == Pass::backward ? "backward" : "weight", use.micro_batch,
+                     schedule.shape.virtual_stages > 1 ? fmt::format(" in chunk {}", use.chunk) : "");
+}
+
+}  // namespace
+
+const char* name_of(ScheduleKind kind) {
+  switch (kind) {
+    case ScheduleKind::gpipe: return "gpipe";
+    case ScheduleKind::one_f_one_b: return "1f1b";
+    case ScheduleKind::interleaved_1f1b: return "interleaved_1f1b";
+    case ScheduleKind::zb_h1: return "zb_h1";
+  }
+  return "?";
+}
+
+PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
+  if (shape.virtual_stages > 1 && kind != ScheduleKind::interleaved_1f1b)
+    throw ConfigError("[pipeline] schedule {} has one chunk per stage, got virtual_stages = {}. Use \"interleaved_1f1b\", or "
+                      "virtual_stages = 1.", name_of(kind), shape.virtual_stages);
+  if (shape.virtual_stages > 1 && shape.micro_batches % shape.stages != 0)
+    throw ConfigError("[pipeline] interleaved_1f1b goes round {} stages with {} micro-batches per step, which is no multiple. "
+                      "Change train.global_batch_size so that a rank has {}.", shape.stages, shape.micro_batches,
+                      nearest_counts(shape.micro_batches, shape.stages));
+  PipelineSchedule schedule{.shape = shape, .splits_backward = kind == ScheduleKind::zb_h1};
+  for (int stage = 0; stage < shape.stages; ++stage)
+    schedule.stages.push_back(kind == ScheduleKind::gpipe   ? gpipe(shape)
+                              : kind == ScheduleKind::zb_h1 ? zero_bubble(shape, stage)
+                                                            : one_forward_one_backward(shape, stage));
+  return schedule;
+}
+
+void require_valid(const PipelineSchedule& schedule) {
+  const ScheduleShape& shape = schedule.shape;
+  const int passes = schedule.splits_backward ? 3 : 2;
+  if (static_cast<int>(schedule.stages.size()) != shape.stages)
+    throw ConfigError("[pipeline] the schedule has {} stages, but parallel.pipeline = {}.", schedule.stages.size(), shape.stages);
+  for (int stage = 0; stage < shape.stages; ++stage) {
+    // Next micro-batch of each pass of each chunk.
+    std::vector<std::vector<int>> next(static_cast<size_t>(shape.virtual_stages), std::vector<int>(static_cast<size_t>(passes), 0));
+    for (const Use& use : schedule.stages[static_cast<size_t>(stage)]) {
+      const std::string what = name_of(schedule, stage, use);
+      const auto pass = static_cast<size_t>(use.pass);
+      if (use.chunk < 0 || use.chunk >= shape.virtual_stages || use.micro_batch < 0 || use.micro_batch >= shape.micro_batches ||
+          pass >= static_cast<size_t>(passes))
+        throw ConfigError("[pipeline] {} is not among {} micro-batches, {} chunks and {} passes.", what, shape.micro_batches,
+                          shape.virtual_stages, passes);
+      std::vector<int>& done = next[static_cast<size_t>(use.chunk)];
+      if (use.micro_batch < done[pass]) throw ConfigError("[pipeline] {} comes twice.", what);
+      if (use.micro_batch > done[pass])
+        throw ConfigError("[pipeline] {} comes before that of micro-batch {}, or that one is missing. Micro-batches of a chunk go in "
+                          "order, so that sums do not depend on the schedule.", what, done[pass]);
+      if (pass > 0 && use.micro_batch >= done[pass - 1]) throw ConfigError("[pipeline] {} comes before the pass that it needs.", what);
+      ++done[pass];
+    }
+    for (size_t chunk = 0; chunk < next.size(); ++chunk)
+      for (size_t pass = 0; pass < next[chunk].size(); ++pass)
+        if (next[chunk][pass] < shape.micro_batches)
+          throw ConfigError("[pipeline] {} is missing.",
+                            name_of(schedule, stage, {static_cast<Pass>(pass), static_cast<int>(chunk), next[chunk][pass]}));
+  }
+  play(schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}});
+}
+
+int peak_in_flight(const PipelineSchedule& schedule, int stage, int chunk) {
+  const Pass last = schedule.splits_backward ? Pass::weight : Pass::backward;
+  int alive = 0, peak = 0;
+  for (const Use& use : schedule.stages[static_cast<size_t>(stage)]) {
+    if (chunk >= 0 && use.chunk != chunk) continue;
+    if (use.pass == Pass::forward) peak = std::max(peak, ++alive);
+    if (use.pass == last) --alive;
+  }
+  return peak;
+}
+
+double Played::bubble() const {
+  const int64_t busy = *std::max_element(busy_ns.begin(), busy_ns.end());
+  return static_cast<double>(makespan_ns - busy) / static_cast<double>(busy);
+}
+
+Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
+  const int stages = schedule.shape.stages, parts = schedule.parts(), micro_batches = schedule.shape.micro_batches;
+  // When the input of [pass][part][micro_batch] is there; -1: not yet.
+  const auto size = static_cast<size_t>(parts * micro_batches);
+  std::vector<int64_t> arrived[2] = {std::vector<int64_t>(size, -1), std::vector<int64_t>(size, -1)};
+  const auto at = [&](int part, int m) { return static_cast<size_t>(part * micro_batches + m); };
+  for (int m = 0; m < micro_batches; ++m) arrived[0][at(0, m)] = 0;
+  std::vector<char> forward_done(size, 0);
+  std::vector<size_t> cursor(static_cast<size_t>(stages), 0);
+  std::vector<int64_t> free_ns(static_cast<size_t>(stages), 0);
+  Played played{.stages = std::vector<std::vector<Played::Span>>(static_cast<size_t>(stages)), .busy_ns = std::vector<int64_t>(static_cast<size_t>(stages), 0)};
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int stage = 0; stage < stages; ++stage) {
+      const auto s = static_cast<size_t>(stage);
+      for (; cursor[s] < schedule.stages[s].size(); ++cursor[s]) {
+        const Use& use = schedule.stages[s][cursor[s]];
+        const int part = use.chunk * stages + stage;
+        int64_t ready = 0;
+        if (use.pass == Pass::backward && part + 1 == parts)
+          ready = forward_done[at(part, use.micro_batch)] ? 0 : -1;
+        else if (use.pass != Pass::weight)
+          ready = arrived[static_cast<size_t>(use.pass)][at(part, use.micro_batch)];
+        if (ready < 0) break;
+        const int64_t begin = std::max(free_ns[s], ready), spent = times.use_ns(stage, use);
+        free_ns[s] = begin + spent;
+        played.stages[s].push_back({begin, free_ns[s]});
+        played.busy_ns[s] += spent;
+        played.makespan_ns = std::max(played.makespan_ns, free_ns[s]);
+        const int64_t hop = times.hop_ns ? times.hop_ns(stage, use) : 0;
+        if (use.pass == Pass::forward) {
+          forward_done[at(part, use.micro_batch)] = 1;
+          if (part + 1 < parts) arrived[0][at(part + 1, use.micro_batch)] = free_ns[s] + hop;
+        }
+        if (use.pass == Pass::backward && part > 0) arrived[1][at(part - 1, use.micro_batch)] = free_ns[s] + hop;
+        moved = true;
+      }
+    }
+  }
+  std::string stuck;
+  for (int stage = 0; stage < stages; ++stage) {
+    const auto s = static_cast<size_t>(stage);
+    if (cursor[s] < schedule.stages[s].size())
+      stuck += fmt::format("{}{}", stuck.empty() ? "" : "; ", name_of(schedule, stage, schedule.stages[s][cursor[s]]));
+  }
+  if (!stuck.empty()) throw ConfigError("[pipeline] the schedule never ends; these wait for each other: {}.", stuck);
+  return played;
+}
+
+}  // namespace slipstream
