@@ -26,6 +26,7 @@ struct PlanCommand : RunOptions {
   std::string machine;  // path; empty: device.machine of the run file, else this host
   bool json = false;
   bool search = false;
+  std::string schedule_csv;  // path to write the pipeline's schedule to; empty: none
 };
 int plan(const PlanCommand& command);
 int check(const PlanCommand& command);

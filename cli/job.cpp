@@ -12,6 +12,7 @@
 #include "engine/base/check.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
+#include "engine/data/files.h"
 
 namespace slipstream::cli {
 namespace {
@@ -36,10 +37,20 @@ ScheduleKind kind_of(Schedule schedule) {
   return ScheduleKind::one_f_one_b;
 }
 
+std::string read_schedule(const std::string& path) {
+  constexpr int64_t kLimitBytes = 64 << 20;
+  try {
+    return data::read_file(path, data::Owner::data, kLimitBytes);
+  } catch (const DataError& error) {
+    throw ConfigError("pipeline.schedule_file = {} cannot be read: {}", path, error.what());
+  }
+}
+
 PipelineSchedule schedule_of(const RunConfig& config, int micro_batches) {
   const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline), .micro_batches = micro_batches,
                             .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
-  return make_schedule(kind_of(config.pipeline.schedule), shape);
+  if (config.pipeline.schedule_file.empty()) return make_schedule(kind_of(config.pipeline.schedule), shape);
+  return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
 }
 
 /// Blocks of each part: as the run file says, else balanced by what forward and backward cost at the machine's rates.
@@ -130,7 +141,11 @@ FinishedJob build_finished_job(const JobRequest& request) {
   PlanOptions options = plan_options(request, layout);
   options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches));
   models::ModelOptions sizes = model_options(request);
+  if (options.schedule.splits_backward && options.zero_stage >= 2 && options.sizes.data > 1)
+    throw ConfigError("[pipeline] a schedule that splits the backward pass needs zero.stage 0 or 1, got {}: the gradients of a layer would "
+                      "stay in their slot until its weight gradients are made. Use \"1f1b\", or stage 1.", options.zero_stage);
   options.layers = layers_of(request, sizes);
+  sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);
   FinishedJob finished;
   finished.micro_batches = batch.micro_batches;
@@ -166,6 +181,31 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
                      .seams = comm::link_all(plans, stages[s]->channels)});
   }
   return ranks;
+}
+
+Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price) {
+  return play(stages[0]->options.schedule, {.use_ns = [&](int stage, const Use& use) {
+                const Job& job = *stages[static_cast<size_t>(stage)];
+                double seconds = 0;
+                for (uint32_t piece : job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass))
+                  for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
+                return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
+              }, .hop_ns = {}});
+}
+
+std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages, const Played& played) {
+  const PlanOptions& options = stages[0]->options;
+  const ScheduleShape& shape = options.schedule.shape;
+  std::string layers;
+  for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
+  std::string line = fmt::format("pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute time",
+                                 config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule)) : config.pipeline.schedule_file,
+                                 shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "", layers,
+                                 shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
+  if (shape.micro_batches < shape.stages)
+    line += fmt::format("; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower train.micro_batch_size",
+                        shape.micro_batches, shape.stages);
+  return line;
 }
 
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,

@@ -44,6 +44,12 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 /// Throws: ConfigError (sizes, layout, batch), PlanError.
 FinishedJob build_finished_job(const JobRequest& request);
 
+/// The schedule played with what the pieces of every stage should take. Pure.
+Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price);
+
+/// "1f1b over 4 stages of 3 + 3 + 3 + 3 layers, 8 micro-batches: stages idle 37% of a step's compute", and what to do when there are too few. Pure.
+std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages, const Played& played);
+
 /// Step period of the training plans in virtual time when every local item of stage s takes item_ns[s][i] (negative: as `otherwise`
 /// says) and communication takes what `otherwise` says. Pure. Negative if the rehearsal deadlocks.
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,

@@ -45,6 +45,7 @@ int run(int argc, char** argv) {
   CLI::App* plan_command = app.add_subcommand("plan", "print layout, memory, tasks and the rehearsed step");
   plan_flags(plan_command, plan_options);
   plan_command->add_flag("--search", plan_options.search, "search for a faster layout");
+  plan_command->add_option("--schedule-csv", plan_options.schedule_csv, "write the pipeline's schedule to this file, as pipeline.schedule_file reads it");
   plan_command->callback([&] { chosen = [&] { return plan(plan_options); }; });
   CLI::App* check_command = app.add_subcommand("check", "prove the plan: no deadlock, no hazard, fits in memory");
   plan_flags(check_command, check_options);

@@ -15,6 +15,7 @@
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "engine/data/files.h"
 
 namespace slipstream::cli {
 namespace {
@@ -88,6 +89,16 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
   fmt::print("memory of a rank:\n{}", memory_table(job));
+  if (sizes.pipeline > 1) {
+    const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh));
+    fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
+    for (const auto& stage : planned.finished.stages)
+      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive\n", stage->stage(), format_bytes(stage->buffers.total_bytes()),
+                 peak_in_flight(stage->options.schedule, stage->stage()));
+    constexpr int64_t kColumns = 48;
+    if (job.options.schedule.shape.micro_batches <= 16 && sizes.pipeline <= 16)
+      fmt::print("{}", schedule_table(job.options.schedule, played, std::max<int64_t>(1, played.makespan_ns / kColumns)));
+  }
   fmt::print("channels:\n");
   for (const auto& [name, load] : channel_loads(job))
     fmt::print("  {:<10}{:>7} tasks{:>14} sent per step\n", name, load.tasks, format_bytes(load.bytes));
@@ -160,6 +171,7 @@ int plan(const PlanCommand& command) {
     throw ConfigError("[plan] --search is not supported by this version. Try layouts by hand with --set parallel.data=N.");
   const Planned planned = make_plan(command);
   const comm::Rehearsal rehearsal = rehearse_step(planned);
+  if (!command.schedule_csv.empty()) data::write_file(command.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
   command.json ? print_json(planned, rehearsal) : print_text(planned, rehearsal);
   require_fits(planned);
   return 0;

@@ -82,7 +82,7 @@ void require_folder(const std::string& path) {
                         error ? error.message() : std::strerror(errno));
 }
 
-void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, int threads) {
+void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, const Machine& machine, int threads) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
   log_info("{} rank{} x {} thread{}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
@@ -90,6 +90,8 @@ void print_start(const World& world, const RunConfig& config, const FinishedJob&
            finished.micro_batches == 1 ? "one micro-batch" : fmt::format("{} micro-batches", finished.micro_batches),
            finished.global_batch, config.train.sequence_length, name_of(job.options.way), job.layout.buckets.size(),
            job.layout.buckets.size() == 1 ? "" : "s");
+  if (finished.stages.size() > 1)
+    log_info("{}", schedule_line(config, finished.stages, played_schedule(finished.stages, price_of(config, machine, job.mesh))));
   log_info("memory of a rank: {}", format_bytes(job.buffers.total_bytes()));
 }
 
@@ -135,7 +137,7 @@ int train(const TrainCommand& command) {
       }
       return 0;
     }
-    print_start(world, config, finished, threads);
+    print_start(world, config, finished, machine, threads);
     std::unique_ptr<RunDir> run_dir;
     world.together([&] {
       run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);

@@ -34,6 +34,7 @@ struct ModelOptions {
   int ranks = 1;             // that exchange embedding rows
   bool split_tied_embedding = true;
   std::vector<int> cuts;     // layers before which another pipeline stage begins
+  bool split_backward = false;  // gradients of outputs outlive the backward pass, so that weight gradients can wait (zero-bubble)
   int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: how early the wire may start
 };
 

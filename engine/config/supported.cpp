@@ -41,7 +41,6 @@ const std::vector<SupportedRow>& supported_rows() {
       {"overlap.param_gather", [](R c) { return c.overlap.param_gather; }, "leave it out"},
       {"overlap.p2p", [](R c) { return c.overlap.p2p; }, "leave it out"},
       {"overlap.tensor_chunks", [](R c) { return c.overlap.tensor_chunks == Overlap{}.tensor_chunks; }, "leave it out"},
-      {"pipeline.schedule", [](R c) { return c.pipeline.schedule != Schedule::zb_h1; }, "use \"1f1b\""},
       {"comm.backend", [](R c) { return c.comm.backend == Backend::automatic || c.comm.backend == Backend::mpi; },
        "use \"auto\" or \"mpi\""},
       {"comm.quantize", [](R c) { return c.comm.quantize == Quantize::none; }, "use \"none\""},

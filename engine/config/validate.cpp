@@ -81,6 +81,9 @@ void validate_layout(const RunConfig& config) {
     throw ConfigError("zero.shard_size = {} does not divide parallel.data = {}. Use a divisor, or 0.",
                       config.zero.shard_size, config.parallel.data);
   const std::vector<int64_t>& layers = config.pipeline.layers;
+  if (config.pipeline.virtual_stages > 1 && (config.parallel.pipeline == 1 || config.pipeline.schedule != Schedule::interleaved_1f1b))
+    throw ConfigError("pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". Set both, or use 1.",
+                      config.pipeline.virtual_stages);
   const int64_t stages = config.parallel.pipeline * config.pipeline.virtual_stages;
   if (stages > config.model.layers)
     throw ConfigError(
@@ -93,6 +96,10 @@ void validate_layout(const RunConfig& config) {
         "pipeline.layers has {} entries for {} stages (parallel.pipeline x pipeline.virtual_stages). "
         "Write one for each, or none.",
         layers.size(), stages);
+  for (size_t part = 1; part + 1 < layers.size(); ++part)
+    if (layers[part] == 0)
+      throw ConfigError("pipeline.layers gives part {} of {} no layer. Only the first (with the embedding) and the last (with the head) may have none.",
+                        part, layers.size());
   if (const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t{0}); sum != config.model.layers)
     throw ConfigError("pipeline.layers adds up to {}, but model.layers = {}. Make them equal.", sum,
                       config.model.layers);

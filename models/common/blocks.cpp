@@ -63,6 +63,10 @@ Slice SpecBuilder::activation(const std::string& name, int64_t width) {
                                       .owner = Owner::activations, .instances = Instances::per_slot}));
 }
 
+Slice SpecBuilder::output_gradient(const std::string& name, int64_t width, Slice shared) {
+  return options_.split_backward ? activation(name, width) : shared;
+}
+
 Slice SpecBuilder::statistics(const std::string& name, int64_t elems) {
   return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(elems, DType::f32),
                                       .owner = Owner::activations, .instances = Instances::per_slot}));

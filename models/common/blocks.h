@@ -26,6 +26,8 @@ class SpecBuilder {
   Slice activation(const std::string& name, int64_t width);
   /// float [elems], same instances.
   Slice statistics(const std::string& name, int64_t elems);
+  /// The gradient of an output: `shared` among all of them, unless weight gradients wait and so each needs its own.
+  Slice output_gradient(const std::string& name, int64_t width, Slice shared);
   /// Memory whose content does not outlive a layer; one instance.
   Slice scratch(const std::string& name, int64_t size_bytes);
   Slice batch_buffer(const std::string& name, int64_t size_bytes, Instances instances);

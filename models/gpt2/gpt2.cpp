@@ -17,6 +17,7 @@ struct Layer {
   uint32_t ln_2_weight, ln_2_bias, fc_weight, fc_bias, out_weight, out_bias;
   Slice residual_in, ln_1, mean_1, inv_std_1, qkv, lse, attended;  // activations kept for backward
   Slice residual_mid, ln_2, mean_2, inv_std_2, fc, fc_gelu;
+  Slice d_in, d_qkv, d_mid, d_fc, d_out;  // gradients of residual_in, qkv, residual_mid, fc and the layer's output
 };
 
 struct Norm {
@@ -89,6 +90,15 @@ class Gpt2 {
     d_residual_ = b_.scratch("d_residual", width_bytes);
     d_norm_ = b_.scratch("d_norm", width_bytes);
     d_wide_ = b_.scratch("d_wide", bytes_of(R * std::max(F, 3 * D), o_.dtype));
+    for (int l = 0; l < o_.layers; ++l) {
+      Layer& y = layers_[static_cast<size_t>(l)];
+      const std::string a = fmt::format("layer{}.", l);
+      y.d_in = l == 0 ? b_.output_gradient("d_embedded", D, d_residual_) : layers_[static_cast<size_t>(l) - 1].d_out;
+      y.d_qkv = b_.output_gradient(a + "d_qkv", 3 * D, d_wide_);
+      y.d_mid = b_.output_gradient(a + "d_mid", D, d_residual_);
+      y.d_fc = b_.output_gradient(a + "d_fc", F, d_wide_);
+      y.d_out = b_.output_gradient(a + "d_out", D, d_residual_);
+    }
   }
 
   /// y = norm(x + delta), the sum stored; without delta y = norm(x).
@@ -185,30 +195,30 @@ class Gpt2 {
     const int64_t D = o_.width, F = o_.ffn_width;
     b_.head_gradient(hidden_, head_, d_norm_, order);
     order.push_back(b_.begin("final_norm_gradient", static_cast<int>(o_.layers)));
-    norm_gradient(d_norm_, residual_out_, final_, {}, d_residual_);
+    norm_gradient(d_norm_, residual_out_, final_, {}, layers_.back().d_out);
     for (int l = static_cast<int>(o_.layers) - 1; l >= 0; --l) {
       const Layer& y = layers_[static_cast<size_t>(l)];
       order.push_back(b_.begin("mlp_out_gradient", l));
-      b_.linear_weight_gradient(y.fc_gelu, d_residual_, y.out_weight, y.out_bias, F, D);
+      b_.linear_weight_gradient(y.fc_gelu, y.d_out, y.out_weight, y.out_bias, F, D);
       order.push_back(b_.begin("mlp_fc_gradient", l));
-      b_.linear_input_gradient(d_residual_, y.out_weight, d_wide_, F, D);
-      b_.gelu_gradient(d_wide_, y.fc, d_wide_, F);
-      b_.linear_weight_gradient(y.ln_2, d_wide_, y.fc_weight, y.fc_bias, D, F);
+      b_.linear_input_gradient(y.d_out, y.out_weight, y.d_fc, F, D);
+      b_.gelu_gradient(y.d_fc, y.fc, y.d_fc, F);
+      b_.linear_weight_gradient(y.ln_2, y.d_fc, y.fc_weight, y.fc_bias, D, F);
       order.push_back(b_.begin("ln_2_gradient", l));
-      b_.linear_input_gradient(d_wide_, y.fc_weight, d_norm_, D, F);
-      norm_gradient(d_norm_, y.residual_mid, {y.ln_2_weight, y.ln_2_bias, y.mean_2, y.inv_std_2}, d_residual_, d_residual_);
+      b_.linear_input_gradient(y.d_fc, y.fc_weight, d_norm_, D, F);
+      norm_gradient(d_norm_, y.residual_mid, {y.ln_2_weight, y.ln_2_bias, y.mean_2, y.inv_std_2}, y.d_out, y.d_mid);
       order.push_back(b_.begin("attention_proj_gradient", l));
-      b_.linear_weight_gradient(y.attended, d_residual_, y.proj_weight, y.proj_bias, D, D);
+      b_.linear_weight_gradient(y.attended, y.d_mid, y.proj_weight, y.proj_bias, D, D);
       order.push_back(b_.begin("attention_qkv_gradient", l));
-      b_.linear_input_gradient(d_residual_, y.proj_weight, d_norm_, D, D);
-      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, d_wide_);
-      b_.linear_weight_gradient(y.ln_1, d_wide_, y.qkv_weight, y.qkv_bias, D, 3 * D);
+      b_.linear_input_gradient(y.d_mid, y.proj_weight, d_norm_, D, D);
+      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, y.d_qkv);
+      b_.linear_weight_gradient(y.ln_1, y.d_qkv, y.qkv_weight, y.qkv_bias, D, 3 * D);
       order.push_back(b_.begin("ln_1_gradient", l));
-      b_.linear_input_gradient(d_wide_, y.qkv_weight, d_norm_, D, 3 * D);
-      norm_gradient(d_norm_, y.residual_in, {y.ln_1_weight, y.ln_1_bias, y.mean_1, y.inv_std_1}, d_residual_, d_residual_);
+      b_.linear_input_gradient(y.d_qkv, y.qkv_weight, d_norm_, D, 3 * D);
+      norm_gradient(d_norm_, y.residual_in, {y.ln_1_weight, y.ln_1_bias, y.mean_1, y.inv_std_1}, y.d_mid, y.d_in);
     }
     order.push_back(b_.begin("embedding_gradient", -1));
-    b_.embed_gradient(table_, positions_, d_residual_);
+    b_.embed_gradient(table_, positions_, layers_.front().d_in);
   }
 
   ModelOptions o_;

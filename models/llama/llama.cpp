@@ -22,6 +22,7 @@ struct Layer {
   Norm norm_1, norm_2;
   Slice residual_in, normed_1, qkv, lse, attended;  // activations kept for backward
   Slice residual_mid, normed_2, gate_up, gated;
+  Slice d_in, d_qkv, d_mid, d_gate_up, d_out;  // gradients of residual_in, qkv, residual_mid, gate_up and the layer's output
 };
 
 class Llama {
@@ -82,6 +83,15 @@ class Llama {
     d_norm_ = b_.scratch("d_norm", width_bytes);
     d_gated_ = b_.scratch("d_gated", bytes_of(R * F, o_.dtype));
     d_wide_ = b_.scratch("d_wide", bytes_of(R * std::max(2 * F, b_.qkv_width()), o_.dtype));
+    for (int l = 0; l < o_.layers; ++l) {
+      Layer& y = layers_[static_cast<size_t>(l)];
+      const std::string a = fmt::format("layer{}.", l);
+      y.d_in = l == 0 ? b_.output_gradient("d_embedded", D, d_residual_) : layers_[static_cast<size_t>(l) - 1].d_out;
+      y.d_qkv = b_.output_gradient(a + "d_qkv", b_.qkv_width(), d_wide_);
+      y.d_mid = b_.output_gradient(a + "d_mid", D, d_residual_);
+      y.d_gate_up = b_.output_gradient(a + "d_gate_up", 2 * F, d_wide_);
+      y.d_out = b_.output_gradient(a + "d_out", D, d_residual_);
+    }
     rotary_ = b_.scratch("rotary_table", bytes_of(o_.context * hd, DType::f32));
     b_.spec().constants.push_back({rotary_.buffer, [o = o_, hd](std::byte* host) {
                                      kernels::rope_table(reinterpret_cast<float*>(host), o.context, hd, o.rope_theta);
@@ -219,31 +229,31 @@ class Llama {
     const int64_t D = o_.width, F = o_.ffn_width;
     b_.head_gradient(hidden_, head_, d_norm_, order);
     order.push_back(b_.begin("final_norm_gradient", static_cast<int>(o_.layers)));
-    norm_gradient(d_norm_, residual_out_, final_, {}, d_residual_);
+    norm_gradient(d_norm_, residual_out_, final_, {}, layers_.back().d_out);
     for (int l = static_cast<int>(o_.layers) - 1; l >= 0; --l) {
       const Layer& y = layers_[static_cast<size_t>(l)];
       order.push_back(b_.begin("mlp_down_gradient", l));
-      b_.linear_weight_gradient(y.gated, d_residual_, y.down_weight, -1, F, D);
+      b_.linear_weight_gradient(y.gated, y.d_out, y.down_weight, -1, F, D);
       order.push_back(b_.begin("mlp_gate_up_gradient", l));
-      b_.linear_input_gradient(d_residual_, y.down_weight, d_gated_, F, D);
-      swiglu_gradient(d_gated_, y.gate_up, d_wide_);
-      b_.linear_weight_gradient(y.normed_2, d_wide_, y.gate_up_weight, -1, D, 2 * F);
+      b_.linear_input_gradient(y.d_out, y.down_weight, d_gated_, F, D);
+      swiglu_gradient(d_gated_, y.gate_up, y.d_gate_up);
+      b_.linear_weight_gradient(y.normed_2, y.d_gate_up, y.gate_up_weight, -1, D, 2 * F);
       order.push_back(b_.begin("norm_2_gradient", l));
-      b_.linear_input_gradient(d_wide_, y.gate_up_weight, d_norm_, D, 2 * F);
-      norm_gradient(d_norm_, y.residual_mid, y.norm_2, d_residual_, d_residual_);
+      b_.linear_input_gradient(y.d_gate_up, y.gate_up_weight, d_norm_, D, 2 * F);
+      norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out, y.d_mid);
       order.push_back(b_.begin("attention_out_gradient", l));
-      b_.linear_weight_gradient(y.attended, d_residual_, y.out_weight, -1, D, D);
+      b_.linear_weight_gradient(y.attended, y.d_mid, y.out_weight, -1, D, D);
       order.push_back(b_.begin("attention_qkv_gradient", l));
-      b_.linear_input_gradient(d_residual_, y.out_weight, d_norm_, D, D);
-      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, d_wide_);
-      rotate(d_wide_, true);
-      b_.linear_weight_gradient(y.normed_1, d_wide_, y.qkv_weight, -1, D, b_.qkv_width());
+      b_.linear_input_gradient(y.d_mid, y.out_weight, d_norm_, D, D);
+      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, y.d_qkv);
+      rotate(y.d_qkv, true);
+      b_.linear_weight_gradient(y.normed_1, y.d_qkv, y.qkv_weight, -1, D, b_.qkv_width());
       order.push_back(b_.begin("norm_1_gradient", l));
-      b_.linear_input_gradient(d_wide_, y.qkv_weight, d_norm_, D, b_.qkv_width());
-      norm_gradient(d_norm_, y.residual_in, y.norm_1, d_residual_, d_residual_);
+      b_.linear_input_gradient(y.d_qkv, y.qkv_weight, d_norm_, D, b_.qkv_width());
+      norm_gradient(d_norm_, y.residual_in, y.norm_1, y.d_mid, y.d_in);
     }
     order.push_back(b_.begin("embedding_gradient", -1));
-    b_.embed_gradient(table_, -1, d_residual_);
+    b_.embed_gradient(table_, -1, layers_.front().d_in);
   }
 
   ModelOptions o_;

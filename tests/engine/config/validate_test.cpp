@@ -91,7 +91,14 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
   CHECK(load_refusal({"parallel.data=4", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data = 4. Use a divisor, or 0.");
-  CHECK(load_refusal({"parallel.pipeline=5", "pipeline.virtual_stages=3"}) ==
+  for (const auto& sets : {std::vector<std::string>{"pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"},
+                           std::vector<std::string>{"pipeline.virtual_stages=2", "parallel.pipeline=2"}})
+    CHECK(load_refusal(sets) == "pipeline.virtual_stages = 2 needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
+                                "Set both, or use 1.");
+  CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[6, 0, 6]"}) ==
+        "pipeline.layers gives part 1 of 3 no layer. Only the first (with the embedding) and the last (with the head) may have none.");
+  CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[0, 12, 0]"}) == "accepted");
+  CHECK(load_refusal({"parallel.pipeline=5", "pipeline.virtual_stages=3", "pipeline.schedule=interleaved_1f1b"}) ==
         "parallel.pipeline x pipeline.virtual_stages = 5 x 3 = 15 stages is more than model.layers = 12. Use at most "
         "as many.");
   CHECK(load_refusal({"parallel.pipeline=2", "pipeline.layers=[12]"}) ==
@@ -168,7 +175,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"optimizer.double_buffer", "true"},
                                                           {"parallel.tensor", "2"},
                                                           {"parallel.sequence_parallel", "true"},
-                                                          {"parallel.pipeline", "2"},
                                                           {"parallel.context", "2"},
                                                           {"zero.reshard_after_forward", "false"},
                                                           {"zero.persistence_threshold", "1MiB"},
@@ -178,10 +184,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"overlap.param_gather", "false"},
                                                           {"overlap.p2p", "false"},
                                                           {"overlap.tensor_chunks", "2"},
-                                                          {"pipeline.schedule", "zb_h1"},
-                                                          {"pipeline.virtual_stages", "2"},
-                                                          {"pipeline.layers", "[12]"},
-                                                          {"pipeline.schedule_file", "a.csv"},
                                                           {"comm.backend", "nccl"},
                                                           {"comm.quantize", "int8"},
                                                           {"device.kind", "cuda"},
