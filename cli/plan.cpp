@@ -70,7 +70,7 @@ std::map<std::string, ChannelLoad> channel_loads(const Job& job) {
   for (const Task& task : job.train.tasks) {
     ChannelLoad& load = loads[job.channels[task.channel].name];
     ++load.tasks;
-    if (is_communication(task.op))
+    if (is_communication(task.op) && task.op != Op::recv)
       load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
   }
   return loads;

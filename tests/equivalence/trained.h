@@ -15,6 +15,7 @@
 #include "cli/rank.h"
 #include "comm/rehearse/finish.h"
 #include "comm/thread/thread_world.h"
+#include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "engine/data/hash.h"
@@ -37,8 +38,12 @@ inline models::ModelOptions tiny_llama() {
 struct Layout {
   std::string name;
   models::ModelOptions model;
-  int ranks = 1;
+  int ranks = 1;             // data ranks
   int64_t micro_batch = 12;  // sequences; ranks x micro_batch x micro_batches is the global batch
+  int stages = 1;            // of a pipeline: the world has ranks x stages ranks
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  int virtual_stages = 1;
+  std::vector<int> layers;   // of each part; empty: balanced
   int micro_batches = 1;
   ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 8 << 10;
@@ -61,6 +66,8 @@ struct Layout {
   bool same_batch = false;         // every step trains on the batch of step 1
   int zero_stage = 0;
   int prefetch_depth = 1;
+
+  int world() const { return ranks * stages; }
 };
 
 struct Trained {
@@ -80,7 +87,8 @@ inline int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t v
   return static_cast<int32_t>(random.below(static_cast<uint64_t>((step * 1000 + index) * 100 + position), static_cast<uint64_t>(vocab)));
 }
 
-inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
+/// The jobs of all stages, finished together; that of the stage of `rank` as this rank sees it.
+inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
   models::ModelOptions options = layout.model;
   options.batch = layout.micro_batch;
   options.micro_batches = layout.micro_batches;
@@ -88,21 +96,42 @@ inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
   options.head_chunk_bytes = layout.head_chunk_bytes;
   options.global_tokens = layout.mean_over_tokens > 0 ? layout.mean_over_tokens
                                                       : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
-  Buffers buffers;
-  ModelSpec model = models::build_model(options, buffers);
-  auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
-      {.sizes = {.data = layout.ranks}, .rank = rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
+  const PipelineSchedule schedule = make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages});
+  const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
+  std::vector<int> layers = layout.layers;
+  if (layers.empty()) {
+    Buffers buffers;
+    layers = balanced_layers(models::build_model(options, buffers), schedule.parts(), [&](const Cost& cost) { return price.seconds(cost); });
+  }
+  options.cuts = cuts_of(layers);
+  options.split_backward = schedule.splits_backward;
+  const MeshSizes sizes{.data = layout.ranks, .pipeline = layout.stages};
+  const Mesh mesh(sizes);
+  std::vector<std::unique_ptr<Job>> jobs;
+  for (int stage = 0; stage < layout.stages; ++stage) {
+    Buffers buffers;
+    ModelSpec model = models::build_model(options, buffers);
+    jobs.push_back(std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
+      {.sizes = sizes, .rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage}), .way = layout.way, .bucket_bytes = layout.bucket_bytes,
        .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
-       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth, .update_on_spine = layout.update_on_spine}));
-  const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
-  for (Plan* plan : {&job->prime, &job->evaluate, &job->train}) {
-    const comm::Stage stage{plan, &job->buffers};
-    const comm::Proof proof = comm::finish({&stage, 1}, job->mesh, job->channels, price);
+       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth, .schedule = schedule, .layers = layers,
+       .update_on_spine = layout.update_on_spine})));
+  }
+  for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
+    std::vector<comm::Stage> stages;
+    for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
+    const comm::Proof proof = comm::finish(stages, mesh, jobs[0]->channels, price);
     if (!proof.holds())
       throw PlanError("{}: {} {}", layout.name, proof.deadlock, proof.hazards.empty() ? "" : proof.hazards[0].sentence());
   }
-  return job;
+  return jobs;
+}
+
+/// The job of one rank.
+inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
+  std::vector<std::unique_ptr<Job>> jobs = make_jobs(layout, rank);
+  return std::move(jobs[static_cast<size_t>(jobs[0]->mesh.coordinates(rank).pipeline)]);
 }
 
 namespace detail {
@@ -118,23 +147,26 @@ struct Held {
   std::vector<float> weights, gradients;
 };
 
-/// The named tensors from what the ranks hold: all of them with ZeRO, one otherwise.
-inline void collect(const Job& job, const std::vector<std::vector<float>>& weights,
-                    const std::vector<std::vector<float>>& gradients, Trained& trained) {
-  std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
-  const auto& parameters = job.model.parameters;
-  for (size_t p = 0; p < parameters.size(); ++p)
-    for (size_t t = 0; t < parameters[p].tensors.size(); ++t) names.push_back({parameters[p].tensors[t].name, {p, t}});
-  std::sort(names.begin(), names.end());
-  const std::vector<float> flat_weights = cli::flat_from_shards(job, weights), flat_gradients = cli::flat_from_shards(job, gradients);
-  for (const auto& [name, at] : names) {
+/// The named tensors from what the ranks of every stage hold ([stage][shard]): all data ranks with ZeRO, one otherwise.
+inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<Held>>& held, Trained& trained) {
+  std::vector<std::vector<float>> weights, gradients;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    std::vector<std::vector<float>> of_stage[2];
+    for (const Held& shard : held[s]) {
+      of_stage[0].push_back(shard.weights);
+      of_stage[1].push_back(shard.gradients);
+    }
+    weights.push_back(cli::flat_from_shards(*stages[s], of_stage[0]));
+    gradients.push_back(cli::flat_from_shards(*stages[s], of_stage[1]));
+  }
+  for (const auto& [name, at] : cli::tensors_of(stages)) {
     trained.names.push_back(name);
     const auto copy = [&](const std::vector<float>& flat) {
-      const std::span<const float> tensor = cli::tensor_of(job, flat, at.first, at.second);
+      const std::span<const float> tensor = cli::tensor_of(*stages[at.stage], flat, at.parameter, at.tensor);
       return std::vector<float>(tensor.begin(), tensor.end());
     };
-    trained.weights.push_back(copy(flat_weights));
-    trained.gradients.push_back(copy(flat_gradients));
+    trained.weights.push_back(copy(weights[at.stage]));
+    trained.gradients.push_back(copy(gradients[at.stage]));
   }
   trained.hash = hash_of(trained);
 }
@@ -170,7 +202,7 @@ inline double evaluate(cli::Rank& rank, const Layout& layout) {
     targets[static_cast<size_t>(i)] = token_of(0, i, 1, layout.model.vocab);
   }
   double sum = 0;
-  for (float loss : rank.evaluate(ids, targets)) sum += loss;
+  for (float loss : rank.evaluate(ids, targets)) sum += loss;  // none on a stage without the head
   rank.drain();
   return sum / static_cast<double>(rows);
 }
@@ -179,15 +211,27 @@ inline double evaluate(cli::Rank& rank, const Layout& layout) {
 
 /// Blocks. `steps` steps on `layout.ranks` threads. Throws what the first failing rank threw.
 inline Trained train(const Layout& layout, int steps) {
-  const size_t ranks = static_cast<size_t>(layout.ranks);
+  const size_t ranks = static_cast<size_t>(layout.world());
   std::vector<std::unique_ptr<Job>> jobs;
   for (size_t r = 0; r < ranks; ++r) jobs.push_back(make_job(layout, static_cast<int>(r)));
-  std::vector<std::vector<std::unique_ptr<comm::Communicator>>> communicators(ranks);
-  for (const Channel& channel : jobs[0]->channels) {
-    auto world = channel.axis == Axis::self ? std::vector<std::unique_ptr<comm::Communicator>>(ranks)
-                                            : comm::make_thread_world(layout.ranks, {.timeout_seconds = 60});
-    for (size_t r = 0; r < ranks; ++r) communicators[r].push_back(std::move(world[layout.reverse_ranks ? ranks - 1 - r : r]));
+  std::vector<std::shared_ptr<const Job>> stages;
+  for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
+  const Mesh mesh = jobs[0]->mesh;
+  // [rank][connection]: a thread world for every group of every connection, dealt to its members.
+  std::vector<std::vector<std::unique_ptr<comm::Communicator>>> connections(ranks), communicators(ranks);
+  for (Axis axis : comm::wire_up(*jobs[0]).connections) {
+    for (size_t r = 0; r < ranks; ++r) connections[r].emplace_back();
+    for (size_t r = 0; r < ranks; ++r) {
+      const std::vector<int> group = mesh.group(axis, static_cast<int>(r));
+      if (group[0] != static_cast<int>(r)) continue;
+      auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
+      if (layout.reverse_ranks && axis == Axis::data) std::reverse(world.begin(), world.end());
+      for (size_t i = 0; i < group.size(); ++i) connections[static_cast<size_t>(group[i])].back() = std::move(world[i]);
+    }
   }
+  for (size_t r = 0; r < ranks; ++r)
+    for (int connection : comm::wire_up(*jobs[r]).connection_of)
+      communicators[r].push_back(connection < 0 ? nullptr : std::move(connections[r][static_cast<size_t>(connection)]));
   std::vector<Trained> results(ranks);
   std::vector<detail::Held> held(ranks);
   std::vector<cli::Rank*> running(ranks, nullptr);
@@ -201,7 +245,7 @@ inline Trained train(const Layout& layout, int steps) {
                       .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
                       .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
                       .delay_max_ns = layout.delay_seed ? 400'000 : 0},
-                     detail::loader(layout, static_cast<int>(r), staged));
+                     detail::loader(layout, mesh.coordinates(static_cast<int>(r)).data, staged));
       {
         std::lock_guard lock(mutex);
         running[r] = &rank;
@@ -241,17 +285,20 @@ inline Trained train(const Layout& layout, int steps) {
   for (size_t r = 0; r < ranks; ++r) threads.emplace_back(body, r);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
-  const std::unique_ptr<Job> job = make_job(layout, 0);
-  for (size_t r = 0; r < ranks; ++r) {
-    std::vector<std::vector<float>> weights, gradients;
-    for (size_t s = 0; s < ranks; ++s)
-      if (job->options.zero_stage > 0 || s == r) {
-        weights.push_back(held[s].weights);
-        gradients.push_back(held[s].gradients);
-      }
-    detail::collect(*job, weights, gradients, results[r]);
-    results[0].rank_hashes.push_back(results[r].hash);
+  for (int d = 0; d < layout.ranks; ++d) {
+    std::vector<std::vector<detail::Held>> of_stages(stages.size());
+    for (size_t r = 0; r < ranks; ++r) {
+      const Coordinates at = mesh.coordinates(static_cast<int>(r));
+      if (stages[0]->options.zero_stage > 0 || at.data == d) of_stages[static_cast<size_t>(at.pipeline)].push_back(held[r]);
+    }
+    Trained& seen = d == 0 ? results[0] : results[static_cast<size_t>(mesh.rank({.data = d}))];
+    detail::collect(stages, of_stages, seen);
+    results[0].rank_hashes.push_back(seen.hash);
   }
+  results[0].evaluations = results[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].evaluations;
+  // Every rank reports the same loss and norm, whatever it holds of the model.
+  for (const Trained& other : results)
+    if (other.losses != results[0].losses || other.norms != results[0].norms) throw PlanError("{}: ranks report different losses or norms.", layout.name);
   return results[0];
 }
 

@@ -102,28 +102,32 @@ void require_valid(const PipelineSchedule& schedule) {
   if (static_cast<int>(schedule.stages.size()) != shape.stages)
     throw ConfigError("[pipeline] the schedule has {} stages, but parallel.pipeline = {}.", schedule.stages.size(), shape.stages);
   for (int stage = 0; stage < shape.stages; ++stage) {
-    // Next micro-batch of each pass of each chunk.
-    std::vector<std::vector<int>> next(static_cast<size_t>(shape.virtual_stages), std::vector<int>(static_cast<size_t>(passes), 0));
-    for (const Use& use : schedule.stages[static_cast<size_t>(stage)]) {
-      const std::string what = name_of(schedule, stage, use);
-      const auto pass = static_cast<size_t>(use.pass);
+    const std::vector<Use>& uses = schedule.stages[static_cast<size_t>(stage)];
+    const auto index = [&](Pass pass, int chunk, int m) { return static_cast<size_t>((static_cast<int>(pass) * shape.virtual_stages + chunk) * shape.micro_batches + m); };
+    constexpr size_t kMissing = SIZE_MAX;
+    std::vector<size_t> position(static_cast<size_t>(passes * shape.virtual_stages * shape.micro_batches), kMissing);
+    for (size_t i = 0; i < uses.size(); ++i) {
+      const Use& use = uses[i];
       if (use.chunk < 0 || use.chunk >= shape.virtual_stages || use.micro_batch < 0 || use.micro_batch >= shape.micro_batches ||
-          pass >= static_cast<size_t>(passes))
-        throw ConfigError("[pipeline] {} is not among {} micro-batches, {} chunks and {} passes.", what, shape.micro_batches,
-                          shape.virtual_stages, passes);
-      std::vector<int>& done = next[static_cast<size_t>(use.chunk)];
-      if (use.micro_batch < done[pass]) throw ConfigError("[pipeline] {} comes twice.", what);
-      if (use.micro_batch > done[pass])
-        throw ConfigError("[pipeline] {} comes before that of micro-batch {}, or that one is missing. Micro-batches of a chunk go in "
-                          "order, so that sums do not depend on the schedule.", what, done[pass]);
-      if (pass > 0 && use.micro_batch >= done[pass - 1]) throw ConfigError("[pipeline] {} comes before the pass that it needs.", what);
-      ++done[pass];
+          static_cast<int>(use.pass) >= passes)
+        throw ConfigError("[pipeline] {} is not among {} micro-batches, {} chunks and {} passes.", name_of(schedule, stage, use),
+                          shape.micro_batches, shape.virtual_stages, passes);
+      size_t& at = position[index(use.pass, use.chunk, use.micro_batch)];
+      if (at != kMissing) throw ConfigError("[pipeline] {} comes twice, at positions {} and {}.", name_of(schedule, stage, use), at, i);
+      at = i;
     }
-    for (size_t chunk = 0; chunk < next.size(); ++chunk)
-      for (size_t pass = 0; pass < next[chunk].size(); ++pass)
-        if (next[chunk][pass] < shape.micro_batches)
-          throw ConfigError("[pipeline] {} is missing.",
-                            name_of(schedule, stage, {static_cast<Pass>(pass), static_cast<int>(chunk), next[chunk][pass]}));
+    for (int p = 0; p < passes; ++p)
+      for (int chunk = 0; chunk < shape.virtual_stages; ++chunk)
+        for (int m = 0; m < shape.micro_batches; ++m) {
+          const Use use{static_cast<Pass>(p), chunk, m};
+          const size_t at = position[index(use.pass, chunk, m)];
+          if (at == kMissing) throw ConfigError("[pipeline] {} is missing.", name_of(schedule, stage, use));
+          if (m > 0 && at < position[index(use.pass, chunk, m - 1)])
+            throw ConfigError("[pipeline] {} comes before that of micro-batch {}. Micro-batches of a chunk go in order, so that sums do not "
+                              "depend on the schedule.", name_of(schedule, stage, use), m - 1);
+          if (p > 0 && at < position[index(static_cast<Pass>(p - 1), chunk, m)])
+            throw ConfigError("[pipeline] {} comes before the pass that it needs.", name_of(schedule, stage, use));
+        }
   }
   play(schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}});
 }

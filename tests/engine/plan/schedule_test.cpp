@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Schedules against the closed forms of their papers, and their laws by random search.
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "engine/base/check.h"
+#include "engine/base/philox.h"
+#include "engine/plan/schedules/schedule.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1};
+
+/// Forward f, backward b (with w where it is not split off), weight w, of one stage; a chunk takes its share.
+PlayTimes equal_stages(const PipelineSchedule& schedule, int64_t f, int64_t b, int64_t w) {
+  const bool split = schedule.splits_backward;
+  const int64_t v = schedule.shape.virtual_stages;
+  return {.use_ns = [=](int, const Use& use) {
+            return (use.pass == Pass::forward ? f : use.pass == Pass::weight ? w : split ? b : b + w) / v;
+          }, .hop_ns = {}};
+}
+
+std::string refusal(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST_CASE("the bubble has its closed form: (p-1)/m, (p-1)/(v m), and for ZB-H1 a third of 1F1B's", "[schedule]") {
+  constexpr int64_t f = 1200, b = 1200, w = 1200;  // backward = 2 x forward, both halves equal
+  for (int p : {1, 2, 3, 4, 8})
+    for (int m : {p, 2 * p, 5 * p}) {
+      CAPTURE(p, m);
+      const double expected = static_cast<double>(p - 1) / m;
+      for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b}) {
+        const PipelineSchedule schedule = make_schedule(kind, {p, m, 1});
+        CHECK(play(schedule, equal_stages(schedule, f, b, w)).bubble() == Approx(expected));
+      }
+      for (int v : {2, 3, 4}) {
+        if (p == 1) continue;
+        const PipelineSchedule schedule = make_schedule(ScheduleKind::interleaved_1f1b, {p, m, v});
+        CHECK(play(schedule, equal_stages(schedule, f, b, w)).bubble() == Approx(expected / v));
+      }
+      const PipelineSchedule zero = make_schedule(ScheduleKind::zb_h1, {p, m, 1});
+      CHECK(play(zero, equal_stages(zero, f, b, w)).bubble() == Approx(expected / 3));
+    }
+}
+
+TEST_CASE("the span of ZB-H1 is M(f+b+w) + (P-1)(f+b-w) for unequal halves", "[schedule]") {
+  for (const auto& [f, b, w] : {std::tuple<int64_t, int64_t, int64_t>{10, 10, 10}, {10, 12, 8}, {13, 17, 9}})
+    for (int p : {2, 3, 4})
+      for (int m : {2 * p, 3 * p}) {
+        CAPTURE(f, b, w, p, m);
+        const PipelineSchedule schedule = make_schedule(ScheduleKind::zb_h1, {p, m, 1});
+        CHECK(play(schedule, equal_stages(schedule, f, b, w)).makespan_ns == m * (f + b + w) + (p - 1) * (f + b - w));
+      }
+}
+
+TEST_CASE("by random search: valid, as many micro-batches alive as theory says, and no latency stops them", "[schedule]") {
+  const uint64_t seed = 52;
+  std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
+  const Philox random(seed, "schedules");
+  uint64_t drawn = 0;
+  const auto draw = [&](int bound) { return static_cast<int>(random.below(drawn++, static_cast<uint64_t>(bound))); };
+  for (int round = 0; round < 400; ++round) {
+    const ScheduleKind kind = kKinds[draw(4)];
+    const int p = 1 + draw(6);
+    const int v = kind == ScheduleKind::interleaved_1f1b && p > 1 ? 1 + draw(3) : 1;
+    const int m = v > 1 ? p * (1 + draw(4)) : 1 + draw(12);
+    CAPTURE(name_of(kind), p, m, v);
+    const PipelineSchedule schedule = make_schedule(kind, {p, m, v});
+    require_valid(schedule);
+    for (int stage = 0; stage < p; ++stage) {
+      const int peak = peak_in_flight(schedule, stage);
+      if (kind == ScheduleKind::gpipe) CHECK(peak == m);
+      if (v == 1 && kind != ScheduleKind::gpipe && kind != ScheduleKind::zb_h1) CHECK(peak == std::min(m, p - stage));
+      // Later stages hold a micro-batch until its weight gradient: all stages hold what the first one does.
+      if (kind == ScheduleKind::zb_h1) CHECK(peak <= std::min(m, p));
+      if (v > 1) CHECK(peak == std::min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1));
+    }
+    const auto jitter = [&](int) { return int64_t{1} + static_cast<int64_t>(random.below(drawn++, 1000)); };
+    const Played played = play(schedule, {.use_ns = [&](int, const Use&) { return jitter(0); }, .hop_ns = [&](int, const Use&) { return jitter(0) - 1; }});
+    for (size_t s = 0; s < played.stages.size(); ++s) {
+      CHECK(played.stages[s].size() == schedule.stages[s].size());
+      for (size_t i = 1; i < played.stages[s].size(); ++i) CHECK(played.stages[s][i].begin_ns >= played.stages[s][i - 1].end_ns);
+    }
+  }
+}
+
+TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
+  for (ScheduleKind kind : kKinds) {
+    const PipelineSchedule good = make_schedule(kind, {3, 6, kind == ScheduleKind::interleaved_1f1b ? 2 : 1});
+    for (size_t s = 0; s < 3; ++s)
+      for (size_t i = 0; i < good.stages[s].size(); ++i) {
+        CAPTURE(name_of(kind), s, i);
+        PipelineSchedule missing = good, twice = good;
+        missing.stages[s].erase(missing.stages[s].begin() + static_cast<std::ptrdiff_t>(i));
+        CHECK(refusal([&] { require_valid(missing); }).find("is missing.") != std::string::npos);
+        twice.stages[s].push_back(twice.stages[s][i]);
+        CHECK(refusal([&] { require_valid(twice); }).find("comes twice, at positions ") != std::string::npos);
+      }
+  }
+  PipelineSchedule swapped = make_schedule(ScheduleKind::gpipe, {2, 3, 1});
+  std::swap(swapped.stages[1][0], swapped.stages[1][1]);
+  CHECK(refusal([&] { require_valid(swapped); }) ==
+        "[pipeline] stage 1: forward of micro-batch 1 comes before that of micro-batch 0. Micro-batches of a chunk go in order, so that "
+        "sums do not depend on the schedule.");
+  // The first stage wants a gradient back before it sends the micro-batch that the last one needs first.
+  PipelineSchedule stuck{.shape = {2, 2, 1}, .stages = {{{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 1}},
+                                                        {{Pass::forward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 0}, {Pass::backward, 0, 1}}}};
+  CHECK(refusal([&] { require_valid(stuck); }) ==
+        "[pipeline] the schedule never ends; these wait for each other: stage 0: backward of micro-batch 0; stage 1: forward of micro-batch 1.");
+  CHECK(refusal([] { make_schedule(ScheduleKind::interleaved_1f1b, {4, 10, 2}); }) ==
+        "[pipeline] interleaved_1f1b goes round 4 stages with 10 micro-batches per step, which is no multiple. Change "
+        "train.global_batch_size so that a rank has 8 or 12.");
+  CHECK(refusal([] { make_schedule(ScheduleKind::gpipe, {4, 8, 2}); }).find("virtual_stages = 2") != std::string::npos);
+}
+
+TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]") {
+  for (ScheduleKind kind : kKinds) {
+    const PipelineSchedule schedule = make_schedule(kind, {3, 6, kind == ScheduleKind::interleaved_1f1b ? 2 : 1});
+    const std::string csv = schedule_csv(schedule);
+    CHECK(parse_schedule(csv, schedule.shape, "a.csv").stages == schedule.stages);
+    CHECK(parse_schedule(csv, schedule.shape, "a.csv").splits_backward == schedule.splits_backward);
+    const size_t head = csv.find('\n') + 1, cut = csv.find('\n', csv.size() / 2) + 1;
+    CHECK(parse_schedule(csv.substr(0, head) + csv.substr(cut) + csv.substr(head, cut - head), schedule.shape, "a.csv").stages == schedule.stages);
+  }
+  const ScheduleShape shape{1, 1, 1};
+  const std::string head = "stage,position,pass,chunk,micro_batch\n";
+  CHECK(refusal([&] { parse_schedule("stage\n", shape, "a.csv"); }) ==
+        "[pipeline] a.csv: the first line is \"stage\", expected \"stage,position,pass,chunk,micro_batch\".");
+  CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,1,B,0\n", shape, "a.csv"); }) ==
+        "[pipeline] a.csv, line 3: \"0,1,B,0\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
+  CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n1,1,B,0,0\n", shape, "a.csv"); }) ==
+        "[pipeline] a.csv, line 3: stage 1 is not among the 1 of parallel.pipeline.");
+  CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,0,B,0,0\n", shape, "a.csv"); }) ==
+        "[pipeline] a.csv, line 3: stage 0 has two uses at position 0.");
+  CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n", shape, "a.csv"); }) ==
+        "[pipeline] stage 0: backward of micro-batch 0 is missing. It comes from a.csv.");
+}
+
+TEST_CASE("the table shows stage by time", "[schedule]") {
+  const PipelineSchedule schedule = make_schedule(ScheduleKind::one_f_one_b, {2, 2, 1});
+  CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1) ==
+        "stage 0   F0 F1 .  .  B0 -  .  B1 -\n"
+        "stage 1   .  F0 B0 -  F1 B1 -  .  .\n");
+}

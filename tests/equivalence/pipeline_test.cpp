@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every pipeline trains the model of one stage: the same sums in the same order, so the same bits.
+
+#include <cstdio>
+
+#include "comm/rehearse/hazards.h"
+#include "comm/rehearse/seams.h"
+#include "tests/equivalence/trained.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+constexpr int kSteps = 3;
+
+Layout layout_of(bool llama, int layers, int micro_batches) {
+  Layout layout{.name = llama ? "llama" : "gpt2", .model = llama ? tiny_llama() : tiny_gpt2(), .micro_batch = 2, .micro_batches = micro_batches};
+  layout.model.layers = layers;
+  layout.model.vocab = 61;
+  return layout;
+}
+
+template <typename Change>
+Layout with(Layout layout, Change change) {
+  change(layout);
+  return layout;
+}
+
+void check_same_bits(const Trained& a, const Trained& b) {
+  CHECK(a.hash == b.hash);
+  CHECK(a.losses == b.losses);
+  CHECK(a.norms == b.norms);
+  CHECK(a.gradients == b.gradients);
+  CHECK(a.evaluations == b.evaluations);
+  for (const std::string& hash : a.rank_hashes) CHECK(hash == a.hash);
+}
+
+}  // namespace
+
+TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage", "[pipeline]") {
+  for (bool llama : {false, true})
+    for (int micro_batches : {1, 2, 3, 5}) {  // fewer than, equal to and more than the stages
+      const Layout whole = layout_of(llama, 4, micro_batches);
+      const Trained expected = train(with(whole, [](Layout& l) { l.evaluate_between = true; }), kSteps);
+      for (int stages : {2, 3, 4})
+        for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
+          if (llama && stages == 3) continue;
+          CAPTURE(llama, micro_batches, stages, name_of(kind));
+          check_same_bits(train(with(whole, [&](Layout& l) { l.stages = stages, l.schedule = kind, l.evaluate_between = true; }), kSteps), expected);
+        }
+    }
+}
+
+TEST_CASE("interleaving gives the bits of one stage", "[pipeline]") {
+  for (bool llama : {false, true})
+    for (const auto& [stages, virtual_stages, micro_batches] : {std::tuple{2, 2, 2}, {2, 3, 4}, {3, 2, 3}, {4, 2, 4}, {2, 2, 6}}) {
+      CAPTURE(llama, stages, virtual_stages, micro_batches);
+      const Layout whole = layout_of(llama, stages * virtual_stages, micro_batches);
+      check_same_bits(train(with(whole, [&](Layout& l) {
+        l.stages = stages, l.virtual_stages = virtual_stages, l.schedule = ScheduleKind::interleaved_1f1b;
+      }), kSteps), train(whole, kSteps));
+    }
+}
+
+TEST_CASE("where the layers are cut does not change bits", "[pipeline]") {
+  for (bool llama : {false, true}) {
+    const Layout whole = layout_of(llama, 4, 3);
+    const Trained expected = train(whole, kSteps);
+    for (const std::vector<int>& layers : {std::vector<int>{0, 4, 0}, {1, 2, 1}, {2, 1, 1}, {3, 1, 0}}) {
+      CAPTURE(llama, layers);
+      check_same_bits(train(with(whole, [&](Layout& l) { l.stages = 3, l.layers = layers; }), kSteps), expected);
+    }
+  }
+}
+
+TEST_CASE("what moves only the time of a pipeline does not move bits", "[pipeline]") {
+  const Layout whole = layout_of(false, 4, 4);
+  for (float max_norm : {0.5f, 0.0f}) {
+    const Trained expected = train(with(whole, [&](Layout& l) { l.max_norm = max_norm; }), kSteps);
+    for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
+      const Layout piped = with(whole, [&](Layout& l) {
+        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1, l.max_norm = max_norm;
+      });
+      for (uint64_t seed : {7, 77}) {
+        CAPTURE(name_of(kind), seed, max_norm);
+        check_same_bits(train(with(piped, [&](Layout& l) { l.delay_seed = seed; }), kSteps), expected);
+      }
+      check_same_bits(train(with(piped, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
+      check_same_bits(train(with(piped, [](Layout& l) { l.way = ReduceWay::flat, l.optimizer_per_bucket = false; }), kSteps), expected);
+    }
+  }
+}
+
+TEST_CASE("bfloat16 crosses stages without a rounding of its own", "[pipeline]") {
+  for (bool llama : {false, true}) {
+    const Layout whole = with(layout_of(llama, 3, 2), [](Layout& l) { l.model.dtype = DType::bf16; });
+    check_same_bits(train(with(whole, [](Layout& l) { l.stages = 3; }), kSteps), train(whole, kSteps));
+  }
+}
+
+TEST_CASE("pipelines cross with data parallelism and ZeRO", "[pipeline][zero]") {
+  // Against the same data ranks and ZeRO stage on one pipeline stage: the same sums in the same order. ZeRO keeps the shares
+  // of a tied table together on one stage, so untied; the tied ones are compared with plain data parallelism.
+  for (bool llama : {false, true})
+    for (int ranks : {2, 3})
+      for (int stage : {0, 1, 2, 3}) {
+        const Layout data = with(layout_of(llama, 4, 2), [&](Layout& l) { l.ranks = ranks, l.zero_stage = stage, l.model.tie_embeddings = false; });
+        const Trained expected = train(data, kSteps);
+        for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
+          if (kind == ScheduleKind::zb_h1 && stage >= 2) continue;
+          CAPTURE(llama, ranks, stage, name_of(kind));
+          const Trained piped = train(with(data, [&](Layout& l) {
+            l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+          }), kSteps);
+          CHECK(piped.hash == expected.hash);
+          CHECK(piped.losses == expected.losses);
+          for (size_t i = 0; i < piped.norms.size(); ++i) CHECK(piped.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
+        }
+      }
+  for (int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    const Layout data = with(layout_of(false, 4, 1), [](Layout& l) { l.ranks = 2; });
+    CHECK(train(with(data, [&](Layout& l) { l.stages = 2, l.zero_stage = stage; }), kSteps).hash == train(data, kSteps).hash);
+  }
+}
+
+TEST_CASE("the control: a stage that takes the other's gradient of a tied table trains another model", "[pipeline]") {
+  // Without the exchange both copies of the table would drift apart; the sum is not one of its shares.
+  const Layout tied = with(layout_of(false, 2, 2), [](Layout& l) { l.stages = 2; });
+  const Layout untied = with(tied, [](Layout& l) { l.model.tie_embeddings = false; });
+  CHECK(train(tied, kSteps).losses != train(untied, kSteps).losses);
+}
+
+TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") {
+  int64_t waits = 0;
+  for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
+    for (int zero : {0, 1, 3}) {
+      if (zero > 1 && kind != ScheduleKind::one_f_one_b) continue;
+      const Layout layout = with(layout_of(false, 4, 2), [&](Layout& l) {
+        l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+      });
+      for (const auto& job : make_jobs(layout, 0)) {
+        const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
+        const auto seams = comm::link_all(runs, job->channels);
+        REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
+        const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
+        waits += mutations.waits;
+        CAPTURE(name_of(kind), zero, job->stage(), mutations.redundant_names, mutations.missed_names);
+        CHECK(mutations.caught == mutations.waits);
+      }
+    }
+  std::printf("  %lld waits\n", static_cast<long long>(waits));
+}
+
+TEST_CASE("receives are posted early, and no task of a pipeline waits for what it does not need", "[pipeline]") {
+  const auto jobs = make_jobs(with(layout_of(true, 4, 6), [](Layout& l) { l.stages = 2; }), 0);
+  const Plan& plan = jobs[1]->train;
+  // The second micro-batch's activations may arrive while the first is computed: nothing on the spine comes before.
+  int early = 0;
+  for (const Task& task : plan.tasks)
+    if (task.op == Op::recv && (task.name.ends_with("/0") || task.name.ends_with("/1")) && task.name.find("residual") != std::string::npos) {
+      CHECK(task.after.empty());
+      ++early;
+    }
+  CHECK(early == 2);
+}
