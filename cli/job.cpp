@@ -12,7 +12,7 @@
 #include "engine/base/check.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 
 namespace slipstream::cli {
 namespace {
@@ -40,7 +40,7 @@ ScheduleKind kind_of(Schedule schedule) {
 std::string read_schedule(const std::string& path) {
   constexpr int64_t kLimitBytes = 64 << 20;
   try {
-    return data::read_file(path, data::Owner::data, kLimitBytes);
+    return files::read_file(path, files::Owner::data, kLimitBytes);
   } catch (const DataError& error) {
     throw ConfigError("pipeline.schedule_file = {} cannot be read: {}", path, error.what());
   }

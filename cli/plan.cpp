@@ -15,7 +15,7 @@
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
-#include "engine/data/files.h"
+#include "engine/base/files.h"
 
 namespace slipstream::cli {
 namespace {
@@ -171,7 +171,7 @@ int plan(const PlanCommand& command) {
     throw ConfigError("[plan] --search is not supported by this version. Try layouts by hand with --set parallel.data=N.");
   const Planned planned = make_plan(command);
   const comm::Rehearsal rehearsal = rehearse_step(planned);
-  if (!command.schedule_csv.empty()) data::write_file(command.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
+  if (!command.schedule_csv.empty()) files::write_file(command.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
   command.json ? print_json(planned, rehearsal) : print_text(planned, rehearsal);
   require_fits(planned);
   return 0;

@@ -112,7 +112,7 @@ struct Overlap {
 struct Pipeline {
   Schedule schedule = Schedule::one_f_one_b;
   int64_t virtual_stages = 1;
-  std::vector<int64_t> layers;  // per stage; empty: even
+  std::vector<int64_t> layers;  // per part; empty: balanced by cost
   std::string schedule_file;
 };
 

@@ -141,9 +141,9 @@ std::vector<Field<R>> make_fields() {
       F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
                  "Pieces of the model per stage (interleaved_1f1b)."),
       F::integers("pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
-                  "Blocks of each stage. Empty: as even as possible."),
+                  "Blocks of each part of the model, in order. Empty: balanced by modelled cost, embedding and head counted."),
       F::text("pipeline.schedule_file", at(&R::pipeline, &Pipeline::schedule_file),
-              "A file with a schedule of one's own. Empty: pipeline.schedule."),
+              "A schedule of one's own, as plan --schedule-csv writes it. Empty: pipeline.schedule."),
 
       F::word("comm.backend", at(&R::comm, &Comm::backend), {"auto", "nccl", "mpi", "thread"},
               "What carries the bytes. auto: nccl on cuda, else mpi."),

@@ -330,3 +330,54 @@ TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks"
     for (size_t i = 0; i < 20; ++i) CHECK(std::abs(lines[i].at("loss").as_double() - first[i].at("loss").as_double()) < 1e-4);
   }
 }
+
+TEST_CASE("a pipeline trains the weights of one rank, and they generate the same text", "[cli][pipeline]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder) + " --set data.tokenizer=chars --set train.micro_batch_size=1", dir = folder.path("run");
+  REQUIRE(call("train " + run).code == 0);
+  const std::string hash = metrics(dir).back().at("params_hash").as_string();
+  const std::string text = call("generate " + dir + " --prompt the --tokens 20 --seed 3").text;
+  const std::string csv = folder.path("schedule.csv");
+  REQUIRE(call("plan " + run + " --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --schedule-csv " + csv).code == 0);
+  const std::string own = " --set pipeline.schedule_file=" + csv;
+  for (const std::string& more : {std::string(), own}) {
+    const Result piped = on_ranks(2, "train " + run + " --set parallel.pipeline=2" + more);
+    INFO(more << "\n" << piped.text);
+    REQUIRE(piped.code == 0);
+    CHECK(contains(piped.text, "over 2 stages of 1 + 1 layers, 4 micro-batches"));
+    check_complete(dir, 6);
+    CHECK(metrics(dir).back().at("params_hash").as_string() == hash);
+    CHECK(call("generate " + dir + " --prompt the --tokens 20 --seed 3").text == text);
+  }
+  const std::string lines = read(csv);
+  folder.write("schedule.csv", lines.substr(0, lines.rfind("\n1,") + 1));
+  check_refused(on_ranks(2, "train " + run + " --set parallel.pipeline=2" + own), 2, {"stage 1: weight of micro-batch 3 is missing", csv});
+  folder.write("schedule.csv", lines + "0,99,F,0,0\n");
+  check_refused(call("check " + run + " --ranks 2 --set parallel.pipeline=2" + own), 2, {"stage 0: forward of micro-batch 0 comes twice", csv});
+}
+
+TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipeline]") {
+  Folder folder;
+  const std::string run = "check " + run_file(folder);
+  struct Row {
+    std::string more;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Row> rows = {
+      {" --ranks 3 --set parallel.pipeline=3", {"3 x 1 = 3 stages is more than model.layers = 2"}},
+      {" --ranks 3 --set parallel.pipeline=2", {"pipeline 2", "2 ranks do not divide the 3"}},
+      {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=2 --set pipeline.schedule=interleaved_1f1b "
+       "--set train.micro_batch_size=4", {"goes round 2 stages with 1 micro-batches", "has 2"}},
+      {" --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule_file=/no/such", {"pipeline.schedule_file = /no/such"}},
+      {" --ranks 4 --set parallel.pipeline=2 --set zero.stage=3 --set pipeline.schedule=zb_h1", {"zero.stage 0 or 1, got 3"}}};
+  for (const Row& row : rows) {
+    CAPTURE(row.more);
+    check_refused(call(run + row.more), 2, row.parts);
+  }
+  const Result few = call("plan " + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=4");
+  INFO(few.text);
+  CHECK(few.code == 0);
+  CHECK(contains(few.text, "1 micro-batches are too few to fill 2 stages"));
+  CHECK(contains(few.text, "stage 1   ."));
+}

@@ -2,6 +2,7 @@
 // Every pipeline trains the model of one stage: the same sums in the same order, so the same bits.
 
 #include <cstdio>
+#include <map>
 
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
@@ -165,4 +166,40 @@ TEST_CASE("receives are posted early, and no task of a pipeline waits for what i
       ++early;
     }
   CHECK(early == 2);
+}
+
+TEST_CASE("both ends of a hop use one connection, no connection serves two streams of a rank, and members share a number", "[pipeline]") {
+  for (const auto& [stages, virtual_stages, ranks] : {std::tuple{2, 1, 1}, {2, 2, 1}, {3, 1, 2}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}, {5, 2, 1}}) {
+    CAPTURE(stages, virtual_stages, ranks);
+    const Layout layout = with(layout_of(false, stages * virtual_stages, stages), [&](Layout& l) {
+      l.stages = stages, l.virtual_stages = virtual_stages, l.ranks = ranks;
+      l.schedule = virtual_stages > 1 ? ScheduleKind::interleaved_1f1b : ScheduleKind::one_f_one_b;
+    });
+    std::map<uint64_t, std::vector<std::pair<int, int>>> members;  // meeting -> (rank, connection)
+    std::map<uint64_t, size_t> expected;
+    const std::vector<Axis> connections = comm::wire_up(*make_job(layout, 0)).connections;
+    for (int rank = 0; rank < layout.world(); ++rank) {
+      const auto job = make_job(layout, rank);
+      const comm::Wiring wiring = comm::wire_up(*job);
+      CHECK(wiring.connections == connections);
+      std::vector<int> used = wiring.connection_of;
+      std::erase(used, -1);
+      std::sort(used.begin(), used.end());
+      CHECK(std::adjacent_find(used.begin(), used.end()) == used.end());
+      const std::vector<uint64_t> meetings = comm::meetings_of(*job);
+      for (ItemId id = 0; id < job->train.size(); ++id) {
+        if (!is_communication(job->train[id].op)) continue;
+        const ChannelId channel = job->train[id].channel;
+        REQUIRE(wiring.connection_of[channel] >= 0);
+        CHECK(connections[static_cast<size_t>(wiring.connection_of[channel])] == job->channels[channel].axis);
+        members[meetings[id]].push_back({rank, wiring.connection_of[channel]});
+        const bool pair = job->train[id].op == Op::send || job->train[id].op == Op::recv;
+        expected[meetings[id]] = pair ? 2 : static_cast<size_t>(job->mesh.group_size(job->channels[channel].axis));
+      }
+    }
+    for (const auto& [meeting, ends] : members) {
+      CHECK(ends.size() == expected[meeting]);
+      for (const auto& [rank, connection] : ends) CHECK(connection == ends[0].second);
+    }
+  }
 }
