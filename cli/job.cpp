@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
@@ -46,23 +47,37 @@ std::string read_schedule(const std::string& path) {
   }
 }
 
-PipelineSchedule schedule_of(const RunConfig& config, int micro_batches) {
+PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops) {
   const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline), .micro_batches = micro_batches,
-                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
+                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages), .hides_hops = hides_hops};
   if (config.pipeline.schedule_file.empty()) return make_schedule(kind_of(config.pipeline.schedule), shape);
   return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
 }
 
-/// Blocks of each part: as the run file says, else balanced by what forward and backward cost at the machine's rates.
-std::vector<int> layers_of(const JobRequest& request, const models::ModelOptions& sizes) {
+/// How a model is dealt to stages, from what its pieces cost at the machine's rates.
+struct Dealing {
+  std::vector<int> layers;  // of each part: as the run file says, else balanced
+  bool hides_hops = false;  // a hop takes long enough to be worth one more micro-batch alive per stage
+};
+
+Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
+  constexpr double kWorthHiding = 0.01;  // of a micro-batch's pass through a stage
   const RunConfig& config = request.config;
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
-  if (!config.pipeline.layers.empty()) return {config.pipeline.layers.begin(), config.pipeline.layers.end()};
-  if (parts == 1) return {static_cast<int>(sizes.layers)};
+  if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
   const ModelSpec model = models::build_model(sizes, buffers);
-  const comm::RooflinePrice price = price_of(config, request.machine, Mesh());
-  return balanced_layers(model, parts, [&](const Cost& cost) { return price.seconds(cost); });
+  const comm::RooflinePrice price = price_of(config, request.machine, mesh);
+  const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
+  double pass_s = 0;
+  for (const std::vector<uint32_t>* pieces : {&model.forward, &model.backward})
+    for (uint32_t piece : *pieces)
+      for (const Work& work : model.pieces[piece].works) pass_s += seconds(work.cost) / static_cast<double>(config.parallel.pipeline);
+  const comm::WireCost hop = comm::wire_cost(Op::send, Algorithm::direct, 2, sizes.batch * sizes.tokens * sizes.width, sizes.dtype, price.link(Axis::pipeline));
+  Dealing dealing{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
+                  .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s};
+  if (dealing.layers.empty()) dealing.layers = balanced_layers(model, parts, seconds);
+  return dealing;
 }
 
 PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
@@ -139,18 +154,19 @@ FinishedJob build_finished_job(const JobRequest& request) {
   const Layout layout = resolve_layout(request.config, request.world);
   const slipstream::Batch batch = resolve_batch(request.config, layout.data);
   PlanOptions options = plan_options(request, layout);
-  options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches));
   models::ModelOptions sizes = model_options(request);
+  const Mesh mesh(options.sizes, options.mesh_order);
+  const Dealing dealing = deal(request, sizes, mesh);
+  options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), dealing.hides_hops);
   if (options.schedule.splits_backward && options.zero_stage >= 2 && options.sizes.data > 1)
     throw ConfigError("[pipeline] a schedule that splits the backward pass needs zero.stage 0 or 1, got {}: the gradients of a layer would "
                       "stay in their slot until its weight gradients are made. Use \"1f1b\", or stage 1.", options.zero_stage);
-  options.layers = layers_of(request, sizes);
+  options.layers = dealing.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);
   FinishedJob finished;
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
-  const Mesh mesh(options.sizes, options.mesh_order);
   std::vector<std::shared_ptr<Job>> jobs;
   for (int stage = 0; stage < layout.pipeline; ++stage) {
     const bool own = stage == mesh.coordinates(request.rank).pipeline;
@@ -202,6 +218,7 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
                                  config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule)) : config.pipeline.schedule_file,
                                  shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "", layers,
                                  shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
+  if (shape.hides_hops && shape.virtual_stages == 1) line += ", with more micro-batches alive so that hops travel under compute";
   if (shape.micro_batches < shape.stages)
     line += fmt::format("; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower train.micro_batch_size",
                         shape.micro_batches, shape.stages);

@@ -130,7 +130,8 @@ std::vector<Field<R>> make_fields() {
       F::boolean(
           "overlap.optimizer_per_bucket", at(&R::overlap, &Overlap::optimizer_per_bucket),
           "Each bucket is updated as soon as its gradients (and the clip factor) are known; else all at the end."),
-      F::boolean("overlap.p2p", at(&R::overlap, &Overlap::p2p), "Pipeline sends and receives travel under compute."),
+      F::boolean("overlap.p2p", at(&R::overlap, &Overlap::p2p),
+                 "1f1b and zb_h1 keep one more micro-batch alive per stage behind where sends take long enough to be worth hiding."),
       F::integer("overlap.tensor_chunks", at(&R::overlap, &Overlap::tensor_chunks), {1, 1024},
                  "Token chunks of tensor parallelism: one travels under the product of the next."),
       F::boolean("overlap.split_tied_embedding", at(&R::overlap, &Overlap::split_tied_embedding),

@@ -39,7 +39,6 @@ const std::vector<SupportedRow>& supported_rows() {
       {"overlap.max_inflight_buckets", [](R c) { return c.overlap.max_inflight_buckets == 0; },
        "use 0: one in-order channel already carries one bucket at a time"},
       {"overlap.param_gather", [](R c) { return c.overlap.param_gather; }, "leave it out"},
-      {"overlap.p2p", [](R c) { return c.overlap.p2p; }, "leave it out"},
       {"overlap.tensor_chunks", [](R c) { return c.overlap.tensor_chunks == Overlap{}.tensor_chunks; }, "leave it out"},
       {"comm.backend", [](R c) { return c.comm.backend == Backend::automatic || c.comm.backend == Backend::mpi; },
        "use \"auto\" or \"mpi\""},

@@ -89,6 +89,7 @@ TEST_CASE("what moves only the time of a pipeline does not move bits", "[pipelin
         check_same_bits(train(with(piped, [&](Layout& l) { l.delay_seed = seed; }), kSteps), expected);
       }
       check_same_bits(train(with(piped, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
+      check_same_bits(train(with(piped, [](Layout& l) { l.hides_hops = true; }), kSteps), expected);
       check_same_bits(train(with(piped, [](Layout& l) { l.way = ReduceWay::flat, l.optimizer_per_bucket = false; }), kSteps), expected);
     }
   }

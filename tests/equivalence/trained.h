@@ -43,6 +43,7 @@ struct Layout {
   int stages = 1;            // of a pipeline: the world has ranks x stages ranks
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int virtual_stages = 1;
+  bool hides_hops = false;
   std::vector<int> layers;   // of each part; empty: balanced
   int micro_batches = 1;
   ReduceWay way = ReduceWay::bucketed;
@@ -96,7 +97,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   options.head_chunk_bytes = layout.head_chunk_bytes;
   options.global_tokens = layout.mean_over_tokens > 0 ? layout.mean_over_tokens
                                                       : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
-  const PipelineSchedule schedule = make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages});
+  const PipelineSchedule schedule = make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   std::vector<int> layers = layout.layers;
   if (layers.empty()) {

@@ -33,7 +33,7 @@ Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
     backward.push_back({Pass::backward, v - 1 - chunk, micro_batch});
   }
   const int behind = p - 1 - stage;
-  const int warm_up = std::min(total, v == 1 ? behind : 2 * behind + (v - 1) * p);
+  const int warm_up = std::min(total, v == 1 ? behind * (shape.hides_hops ? 2 : 1) : 2 * behind + (v - 1) * p);
   order.assign(forward.begin(), forward.begin() + warm_up);
   for (int k = warm_up; k < total; ++k) {
     order.push_back(forward[static_cast<size_t>(k)]);

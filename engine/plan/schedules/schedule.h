@@ -31,6 +31,9 @@ struct ScheduleShape {
   int stages = 1;
   int micro_batches = 1;
   int virtual_stages = 1;
+  /// 1F1B as published waits for every hop: between two stages one micro-batch goes there while one comes back, and nothing is left to do
+  /// while both travel. With one more alive per stage behind, hops of up to half a pass travel under compute.
+  bool hides_hops = false;
 };
 
 enum class ScheduleKind : uint8_t {

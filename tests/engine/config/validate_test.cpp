@@ -182,7 +182,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"zero.gather_dtype", "bfloat16"},
                                                           {"overlap.max_inflight_buckets", "2"},
                                                           {"overlap.param_gather", "false"},
-                                                          {"overlap.p2p", "false"},
                                                           {"overlap.tensor_chunks", "2"},
                                                           {"comm.backend", "nccl"},
                                                           {"comm.quantize", "int8"},

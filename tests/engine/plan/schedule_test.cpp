@@ -66,6 +66,32 @@ TEST_CASE("the span of ZB-H1 is M(f+b+w) + (P-1)(f+b-w) for unequal halves", "[s
       }
 }
 
+TEST_CASE("hops of up to half a forward pass are hidden, at the price of one more micro-batch alive per stage behind", "[schedule]") {
+  constexpr int64_t f = 1200;
+  for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1, ScheduleKind::interleaved_1f1b})
+    for (int p : {2, 4, 8})
+      for (int64_t hop : {f / 8, f / 4, f / 2}) {
+        const int m = 8 * p, v = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+        ScheduleShape shape{p, m, v};
+        const auto span = [&](int64_t hop_ns) {
+          const PipelineSchedule schedule = make_schedule(kind, shape);
+          PlayTimes times = equal_stages(schedule, f, f, f);
+          times.hop_ns = [=](int, const Use&) { return hop_ns; };
+          return play(schedule, times).makespan_ns;
+        };
+        const int64_t without = span(0), waiting = span(hop);
+        shape.hides_hops = true;
+        // Hops of the first micro-batch on its way there and of the last one on its way back have nothing to hide under.
+        const int64_t hidden = span(hop) - 2 * (p * v - 1) * hop;
+        CAPTURE(name_of(kind), p, hop, without, waiting, hidden);
+        CHECK(static_cast<double>(hidden) < 1.02 * static_cast<double>(without));
+        if (kind == ScheduleKind::one_f_one_b) CHECK(static_cast<double>(waiting - 2 * (p - 1) * hop) > 1.02 * static_cast<double>(without));
+        for (int stage = 0; stage < p; ++stage)
+          if (v == 1 && kind != ScheduleKind::zb_h1)
+            CHECK(peak_in_flight(make_schedule(kind, shape), stage) == 2 * (p - stage) - 1);
+      }
+}
+
 TEST_CASE("by random search: valid, as many micro-batches alive as theory says, and no latency stops them", "[schedule]") {
   const uint64_t seed = 52;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
