@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "engine/base/check.h"
+#include "engine/base/units.h"
 
 namespace slipstream::cli {
 namespace {
@@ -51,16 +52,32 @@ int run(int argc, char** argv) {
   check_command->callback([&] { chosen = [&] { return check(check_options); }; });
 
   BenchCommand bench_options;
-  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap");
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, step");
   bench_command->require_subcommand(1);
+  const auto bench_flags = [&](CLI::App* command) {
+    run_file(command, bench_options);
+    command->add_option("--steps", bench_options.steps, "steps that are counted");
+    command->add_option("--csv", bench_options.csv, "write the table to this file");
+  };
   CLI::App* overlap = bench_command->add_subcommand("overlap", "the four ways of reducing gradients beside their bounds");
-  run_file(overlap, bench_options);
-  overlap->add_option("--steps", bench_options.steps, "interleaved steps that are counted");
-  overlap->add_option("--csv", bench_options.csv, "write the table to this file");
+  bench_flags(overlap);
   overlap->add_option("--compute", bench_options.compute, "real: run the kernels; paced: sleep for their measured time")
       ->check(CLI::IsMember({"real", "paced"}));
-  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',');
+  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
+  CLI::App* bench_step_command = bench_command->add_subcommand("step", "whole training steps by the host's clock");
+  bench_flags(bench_step_command);
+  std::string line_rate;
+  bench_step_command->add_option("--export", bench_options.export_dir, "write the first weights and each rank's batch to this folder");
+  bench_step_command->add_flag("--plain-loop", bench_options.plain_loop, "also time the same works called in a plain loop (one rank)");
+  bench_step_command->add_option("--line-rate", line_rate, "print the least time on a link of this rate, for instance 1Gbit/s");
+  bench_step_command->add_option("--ranks", bench_options.ranks, "that the link joins; default: those started");
+  bench_step_command->callback([&] {
+    chosen = [&] {
+      if (!line_rate.empty()) bench_options.line_rate = static_cast<double>(parse_bytes_per_second(line_rate));
+      return bench_step(bench_options);
+    };
+  });
   GenerateCommand generate_options;
   CLI::App* generate_command = app.add_subcommand("generate", "continue a prompt with trained weights");
   generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")->required();

@@ -171,6 +171,25 @@ void Rank::issue(uint32_t step) {
   if (ends_.size() > 2) ends_.erase(ends_.begin());
 }
 
+void Rank::run_plainly(ThreadPool& pool) {
+  for (ItemId i : job_->train.order) {
+    Frame frame{.memory = &memory_, .item = i};
+    if (job_->train.is_spine(i)) {
+      const SpineItem& item = job_->train.spine[i];
+      frame.micro_batch = item.micro_batch;
+      frame.slot = item.slot;
+      frame.accumulate = item.accumulate;
+      frame.rebinds = item.rebinds.data();
+      frame.rebind_count = static_cast<uint32_t>(item.rebinds.size());
+    }
+    LaunchContext context{.kind = device_->kind(), .pool = &pool, .frame = &frame};
+    if (train_works_[i].fn)
+      train_works_[i].fn(context);
+    else
+      for (const Work& work : job_->model.pieces[job_->train.spine[i].piece].works) work.fn(context);
+  }
+}
+
 void Rank::wait_behind(int behind) {
   const auto index = static_cast<int>(ends_.size()) - 1 - behind;
   if (index >= 0) ends_[static_cast<size_t>(index)]->synchronize();

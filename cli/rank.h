@@ -50,6 +50,9 @@ class Rank {
   void prime();
   /// Enqueues one training step and returns; waits for nothing.
   void issue(uint32_t step);
+  /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no events, no schedule.
+  /// For benchmarks of one rank, when nothing is in flight.
+  void run_plainly(ThreadPool& pool);
   /// Blocks until the latest issued step but `behind` (0 or 1) has ended. Throws the first error of a stream.
   void wait_behind(int behind);
 

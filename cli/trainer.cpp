@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "cli/exchange.h"
+#include "cli/weights.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/validate.h"
@@ -243,31 +244,11 @@ void Trainer::save_final() {
   const std::vector<float> flat = weights();
   world_.together([&] {
     if (world_.rank() != 0) return;
-    std::vector<checkpoint::TensorToSave> tensors;
     const ModelSpec& model = rank_->job().model;
-    for (size_t p = 0; p < model.parameters.size(); ++p)
-      for (size_t t = 0; t < model.parameters[p].tensors.size(); ++t) {
-        const NamedTensor& named = model.parameters[p].tensors[t];
-        std::vector<int64_t> shape = named.shape;
-        if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
-        tensors.push_back({.name = named.name, .dtype = DType::f32, .shape = shape,
-                           .write = [this, &flat, p, t, &named](const checkpoint::TensorSink& sink) {
-                             const std::span<const float> held = tensor_of(rank_->job(), flat, p, t);
-                             std::vector<float> values(held.begin(), held.end());
-                             if (named.transposed_on_disk) {
-                               const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
-                               std::vector<float> turned(values.size());
-                               for (size_t r = 0; r < rows; ++r)
-                                 for (size_t c = 0; c < columns; ++c) turned[c * rows + r] = values[r * columns + c];
-                               values.swap(turned);
-                             }
-                             sink(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
-                           }});
-      }
     const JobRequest request{.config = config_, .world = world_.size(), .vocab = model.vocab};
     models::ModelOptions options = model_options(request);
     options.dtype = DType::f32;
-    checkpoint::write_final(config_.checkpoint.dir + "/final", std::move(tensors), models::hugging_face_config(options),
+    checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(rank_->job(), flat), models::hugging_face_config(options),
                             {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
     log_info("weights: {}/final", config_.checkpoint.dir);
   });
