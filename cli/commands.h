@@ -39,8 +39,11 @@ struct BenchCommand : RunOptions {
   bool plain_loop = false;      // step: the same works in a plain loop
   double line_rate = 0;         // step: bytes per second of the link whose bound is printed; 0: none
   int ranks = 0;                // step: on so many ranks
+  std::string only;             // kernels: rows of "op dtype size" that hold this text; empty: all
+  std::vector<int> threads;     // kernels: one table each
 };
 int bench_overlap(const BenchCommand& command);
+int bench_kernels(const BenchCommand& command);
 int bench_step(const BenchCommand& command);
 
 struct GenerateCommand {

@@ -52,7 +52,7 @@ int run(int argc, char** argv) {
   check_command->callback([&] { chosen = [&] { return check(check_options); }; });
 
   BenchCommand bench_options;
-  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, step");
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, kernels, step");
   bench_command->require_subcommand(1);
   const auto bench_flags = [&](CLI::App* command) {
     run_file(command, bench_options);
@@ -65,6 +65,12 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"real", "paced"}));
   overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
+  CLI::App* kernels_command = bench_command->add_subcommand("kernels", "every op at the sizes of three models beside its bound");
+  kernels_command->add_option("--only", bench_options.only, "rows of 'op dtype size' that hold this text, for instance matmul or 'float32 gpt2'");
+  kernels_command->add_option("--threads", bench_options.threads, "of the compute stream, for instance 1,2")->delimiter(',')->check(CLI::Range(1, 1024));
+  kernels_command->add_option("--rounds", bench_options.steps, "turns that are counted");
+  kernels_command->add_option("--csv", bench_options.csv, "write the table to this file");
+  kernels_command->callback([&] { chosen = [&] { return bench_kernels(bench_options); }; });
   CLI::App* bench_step_command = bench_command->add_subcommand("step", "whole training steps by the host's clock");
   bench_flags(bench_step_command);
   std::string line_rate;

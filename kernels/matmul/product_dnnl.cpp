@@ -109,6 +109,14 @@ void product_bf16(const Product& p) {
   }
 }
 
+bool product_direct(const Product& p, DType dtype, int threads) {
+  hold_thread();
+  omp_set_num_threads(threads);
+  dtype == DType::f32 ? product_f32(p) : product_bf16(p);
+  omp_set_num_threads(1);
+  return true;
+}
+
 std::string_view product_library() {
   static const std::string name = [] {
     const dnnl_version_t* version = dnnl_version();
