@@ -93,10 +93,10 @@ class StepBench {
         throw ConfigError("[bench] --export needs zero.stage 0 and one micro-batch, got stage {} and {} micro-batches. Set zero.stage = 0 and "
                           "train.global_batch_size to micro_batch_size x ranks.", job.options.zero_stage, job.buffers.micro_batches);
       if (world_.rank() != 0) return;
-      const std::vector<float> flat = flat_from_shards(job, {c.rank->shards(&BucketHome::master)});
+      const auto read = [&](size_t p, size_t t, int64_t begin, std::span<float> out) { c.rank->read(&BucketHome::master, p, t, begin, out); };
       models::ModelOptions options = model_options({.config = config_, .world = world_.size(), .vocab = job.model.vocab});
       options.dtype = DType::f32;
-      checkpoint::write_final(command_.export_dir, tensors_to_save(job, flat), models::hugging_face_config(options), {});
+      checkpoint::write_final(command_.export_dir, tensors_to_save(job, read), models::hugging_face_config(options), {});
     });
     world_.together([&] {
       std::vector<int32_t> ids(static_cast<size_t>(2 * job.model.batch * job.model.tokens));

@@ -38,11 +38,16 @@ class Rank {
 
   /// Blocks. Weights as a function of (seed, tensor name, element index); moments zero.
   void initialise(uint64_t seed);
-  /// Blocks. One value per element of a named tensor of parameter p: `fill(tensor, out)`. Also used to load weights.
+  /// Blocks. Sets elements [begin, begin + values.size()) of a named tensor, masters and what this rank holds of the rounded weights.
+  void write(size_t parameter, size_t tensor, int64_t begin, std::span<const float> values);
+  /// Blocks. The whole tensor, as write().
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
   /// Blocks. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
   std::vector<float> shards(Slice BucketHome::*what);
-  /// Blocks. The weights as trained (float masters); without ZeRO, where a rank has them all.
+  /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketHome::master), its gradient or
+  /// a moment. Without ZeRO, where a rank has them all. Takes no memory.
+  void read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out);
+  /// Blocks. The whole tensor, as read().
   std::vector<float> tensor(size_t parameter, size_t tensor);
   std::vector<float> gradient(size_t parameter, size_t tensor);
 

@@ -10,7 +10,6 @@
 #include <numeric>
 
 #include "cli/exchange.h"
-#include "cli/weights.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/validate.h"
@@ -214,41 +213,45 @@ double Trainer::evaluate() {
   return total / static_cast<double>(sampler.target_count());
 }
 
-std::vector<float> Trainer::weights() {
+ReadWeights Trainer::weights() {
+  const Job& job = rank_->job();
+  if (job.options.zero_stage == 0)
+    return [this](size_t p, size_t t, int64_t begin, std::span<float> out) { rank_->read(&BucketHome::master, p, t, begin, out); };
   const std::vector<float> mine = rank_->shards(&BucketHome::master);
-  if (rank_->job().options.zero_stage == 0) return flat_from_shards(rank_->job(), {mine});
   std::vector<std::vector<float>> shards;
   for (const std::string& bytes : world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)})) {
     shards.emplace_back(bytes.size() / sizeof(float));
     std::memcpy(shards.back().data(), bytes.data(), bytes.size());
   }
-  return flat_from_shards(rank_->job(), shards);
+  return [&job, flat = std::make_shared<std::vector<float>>(flat_from_shards(job, shards))](size_t p, size_t t, int64_t begin, std::span<float> out) {
+    const std::span<const float> held = tensor_of(job, *flat, p, t);
+    std::copy_n(held.begin() + begin, out.size(), out.begin());
+  };
 }
 
 std::string Trainer::params_hash() {
-  const std::vector<float> flat = weights();
+  const ReadWeights read = weights();
   std::vector<std::pair<std::string, std::pair<size_t, size_t>>> names;
   const auto& parameters = rank_->job().model.parameters;
   for (size_t p = 0; p < parameters.size(); ++p)
     for (size_t t = 0; t < parameters[p].tensors.size(); ++t) names.push_back({parameters[p].tensors[t].name, {p, t}});
   std::sort(names.begin(), names.end());
   data::Xxh3 hash;
-  for (const auto& [name, at] : names) {
-    const std::span<const float> values = tensor_of(rank_->job(), flat, at.first, at.second);
-    hash.update(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
-  }
+  for (const auto& [name, at] : names)
+    for_pieces(rank_->job(), read, at.first, at.second,
+               [&](std::span<const float> piece) { hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes())); });
   return hash.hex();
 }
 
 void Trainer::save_final() {
-  const std::vector<float> flat = weights();
+  const ReadWeights read = weights();
   world_.together([&] {
     if (world_.rank() != 0) return;
     const ModelSpec& model = rank_->job().model;
     const JobRequest request{.config = config_, .world = world_.size(), .vocab = model.vocab};
     models::ModelOptions options = model_options(request);
     options.dtype = DType::f32;
-    checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(rank_->job(), flat), models::hugging_face_config(options),
+    checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(rank_->job(), read), models::hugging_face_config(options),
                             {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
     log_info("weights: {}/final", config_.checkpoint.dir);
   });

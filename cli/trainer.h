@@ -12,6 +12,7 @@
 #include "cli/job.h"
 #include "cli/rank.h"
 #include "cli/run_dir.h"
+#include "cli/weights.h"
 #include "cli/world.h"
 #include "engine/config/config.h"
 #include "engine/data/dataset.h"
@@ -50,7 +51,7 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
-  std::vector<float> weights();  // in the flat order; collective with ZeRO
+  ReadWeights weights();  // as they are now; collective with ZeRO
   std::string params_hash();
   void save_final();
   void rehearse_bound();

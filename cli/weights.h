@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The weights of a job as other programs hold them: named tensors of a safetensors file.
+// The weights of a job as other programs hold them: named tensors, read piece by piece so that no second copy of a model is made.
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -10,7 +11,13 @@
 
 namespace slipstream::cli {
 
-/// Every named tensor of the model, taken from the flat order when it is written. Borrows both. Pure.
-std::vector<checkpoint::TensorToSave> tensors_to_save(const Job& job, std::span<const float> flat);
+/// Elements [begin, begin + out.size()) of tensor `tensor` of parameter `parameter`.
+using ReadWeights = std::function<void(size_t parameter, size_t tensor, int64_t begin, std::span<float> out)>;
+
+/// Calls take(values) with consecutive pieces of a named tensor, of at most 1 MiB.
+void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor, const std::function<void(std::span<const float>)>& take);
+
+/// Every named tensor of the model, read when it is written. Borrows `job`. Pure.
+std::vector<checkpoint::TensorToSave> tensors_to_save(const Job& job, const ReadWeights& read);
 
 }  // namespace slipstream::cli
