@@ -347,7 +347,7 @@ TEST_CASE("memory grows by what the plan says, and the rest is small", "[cli]") 
   };
   // Masters, gradients and both moments dominate; a step of a few tokens touches all of them.
   const char* models[] = {"--set model.layers=1 --set model.width=8", "--set model.layers=2 --set model.width=256 --set model.vocab_size=50257",
-                          "--set model.layers=9 --set model.width=384"};
+                          "--set model.layers=16 --set model.width=384"};
   for (int ranks : {1, 2}) {
     if (ranks > 1 && !has_mpirun()) return;
     Memory smallest;

@@ -112,7 +112,7 @@ CpuStream::CpuStream(std::shared_ptr<Core> core, const StreamOptions& options)
     std::lock_guard lock(core_->mutex);
     progress_ = core_->progresses.emplace_back(std::make_unique<Progress>()).get();
   }
-  worker_ = std::thread([this] { worker_main(); });
+  worker_ = start_thread("stream " + name_, [this] { worker_main(); });
 }
 
 CpuStream::~CpuStream() {
