@@ -18,6 +18,7 @@ struct TrainCommand : RunOptions {
   bool resume = false;
   bool dry_run = false;
   uint64_t delay_seed = 0;  // --inject-delays
+  bool check_hazards = false;
 };
 int train(const TrainCommand& command);
 

@@ -34,6 +34,7 @@ int run(int argc, char** argv) {
   train_command->add_flag("--resume", train_options.resume, "continue from the newest checkpoint that verifies");
   train_command->add_flag("--dry-run", train_options.dry_run, "print the plan and the memory table, train nothing");
   train_command->add_option("--inject-delays", train_options.delay_seed, "SEED: random pauses before works; results must not change");
+  train_command->add_flag("--check-hazards", train_options.check_hazards, "stop at the first work that no event orders behind one whose bytes it touches");
   train_command->callback([&] { chosen = [&] { return train(train_options); }; });
 
   PlanCommand plan_options, check_options;

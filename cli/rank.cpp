@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "comm/rehearse/checked_device.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 
@@ -42,6 +43,7 @@ Rank::Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
            std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
     : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
+  if (options.check_hazards) device_ = comm::make_checked_device(std::move(device_), job_->buffers);
   memory_ = place(job_->buffers, *device_, arenas_);
   for (const Constant& constant : job_->model.constants) {
     std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));

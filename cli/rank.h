@@ -22,6 +22,7 @@ struct RankOptions {
   UpdateOptions update;
   uint64_t delay_seed = 0;       // 0: none; else random pauses before works, at most delay_max_ns
   int64_t delay_max_ns = 0;
+  bool check_hazards = false;    // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 

@@ -156,7 +156,7 @@ int train(const TrainCommand& command) {
       run_dir->write("config.resolved.toml", config_toml(config));
       run_dir->write("run.json", run_json(world, finished, machine, threads));
     });
-    Trainer trainer(world, config, dataset, std::move(finished), machine, command.delay_seed);
+    Trainer trainer(world, config, dataset, std::move(finished), machine, command.delay_seed, command.check_hazards);
     trainer.run(*run_dir);
     log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()), format_bytes(trainer.rank().job().buffers.total_bytes()));
     log_info("metrics: {}/metrics.jsonl{}", config.output.dir, config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));

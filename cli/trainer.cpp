@@ -34,7 +34,7 @@ double learning_rate(const Optimizer& o, int64_t step) {
 }
 
 Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
-                 const Machine& machine, uint64_t delay_seed)
+                 const Machine& machine, uint64_t delay_seed, bool check_hazards)
     : world_(world), config_(resolved), dataset_(dataset), machine_(machine), global_batch_(finished.global_batch) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
@@ -73,7 +73,7 @@ Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& d
                              .eps = static_cast<float>(config_.optimizer.eps),
                              .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
-                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0},
+                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());

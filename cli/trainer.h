@@ -30,7 +30,7 @@ class Trainer {
  public:
   /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
   Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished, const Machine& machine,
-          uint64_t delay_seed);
+          uint64_t delay_seed, bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.

@@ -200,7 +200,8 @@ inline Trained train(const Layout& layout, int steps) {
                      {.threads = layout.threads,
                       .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
                       .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
-                      .delay_max_ns = layout.delay_seed ? 400'000 : 0},
+                      .delay_max_ns = layout.delay_seed ? 400'000 : 0,
+                      .check_hazards = true},
                      detail::loader(layout, static_cast<int>(r), staged));
       {
         std::lock_guard lock(mutex);

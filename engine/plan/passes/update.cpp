@@ -80,7 +80,7 @@ class UpdatePass {
     task.reads = {job_.buffers.whole(job_.ids.scalars_next)};
     task.writes = {job_.buffers.whole(job_.ids.scalars)};
     task.cost = {0, 2 * task.reads[0].size_bytes};
-    local(std::move(task));
+    staged_ = local(std::move(task));
   }
 
   /// Once, before the first bucket that needs it: what the other buckets need must not wait behind the last arrival.
@@ -139,6 +139,7 @@ class UpdatePass {
     task.writes = {job_.buffers.whole(job_.ids.norm), {job_.ids.scalars, 12, 4}};
     task.cost = {static_cast<int64_t>(job_.layout.parts.size()), static_cast<int64_t>(job_.layout.parts.size()) * 8};
     task.after = summed;
+    task.after.push_back(staged_);  // its factor goes into the staged scalars
     return local(std::move(task));
   }
 
@@ -173,6 +174,7 @@ class UpdatePass {
       task.cost += {12 * home.shard_elems, 28 * home.shard_elems + (home.working == home.master ? 0 : 2 * home.shard_elems)};
     }
     task.after = after;
+    task.after.push_back(staged_);
     return local(std::move(task));
   }
 
@@ -201,6 +203,7 @@ class UpdatePass {
   ChannelId channel_;
   bool sharded_ = job_.options.zero_stage > 0 && job_.mesh.group_size(Axis::data) > 1;
   std::vector<size_t> order_;  // of buckets
+  Point staged_;               // the scalars of this step are in place
   bool tied_added_ = false;
 };
 
