@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -61,6 +62,8 @@ struct Layout {
   bool same_batch = false;         // every step trains on the batch of step 1
   int zero_stage = 0;
   int prefetch_depth = 1;
+  bool check_hazards = true;
+  std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 };
 
 struct Trained {
@@ -181,7 +184,10 @@ inline double evaluate(cli::Rank& rank, const Layout& layout) {
 inline Trained train(const Layout& layout, int steps) {
   const size_t ranks = static_cast<size_t>(layout.ranks);
   std::vector<std::unique_ptr<Job>> jobs;
-  for (size_t r = 0; r < ranks; ++r) jobs.push_back(make_job(layout, static_cast<int>(r)));
+  for (size_t r = 0; r < ranks; ++r) {
+    jobs.push_back(make_job(layout, static_cast<int>(r)));
+    if (layout.mutate) layout.mutate(*jobs.back());
+  }
   std::vector<std::vector<std::unique_ptr<comm::Communicator>>> communicators(ranks);
   for (const Channel& channel : jobs[0]->channels) {
     auto world = channel.axis == Axis::self ? std::vector<std::unique_ptr<comm::Communicator>>(ranks)
@@ -201,7 +207,7 @@ inline Trained train(const Layout& layout, int steps) {
                       .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
                       .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
                       .delay_max_ns = layout.delay_seed ? 400'000 : 0,
-                      .check_hazards = true},
+                      .check_hazards = layout.check_hazards},
                      detail::loader(layout, static_cast<int>(r), staged));
       {
         std::lock_guard lock(mutex);
