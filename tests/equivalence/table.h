@@ -54,8 +54,9 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.dtype = l.wire_dtype = DType::bf16;
       l.micro_batches = 2;
     });
-    add(model + "3 ranks, tied the other way", family, [](Layout& l) {
+    add(model + "3 ranks, tied the other way, 2 micro-batches", family, [](Layout& l) {
       l.ranks = 3;
+      l.micro_batches = 2;
       l.model.vocab = 19;
       l.model.tie_embeddings = !l.model.tie_embeddings;
     });

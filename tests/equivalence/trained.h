@@ -63,6 +63,7 @@ struct Layout {
   int zero_stage = 0;
   int prefetch_depth = 1;
   bool check_hazards = true;
+  std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 };
 
@@ -202,7 +203,8 @@ inline Trained train(const Layout& layout, int steps) {
   const auto body = [&](size_t r) {
     int64_t staged = 0;
     try {
-      cli::Rank rank(std::move(jobs[r]), make_cpu_device(), std::move(communicators[r]),
+      std::unique_ptr<Device> device = layout.device ? layout.device(*jobs[r]) : make_cpu_device();
+      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]),
                      {.threads = layout.threads,
                       .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
                       .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
