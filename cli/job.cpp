@@ -28,7 +28,8 @@ ReduceWay way_of(GradReduce way) {
 
 PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
   const RunConfig& config = request.config;
-  return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor},
+  return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
+                    .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
           .rank = request.rank,
           .way = way_of(config.overlap.grad_reduce),
           .bucket_bytes = config.overlap.bucket_size_bytes,
@@ -37,7 +38,8 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
-          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth)};
+          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
+          .reshard_after_forward = config.zero.reshard_after_forward};
 }
 
 }  // namespace
@@ -92,6 +94,7 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   if (!emulated && mesh.world() > machine.ranks_per_node) {
     const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
     for (Axis axis : {Axis::data, Axis::world, Axis::data_outer}) price.set_link(axis, inter, 1);
+    if (mesh.group_size(Axis::data_inner) > machine.ranks_per_node) price.set_link(Axis::data_inner, inter, 1);
   }
   return price;
 }
@@ -104,7 +107,14 @@ FinishedJob build_finished_job(const JobRequest& request) {
   FinishedJob finished;
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
-  finished.job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), plan_options(request, layout)));
+  PlanOptions options = plan_options(request, layout);
+  // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every micro-batch.
+  options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
+  finished.job = std::make_unique<Job>(build_job(model, buffers, options));
+  if (options.accumulate_unsharded && finished.job->buffers.total_bytes() > request.machine.memory_bytes) {
+    options.accumulate_unsharded = false;
+    finished.job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), options));
+  }
   Job& job = *finished.job;
   const comm::RooflinePrice price = price_of(request.config, request.machine, job.mesh);
   const auto finish = [&](Plan& plan) {

@@ -223,6 +223,9 @@ ReadWeights Trainer::weights() {
     shards.emplace_back(bytes.size() / sizeof(float));
     std::memcpy(shards.back().data(), bytes.data(), bytes.size());
   }
+  std::vector<std::vector<float>> group;  // hybrid sharding: one of the groups that hold all shards
+  for (int rank : job.mesh.group(job.shard_axis(), world_.rank())) group.push_back(std::move(shards[static_cast<size_t>(rank)]));
+  shards = std::move(group);
   return [&job, flat = std::make_shared<std::vector<float>>(flat_from_shards(job, shards))](size_t p, size_t t, int64_t begin, std::span<float> out) {
     const std::span<const float> held = tensor_of(job, *flat, p, t);
     std::copy_n(held.begin() + begin, out.size(), out.begin());

@@ -18,10 +18,13 @@ void add_channels(Job& job) {
   job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}};
   if (!job.options.update_on_spine) job.channels.push_back({"update", Axis::self});
   if (job.mesh.group_size(Axis::data) == 1) return;
-  job.channels.push_back({"reduce", Axis::data});
+  job.channels.push_back({"reduce", job.shard_axis()});
   job.channels.push_back({"scalars", Axis::data});
   // Apart from "reduce": two collectives of one communicator never overlap each other.
-  if (job.options.zero_stage > 0) job.channels.push_back({"gather", Axis::data});
+  if (job.options.zero_stage > 0) job.channels.push_back({"gather", job.shard_axis()});
+  // Across the groups that share: the sum of a shard. The squares of shards are summed inside.
+  if (job.is_hybrid())
+    for (const Channel& channel : {Channel{"reduce_across", Axis::data_outer}, Channel{"norm", Axis::data_inner}}) job.channels.push_back(channel);
 }
 
 }  // namespace
@@ -38,14 +41,15 @@ ChannelId Job::channel(const std::string& name) const {
 
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
-  if (options.sizes.data == 1) options.zero_stage = 0;  // nobody to share with
+  if (options.sizes.data == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
+  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;   // which is what it comes to
   if (options.zero_stage > 0 && model.tied.split)
     throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
   Job job{.options = options, .mesh = Mesh(options.sizes, options.mesh_order), .model = std::move(model),
           .buffers = std::move(buffers)};
   job.layout = place_parameters(job.model, {.way = options.way, .bucket_bytes = options.bucket_bytes,
                                             .first_bucket_bytes = options.first_bucket_bytes,
-                                            .group_size = job.mesh.group_size(Axis::data),
+                                            .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::data),
                                             .sharded = options.zero_stage > 0, .by_layer = options.zero_stage >= 2});
   place_memory(job);
   add_channels(job);

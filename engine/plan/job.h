@@ -26,6 +26,8 @@ struct PlanOptions {
   bool optimizer_per_bucket = true;
   int zero_stage = 0;                   // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
   int prefetch_depth = 1;               // stage 3: layers gathered ahead of the one in use
+  bool reshard_after_forward = true;    // stage 3: false: a slot for every layer, gathered once in a step
+  bool accumulate_unsharded = false;    // stage 2: gradients are whole until the last micro-batch, as in stage 1
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
 };
 
@@ -73,6 +75,9 @@ struct Job {
   Plan prime;     // stages the first batch
 
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
+  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all data ranks.
+  Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::data; }
+  bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
 /// Places memory and runs the passes: spine -> reduction -> norm and optimizer -> report and input. The plans still

@@ -12,6 +12,9 @@ constexpr int kGradientSlots = 2;
 /// Adds all buffers of `job` (layout known) and fills homes and ids.
 void place_memory(Job& job);
 
+/// Slots for gathered layers (stage 3): a layer in use and those ahead of it, never more than there are layers. Pure.
+int value_slots(const Job& job);
+
 /// The first `elems` elements of slot number `slot` of `count` in a slot buffer. Pure.
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
 

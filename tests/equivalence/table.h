@@ -49,6 +49,15 @@ inline std::vector<Layout> strategies(bool everything) {
             }
         }
     }
+    for (int stage : {1, 3})
+      add(model + "ZeRO-" + std::to_string(stage) + " in groups of 2 of 4, 2 micro-batches", family, [&](Layout& l) {
+        l.model.split_tied_embedding = false;
+        l.ranks = 4, l.shard_size = 2, l.zero_stage = stage, l.micro_batches = 2;
+      });
+    add(model + "ZeRO-3, kept after forward, 2 micro-batches", family, [](Layout& l) {
+      l.model.split_tied_embedding = false;
+      l.zero_stage = 3, l.micro_batches = 2, l.reshard_after_forward = false;
+    });
     add(model + "one update at the end, no clipping", family, [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {
       l.model.dtype = l.wire_dtype = DType::bf16;

@@ -62,6 +62,9 @@ struct Layout {
   bool same_batch = false;         // every step trains on the batch of step 1
   int zero_stage = 0;
   int prefetch_depth = 1;
+  int shard_size = 0;
+  bool reshard_after_forward = true;
+  bool accumulate_unsharded = false;
   bool check_hazards = true;
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
@@ -95,10 +98,11 @@ inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
   Buffers buffers;
   ModelSpec model = models::build_model(options, buffers);
   auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
-      {.sizes = {.data = layout.ranks}, .rank = rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
+      {.sizes = {.data = layout.ranks, .data_inner = layout.shard_size}, .rank = rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
        .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
-       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth, .update_on_spine = layout.update_on_spine}));
+       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
+       .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded, .update_on_spine = layout.update_on_spine}));
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   for (Plan* plan : {&job->prime, &job->evaluate, &job->train}) {
     const comm::Stage stage{plan, &job->buffers};
@@ -191,9 +195,14 @@ inline Trained train(const Layout& layout, int steps) {
   }
   std::vector<std::vector<std::unique_ptr<comm::Communicator>>> communicators(ranks);
   for (const Channel& channel : jobs[0]->channels) {
-    auto world = channel.axis == Axis::self ? std::vector<std::unique_ptr<comm::Communicator>>(ranks)
-                                            : comm::make_thread_world(layout.ranks, {.timeout_seconds = 60});
-    for (size_t r = 0; r < ranks; ++r) communicators[r].push_back(std::move(world[layout.reverse_ranks ? ranks - 1 - r : r]));
+    for (size_t r = 0; r < ranks; ++r) communicators[r].emplace_back();
+    for (size_t r = 0; r < ranks && channel.axis != Axis::self; ++r) {
+      const std::vector<int> group = jobs[0]->mesh.group(channel.axis, static_cast<int>(r));
+      if (group.front() != static_cast<int>(r)) continue;
+      auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
+      for (size_t i = 0; i < group.size(); ++i)
+        communicators[static_cast<size_t>(group[i])].back() = std::move(world[layout.reverse_ranks ? group.size() - 1 - i : i]);
+    }
   }
   std::vector<Trained> results(ranks);
   std::vector<detail::Held> held(ranks);
@@ -253,11 +262,11 @@ inline Trained train(const Layout& layout, int steps) {
   const std::unique_ptr<Job> job = make_job(layout, 0);
   for (size_t r = 0; r < ranks; ++r) {
     std::vector<std::vector<float>> weights, gradients;
-    for (size_t s = 0; s < ranks; ++s)
-      if (job->options.zero_stage > 0 || s == r) {
-        weights.push_back(held[s].weights);
-        gradients.push_back(held[s].gradients);
-      }
+    const bool sharded = job->options.zero_stage > 0;
+    for (int s : sharded ? job->mesh.group(job->shard_axis(), static_cast<int>(r)) : std::vector<int>{static_cast<int>(r)}) {
+      weights.push_back(held[static_cast<size_t>(s)].weights);
+      gradients.push_back(held[static_cast<size_t>(s)].gradients);
+    }
     detail::collect(*job, weights, gradients, results[r]);
     results[0].rank_hashes.push_back(results[r].hash);
   }

@@ -147,7 +147,7 @@ class UpdatePass {
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
-    task.channel = job_.channel("scalars");
+    task.channel = job_.channel(job_.is_hybrid() ? "norm" : "scalars");
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
     task.elems = static_cast<int64_t>(job_.layout.parts.size());
@@ -201,7 +201,7 @@ class UpdatePass {
   Plan& plan_;
   bool on_spine_;
   ChannelId channel_;
-  bool sharded_ = job_.options.zero_stage > 0 && job_.mesh.group_size(Axis::data) > 1;
+  bool sharded_ = job_.options.zero_stage > 0;
   std::vector<size_t> order_;  // of buckets
   Point staged_;               // the scalars of this step are in place
   bool tied_added_ = false;
