@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
@@ -125,6 +126,43 @@ FinishedJob build_finished_job(const JobRequest& request) {
   finish(job.evaluate);
   finished.proof = finish(job.train);
   return finished;
+}
+
+std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
+  std::vector<ZeroMemory> table;
+  JobRequest asked = request;
+  asked.config.zero.shard_size = 0;
+  asked.config.parallel = Parallel{};
+  asked.config.train.global_batch_size = 0;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (int ranks : {2, 4, 8, 64}) {
+      asked.config.zero.stage = stage;
+      asked.world = ranks;
+      asked.rank = 0;
+      Buffers buffers;
+      ModelSpec model = models::build_model(model_options(asked), buffers);
+      const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked, resolve_layout(asked.config, ranks)));
+      ZeroMemory row{.stage = stage, .ranks = ranks};
+      for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
+      const int64_t elems = job.model.parameter_elems(), value = size_of(job.model.dtype), optimizer = value == 4 ? 8 : 12;
+      const int64_t whole = (stage < 3 ? value : 0) + (stage < 2 ? 4 : 0) + (stage < 1 ? optimizer : 0);
+      row.formula_bytes = elems * whole + elems * (value + 4 + optimizer - whole) / ranks;
+      table.push_back(row);
+    }
+  return table;
+}
+
+WireBytes wire_bytes_of_step(const Job& job) {
+  WireBytes bytes;
+  for (const Task& task : job.train.tasks)
+    if (task.bucket >= 0 && is_communication(task.op))
+      bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()), elems = job.model.parameter_elems();
+  const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
+  const int64_t gradients = (stage == 0 ? 2 : times) * size_of(job.options.wire_dtype);
+  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * size_of(job.model.dtype);
+  bytes.theory = (gradients + parameters) * elems * (ranks - 1) / ranks;
+  return bytes;
 }
 
 double rehearsed_step_ms(const Job& job, const std::vector<int64_t>& item_ns, const comm::Price& otherwise) {

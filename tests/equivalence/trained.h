@@ -67,6 +67,7 @@ struct Layout {
   bool accumulate_unsharded = false;
   bool check_hazards = true;
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
+  std::function<void(ModelSpec&)> change_model;  // before it is planned
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 };
 
@@ -97,6 +98,7 @@ inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
                                                       : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
   Buffers buffers;
   ModelSpec model = models::build_model(options, buffers);
+  if (layout.change_model) layout.change_model(model);
   auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
       {.sizes = {.data = layout.ranks, .data_inner = layout.shard_size}, .rank = rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
        .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
@@ -240,7 +242,7 @@ inline Trained train(const Layout& layout, int steps) {
           if (layout.evaluate_between) results[r].evaluations.push_back(detail::evaluate(rank, layout));
         }
         rank.synchronize();
-        report(steps);
+        if (steps > 0) report(steps);
         held[r] = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
       } catch (...) {
         std::lock_guard lock(mutex);

@@ -91,6 +91,10 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
   CHECK(load_refusal({"parallel.data=4", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data = 4. Use a divisor, or 0.");
+  CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
+        "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at most 11, or "
+        "zero.reshard_after_forward = false to keep every layer.");
+  CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=11"}) == "accepted");
   CHECK(load_refusal({"parallel.pipeline=5", "pipeline.virtual_stages=3"}) ==
         "parallel.pipeline x pipeline.virtual_stages = 5 x 3 = 15 stages is more than model.layers = 12. Use at most "
         "as many.");
@@ -170,9 +174,7 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"parallel.sequence_parallel", "true"},
                                                           {"parallel.pipeline", "2"},
                                                           {"parallel.context", "2"},
-                                                          {"zero.reshard_after_forward", "false"},
                                                           {"zero.persistence_threshold", "1MiB"},
-                                                          {"zero.shard_size", "2"},
                                                           {"zero.gather_dtype", "bfloat16"},
                                                           {"overlap.max_inflight_buckets", "2"},
                                                           {"overlap.param_gather", "false"},
