@@ -18,6 +18,7 @@ struct TrainCommand : RunOptions {
   bool resume = false;
   bool dry_run = false;
   uint64_t delay_seed = 0;  // --inject-delays
+  bool check_hazards = false;
 };
 int train(const TrainCommand& command);
 
@@ -32,14 +33,20 @@ int plan(const PlanCommand& command);
 int check(const PlanCommand& command);
 
 struct BenchCommand : RunOptions {
-  std::string what;             // overlap | kernels | comm
   int steps = 30;               // interleaved, counted
   std::string csv;              // path; empty: none
-  std::string compute = "real"; // real | paced
-  std::vector<double> ratios;   // communication / compute; empty: the link of the run file
+  std::string compute = "real"; // overlap: real | paced
+  std::vector<double> ratios;   // overlap: communication / compute; empty: the link of the run file
+  std::string export_dir;       // step: where weights and batch are written; empty: nowhere
+  bool plain_loop = false;      // step: the same works in a plain loop
+  double line_rate = 0;         // step: bytes per second of the link whose bound is printed; 0: none
+  int ranks = 0;                // step: on so many ranks
+  std::string only;             // kernels: rows of "op dtype size" that hold this text; empty: all
+  std::vector<int> threads;     // kernels: one table each
 };
 int bench_overlap(const BenchCommand& command);
 int bench_kernels(const BenchCommand& command);
+int bench_step(const BenchCommand& command);
 
 struct GenerateCommand {
   std::string checkpoint;

@@ -82,7 +82,8 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
 
 PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
   const RunConfig& config = request.config;
-  return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor},
+  return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
+                    .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
           .rank = request.rank,
           .way = way_of(config.overlap.grad_reduce),
           .bucket_bytes = config.overlap.bucket_size_bytes,
@@ -91,7 +92,8 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
-          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth)};
+          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
+          .reshard_after_forward = config.zero.reshard_after_forward};
 }
 
 }  // namespace
@@ -146,8 +148,22 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   if (!emulated && mesh.world() > machine.ranks_per_node) {
     const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
     for (Axis axis : {Axis::data, Axis::world, Axis::data_outer}) price.set_link(axis, inter, 1);
+    if (mesh.group_size(Axis::data_inner) > machine.ranks_per_node) price.set_link(Axis::data_inner, inter, 1);
   }
   return price;
+}
+
+/// The jobs of all pipeline stages; that of the rank that asked as it sees it.
+std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes) {
+  const Mesh mesh(options.sizes, options.mesh_order);
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (int stage = 0; stage < options.sizes.pipeline; ++stage) {
+    options.rank = stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
+    Buffers buffers;
+    ModelSpec model = models::build_model(sizes, buffers);
+    jobs.push_back(std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options)));
+  }
+  return jobs;
 }
 
 FinishedJob build_finished_job(const JobRequest& request) {
@@ -161,22 +177,25 @@ FinishedJob build_finished_job(const JobRequest& request) {
   if (options.schedule.splits_backward && options.zero_stage >= 2 && options.sizes.data > 1)
     throw ConfigError("[pipeline] a schedule that splits the backward pass needs zero.stage 0 or 1, got {}: the gradients of a layer would "
                       "stay in their slot until its weight gradients are made. Use \"1f1b\", or stage 1.", options.zero_stage);
+  if (options.sizes.pipeline > 1 && options.zero_stage > 0 && request.config.zero.shard_size > 0)
+    throw ConfigError("[pipeline] zero.shard_size = {} is not supported with parallel.pipeline = {}. Use shard_size = 0.", request.config.zero.shard_size,
+                      options.sizes.pipeline);
   options.layers = dealing.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);
   FinishedJob finished;
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
-  std::vector<std::shared_ptr<Job>> jobs;
-  for (int stage = 0; stage < layout.pipeline; ++stage) {
-    const bool own = stage == mesh.coordinates(request.rank).pipeline;
-    options.rank = own ? request.rank : mesh.rank({.pipeline = stage});
-    Buffers buffers;
-    ModelSpec model = models::build_model(sizes, buffers);
-    jobs.push_back(std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options)));
-    finished.stages.push_back(jobs.back());
-    if (own) finished.job = jobs.back();
+  // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every micro-batch.
+  options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
+  std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
+  const bool fits = std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->buffers.total_bytes() <= request.machine.memory_bytes; });
+  if (options.accumulate_unsharded && !fits) {
+    options.accumulate_unsharded = false;
+    jobs = build_stages(request, options, sizes);
   }
+  for (const auto& job : jobs) finished.stages.push_back(job);
+  finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];
   const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
   const auto finish = [&](Plan Job::*plan) {
     std::vector<comm::Stage> stages;
@@ -223,6 +242,43 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
     line += fmt::format("; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower train.micro_batch_size",
                         shape.micro_batches, shape.stages);
   return line;
+}
+
+std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
+  std::vector<ZeroMemory> table;
+  JobRequest asked = request;
+  asked.config.zero.shard_size = 0;
+  asked.config.parallel = Parallel{};
+  asked.config.train.global_batch_size = 0;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (int ranks : {2, 4, 8, 64}) {
+      asked.config.zero.stage = stage;
+      asked.world = ranks;
+      asked.rank = 0;
+      Buffers buffers;
+      ModelSpec model = models::build_model(model_options(asked), buffers);
+      const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked, resolve_layout(asked.config, ranks)));
+      ZeroMemory row{.stage = stage, .ranks = ranks};
+      for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
+      const int64_t elems = job.model.parameter_elems(), value = size_of(job.model.dtype), optimizer = value == 4 ? 8 : 12;
+      const int64_t whole = (stage < 3 ? value : 0) + (stage < 2 ? 4 : 0) + (stage < 1 ? optimizer : 0);
+      row.formula_bytes = elems * whole + elems * (value + 4 + optimizer - whole) / ranks;
+      table.push_back(row);
+    }
+  return table;
+}
+
+WireBytes wire_bytes_of_step(const Job& job) {
+  WireBytes bytes;
+  for (const Task& task : job.train.tasks)
+    if (task.bucket >= 0 && is_communication(task.op))
+      bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()), elems = job.model.parameter_elems();
+  const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
+  const int64_t gradients = (stage == 0 ? 2 : times) * size_of(job.options.wire_dtype);
+  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * size_of(job.model.dtype);
+  bytes.theory = (gradients + parameters) * elems * (ranks - 1) / ranks;
+  return bytes;
 }
 
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/rehearse/finish.h"
 #include "comm/rehearse/price.h"
@@ -43,6 +44,26 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 /// Builds and finishes the job of one rank, and those of the other stages, which must agree with it. Pure.
 /// Throws: ConfigError (sizes, layout, batch), PlanError.
 FinishedJob build_finished_job(const JobRequest& request);
+
+/// States of a rank (parameters, gradients, optimizer) as the planner places them, beside the formula of the ZeRO paper
+/// (Rajbhandari et al. 2020, figure 1) for the same bytes: of `parameters` each `whole`, and `shared` among the ranks.
+struct ZeroMemory {
+  int stage = 0;
+  int ranks = 0;
+  int64_t planned_bytes = 0;  // without slots; embeddings and head stay whole in every stage
+  int64_t formula_bytes = 0;
+};
+
+/// Stages 0 to 3 on 2, 4, 8 and 64 data ranks, one row after the other. Pure. Empty when the model does not fit a layout.
+std::vector<ZeroMemory> zero_memory(const JobRequest& request);
+
+/// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of the
+/// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n.
+struct WireBytes {
+  int64_t sent = 0;
+  int64_t theory = 0;
+};
+WireBytes wire_bytes_of_step(const Job& job);
 
 /// The schedule played with what the pieces of every stage should take. Pure.
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price);

@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "engine/base/check.h"
+#include "engine/base/units.h"
 
 namespace slipstream::cli {
 namespace {
@@ -33,6 +34,7 @@ int run(int argc, char** argv) {
   train_command->add_flag("--resume", train_options.resume, "continue from the newest checkpoint that verifies");
   train_command->add_flag("--dry-run", train_options.dry_run, "print the plan and the memory table, train nothing");
   train_command->add_option("--inject-delays", train_options.delay_seed, "SEED: random pauses before works; results must not change");
+  train_command->add_flag("--check-hazards", train_options.check_hazards, "stop at the first work that no event orders behind one whose bytes it touches");
   train_command->callback([&] { chosen = [&] { return train(train_options); }; });
 
   PlanCommand plan_options, check_options;
@@ -52,16 +54,38 @@ int run(int argc, char** argv) {
   check_command->callback([&] { chosen = [&] { return check(check_options); }; });
 
   BenchCommand bench_options;
-  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap");
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, kernels, step");
   bench_command->require_subcommand(1);
+  const auto bench_flags = [&](CLI::App* command) {
+    run_file(command, bench_options);
+    command->add_option("--steps", bench_options.steps, "steps that are counted");
+    command->add_option("--csv", bench_options.csv, "write the table to this file");
+  };
   CLI::App* overlap = bench_command->add_subcommand("overlap", "the four ways of reducing gradients beside their bounds");
-  run_file(overlap, bench_options);
-  overlap->add_option("--steps", bench_options.steps, "interleaved steps that are counted");
-  overlap->add_option("--csv", bench_options.csv, "write the table to this file");
+  bench_flags(overlap);
   overlap->add_option("--compute", bench_options.compute, "real: run the kernels; paced: sleep for their measured time")
       ->check(CLI::IsMember({"real", "paced"}));
-  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',');
+  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
+  CLI::App* kernels_command = bench_command->add_subcommand("kernels", "every op at the sizes of three models beside its bound");
+  kernels_command->add_option("--only", bench_options.only, "rows of 'op dtype size' that hold this text, for instance matmul or 'float32 gpt2'");
+  kernels_command->add_option("--threads", bench_options.threads, "of the compute stream, for instance 1,2")->delimiter(',')->check(CLI::Range(1, 1024));
+  kernels_command->add_option("--rounds", bench_options.steps, "turns that are counted");
+  kernels_command->add_option("--csv", bench_options.csv, "write the table to this file");
+  kernels_command->callback([&] { chosen = [&] { return bench_kernels(bench_options); }; });
+  CLI::App* bench_step_command = bench_command->add_subcommand("step", "whole training steps by the host's clock");
+  bench_flags(bench_step_command);
+  std::string line_rate;
+  bench_step_command->add_option("--export", bench_options.export_dir, "write the first weights and each rank's batch to this folder");
+  bench_step_command->add_flag("--plain-loop", bench_options.plain_loop, "also time the same works called in a plain loop (one rank)");
+  bench_step_command->add_option("--line-rate", line_rate, "print the least time on a link of this rate, for instance 1Gbit/s");
+  bench_step_command->add_option("--ranks", bench_options.ranks, "that the link joins; default: those started");
+  bench_step_command->callback([&] {
+    chosen = [&] {
+      if (!line_rate.empty()) bench_options.line_rate = static_cast<double>(parse_bytes_per_second(line_rate));
+      return bench_step(bench_options);
+    };
+  });
   GenerateCommand generate_options;
   CLI::App* generate_command = app.add_subcommand("generate", "continue a prompt with trained weights");
   generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")->required();

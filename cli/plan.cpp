@@ -25,6 +25,7 @@ struct Planned {
   Machine machine;
   FinishedJob finished;
   std::string machine_source;
+  int64_t vocab = 0;
 };
 
 Planned make_plan(const PlanCommand& command) {
@@ -38,7 +39,8 @@ Planned make_plan(const PlanCommand& command) {
   planned.machine_source = !command.machine.empty()                ? "--machine"
                            : !planned.config.device.machine.empty() ? "device.machine"
                                                                     : "this host";
-  planned.finished = build_finished_job({.config = planned.config, .world = ranks, .vocab = vocab_of(planned.config), .machine = planned.machine});
+  planned.vocab = vocab_of(planned.config);
+  planned.finished = build_finished_job({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine});
   return planned;
 }
 
@@ -76,6 +78,20 @@ std::map<std::string, ChannelLoad> channel_loads(const Job& job) {
   return loads;
 }
 
+/// The table of the ZeRO paper for this model: what a rank keeps of parameters, gradients and optimizer states.
+void print_zero_memory(const Planned& planned) {
+  fmt::print("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
+  int stage = -1;
+  const std::vector<ZeroMemory> table = zero_memory({.config = planned.config, .vocab = planned.vocab, .machine = planned.machine});
+  for (const ZeroMemory& row : table)
+    if (row.stage == 0) fmt::print("{:>25}", fmt::format("{} ranks", row.ranks));
+  for (const ZeroMemory& row : table) {
+    if (row.stage != stage) fmt::print("\n  {:<6}", stage = row.stage);
+    fmt::print("{:>25}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
+  }
+  fmt::print("\n");
+}
+
 void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
@@ -99,6 +115,13 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     if (job.options.schedule.shape.micro_batches <= 16 && sizes.pipeline <= 16)
       fmt::print("{}", schedule_table(job.options.schedule, played, std::max<int64_t>(1, played.makespan_ns / kColumns)));
   }
+  if (job.options.accumulate_unsharded)
+    fmt::print("  zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)\n",
+               planned.finished.micro_batches);
+  print_zero_memory(planned);
+  if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::data) > 1)
+    fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n", format_bytes(wire.sent),
+               format_bytes(wire.theory), static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
   fmt::print("channels:\n");
   for (const auto& [name, load] : channel_loads(job))
     fmt::print("  {:<10}{:>7} tasks{:>14} sent per step\n", name, load.tasks, format_bytes(load.bytes));

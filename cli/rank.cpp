@@ -8,11 +8,15 @@
 #include <cstring>
 #include <thread>
 
+#include "comm/rehearse/checked_device.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 
 namespace slipstream::cli {
 namespace {
+
+// Tensors are filled piece by piece: a second copy of a large one would raise the most memory that the process ever has.
+constexpr int64_t kPieceElems = 1 << 18;
 
 /// One arena per owner; views resolved to addresses.
 Memory place(const Buffers& buffers, Device& device, std::vector<std::unique_ptr<Allocation>>& arenas) {
@@ -39,6 +43,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
            std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
     : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
+  if (options.check_hazards) device_ = comm::make_checked_device(std::move(device_), job_->buffers);
   memory_ = place(job_->buffers, *device_, arenas_);
   for (const Constant& constant : job_->model.constants) {
     std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));
@@ -85,29 +90,39 @@ void Rank::initialise(uint64_t seed) {
   for (size_t p = 0; p < job_->model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job_->model.parameters[p];
     for (size_t t = 0; t < parameter.tensors.size(); ++t) {
-      std::vector<float> values(static_cast<size_t>(parameter.tensors[t].elems()));
       const Philox random(seed, parameter.tensors[t].name);
-      for (size_t i = 0; i < values.size(); ++i)
-        values[i] = parameter.init.kind == Init::Kind::normal ? parameter.init.std * random.normal(i)
-                    : parameter.init.kind == Init::Kind::ones ? 1.0f
-                                                              : 0.0f;
-      set_tensor(p, t, values);
+      const int64_t elems = parameter.tensors[t].elems();
+      std::vector<float> values(static_cast<size_t>(std::min(elems, kPieceElems)));
+      for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
+        const auto piece = std::span(values).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
+        for (size_t i = 0; i < piece.size(); ++i)
+          piece[i] = parameter.init.kind == Init::Kind::normal ? parameter.init.std * random.normal(static_cast<uint64_t>(begin) + i)
+                     : parameter.init.kind == Init::Kind::ones ? 1.0f
+                                                               : 0.0f;
+        write(p, t, begin, piece);
+      }
     }
   }
 }
 
 void Rank::set_tensor(size_t parameter, size_t tensor, std::span<const float> values) {
+  SLIP_ASSERT(static_cast<int64_t>(values.size()) == job_->model.parameters[parameter].tensors[tensor].elems());
+  write(parameter, tensor, 0, values);
+}
+
+void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::span<const float> values) {
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
-  SLIP_ASSERT(static_cast<int64_t>(values.size()) == named.elems());
-  const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems;
-  std::vector<bfloat16> rounded(values.size());
-  std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
+  const int64_t count = static_cast<int64_t>(values.size());
+  SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
+  const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
   const bool separate = job_->model.dtype != DType::f32;
+  std::vector<bfloat16> rounded(separate ? values.size() : 0);
+  if (separate) std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
   const void* working = separate ? static_cast<const void*>(rounded.data()) : values.data();
   const int64_t working_bytes = size_of(job_->model.dtype);
-  // The part of the tensor inside [begin, begin + elems) of the flat order goes to `where`.
+  // The part of the values inside [begin, begin + elems) of the flat order goes to `where`.
   const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
-    const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + named.elems());
+    const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + count);
     if (where.size_bytes == 0 || first >= last) return;
     device_->copy_from_host(address(where.buffer) + where.begin_bytes + (first - begin) * elem_bytes,
                             static_cast<const std::byte*>(from) + (first - offset) * elem_bytes, (last - first) * elem_bytes);
@@ -159,18 +174,29 @@ std::span<const float> tensor_of(const Job& job, std::span<const float> flat, si
   return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems), static_cast<size_t>(named.elems()));
 }
 
-std::vector<float> Rank::tensor(size_t parameter, size_t tensor) {
+void Rank::read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
   SLIP_ASSERT(job_->options.zero_stage == 0);
-  const std::vector<float> flat = flat_from_shards(*job_, {shards(&BucketHome::master)});
-  const std::span<const float> values = tensor_of(*job_, flat, parameter, tensor);
-  return {values.begin(), values.end()};
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  SLIP_ASSERT(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= named.elems());
+  const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin, to = from + static_cast<int64_t>(out.size());
+  for (const BucketHome& home : job_->homes) {
+    const int64_t first = std::max(from, home.shard_offset_elems), last = std::min(to, home.shard_offset_elems + home.shard_elems);
+    if (first >= last) continue;
+    const Slice& slice = home.*what;
+    device_->copy_to_host(out.data() + (first - from), address(slice.buffer) + slice.begin_bytes + 4 * (first - home.shard_offset_elems), 4 * (last - first));
+  }
+}
+
+std::vector<float> Rank::tensor(size_t parameter, size_t tensor) {
+  std::vector<float> values(static_cast<size_t>(job_->model.parameters[parameter].tensors[tensor].elems()));
+  read(&BucketHome::master, parameter, tensor, 0, values);
+  return values;
 }
 
 std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
-  SLIP_ASSERT(job_->options.zero_stage == 0);
-  const std::vector<float> flat = flat_from_shards(*job_, {shards(&BucketHome::gradient)});
-  const std::span<const float> values = tensor_of(*job_, flat, parameter, tensor);
-  return {values.begin(), values.end()};
+  std::vector<float> values(static_cast<size_t>(job_->model.parameters[parameter].tensors[tensor].elems()));
+  read(&BucketHome::gradient, parameter, tensor, 0, values);
+  return values;
 }
 
 void Rank::prime() { step_->run(job_->prime, 0); }
@@ -179,6 +205,25 @@ void Rank::issue(uint32_t step) {
   step_->run(job_->train, step);
   ends_.push_back(&scheduler_->end_of(job_->train));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
+}
+
+void Rank::run_plainly(ThreadPool& pool) {
+  for (ItemId i : job_->train.order) {
+    Frame frame{.memory = &memory_, .item = i};
+    if (job_->train.is_spine(i)) {
+      const SpineItem& item = job_->train.spine[i];
+      frame.micro_batch = item.micro_batch;
+      frame.slot = item.slot;
+      frame.accumulate = item.accumulate;
+      frame.rebinds = item.rebinds.data();
+      frame.rebind_count = static_cast<uint32_t>(item.rebinds.size());
+    }
+    LaunchContext context{.kind = device_->kind(), .pool = &pool, .frame = &frame};
+    if (train_works_[i].fn)
+      train_works_[i].fn(context);
+    else
+      for (const Work& work : job_->model.pieces[job_->train.spine[i].piece].works) work.fn(context);
+  }
 }
 
 void Rank::wait_behind(int behind) {

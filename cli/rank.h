@@ -23,6 +23,7 @@ struct RankOptions {
   UpdateOptions update;
   uint64_t delay_seed = 0;       // 0: none; else random pauses before works, at most delay_max_ns
   int64_t delay_max_ns = 0;
+  bool check_hazards = false;    // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
@@ -39,11 +40,16 @@ class Rank {
 
   /// Blocks. Weights as a function of (seed, tensor name, element index); moments zero.
   void initialise(uint64_t seed);
-  /// Blocks. One value per element of a named tensor of parameter p: `fill(tensor, out)`. Also used to load weights.
+  /// Blocks. Sets elements [begin, begin + values.size()) of a named tensor, masters and what this rank holds of the rounded weights.
+  void write(size_t parameter, size_t tensor, int64_t begin, std::span<const float> values);
+  /// Blocks. The whole tensor, as write().
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
   /// Blocks. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
   std::vector<float> shards(Slice BucketHome::*what);
-  /// Blocks. The weights as trained (float masters); without ZeRO, where a rank has them all.
+  /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketHome::master), its gradient or
+  /// a moment. Without ZeRO, where a rank has them all. Takes no memory.
+  void read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out);
+  /// Blocks. The whole tensor, as read().
   std::vector<float> tensor(size_t parameter, size_t tensor);
   std::vector<float> gradient(size_t parameter, size_t tensor);
 
@@ -51,6 +57,9 @@ class Rank {
   void prime();
   /// Enqueues one training step and returns; waits for nothing.
   void issue(uint32_t step);
+  /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no events, no schedule.
+  /// For benchmarks of one rank, when nothing is in flight.
+  void run_plainly(ThreadPool& pool);
   /// Blocks until the latest issued step but `behind` (0 or 1) has ended. Throws the first error of a stream.
   void wait_behind(int behind);
 

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <exception>
 #include <new>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "cli/trainer.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
@@ -71,6 +73,16 @@ void require_memory(const World& world, const RunConfig& config, const Job& job,
   if (host_bytes > 0 && need * ranks > host_bytes)
     throw ResourceError("[plan] {} rank{} on this host need{} {} but it has {}. Use a smaller train.micro_batch_size, or fewer ranks here.\n{}",
                         ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes), memory_table(job));
+}
+
+/// The most memory that this process has had in RAM, as the kernel counts it; 0 where it does not say.
+int64_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string key; status >> key; status.ignore(4096, '\n')) {
+    int64_t kib = 0;
+    if (key == "VmHWM:" && status >> kib) return kib * kKiB;
+  }
+  return 0;
 }
 
 /// The weights are written last: a folder that cannot be is found out before the first step.
@@ -146,8 +158,9 @@ int train(const TrainCommand& command) {
       run_dir->write("config.resolved.toml", config_toml(config));
       run_dir->write("run.json", run_json(world, finished, machine, threads));
     });
-    Trainer trainer(world, config, dataset, std::move(finished), machine, command.delay_seed);
+    Trainer trainer(world, config, dataset, std::move(finished), machine, command.delay_seed, command.check_hazards);
     trainer.run(*run_dir);
+    log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()), format_bytes(trainer.rank().job().buffers.total_bytes()));
     log_info("metrics: {}/metrics.jsonl{}", config.output.dir, config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
     return 0;
   } catch (const AgreedFailure& failure) {

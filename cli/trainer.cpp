@@ -35,7 +35,7 @@ double learning_rate(const Optimizer& o, int64_t step) {
 }
 
 Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
-                 const Machine& machine, uint64_t delay_seed)
+                 const Machine& machine, uint64_t delay_seed, bool check_hazards)
     : world_(world), config_(resolved), dataset_(dataset), machine_(machine), stages_(finished.stages), global_batch_(finished.global_batch) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
@@ -75,7 +75,7 @@ Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& d
                              .eps = static_cast<float>(config_.optimizer.eps),
                              .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
-                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0},
+                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
@@ -219,65 +219,56 @@ double Trainer::evaluate() {
   return total / static_cast<double>(sampler.target_count());
 }
 
-std::vector<std::vector<float>> Trainer::weights() {
+std::vector<ReadWeights> Trainer::weights() {
   const Job& job = rank_->job();
-  std::vector<float> mine = rank_->shards(&BucketHome::master);
   const bool sharded = job.options.zero_stage > 0;
-  if (!sharded && stages_.size() == 1) return {flat_from_shards(job, {mine})};
-  // Without ZeRO the data ranks of a stage have the same: one speaks for them.
-  if (!sharded && job.mesh.index_in_group(Axis::data, world_.rank()) > 0) mine.clear();
-  std::vector<std::vector<std::vector<float>>> shards(stages_.size());
-  const std::vector<std::string> gathered = world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)});
-  for (int r = 0; r < world_.size(); ++r) {
-    const std::string& bytes = gathered[static_cast<size_t>(r)];
-    if (bytes.empty()) continue;
-    std::vector<float>& shard = shards[static_cast<size_t>(job.mesh.coordinates(r).pipeline)].emplace_back(bytes.size() / sizeof(float));
-    std::memcpy(shard.data(), bytes.data(), bytes.size());
+  if (!sharded && stages_.size() == 1)
+    return {[this](size_t p, size_t t, int64_t begin, std::span<float> out) { rank_->read(&BucketHome::master, p, t, begin, out); }};
+  // Of every stage the ranks that together have all of it; others have the same once more.
+  std::vector<std::vector<int>> holders;
+  for (size_t stage = 0; stage < stages_.size(); ++stage) {
+    const int first = job.mesh.rank({.pipeline = static_cast<int>(stage)});
+    holders.push_back(sharded ? job.mesh.group(job.shard_axis(), first) : std::vector<int>{first});
   }
-  std::vector<std::vector<float>> flats;
-  for (size_t stage = 0; stage < stages_.size(); ++stage) flats.push_back(flat_from_shards(*stages_[stage], shards[stage]));
-  return flats;
+  const std::vector<int>& speakers = holders[static_cast<size_t>(job.stage())];
+  std::vector<float> mine;
+  if (std::find(speakers.begin(), speakers.end(), world_.rank()) != speakers.end()) mine = rank_->shards(&BucketHome::master);
+  const std::vector<std::string> gathered = world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)});
+  std::vector<ReadWeights> reads;
+  for (size_t stage = 0; stage < stages_.size(); ++stage) {
+    std::vector<std::vector<float>> shards;
+    for (int rank : holders[stage]) {
+      const std::string& bytes = gathered[static_cast<size_t>(rank)];
+      shards.emplace_back(bytes.size() / sizeof(float));
+      std::memcpy(shards.back().data(), bytes.data(), bytes.size());
+    }
+    reads.push_back([job_of_stage = stages_[stage], flat = std::make_shared<std::vector<float>>(flat_from_shards(*stages_[stage], shards))](
+                        size_t p, size_t t, int64_t begin, std::span<float> out) {
+      const std::span<const float> held = tensor_of(*job_of_stage, *flat, p, t);
+      std::copy_n(held.begin() + begin, out.size(), out.begin());
+    });
+  }
+  return reads;
 }
 
 std::string Trainer::params_hash() {
-  const std::vector<std::vector<float>> flats = weights();
+  const std::vector<ReadWeights> reads = weights();
   data::Xxh3 hash;
-  for (const auto& [name, tensor] : tensors_of(stages_)) {
-    const std::span<const float> values = tensor_of(*stages_[tensor.stage], flats[tensor.stage], tensor.parameter, tensor.tensor);
-    hash.update(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
-  }
+  for (const auto& [name, at] : tensors_of(stages_))
+    for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor,
+               [&](std::span<const float> piece) { hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes())); });
   return hash.hex();
 }
 
 void Trainer::save_final() {
-  const std::vector<std::vector<float>> flats = weights();
+  const std::vector<ReadWeights> reads = weights();
   world_.together([&] {
     if (world_.rank() != 0) return;
-    std::vector<checkpoint::TensorToSave> tensors;
     const ModelSpec& model = rank_->job().model;
-    for (const auto& [name, at] : tensors_of(stages_)) {
-      const Job& job = *stages_[at.stage];
-      const NamedTensor& named = job.model.parameters[at.parameter].tensors[at.tensor];
-      std::vector<int64_t> shape = named.shape;
-      if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
-      tensors.push_back({.name = name, .dtype = DType::f32, .shape = shape,
-                         .write = [&job, &flat = flats[at.stage], at, &named](const checkpoint::TensorSink& sink) {
-                           const std::span<const float> held = tensor_of(job, flat, at.parameter, at.tensor);
-                           std::vector<float> values(held.begin(), held.end());
-                           if (named.transposed_on_disk) {
-                             const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
-                             std::vector<float> turned(values.size());
-                             for (size_t r = 0; r < rows; ++r)
-                               for (size_t c = 0; c < columns; ++c) turned[c * rows + r] = values[r * columns + c];
-                             values.swap(turned);
-                           }
-                           sink(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
-                         }});
-    }
     const JobRequest request{.config = config_, .world = world_.size(), .vocab = model.vocab};
     models::ModelOptions options = model_options(request);
     options.dtype = DType::f32;
-    checkpoint::write_final(config_.checkpoint.dir + "/final", std::move(tensors), models::hugging_face_config(options),
+    checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads), models::hugging_face_config(options),
                             {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
     log_info("weights: {}/final", config_.checkpoint.dir);
   });

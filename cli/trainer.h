@@ -12,6 +12,7 @@
 #include "cli/job.h"
 #include "cli/rank.h"
 #include "cli/run_dir.h"
+#include "cli/weights.h"
 #include "cli/world.h"
 #include "engine/config/config.h"
 #include "engine/data/dataset.h"
@@ -29,7 +30,7 @@ class Trainer {
  public:
   /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
   Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished, const Machine& machine,
-          uint64_t delay_seed);
+          uint64_t delay_seed, bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
@@ -50,8 +51,8 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
-  /// The weights in the flat order of every stage. Collective where a rank does not have them all.
-  std::vector<std::vector<float>> weights();
+  /// The weights of every stage as they are now. Collective where a rank does not have them all.
+  std::vector<ReadWeights> weights();
   std::string params_hash();
   void save_final();
   void rehearse_bound();

@@ -31,7 +31,7 @@ if [[ ! -f $build/build.ninja ]]; then
   rm -rf "$build"
   cuda=disabled
   if nvidia-smi -L >/dev/null 2>&1; then cuda=auto; fi
-  meson setup "$build" -Dtests=true -Dcuda=$cuda -Dnccl=$cuda >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
+  meson setup "$build" -Dtests=true -Dwerror=true -Dcuda=$cuda -Dnccl=$cuda >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
   mv "$build.log" "$build/setup.log"
 fi
 started=$SECONDS

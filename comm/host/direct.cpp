@@ -26,13 +26,13 @@ class DirectReduce final : public Script {
     if (size > 1) {
       const int64_t slot_elems = std::min(chunk_elems_, std::max<int64_t>(mine_.elems, 0));
       slot_bytes_ = bytes_of(slot_elems, dtype_);
-      staging_.resize(static_cast<size_t>(kSlots * size * slot_bytes_));
     }
   }
 
-  void start(Poster& post, const std::byte* from, std::byte* to) override {
+  void start(Poster& post, const std::byte* from, std::byte* to, std::byte* staging) override {
     from_ = from;
     to_ = to;
+    staging_ = staging;
     if (size_ == 1) return copy_bytes(to, from, bytes_of(mine_.elems, dtype_));
     std::fill(std::begin(arrived_), std::end(arrived_), 0);
     for (int chunk = 0; chunk < kSlots; ++chunk) recv_contributions(post, chunk);
@@ -58,7 +58,7 @@ class DirectReduce final : public Script {
     recv_contributions(post, arrival.index + kSlots);
   }
 
-  int64_t staging_bytes() const override { return std::ssize(staging_); }
+  int64_t staging_bytes() const override { return kSlots * size_ * slot_bytes_; }
   int messages() const override { return (size_ - 1) * (kSlots + kSendsAhead + 2 * (chunks(part(0)) + 1)); }
 
  private:
@@ -71,7 +71,7 @@ class DirectReduce final : public Script {
     const int64_t begin = chunk * chunk_elems_;
     return {whole.begin + begin, std::min(chunk_elems_, whole.elems - begin)};
   }
-  std::byte* slot(int chunk, int peer) { return staging_.data() + (chunk % kSlots * size_ + peer) * slot_bytes_; }
+  std::byte* slot(int chunk, int peer) { return staging_ + (chunk % kSlots * size_ + peer) * slot_bytes_; }
 
   void send_contribution(Poster& post, int peer, int chunk) {
     if (chunk >= chunks(part(peer))) return;
@@ -103,7 +103,7 @@ class DirectReduce final : public Script {
   int64_t chunk_elems_;
   Part mine_;
   int64_t slot_bytes_ = 0;
-  std::vector<std::byte> staging_;             // [slot][peer][chunk]
+  std::byte* staging_ = nullptr;               // [slot][peer][chunk]
   std::vector<const std::byte*> sources_;
   int arrived_[kSlots] = {};
   const std::byte* from_ = nullptr;
@@ -114,7 +114,7 @@ class DirectMoves final : public Script {
  public:
   DirectMoves(const Verb& verb, int rank, int size) : verb_(verb), rank_(rank), size_(size) {}
 
-  void start(Poster& post, const std::byte* from, std::byte* to) override {
+  void start(Poster& post, const std::byte* from, std::byte* to, std::byte*) override {
     const int64_t bytes = bytes_of(verb_.transfer.elems, verb_.transfer.dtype);
     switch (verb_.op) {
       case Op::all_gather:

@@ -125,11 +125,11 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
     const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
     Poster post(*transport);
     bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
-                         verb.op != Op::send ? context.at(verb.transfer.to) : nullptr);
+                         verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
     drive(*transport, post, bound->script.get(), what, timeout);
   });
   bound->script = make_script(verb, rank(), size());  // after the checks of bind
-  staging_bytes_ += bound->script->staging_bytes();
+  staging_.resize(std::max(staging_.size(), static_cast<size_t>(bound->script->staging_bytes())));
   transport_->reserve(bound->script->messages());
   return work;
 }

@@ -34,15 +34,12 @@ class HostCommunicator final : public Communicator, public Meeting {
 
   int64_t meet(int64_t entry_ns, const std::vector<int>& peers) override;
 
-  /// Memory that the verbs bound so far have taken.
-  int64_t staging_bytes() const { return staging_bytes_; }
-
  private:
   Work bind_verb(const Verb& verb);
 
   std::shared_ptr<HostTransport> transport_;
   CommOptions options_;
-  int64_t staging_bytes_ = 0;
+  std::vector<std::byte> staging_;  // of the verb that runs; verbs are bound before any of them runs
   std::vector<int64_t> times_;  // of a meeting: one per peer, the last one mine
 };
 

@@ -28,12 +28,12 @@ class Ring final : public Script {
         chunk_elems_(kChunkBytes / size_of(dtype_)), chunks_(static_cast<int>(ceil_div(part(0).elems, chunk_elems_))) {
     if (!reduces_ || size == 1) return;
     slot_bytes_ = bytes_of(std::min(chunk_elems_, part(0).elems), dtype_);
-    staging_.resize(static_cast<size_t>(kChunksInFlight * hops_ * slot_bytes_));
   }
 
-  void start(Poster& post, const std::byte* from, std::byte* to) override {
+  void start(Poster& post, const std::byte* from, std::byte* to, std::byte* staging) override {
     from_ = from;
     to_ = to;
+    staging_ = staging;
     const Part mine = part(rank_);
     if (!reduces_) copy_bytes(to + bytes_of(mine.begin, dtype_), from, bytes_of(mine.elems, dtype_));
     if (size_ == 1) return reduces_ ? copy_bytes(to, from, bytes_of(mine.elems, dtype_)) : void();
@@ -52,7 +52,7 @@ class Ring final : public Script {
     if (--left == 0) open(post, chunk + kChunksInFlight);
   }
 
-  int64_t staging_bytes() const override { return std::ssize(staging_); }
+  int64_t staging_bytes() const override { return kChunksInFlight * hops_ * slot_bytes_; }
   int messages() const override { return kChunksInFlight * 2 * size_; }
 
  private:
@@ -70,7 +70,7 @@ class Ring final : public Script {
     return {whole.begin + begin, std::min(chunk_elems_, whole.elems - begin)};
   }
   std::byte* slot(int chunk, int hop) {
-    return staging_.data() + (chunk % kChunksInFlight * hops_ + hop) * slot_bytes_;
+    return staging_ + (chunk % kChunksInFlight * hops_ + hop) * slot_bytes_;
   }
 
   void open(Poster& post, int chunk) {
@@ -113,7 +113,7 @@ class Ring final : public Script {
   int64_t chunk_elems_;
   int chunks_;
   int64_t slot_bytes_ = 0;
-  std::vector<std::byte> staging_;               // [chunk in flight][hop][chunk]
+  std::byte* staging_ = nullptr;                 // [chunk in flight][hop][chunk]
   std::array<int, kChunksInFlight> left_{};      // messages of the chunk's phase that are not done
   const std::byte* from_ = nullptr;
   std::byte* to_ = nullptr;
@@ -125,7 +125,7 @@ class Chain final : public Script {
       : rank_(rank), size_(size), position_((rank + size - verb.root) % size),
         bytes_(bytes_of(verb.transfer.elems, verb.transfer.dtype)), chunks_(static_cast<int>(ceil_div(bytes_, kChunkBytes))) {}
 
-  void start(Poster& post, const std::byte* from, std::byte* to) override {
+  void start(Poster& post, const std::byte* from, std::byte* to, std::byte*) override {
     to_ = to;
     if (position_ == 0) copy_bytes(to, from, bytes_);
     for (int chunk = 0; chunk < kAhead; ++chunk) position_ == 0 ? send(post, chunk) : recv(post, chunk);

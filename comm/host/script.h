@@ -53,13 +53,14 @@ class Poster {
   HostTransport& transport_;
 };
 
-/// One bound verb. start is called once per launch; the launch ends when no message is outstanding.
+/// One bound verb. start is called once per launch; the launch ends when no message is outstanding. `staging` is memory of
+/// staging_bytes() for as long: the verbs of a communicator run one after another and share it.
 class Script {
  public:
   virtual ~Script() = default;
-  virtual void start(Poster& post, const std::byte* from, std::byte* to) = 0;
+  virtual void start(Poster& post, const std::byte* from, std::byte* to, std::byte* staging) = 0;
   virtual void arrived(Poster& post, const Arrival& arrival) = 0;
-  /// Memory taken when the verb was bound.
+  /// Memory that a launch needs beside its operands.
   virtual int64_t staging_bytes() const { return 0; }
   /// Messages in flight at once, at most.
   virtual int messages() const = 0;

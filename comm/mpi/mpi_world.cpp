@@ -6,9 +6,11 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 
 #include "comm/host/host_communicator.h"
 #include "comm/host/self_transport.h"
@@ -74,7 +76,12 @@ int MpiWorld::local_rank() const { return state_->local_rank; }
 int MpiWorld::local_size() const { return state_->local_size; }
 
 void MpiWorld::barrier() {
-  if (state_->size > 1) check_mpi(MPI_Barrier(state_->control), "barrier");
+  if (state_->size == 1) return;
+  MPI_Request request;
+  check_mpi(MPI_Ibarrier(state_->control, &request), "barrier");
+  // A rank that is early sleeps: MPI_Barrier would poll on a core that a late rank may be computing on.
+  for (int done = 0; check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "barrier"), done == 0;)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 std::string MpiWorld::broadcast(const std::string& bytes, int root) {

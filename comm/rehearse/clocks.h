@@ -25,6 +25,10 @@ class Clocks {
     return clocks_[later * channels_ + channel_of_[earlier]] >= position_[earlier];
   }
   ChannelId channel(uint32_t node) const { return channel_of_[node]; }
+  /// Items of `channel` that are complete before `node` begins, or it itself. Pure.
+  uint32_t complete(uint32_t node, ChannelId channel) const { return clocks_[node * channels_ + channel]; }
+  /// Of a node on its channel, from 1. Pure.
+  uint32_t position(uint32_t node) const { return position_[node]; }
   size_t size() const { return channel_of_.size(); }
   bool operator==(const Clocks& other) const { return clocks_ == other.clocks_; }
 

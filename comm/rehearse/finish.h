@@ -22,7 +22,7 @@ struct Stage {
 
 struct Proof {
   std::string deadlock;             // empty: none under any gate, three runs in a row with the waits between them
-  std::vector<Hazard> hazards;      // of three runs in a row, all stages
+  std::vector<Hazard> hazards;      // of three runs in a row, all stages; if none, orders that no pass has said
   int64_t hazard_count = 0;
   int64_t items = 0;                // of all stages
   int64_t waits = 0;                // left in the plans

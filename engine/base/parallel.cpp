@@ -7,7 +7,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <thread>
+#include <system_error>
 #include <vector>
 
 #include "engine/base/check.h"
@@ -59,6 +59,14 @@ struct ThreadPool::State {
     }
   }
 };
+
+std::thread start_thread(std::string_view what, std::function<void()> body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    throw ResourceError("[host] {} could not start a thread: {}. Allow more threads or memory, or use fewer ranks here.", what, error.what());
+  }
+}
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   SLIP_ASSERT(threads >= 1);

@@ -3,10 +3,16 @@
 // Intra-op threads of one compute stream: a static split of an index range, the same for the same thread count.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string_view>
+#include <thread>
 #include <type_traits>
 
 namespace slipstream {
+
+/// Starts `body` on a thread of its own. Throws: ResourceError naming `what`, where the system has no thread or no memory for its stack.
+std::thread start_thread(std::string_view what, std::function<void()> body);
 
 /// A borrowed reference to a callable `void(int64_t begin, int64_t end)`; never allocates.
 class RangeFunction {

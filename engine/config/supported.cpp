@@ -27,9 +27,7 @@ const std::vector<SupportedRow>& supported_rows() {
          return c.zero.stage == 0 || (c.overlap.grad_reduce == GradReduce::bucketed && c.comm.grad_dtype == DType::f32);
        },
        "use 0, or overlap.grad_reduce = \"bucketed\" with comm.grad_dtype = \"float32\""},
-      {"zero.reshard_after_forward", [](R c) { return c.zero.reshard_after_forward; }, "leave it out"},
       {"zero.persistence_threshold", [](R c) { return c.zero.persistence_threshold_bytes == 0; }, "leave it out"},
-      {"zero.shard_size", [](R c) { return c.zero.shard_size == 0; }, "use 0"},
       {"zero.gather_dtype",
        [](R c) {
          return c.zero.gather_dtype == DTypeChoice::automatic ||

@@ -80,6 +80,11 @@ void validate_layout(const RunConfig& config) {
   if (config.zero.shard_size > 0 && config.parallel.data > 0 && config.parallel.data % config.zero.shard_size != 0)
     throw ConfigError("zero.shard_size = {} does not divide parallel.data = {}. Use a divisor, or 0.",
                       config.zero.shard_size, config.parallel.data);
+  const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
+  if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
+    throw ConfigError("zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "
+                      "most {}, or zero.reshard_after_forward = false to keep every layer.",
+                      config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
   if (config.pipeline.virtual_stages > 1 && (config.parallel.pipeline == 1 || config.pipeline.schedule != Schedule::interleaved_1f1b))
     throw ConfigError("pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". Set both, or use 1.",

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "engine/base/check.h"
+#include "engine/base/parallel.h"
 
 namespace slipstream::data {
 
@@ -127,7 +128,7 @@ Loader::Loader(BatchFiller filler, const LoaderOptions& options) : state_(std::m
   state_->filler = std::move(filler);
   state_->options = options;
   for (int i = 0; i < options.buffers; ++i) state_->ring.push_back(make_batch(options.shape));
-  state_->thread = std::thread([state = state_.get()] { state->run(); });
+  state_->thread = start_thread("the loader of batches", [state = state_.get()] { state->run(); });
 }
 
 Loader::~Loader() {

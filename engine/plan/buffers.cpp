@@ -65,7 +65,7 @@ int64_t Buffers::instances(BufferId buffer) const {
 
 int64_t Buffers::stride_bytes(BufferId buffer) const { return round_up(specs_[buffer].size_bytes, kAlignmentBytes); }
 
-Slice Buffers::resolve(const Slice& slice, const std::vector<Rebind>& rebinds, int micro_batch, int slot) const {
+Slice Buffers::resolve(const Slice& slice, std::span<const Rebind> rebinds, int micro_batch, int slot) const {
   Slice result = slice;
   for (const Rebind& rebind : rebinds)
     if (rebind.from == result.buffer) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,7 @@ class Buffers {
 
   /// Where `slice` lives for micro-batch `micro_batch` and slot `slot`: follows rebinds, then views, then adds the
   /// instance. The result names a buffer with storage and counts from its first instance. Pure.
-  Slice resolve(const Slice& slice, const std::vector<Rebind>& rebinds, int micro_batch, int slot) const;
+  Slice resolve(const Slice& slice, std::span<const Rebind> rebinds, int micro_batch, int slot) const;
 
   int64_t bytes(Owner owner) const;  // of all buffers with storage, all instances
   int64_t total_bytes() const;

@@ -26,9 +26,12 @@ void add_channels(Job& job) {
   if (piped && job.options.zero_stage == 0) job.channels.push_back({"norm", Axis::pipeline});
   if (piped || shared) job.channels.push_back({"scalars", piped ? Axis::world : Axis::data});
   if (!shared) return;
-  job.channels.push_back({"reduce", Axis::data});
+  job.channels.push_back({"reduce", job.shard_axis()});
   // Apart from "reduce": two collectives of one communicator never overlap each other.
-  if (job.options.zero_stage > 0) job.channels.push_back({"gather", Axis::data});
+  if (job.options.zero_stage > 0) job.channels.push_back({"gather", job.shard_axis()});
+  // Across the groups that share: the sum of a shard. The squares of shards are summed inside.
+  if (job.is_hybrid())
+    for (const Channel& channel : {Channel{"reduce_across", Axis::data_outer}, Channel{"norm", Axis::data_inner}}) job.channels.push_back(channel);
 }
 
 /// Takes the stage's part of the model and says what of the whole it must know.
@@ -52,7 +55,7 @@ void take_stage(Job& job) {
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
-                       .group_size = job.mesh.group_size(Axis::data), .sharded = options.zero_stage > 0, .alone = {},
+                       .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::data), .sharded = options.zero_stage > 0, .alone = {},
                        .by_layer = options.zero_stage >= 2};
   for (uint32_t p = 0; p < model.parameters.size() && job.has_tied_copies; ++p)
     if (model.parameters[p].name() == job.tied_name) layout.alone.push_back(p);
@@ -89,7 +92,8 @@ ChannelId Job::channel(const std::string& name) const {
 
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
-  if (options.sizes.data == 1) options.zero_stage = 0;  // nobody to share with
+  if (options.sizes.data == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
+  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;   // which is what it comes to
   if (options.zero_stage > 0 && model.tied.split)
     throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
   Job job{.options = options, .mesh = Mesh(options.sizes, options.mesh_order), .model = std::move(model),

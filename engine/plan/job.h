@@ -29,6 +29,8 @@ struct PlanOptions {
   int prefetch_depth = 1;               // stage 3: layers gathered ahead of the one in use
   PipelineSchedule schedule;            // empty: 1F1B over sizes.pipeline stages
   std::vector<int> layers;              // of each part of the model; empty: only with one part
+  bool reshard_after_forward = true;    // stage 3: false: a slot for every layer, gathered once in a step
+  bool accumulate_unsharded = false;    // stage 2: gradients are whole until the last micro-batch, as in stage 1
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
 };
 
@@ -94,6 +96,9 @@ struct Job {
 
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
+  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all data ranks.
+  Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::data; }
+  bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
 /// Places memory and runs the passes: spine -> reduction -> norm and optimizer -> report and input. The plans still

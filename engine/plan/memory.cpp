@@ -45,8 +45,8 @@ Slice part_of(const Slice& whole, int index, int parts) {
 
 void place_buckets(Job& job) {
   const int stage = job.options.zero_stage;
-  const int ranks = stage > 0 ? job.mesh.group_size(Axis::data) : 1;
-  const int index = stage > 0 ? job.mesh.index_in_group(Axis::data, job.options.rank) : 0;
+  const int ranks = stage > 0 ? job.mesh.group_size(job.shard_axis()) : 1;
+  const int index = stage > 0 ? job.mesh.index_in_group(job.shard_axis(), job.options.rank) : 0;
   const DType dtype = job.model.dtype;
   Region values(job.buffers, "parameters", dtype, Owner::parameters);
   Region value_shards(job.buffers, "parameters.shard", dtype, Owner::parameters);
@@ -113,13 +113,18 @@ void place_slots(Job& job) {
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
-  if (job.options.zero_stage >= 3) job.ids.value_slots = add("parameters.slots", (job.options.prefetch_depth + 1) * bytes_of(widest_elems, job.model.dtype));
+  if (job.options.zero_stage >= 3) job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(widest_elems, job.model.dtype));
   if (job.options.zero_stage < 2) return;
   job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * widest_elems);
-  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(Axis::data)));
+  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(job.shard_axis())));
 }
 
 }  // namespace
+
+int value_slots(const Job& job) {
+  const auto layers = std::count_if(job.layout.buckets.begin(), job.layout.buckets.end(), [](const Bucket& b) { return b.layer >= 0; });
+  return static_cast<int>(job.options.reshard_after_forward ? std::min<int64_t>(job.options.prefetch_depth + 1, layers) : layers);
+}
 
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {
   const int64_t size_bytes = job.buffers[slots].size_bytes / count;

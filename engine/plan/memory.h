@@ -15,6 +15,9 @@ void place_memory(Job& job);
 /// Whether a bucket is a table that the head and the embedding share across stages: alone in it, on both. Pure.
 bool holds_copy(const Job& job, size_t bucket);
 
+/// Slots for gathered layers (stage 3): a layer in use and those ahead of it, never more than there are layers. Pure.
+int value_slots(const Job& job);
+
 /// The first `elems` elements of slot number `slot` of `count` in a slot buffer. Pure.
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "engine/base/dtype.h"
+
 namespace slipstream::kernels {
 
 /// c[m,n] (+)= op(a)[m,k] · op(b)[k,n], row-major. A transposed operand is stored [k,m] or [n,k]; strides are elements
@@ -30,6 +32,11 @@ bool product_has_bf16();
 
 /// Blocks. As product_f32, on bfloat16 operands; only where product_has_bf16().
 void product_bf16(const Product& product);
+
+/// Blocks. The product as the library does it when it is left alone: on `threads` threads of its own. What matmul is
+/// measured against, never part of a step. `dtype` of the operands: f32, or bf16 where product_has_bf16().
+/// False, and nothing done, if the library has no threads of its own.
+bool product_direct(const Product& product, DType dtype, int threads);
 
 /// "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
 std::string_view product_library();

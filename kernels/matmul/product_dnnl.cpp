@@ -23,10 +23,8 @@ constexpr unsigned kBf16Bit = 0x80;
 // oneDNN follows SLIPSTREAM_ISA too, so that a lower set asked for gives the bits of such a machine. Only observed to
 // work before the library's first product, hence in front of every one.
 bool hold_library() {
-  const auto limit = isa() == Isa::baseline ? dnnl_cpu_isa_sse41
-                     : isa() == Isa::avx2   ? dnnl_cpu_isa_avx2
-                                            : dnnl_cpu_isa_all;
-  if (limit != dnnl_cpu_isa_all) dnnl_set_max_cpu_isa(limit);
+  if (isa() == Isa::baseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
+  if (isa() == Isa::avx2) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
   return true;
 }
 
@@ -58,7 +56,12 @@ Bf16Product build(const Product& p, const dnnl::engine& engine) {
     operations.append_sum(1.0f);
     attributes.set_post_ops(operations);
   }
-  return {dnnl::matmul(dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine)),
+#if DNNL_VERSION_MAJOR >= 3
+  const dnnl::matmul::primitive_desc description(engine, a, b, c, attributes);
+#else
+  const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, engine);
+#endif
+  return {dnnl::matmul(description),
           memory(a, engine, nullptr), memory(b, engine, nullptr), memory(c, engine, nullptr)};
 }
 
@@ -95,15 +98,23 @@ void product_bf16(const Product& p) {
     auto found = products.find(key);
     if (found == products.end()) found = products.emplace(key, build(p, engine)).first;
     Bf16Product& it = found->second;
-    it.a.set_data_handle(const_cast<void*>(p.a), stream);
-    it.b.set_data_handle(const_cast<void*>(p.b), stream);
-    it.c.set_data_handle(p.c, stream);
+    it.a.set_data_handle(const_cast<void*>(p.a));
+    it.b.set_data_handle(const_cast<void*>(p.b));
+    it.c.set_data_handle(p.c);
     it.primitive.execute(stream, {{DNNL_ARG_SRC, it.a}, {DNNL_ARG_WEIGHTS, it.b}, {DNNL_ARG_DST, it.c}});
     stream.wait();
   } catch (const dnnl::error& error) {
     throw InternalError("[matmul] oneDNN failed with status {} ({}) for m = {}, n = {}, k = {} in bfloat16.",
                         static_cast<int>(error.status), error.message, p.m, p.n, p.k);
   }
+}
+
+bool product_direct(const Product& p, DType dtype, int threads) {
+  hold_thread();
+  omp_set_num_threads(threads);
+  dtype == DType::f32 ? product_f32(p) : product_bf16(p);
+  omp_set_num_threads(1);
+  return true;
 }
 
 std::string_view product_library() {

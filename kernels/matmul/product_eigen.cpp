@@ -48,6 +48,10 @@ void product_bf16(const Product&) {
   throw InternalError("[matmul] Eigen has no bfloat16 product; ask product_has_bf16 first.");
 }
 
+bool product_direct(const Product&, DType, int) {
+  return false;
+}
+
 std::string_view product_library() {
 #define SLIP_TEXT_OF(x) #x
 #define SLIP_TEXT(x) SLIP_TEXT_OF(x)

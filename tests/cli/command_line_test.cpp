@@ -11,12 +11,16 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
     const char* command;
     std::vector<std::string> words;
   } rows[] = {
-      {"", {"train", "plan", "check", "generate", "tokenize", "--version", "--help"}},
+      {"", {"train", "plan", "check", "bench", "generate", "tokenize", "--version", "--help"}},
       {"train", {"run", "--set", "--resume", "--dry-run", "--inject-delays"}},
       {"plan", {"run", "--set", "--ranks", "--machine", "--json", "--search"}},
       {"check", {"run", "--set", "--ranks", "--machine", "--json"}},
       {"generate", {"checkpoint", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"}},
       {"tokenize", {"text", "out", "--tokenizer"}},
+      {"bench", {"overlap", "kernels", "step"}},
+      {"bench overlap", {"run", "--set", "--steps", "--csv", "--compute", "--ratios"}},
+      {"bench kernels", {"--only", "--threads", "--rounds", "--csv"}},
+      {"bench step", {"run", "--set", "--steps", "--csv", "--export", "--plain-loop", "--line-rate", "--ranks"}},
   };
   for (const auto& row : rows) {
     const Result help = call(std::string(row.command) + " --help");

@@ -381,3 +381,44 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
   CHECK(contains(few.text, "1 micro-batches are too few to fill 2 stages"));
   CHECK(contains(few.text, "stage 1   ."));
 }
+
+TEST_CASE("memory grows by what the plan says, and the rest is small", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  struct Memory {
+    double resident = 0, planned = 0;  // bytes
+  };
+  const auto bytes_after = [](const std::string& text, const std::string& words) {
+    const size_t at = text.find(words);
+    REQUIRE(at != std::string::npos);
+    size_t used = 0;
+    const double value = std::stod(text.substr(at + words.size()), &used);
+    const std::string unit = text.substr(at + words.size() + used + 1, 3);
+    return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : 0x1p10);
+  };
+  // Masters, gradients and both moments dominate; a step of a few tokens touches all of them.
+  const char* models[] = {"--set model.layers=1 --set model.width=8", "--set model.layers=2 --set model.width=256 --set model.vocab_size=50257",
+                          "--set model.layers=16 --set model.width=384"};
+  for (int ranks : {1, 2}) {
+    if (ranks > 1 && !has_mpirun()) return;
+    Memory smallest;
+    for (const char* model : models) {
+      const std::string arguments = "train " + run + " --set train.steps=2 --set train.eval_batches=1 --set train.global_batch_size=4 --set overlap.bucket_size=1MiB " +
+                                    "--set overlap.first_bucket_size=256KiB --set device.threads=" + std::to_string(3 - ranks) + " " + model;
+      const Result result = ranks == 1 ? call(arguments) : on_ranks(ranks, arguments);
+      INFO(result.text);
+      REQUIRE(result.code == 0);
+      const Memory used{bytes_after(result.text, "memory: at most "), bytes_after(result.text, "resident, ")};
+      INFO(ranks << " ranks, " << model << ": " << used.resident / 0x1p20 << " MiB resident, " << used.planned / 0x1p20 << " MiB planned");
+      if (smallest.resident == 0) {
+        smallest = used;
+        WARN(ranks << " ranks: " << (used.resident - used.planned) / 0x1p20 << " MiB of a process are not in the plan");
+        CHECK(used.resident - used.planned < 200 * 0x1p20);
+        continue;
+      }
+      const double grown = used.resident - smallest.resident, planned = used.planned - smallest.planned;
+      CHECK(planned > 200 * 0x1p20);  // the law is about models that are not small beside a page of scratch
+      CHECK(std::abs(grown - planned) < 0.02 * planned);
+    }
+  }
+}

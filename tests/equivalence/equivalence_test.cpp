@@ -250,6 +250,51 @@ TEST_CASE("sharded gradients of several micro-batches are the same mean", "[equi
   }
 }
 
+TEST_CASE("gradients that stay whole until the last micro-batch add in the order of stage 0", "[equivalence][zero]") {
+  for (const auto& make : {gpt2, llama})
+    for (int micro_batches : {2, 4}) {
+      const auto unsplit = with(make(3), [&](Layout& l) {
+        l.model.split_tied_embedding = false, l.micro_batch /= micro_batches, l.micro_batches = micro_batches;
+      });
+      check_same_weights(train(with(unsplit, [](Layout& l) { l.zero_stage = 2, l.accumulate_unsharded = true; }), kSteps), train(unsplit, kSteps));
+    }
+}
+
+TEST_CASE("layers that are kept after forward are gathered once in a step, whatever the micro-batches", "[equivalence][zero]") {
+  for (int micro_batches : {1, 2}) {
+    const auto base = with(llama(2), [&](Layout& l) { l.zero_stage = 3, l.micro_batch /= micro_batches, l.micro_batches = micro_batches, l.prefetch_depth = 0; });
+    const auto kept = with(base, [](Layout& l) { l.reshard_after_forward = false; });
+    const auto gathers = [](const Layout& layout) {
+      const auto job = make_job(layout, 0);
+      return std::count_if(job->train.tasks.begin(), job->train.tasks.end(), [](const Task& t) { return t.name.starts_with("all_gather.layer"); });
+    };
+    // Two layers and one slot: forward 0, 1, backward 0, and the next micro-batch begins with the layer that is there.
+    CHECK(gathers(base) == 1 + 2 * micro_batches);
+    CHECK(gathers(kept) == 2);
+    check_same_bits(train(kept, kSteps), train(base, kSteps));
+    check_same_bits(train(with(kept, [](Layout& l) { l.delay_seed = 8, l.evaluate_between = true; }), kSteps), train(base, kSteps));
+  }
+}
+
+TEST_CASE("hybrid sharding: groups that share, and a sum across them, train the same model", "[equivalence][zero]") {
+  // Sums inside a group come before sums across: with 2 x 2 ranks another order, (a + b) + (c + d).
+  for (const auto& make : {gpt2, llama})
+    for (int stage : {1, 2, 3})
+      for (int micro_batches : {1, 3}) {
+        const auto unsplit = with(make(4), [&](Layout& l) {
+          l.model.split_tied_embedding = false, l.micro_batch /= micro_batches, l.micro_batches = micro_batches;
+        });
+        const auto hybrid = with(unsplit, [&](Layout& l) { l.zero_stage = stage, l.shard_size = 2; });
+        const Trained trained = train(hybrid, kSteps);
+        std::printf("  %s, stage %d in groups of 2 of 4 ranks, %d micro-batches\n", hybrid.name.c_str(), stage, micro_batches);
+        check_close(trained, train(unsplit, kSteps), 2e-5);
+        check_same_bits(train(with(hybrid, [](Layout& l) { l.delay_seed = 4; }), kSteps), trained);
+        // One group is no group, and groups of one are data parallelism.
+        CHECK(train(with(hybrid, [](Layout& l) { l.shard_size = 4; }), kSteps).hash == train(with(hybrid, [](Layout& l) { l.shard_size = 0; }), kSteps).hash);
+        CHECK(train(with(hybrid, [](Layout& l) { l.shard_size = 1; }), kSteps).hash == train(unsplit, kSteps).hash);
+      }
+}
+
 TEST_CASE("gradient accumulation is the same mean", "[equivalence]") {
   for (const auto& make : {gpt2, gpt2_dense, llama}) {
     const Layout whole = make(2);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -67,6 +68,13 @@ struct Layout {
   bool same_batch = false;         // every step trains on the batch of step 1
   int zero_stage = 0;
   int prefetch_depth = 1;
+  int shard_size = 0;
+  bool reshard_after_forward = true;
+  bool accumulate_unsharded = false;
+  bool check_hazards = true;
+  std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
+  std::function<void(ModelSpec&)> change_model;  // before it is planned
+  std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
   int world() const { return ranks * stages; }
 };
@@ -106,17 +114,20 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   }
   options.cuts = cuts_of(layers);
   options.split_backward = schedule.splits_backward;
-  const MeshSizes sizes{.data = layout.ranks, .pipeline = layout.stages};
+  const MeshSizes sizes{.data = layout.ranks, .pipeline = layout.stages, .data_inner = layout.shard_size};
   const Mesh mesh(sizes);
   std::vector<std::unique_ptr<Job>> jobs;
   for (int stage = 0; stage < layout.stages; ++stage) {
     Buffers buffers;
     ModelSpec model = models::build_model(options, buffers);
+    if (layout.change_model) layout.change_model(model);
     jobs.push_back(std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
       {.sizes = sizes, .rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage}), .way = layout.way, .bucket_bytes = layout.bucket_bytes,
        .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
-       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth, .schedule = schedule, .layers = layers,
+       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
+       .schedule = schedule, .layers = layers,
+       .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
        .update_on_spine = layout.update_on_spine})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
@@ -214,7 +225,10 @@ inline double evaluate(cli::Rank& rank, const Layout& layout) {
 inline Trained train(const Layout& layout, int steps) {
   const size_t ranks = static_cast<size_t>(layout.world());
   std::vector<std::unique_ptr<Job>> jobs;
-  for (size_t r = 0; r < ranks; ++r) jobs.push_back(make_job(layout, static_cast<int>(r)));
+  for (size_t r = 0; r < ranks; ++r) {
+    jobs.push_back(make_job(layout, static_cast<int>(r)));
+    if (layout.mutate) layout.mutate(*jobs.back());
+  }
   std::vector<std::shared_ptr<const Job>> stages;
   for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
   const Mesh mesh = jobs[0]->mesh;
@@ -226,7 +240,7 @@ inline Trained train(const Layout& layout, int steps) {
       const std::vector<int> group = mesh.group(axis, static_cast<int>(r));
       if (group[0] != static_cast<int>(r)) continue;
       auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
-      if (layout.reverse_ranks && axis == Axis::data) std::reverse(world.begin(), world.end());
+      if (layout.reverse_ranks && axis != Axis::pipeline && axis != Axis::world) std::reverse(world.begin(), world.end());
       for (size_t i = 0; i < group.size(); ++i) connections[static_cast<size_t>(group[i])].back() = std::move(world[i]);
     }
   }
@@ -241,11 +255,13 @@ inline Trained train(const Layout& layout, int steps) {
   const auto body = [&](size_t r) {
     int64_t staged = 0;
     try {
-      cli::Rank rank(std::move(jobs[r]), make_cpu_device(), std::move(communicators[r]),
+      std::unique_ptr<Device> device = layout.device ? layout.device(*jobs[r]) : make_cpu_device();
+      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]),
                      {.threads = layout.threads,
                       .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
                       .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
-                      .delay_max_ns = layout.delay_seed ? 400'000 : 0},
+                      .delay_max_ns = layout.delay_seed ? 400'000 : 0,
+                      .check_hazards = layout.check_hazards},
                      detail::loader(layout, mesh.coordinates(static_cast<int>(r)).data, staged));
       {
         std::lock_guard lock(mutex);
@@ -267,7 +283,7 @@ inline Trained train(const Layout& layout, int steps) {
           if (layout.evaluate_between) results[r].evaluations.push_back(detail::evaluate(rank, layout));
         }
         rank.synchronize();
-        report(steps);
+        if (steps > 0) report(steps);
         held[r] = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
       } catch (...) {
         std::lock_guard lock(mutex);
@@ -290,7 +306,9 @@ inline Trained train(const Layout& layout, int steps) {
     std::vector<std::vector<detail::Held>> of_stages(stages.size());
     for (size_t r = 0; r < ranks; ++r) {
       const Coordinates at = mesh.coordinates(static_cast<int>(r));
-      if (stages[0]->options.zero_stage > 0 || at.data == d) of_stages[static_cast<size_t>(at.pipeline)].push_back(held[r]);
+      const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank({.data = d, .pipeline = at.pipeline}));
+      const bool shares = stages[0]->options.zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
+      if (shares || at.data == d) of_stages[static_cast<size_t>(at.pipeline)].push_back(held[r]);
     }
     Trained& seen = d == 0 ? results[0] : results[static_cast<size_t>(mesh.rank({.data = d}))];
     detail::collect(stages, of_stages, seen);

@@ -25,7 +25,7 @@ namespace slipstream::cpu {
 class Progress {
  public:
   bool reached(uint64_t record) const { return done_.load(std::memory_order_seq_cst) >= record; }
-  /// Blocks. A few hundred nanoseconds of spinning, then sleep.
+  /// Blocks. A few hundred nanoseconds of spinning, a few offers of the core to others, then sleep.
   void wait_for(uint64_t record);
   void advance_to(uint64_t record);
 

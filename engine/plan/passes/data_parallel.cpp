@@ -31,7 +31,8 @@ Point reduce_bucket(const Job& job, Plan& plan, ChannelId channel, int bucket, P
       reduce.elems = home.shard_elems;
       reduce.writes = {home.gradient};
     }
-    return append_task(plan, reduce);
+    const Point inside = append_task(plan, reduce);
+    return job.is_hybrid() ? reduce_across(job, plan, bucket, inside) : inside;
   }
   const Slice on_wire = flat_slice(job.ids.wire, b.offset_elems, b.elems, wire);
   Task down;
@@ -84,6 +85,20 @@ std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Poi
 }
 
 }  // namespace
+
+Point reduce_across(const Job& job, Plan& plan, int bucket, Point inside) {
+  const BucketHome& home = job.homes[static_cast<size_t>(bucket)];
+  Task task;
+  task.name = fmt::format("reduce_across.bucket{}", bucket);
+  task.channel = job.channel("reduce_across");
+  task.op = Op::all_reduce;
+  task.elems = home.shard_elems;
+  task.algorithm = job.options.algorithm;
+  task.bucket = bucket;
+  task.reads = task.writes = {home.gradient};
+  task.after = {inside};
+  return append_task(plan, std::move(task));
+}
 
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;

@@ -53,6 +53,9 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
 /// is added to the embedding's, and the sum comes back. Both copies then take the same update.
 void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 
+/// Hybrid sharding: the sum of a bucket's shard over the groups that each hold all shards, on a channel of its own.
+Point reduce_across(const Job& job, Plan& plan, int bucket, Point inside);
+
 /// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it. With ZeRO the updated shards are
 /// gathered afterwards, in forward order, under the next step's forward: whoever reads them waits by link.
 void update_pass(const Job& job, const Reduced& reduced, Plan& plan);

@@ -14,7 +14,7 @@
 namespace slipstream {
 
 Residency::Residency(const Job& job) : job_(job) {
-  if (job.options.zero_stage >= 3) slots_.resize(static_cast<size_t>(job.options.prefetch_depth) + 1);
+  if (job.options.zero_stage >= 3) slots_.resize(static_cast<size_t>(value_slots(job)));
   for (size_t b = 0; b < job.layout.buckets.size(); ++b)
     if (job.layout.buckets[b].layer >= 0) bucket_of_layer_[job.layout.buckets[b].layer] = b;
 }
@@ -111,6 +111,8 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       add.after = {done};
       part_free = done = append_task(plan, std::move(add));
     }
+    if (reduced && job_.is_hybrid() && reduce.micro_batch + 1 == job_.buffers.micro_batches)
+      done = reduce_across(job_, plan, static_cast<int>(reduce.bucket), done);
     if (reduced) reduced->buckets[reduce.bucket] = {done};
   }
 }

@@ -14,7 +14,6 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
     Task hop;
     hop.channel = job.channel("tied");
     hop.elems = job.homes[b].shard_elems;
-    hop.bucket = static_cast<int32_t>(b);
     Task send = hop, recv = hop;
     send.op = Op::send;
     send.reads = {gradient};

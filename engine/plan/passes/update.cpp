@@ -83,7 +83,7 @@ class UpdatePass {
     task.reads = {job_.buffers.whole(job_.ids.scalars_next)};
     task.writes = {job_.buffers.whole(job_.ids.scalars)};
     task.cost = {0, 2 * task.reads[0].size_bytes};
-    local(std::move(task));
+    staged_ = local(std::move(task));
   }
 
   /// Once, before the first bucket that needs it: what the other buckets need must not wait behind the last arrival.
@@ -146,6 +146,7 @@ class UpdatePass {
     task.writes = {job_.buffers.whole(job_.ids.norm), {job_.ids.scalars, 12, 4}};
     task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
+    task.after.push_back(staged_);  // its factor goes into the staged scalars
     return local(std::move(task));
   }
 
@@ -153,7 +154,7 @@ class UpdatePass {
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
-    task.channel = job_.channel(sharded_ ? "scalars" : "norm");
+    task.channel = job_.channel(job_.is_hybrid() || !sharded_ ? "norm" : "scalars");
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
     task.elems = job_.norm_parts;
@@ -180,6 +181,7 @@ class UpdatePass {
       task.cost += {12 * home.shard_elems, 28 * home.shard_elems + (home.working == home.master ? 0 : 2 * home.shard_elems)};
     }
     task.after = after;
+    task.after.push_back(staged_);
     return local(std::move(task));
   }
 
@@ -206,8 +208,9 @@ class UpdatePass {
   Plan& plan_;
   bool on_spine_;
   ChannelId channel_;
-  bool sharded_ = job_.options.zero_stage > 0 && job_.mesh.group_size(Axis::data) > 1;
+  bool sharded_ = job_.options.zero_stage > 0;
   std::vector<size_t> order_;  // of buckets
+  Point staged_;               // the scalars of this step are in place
   bool tied_added_ = false;
 };
 

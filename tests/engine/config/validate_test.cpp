@@ -91,6 +91,10 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
   CHECK(load_refusal({"parallel.data=4", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data = 4. Use a divisor, or 0.");
+  CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
+        "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at most 11, or "
+        "zero.reshard_after_forward = false to keep every layer.");
+  CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=11"}) == "accepted");
   for (const auto& sets : {std::vector<std::string>{"pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"},
                            std::vector<std::string>{"pipeline.virtual_stages=2", "parallel.pipeline=2"}})
     CHECK(load_refusal(sets) == "pipeline.virtual_stages = 2 needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
@@ -176,9 +180,7 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"parallel.tensor", "2"},
                                                           {"parallel.sequence_parallel", "true"},
                                                           {"parallel.context", "2"},
-                                                          {"zero.reshard_after_forward", "false"},
                                                           {"zero.persistence_threshold", "1MiB"},
-                                                          {"zero.shard_size", "2"},
                                                           {"zero.gather_dtype", "bfloat16"},
                                                           {"overlap.max_inflight_buckets", "2"},
                                                           {"overlap.param_gather", "false"},

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Issues steps, drains their spans, and carries times from one plan over to another.
+
+#include "cli/contestant.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+#include "engine/base/philox.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "kernels/adamw/adamw.h"
+
+namespace slipstream::cli {
+namespace {
+
+double bytes_of_item(const SpineItem& item) { return static_cast<double>(item.cost.bytes); }
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n == 0 ? 0 : n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+void load_random(const Job& job, int rank, const StagedBatch& staged) {
+  const int64_t rows = 2 * job.model.batch * job.model.tokens;
+  const Philox random(static_cast<uint64_t>(rank) + 1, "bench");
+  for (int64_t m = 0; m < job.buffers.micro_batches; ++m) {
+    auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
+    for (int64_t i = 0; i < rows; ++i)
+      ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
+  }
+  *reinterpret_cast<kernels::AdamwScalars*>(staged.scalars) = {.learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
+}
+
+FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads) {
+  return build_finished_job({.config = config, .world = world, .rank = rank, .vocab = config.model.vocab_size > 0 ? 0 : 256,
+                             .machine = machine_of(config, "", threads)});
+}
+
+Contestant::Contestant(std::string named, World& world, const RunConfig& config, FinishedJob finished, double bytes_per_second,
+                       const std::vector<int64_t>& paced_item_ns)
+    : name(std::move(named)), job(finished.job) {
+  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns, config.comm.timeout_seconds);
+  const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
+                            .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
+                            .paced_item_ns = paced_item_ns};
+  rank = std::make_unique<Rank>(std::move(finished.job), make_cpu_device(), std::move(communicators), options,
+                                [measured = job.get(), who = world.rank()](const StagedBatch& staged) { load_random(*measured, who, staged); });
+  rank->initialise(1);
+  rank->prime();
+  rank->synchronize();
+  meter = std::make_unique<OverlapMeter>(rank->channel_kinds());
+}
+
+void Contestant::run(int steps, bool counted) {
+  for (int i = 0; i < steps; ++i) rank->issue(++step);
+  rank->synchronize();
+  const std::vector<std::vector<Span>> spans = rank->drain();
+  for (ChannelId channel = 0; channel < spans.size(); ++channel) {
+    std::vector<Span> of_steps;
+    std::copy_if(spans[channel].begin(), spans[channel].end(), std::back_inserter(of_steps), [](const Span& s) { return s.step > 0; });
+    meter->add(channel, of_steps);
+  }
+  for (uint32_t s = step - static_cast<uint32_t>(steps) + 1; s <= step; ++s) {
+    StepTimes taken = meter->take(s, s < step);
+    if (counted && s + static_cast<uint32_t>(steps) == step + 1) times.push_back(std::move(taken));
+  }
+}
+
+double Contestant::median_of(double StepMeans::*member) const {
+  std::vector<double> values;
+  for (const StepMeans& m : means) values.push_back(m.*member);
+  return median(std::move(values));
+}
+
+std::vector<int64_t> Contestant::spine_ns() const {
+  std::vector<std::vector<double>> seen(job->train.spine.size());
+  for (const StepTimes& t : times)
+    for (const auto& [item, ns] : t.work_ns)
+      if (item < seen.size()) seen[item].push_back(static_cast<double>(ns));
+  std::vector<int64_t> result;
+  for (const std::vector<double>& values : seen) result.push_back(static_cast<int64_t>(median(values)));
+  return result;
+}
+
+ItemTimes::ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns) {
+  SLIP_ASSERT(spine_ns.size() == measured.spine.size());
+  double adamw_ns = 0, adamw_bytes = 0, sum_ns = 0, sum_bytes = 0;
+  for (size_t i = 0; i < spine_ns.size(); ++i) {
+    const SpineItem& item = measured.spine[i];
+    if (item.op == Op::adamw)
+      adamw_ns += static_cast<double>(spine_ns[i]), adamw_bytes += bytes_of_item(item);
+    else if (item.op == Op::sum_squares)
+      sum_ns += static_cast<double>(spine_ns[i]), sum_bytes += bytes_of_item(item);
+    else
+      by_name_[item.name] = spine_ns[i];
+  }
+  if (adamw_bytes > 0) adamw_ns_per_byte_ = adamw_ns / adamw_bytes;
+  if (sum_bytes > 0) sum_squares_ns_per_byte_ = sum_ns / sum_bytes;
+}
+
+std::vector<int64_t> ItemTimes::of(const Plan& plan) const {
+  std::vector<int64_t> ns;
+  for (const SpineItem& item : plan.spine) {
+    const auto found = by_name_.find(item.name);
+    ns.push_back(item.op == Op::adamw           ? static_cast<int64_t>(adamw_ns_per_byte_ * bytes_of_item(item))
+                 : item.op == Op::sum_squares   ? static_cast<int64_t>(sum_squares_ns_per_byte_ * bytes_of_item(item))
+                 : found == by_name_.end()      ? 0
+                                                : found->second);
+  }
+  return ns;
+}
+
+int on_world(const BenchCommand& command, const std::function<void(World&, const RunConfig&)>& benchmark) {
+  World world;
+  try {
+    RunConfig config;
+    world.together([&] {
+      config = load_run_config(command.run_file, command.sets);
+      require_supported(config);
+      if (command.steps < 1) throw ConfigError("[bench] --steps {} must be at least 1.", command.steps);
+    });
+    benchmark(world, config);
+    return 0;
+  } catch (const AgreedFailure& failure) {
+    return static_cast<int>(failure.code());
+  } catch (const Error& error) {
+    if (world.size() == 1) throw;
+    std::fprintf(stderr, "slipstream: on rank %d: %s\n", world.rank(), error.what());
+    world.abort(error.code());
+  }
+}
+
+}  // namespace slipstream::cli

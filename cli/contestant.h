@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A step under measurement: one way of doing it, with its own memory and communicators, fed with random tokens.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/exchange.h"
+#include "cli/job.h"
+#include "cli/rank.h"
+#include "cli/world.h"
+#include "engine/report/overlap.h"
+
+namespace slipstream::cli {
+
+/// 0 for none. Pure.
+double median(std::vector<double> values);
+
+/// The batch of one rank, ids and targets as the plan holds them; what a step costs does not depend on the tokens. The
+/// update is AdamW's of step 1 at a learning rate that changes little. Pure.
+void load_random(const Job& job, int rank, const StagedBatch& staged);
+
+/// The job of the benchmarks: the run file's, with the bytes tokenizer where it leaves the vocabulary open. Pure.
+FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads);
+
+struct Contestant {
+  std::string name;
+  std::shared_ptr<const Job> job;
+  std::unique_ptr<Rank> rank;
+  std::unique_ptr<OverlapMeter> meter;
+  uint32_t step = 0;              // issued so far
+  std::vector<StepTimes> times;   // of this rank
+  std::vector<StepMeans> means;   // over ranks
+
+  /// Blocks. Collective: weights of seed 1, first batch staged. `paced_item_ns` as in RankOptions.
+  Contestant(std::string named, World& world, const RunConfig& config, FinishedJob finished, double bytes_per_second,
+             const std::vector<int64_t>& paced_item_ns = {});
+
+  /// Blocks. `steps` back to back; the first of them is timed, so that what it leaves for a second one counts.
+  void run(int steps, bool counted);
+
+  double median_of(double StepMeans::*member) const;
+  /// Median time of every spine item of this rank.
+  std::vector<int64_t> spine_ns() const;
+};
+
+/// What the items of a plan take, by measurements of another plan of the same model: pieces by their names, updates and
+/// sums of squares, which are cut into other buckets, by their bytes.
+class ItemTimes {
+ public:
+  ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns);
+  /// Of every spine item of `plan`; 0 for one that the measured plan does not have. Pure.
+  std::vector<int64_t> of(const Plan& plan) const;
+
+ private:
+  std::map<std::string, int64_t> by_name_;
+  double adamw_ns_per_byte_ = 0, sum_squares_ns_per_byte_ = 0;
+};
+
+/// Blocks. Collective: reads the run file on every rank in agreement, then runs the benchmark. Returns the exit code; on one rank
+/// errors are thrown, on several they end all of them.
+int on_world(const BenchCommand& command, const std::function<void(World&, const RunConfig&)>& benchmark);
+
+}  // namespace slipstream::cli

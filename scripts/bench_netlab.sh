@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Data parallelism over a real 1 Gbit/s link on one machine: two processes of one thread, each in a network namespace of its own.
+#
+# The namespaces are joined by a veth pair whose ends send at the line rate (tc tbf), so bytes really pass a TCP stack and a
+# queue. Ours, with float32 and with bfloat16 on the wire, takes turns with PyTorch's DDP (gloo) and its flat all-reduce: the same
+# weights and batches, the same clock, one core each. Beside all stands the bound: the gradients of each moment at the line rate.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  echo "usage: scripts/bench_netlab.sh [--model gpt2|small] [--rounds 3] [--steps 4] [--rate 1Gbit] [--only ours,bf16,ddp,flat] [--csv FILE]"
+  echo "  gpt2   GPT-2 124M, batch 4 x 64 tokens per process, vocabulary 50257"
+  echo "  small  6 layers, width 384, batch 8 x 64: whether everything works, in a minute"
+  echo "  Needs root (namespaces, tc). PYTHON and SLIPSTREAM choose others than python3 and build/slipstream."
+}
+model=gpt2 rounds=3 steps=4 rate=1Gbit only=ours,bf16,ddp,flat csv=
+while (($#)); do
+  case "$1" in
+    --model) model=$2; shift 2 ;;
+    --rounds) rounds=$2; shift 2 ;;
+    --steps) steps=$2; shift 2 ;;
+    --rate) rate=$2; shift 2 ;;
+    --only) only=$2; shift 2 ;;
+    --csv) csv=$2; shift 2 ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+case "$model" in # layers heads width batch vocabulary
+  gpt2) shape=(12 12 768 4 50257) ;;
+  small) shape=(6 6 384 8 256) ;;
+  *) usage >&2; exit 2 ;;
+esac
+program=$(realpath -- "${SLIPSTREAM:-build/slipstream}")
+[[ -x $program ]] || { echo "bench_netlab: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
+wants() { [[ ,$only, == *,$1,* ]]; }
+# shellcheck source=scripts/pytorch.sh
+source scripts/pytorch.sh
+if wants ddp || wants flat; then require_pytorch; fi
+
+((EUID == 0)) || { echo "bench_netlab: needs root to make network namespaces. Start it with sudo." >&2; exit 7; }
+for tool in ip tc mpirun taskset; do
+  command -v "$tool" >/dev/null || { echo "bench_netlab: $tool is missing. Install iproute2, openmpi-bin and util-linux." >&2; exit 7; }
+done
+(($(nproc) >= 2)) || { echo "bench_netlab: needs 2 cores, one for each process; this machine has $(nproc)." >&2; exit 7; }
+
+work=$(mktemp -d)
+net=10.201.0
+space() { echo "slipstream$1"; }
+remove() {
+  for i in 0 1; do
+    ip netns del "$(space $i)" 2>/dev/null || true
+    rm -rf "/etc/netns/$(space $i)"
+  done
+  rm -rf "$work"
+}
+trap remove EXIT
+
+make_link() {
+  for i in 0 1; do
+    ip netns add "$(space $i)" || return 1
+    # Without names of their own the launcher asks a name server that nobody can reach, and waits for it.
+    mkdir -p "/etc/netns/$(space $i)"
+    : >"/etc/netns/$(space $i)/resolv.conf"
+    printf '127.0.0.1 localhost\n%s.1 %s\n%s.2 %s\n' "$net" "$(space 0)" "$net" "$(space 1)" >"/etc/netns/$(space $i)/hosts"
+  done
+  ip link add wire netns "$(space 0)" type veth peer name wire netns "$(space 1)" || return 1
+  for i in 0 1; do
+    ip -n "$(space $i)" addr add "$net.$((i + 1))/24" dev wire
+    ip -n "$(space $i)" link set lo up
+    ip -n "$(space $i)" link set wire up
+    # A smaller burst than 256 kB does not reach the line rate: a segment of TCP's is 64 kB.
+    tc -n "$(space $i)" qdisc add dev wire root tbf rate "$rate" burst 256kb latency 50ms || return 1
+  done
+}
+make_link || { echo "bench_netlab: this machine refuses network namespaces, veth or tc tbf (the message is above). Run it on a kernel that has them, as root." >&2; exit 7; }
+
+# Open MPI starts its daemons with "AGENT HOST COMMAND"; a host is a namespace with a host name.
+cat >"$work/agent" <<'AGENT'
+#!/usr/bin/env bash
+while [[ $1 == -* ]]; do shift; done
+exec ip netns exec "$1" unshare --uts bash -c "hostname $1 && ${*:2}"
+AGENT
+# One core for each process and all its threads, on both sides.
+printf '#!/usr/bin/env bash\nexec taskset -c "$OMPI_COMM_WORLD_RANK" "$@"\n' >"$work/pinned"
+chmod +x "$work/agent" "$work/pinned"
+
+read -r layers heads width batch vocab <<<"${shape[*]}"
+flags=(configs/runs/gpt2_124m.toml --set train.dtype=float32 --set device.threads=1 --set "model.layers=$layers" --set "model.heads=$heads"
+  --set "model.width=$width" --set model.context=64 --set train.sequence_length=64 --set "train.micro_batch_size=$batch"
+  --set "model.vocab_size=$vocab" --set optimizer.grad_clip=0)
+field() { awk -F, -v name="$2" 'NR==1 {for (i=1;i<=NF;++i) if ($i==name) at=i} NR==2 {print $at}' "$1"; }
+ours() { # dtype of the wire; prints "loss ms"
+  local tcp=(--mca plm_rsh_agent "$work/agent" --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include "$net.0/24" --mca btl_tcp_if_include "$net.0/24"
+    --mca pml ob1 --mca btl tcp,self --host "$(space 0):1,$(space 1):1" --bind-to none)
+  "$work/agent" "$(space 0)" "cd $PWD && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 900 mpirun ${tcp[*]} -np 2 $work/pinned $program \
+    bench step ${flags[*]} --set comm.grad_dtype=$1 --set train.global_batch_size=$((2 * batch)) --steps $steps --csv $work/ours.csv --export $work/start" \
+    >"$work/log" 2>&1 </dev/null || { cat "$work/log" >&2; return 1; }
+  echo "$(field "$work/ours.csv" loss) $(field "$work/ours.csv" step_ms)"
+}
+theirs() { # ddp | flat; prints "loss ms"
+  local i pids=()
+  for i in 0 1; do
+    OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=wire ip netns exec "$(space $i)" timeout 900 taskset -c $i "${pytorch[@]}" scripts/bench_vs_pytorch.py "$work/start" \
+      --threads 1 --steps "$steps" --way "$1" --rank $i --world 2 --meet "tcp://$net.1:29500" >"$work/out$i" 2>"$work/err$i" </dev/null &
+    pids+=($!)
+  done
+  wait "${pids[0]}" && wait "${pids[1]}" || { cat "$work/err0" "$work/err1" >&2; return 1; }
+  cat "$work/out0"
+}
+alone() { # dtype of the wire; prints "bound wire step" of one process without the link
+  taskset -c 0 "$program" bench step "${flags[@]}" --set comm.grad_dtype="$1" --set "train.global_batch_size=$batch" --steps "$steps" \
+    --line-rate "${rate%/s}/s" --ranks 2 --csv "$work/alone.csv" >"$work/log" 2>&1 </dev/null || { cat "$work/log" >&2; return 1; }
+  echo "$(field "$work/alone.csv" bound_ms) $(field "$work/alone.csv" wire_ms) $(field "$work/alone.csv" step_ms)"
+}
+median() { sort -g | awk '{v[NR]=$1} END {print NR % 2 ? v[(NR+1)/2] : (v[NR/2]+v[NR/2+1])/2}'; }
+
+declare -A loss
+for ((r = 0; r < rounds; ++r)); do
+  for wire in float32 bfloat16; do
+    read -r bound bytes step < <(alone "$wire")
+    echo "$bound" >>"$work/bound.$wire"
+    echo "$bytes" >>"$work/wire.$wire"
+    echo "$step" >>"$work/alone"
+  done
+  # Ours comes first: it writes the weights and batches that PyTorch starts from.
+  for way in ours bf16 ddp flat; do
+    wants "$way" || continue
+    case "$way" in
+      ours) result=$(ours float32) ;;
+      bf16) result=$(ours bfloat16) ;;
+      *) result=$(theirs "$way") ;;
+    esac
+    read -r l ms <<<"$result"
+    loss[$way]=$l
+    echo "$ms" >>"$work/ms.$way"
+    echo "round $((r + 1))/$rounds: $way $ms ms, loss $l" >&2
+  done
+done
+
+echo "$model: $layers layers, width $width, $batch x 64 tokens per process, vocabulary $vocab; 2 processes x 1 thread, $rate, medians of $rounds rounds x $steps steps"
+echo "one process without the link: $(median <"$work/alone") ms; all gradients at the line rate: $(median <"$work/wire.float32") ms in float32, $(median <"$work/wire.bfloat16") ms in bfloat16"
+printf '%-34s%12s%12s%12s%12s\n' implementation "step ms" "bound ms" "/ bound" "DDP / this"
+[[ -z $csv ]] || echo "implementation,model,rate,step_ms,bound_ms,step_over_bound,ddp_over_step,loss" >"$csv"
+ddp=0
+[[ ! -e $work/ms.ddp ]] || ddp=$(median <"$work/ms.ddp")
+for way in ours bf16 ddp flat; do
+  [[ -e $work/ms.$way ]] || continue
+  ms=$(median <"$work/ms.$way")
+  bound=$(median <"$work/bound.$([[ $way == bf16 ]] && echo bfloat16 || echo float32)")
+  case "$way" in
+    ours) name="slipstream, float32 on the wire" ;;
+    bf16) name="slipstream, bfloat16 on the wire" ;;
+    ddp) name="PyTorch DDP (gloo)" ;;
+    flat) name="PyTorch, flat all-reduce" ;;
+  esac
+  read -r over times < <(awk -v m="$ms" -v b="$bound" -v d="$ddp" 'BEGIN {printf "%.3f %.2f\n", m / b, d / m}')
+  printf '%-34s%12.1f%12.1f%12s%12s\n' "$name" "$ms" "$bound" "$over" "$times"
+  [[ -z $csv ]] || echo "$name,$model,$rate,$ms,$bound,$over,$times,${loss[$way]}" >>"$csv"
+done
+for way in bf16 ddp flat; do
+  [[ -n ${loss[$way]:-} && -n ${loss[ours]:-} ]] || continue
+  awk -v a="${loss[ours]}" -v b="${loss[$way]}" 'BEGIN {d = a - b; exit !(d < 1e-4 && d > -1e-4)}' ||
+    { echo "bench_netlab: the losses of step 1 are ${loss[ours]} (ours) and ${loss[$way]} ($way), more than 1e-4 apart: they did not do the same work." >&2; exit 1; }
+done

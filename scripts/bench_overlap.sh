@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The overlap table: the four ways of reducing gradients at communication / compute = 0.25, 0.5, 1 and 2, on 2 and 4 ranks.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  echo "usage: scripts/bench_overlap.sh [--steps 30] [--ranks 2,4] [--ratios 0.25,0.5,1,2] [--out runs/bench_overlap] [-- FLAGS]"
+  echo "  Compute is real where every rank has a core of its own, else paced. Writes a text and a CSV per number of ranks to --out."
+  echo "  FLAGS go to slipstream bench overlap, for instance --set model.layers=12. SLIPSTREAM chooses another program than build/slipstream."
+}
+steps=30 ranks=2,4 ratios=0.25,0.5,1,2 out=runs/bench_overlap
+while (($#)); do
+  case "$1" in
+    --steps) steps=$2; shift 2 ;;
+    --ranks) ranks=$2; shift 2 ;;
+    --ratios) ratios=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --) shift; break ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+program=${SLIPSTREAM:-build/slipstream}
+[[ -x $program ]] || { echo "bench_overlap: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
+command -v mpirun >/dev/null || { echo "bench_overlap: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
+mkdir -p "$out"
+for n in ${ranks//,/ }; do
+  compute=real
+  ((n <= $(nproc))) || compute=paced
+  {
+    echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), $(date -u +%F)"
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none -np "$n" "$program" bench overlap configs/runs/quickstart.toml \
+      --steps "$steps" --ratios "$ratios" --compute "$compute" --csv "$out/overlap_${n}ranks.csv" --set device.threads=1 \
+      --set model.layers=8 --set model.width=192 --set model.heads=6 --set train.global_batch_size=$((8 * n)) "$@"
+  } | tee "$out/overlap_${n}ranks.txt"
+done

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checker is as good as what it catches: every wait of every plan is deleted, and moved one item early; and for every
+// strategy a deleted wait is shown to change the result.
+
+#include <algorithm>
+#include <cstdio>
+
+#include "comm/rehearse/hazards.h"
+#include "comm/rehearse/seams.h"
+#include "tests/equivalence/table.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+void print(const char* what, const comm::Mutations& m) {
+  std::printf("  %-18s %6lld waits: %lld caught, %lld redundant, %lld missed\n", what, static_cast<long long>(m.waits),
+              static_cast<long long>(m.caught), static_cast<long long>(m.redundant), static_cast<long long>(m.missed));
+}
+
+}  // namespace
+
+TEST_CASE("every wait of every plan is needed: without it, or for the item before, the checker objects", "[mutation]") {
+  comm::Mutations deleted, early;
+  const std::vector<Layout> rows = strategies(test_everything());
+  for (const Layout& row : rows) {
+    INFO(row.name);
+    const std::unique_ptr<Job> job = make_job(row, row.ranks - 1);
+    const std::vector<const Plan*> runs{&job->prime, &job->train, &job->train, &job->evaluate, &job->train};
+    const auto seams = comm::link_all(runs, job->channels);
+    const comm::Sequence sequence{runs, seams};
+    const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
+    INFO((report.hazards.empty() ? "" : report.hazards[0].sentence()));
+    CHECK(report.count == 0);
+    for (comm::Mutation mutation : {comm::Mutation::deleted, comm::Mutation::one_early}) {
+      const comm::Mutations found = comm::mutate_waits(sequence, job->channels, &job->buffers, mutation);
+      for (const std::string& name : found.missed_names) UNSCOPED_INFO("not needed: " << name);
+      for (const std::string& name : found.redundant_names) UNSCOPED_INFO("redundant: " << name);
+      CHECK(found.missed + found.redundant == 0);
+      (mutation == comm::Mutation::deleted ? deleted : early) += found;
+    }
+  }
+  std::printf("  %zu layouts\n", rows.size());
+  print("deleted", deleted);
+  print("one item early", early);
+}
+
+TEST_CASE("for every strategy there is a wait without which random delays change the result, and the live checker names it", "[mutation]") {
+  constexpr int kSteps = 4;
+  for (const Layout& row : strategies(test_everything())) {
+    const bool sample = row.max_norm > 0 && row.update_on_spine && row.ranks == 2 && row.prefetch_depth == 1 && row.wire_dtype == DType::f32;
+    if (!sample && !test_everything()) continue;
+    INFO(row.name);
+    const std::string expected = train(row, kSteps).hash;
+    const std::unique_ptr<Job> job = make_job(row, 0);
+    int tried = 0;
+    std::string changed_by;
+    for (uint64_t seed : {1, 2, 3})
+      for (ItemId id = 0; id < job->train.size() && changed_by.empty(); ++id)
+        for (size_t i = 0; i < job->train[id].after.size() && changed_by.empty(); ++i) {
+          if (job->train[id].op == Op::report || job->train[id].op == Op::load) continue;  // no part of the weights
+          Layout mutant = row;
+          mutant.mutate = [=](Job& j) { j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i)); };
+          CHECK_THROWS_AS(train(mutant, 2), PlanError);
+          ++tried;
+          mutant.check_hazards = false;
+          mutant.delay_seed = seed;
+          if (train(mutant, kSteps).hash != expected)
+            changed_by = job->train[id].name + " <- " + job->train[job->train[id].after[i].item].name + ", seed " + std::to_string(seed);
+        }
+    std::printf("  %s: mutant %d changes the result: %s\n", row.name.c_str(), tried, changed_by.c_str());
+    CHECK(!changed_by.empty());
+  }
+}

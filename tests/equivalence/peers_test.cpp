@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bugs that others have had in the overlap of ZeRO, as laws of this engine.
+
+#include <algorithm>
+#include <numeric>
+
+#include "engine/base/check.h"
+#include "tests/equivalence/table.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+constexpr int kSteps = 3;
+
+Layout zero(int stage, models::Family family = models::Family::gpt2) {
+  Layout layout{.name = "peers", .model = smallest(family), .ranks = 2, .micro_batch = 2, .bucket_bytes = 512, .first_bucket_bytes = 256};
+  layout.model.split_tied_embedding = false;
+  layout.zero_stage = stage;
+  return layout;
+}
+
+std::string refusal(const Layout& layout) {
+  try {
+    train(layout, kSteps);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a gather that does not wait for the optimizer is found, whether it waits in its step or in the next", "[peers]") {
+  // Megatron-LM: parameters were gathered before their update; the model trained on stale weights.
+  for (int stage : {1, 3}) {
+    Layout mutant = zero(stage);
+    mutant.update_on_spine = false;
+    int deleted = 0;
+    mutant.mutate = [&](Job& job) {
+      for (ItemId i = 0; i < job.train.size(); ++i)
+        if (job.train[i].op == Op::all_gather)
+          deleted += static_cast<int>(std::erase_if(job.train[i].after, [&](const Point& p) { return job.train[p.item].op == Op::adamw; }));
+    };
+    const std::string text = refusal(mutant);
+    INFO(text);
+    CHECK(deleted > 0);
+    CHECK(text.find("[hazard] all_gather.bucket") == 0);
+    CHECK(text.find("while adamw") != std::string::npos);
+  }
+}
+
+TEST_CASE("the order in which parameters are registered does not matter", "[peers]") {
+  // Megatron-LM 663, 950: buckets followed registration, gathers followed them, and forward did not.
+  for (int stage : {0, 1, 2, 3}) {
+    const Layout layout = zero(stage);
+    Layout reversed = layout;
+    reversed.change_model = [](ModelSpec& model) {
+      const auto last = static_cast<uint32_t>(model.parameters.size() - 1);
+      std::reverse(model.parameters.begin(), model.parameters.end());
+      for (Piece& piece : model.pieces)
+        for (GradientPart& part : piece.ready) part.parameter = last - part.parameter;
+      model.tied.parameter = last - model.tied.parameter;
+    };
+    CHECK(train(reversed, kSteps).hash == train(layout, kSteps).hash);
+  }
+}
+
+TEST_CASE("a gradient that becomes ready twice is refused, and so is one that never does", "[peers]") {
+  // A tied weight whose second share arrives after the reduction has begun.
+  Layout twice = zero(1), never = zero(1);
+  twice.change_model = [](ModelSpec& model) {
+    for (uint32_t piece : model.backward)
+      if (!model.pieces[piece].ready.empty()) {
+        model.pieces[model.backward.back()].ready.push_back(model.pieces[piece].ready.front());
+        return;
+      }
+  };
+  never.change_model = [](ModelSpec& model) {
+    for (uint32_t piece : model.backward)
+      if (!model.pieces[piece].ready.empty()) {
+        model.pieces[piece].ready.clear();
+        return;
+      }
+  };
+  CHECK(refusal(twice).find("becomes ready") != std::string::npos);
+  CHECK(refusal(never).find("ever become ready") != std::string::npos);
+}
+
+TEST_CASE("a rank with more micro-batches has another plan, which is compared before the first step", "[peers]") {
+  // DeepSpeed 5066: ranks with another number of batches hang in ZeRO-3.
+  for (int stage : {0, 3}) {
+    Layout more = zero(stage);
+    more.micro_batches = 2;
+    const auto a = make_job(zero(stage), 0), b = make_job(zero(stage), 1), c = make_job(more, 1);
+    const auto hash = [](Job& job) {
+      const comm::Stage only{&job.train, &job.buffers};
+      return comm::order_hash({&only, 1});
+    };
+    CHECK(hash(*a) == hash(*b));
+    CHECK(hash(*a) != hash(*c));
+  }
+}
+
+TEST_CASE("buckets that end unevenly, and buckets with fewer elements than there are ranks", "[peers]") {
+  // Megatron-LM 558: bucket ranges with many ranks. A norm of 8 elements is a bucket of 1 byte or more on 4 ranks.
+  for (models::Family family : {models::Family::gpt2, models::Family::llama}) {
+    Layout whole = zero(0, family);
+    whole.ranks = 4;
+    const std::string expected = train(whole, kSteps).hash;
+    for (int stage : {1, 2, 3})
+      for (int64_t bytes : {1, 100, 777, 1 << 20}) {
+        CAPTURE(stage, bytes);
+        Layout layout = whole;
+        layout.zero_stage = stage;
+        layout.bucket_bytes = layout.first_bucket_bytes = bytes;
+        CHECK(train(layout, kSteps).hash == expected);
+        if (stage > 1 || bytes > 1) continue;
+        const auto job = make_job(layout, 3);
+        int64_t smallest_part = job->model.parameters[0].elems;
+        for (const ParameterSpec& parameter : job->model.parameters) smallest_part = std::min(smallest_part, parameter.elems);
+        // The last rank's shard of the smallest bucket is padding alone.
+        CHECK(smallest_part <= 3 * 16);
+      }
+  }
+}
+
+TEST_CASE("rows that get no gradient stay as they are, sharded or not", "[peers]") {
+  // Positions beyond the sequence: their gradient is zero, in padding-like ranges in the middle of a bucket.
+  for (int stage : {0, 1, 2, 3}) {
+    Layout layout = zero(stage);
+    layout.model.context = 40;
+    layout.eps = 1e-8f;
+    const Trained trained = train(layout, kSteps), begin = train(layout, 0);
+    const auto at = static_cast<size_t>(std::find_if(trained.names.begin(), trained.names.end(), [](const std::string& n) { return n.find("wpe") != std::string::npos; }) - trained.names.begin());
+    REQUIRE(at < trained.names.size());
+    for (size_t i = 0; i < trained.weights[at].size(); ++i) {
+      const bool used = i < static_cast<size_t>(layout.model.tokens * layout.model.width);
+      // Weight decay alone: |change| is learning rate x decay x weight in each step.
+      const float before = begin.weights[at][i], after = trained.weights[at][i];
+      if (!used) CHECK(std::abs(after - before * std::pow(1 - layout.learning_rate * 0.1f, kSteps)) <= 1e-6f * std::abs(before));
+    }
+  }
+}

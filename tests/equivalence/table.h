@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The layouts whose plans are mutated, guarded and raced: every strategy, with every knob that changes its tasks.
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/equivalence/trained.h"
+
+namespace slipstream::equivalence {
+
+/// scripts/test.sh --all: every row; otherwise a covering sample.
+inline bool test_everything() { return std::getenv("SLIPSTREAM_TEST_ALL") != nullptr; }
+
+/// Models so small that a work touches a few pages.
+inline models::ModelOptions smallest(models::Family family) {
+  const bool gpt2 = family == models::Family::gpt2;
+  return {.family = family, .layers = 3, .heads = gpt2 ? 2 : 4, .kv_heads = 2, .width = gpt2 ? 8 : 16, .ffn_width = 20, .context = 5,
+          .vocab = gpt2 ? 67 : 19, .tie_embeddings = gpt2, .tokens = 5};
+}
+
+inline std::vector<Layout> strategies(bool everything) {
+  std::vector<Layout> rows;
+  const auto add = [&](std::string name, models::Family family, auto change) {
+    Layout row{.name = std::move(name), .model = smallest(family), .ranks = 2, .micro_batch = 2, .bucket_bytes = 512, .first_bucket_bytes = 256};
+    change(row);
+    rows.push_back(std::move(row));
+  };
+  using F = models::Family;
+  const auto on = [](bool spine) { return spine ? "" : ", update beside the spine"; };
+  for (F family : {F::gpt2, F::llama}) {
+    const std::string model = family == F::gpt2 ? "gpt2 " : "llama ";
+    for (bool spine : {true, false}) {
+      if (!everything && spine == (family == F::llama)) continue;
+      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter, ReduceWay::bucketed})
+        add(model + name_of(way) + on(spine), family, [&](Layout& l) { l.way = way, l.update_on_spine = spine; });
+      for (int micro_batches : {1, 2})
+        for (float max_norm : {0.5f, 0.0f}) {
+          if (!everything && (micro_batches == 2) != (max_norm > 0)) continue;
+          const std::string knobs = (micro_batches > 1 ? ", 2 micro-batches" : "") + std::string(max_norm > 0 ? "" : ", no clipping") + on(spine);
+          for (int stage : {1, 2, 3})
+            for (int depth : {0, 1, 2, 3}) {
+              if (stage < 3 ? depth != 1 : !everything && depth == 3) continue;
+              add(model + "ZeRO-" + std::to_string(stage) + (stage == 3 ? ", prefetch " + std::to_string(depth) : "") + knobs, family, [&](Layout& l) {
+                l.model.split_tied_embedding = false;
+                l.zero_stage = stage, l.prefetch_depth = depth, l.micro_batches = micro_batches, l.max_norm = max_norm, l.update_on_spine = spine;
+              });
+            }
+        }
+    }
+    for (int stage : {1, 3})
+      add(model + "ZeRO-" + std::to_string(stage) + " in groups of 2 of 4, 2 micro-batches", family, [&](Layout& l) {
+        l.model.split_tied_embedding = false;
+        l.ranks = 4, l.shard_size = 2, l.zero_stage = stage, l.micro_batches = 2;
+      });
+    add(model + "ZeRO-3, kept after forward, 2 micro-batches", family, [](Layout& l) {
+      l.model.split_tied_embedding = false;
+      l.zero_stage = 3, l.micro_batches = 2, l.reshard_after_forward = false;
+    });
+    add(model + "one update at the end, no clipping", family, [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
+    add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {
+      l.model.dtype = l.wire_dtype = DType::bf16;
+      l.micro_batches = 2;
+    });
+    add(model + "3 ranks, tied the other way, 2 micro-batches", family, [](Layout& l) {
+      l.ranks = 3;
+      l.micro_batches = 2;
+      l.model.vocab = 19;
+      l.model.tie_embeddings = !l.model.tie_embeddings;
+    });
+  }
+  return rows;
+}
+
+}  // namespace slipstream::equivalence
