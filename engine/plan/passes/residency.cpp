@@ -80,6 +80,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
   // All layers share one buffer for the shard that is on its way to being added. Order within a channel is computed, so
   // that the next reduction must wait for the addition has to be said.
   std::optional<Point> part_free;
+  std::map<size_t, Point> sums;  // of each bucket: what has been added last
   for (size_t i = 0; i < reduces_.size(); ++i) {
     const Reduce& reduce = reduces_[i];
     const BucketHome& home = job_.homes[reduce.bucket];
@@ -108,11 +109,12 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       add.reads = {part, home.gradient};
       add.writes = {home.gradient};
       add.cost = {home.shard_elems, 12 * home.shard_elems};
-      add.after = {done};
+      add.after = {done, sums.at(reduce.bucket)};
       part_free = done = append_task(plan, std::move(add));
     }
     if (reduced && job_.is_hybrid() && reduce.micro_batch + 1 == job_.buffers.micro_batches)
       done = reduce_across(job_, plan, static_cast<int>(reduce.bucket), done);
+    sums[reduce.bucket] = done;
     if (reduced) reduced->buckets[reduce.bucket] = {done};
   }
 }
