@@ -22,6 +22,14 @@ void print(const char* what, const comm::Mutations& m) {
 
 }  // namespace
 
+TEST_CASE("the plans of every rank of every layout hold", "[mutation]") {
+  for (const Layout& row : strategies(true))
+    for (int rank = 0; rank < row.ranks; ++rank) {
+      INFO(row.name << ", rank " << rank);
+      CHECK_NOTHROW(make_job(row, rank));
+    }
+}
+
 TEST_CASE("every wait of every plan is needed: without it, or for the item before, the checker objects", "[mutation]") {
   comm::Mutations deleted, early;
   const std::vector<Layout> rows = strategies(test_everything());

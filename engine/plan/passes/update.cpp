@@ -200,6 +200,8 @@ class UpdatePass {
     task.reads = {home.working};
     task.writes = {home.values};
     task.after = {updated};
+    // The update writes this rank's shard only; the backward pass may still read the others' parts.
+    if (!on_spine_) wait_for_spine(task);
     append_task(plan_, std::move(task));
   }
 
