@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/exchange.h"
 #include "cli/job.h"
+#include "cli/place.h"
 #include "cli/rank.h"
 #include "cli/world.h"
 #include "comm/link.h"
@@ -72,8 +73,8 @@ struct Contestant {
 
 class OverlapBench {
  public:
-  OverlapBench(const BenchCommand& command, World& world, const RunConfig& config)
-      : command_(command), world_(world), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
+  OverlapBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
+      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
     config_.device.threads = threads_;
   }
 
@@ -114,14 +115,15 @@ class OverlapBench {
     auto c = std::make_unique<Contestant>();
     c->name = name;
     const Job* job = c->job = finished.job.get();
-    auto communicators = world_.communicators(*job, bytes_per_second, config_.comm.emulate.latency_ns, config_.comm.timeout_seconds);
+    auto communicators = world_.communicators(*job, bytes_per_second, config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
+                                             place_.kind);
     RankOptions options{.threads = threads_, .update = {.max_norm = static_cast<float>(std::max(config_.optimizer.grad_clip, 1e-3))}};
     if (!paced_by_name_.empty())
       for (const SpineItem& item : job->train.spine) {
         const auto found = paced_by_name_.find(item.name);
         options.paced_item_ns.push_back(found == paced_by_name_.end() ? paced_update(item) : found->second);
       }
-    c->rank = std::make_unique<Rank>(std::move(finished.job), make_cpu_device(), std::move(communicators), options,
+    c->rank = std::make_unique<Rank>(std::move(finished.job), place_.make_device(), std::move(communicators), options,
                                      [job](const StagedBatch& staged) { load_random(*job, staged); });
     c->rank->initialise(1);
     c->rank->prime();
@@ -283,6 +285,7 @@ class OverlapBench {
 
   const BenchCommand& command_;
   World& world_;
+  Place place_;
   RunConfig config_;
   int threads_;
   std::map<std::string, int64_t> paced_by_name_;
@@ -301,7 +304,12 @@ int bench_overlap(const BenchCommand& command) {
       require_supported(config);
       if (command.steps < 1) throw ConfigError("[bench] --steps {} must be at least 1.", command.steps);
     });
-    OverlapBench(command, world, config).run();
+    const Place place = choose_place(world, config);
+    world.together([&] {
+      if (place.kind == DeviceKind::cuda && command.compute == "paced")
+        throw ConfigError("[bench] --compute paced makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
+    });
+    OverlapBench(command, world, place, config).run();
     return 0;
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());

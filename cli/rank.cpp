@@ -10,6 +10,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
+#include "kernels/cuda/workspace.h"
 
 namespace slipstream::cli {
 namespace {
@@ -33,11 +34,20 @@ Memory place(const Buffers& buffers, Device& device, std::vector<std::unique_ptr
   return Memory(std::move(entries));
 }
 
+/// What a kernel needs besides its operands belongs to its stream: taken before the first step, given back after the last.
+/// Only a work sees the stream of the device, so these are works.
+Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {
+  return {name, {}, {}, {}, [of_stream](LaunchContext& c) {
+            if (c.kind == DeviceKind::cuda) of_stream(c.native_stream);
+          }};
+}
+
 }  // namespace
 
 Rank::Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
            std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
-    : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)) {
+    : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)),
+      prepare_stream_(stream_work("prepare_stream", kernels::prepare_stream)), release_stream_(stream_work("release_stream", kernels::release_stream)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
   memory_ = place(job_->buffers, *device_, arenas_);
   for (const Constant& constant : job_->model.constants) {
@@ -60,7 +70,9 @@ Rank::Rank(std::unique_ptr<const Job> job, std::unique_ptr<Device> device,
                                              .threads = c == kComputeChannel ? options.threads : 1,
                                              .high_priority = job_->channels[c].axis != Axis::self}));
     streams.push_back(streams_.back().get());
+    if (c == kComputeChannel || job_->channels[c].axis == Axis::self) streams_.back()->launch(prepare_stream_, {});
   }
+  synchronize();
   scheduler_ = std::make_unique<comm::Scheduler>(*job_, *device_, streams);
   step_ = std::make_unique<Step>(*job_, memory_, *streams_[kComputeChannel], *scheduler_);
   const auto bind = [&](const Plan& plan, const BoundWorks& works) {
@@ -78,6 +90,7 @@ Rank::~Rank() {
   } catch (...) {
     abort();  // A stream has failed; the error has been or will be reported by whoever waited for it.
   }
+  for (const auto& stream : streams_) stream->launch(release_stream_, {});
   streams_.clear();
 }
 

@@ -84,6 +84,7 @@ class Rank {
   std::vector<std::unique_ptr<Allocation>> arenas_;
   Memory memory_;
   BoundWorks train_works_, evaluate_works_, prime_works_;
+  Work prepare_stream_, release_stream_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::unique_ptr<comm::Scheduler> scheduler_;
   std::unique_ptr<Step> step_;

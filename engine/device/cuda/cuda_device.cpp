@@ -114,8 +114,13 @@ void HostCopies::from_host(std::byte* device, const void* host, int64_t size_byt
   SLIP_CUDA(cudaStreamSynchronize(stream_));
 }
 
-CudaDevice::CudaDevice(int index) : core_(std::make_shared<Core>(index)) {
+/// Before anything else touches the GPU: the flags hold for its whole context. The host's waits sleep.
+static void start(int index) {
   SLIP_CUDA(cudaInitDevice(index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
+}
+
+CudaDevice::CudaDevice(int index) : core_(std::make_shared<Core>(index)) {
+  start(index);
   core_->enter();
   core_->clock = std::make_unique<Clock>();
 }
@@ -187,6 +192,28 @@ CudaDevices find_cuda_devices() {
   }
   if (devices.ids.empty()) devices.reason = reason_for(counted);
   return devices;
+}
+
+CudaGpu describe_cuda_device(int index) {
+  cuda::start(index);
+  SLIP_CUDA(cudaSetDevice(index));
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    SLIP_CUDA(cudaDeviceGetAttribute(&value, which, index));
+    return int64_t{value};
+  };
+  cudaDeviceProp properties{};
+  SLIP_CUDA(cudaGetDeviceProperties(&properties, index));
+  size_t free_bytes = 0, total_bytes = 0;
+  SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return {.name = properties.name,
+          .capability = properties.major * 10 + properties.minor,
+          .multiprocessors = properties.multiProcessorCount,
+          .clock_khz = attribute(cudaDevAttrClockRate),
+          // Two transfers a clock, a bit per line.
+          .bytes_per_second = attribute(cudaDevAttrMemoryClockRate) * 1000 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
+          .memory_bytes = static_cast<int64_t>(total_bytes),
+          .free_bytes = static_cast<int64_t>(free_bytes)};
 }
 
 std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<cuda::CudaDevice>(index); }
