@@ -117,7 +117,8 @@ class OverlapBench {
     const Job* job = c->job = finished.job.get();
     auto communicators = world_.communicators(*job, bytes_per_second, config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
                                              place_.kind);
-    RankOptions options{.threads = threads_, .update = {.max_norm = static_cast<float>(std::max(config_.optimizer.grad_clip, 1e-3))}};
+    RankOptions options{.threads = threads_, .update = {.max_norm = static_cast<float>(std::max(config_.optimizer.grad_clip, 1e-3))},
+                        .graph = config_.device.graph != Choice::no};
     if (!paced_by_name_.empty())
       for (const SpineItem& item : job->train.spine) {
         const auto found = paced_by_name_.find(item.name);

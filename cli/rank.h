@@ -2,6 +2,7 @@
 #pragma once
 // One rank at run time: memory, streams, communicators, scheduler and step, wired from a finished job.
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,6 +23,7 @@ struct RankOptions {
   UpdateOptions update;
   uint64_t delay_seed = 0;       // 0: none; else random pauses before works, at most delay_max_ns
   int64_t delay_max_ns = 0;
+  bool graph = true;             // replay steps as graphs, on a device that has them
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
@@ -48,7 +50,8 @@ class Rank {
 
   /// Enqueues. Stages the first batch; call once, before the first step.
   void prime();
-  /// Enqueues one training step and returns; waits for nothing.
+  /// Enqueues one training step and returns; waits for nothing. On a device with graphs the first steps run as they are, the
+  /// next kStepPeriod are recorded, and all after are replayed.
   void issue(uint32_t step);
   /// Blocks until the latest issued step but `behind` (0 or 1) has ended. Throws the first error of a stream.
   void wait_behind(int behind);
@@ -57,8 +60,8 @@ class Rank {
     double loss_sum = 0;   // over all ranks' tokens of the step
     double norm = 0;       // 0 when the plan does not clip
   };
-  /// Of one of the last kReportSlots - 1 steps that have ended.
-  Report report(uint32_t step);
+  /// Of one of the last kReportSlots - 1 steps that have ended. Pure: it came to the host with the step.
+  Report report(uint32_t step) const;
 
   /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token.
   std::vector<float> evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets);
@@ -89,6 +92,10 @@ class Rank {
   std::unique_ptr<comm::Scheduler> scheduler_;
   std::unique_ptr<Step> step_;
   std::vector<Event*> ends_;  // of the last two steps
+  std::unique_ptr<Allocation> reports_;
+  bool graph_ = false;
+  int64_t issued_ = 0;
+  std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod
 };
 
 /// The flat order from the shards of all data ranks, by rank (one entry without ZeRO). Pure.

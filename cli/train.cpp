@@ -38,7 +38,8 @@ void require_same(World& world, const std::string& what, const std::string& valu
   });
 }
 
-std::string run_json(const World& world, const Place& place, const FinishedJob& finished, const Machine& machine, int threads) {
+std::string run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine,
+                     int threads) {
   const Job& job = *finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
@@ -53,6 +54,7 @@ std::string run_json(const World& world, const Place& place, const FinishedJob& 
     run["device"] = "cuda";
     run["gpu"] = place.name;
     run["nccl"] = comm::nccl_version();
+    run["graph"] = config.device.graph != Choice::no;
   } else {
     run["device"] = "cpu";
     run["threads"] = threads;
@@ -161,7 +163,7 @@ int train(const TrainCommand& command) {
       if (world.rank() != 0) return;
       require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
-      run_dir->write("run.json", run_json(world, place, finished, machine, threads));
+      run_dir->write("run.json", run_json(world, place, config, finished, machine, threads));
     });
     Trainer trainer(world, place, config, dataset, std::move(finished), machine, command.delay_seed);
     trainer.run(*run_dir);

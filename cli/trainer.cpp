@@ -75,7 +75,8 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
                              .eps = static_cast<float>(config_.optimizer.eps),
                              .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
-                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0},
+                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0,
+                  .graph = config_.device.graph != Choice::no},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());

@@ -465,6 +465,18 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   }
   return leave(push(stream, [record = event->latest] { complete(record); }));
 }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
+  if (!(flags & cudaEventRecordExternal)) return cudaEventRecord(event, stream);
+  FAKE_ENTER("cudaEventRecordWithFlags");
+  ++current_counts.records;
+  if (!stream->capture) return leave(cudaErrorIllegalState);
+  // A node of the graph: every run of it is a record. Until the first, the event is as before.
+  return leave(push(stream, [event] {
+    std::lock_guard inner(mutex);
+    event->latest = std::make_shared<Record>(Record{true, slipstream::monotonic_ns() + current_settings.clock_ahead_ns});
+    changed.notify_all();
+  }));
+}
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   FAKE_ENTER("cudaEventQuery");
   if (event->capture) {

@@ -83,7 +83,8 @@ struct Row {
 
 TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
   // Large against the gradients, so that AdamW does not turn the noise of a zero gradient into whole steps.
-  const std::string same = " --set optimizer.eps=1e-3";
+  // Seven steps: the last one is the first that is replayed.
+  const std::string same = " --set optimizer.eps=1e-3 --set train.steps=7";
   const std::string llama = " --set model.family=llama --set model.heads=4 --set model.kv_heads=2 --set model.width=32 --set model.ffn_width=40";
   const Row rows[] = {
       {"gpt2, two micro-batches", 1, "", 1e-7, 2e-6},
@@ -93,6 +94,8 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", 1e-7, 1e-4},
       {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", 1e-7, 2e-6},
       {"llama, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
+      {"gpt2, every step as it is, a slow link, two ranks", 2,
+       " --set device.graph=false --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms", 1e-7, 2e-6},
   };
   if (!has_mpirun()) return;
   Folder folder;
@@ -123,9 +126,18 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
 TEST_CASE("a run on the cuda device repeats its bits, with and without delays", "[cuda]") {
   Folder folder;
   run_file(folder);
-  const Run first = train(folder, kFake, 1, "a", " --set train.steps=3 --set device.kind=cuda");
-  CHECK(train(folder, kFake, 1, "b", " --set train.steps=3 --set device.kind=cuda").hash() == first.hash());
-  CHECK(train(folder, kFake, 1, "c", " --set train.steps=3 --set device.kind=cuda --inject-delays 5").hash() == first.hash());
+  // Ten steps: two as they are, four recorded, four replayed. An evaluation and hashes stand between them.
+  const std::string ten = " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
+  const Run first = train(folder, kFake, 1, "a", ten);
+  const auto same = [&](const std::string& more) {
+    const Run other = train(folder, kFake, 1, "b", ten + more);
+    CHECK(other.hash() == first.hash());
+    CHECK(other.all("loss") == first.all("loss"));
+    CHECK(other.all("grad_norm") == first.all("grad_norm"));
+  };
+  same("");
+  same(" --set device.graph=false");
+  same(" --inject-delays 5");
   // What was trained on one device continues text on the other.
   const std::string generate = " generate " + folder.path("a") + " --prompt the --tokens 12 --temperature 0 --device ";
   const Result on_gpu = shell(kFake + generate + "cuda");

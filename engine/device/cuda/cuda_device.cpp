@@ -58,6 +58,26 @@ class CudaAllocation final : public Allocation {
   std::byte* data_ = nullptr;
 };
 
+/// Pinned memory of the host.
+class CudaHostAllocation final : public Allocation {
+ public:
+  CudaHostAllocation(const Core& core, int64_t size_bytes) : size_bytes_(size_bytes) {
+    core.enter();
+    SLIP_CUDA(cudaHostAlloc(&data_, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)), cudaHostAllocDefault));
+    std::memset(data_, 0, static_cast<size_t>(size_bytes));
+  }
+  ~CudaHostAllocation() override { SLIP_CUDA_QUIETLY(cudaFreeHost(data_)); }
+  CudaHostAllocation(const CudaHostAllocation&) = delete;
+  CudaHostAllocation& operator=(const CudaHostAllocation&) = delete;
+
+  std::byte* data() override { return static_cast<std::byte*>(data_); }
+  int64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  int64_t size_bytes_ = 0;
+  void* data_ = nullptr;
+};
+
 }  // namespace
 
 HostCopies::~HostCopies() {
@@ -135,6 +155,17 @@ std::unique_ptr<Allocation> CudaDevice::allocate(int64_t size_bytes, const std::
   auto allocation = std::make_unique<CudaAllocation>(core_, size_bytes, name);
   ++allocations_;
   return allocation;
+}
+
+std::unique_ptr<Allocation> CudaDevice::allocate_host(int64_t size_bytes, const std::string&) {
+  auto allocation = std::make_unique<CudaHostAllocation>(*core_, size_bytes);
+  ++allocations_;
+  return allocation;
+}
+
+std::unique_ptr<Graph> CudaDevice::capture(Stream& origin, const std::function<void()>& issue) {
+  core_->enter();
+  return std::make_unique<CudaGraph>(core_, static_cast<CudaStream&>(origin), issue);
 }
 
 void CudaDevice::copy_to_host(void* host, const std::byte* device, int64_t size_bytes) {
