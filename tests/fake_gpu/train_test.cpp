@@ -89,13 +89,11 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
   const Row rows[] = {
       {"gpt2, two micro-batches", 1, "", 1e-7, 2e-6},
       {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", 1e-4, 1e-3},
-      {"llama, grouped heads, two ranks", 2, llama, 1e-7, 2e-6},
-      {"gpt2, naive, no clipping, two ranks", 2, " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0", 1e-7, 2e-6},
       {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", 1e-7, 1e-4},
       {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", 1e-7, 2e-6},
-      {"llama, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
-      {"gpt2, every step as it is, a slow link, two ranks", 2,
-       " --set device.graph=false --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms", 1e-7, 2e-6},
+      {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
+      {"gpt2, naive, no clipping, no graph, a slow link, two ranks", 2,
+       " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms", 1e-7, 2e-6},
   };
   if (!has_mpirun()) return;
   Folder folder;
@@ -110,7 +108,7 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     const double norms = clips ? largest_difference(gpu.all("grad_norm"), cpu.all("grad_norm")) : 0;
     const double weights = largest_difference(gpu, cpu);
     const double validation = std::abs(gpu.lines.back().at("val_loss").as_double() - cpu.lines.back().at("val_loss").as_double());
-    std::printf("%-40s loss %.1e, norm %.1e, validation %.1e, weights %.1e\n", row.name.c_str(), loss, norms, validation, weights);
+    std::printf("%-60s loss %.1e, norm %.1e, validation %.1e, weights %.1e\n", row.name.c_str(), loss, norms, validation, weights);
     CHECK(loss <= row.loss);
     CHECK(norms <= 10 * row.loss);
     CHECK(validation <= 6 * row.loss);
