@@ -22,8 +22,8 @@ constexpr GradReduce kWays[] = {GradReduce::naive, GradReduce::flat, GradReduce:
 
 class OverlapBench {
  public:
-  OverlapBench(const BenchCommand& command, World& world, const RunConfig& config)
-      : command_(command), world_(world), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
+  OverlapBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
+      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
     config_.device.threads = threads_;
   }
 
@@ -63,7 +63,7 @@ class OverlapBench {
   std::unique_ptr<Contestant> make(const std::string& name, GradReduce way, double bytes_per_second, bool communicate) {
     FinishedJob finished = build(way, communicate);
     const std::vector<int64_t> paced = paced_ ? paced_->of(finished.job->train) : std::vector<int64_t>{};
-    return std::make_unique<Contestant>(name, world_, config_, std::move(finished), bytes_per_second, paced);
+    return std::make_unique<Contestant>(name, world_, place_, config_, std::move(finished), bytes_per_second, paced);
   }
 
   /// Two steps back to back; what the first leaves for the second counts.
@@ -174,6 +174,7 @@ class OverlapBench {
 
   const BenchCommand& command_;
   World& world_;
+  Place place_;
   RunConfig config_;
   int threads_;
   std::optional<ItemTimes> paced_;
@@ -187,7 +188,13 @@ class OverlapBench {
 }  // namespace
 
 int bench_overlap(const BenchCommand& command) {
-  return on_world(command, [&](World& world, const RunConfig& config) { OverlapBench(command, world, config).run(); });
+  return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
+    world.together([&] {
+      if (place.kind == DeviceKind::cuda && command.compute == "paced")
+        throw ConfigError("[bench] --compute paced makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
+    });
+    OverlapBench(command, world, place, config).run();
+  });
 }
 
 }  // namespace slipstream::cli

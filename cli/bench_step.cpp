@@ -51,15 +51,15 @@ Front front_of(const Job& job, const std::vector<int64_t>& spine_ns) {
 
 class StepBench {
  public:
-  StepBench(const BenchCommand& command, World& world, const RunConfig& config)
-      : command_(command), world_(world), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
+  StepBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
+      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
     config_.device.threads = threads_;
   }
 
   void run() {
     const bool plain = world_.size() == 1 && command_.plain_loop;
     const double link = static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second);
-    Contestant c("step", world_, config_, build_bench_job(config_, world_.size(), world_.rank(), threads_), link);
+    Contestant c("step", world_, place_, config_, build_bench_job(config_, world_.size(), world_.rank(), threads_), link);
     if (!command_.export_dir.empty()) write_start(c);
     c.run(1, false);
     const double tokens = static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches * world_.size());
@@ -153,6 +153,7 @@ class StepBench {
 
   const BenchCommand& command_;
   World& world_;
+  Place place_;
   RunConfig config_;
   int threads_;
 };
@@ -160,7 +161,13 @@ class StepBench {
 }  // namespace
 
 int bench_step(const BenchCommand& command) {
-  return on_world(command, [&](World& world, const RunConfig& config) { StepBench(command, world, config).run(); });
+  return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
+    world.together([&] {
+      if (place.kind == DeviceKind::cuda && command.plain_loop)
+        throw ConfigError("[bench] --plain-loop calls the kernels of a CPU, and device.kind is \"cuda\". Leave it out, or use \"cpu\".");
+    });
+    StepBench(command, world, place, config).run();
+  });
 }
 
 }  // namespace slipstream::cli

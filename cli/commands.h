@@ -55,6 +55,7 @@ struct GenerateCommand {
   double temperature = 0.8;
   int top_k = 0;  // 0: all
   uint64_t seed = 1;
+  std::string device = "auto";  // auto | cpu | cuda
 };
 int generate(const GenerateCommand& command);
 

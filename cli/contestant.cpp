@@ -41,14 +41,17 @@ FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int th
                              .machine = machine_of(config, "", threads)});
 }
 
-Contestant::Contestant(std::string named, World& world, const RunConfig& config, FinishedJob finished, double bytes_per_second,
+Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
                        const std::vector<int64_t>& paced_item_ns)
     : name(std::move(named)), job(finished.job) {
-  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns, config.comm.timeout_seconds);
+  // First: communicators between GPUs connect the device that is current.
+  std::unique_ptr<Device> device = place.make_device();
+  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns, config.comm.timeout_seconds, place.kind);
   const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
                             .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
+                            .graph = config.device.graph != Choice::no,
                             .paced_item_ns = paced_item_ns};
-  rank = std::make_unique<Rank>(std::move(finished.job), make_cpu_device(), std::move(communicators), options,
+  rank = std::make_unique<Rank>(std::move(finished.job), std::move(device), std::move(communicators), options,
                                 [measured = job.get(), who = world.rank()](const StagedBatch& staged) { load_random(*measured, who, staged); });
   rank->initialise(1);
   rank->prime();
@@ -115,7 +118,7 @@ std::vector<int64_t> ItemTimes::of(const Plan& plan) const {
   return ns;
 }
 
-int on_world(const BenchCommand& command, const std::function<void(World&, const RunConfig&)>& benchmark) {
+int on_world(const BenchCommand& command, const std::function<void(World&, const Place&, const RunConfig&)>& benchmark) {
   World world;
   try {
     RunConfig config;
@@ -124,7 +127,7 @@ int on_world(const BenchCommand& command, const std::function<void(World&, const
       require_supported(config);
       if (command.steps < 1) throw ConfigError("[bench] --steps {} must be at least 1.", command.steps);
     });
-    benchmark(world, config);
+    benchmark(world, choose_place(world, config), config);
     return 0;
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/exchange.h"
 #include "cli/job.h"
+#include "cli/place.h"
 #include "cli/rank.h"
 #include "cli/world.h"
 #include "engine/report/overlap.h"
@@ -38,7 +39,7 @@ struct Contestant {
   std::vector<StepMeans> means;   // over ranks
 
   /// Blocks. Collective: weights of seed 1, first batch staged. `paced_item_ns` as in RankOptions.
-  Contestant(std::string named, World& world, const RunConfig& config, FinishedJob finished, double bytes_per_second,
+  Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
              const std::vector<int64_t>& paced_item_ns = {});
 
   /// Blocks. `steps` back to back; the first of them is timed, so that what it leaves for a second one counts.
@@ -64,6 +65,6 @@ class ItemTimes {
 
 /// Blocks. Collective: reads the run file on every rank in agreement, then runs the benchmark. Returns the exit code; on one rank
 /// errors are thrown, on several they end all of them.
-int on_world(const BenchCommand& command, const std::function<void(World&, const RunConfig&)>& benchmark);
+int on_world(const BenchCommand& command, const std::function<void(World&, const Place&, const RunConfig&)>& benchmark);
 
 }  // namespace slipstream::cli

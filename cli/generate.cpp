@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/job.h"
+#include "cli/place.h"
 #include "cli/rank.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
@@ -150,6 +151,9 @@ int generate(const GenerateCommand& command) {
     throw CheckpointError("[generate] the tokenizer of {} has {} ids, but its model {}. Give the folder that training wrote.", folder,
                           tokenizer->vocab_size(), options.vocab);
 
+  const Place place = choose_place_alone(command.device == "cuda"  ? DeviceChoice::cuda
+                                         : command.device == "cpu" ? DeviceChoice::cpu
+                                                                   : DeviceChoice::automatic);
   Buffers buffers;
   ModelSpec model = model_of(options, buffers, folder);
   auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), {}));
@@ -159,7 +163,7 @@ int generate(const GenerateCommand& command) {
     comm::finish({&stage, 1}, job->mesh, job->channels, price);
   }
   std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-  Rank rank(std::move(job), make_cpu_device(), std::move(none), {.threads = threads_of(RunConfig{}, 1)}, {});
+  Rank rank(std::move(job), place.make_device(), std::move(none), {.threads = threads_of(RunConfig{}, 1)}, {});
   load_weights(rank, weights.weights);
 
   std::vector<int32_t> text = tokenizer->encode(command.prompt);

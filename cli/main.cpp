@@ -94,6 +94,7 @@ int run(int argc, char** argv) {
   generate_command->add_option("--temperature", generate_options.temperature, "0: always the likeliest")->check(CLI::Range(0.0, 10.0));
   generate_command->add_option("--top-k", generate_options.top_k, "sample among the K likeliest; 0: among all");
   generate_command->add_option("--seed", generate_options.seed, "of the sampling");
+  generate_command->add_option("--device", generate_options.device, "auto: a GPU if there is one")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   generate_command->callback([&] { chosen = [&] { return generate(generate_options); }; });
 
   TokenizeCommand tokenize_options;

@@ -11,6 +11,7 @@
 #include "comm/rehearse/checked_device.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
+#include "kernels/cuda/workspace.h"
 
 namespace slipstream::cli {
 namespace {
@@ -37,11 +38,23 @@ Memory place(const Buffers& buffers, Device& device, std::vector<std::unique_ptr
   return Memory(std::move(entries));
 }
 
+// Before a step is recorded: libraries choose their algorithms, NCCL connects, kernels are loaded.
+constexpr int64_t kEagerSteps = 2;
+
+/// What a kernel needs besides its operands belongs to its stream: taken before the first step, given back after the last.
+/// Only a work sees the stream of the device, so these are works.
+Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {
+  return {name, {}, {}, {}, [of_stream](LaunchContext& c) {
+            if (c.kind == DeviceKind::cuda) of_stream(c.native_stream);
+          }};
+}
+
 }  // namespace
 
 Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
            std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
-    : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)) {
+    : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)),
+      prepare_stream_(stream_work("prepare_stream", kernels::prepare_stream)), release_stream_(stream_work("release_stream", kernels::release_stream)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
   if (options.check_hazards) device_ = comm::make_checked_device(std::move(device_), job_->buffers);
   memory_ = place(job_->buffers, *device_, arenas_);
@@ -52,9 +65,12 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   }
   std::vector<comm::Communicator*> verbs;
   for (const auto& communicator : communicators_) verbs.push_back(communicator.get());
-  train_works_ = bind_works(*job_, job_->train, options.update, verbs, load);
-  evaluate_works_ = bind_works(*job_, job_->evaluate, options.update, verbs, load);
-  prime_works_ = bind_works(*job_, job_->prime, options.update, verbs, load);
+  reports_ = device_->allocate_host(static_cast<int64_t>(sizeof(Report)) * kReportSlots, "reports");
+  graph_ = options.graph && device_->kind() == DeviceKind::cuda;
+  const auto bound_works = [&](const Plan& plan) { return bind_works(*job_, plan, options.update, verbs, load, reports_->data()); };
+  train_works_ = bound_works(job_->train);
+  evaluate_works_ = bound_works(job_->evaluate);
+  prime_works_ = bound_works(job_->prime);
   for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
     train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads, job_->train.spine[i].writes,
                        [ns = options.paced_item_ns[i]](LaunchContext&) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }};
@@ -65,7 +81,9 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
                                              .threads = c == kComputeChannel ? options.threads : 1,
                                              .high_priority = job_->channels[c].axis != Axis::self}));
     streams.push_back(streams_.back().get());
+    if (c == kComputeChannel || job_->channels[c].axis == Axis::self) streams_.back()->launch(prepare_stream_, {});
   }
+  synchronize();
   scheduler_ = std::make_unique<comm::Scheduler>(*job_, *device_, streams);
   step_ = std::make_unique<Step>(*job_, memory_, *streams_[kComputeChannel], *scheduler_);
   const auto bind = [&](const Plan& plan, const BoundWorks& works) {
@@ -83,6 +101,8 @@ Rank::~Rank() {
   } catch (...) {
     abort();  // A stream has failed; the error has been or will be reported by whoever waited for it.
   }
+  graphs_ = {};
+  for (const auto& stream : streams_) stream->launch(release_stream_, {});
   streams_.clear();
 }
 
@@ -202,7 +222,22 @@ std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
 void Rank::prime() { step_->run(job_->prime, 0); }
 
 void Rank::issue(uint32_t step) {
-  step_->run(job_->train, step);
+  if (!graph_ || issued_ < kEagerSteps) {
+    step_->run(job_->train, step);
+  } else {
+    // The host's part first: it takes the memory that is recorded.
+    const Frame frame{.memory = &memory_, .step = step};
+    LaunchContext host{.kind = device_->kind(), .frame = &frame};
+    for (const Work& work : train_works_)
+      if (work.prepare) work.prepare(host);
+    std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
+    if (graph)
+      scheduler_->replayed(job_->train);
+    else
+      graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(job_->train, step); });
+    graph->launch(step);
+  }
+  ++issued_;
   ends_.push_back(&scheduler_->end_of(job_->train));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
 }
@@ -231,9 +266,9 @@ void Rank::wait_behind(int behind) {
   if (index >= 0) ends_[static_cast<size_t>(index)]->synchronize();
 }
 
-Rank::Report Rank::report(uint32_t step) {
+Rank::Report Rank::report(uint32_t step) const {
   Report report;
-  device_->copy_to_host(&report, address(job_->ids.report) + sizeof(Report) * (step % kReportSlots), sizeof(Report));
+  std::memcpy(&report, reports_->data() + sizeof report * (step % kReportSlots), sizeof report);
   return report;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 // One rank at run time: memory, streams, communicators, scheduler and step, wired from a finished job.
 
+#include <array>
 #include <map>
 #include <memory>
 #include <span>
@@ -24,6 +25,7 @@ struct RankOptions {
   uint64_t delay_seed = 0;       // 0: none; else random pauses before works, at most delay_max_ns
   int64_t delay_max_ns = 0;
   bool check_hazards = false;    // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
+  bool graph = true;             // replay steps as graphs, on a device that has them
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
@@ -55,7 +57,8 @@ class Rank {
 
   /// Enqueues. Stages the first batch; call once, before the first step.
   void prime();
-  /// Enqueues one training step and returns; waits for nothing.
+  /// Enqueues one training step and returns; waits for nothing. On a device with graphs the first steps run as they are, the
+  /// next kStepPeriod are recorded, and all after are replayed.
   void issue(uint32_t step);
   /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no events, no schedule.
   /// For benchmarks of one rank, when nothing is in flight.
@@ -67,8 +70,8 @@ class Rank {
     double loss_sum = 0;   // over all ranks' tokens of the step
     double norm = 0;       // 0 when the plan does not clip
   };
-  /// Of one of the last kReportSlots - 1 steps that have ended.
-  Report report(uint32_t step);
+  /// Of one of the last kReportSlots - 1 steps that have ended. Pure: it came to the host with the step.
+  Report report(uint32_t step) const;
 
   /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token, or nothing
   /// on a pipeline stage that has no head. Collective over stages.
@@ -95,10 +98,15 @@ class Rank {
   std::vector<std::unique_ptr<Allocation>> arenas_;
   Memory memory_;
   BoundWorks train_works_, evaluate_works_, prime_works_;
+  Work prepare_stream_, release_stream_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::unique_ptr<comm::Scheduler> scheduler_;
   std::unique_ptr<Step> step_;
   std::vector<Event*> ends_;  // of the last two steps
+  std::unique_ptr<Allocation> reports_;
+  bool graph_ = false;
+  int64_t issued_ = 0;
+  std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod
 };
 
 /// Where a named tensor is: of which stage, which parameter, which of its tensors.

@@ -15,6 +15,7 @@
 
 #include "cli/commands.h"
 #include "cli/trainer.h"
+#include "comm/nccl/nccl.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"
@@ -22,6 +23,7 @@
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
+#include "engine/device/cuda/cuda_choice.h"
 #include "kernels/common/isa.h"
 
 namespace slipstream::cli {
@@ -38,7 +40,8 @@ void require_same(World& world, const std::string& what, const std::string& valu
   });
 }
 
-std::string run_json(const World& world, const FinishedJob& finished, const Machine& machine, int threads) {
+std::string run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine,
+                     int threads) {
   const Job& job = *finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
@@ -49,9 +52,16 @@ std::string run_json(const World& world, const FinishedJob& finished, const Mach
   run["layout"]["pipeline"] = sizes.pipeline;
   run["layout"]["context"] = sizes.context;
   run["plan_hash"] = fmt::format("{:016x}", finished.proof.order_hash);
-  run["device"] = "cpu";
-  run["threads"] = threads;
-  run["isa"] = std::string(kernels::name_of(kernels::isa()));
+  if (place.kind == DeviceKind::cuda) {
+    run["device"] = "cuda";
+    run["gpu"] = place.name;
+    run["nccl"] = comm::nccl_version();
+    run["graph"] = config.device.graph != Choice::no;
+  } else {
+    run["device"] = "cpu";
+    run["threads"] = threads;
+    run["isa"] = std::string(kernels::name_of(kernels::isa()));
+  }
   run["machine"] = machine.name;
   run["model"] = job.model.description;
   run["parameters"] = job.parameter_elems;
@@ -59,9 +69,17 @@ std::string run_json(const World& world, const FinishedJob& finished, const Mach
   return run.dump(2) + "\n";
 }
 
-/// A machine file speaks of one rank; this host is shared by as many ranks as were started on it.
-void require_memory(const World& world, const RunConfig& config, const Job& job, const Machine& machine) {
+/// A machine file speaks of one rank; this host is shared by as many ranks as were started on it, a GPU by whoever uses it.
+void require_memory(const World& world, const Place& place, const RunConfig& config, const Job& job, const Machine& machine) {
   const int64_t need = job.buffers.total_bytes();
+  if (place.kind == DeviceKind::cuda) {
+    const CudaGpu gpu = describe_cuda_device(place.gpu);
+    if (need > gpu.free_bytes)
+      throw ResourceError("[plan] a rank needs {} but {} has {} free of {}. Use more ranks, a smaller train.micro_batch_size or a smaller "
+                          "model, or end what else uses this GPU.\n{}",
+                          format_bytes(need), gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes), memory_table(job));
+    return;
+  }
   if (!config.device.machine.empty()) {
     if (machine.memory_bytes > 0 && need > machine.memory_bytes)
       throw ResourceError("[plan] a rank needs {} but {} has {}. Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
@@ -94,11 +112,12 @@ void require_folder(const std::string& path) {
                         error ? error.message() : std::strerror(errno));
 }
 
-void print_start(const World& world, const RunConfig& config, const FinishedJob& finished, const Machine& machine, int threads) {
+void print_start(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine, int threads) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
-  log_info("{} rank{} x {} thread{}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
-           world.size() == 1 ? "" : "s", threads, threads == 1 ? "" : "s",
+  const std::string of_a_rank = place.kind == DeviceKind::cuda ? place.name : fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+  log_info("{} rank{} x {}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
+           world.size() == 1 ? "" : "s", of_a_rank,
            finished.micro_batches == 1 ? "one micro-batch" : fmt::format("{} micro-batches", finished.micro_batches),
            finished.global_batch, config.train.sequence_length, name_of(job.options.way), job.layout.buckets.size(),
            job.layout.buckets.size() == 1 ? "" : "s");
@@ -117,6 +136,7 @@ int train(const TrainCommand& command) {
   FinishedJob finished;
   data::Dataset dataset;
   int threads = 1;
+  Place place;
   try {
     world.together([&] {
       if (command.resume)
@@ -126,8 +146,9 @@ int train(const TrainCommand& command) {
       threads = threads_of(config, world.ranks_on_host());
     });
     require_same(world, "configuration", data::xxh3_128_hex(config_toml(config).data(), static_cast<int64_t>(config_toml(config).size())));
+    if (!command.dry_run) place = choose_place(world, config);
     world.together([&] {
-      machine = machine_of(config, "", threads);
+      machine = machine_at(place, config, threads);
       int64_t vocab = 0;
       if (command.dry_run) {
         vocab = vocab_of(config);
@@ -138,7 +159,7 @@ int train(const TrainCommand& command) {
         vocab = dataset.tokenizer->vocab_size();
       }
       finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = machine});
-      if (!command.dry_run) require_memory(world, config, *finished.job, machine);
+      if (!command.dry_run) require_memory(world, place, config, *finished.job, machine);
     });
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
@@ -149,16 +170,16 @@ int train(const TrainCommand& command) {
       }
       return 0;
     }
-    print_start(world, config, finished, machine, threads);
+    print_start(world, place, config, finished, machine, threads);
     std::unique_ptr<RunDir> run_dir;
     world.together([&] {
       run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
       if (world.rank() != 0) return;
       require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
-      run_dir->write("run.json", run_json(world, finished, machine, threads));
+      run_dir->write("run.json", run_json(world, place, config, finished, machine, threads));
     });
-    Trainer trainer(world, config, dataset, std::move(finished), machine, command.delay_seed, command.check_hazards);
+    Trainer trainer(world, place, config, dataset, std::move(finished), machine, command.delay_seed, command.check_hazards);
     trainer.run(*run_dir);
     log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()), format_bytes(trainer.rank().job().buffers.total_bytes()));
     log_info("metrics: {}/metrics.jsonl{}", config.output.dir, config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));

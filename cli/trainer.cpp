@@ -34,7 +34,7 @@ double learning_rate(const Optimizer& o, int64_t step) {
   return o.min_learning_rate + 0.5 * (o.learning_rate - o.min_learning_rate) * (1 + std::cos(std::numbers::pi * share));
 }
 
-Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
+Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
                  const Machine& machine, uint64_t delay_seed, bool check_hazards)
     : world_(world), config_(resolved), dataset_(dataset), machine_(machine), stages_(finished.stages), global_batch_(finished.global_batch) {
   const Job& job = *finished.job;
@@ -64,18 +64,21 @@ Trainer::Trainer(World& world, const RunConfig& resolved, const data::Dataset& d
         .clip = 1};
     std::memcpy(staged.scalars, &scalars, sizeof scalars);
   };
+  // First: communicators between GPUs connect the device that is current.
+  std::unique_ptr<Device> device = place.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
-                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds);
+                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds, place.kind);
   item_ns_.assign(job.train.size(), -1);
   meetings_ = comm::meetings_of(job);
   rank_ = std::make_unique<Rank>(
-      std::move(finished.job), make_cpu_device(), std::move(communicators),
+      std::move(finished.job), std::move(device), std::move(communicators),
       RankOptions{.threads = threads_of(config_, world.ranks_on_host()),
                   .update = {.beta1 = static_cast<float>(config_.optimizer.beta1), .beta2 = static_cast<float>(config_.optimizer.beta2),
                              .eps = static_cast<float>(config_.optimizer.eps),
                              .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
-                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards},
+                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards,
+                  .graph = config_.device.graph != Choice::no},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());

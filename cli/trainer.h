@@ -10,6 +10,7 @@
 
 #include "cli/exchange.h"
 #include "cli/job.h"
+#include "cli/place.h"
 #include "cli/rank.h"
 #include "cli/run_dir.h"
 #include "cli/weights.h"
@@ -29,8 +30,8 @@ double learning_rate(const Optimizer& optimizer, int64_t step);
 class Trainer {
  public:
   /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
-  Trainer(World& world, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished, const Machine& machine,
-          uint64_t delay_seed, bool check_hazards);
+  Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
+          const Machine& machine, uint64_t delay_seed, bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.

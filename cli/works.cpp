@@ -118,23 +118,37 @@ Fn add_rows_work(const Job& job, const Item& item) {
   };
 }
 
-Fn load_work(const Job& job, const LoadBatch& load) {
+/// The two halves of staging a batch: the host's, and the stream's.
+struct UploadWork {
+  Fn prepare, run;
+};
+UploadWork load_work(const Job& job, const LoadBatch& load) {
   const int64_t stride = job.buffers.stride_bytes(job.ids.batch_next);
-  return [ids = job.ids, stride, load, staging = kernels::make_upload_staging(),
-          batch_bytes = stride * job.buffers.instances(job.ids.batch_next)](LaunchContext& c) {
-    kernels::upload(c, {.parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at({ids.scalars_next, 0, 16}), 16}}},
-                        .fill = [&](const auto& to) { load({.batch = to[0], .stride_bytes = stride, .scalars = to[1]}); },
-                        .staging = staging});
+  const auto upload = [ids = job.ids, stride, load, staging = kernels::make_upload_staging(),
+                       batch_bytes = stride * job.buffers.instances(job.ids.batch_next)](LaunchContext& c) {
+    return kernels::Upload{.parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at({ids.scalars_next, 0, 16}), 16}}},
+                           .fill = [&](const auto& to) { load({.batch = to[0], .stride_bytes = stride, .scalars = to[1]}); },
+                           .staging = staging};
+  };
+  return {[upload](LaunchContext& c) { kernels::prepare_upload(c, upload(c)); }, [upload](LaunchContext& c) { kernels::upload(c, upload(c)); }};
+}
+
+Fn report_work(const Item& item, std::byte* reports) {
+  static_assert(kStepPeriod % kReportSlots == 0);
+  return [loss = item.reads[0], norm = item.reads[1], slots = item.writes[0], reports](LaunchContext& c) {
+    const int64_t slot = 16 * (c.frame->step % kReportSlots);
+    double* on_device = reinterpret_cast<double*>(c.at(slots) + slot);
+    kernels::report(c, {.loss = c.as<double>(loss), .norm = c.as<double>(norm), .slot = on_device});
+    kernels::copy(c, {.from = on_device, .to = reports + slot, .size_bytes = 16});
   };
 }
 
-Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, const LoadBatch& load) {
+Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std::byte* reports) {
   switch (item.op) {
     case Op::adamw: return adamw_work(job, item, update);
     case Op::sum_squares: return sum_squares_work(job, item);
     case Op::clip: return clip_work(job, update);
     case Op::add_rows: return add_rows_work(job, item);
-    case Op::load: return load_work(job, load);
     case Op::add:
       return [x = item.reads[0], y = item.writes[0]](LaunchContext& c) {
         kernels::add(c, {.x = c.as<float>(x), .y = c.as<float>(y), .elems = y.size_bytes / 4});
@@ -151,11 +165,7 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, con
       return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
         kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
       };
-    case Op::report:
-      return [loss = item.reads[0], norm = item.reads[1], report = item.writes[0]](LaunchContext& c) {
-        kernels::report(c, {.loss = c.as<double>(loss), .norm = c.as<double>(norm),
-                            .slot = c.as<double>(report) + 2 * (c.frame->step % kReportSlots)});
-      };
+    case Op::report: return report_work(item, reports);
     default: break;
   }
   throw PlanError("[plan] item {} has op {}, which no work of this device does.", item.name, name_of(item.op));
@@ -184,7 +194,7 @@ Work communication_work(const Task& task, comm::Communicator& communicator) {
 }  // namespace
 
 BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
-                      const std::vector<comm::Communicator*>& communicators, const LoadBatch& load) {
+                      const std::vector<comm::Communicator*>& communicators, const LoadBatch& load, std::byte* reports) {
   BoundWorks works(plan.size());
   for (ItemId i = 0; i < plan.size(); ++i) {
     const Item& item = plan[i];
@@ -194,8 +204,11 @@ BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& upd
       if (!communicator) throw PlanError("[plan] channel {} of task {} has no communicator.", job.channels[item.channel].name, item.name);
       works[i] = communication_work(plan.task(i), *communicator);
       works[i].name = item.name;
+    } else if (item.op == Op::load) {
+      UploadWork upload = load_work(job, load);
+      works[i] = {item.name, item.cost, item.reads, item.writes, std::move(upload.run), std::move(upload.prepare)};
     } else {
-      works[i] = {item.name, item.cost, item.reads, item.writes, local_work(job, item, update, load)};
+      works[i] = {item.name, item.cost, item.reads, item.writes, local_work(job, item, update, reports)};
     }
   }
   return works;

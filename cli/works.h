@@ -27,9 +27,10 @@ struct StagedBatch {
 };
 using LoadBatch = std::function<void(const StagedBatch&)>;
 
-/// Works for all items of `plan` that are not pieces of the model. `communicators[c]` serves channel c, null for local
+/// Works for all items of `plan` that are not pieces of the model. `reports`: host memory of the device (allocate_host) that
+/// gets the report of every step, kReportSlots of {double loss sum, double norm}; may be null when the plan reports nothing. `communicators[c]` serves channel c, null for local
 /// channels; borrowed, as is `job`.
 BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
-                      const std::vector<comm::Communicator*>& communicators, const LoadBatch& load);
+                      const std::vector<comm::Communicator*>& communicators, const LoadBatch& load, std::byte* reports);
 
 }  // namespace slipstream::cli

@@ -3,11 +3,13 @@
 
 #include "cli/world.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 
 #include "comm/emulate/emulate.h"
 #include "comm/mpi/mpi_world.h"
+#include "comm/nccl/nccl.h"
 #include "comm/wiring.h"
 
 namespace slipstream::cli {
@@ -18,6 +20,8 @@ World::~World() = default;
 int World::rank() const { return mpi_->rank(); }
 int World::size() const { return mpi_->size(); }
 int World::ranks_on_host() const { return mpi_->local_size(); }
+int World::rank_on_host() const { return mpi_->local_rank(); }
+int World::host() const { return mpi_->host(); }
 std::vector<std::string> World::all_gather(const std::string& bytes) { return mpi_->all_gather(bytes); }
 void World::barrier() { mpi_->barrier(); }
 int64_t World::clock_offset_ns() { return mpi_->clock_offset_ns(); }
@@ -57,15 +61,26 @@ void World::together(const std::function<void()>& stage) {
 }
 
 std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job& job, double bytes_per_second,
-                                                                      int64_t latency_ns, int64_t timeout_seconds) {
+                                                                      int64_t latency_ns, int64_t timeout_seconds, DeviceKind kind) {
   std::vector<std::unique_ptr<comm::Communicator>> communicators(job.channels.size());
   std::shared_ptr<comm::LinkPort> port;
   if (bytes_per_second > 0) port = std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns});
   const comm::Wiring wiring = comm::wire_up(job);
-  std::vector<std::unique_ptr<comm::Communicator>> connections;
-  for (size_t i = 0; i < wiring.connections.size(); ++i) {
-    connections.push_back(comm::make_mpi_communicator(*mpi_, job.mesh.group(wiring.connections[i], rank()), static_cast<int>(i),
-                                                      {.timeout_seconds = static_cast<double>(timeout_seconds)}));
+  std::vector<std::unique_ptr<comm::Communicator>> connections(wiring.connections.size());
+  const auto timeout = static_cast<double>(timeout_seconds);
+  for (size_t i = 0; i < connections.size(); ++i) {
+    const std::vector<int> group = job.mesh.group(wiring.connections[i], rank());
+    if (kind == DeviceKind::cuda) {
+      if (group.size() == 1) continue;  // its plan has no task here, and needs no NCCL
+      const auto user = std::find(wiring.connection_of.begin(), wiring.connection_of.end(), static_cast<int>(i));
+      const std::string name = user == wiring.connection_of.end() ? "unused" : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
+      // All ranks make all connections in the same order, so all share at once.
+      const auto share = [&](const std::string& bytes) { return all_gather(bytes)[static_cast<size_t>(group[0])]; };
+      const auto mine = static_cast<int>(std::find(group.begin(), group.end(), rank()) - group.begin());
+      connections[i] = comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share, {.name = name, .timeout_seconds = timeout});
+    } else {
+      connections[i] = comm::make_mpi_communicator(*mpi_, group, static_cast<int>(i), {.timeout_seconds = timeout});
+    }
     if (port) connections[i] = comm::emulate(std::move(connections[i]), port);
   }
   for (ChannelId c = 0; c < job.channels.size(); ++c)

@@ -33,6 +33,8 @@ class World {
   int rank() const;
   int size() const;
   int ranks_on_host() const;
+  int rank_on_host() const;
+  int host() const;  // names this machine: the lowest rank on it
 
   /// Blocks. Collective. Runs `stage` on every rank; if it throws an Error anywhere, each distinct sentence is printed
   /// once, by the lowest rank that has it, and AgreedFailure leaves every rank.
@@ -46,9 +48,10 @@ class World {
   [[noreturn]] void abort(ExitCode code);
 
   /// Blocks. Collective, in the same order on all ranks: a communicator for every communication channel of `job`, on
-  /// the wire of the run; with an emulated link when `bytes_per_second` > 0.
+  /// the wire of the run: NCCL between GPUs (`kind` cuda, whose device is the current one), else MPI; with an emulated
+  /// link when `bytes_per_second` > 0.
   std::vector<std::unique_ptr<comm::Communicator>> communicators(const Job& job, double bytes_per_second, int64_t latency_ns,
-                                                                 int64_t timeout_seconds);
+                                                                 int64_t timeout_seconds, DeviceKind kind = DeviceKind::cpu);
 
  private:
   std::unique_ptr<comm::MpiWorld> mpi_;

@@ -66,8 +66,7 @@ const Scheduler::Seam& Scheduler::seam_for(const Bound& next) {
   return found->second;
 }
 
-void Scheduler::begin(const Plan& plan, const Frame& frame) {
-  Bound& bound = bound_.at(&plan);
+void Scheduler::enter(Bound& bound) {
   std::vector<const Plan*> plans;
   for (const Run& run : history_) plans.push_back(run.bound->plan);
   std::deque<Run> kept;
@@ -75,8 +74,17 @@ void Scheduler::begin(const Plan& plan, const Frame& frame) {
   history_ = std::move(kept);
   seam_ = &seam_for(bound);
   current_ = {&bound, static_cast<int>(bound.runs++ % 2)};
+}
+
+void Scheduler::begin(const Plan& plan, const Frame& frame) {
+  enter(bound_.at(&plan));
   cursor_ = 0;
   issue_tasks(frame);
+}
+
+void Scheduler::replayed(const Plan& plan) {
+  enter(bound_.at(&plan));
+  history_.push_back(current_);
 }
 
 void Scheduler::before(ItemId item, Stream& compute, const Frame& frame) { wait_for_points(item, compute, frame); }

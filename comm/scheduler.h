@@ -31,6 +31,9 @@ class Scheduler final : public PointListener {
   void before(ItemId item, Stream& compute, const Frame& frame) override;
   void reached(ItemId item, Stream& compute, const Frame& frame) override;
 
+  /// A run of `plan` was not walked but replayed by the device: what comes after follows it as any other.
+  void replayed(const Plan& plan);
+
   /// The event that ends the latest run of `plan`: its last spine item.
   Event& end_of(const Plan& plan);
 
@@ -52,6 +55,8 @@ class Scheduler final : public PointListener {
     int parity = 0;
   };
 
+  /// The next run is of `bound`: which events it uses, and what it waits for of the runs before.
+  void enter(Bound& bound);
   void wait_for_points(ItemId item, Stream& stream, const Frame& frame);
   void issue_tasks(const Frame& frame);
   const Seam& seam_for(const Bound& next);

@@ -3,6 +3,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/cuda/entry_points.h"
+#include "kernels/cuda/workspace.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -14,6 +15,8 @@ namespace {
 
 }  // namespace
 
+void prepare_stream(void*) { refuse("prepare_stream"); }
+void release_stream(void*) {}
 void adamw_cuda(LaunchContext&, const Adamw&) { refuse("adamw"); }
 void attention_forward_cuda(LaunchContext&, const AttentionForward&) { refuse("attention_forward"); }
 void attention_backward_cuda(LaunchContext&, const AttentionBackward&) { refuse("attention_backward"); }

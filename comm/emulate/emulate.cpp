@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every work: learn the last entry, join the port as of then, move the bytes, sleep until the port is done.
+// Every work: learn the last entry, join the port as of then, move the bytes, sleep until the port is done. On a GPU the
+// sleeping is a host function between the transfer and what comes after it: a gate that takes no multiprocessor.
 
 #include "comm/emulate/emulate.h"
 
@@ -60,23 +61,32 @@ class EmulatedCommunicator final : public Communicator {
     const Transfer& transfer = verb.transfer;
     const WireCost cost = wire_cost(verb.op, transfer.algorithm, size(), transfer.elems, transfer.dtype, port_->link());
     Meeting* meeting = dynamic_cast<Meeting*>(inner_.get());
+    // Of one launch at a time: works are launched one after the other.
+    struct Flight {
+      int64_t entry_ns = 0;
+      LinkPort::Ticket ticket;
+    };
     auto body = [move = std::move(inner.fn), port = port_, aborted = aborted_, cost, meeting, what = describe(verb),
-                 peers = peers_of(verb, rank(), size())](LaunchContext& context, BoundState& state) {
-      const int64_t entry_ns = monotonic_ns();
-      int64_t last_entry_ns = meeting ? meeting->meet(entry_ns, peers) : entry_ns;
-      if (last_entry_ns - entry_ns > kSameClockNs) last_entry_ns = entry_ns;
-      state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
+                 peers = peers_of(verb, rank(), size()), flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
+      context.on_host([=, &state] {
+        flight->entry_ns = monotonic_ns();
+        int64_t last_entry_ns = meeting ? meeting->meet(flight->entry_ns, peers) : flight->entry_ns;
+        if (last_entry_ns - flight->entry_ns > kSameClockNs) last_entry_ns = flight->entry_ns;
+        state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
+        if (!peers.empty()) flight->ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes);
+      });
       if (peers.empty()) return move(context);
-      const LinkPort::Ticket ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes);
       try {
         move(context);
       } catch (...) {
-        port->leave(ticket);
+        if (context.kind == DeviceKind::cpu) port->leave(flight->ticket);
         throw;
       }
-      if (!port->wait(ticket, [&] { return aborted->load(); }))
-        throw CommError("[comm] {}: aborted on the emulated link after {:.3f} s. The first error of the run says why.", what,
-                        static_cast<double>(monotonic_ns() - entry_ns) * 1e-9);
+      context.on_host([=] {
+        if (!port->wait(flight->ticket, [&] { return aborted->load(); }))
+          throw CommError("[comm] {}: aborted on the emulated link after {:.3f} s. The first error of the run says why.", what,
+                          static_cast<double>(monotonic_ns() - flight->entry_ns) * 1e-9);
+      });
     };
     return bind(verb, rank(), size(), std::move(body));
   }

@@ -34,7 +34,7 @@ struct MpiWorld::State {
   MPI_Comm control = MPI_COMM_NULL;  // null: a world of one without MPI
   MPI_Comm local = MPI_COMM_NULL;    // the ranks of this machine
   MPI_Comm leaders = MPI_COMM_NULL;  // the first rank of every machine; null on the others
-  int rank = 0, size = 1, local_rank = 0, local_size = 1;
+  int rank = 0, size = 1, local_rank = 0, local_size = 1, host = 0;
   int exceptions = std::uncaught_exceptions();
 };
 
@@ -58,6 +58,8 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   MPI_Comm_size(state_->local, &state_->local_size);
   check_mpi(MPI_Comm_split(state_->control, state_->local_rank == 0 ? 0 : MPI_UNDEFINED, state_->rank, &state_->leaders),
             "find the machines");
+  state_->host = state_->rank;
+  check_mpi(MPI_Bcast(&state_->host, 1, MPI_INT, 0, state_->local), "name this machine");
 }
 
 MpiWorld::~MpiWorld() {
@@ -74,6 +76,7 @@ int MpiWorld::rank() const { return state_->rank; }
 int MpiWorld::size() const { return state_->size; }
 int MpiWorld::local_rank() const { return state_->local_rank; }
 int MpiWorld::local_size() const { return state_->local_size; }
+int MpiWorld::host() const { return state_->host; }
 
 void MpiWorld::barrier() {
   if (state_->size == 1) return;

@@ -28,6 +28,7 @@ class MpiWorld {
   int size() const;
   int local_rank() const;  // among the ranks of this machine
   int local_size() const;
+  int host() const;        // names this machine: the lowest rank on it
 
   void barrier();
   /// `bytes` of `root`, on every rank.

@@ -25,6 +25,7 @@ int MpiWorld::rank() const { return 0; }
 int MpiWorld::size() const { return 1; }
 int MpiWorld::local_rank() const { return 0; }
 int MpiWorld::local_size() const { return 1; }
+int MpiWorld::host() const { return 0; }
 void MpiWorld::barrier() {}
 std::string MpiWorld::broadcast(const std::string& bytes, int) { return bytes; }
 std::vector<std::string> MpiWorld::gather(const std::string& bytes, int) { return {bytes}; }

@@ -29,10 +29,16 @@ struct NcclOptions {
 /// NCCL's version as it numbers it (22809 is 2.28.9), 0 when this build has none. Ranks compare it before they connect.
 int nccl_version();
 
+struct NcclEnvironment {
+  int world_rank = 0;
+  bool shares_gpu = false;     // a test mode: several ranks on one GPU
+  bool deterministic = false;  // one algorithm and one protocol for all sizes, so that bits do not depend on NCCL's tuning
+};
+
 /// Sets what NCCL reads when its first communicator is made, where the user has not set it: launches of different
-/// communicators keep the host's order on every rank; with `shares_gpu` (a test mode) also what several ranks on one GPU
-/// need: a host name per rank, sockets on the loopback interface, few blocks.
-void prepare_nccl_environment(int world_rank, bool shares_gpu);
+/// communicators keep the host's order on every rank; with `deterministic` ring and simple protocol; with `shares_gpu` also
+/// what several ranks on one GPU need: a host name per rank, sockets on the loopback interface, few blocks.
+void prepare_nccl_environment(const NcclEnvironment& environment);
 
 /// Blocks. Collective among `size` ranks, whose current CUDA device is the one they will use. `share` carries NCCL's
 /// identifier, and nothing else, from rank 0 to the others.

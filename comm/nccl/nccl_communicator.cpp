@@ -217,11 +217,15 @@ int nccl_version() {
   return ncclGetVersion(&version) == ncclSuccess ? version : 0;
 }
 
-void prepare_nccl_environment(int world_rank, bool shares_gpu) {
+void prepare_nccl_environment(const NcclEnvironment& environment) {
   set_if_unset("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
-  if (!shares_gpu) return;
+  if (environment.deterministic) {
+    set_if_unset("NCCL_ALGO", "Ring");
+    set_if_unset("NCCL_PROTO", "Simple");
+  }
+  if (!environment.shares_gpu) return;
   // NCCL refuses two ranks of one host on one GPU, so each rank calls itself another host; then only sockets remain.
-  set_if_unset("NCCL_HOSTID", fmt::format("slipstream-rank-{}", world_rank));
+  set_if_unset("NCCL_HOSTID", fmt::format("slipstream-rank-{}", environment.world_rank));
   for (const auto& [name, value] : {std::pair{"NCCL_NET", "Socket"}, {"NCCL_IB_DISABLE", "1"}, {"NCCL_SOCKET_IFNAME", "lo"},
                                     {"NCCL_MNNVL_ENABLE", "0"}, {"NCCL_NVLS_ENABLE", "0"}, {"NCCL_RAS_ENABLE", "0"},
                                     {"NCCL_CUMEM_HOST_ENABLE", "0"}, {"NCCL_MIN_CTAS", "1"}, {"NCCL_MAX_CTAS", "2"},

@@ -8,7 +8,7 @@ namespace slipstream::comm {
 
 int nccl_version() { return 0; }
 
-void prepare_nccl_environment(int, bool) {}
+void prepare_nccl_environment(const NcclEnvironment&) {}
 
 std::unique_ptr<Communicator> make_nccl_communicator(int, int size, const ShareBytes&, const NcclOptions& options) {
   throw CommError("[nccl] {} of {} ranks was asked for, but this build has no NCCL. Use the cpu device with MPI, or "

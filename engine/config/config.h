@@ -134,6 +134,7 @@ struct DeviceConfig {
   DeviceChoice kind = DeviceChoice::automatic;
   int64_t threads = 0;  // 0: cores in the affinity mask / ranks that share it, at least 1
   std::string machine;  // path of a machine file; empty: this host
+  Choice graph = Choice::automatic;  // automatic: yes on cuda
 };
 
 struct Checkpoint {

@@ -169,6 +169,8 @@ std::vector<Field<R>> make_fields() {
           "cpu: threads of the compute stream. 0: cores of the affinity mask / ranks that share it, at least 1."),
       F::text("device.machine", at(&R::device, &DeviceConfig::machine),
               "Machine file for predictions, such as configs/machines/h100x8.toml. Empty: this host."),
+      F::choice("device.graph", at(&R::device, &DeviceConfig::graph),
+                "cuda: record a whole step as a CUDA graph and replay it with one launch. auto: true."),
 
       F::text("checkpoint.dir", at(&R::checkpoint, &Checkpoint::dir),
               "Where weights go. Empty: output.dir/checkpoints."),

@@ -124,6 +124,14 @@ void validate_trace(const RunConfig& config) {
                       steps[0], steps[1], config.train.steps);
 }
 
+void validate_device(const RunConfig& config) {
+  const bool nccl = config.comm.backend == Backend::nccl, mpi = config.comm.backend == Backend::mpi;
+  if (config.device.kind == DeviceChoice::cuda && mpi)
+    throw ConfigError("comm.backend = \"mpi\" moves host memory, but device.kind = \"cuda\". Use \"auto\" or \"nccl\".");
+  if (config.device.kind == DeviceChoice::cpu && nccl)
+    throw ConfigError("comm.backend = \"nccl\" moves GPU memory, but device.kind = \"cpu\". Use \"auto\" or \"mpi\".");
+}
+
 }  // namespace
 
 RunConfig resolve_defaults(RunConfig config) {
@@ -145,6 +153,7 @@ void validate(const RunConfig& config) {
   validate_train(config);
   validate_layout(config);
   validate_trace(config);
+  validate_device(config);
   if (config.output.dir.empty())
     throw ConfigError("output.dir is empty. Name the run's folder, such as \"runs/first\".");
 }

@@ -6,6 +6,7 @@
 // marks the most recent `record` on a stream; a `wait` captures the record that is most recent at the time of the call.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,6 +76,16 @@ class Allocation {
   virtual int64_t size_bytes() const = 0;
 };
 
+/// Works of several streams that were recorded once and run again as one launch of the host.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  /// Enqueues. Runs what was recorded after everything given to the device's streams before; what is given to any of them
+  /// from now on runs after it. Its events count as recorded now, all at its end; its spans are tagged with `step`.
+  /// The caller has called Work::prepare of the works that have one, and the launch before the previous one has ended.
+  virtual void launch(uint32_t step) = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -83,6 +94,12 @@ class Device {
   virtual std::unique_ptr<Event> make_event(uint64_t tag = 0) = 0;
   /// Throws: ResourceError with the size asked for and the size that is free.
   virtual std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) = 0;
+  /// Host memory that copies of streams reach without the host waiting; ordinary memory on cpu. Counted as allocate.
+  virtual std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) { return allocate(size_bytes, name); }
+  /// Records instead of running: what `issue` gives to the device's streams becomes a graph, which has not run yet. Waits for
+  /// events of before are left out, because a launch waits for all of that. Null on a device without graphs; then nothing
+  /// was called. `origin` carries the launches. Throws: the first error of the device's streams.
+  virtual std::unique_ptr<Graph> capture(Stream& /*origin*/, const std::function<void()>& /*issue*/) { return nullptr; }
   /// Enqueues nothing, blocks until the copy is done; for set-up, evaluation and saving, never inside a step.
   virtual void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) = 0;
   virtual void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) = 0;

@@ -72,13 +72,17 @@ class Memory {
   std::vector<Entry> entries_;
 };
 
+/// What a work does may depend on Frame::step only through step modulo this: then a device may record the runs of so many
+/// steps and replay them.
+constexpr uint32_t kStepPeriod = 4;
+
 /// Where in the plan a launch happens. Small, copied into the queue.
 struct Frame {
   const Memory* memory = nullptr;
   const Rebind* rebinds = nullptr;
   uint32_t rebind_count = 0;
   uint32_t item = 0;        // of the plan being run
-  uint32_t step = 0;        // tags the timeline
+  uint32_t step = 0;        // tags the timeline; see kStepPeriod
   int32_t micro_batch = 0;
   int32_t slot = 0;
   bool accumulate = false;  // gradients are added to what is there instead of replacing it
@@ -113,6 +117,12 @@ struct LaunchContext {
     return reinterpret_cast<T*>(at(slice));
   }
 
+  /// Runs `body` on the host when everything given to this stream before is complete, and before everything after: at once
+  /// on cpu, enqueued on cuda, where it may not throw, call CUDA, or wait for another stream's host function.
+  void on_host(std::function<void()> body) { enqueue_on_host ? enqueue_on_host(*this, std::move(body)) : body(); }
+  void (*enqueue_on_host)(LaunchContext&, std::function<void()>) = nullptr;
+  void* stream = nullptr;  // of the device, for enqueue_on_host
+
   /// Blocks. Splits [0, count) over the intra-op threads (see ThreadPool::parallel_for).
   void parallel_for(int64_t count, int64_t grain, RangeFunction body) const { pool->parallel_for(count, grain, body); }
 };
@@ -123,6 +133,9 @@ struct Work {
   std::vector<Slice> reads;   // all bytes it may read before writing them
   std::vector<Slice> writes;  // all bytes it may write
   std::function<void(LaunchContext&)> fn;
+  /// What the host does before each run, where the device runs behind it (cuda): fn may have been recorded long ago and is
+  /// then not called again. Never called on cpu and sim.
+  std::function<void(LaunchContext&)> prepare = {};
 };
 
 }  // namespace slipstream

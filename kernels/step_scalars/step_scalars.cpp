@@ -71,4 +71,8 @@ void upload(LaunchContext& context, const Upload& args) {
   }
 }
 
+void prepare_upload(LaunchContext& context, const Upload& args) {
+  if (context.kind == DeviceKind::cuda) prepare_upload_cuda(context, args);
+}
+
 }  // namespace slipstream::kernels

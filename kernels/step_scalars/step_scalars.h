@@ -44,7 +44,7 @@ struct Report {
   double* slot = nullptr;  // [2]
 };
 
-/// to[i] = from[i]. The ranges may not overlap.
+/// to[i] = from[i]. The ranges may not overlap. On cuda either may be host memory of Device::allocate_host.
 struct Copy {
   const void* from = nullptr;
   void* to = nullptr;
@@ -66,8 +66,8 @@ class UploadStaging {
 std::shared_ptr<UploadStaging> make_upload_staging();
 
 /// Bytes that the host makes during the step: `fill` writes to the pointers it is given, one per part.
-/// On cpu these are the parts themselves. On cuda `fill` runs at once and writes to pinned memory that is then copied on the
-/// stream; there are enough pieces for the steps that the host runs ahead, so it does not wait.
+/// On cpu these are the parts themselves, and upload() calls it. On cuda prepare_upload() calls it on pinned memory of the
+/// step (modulo kStepPeriod, so that the host may run ahead), and upload() enqueues the copies.
 struct Upload {
   static constexpr int kParts = 2;
   struct Part {
@@ -86,5 +86,7 @@ void report(LaunchContext& context, const Report& args);
 void copy(LaunchContext& context, const Copy& args);
 void zero(LaunchContext& context, const Zero& args);
 void upload(LaunchContext& context, const Upload& args);
+/// The host's part of an upload on cuda, for Work::prepare; waits only for copies of kStepPeriod steps ago. Nothing on cpu.
+void prepare_upload(LaunchContext& context, const Upload& args);
 
 }  // namespace slipstream::kernels

@@ -21,5 +21,6 @@ void report_cuda(LaunchContext& context, const Report& args);
 void copy_cuda(LaunchContext& context, const Copy& args);
 void zero_cuda(LaunchContext& context, const Zero& args);
 void upload_cuda(LaunchContext& context, const Upload& args);
+void prepare_upload_cuda(LaunchContext& context, const Upload& args);
 
 }  // namespace slipstream::kernels

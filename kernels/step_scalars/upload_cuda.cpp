@@ -9,9 +9,6 @@
 namespace slipstream::kernels {
 namespace {
 
-// The host is at most one step ahead, so two would do; a piece more, and it never meets a copy in flight.
-constexpr size_t kPieces = 3;
-
 class CudaStaging final : public UploadStaging {
  public:
   ~CudaStaging() override {
@@ -22,24 +19,28 @@ class CudaStaging final : public UploadStaging {
     }
   }
 
-  void run(cudaStream_t stream, const Upload& args) {
-    Piece& piece = pieces_[next_];
-    next_ = (next_ + 1) % kPieces;
-    int64_t size_bytes = 0;
-    std::array<int64_t, Upload::kParts> offsets{};
-    for (size_t p = 0; p < args.parts.size(); ++p) {
-      offsets[p] = size_bytes;
-      size_bytes += (args.parts[p].size_bytes + 255) / 256 * 256;
-    }
-    prepare(piece, size_bytes);
+  /// The host's part: fills the piece of `step`.
+  void prepare(uint32_t step, const Upload& args) {
+    Piece& piece = pieces_[step % kStepPeriod];
+    const auto offsets = offsets_of(args);
+    make_room(piece, offsets.back());
     std::array<std::byte*, Upload::kParts> to{};
     for (size_t p = 0; p < args.parts.size(); ++p) to[p] = piece.host + offsets[p];
     args.fill(to);
+  }
+
+  /// The stream's part: copies the piece of `step` to the device.
+  void copy(uint32_t step, const Upload& args, cudaStream_t stream) {
+    const Piece& piece = pieces_[step % kStepPeriod];
+    const auto offsets = offsets_of(args);
     for (size_t p = 0; p < args.parts.size(); ++p)
       if (args.parts[p].size_bytes > 0)
-        SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, to[p], static_cast<size_t>(args.parts[p].size_bytes),
+        SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, piece.host + offsets[p], static_cast<size_t>(args.parts[p].size_bytes),
                                   cudaMemcpyHostToDevice, stream));
-    SLIP_CUDA(cudaEventRecord(piece.copied, stream));
+    // A graph needs no event of its own: it is launched again when its last run has ended.
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    SLIP_CUDA(cudaStreamIsCapturing(stream, &status));
+    if (status == cudaStreamCaptureStatusNone) SLIP_CUDA(cudaEventRecord(piece.copied, stream));
   }
 
  private:
@@ -49,8 +50,15 @@ class CudaStaging final : public UploadStaging {
     cudaEvent_t copied = nullptr;
   };
 
+  /// Where each part begins in a piece, and the size of all.
+  static std::array<int64_t, Upload::kParts + 1> offsets_of(const Upload& args) {
+    std::array<int64_t, Upload::kParts + 1> offsets{};
+    for (size_t p = 0; p < args.parts.size(); ++p) offsets[p + 1] = offsets[p] + (args.parts[p].size_bytes + 255) / 256 * 256;
+    return offsets;
+  }
+
   /// Takes memory at the first use of a piece. Later uses find its last copy done, unless the caller runs further ahead.
-  static void prepare(Piece& piece, int64_t size_bytes) {
+  static void make_room(Piece& piece, int64_t size_bytes) {
     if (piece.copied && !SLIP_CUDA_READY(cudaEventQuery(piece.copied))) SLIP_CUDA(cudaEventSynchronize(piece.copied));
     if (!piece.copied)
       SLIP_CUDA(cudaEventCreateWithFlags(&piece.copied, cudaEventBlockingSync | cudaEventDisableTiming));
@@ -63,8 +71,7 @@ class CudaStaging final : public UploadStaging {
     piece.size_bytes = size_bytes;
   }
 
-  std::array<Piece, kPieces> pieces_;
-  size_t next_ = 0;
+  std::array<Piece, kStepPeriod> pieces_;
 };
 
 }  // namespace
@@ -72,7 +79,7 @@ class CudaStaging final : public UploadStaging {
 std::shared_ptr<UploadStaging> make_upload_staging() { return std::make_shared<CudaStaging>(); }
 
 void copy_cuda(LaunchContext& context, const Copy& args) {
-  SLIP_CUDA(cudaMemcpyAsync(args.to, args.from, static_cast<size_t>(args.size_bytes), cudaMemcpyDeviceToDevice,
+  SLIP_CUDA(cudaMemcpyAsync(args.to, args.from, static_cast<size_t>(args.size_bytes), cudaMemcpyDefault,
                             static_cast<cudaStream_t>(context.native_stream)));
 }
 
@@ -80,8 +87,12 @@ void zero_cuda(LaunchContext& context, const Zero& args) {
   SLIP_CUDA(cudaMemsetAsync(args.to, 0, static_cast<size_t>(args.size_bytes), static_cast<cudaStream_t>(context.native_stream)));
 }
 
+void prepare_upload_cuda(LaunchContext& context, const Upload& args) {
+  static_cast<CudaStaging&>(*args.staging).prepare(context.frame->step, args);
+}
+
 void upload_cuda(LaunchContext& context, const Upload& args) {
-  static_cast<CudaStaging&>(*args.staging).run(static_cast<cudaStream_t>(context.native_stream), args);
+  static_cast<CudaStaging&>(*args.staging).copy(context.frame->step, args, static_cast<cudaStream_t>(context.native_stream));
 }
 
 }  // namespace slipstream::kernels

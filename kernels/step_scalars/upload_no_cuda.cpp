@@ -11,5 +11,6 @@ std::shared_ptr<UploadStaging> make_upload_staging() { return std::make_shared<U
 void copy_cuda(LaunchContext& context, const Copy&) { no_kernel("copy", context.kind); }
 void zero_cuda(LaunchContext& context, const Zero&) { no_kernel("zero", context.kind); }
 void upload_cuda(LaunchContext& context, const Upload&) { no_kernel("upload", context.kind); }
+void prepare_upload_cuda(LaunchContext& context, const Upload&) { no_kernel("upload", context.kind); }
 
 }  // namespace slipstream::kernels

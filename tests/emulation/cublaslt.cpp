@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "kernels/cuda/workspace.h"
 #include "tests/emulation/emulator.h"
@@ -20,18 +22,8 @@ void store(void* p, int64_t i, DType dtype, float value) {
   else static_cast<bfloat16*>(p)[i] = bfloat16(value);
 }
 
-}  // namespace
-
-void* scratch_of(const LaunchContext&) {
-  static const emulation::DeviceMemory scratch(static_cast<size_t>(kScratchBytes), "scratch");
-  return scratch.data();
-}
-void prepare_stream(void*) {}
-void release_stream(void*) {}
-
-bool gemm(const LaunchContext&, const Gemm& args) {
-  // As cuBLASLt: the rows of an auxiliary output come in whole 16 bytes.
-  if (args.pre_gelu && args.d_ld % 8 != 0) return false;
+/// d[i, j] by its definition, in double.
+void multiply(const Gemm& args) {
   for (int64_t j = 0; j < args.n; ++j)
     for (int64_t i = 0; i < args.m; ++i) {
       double sum = 0.0;
@@ -47,6 +39,27 @@ bool gemm(const LaunchContext&, const Gemm& args) {
       }
       store(args.d, at, args.out, static_cast<float>(sum));
     }
+}
+
+}  // namespace
+
+void* scratch_of(const LaunchContext& context) {
+  static std::mutex mutex;
+  static std::map<void*, emulation::DeviceMemory> scratch;
+  const std::lock_guard lock(mutex);
+  return scratch.try_emplace(context.native_stream, static_cast<size_t>(kScratchBytes), "scratch").first->second.data();
+}
+void prepare_stream(void* native_stream) {
+  LaunchContext context;
+  context.native_stream = native_stream;
+  scratch_of(context);
+}
+void release_stream(void*) {}
+
+bool gemm(const LaunchContext& context, const Gemm& args) {
+  // As cuBLASLt: the rows of an auxiliary output come in whole 16 bytes.
+  if (args.pre_gelu && args.d_ld % 8 != 0) return false;
+  emulation::enqueue(context.native_stream, [args] { multiply(args); });
   return true;
 }
 

@@ -34,8 +34,8 @@ constexpr int warpSize = 32;
 
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0 };
-inline cudaError_t cudaMemsetAsync(void* p, int value, size_t size_bytes, cudaStream_t) {
-  std::memset(p, value, size_bytes);
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t size_bytes, cudaStream_t stream) {
+  slipstream::emulation::enqueue(stream, [=] { std::memset(p, value, size_bytes); });
   return cudaSuccess;
 }
 

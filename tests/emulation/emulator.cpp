@@ -4,6 +4,7 @@
 #include "tests/emulation/emulator.h"
 
 #include <fmt/core.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -115,6 +117,12 @@ struct Machine {
   void* fault_address = nullptr;
   std::vector<const DeviceMemory*> memories;
 } m;
+std::mutex machine;  // one kernel at a time; under it m, but for `memories`, which grows before kernels run
+pthread_t machine_thread;
+std::function<void(void*, std::function<void()>)>& streams() {
+  static std::function<void(void*, std::function<void()>)> runs;
+  return runs;
+}
 
 Size3 index_of(size_t thread) {
   const unsigned t = static_cast<unsigned>(thread);
@@ -233,7 +241,7 @@ void run_block() {
 }
 
 void on_fault(int signal, siginfo_t* info, void*) {
-  if (!m.running) {
+  if (!m.running || !pthread_equal(pthread_self(), machine_thread)) {
     ::signal(signal, SIG_DFL);
     return;
   }
@@ -284,7 +292,12 @@ int lane() { return static_cast<int>(m.current % 32); }
 int warp_lanes() { return m.warps[m.current / 32].lanes; }
 unsigned char* dynamic_shared() { return m.dynamic.data(); }
 
+void set_streams(std::function<void(void*, std::function<void()>)> runs) { streams() = std::move(runs); }
+void enqueue(void* stream, std::function<void()> command) { streams() ? streams()(stream, std::move(command)) : command(); }
+
 void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body, const std::source_location& site) {
+  const std::lock_guard one_at_a_time(machine);
+  machine_thread = pthread_self();
   m.site = site;
   m.threads = size_t{block.x} * block.y * block.z;
   if (m.threads == 0 || m.threads > kThreadsMax || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 || grid.z > 65535)

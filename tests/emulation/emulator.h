@@ -36,6 +36,11 @@ struct Size3 {
 /// Blocks. Runs `body` for every thread of the grid. Throws: Error.
 void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body, const std::source_location& site);
 
+/// Hands a command of `stream` (a kernel, a memset, a product) to whoever runs streams. By default it runs at once, in the
+/// calling thread. Kernels run one at a time whatever the thread.
+void enqueue(void* stream, std::function<void()> command);
+void set_streams(std::function<void(void* stream, std::function<void()> command)> streams);
+
 /// Order of the threads between two barriers; results of a correct kernel do not change.
 void set_descending(bool descending);
 /// Kernels run so far.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The emulated twin of kernels/cuda/launch.h: a launch runs the grid at once.
+// The emulated twin of kernels/cuda/launch.h: a launch hands the grid to emulation::enqueue.
 
 #include <cuda_runtime.h>
 
@@ -13,7 +13,8 @@ namespace slipstream::kernels {
 
 /// A stream that remembers where it was named, for the sentences of the emulator.
 struct Site {
-  Site(cudaStream_t, const std::source_location& at_ = std::source_location::current()) : at(at_) {}  // NOLINT: implicit
+  Site(cudaStream_t stream_, const std::source_location& at_ = std::source_location::current()) : stream(stream_), at(at_) {}  // NOLINT: implicit
+  cudaStream_t stream;
   std::source_location at;
 };
 
@@ -23,7 +24,9 @@ inline void cuda_check(cudaError_t, const char*) {}
 template <typename... Parameters, typename... Args>
 void launch(Site site, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const Args&... args) {
   const std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
-  emulation::run({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, [&] { std::apply(kernel, values); }, site.at);
+  emulation::enqueue(site.stream, [=, at = site.at] {
+    emulation::run({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, [&] { std::apply(kernel, values); }, at);
+  });
 }
 
 }  // namespace slipstream::kernels

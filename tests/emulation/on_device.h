@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the tests of emulated kernels share: operands in guarded device memory, and both orders of the threads.
+// What the tests of kernels on the emulated device, and on a card (tests/gpu), share: operands in guarded device memory, and both orders of the threads.
 
 #include "tests/emulation/emulator.h"
 #include "tests/kernels/norms/op_test.h"
 
 namespace slipstream::test {
 
-/// A tensor in memory of the emulated device. `shift` elements before it break the alignment to 16 bytes.
+/// Called before the host looks at device memory. Nothing to do where kernels run at once; tests/gpu waits for the card.
+inline void (*before_the_host_looks)() = [] {};
+
+/// A tensor in memory of the emulated device (on a card, in tests/gpu: of managed memory). `shift` elements before it break the alignment to 16 bytes.
 class OnDevice {
  public:
   OnDevice(int64_t elems, DType dtype, const std::string& name, int64_t shift = 0)
@@ -25,6 +28,7 @@ class OnDevice {
   }
   template <typename T = void>
   T* data(int64_t elems = 0) const {
+    before_the_host_looks();
     return reinterpret_cast<T*>(memory_.data() + bytes_of(shift_ + elems, dtype_));
   }
   Doubles doubles() const {
@@ -38,6 +42,7 @@ class OnDevice {
   }
   /// Nothing beyond the tensor, nor before it, was written.
   bool intact() const {
+    before_the_host_looks();
     const unsigned char* begin = memory_.data();
     return memory_.intact() && std::all_of(begin, begin + bytes_of(shift_, dtype_), [](unsigned char byte) { return byte == 0xff; });
   }

@@ -2,6 +2,8 @@
 // The stream contract on the cuda device over the fake runtime, mutations that it must catch, and what is special about
 // the device: times, copies, errors, and who waits.
 
+#include <unistd.h>
+
 #include "engine/device/cuda/cuda_device.h"
 #include "tests/contract/stream_contract.h"
 #include "tests/fake_cuda/fake_cuda.h"
@@ -188,4 +190,33 @@ TEST_CASE("a launch that fails names the work") {
             }};
   stream->launch(work, f.frame);
   CHECK_THROWS_WITH(stream->synchronize(), Catch::Contains("layer 3 attention on stream compute"));
+}
+
+TEST_CASE("guarded memory is closed to the host, open to commands of a stream") {
+  fake_cuda::reset();
+  fake_cuda::settings().guard_memory = true;
+  // The kernel refuses to read what this process may not: no fault, an error.
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const auto host_reads = [&](const std::byte* p) { return write(ends[1], p, 1) == 1; };
+  {
+    const auto device = make_cuda_device(0);
+    const auto memory = device->allocate(100, "weights");
+    CHECK(!host_reads(memory->data()));
+    std::byte seen{0xff};
+    device->copy_to_host(&seen, memory->data() + 99, 1);
+    CHECK(seen == std::byte{0});
+    const auto stream = device->make_stream({.name = "compute"});
+    bool read_by_command = false;
+    const Work work{"look", {}, {}, {}, [&](LaunchContext& c) {
+                      fake_cuda::enqueue(static_cast<cudaStream_t>(c.native_stream), [&] { read_by_command = host_reads(memory->data()); });
+                    }};
+    stream->launch(work, {});
+    stream->synchronize();
+    CHECK(read_by_command);
+    CHECK(!host_reads(memory->data()));
+  }
+  close(ends[0]);
+  close(ends[1]);
+  fake_cuda::reset();
 }

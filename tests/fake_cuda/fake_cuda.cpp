@@ -3,11 +3,15 @@
 
 #include "tests/fake_cuda/fake_cuda.h"
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,7 +35,7 @@ struct Record {
 using Op = std::function<void()>;
 
 std::mutex mutex;
-std::condition_variable changed;
+std::condition_variable& changed = *new std::condition_variable;  // threads of lost streams wait for it even at exit
 Settings current_settings;
 Counts current_counts;
 std::map<std::string, cudaError_t> failures;
@@ -40,6 +44,44 @@ int64_t taken_bytes = 0;
 thread_local bool in_host_function = false;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
+std::atomic<cudaError_t> lost{cudaSuccess};
+std::atomic<int64_t> commands{0};
+
+/// Guarded device memory: one range of addresses, carved from the front, closed while nothing on the device runs.
+struct Guarded {
+  static constexpr size_t kRangeBytes = size_t{64} << 30;
+  std::byte* base = nullptr;
+  size_t carved_bytes = 0;
+  int touching = 0;
+  std::mutex guard;
+  void protect(int protection) {
+    if (carved_bytes > 0) mprotect(base, carved_bytes, protection);
+  }
+  std::byte* carve(size_t bytes) {
+    const std::lock_guard lock_here(guard);
+    if (!base) base = static_cast<std::byte*>(mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    std::byte* block = base + carved_bytes;
+    carved_bytes += bytes;
+    protect(touching > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+    return block;
+  }
+} guarded;
+
+/// While one lives, device memory is open. (To all threads: a page has no owner. After a wait for the device none lives.)
+struct Touch {
+  Touch() {
+    if (!current_settings.guard_memory) return;
+    const std::lock_guard lock_here(guarded.guard);
+    if (guarded.touching++ == 0) guarded.protect(PROT_READ | PROT_WRITE);
+  }
+  ~Touch() {
+    if (!current_settings.guard_memory) return;
+    const std::lock_guard lock_here(guarded.guard);
+    if (--guarded.touching == 0) guarded.protect(PROT_NONE);
+  }
+  Touch(const Touch&) = delete;
+  Touch& operator=(const Touch&) = delete;
+};
 
 }  // namespace
 
@@ -106,6 +148,7 @@ cudaError_t leave(cudaError_t result) {
 /// Failures asked for, and the rule of host functions. Under the lock.
 cudaError_t enter(const char* function) {
   if (in_host_function) return cudaErrorNotPermitted;
+  if (lost != cudaSuccess) return lost;
   const auto failure = failures.find(function);
   if (failure == failures.end()) return cudaSuccess;
   const cudaError_t error = failure->second;
@@ -145,7 +188,10 @@ void complete(const std::shared_ptr<Record>& record) {
 }
 
 Op copy_op(void* to, const void* from, size_t bytes) {
-  return [=] { std::memcpy(to, from, bytes); };
+  return [=] {
+    const Touch touch;
+    std::memcpy(to, from, bytes);
+  };
 }
 
 }  // namespace
@@ -157,12 +203,31 @@ void reset() {
   current_settings = {};
   current_counts.host_waits = current_counts.records = current_counts.waits = 0;
   failures.clear();
-  last_error = cudaSuccess;
+  last_error = lost = cudaSuccess;
+  commands = 0;
 }
 Settings& settings() { return current_settings; }
 Counts counts() {
   std::lock_guard lock(mutex);
   return current_counts;
+}
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> command) {
+  std::unique_lock lock(mutex);
+  if (lost != cudaSuccess) return leave(lost);
+  return leave(push(stream, [command = std::move(command)] {
+    if (lost != cudaSuccess) return;
+    if (commands++ >= current_settings.lost_after) {
+      lost = cudaErrorDevicesUnavailable;
+      return;
+    }
+    try {
+      const Touch touch;
+      command();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      lost = cudaErrorLaunchFailure;
+    }
+  }));
 }
 void fail_next(const std::string& function, cudaError_t error) {
   std::lock_guard lock(mutex);
@@ -203,6 +268,15 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= current_settings.devices) return leave(cudaErrorInvalidDevice);
   *properties = {};
   properties->uuid.bytes[15] = static_cast<char>(device + 1);
+  std::string("Fake GPU").copy(properties->name, sizeof properties->name - 1);
+  properties->major = 9;
+  properties->multiProcessorCount = 2;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  FAKE_ENTER("cudaDeviceGetAttribute");
+  if (device < 0 || device >= current_settings.devices) return leave(cudaErrorInvalidDevice);
+  *value = attribute == cudaDevAttrGlobalMemoryBusWidth ? 512 : 1'000'000;
   return cudaSuccess;
 }
 cudaError_t cudaInitDevice(int device, unsigned int, unsigned int) {
@@ -237,7 +311,9 @@ cudaError_t cudaMalloc(void** block, size_t size) {
   const auto bytes = static_cast<int64_t>(size);
   if (bytes > current_settings.memory_bytes - taken_bytes) return leave(cudaErrorMemoryAllocation);
   // Aligned as promised and no better, and not zero.
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(4096, (size + 8191) / 4096 * 4096));
+  const size_t taken = (size + 8191) / 4096 * 4096;
+  const Touch touch;
+  auto* memory = current_settings.guard_memory ? guarded.carve(taken) : static_cast<std::byte*>(std::aligned_alloc(4096, taken));
   std::memset(memory, 0xCD, size + 256);
   *block = memory + 256;
   blocks[*block] = bytes;
@@ -252,7 +328,7 @@ cudaError_t cudaFree(void* block) {
   if (found == blocks.end()) return leave(cudaErrorInvalidValue);
   taken_bytes -= found->second;
   blocks.erase(found);
-  std::free(static_cast<std::byte*>(block) - 256);
+  if (!current_settings.guard_memory) std::free(static_cast<std::byte*>(block) - 256);
   --current_counts.blocks;
   return cudaSuccess;
 }
@@ -278,12 +354,16 @@ cudaError_t cudaFreeHost(void* block) {
 cudaError_t cudaMemset(void* block, int value, size_t bytes) {
   FAKE_ENTER("cudaMemset");
   if (refused_by_capture()) return leave(cudaErrorStreamCaptureImplicit);
+  const Touch touch;
   std::memset(block, value, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* block, int value, size_t bytes, cudaStream_t stream) {
   FAKE_ENTER("cudaMemsetAsync");
-  return leave(push(stream, [=] { std::memset(block, value, bytes); }));
+  return leave(push(stream, [=] {
+    const Touch touch;
+    std::memset(block, value, bytes);
+  }));
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   FAKE_ENTER("cudaMemcpyAsync");
@@ -301,7 +381,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   {
-    FAKE_ENTER("cudaStreamDestroy");
+    std::unique_lock lock(mutex);  // works on a lost GPU too
     stream->stopping = true;
     --current_counts.streams;
     changed.notify_all();
@@ -384,6 +464,18 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
   }
   return leave(push(stream, [record = event->latest] { complete(record); }));
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
+  if (!(flags & cudaEventRecordExternal)) return cudaEventRecord(event, stream);
+  FAKE_ENTER("cudaEventRecordWithFlags");
+  ++current_counts.records;
+  if (!stream->capture) return leave(cudaErrorIllegalState);
+  // A node of the graph: every run of it is a record. Until the first, the event is as before.
+  return leave(push(stream, [event] {
+    std::lock_guard inner(mutex);
+    event->latest = std::make_shared<Record>(Record{true, slipstream::monotonic_ns() + current_settings.clock_ahead_ns});
+    changed.notify_all();
+  }));
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   FAKE_ENTER("cudaEventQuery");

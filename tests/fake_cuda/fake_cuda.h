@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace slipstream::fake_cuda {
@@ -21,6 +22,8 @@ struct Settings {
   int64_t clock_ahead_ns = 0;                  // added to every record that completes from now on
   bool drop_waits = false;                     // mutation: cudaStreamWaitEvent does nothing
   bool record_elsewhere = false;               // mutation: ordering events complete at once, as on an idle stream
+  bool guard_memory = false;                   // device memory can be touched only while a command of a stream runs
+  int64_t lost_after = INT64_MAX;              // commands that enqueue() takes before the GPU is lost
 };
 
 /// What exists now and what was done since reset().
@@ -29,6 +32,10 @@ struct Counts {
   int host_waits = 0;                                          // calls that wait for the device
   int records = 0, waits = 0;
 };
+
+/// As a kernel launch: `command` runs in the order of `stream`, with access to device memory. What it throws is printed and is
+/// from then on the error of every call, as after a kernel that faulted.
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> command);
 
 /// Settings as declared above, counts of calls zero, no pending failure. Nothing may be alive.
 void reset();

@@ -13,6 +13,8 @@
 #include <mutex>
 
 #include "engine/base/dtype.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/shared_group.h"
 
 using slipstream::bfloat16;
 
@@ -34,6 +36,7 @@ struct Group {
   // Sent and not yet received, and the other way round, in order.
   std::map<std::pair<int, int>, std::vector<std::vector<std::byte>>> mail;
   std::map<int, std::vector<std::pair<int, int>>> split_wishes;    // by key of the split: (color, key) by rank
+  std::unique_ptr<slipstream::fake_nccl::SharedGroup> processes;   // null: the ranks are threads
 };
 
 std::mutex mutex;
@@ -41,7 +44,7 @@ std::condition_variable changed;
 std::map<std::string, std::shared_ptr<Group>> groups;
 std::map<int, std::vector<std::string>> calls;
 std::map<int, ncclResult_t> broken;
-bool connects_never = false;
+bool connects_never = false, ranks_are_processes = false;
 int fake_version = NCCL_VERSION_CODE;
 int ids_made = 0;
 
@@ -73,27 +76,30 @@ void sum(ncclDataType_t type, const std::vector<const std::byte*>& from, std::by
   return sum_as<bfloat16, float>(from, to, count);
 }
 
+/// What `rank` gets of a collective, from what all ranks have brought, by rank.
+std::vector<std::byte> result_of(const Call& call, int rank, std::vector<const std::byte*> from) {
+  const size_t bytes = call.count * size_of_type(call.type);
+  std::vector<std::byte> result;
+  if (call.verb == "all_gather") {
+    for (const std::byte* part : from) result.insert(result.end(), part, part + bytes);
+  } else if (call.verb == "broadcast") {
+    const std::byte* root = from[static_cast<size_t>(call.peer)];
+    result.assign(root, root + bytes);
+  } else {
+    if (call.verb == "reduce_scatter")
+      for (const std::byte*& part : from) part += static_cast<size_t>(rank) * bytes;
+    result.resize(bytes);
+    sum(call.type, from, result.data(), call.count);
+  }
+  return result;
+}
+
 /// All members are here: move the bytes. Results are made before any is written, so that in place is served.
 void move_bytes(const std::vector<std::pair<int, Call>>& members) {
-  const Call& first = members[0].second;
-  const size_t bytes = first.count * size_of_type(first.type);
-  std::vector<std::vector<std::byte>> results(members.size());
-  for (size_t m = 0; m < members.size(); ++m) {
-    const auto rank = static_cast<size_t>(members[m].first);
-    std::vector<const std::byte*> from;
-    for (const auto& [other, call] : members) from.push_back(call.from);
-    if (first.verb == "all_gather") {
-      for (const std::byte* part : from) results[m].insert(results[m].end(), part, part + bytes);
-    } else if (first.verb == "broadcast") {
-      const std::byte* root = from[static_cast<size_t>(first.peer)];
-      results[m].assign(root, root + bytes);
-    } else {
-      if (first.verb == "reduce_scatter")
-        for (const std::byte*& part : from) part += rank * bytes;
-      results[m].resize(bytes);
-      sum(first.type, from, results[m].data(), first.count);
-    }
-  }
+  std::vector<const std::byte*> from;
+  for (const auto& [rank, call] : members) from.push_back(call.from);
+  std::vector<std::vector<std::byte>> results;
+  for (const auto& [rank, call] : members) results.push_back(result_of(call, rank, from));
   for (size_t m = 0; m < members.size(); ++m) std::memcpy(members[m].second.to, results[m].data(), results[m].size());
 }
 
@@ -111,6 +117,14 @@ namespace {
 
 /// The body of a collective on its stream.
 void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const Call& call) {
+  if (group->processes) {
+    const size_t parts = call.verb == "reduce_scatter" ? static_cast<size_t>(group->size) : 1;
+    return group->processes->meet(rank, group->size, call.from, parts * call.count * size_of_type(call.type),
+                                  [&](const std::vector<const std::byte*>& from) {
+      const std::vector<std::byte> result = result_of(call, rank, from);
+      std::memcpy(call.to, result.data(), result.size());
+    });
+  }
   std::unique_lock lock(mutex);
   auto& members = group->meetings[number];
   members.push_back({rank, call});
@@ -124,15 +138,7 @@ void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const 
   }
 }
 
-void launch(cudaStream_t stream, std::function<void()> body) {
-  cudaLaunchHostFunc(
-      stream,
-      [](void* held) {
-        const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(held));
-        (*owned)();
-      },
-      new std::function<void()>(std::move(body)));
-}
+void launch(cudaStream_t stream, std::function<void()> body) { slipstream::fake_cuda::enqueue(stream, std::move(body)); }
 
 const char* name_of_type(ncclDataType_t type) {
   return type == ncclFloat32 ? "f32" : type == ncclFloat64 ? "f64" : type == ncclBfloat16 ? "bf16" : type == ncclInt32 ? "i32" : "u8";
@@ -147,6 +153,7 @@ ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
 }
 
 ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stream) {
+  if (comm->group->processes) return ncclInvalidUsage;
   std::lock_guard lock(mutex);
   calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + (call.verb == "send" ? " to " : " from ") +
                               std::to_string(call.peer));
@@ -202,6 +209,7 @@ void break_rank(int rank, ncclResult_t error) {
   broken[rank] = error;
 }
 void never_connect(bool never) { connects_never = never; }
+void between_processes() { ranks_are_processes = true; }
 void set_version(int version) { fake_version = version; }
 
 }  // namespace slipstream::fake_nccl
@@ -217,7 +225,7 @@ ncclResult_t ncclGetVersion(int* version) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   std::lock_guard lock(mutex);
   std::memset(id->internal, 0, sizeof id->internal);
-  const std::string name = "group " + std::to_string(++ids_made);
+  const std::string name = ranks_are_processes ? slipstream::fake_nccl::SharedGroup::make() : "group " + std::to_string(++ids_made);
   std::memcpy(id->internal, name.data(), name.size());
   return ncclSuccess;
 }
@@ -226,6 +234,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (config->blocking != 0) return ncclInvalidArgument;
   auto& group = groups[id.internal];
   if (!group) group = std::make_shared<Group>();
+  if (ranks_are_processes && !group->processes) group->processes = std::make_unique<slipstream::fake_nccl::SharedGroup>(id.internal);
   group->size = size;
   *comm = new ncclComm{.group = group, .rank = rank};
   return ncclInProgress;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A fake of the NCCL calls that the communicator uses: ranks are threads of one process, each with a stream of the fake
-// CUDA runtime. Non-blocking as the real one: calls answer "in progress" and are accepted some looks later.
+// CUDA runtime, or processes of one machine. Non-blocking as the real one: calls answer "in progress" and are accepted some
+// looks later.
 
 #include <nccl.h>
 
@@ -18,5 +19,7 @@ void break_rank(int rank, ncclResult_t error);
 /// The next communicators never finish connecting.
 void never_connect(bool never);
 void set_version(int version);
+/// From now on the ranks of a group are processes; then there are collectives only.
+void between_processes();
 
 }  // namespace slipstream::fake_nccl

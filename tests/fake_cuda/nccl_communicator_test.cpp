@@ -154,12 +154,12 @@ TEST_CASE("another version of NCCL is refused before anything connects") {
 TEST_CASE("the environment is set where the user has not set it") {
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
   setenv("NCCL_PROTO", "LL", 1);
-  comm::prepare_nccl_environment(3, true);
+  comm::prepare_nccl_environment({.world_rank = 3, .shares_gpu = true});
   CHECK(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "0");
   CHECK(std::string(std::getenv("NCCL_PROTO")) == "LL");
   CHECK(std::string(std::getenv("NCCL_HOSTID")) == "slipstream-rank-3");
   CHECK(std::string(std::getenv("NCCL_SOCKET_IFNAME")) == "lo");
   unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
-  comm::prepare_nccl_environment(3, false);
+  comm::prepare_nccl_environment({.world_rank = 3});
   CHECK(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1");
 }

@@ -20,15 +20,15 @@ struct Uploads {
     batch = device->allocate(40, "batch");
     scalars = device->allocate(16, "scalars");
     work.name = "load";
-    work.fn = [this, staging = kernels::make_upload_staging()](LaunchContext& context) {
-      kernels::upload(context, {.parts = {{{batch->data(), 40}, {scalars->data(), 16}}},
-                                .fill = [this](const auto& to) {
-                                  ++step;
-                                  std::memset(to[0], step, 40);
-                                  std::memset(to[1], step + 100, 16);
-                                },
-                                .staging = staging});
-    };
+    args = {.parts = {{{batch->data(), 40}, {scalars->data(), 16}}},
+            .fill = [this](const auto& to) {
+              ++step;
+              std::memset(to[0], step, 40);
+              std::memset(to[1], step + 100, 16);
+            },
+            .staging = kernels::make_upload_staging()};
+    work.fn = [this](LaunchContext& context) { kernels::upload(context, args); };
+    work.prepare = [this](LaunchContext& context) { kernels::prepare_upload(context, args); };
   }
   /// What the device holds.
   std::pair<int, int> now() {
@@ -41,6 +41,7 @@ struct Uploads {
   std::unique_ptr<Device> device;
   std::unique_ptr<Stream> stream;
   std::unique_ptr<Allocation> batch, scalars;
+  kernels::Upload args;
   Work work;
   Frame frame;
   int step = 0;
@@ -52,6 +53,7 @@ TEST_CASE("every step sees the bytes of its own upload") {
   Uploads u;
   const auto event = u.device->make_event(1);
   for (int step = 1; step <= 10; ++step) {
+    ++u.frame.step;
     u.stream->launch(u.work, u.frame);
     u.stream->record(*event);
     event->synchronize();
@@ -74,6 +76,7 @@ TEST_CASE("a copy in flight is never overwritten, however far the host runs ahea
                     kernels::copy(context, {.from = u.batch->data(), .to = copies[step]->data(), .size_bytes = 40});
                   }};
     u.stream->launch(slow, u.frame);
+    ++u.frame.step;
     u.stream->launch(u.work, u.frame);
     u.stream->launch(keep[step], u.frame);
   }
@@ -88,6 +91,7 @@ TEST_CASE("a host one step ahead never waits for an upload") {
   Event* ends[] = {first.get(), second.get()};
   const int before = fake_cuda::counts().host_waits;
   for (int step = 0; step < 30; ++step) {
+    ++u.frame.step;
     u.stream->launch(u.work, u.frame);
     u.stream->record(*ends[step % 2]);
     if (step > 0) ends[(step + 1) % 2]->synchronize();  // the step before this one

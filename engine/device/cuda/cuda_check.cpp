@@ -3,6 +3,7 @@
 
 #include "engine/device/cuda/cuda_check.h"
 
+#include <atomic>
 #include <exception>
 #include <string>
 
@@ -22,7 +23,7 @@ const char* what_to_do(cudaError_t result) {
     case cudaErrorECCUncorrectable:
     case cudaErrorHardwareStackError:
     case cudaErrorUnknown: return "The GPU may be lost: look at nvidia-smi and the kernel log, and start again from the last checkpoint.";
-    case cudaErrorNoKernelImageForDevice: return "Build with -Dcuda_archs set to this GPU's compute capability.";
+    case cudaErrorNoKernelImageForDevice: return "Build with -Dgpu_archs set to this GPU's compute capability.";
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
@@ -36,6 +37,9 @@ const char* what_to_do(cudaError_t result) {
   }
 }
 
+// After the first failure every call fails; destructors would only repeat it.
+std::atomic<bool> has_thrown{false};
+
 std::string sentence(cudaError_t result, const char* expression, const char* file, int line) {
   return fmt::format("[cuda] {} at {}:{} failed: {} ({}, {}). {}", expression, file, line, cudaGetErrorString(result),
                      cudaGetErrorName(result), static_cast<int>(result), what_to_do(result));
@@ -46,11 +50,12 @@ std::string sentence(cudaError_t result, const char* expression, const char* fil
 void check(cudaError_t result, const char* expression, const char* file, int line) {
   if (result == cudaSuccess) return;
   (void)cudaGetLastError();
+  has_thrown = true;
   throw ResourceError("{}", sentence(result, expression, file, line));
 }
 
 void check_quietly(cudaError_t result, const char* expression, const char* file, int line) noexcept {
-  if (result == cudaSuccess || result == cudaErrorCudartUnloading || result == cudaErrorContextIsDestroyed) return;
+  if (result == cudaSuccess || result == cudaErrorCudartUnloading || result == cudaErrorContextIsDestroyed || has_thrown) return;
   try {
     (void)cudaGetLastError();
     log_warn("{}", sentence(result, expression, file, line));

@@ -10,7 +10,8 @@ namespace slipstream::cuda {
 /// place, CUDA's own words and what to do.
 void check(cudaError_t result, const char* expression, const char* file, int line);
 
-/// As check, for destructors: logs instead of throwing. Silent when the driver has already gone, as at the end of main.
+/// As check, for destructors: logs instead of throwing. Silent when the driver has already gone, as at the end of main,
+/// and after check has thrown.
 void check_quietly(cudaError_t result, const char* expression, const char* file, int line) noexcept;
 
 /// Is `result` success? "Not ready" is false and is cleared, so that the next check does not find it. Throws as check.

@@ -18,6 +18,20 @@ struct CudaDevices {
 /// Blocks (the driver starts). Never throws: no build, no driver, an old driver and no GPU are reasons.
 CudaDevices find_cuda_devices();
 
+/// What one of them is. Rates are its own claims, not measured.
+struct CudaGpu {
+  std::string name;
+  int capability = 0;  // 90 is 9.0
+  int multiprocessors = 0;
+  int64_t clock_khz = 0;
+  int64_t bytes_per_second = 0;  // of its memory
+  int64_t memory_bytes = 0;
+  int64_t free_bytes = 0;        // now; others may use the GPU too
+};
+
+/// Blocks (the GPU's context starts). Throws: ResourceError.
+CudaGpu describe_cuda_device(int index);
+
 /// Is SLIPSTREAM_SHARE_GPU=1: several ranks may use one GPU? A test mode: correct, and slow.
 bool gpus_are_shared();
 

@@ -58,6 +58,26 @@ class CudaAllocation final : public Allocation {
   std::byte* data_ = nullptr;
 };
 
+/// Pinned memory of the host.
+class CudaHostAllocation final : public Allocation {
+ public:
+  CudaHostAllocation(const Core& core, int64_t size_bytes) : size_bytes_(size_bytes) {
+    core.enter();
+    SLIP_CUDA(cudaHostAlloc(&data_, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)), cudaHostAllocDefault));
+    std::memset(data_, 0, static_cast<size_t>(size_bytes));
+  }
+  ~CudaHostAllocation() override { SLIP_CUDA_QUIETLY(cudaFreeHost(data_)); }
+  CudaHostAllocation(const CudaHostAllocation&) = delete;
+  CudaHostAllocation& operator=(const CudaHostAllocation&) = delete;
+
+  std::byte* data() override { return static_cast<std::byte*>(data_); }
+  int64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  int64_t size_bytes_ = 0;
+  void* data_ = nullptr;
+};
+
 }  // namespace
 
 HostCopies::~HostCopies() {
@@ -114,8 +134,13 @@ void HostCopies::from_host(std::byte* device, const void* host, int64_t size_byt
   SLIP_CUDA(cudaStreamSynchronize(stream_));
 }
 
-CudaDevice::CudaDevice(int index) : core_(std::make_shared<Core>(index)) {
+/// Before anything else touches the GPU: the flags hold for its whole context. The host's waits sleep.
+static void start(int index) {
   SLIP_CUDA(cudaInitDevice(index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
+}
+
+CudaDevice::CudaDevice(int index) : core_(std::make_shared<Core>(index)) {
+  start(index);
   core_->enter();
   core_->clock = std::make_unique<Clock>();
 }
@@ -130,6 +155,17 @@ std::unique_ptr<Allocation> CudaDevice::allocate(int64_t size_bytes, const std::
   auto allocation = std::make_unique<CudaAllocation>(core_, size_bytes, name);
   ++allocations_;
   return allocation;
+}
+
+std::unique_ptr<Allocation> CudaDevice::allocate_host(int64_t size_bytes, const std::string&) {
+  auto allocation = std::make_unique<CudaHostAllocation>(*core_, size_bytes);
+  ++allocations_;
+  return allocation;
+}
+
+std::unique_ptr<Graph> CudaDevice::capture(Stream& origin, const std::function<void()>& issue) {
+  core_->enter();
+  return std::make_unique<CudaGraph>(core_, static_cast<CudaStream&>(origin), issue);
 }
 
 void CudaDevice::copy_to_host(void* host, const std::byte* device, int64_t size_bytes) {
@@ -187,6 +223,28 @@ CudaDevices find_cuda_devices() {
   }
   if (devices.ids.empty()) devices.reason = reason_for(counted);
   return devices;
+}
+
+CudaGpu describe_cuda_device(int index) {
+  cuda::start(index);
+  SLIP_CUDA(cudaSetDevice(index));
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    SLIP_CUDA(cudaDeviceGetAttribute(&value, which, index));
+    return int64_t{value};
+  };
+  cudaDeviceProp properties{};
+  SLIP_CUDA(cudaGetDeviceProperties(&properties, index));
+  size_t free_bytes = 0, total_bytes = 0;
+  SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return {.name = properties.name,
+          .capability = properties.major * 10 + properties.minor,
+          .multiprocessors = properties.multiProcessorCount,
+          .clock_khz = attribute(cudaDevAttrClockRate),
+          // Two transfers a clock, a bit per line.
+          .bytes_per_second = attribute(cudaDevAttrMemoryClockRate) * 1000 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
+          .memory_bytes = static_cast<int64_t>(total_bytes),
+          .free_bytes = static_cast<int64_t>(free_bytes)};
 }
 
 std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<cuda::CudaDevice>(index); }

@@ -26,6 +26,18 @@ void CUDART_CB sleep_ns(void* pause) {
   clock_nanosleep(CLOCK_MONOTONIC, 0, &duration, nullptr);
 }
 
+/// On a thread of the driver: what it throws has nobody to go to. Whoever aborted has said why.
+void CUDART_CB call_function(void* held) {
+  try {
+    (*static_cast<std::function<void()>*>(held))();
+  } catch (const std::exception&) {
+  }
+}
+void CUDART_CB call_and_delete_function(void* held) {
+  const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(held));
+  call_function(held);
+}
+
 }  // namespace
 
 void Core::enter() const {
@@ -47,6 +59,9 @@ void Core::rethrow_if_failed() {
   std::rethrow_exception(first_error);
 }
 
+EventHandle::EventHandle(unsigned flags) { SLIP_CUDA(cudaEventCreateWithFlags(&event_, flags)); }
+EventHandle::~EventHandle() { SLIP_CUDA_QUIETLY(cudaEventDestroy(event_)); }
+
 CudaEvent::CudaEvent(std::shared_ptr<Core> core, uint64_t tag) : core_(std::move(core)), tag_(tag) {
   core_->enter();
   SLIP_CUDA(cudaEventCreateWithFlags(&event_, cudaEventBlockingSync));
@@ -59,7 +74,7 @@ void CudaEvent::synchronize() {
   if (!recorded_on_) return;
   try {
     core_->enter();
-    SLIP_CUDA(cudaEventSynchronize(event_));
+    SLIP_CUDA(cudaEventSynchronize(handle()));
   } catch (...) {
     core_->fail(std::current_exception());
   }
@@ -70,7 +85,7 @@ bool CudaEvent::query() const {
   if (!recorded_on_ || core_->failed.load(std::memory_order_acquire)) return true;
   try {
     core_->enter();
-    return SLIP_CUDA_READY(cudaEventQuery(event_));
+    return SLIP_CUDA_READY(cudaEventQuery(handle()));
   } catch (...) {
     core_->fail(std::current_exception());
     return true;
@@ -79,7 +94,7 @@ bool CudaEvent::query() const {
 
 int64_t CudaEvent::completed_ns() const {
   if (recorded_on_ && query() && !core_->failed.load(std::memory_order_acquire))
-    completed_ns_.store(core_->clock->at_ns(event_), std::memory_order_relaxed);
+    completed_ns_.store(core_->clock->at_ns(handle()), std::memory_order_relaxed);
   return completed_ns_.load(std::memory_order_relaxed);
 }
 
@@ -90,9 +105,15 @@ CudaStream::CudaStream(std::shared_ptr<Core> core, const StreamOptions& options)
   SLIP_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   SLIP_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, options.high_priority ? greatest : least));
   name_stream(stream_, name_);
+  std::lock_guard lock(core_->mutex);
+  core_->streams.push_back(this);
 }
 
 CudaStream::~CudaStream() {
+  {
+    std::lock_guard lock(core_->mutex);
+    std::erase(core_->streams, this);
+  }
   SLIP_CUDA_QUIETLY(cudaSetDevice(core_->index));
   SLIP_CUDA_QUIETLY(cudaStreamSynchronize(stream_));
   for (cudaEvent_t event : marks_) SLIP_CUDA_QUIETLY(cudaEventDestroy(event));
@@ -113,55 +134,94 @@ void CudaStream::guarded(Body body) {
 }
 
 void CudaStream::launch(const Work& work, const Frame& frame) {
-  guarded([&] { run(work, frame); });
+  guarded([&] { core_->capturing ? capture_work(*core_->capturing, work, frame) : run(work, frame); });
 }
 
-void CudaStream::run(const Work& work, const Frame& frame) {
-  pause_before_work();
-  Open open{.span = {.kind = Span::Kind::work, .work = &work, .item = frame.item, .step = frame.step}};
-  open.begin = begin_mark();
+/// The work's own commands.
+void CudaStream::call(const Work& work, const Frame& frame) {
   {
     const Range range(work.name);
     LaunchContext context{.kind = DeviceKind::cuda, .native_stream = stream_, .frame = &frame};
+    context.stream = this;
+    context.enqueue_on_host = [](LaunchContext& c, std::function<void()> body) {
+      static_cast<CudaStream*>(c.stream)->launch_on_host(std::move(body));
+    };
+    if (work.prepare && !core_->capturing) work.prepare(context);
     work.fn(context);
   }
   const cudaError_t launched = cudaGetLastError();
   if (launched != cudaSuccess)
     throw ResourceError("[cuda] {} on stream {}: {} ({}). Run scripts/gpu_check.sh --stage sanitize, and report it with the "
                         "run file.", work.name, name_, cudaGetErrorString(launched), cudaGetErrorName(launched));
-  open.end = record_mark();
-  open_.push_back(open);
+}
+
+/// A function that runs once goes with its run; one in a graph goes with the graph.
+void CudaStream::launch_on_host(std::function<void()> body) {
+  auto held = std::make_unique<std::function<void()>>(std::move(body));
+  if (CudaGraph* graph = core_->capturing) {
+    SLIP_CUDA(cudaLaunchHostFunc(stream_, call_function, held.get()));
+    graph->on_host_.push_back(std::move(held));
+  } else {
+    SLIP_CUDA(cudaLaunchHostFunc(stream_, call_and_delete_function, held.get()));
+    (void)held.release();
+  }
+}
+
+void CudaStream::run(const Work& work, const Frame& frame) {
+  leave_graph();
+  pause_before_work();
+  const uint64_t begin = begin_mark();
+  call(work, frame);
+  open_span({.kind = Span::Kind::work, .work = &work, .item = frame.item, .step = frame.step}, begin, record_mark());
+}
+
+void CudaStream::open_span(const Span& span, uint64_t begin, uint64_t end) {
+  open_.push_back({.span = span, .begin = mark(begin), .end = mark(end), .done = mark(end), .kept_mark = end});
 }
 
 void CudaStream::record(Event& event) {
   guarded([&] {
     CudaEvent& recorded = static_cast<CudaEvent&>(event);
+    if (CudaGraph* graph = core_->capturing) {
+      SLIP_CUDA(cudaEventRecord(recorded.event_, stream_));
+      recorded.captured_in_ = graph;
+      recorded.captured_on_ = this;
+      graph->recorded_.push_back(&recorded);
+      return;
+    }
+    leave_graph();
     SLIP_CUDA(cudaEventRecord(recorded.event_, stream_));
     recorded.recorded_on_ = this;
+    recorded.graph_end_.reset();
   });
 }
 
 void CudaStream::wait(const Event& event, const Frame& frame) {
   guarded([&] {
     const CudaEvent& awaited = static_cast<const CudaEvent&>(event);
+    if (core_->capturing) return capture_wait(*core_->capturing, awaited, frame);
     if (!awaited.recorded_on_ || awaited.recorded_on_ == this) return;  // its own records are behind it in any case
-    Open open{.span = {.kind = Span::Kind::wait, .awaited = event.tag(), .item = frame.item, .step = frame.step}};
-    open.begin = begin_mark();
-    SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.event_, 0));
-    open.end = record_mark();
-    end_of_wait_ = open.end;
-    open_.push_back(open);
+    leave_graph();
+    const uint64_t begin = begin_mark();
+    SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.handle(), 0));
+    const uint64_t end = record_mark();
+    end_of_wait_ = end;
+    open_span({.kind = Span::Kind::wait, .awaited = event.tag(), .item = frame.item, .step = frame.step}, begin, end);
   });
 }
 
 void CudaStream::synchronize() {
   core_->rethrow_if_failed();
-  guarded([&] { SLIP_CUDA(cudaStreamSynchronize(stream_)); });
+  guarded([&] {
+    leave_graph();
+    SLIP_CUDA(cudaStreamSynchronize(stream_));
+  });
   core_->rethrow_if_failed();
 }
 
 void CudaStream::drain(std::vector<Span>& spans) {
   guarded([&] { collect(); });
+  core_->rethrow_if_failed();  // spans are missing: a GPU lost since the caller's last wait
   spans.insert(spans.end(), spans_.begin(), spans_.end());
   spans_.clear();
 }
@@ -188,22 +248,30 @@ uint64_t CudaStream::record_mark() {
 
 /// Turns completed open spans into spans and takes their marks back.
 void CudaStream::collect() {
-  while (!open_.empty() && SLIP_CUDA_READY(cudaEventQuery(mark(open_.front().end)))) {
+  while (!open_.empty() && SLIP_CUDA_READY(cudaEventQuery(open_.front().done))) {
     Open& open = open_.front();
     // Two epochs of the clock may differ by a rounding; a stream never goes back.
-    open.span.begin_ns = std::max(core_->clock->at_ns(mark(open.begin)), last_end_ns_);
-    open.span.end_ns = std::max(core_->clock->at_ns(mark(open.end)), open.span.begin_ns);
+    open.span.begin_ns = std::max(core_->clock->at_ns(open.begin), last_end_ns_);
+    open.span.end_ns = std::max(core_->clock->at_ns(open.end), open.span.begin_ns);
     const bool is_span = open.span.kind == Span::Kind::work || open.span.end_ns - open.span.begin_ns >= kShortestWaitNs;
     if (is_span) {
       spans_.push_back(open.span);
       last_end_ns_ = open.span.end_ns;
     }
-    const uint64_t kept = open.end;  // the next span may begin with it
+    const uint64_t kept = open.kept_mark;  // the next span may begin with it
     open_.pop_front();
     for (; first_mark_ < kept; ++first_mark_) {
       spare_marks_.push_back(marks_.front());
       marks_.pop_front();
     }
+  }
+}
+
+void CudaStream::leave_graph() {
+  has_eager_work_ = true;
+  if (const auto end = std::exchange(graph_end_, nullptr)) {
+    SLIP_CUDA(cudaStreamWaitEvent(stream_, end->get(), 0));
+    end_of_wait_.reset();
   }
 }
 

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,6 +48,9 @@ class Clock {
   int64_t epoch_ns_ = 0;
 };
 
+class CudaStream;
+class CudaGraph;
+
 /// What all streams and events of one device share.
 struct Core {
   explicit Core(int device_index) : index(device_index) {}
@@ -60,7 +65,22 @@ struct Core {
   std::atomic<uint64_t> delay_seed{0};
   std::atomic<int64_t> delay_max_ns{0};
   std::mutex mutex;
-  std::exception_ptr first_error;  // under mutex
+  std::exception_ptr first_error;    // under mutex
+  std::vector<CudaStream*> streams;  // that live, under mutex
+  CudaGraph* capturing = nullptr;    // what the streams are being recorded into; of the one thread that drives them then
+};
+
+/// A CUDA event, destroyed with its last user.
+class EventHandle {
+ public:
+  explicit EventHandle(unsigned flags);
+  ~EventHandle();
+  EventHandle(const EventHandle&) = delete;
+  EventHandle& operator=(const EventHandle&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
 };
 
 class CudaEvent final : public Event {
@@ -78,10 +98,16 @@ class CudaEvent final : public Event {
 
  private:
   friend class CudaStream;
+  friend class CudaGraph;
+  cudaEvent_t handle() const { return graph_end_ ? graph_end_->get() : event_; }
+
   std::shared_ptr<Core> core_;
   uint64_t tag_;
   cudaEvent_t event_ = nullptr;
-  const void* recorded_on_ = nullptr;  // null: never recorded
+  const void* recorded_on_ = nullptr;        // stream; null: never recorded
+  std::shared_ptr<EventHandle> graph_end_;   // the most recent record was in a launched graph: it stands for the record
+  const CudaGraph* captured_in_ = nullptr;   // the graph being recorded that has a record of this event,
+  const void* captured_on_ = nullptr;        // and the stream of it
   mutable std::atomic<int64_t> completed_ns_{0};
 };
 
@@ -101,19 +127,29 @@ class CudaStream final : public Stream {
   void drain(std::vector<Span>& spans) override;
 
  private:
-  /// A span whose times are not known yet; `begin` and `end` number the marks.
+  friend class CudaGraph;
+  /// A span whose times are not known yet.
   struct Open {
     Span span;
-    uint64_t begin = 0;
-    uint64_t end = 0;
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+    cudaEvent_t done = nullptr;  // complete when both times are known: `end` itself, or the end of the graph they are in
+    uint64_t kept_mark = 0;      // eager: marks before this one are free when the span is taken
   };
 
   uint64_t begin_mark();
   uint64_t record_mark();
   cudaEvent_t mark(uint64_t number) const { return marks_[static_cast<size_t>(number - first_mark_)]; }
+  void open_span(const Span& span, uint64_t begin, uint64_t end);
   void pause_before_work();
   void collect();
   void run(const Work& work, const Frame& frame);
+  void capture_work(CudaGraph& graph, const Work& work, const Frame& frame);
+  void capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame);
+  void call(const Work& work, const Frame& frame);
+  void launch_on_host(std::function<void()> body);
+  /// Before every eager command: runs after the graph that was launched last.
+  void leave_graph();
   template <typename Body>
   void guarded(Body body);
 
@@ -130,6 +166,45 @@ class CudaStream final : public Stream {
   std::deque<Open> open_;
   std::vector<Span> spans_;
   int64_t last_end_ns_ = 0;
+
+  std::shared_ptr<EventHandle> graph_end_;  // of the graph launched last, where this stream has not waited for it
+  bool has_eager_work_ = false;             // that the next graph must wait for
+};
+
+/// What the streams of a device were given between begin and end of a capture; forked from and joined to `origin`.
+///
+/// Times: every work and wait is between two marks, events that the graph records itself. A stream in a graph has no gap of
+/// the host, so the mark that ends a command begins the next one.
+class CudaGraph final : public Graph {
+ public:
+  /// Records `issue`. Throws: what a call refused by the capture, or a failed work, threw.
+  CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue);
+  ~CudaGraph() override;
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  void launch(uint32_t step) override;
+
+ private:
+  friend class CudaStream;
+  struct Recorded {
+    CudaStream* stream = nullptr;
+    CudaStream::Open open;
+  };
+  void begin_on(CudaStream& stream);
+  cudaEvent_t mark_on(CudaStream& stream);
+  cudaEvent_t last_mark_of(const CudaStream& stream) const { return last_marks_.at(&stream); }
+  std::vector<CudaStream*> others() const;
+
+  std::shared_ptr<Core> core_;
+  CudaStream& origin_;
+  std::vector<std::unique_ptr<EventHandle>> events_;         // marks, forks and joins
+  std::map<const CudaStream*, cudaEvent_t> last_marks_;
+  std::vector<Recorded> spans_;                              // in the order of the calls
+  std::vector<CudaEvent*> recorded_;                         // events with a record in the graph
+  std::vector<std::unique_ptr<std::function<void()>>> on_host_;
+  std::shared_ptr<EventHandle> end_;
+  cudaGraphExec_t exec_ = nullptr;
+  bool was_launched_ = false;
 };
 
 }  // namespace slipstream::cuda

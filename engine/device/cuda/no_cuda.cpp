@@ -11,9 +11,16 @@ CudaDevices find_cuda_devices() {
   return {.ids = {}, .reason = "this build has no CUDA device; configure with -Dcuda=enabled where a CUDA toolkit is installed"};
 }
 
-std::unique_ptr<Device> make_cuda_device(int index) {
+namespace {
+
+[[noreturn]] void refuse(int index) {
   throw ResourceError("[cuda] device {} was asked for, but this build has no CUDA device. Set device.kind = \"cpu\", "
                       "or configure with -Dcuda=enabled where a CUDA toolkit is installed.", index);
 }
+
+}  // namespace
+
+CudaGpu describe_cuda_device(int index) { refuse(index); }
+std::unique_ptr<Device> make_cuda_device(int index) { refuse(index); }
 
 }  // namespace slipstream

@@ -81,6 +81,10 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"optimizer.warmup_steps=100", "optimizer.decay_steps=50"}) ==
         "optimizer.decay_steps = 50 ends before the warm-up does, at optimizer.warmup_steps = 100. Use at least 100.");
   CHECK(load_refusal({"optimizer.warmup_steps=100", "train.steps=50"}) == "accepted");
+  CHECK(load_refusal({"device.kind=cuda", "comm.backend=mpi"}) ==
+        "comm.backend = \"mpi\" moves host memory, but device.kind = \"cuda\". Use \"auto\" or \"nccl\".");
+  CHECK(load_refusal({"device.kind=cpu", "comm.backend=nccl"}) ==
+        "comm.backend = \"nccl\" moves GPU memory, but device.kind = \"cpu\". Use \"auto\" or \"mpi\".");
   CHECK(load_refusal({"trace.steps=[10]"}) ==
         "trace.steps has 1 entries, it needs the first and the last step, such as [10, 12], or none.");
   CHECK(load_refusal({"trace.steps=[12, 10]"}) == "trace.steps = [12, 10] ends before it begins. Write [10, 12].");
@@ -185,9 +189,8 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
                                                           {"overlap.max_inflight_buckets", "2"},
                                                           {"overlap.param_gather", "false"},
                                                           {"overlap.tensor_chunks", "2"},
-                                                          {"comm.backend", "nccl"},
+                                                          {"comm.backend", "thread"},
                                                           {"comm.quantize", "int8"},
-                                                          {"device.kind", "cuda"},
                                                           {"checkpoint.interval", "5"},
                                                           {"checkpoint.keep", "3"},
                                                           {"checkpoint.async", "true"}};
@@ -204,6 +207,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   CHECK(refusal([&] { require_supported(with({"zero.stage=2", "overlap.grad_reduce=flat"})); }) ==
         "zero.stage = 2 is not supported by this version: use 0, or overlap.grad_reduce = \"bucketed\" with "
         "comm.grad_dtype = \"float32\".");
-  CHECK(refusal([&] { require_supported(with({"comm.backend=nccl"})); }) ==
-        "comm.backend = \"nccl\" is not supported by this version: use \"auto\" or \"mpi\".");
+  CHECK(refusal([&] { require_supported(with({"comm.backend=thread"})); }) ==
+        "comm.backend = \"thread\" is not supported by this version: use \"auto\", \"nccl\" or \"mpi\".");
 }

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice is exchanged between ranks before anybody acts on it: one kind of device for all.
+
+#include "cli/place.h"
+
+#include <cstdlib>
+
+#include "cli/job.h"
+#include "comm/nccl/nccl.h"
+#include "engine/base/log.h"
+#include "engine/base/units.h"
+#include "engine/device/cuda/cuda_choice.h"
+
+namespace slipstream::cli {
+namespace {
+
+/// Why "auto" does not look for a GPU at all; empty when it does.
+std::string ruled_out(const RunConfig& config) {
+  if (config.comm.backend == Backend::mpi) return "comm.backend = \"mpi\" moves host memory";
+  return "";
+}
+
+/// Why this rank cannot train on a GPU of `devices` among `ranks` ranks; empty when it can.
+std::string reason_against(const CudaDevices& devices, int ranks) {
+  if (devices.count() == 0) return devices.reason;
+  if (ranks > 1 && comm::nccl_version() == 0) return "this build has no NCCL, which several ranks need; configure with -Dnccl=enabled";
+  return "";
+}
+
+}  // namespace
+
+std::unique_ptr<Device> Place::make_device() const {
+  return kind == DeviceKind::cuda ? make_cuda_device(gpu) : make_cpu_device();
+}
+
+Place choose_place(World& world, const RunConfig& config) {
+  if (config.device.kind == DeviceChoice::cpu || !ruled_out(config).empty()) return {};
+  const bool asked = config.device.kind == DeviceChoice::cuda || config.comm.backend == Backend::nccl;
+  const CudaDevices devices = find_cuda_devices();
+  const std::string reason = reason_against(devices, world.size());
+  if (!asked) {
+    const std::vector<std::string> reasons = world.all_gather(reason);
+    for (size_t r = 0; r < reasons.size(); ++r) {
+      if (reasons[r].empty()) continue;
+      log_info("device.kind = \"auto\" uses the CPU: {}{}", world.size() > 1 ? fmt::format("rank {}: ", r) : "", reasons[r]);
+      return {};
+    }
+  }
+  Place place{.kind = DeviceKind::cuda};
+  const bool shared = gpus_are_shared();
+  world.together([&] {
+    if (!reason.empty())
+      throw ResourceError("[cuda] no GPU can be used: {}. Set device.kind = \"cpu\" to train without a GPU.", reason);
+    place.gpu = cuda_device_of(devices, world.rank_on_host());
+  });
+  // "HOST ID" of every rank; those of one host may not name a GPU twice.
+  const std::string& id = devices.ids[static_cast<size_t>(place.gpu)];
+  const std::vector<std::string> versions = world.all_gather(fmt::format("{}", comm::nccl_version()));
+  const std::vector<std::string> taken = world.all_gather(fmt::format("{} {}", world.host(), id));
+  world.together([&] {
+    const std::string host = fmt::format("{} ", world.host());
+    std::vector<std::string> here;
+    for (const std::string& entry : taken)
+      if (entry.starts_with(host)) here.push_back(entry.substr(host.size()));
+    require_own_gpus(here, shared);
+    for (size_t r = 1; r < versions.size(); ++r)
+      if (versions[r] != versions[0])
+        throw CommError("[nccl] rank {} has NCCL {}, rank 0 has {} (22809 is 2.28.9). Install the same version on all machines.", r,
+                        versions[r], versions[0]);
+    place.name = describe_cuda_device(place.gpu).name;
+  });
+  comm::prepare_nccl_environment({.world_rank = world.rank(), .shares_gpu = shared, .deterministic = config.comm.deterministic == Choice::yes});
+  return place;
+}
+
+Place choose_place_alone(DeviceChoice kind) {
+  if (kind == DeviceChoice::cpu) return {};
+  const CudaDevices devices = find_cuda_devices();
+  if (kind == DeviceChoice::automatic && devices.count() == 0) return {};
+  const int gpu = cuda_device_of(devices, 0);
+  return {.kind = DeviceKind::cuda, .gpu = gpu, .name = describe_cuda_device(gpu).name};
+}
+
+Machine machine_at(const Place& place, const RunConfig& config, int threads) {
+  if (place.kind != DeviceKind::cuda || !config.device.machine.empty()) return machine_of(config, "", threads);
+  const CudaGpu gpu = describe_cuda_device(place.gpu);
+  // Multiply-adds of a multiprocessor and clock: the dense bf16 rate doubled from Ampere to Hopper. Two flops each.
+  const double clock_hz = static_cast<double>(gpu.clock_khz) * 1e3 * gpu.multiprocessors;
+  return {.name = gpu.name,
+          .flops_per_second_f32 = 2.0 * 128 * clock_hz,
+          .flops_per_second_bf16 = 2.0 * (gpu.capability >= 90 ? 2048 : 1024) * clock_hz,
+          .matmul_efficiency = 0.7,
+          .bytes_per_second = static_cast<int64_t>(0.9 * static_cast<double>(gpu.bytes_per_second)),
+          .memory_bytes = gpu.free_bytes,
+          .launch_ns = 4 * kMicrosecond,
+          .ranks_per_node = 8,
+          // PCIe 4 and 100 Gbit/s: what is known to be there without NVLink or a file that says more.
+          .intra_bytes_per_second = 20'000'000'000,
+          .intra_latency_ns = 10 * kMicrosecond,
+          .inter_bytes_per_second = 12'500'000'000,
+          .inter_latency_ns = 20 * kMicrosecond};
+}
+
+}  // namespace slipstream::cli

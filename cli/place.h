@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where a rank computes: the CPU, or which GPU.
+
+#include <memory>
+#include <string>
+
+#include "cli/world.h"
+#include "engine/config/config.h"
+#include "engine/config/machine.h"
+#include "engine/device/device.h"
+
+namespace slipstream::cli {
+
+/// The device of this rank. All ranks of a run have the same kind.
+struct Place {
+  DeviceKind kind = DeviceKind::cpu;
+  int gpu = 0;              // index among those that this process sees
+  std::string name = "cpu"; // for run.json and people: "cpu" or the GPU's own name
+
+  /// Throws: ResourceError when the GPU does not start.
+  std::unique_ptr<Device> make_device() const;
+};
+
+/// Blocks. Collective. The device that device.kind asks for. With "auto" it is a GPU where every rank has one, and one line
+/// says why it is not; nothing is said when the run file itself rules the GPU out. Before the first communicator it also
+/// sets what NCCL reads from the environment.
+/// Throws: AgreedFailure: no GPU where "cuda" was asked for, more ranks than GPUs, no NCCL for several ranks, unequal ones.
+Place choose_place(World& world, const RunConfig& config);
+
+/// Blocks. The same for a command of one process that no launcher started; says nothing when "auto" takes the CPU.
+/// Throws: ResourceError: no GPU where "cuda" was asked for.
+Place choose_place_alone(DeviceChoice kind);
+
+/// The machine file of the run, else what is believed of the chosen GPU or of this host with `threads` threads.
+/// Blocks. Throws: ConfigError.
+Machine machine_at(const Place& place, const RunConfig& config, int threads);
+
+}  // namespace slipstream::cli

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// A capture forks every stream of the device from the origin and joins it again, so that a launch is one command of the
+// origin and a barrier for all of them.
+
+#include <utility>
+
+#include "engine/base/check.h"
+#include "engine/device/cuda/cuda_check.h"
+#include "engine/device/cuda/cuda_stream.h"
+
+namespace slipstream::cuda {
+
+CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue)
+    : core_(std::move(core)), origin_(origin), end_(std::make_shared<EventHandle>(cudaEventBlockingSync)) {
+  core_->rethrow_if_failed();
+  SLIP_ASSERT(!core_->capturing);
+  // Other threads (the loader, NCCL's own) go on allocating and asking: only this one may not.
+  SLIP_CUDA(cudaStreamBeginCapture(origin_.stream_, cudaStreamCaptureModeThreadLocal));
+  core_->capturing = this;
+  cudaGraph_t graph = nullptr;
+  try {
+    begin_on(origin_);
+    for (CudaStream* stream : others()) {
+      events_.push_back(std::make_unique<EventHandle>(cudaEventDisableTiming));
+      SLIP_CUDA(cudaEventRecord(events_.back()->get(), origin_.stream_));
+      SLIP_CUDA(cudaStreamWaitEvent(stream->stream_, events_.back()->get(), 0));
+      begin_on(*stream);
+    }
+    issue();
+    core_->rethrow_if_failed();
+    for (CudaStream* stream : others()) {
+      events_.push_back(std::make_unique<EventHandle>(cudaEventDisableTiming));
+      SLIP_CUDA(cudaEventRecord(events_.back()->get(), stream->stream_));
+      SLIP_CUDA(cudaStreamWaitEvent(origin_.stream_, events_.back()->get(), 0));
+    }
+    for (CudaEvent* event : recorded_) event->captured_in_ = nullptr;
+    core_->capturing = nullptr;
+    SLIP_CUDA(cudaStreamEndCapture(origin_.stream_, &graph));
+    SLIP_CUDA(cudaGraphInstantiate(&exec_, graph, 0));
+    SLIP_CUDA(cudaGraphDestroy(graph));
+  } catch (...) {
+    // Ends the capture, or its streams stay in it for ever; what it says is a consequence of the first error.
+    if (std::exchange(core_->capturing, nullptr)) (void)cudaStreamEndCapture(origin_.stream_, &graph);
+    if (graph) SLIP_CUDA_QUIETLY(cudaGraphDestroy(graph));
+    (void)cudaGetLastError();
+    core_->fail(std::current_exception());
+    throw;
+  }
+}
+
+CudaGraph::~CudaGraph() {
+  if (exec_) SLIP_CUDA_QUIETLY(cudaGraphExecDestroy(exec_));
+}
+
+std::vector<CudaStream*> CudaGraph::others() const {
+  std::lock_guard lock(core_->mutex);
+  std::vector<CudaStream*> streams = core_->streams;
+  std::erase(streams, &origin_);
+  return streams;
+}
+
+void CudaGraph::begin_on(CudaStream& stream) {
+  stream.end_of_wait_.reset();  // a mark of before the graph is none of its own
+  mark_on(stream);
+}
+
+cudaEvent_t CudaGraph::mark_on(CudaStream& stream) {
+  events_.push_back(std::make_unique<EventHandle>(cudaEventDefault));
+  const cudaEvent_t mark = events_.back()->get();
+  SLIP_CUDA(cudaEventRecordWithFlags(mark, stream.stream_, cudaEventRecordExternal));
+  return last_marks_[&stream] = mark;
+}
+
+void CudaGraph::launch(uint32_t step) {
+  core_->rethrow_if_failed();
+  try {
+    core_->enter();
+    // The marks are about to be recorded again: their times are taken first.
+    if (was_launched_ && !SLIP_CUDA_READY(cudaEventQuery(end_->get()))) SLIP_CUDA(cudaEventSynchronize(end_->get()));
+    if (was_launched_) {
+      for (CudaStream* stream : others()) stream->collect();
+      origin_.collect();
+    }
+    for (CudaStream* stream : others()) {
+      if (!std::exchange(stream->has_eager_work_, false)) continue;
+      const EventHandle tail(cudaEventDisableTiming);  // may go while it is waited for
+      SLIP_CUDA(cudaEventRecord(tail.get(), stream->stream_));
+      SLIP_CUDA(cudaStreamWaitEvent(origin_.stream_, tail.get(), 0));
+    }
+    SLIP_CUDA(cudaGraphLaunch(exec_, origin_.stream_));
+    SLIP_CUDA(cudaEventRecord(end_->get(), origin_.stream_));
+    origin_.end_of_wait_.reset();
+    was_launched_ = true;
+    for (CudaStream* stream : others()) stream->graph_end_ = end_;
+    for (CudaEvent* event : recorded_) {
+      event->graph_end_ = end_;
+      event->recorded_on_ = &origin_;
+    }
+    for (const Recorded& recorded : spans_) {
+      recorded.stream->open_.push_back(recorded.open);
+      CudaStream::Open& open = recorded.stream->open_.back();
+      open.span.step = step;
+      open.done = end_->get();
+      open.kept_mark = recorded.stream->first_mark_ + recorded.stream->marks_.size();  // all eager marks so far are older
+    }
+  } catch (...) {
+    core_->fail(std::current_exception());
+    throw;
+  }
+}
+
+void CudaStream::capture_work(CudaGraph& graph, const Work& work, const Frame& frame) {
+  pause_before_work();
+  const cudaEvent_t begin = graph.last_mark_of(*this);
+  call(work, frame);
+  graph.spans_.push_back({this, {.span = {.kind = Span::Kind::work, .work = &work, .item = frame.item}, .begin = begin, .end = graph.mark_on(*this)}});
+}
+
+void CudaStream::capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame) {
+  // Records of before the capture are complete when the graph begins; its own records are behind it in any case.
+  if (awaited.captured_in_ != &graph || awaited.captured_on_ == this) return;
+  const cudaEvent_t begin = graph.last_mark_of(*this);
+  SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.event_, 0));
+  graph.spans_.push_back({this, {.span = {.kind = Span::Kind::wait, .awaited = awaited.tag(), .item = frame.item}, .begin = begin,
+                                 .end = graph.mark_on(*this)}});
+}
+
+}  // namespace slipstream::cuda

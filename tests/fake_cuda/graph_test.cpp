@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The laws of graphs on the cuda device over the fake runtime: what is recorded does not run, what is replayed keeps its order,
+// and a launch is a barrier without a wait of the host.
+
+#include "engine/device/cuda/cuda_device.h"
+#include "tests/contract/stream_contract.h"
+#include "tests/fake_cuda/fake_cuda.h"
+
+using namespace slipstream;
+using contract::StreamFixture;
+
+namespace {
+
+void as_kernel(LaunchContext& context, std::function<void()> body) {
+  fake_cuda::enqueue(static_cast<cudaStream_t>(context.native_stream), std::move(body));
+}
+
+/// compute: 0, then 2 behind 1 of comm, which is behind 0.
+struct Step {
+  Step() : f((fake_cuda::reset(), make_cuda_device(0)), as_kernel) {
+    compute = f.device->make_stream({.name = "compute"});
+    comm = f.device->make_stream({.name = "comm", .high_priority = true});
+    other = f.device->make_stream({.name = "other"});
+    forward = f.device->make_event(1);
+    reduced = f.device->make_event(2);
+    ended = f.device->make_event(3);
+    for (int i = 0; i < 8; ++i) f.work(i, i == 1 ? 2000 : 0);
+  }
+  void issue() {
+    compute->launch(f.works[0], f.frame);
+    compute->record(*forward);
+    comm->wait(*forward, f.frame);
+    comm->launch(f.works[1], f.frame);
+    comm->record(*reduced);
+    compute->wait(*reduced, f.frame);
+    compute->launch(f.works[2], f.frame);
+    compute->record(*ended);
+  }
+  std::unique_ptr<Graph> record() {
+    return f.device->capture(*compute, [&] { issue(); });
+  }
+  void synchronize() {
+    for (Stream* stream : {compute.get(), comm.get(), other.get()}) stream->synchronize();
+  }
+  std::vector<int> ran() const { return {f.ran.begin(), f.ran.begin() + static_cast<long>(f.count)}; }
+
+  StreamFixture f;
+  std::unique_ptr<Stream> compute, comm, other;
+  std::unique_ptr<Event> forward, reduced, ended;
+};
+
+using Order = std::vector<int>;
+
+}  // namespace
+
+TEST_CASE("a recorded step runs when it is launched, as often as it is launched, without a wait of the host") {
+  Step s;
+  s.issue();
+  s.synchronize();
+  CHECK(s.ran() == Order{0, 1, 2});
+  const int events = fake_cuda::counts().events;
+  auto graph = s.record();
+  CHECK(s.ran() == Order{0, 1, 2});
+  const int waits = fake_cuda::counts().host_waits;
+  graph->launch(1);
+  CHECK(fake_cuda::counts().host_waits == waits);
+  CHECK(fake_cuda::counts().events > events);  // marks of the graph's own
+  s.ended->synchronize();
+  CHECK(s.ran() == Order{0, 1, 2, 0, 1, 2});
+  const int marked = fake_cuda::counts().events;
+  for (uint32_t step = 2; step < 10; ++step) {
+    graph->launch(step);
+    s.ended->synchronize();
+  }
+  CHECK(s.f.count == 30);
+  CHECK(fake_cuda::counts().events == marked);  // replaying makes nothing
+}
+
+TEST_CASE("a launch is a barrier: after all that was given before, before all that is given after") {
+  Step s;
+  auto graph = s.record();
+  s.f.work(4, 3000);
+  s.other->launch(s.f.works[4], s.f.frame);  // a slow one on a stream that the graph does not use
+  graph->launch(1);
+  s.other->launch(s.f.works[5], s.f.frame);
+  s.comm->launch(s.f.works[6], s.f.frame);
+  s.compute->launch(s.f.works[7], s.f.frame);
+  s.synchronize();
+  const Order ran = s.ran();
+  REQUIRE(ran.size() == 7);
+  CHECK(Order(ran.begin(), ran.begin() + 4) == Order{4, 0, 1, 2});
+  // Two graphs in turn keep their order without any wait between them.
+  auto second = s.record();
+  s.f.count = 0;
+  for (uint32_t step = 2; step < 4; ++step) (step % 2 ? second : graph)->launch(step);
+  s.synchronize();
+  CHECK(s.ran() == Order{0, 1, 2, 0, 1, 2});
+}
+
+TEST_CASE("events of a graph are those of its latest launch") {
+  Step s;
+  auto graph = s.record();
+  CHECK(s.ended->query());  // never recorded
+  graph->launch(1);
+  s.other->wait(*s.reduced, s.f.frame);
+  s.other->launch(s.f.works[5], s.f.frame);
+  s.other->synchronize();
+  CHECK(s.ran() == Order{0, 1, 2, 5});
+  const int64_t first_ns = s.ended->completed_ns();
+  graph->launch(2);
+  s.ended->synchronize();
+  CHECK(s.ran() == Order{0, 1, 2, 5, 0, 1, 2});
+  CHECK(s.ended->completed_ns() > first_ns);
+  // As any event again, once a stream has recorded it.
+  s.compute->record(*s.ended);
+  s.ended->synchronize();
+}
+
+TEST_CASE("spans of a replay have the step of the launch and the times of the run") {
+  Step s;
+  auto graph = s.record();
+  int64_t last_end_ns = 0;
+  for (uint32_t step : {7u, 8u, 9u}) {
+    graph->launch(step);
+    if (step == 8) continue;  // not read before the next launch: kept
+    s.ended->synchronize();
+    std::vector<Span> compute, comm;
+    s.compute->drain(compute);
+    s.comm->drain(comm);
+    const size_t runs = step == 9 ? 2 : 1;
+    REQUIRE(compute.size() == 3 * runs);  // work, wait, work
+    REQUIRE(comm.size() >= runs);
+    for (size_t i = 0; i < compute.size(); ++i) {
+      CHECK(compute[i].step == (i < 3 && step == 9 ? 8 : step));
+      CHECK(compute[i].begin_ns >= last_end_ns);
+      last_end_ns = compute[i].end_ns;
+    }
+    const Span& waited = compute[3 * runs - 2];
+    CHECK(waited.kind == Span::Kind::wait);
+    CHECK(waited.awaited == 2);
+    CHECK(waited.end_ns - waited.begin_ns > 1'500'000);  // the two milliseconds of work 1
+    CHECK(comm.back().work == &s.f.works[1]);
+    CHECK(comm.back().begin_ns >= waited.begin_ns);
+    CHECK(comm.back().end_ns <= waited.end_ns);
+  }
+}
+
+TEST_CASE("what cannot be recorded is a sentence, and the device has failed") {
+  Step s;
+  s.f.works[1].fn = [&](LaunchContext&) { s.f.device->allocate(100, "more"); };
+  CHECK_THROWS_WITH(s.record(), Catch::Matchers::Contains("[cuda]"));
+  CHECK_THROWS(s.compute->synchronize());
+}
+
+TEST_CASE("the host's part of a work is the caller's, its function of the stream is replayed") {
+  Step s;
+  int prepared = 0, called = 0, on_host = 0;
+  s.f.works[1].prepare = [&](LaunchContext&) { ++prepared; };
+  s.f.works[1].fn = [&](LaunchContext& c) {
+    ++called;
+    c.on_host([&] { ++on_host; });
+  };
+  s.issue();
+  s.synchronize();
+  CHECK(std::tuple(prepared, called, on_host) == std::tuple(1, 1, 1));
+  auto graph = s.record();
+  CHECK(std::tuple(prepared, called, on_host) == std::tuple(1, 2, 1));
+  for (uint32_t step = 1; step < 4; ++step) graph->launch(step);
+  s.synchronize();
+  CHECK(std::tuple(prepared, called, on_host) == std::tuple(1, 2, 4));
+}
+
+TEST_CASE("a device without graphs calls nothing") {
+  const auto device = make_cpu_device();
+  const auto stream = device->make_stream({.name = "compute"});
+  CHECK(device->capture(*stream, [] { throw std::logic_error("called"); }) == nullptr);
+}

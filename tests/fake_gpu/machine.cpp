@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine of the program on fake GPUs: kernels become commands of the fake runtime's streams; the environment says what
+// the machine looks like and what breaks.
+//
+//   FAKE_GPU_COUNT        GPUs of this host (default 2)
+//   FAKE_GPU_DRIVER       version of the driver, 0 for none (default 13000)
+//   FAKE_GPU_MEMORY       bytes of a GPU
+//   FAKE_GPU_LOST_AFTER   kernels until the GPU is gone
+//   FAKE_NCCL_VERSION     of this rank's NCCL
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "tests/emulation/emulator.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/fake_nccl.h"
+
+namespace slipstream::fake_cuda {
+namespace {
+
+int64_t variable(const char* name, int64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::stoll(value) : otherwise;
+}
+
+const bool made = [] {
+  Settings& machine = settings();
+  machine.devices = static_cast<int>(variable("FAKE_GPU_COUNT", machine.devices));
+  machine.driver = static_cast<int>(variable("FAKE_GPU_DRIVER", machine.driver));
+  machine.memory_bytes = variable("FAKE_GPU_MEMORY", machine.memory_bytes);
+  machine.lost_after = variable("FAKE_GPU_LOST_AFTER", machine.lost_after);
+  machine.guard_memory = true;
+  if (const int64_t version = variable("FAKE_NCCL_VERSION", 0)) fake_nccl::set_version(static_cast<int>(version));
+  fake_nccl::between_processes();
+  emulation::set_streams([](void* stream, std::function<void()> command) {
+    enqueue(static_cast<cudaStream_t>(stream), std::move(command));
+  });
+  return true;
+}();
+
+}  // namespace
+}  // namespace slipstream::fake_cuda

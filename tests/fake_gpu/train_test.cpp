@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole program on the cuda device, without a card: the same run files on the CPU and on fake GPUs train the same model,
+// and what goes wrong with a GPU is one sentence.
+//
+// Device memory of the fake can be touched only by commands of a stream: a host that reads a loss, a weight or a batch
+// directly faults here, as it would on a card.
+
+#include <cmath>
+#include <map>
+
+#include "engine/checkpoint/weights.h"
+#include "tests/cli/program.h"
+
+using namespace slipstream;
+using namespace slipstream::program;
+
+namespace {
+
+const std::string kFake = FAKE_GPU_EXE;
+
+struct Run {
+  Result result;
+  std::vector<Json> lines;
+  std::map<std::string, std::vector<float>> weights;
+
+  std::vector<double> all(const std::string& key) const {
+    std::vector<double> values;
+    for (const Json& line : lines) values.push_back(line.at(key).as_double());
+    return values;
+  }
+  std::string hash() const { return lines.back().at("params_hash").as_string(); }
+};
+
+/// Trains `run` into the folder `name` and reads back what it wrote.
+Run train(const Folder& folder, const std::string& exe, int ranks, const std::string& name, const std::string& more) {
+  const std::string dir = folder.path(name);
+  const std::string launcher = ranks > 1 ? mpirun() + "-np " + std::to_string(ranks) + " " : "";
+  Run run;
+  run.result = shell(launcher + exe + " train " + folder.path("run.toml") + " --set output.dir=" + dir + " --set checkpoint.dir=" + dir +
+                     "/checkpoints " + more);
+  INFO(run.result.text);
+  REQUIRE(run.result.code == 0);
+  run.lines = metrics(dir);
+  const checkpoint::FinalWeights final_weights = checkpoint::read_final(dir + "/checkpoints/final");
+  for (const checkpoint::TensorInfo& tensor : final_weights.weights.tensors()) {
+    std::vector<float>& values = run.weights[tensor.name];
+    values.resize(static_cast<size_t>(tensor.elems()));
+    final_weights.weights.read_floats(tensor, values);
+  }
+  return run;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
+  return largest;
+}
+
+/// Over all weights, relative to the largest.
+double largest_difference(const Run& a, const Run& b) {
+  REQUIRE(a.weights.size() == b.weights.size());
+  double largest = 0, difference = 0;
+  for (const auto& [name, values] : b.weights) {
+    REQUIRE(a.weights.count(name) == 1);
+    for (size_t i = 0; i < values.size(); ++i) {
+      largest = std::max(largest, std::abs(static_cast<double>(values[i])));
+      difference = std::max(difference, std::abs(static_cast<double>(a.weights.at(name)[i]) - static_cast<double>(values[i])));
+    }
+  }
+  return difference / largest;
+}
+
+struct Row {
+  std::string name;
+  int ranks;
+  std::string sets;
+  double loss;     // tolerance: sums of float32 in another order, a few rounding errors in a loss of about 5.5
+  double weights;  // AdamW divides by the root of the variance: where a gradient is all noise, noise moves a weight
+};
+
+}  // namespace
+
+TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
+  // Large against the gradients, so that AdamW does not turn the noise of a zero gradient into whole steps.
+  // Seven steps: the last one is the first that is replayed.
+  const std::string same = " --set optimizer.eps=1e-3 --set train.steps=7";
+  const std::string llama = " --set model.family=llama --set model.heads=4 --set model.kv_heads=2 --set model.width=32 --set model.ffn_width=40";
+  const Row rows[] = {
+      {"gpt2, two micro-batches", 1, "", 1e-7, 2e-6},
+      {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", 1e-4, 1e-3},
+      {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", 1e-7, 1e-4},
+      {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", 1e-7, 2e-6},
+      {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
+      {"gpt2, naive, no clipping, no graph, a slow link, two ranks", 2,
+       " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms", 1e-7, 2e-6},
+  };
+  if (!has_mpirun()) return;
+  Folder folder;
+  run_file(folder);
+  for (const Row& row : rows) {
+    INFO(row.name);
+    const Run cpu = train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set device.kind=cpu");
+    const Run gpu = train(folder, kFake, row.ranks, "gpu", same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
+    CHECK(Json::parse(read(folder.path("gpu") + "/run.json")).at("device").as_string() == "cuda");
+    const double loss = largest_difference(gpu.all("loss"), cpu.all("loss"));
+    const bool clips = row.sets.find("grad_clip=0") == std::string::npos;
+    const double norms = clips ? largest_difference(gpu.all("grad_norm"), cpu.all("grad_norm")) : 0;
+    const double weights = largest_difference(gpu, cpu);
+    const double validation = std::abs(gpu.lines.back().at("val_loss").as_double() - cpu.lines.back().at("val_loss").as_double());
+    std::printf("%-60s loss %.1e, norm %.1e, validation %.1e, weights %.1e\n", row.name.c_str(), loss, norms, validation, weights);
+    CHECK(loss <= row.loss);
+    CHECK(norms <= 10 * row.loss);
+    CHECK(validation <= 6 * row.loss);
+    CHECK(weights <= row.weights);
+    // The tolerance sees one step of training: the comparison can fail.
+    CHECK(std::abs(gpu.all("loss")[0] - cpu.all("loss")[1]) > 2 * row.loss);
+    // A timeline on the host's clock: spans of compute, and of communication where there are ranks.
+    const std::string trace = read(folder.path("gpu") + "/trace/rank0000.json");
+    CHECK(Json::parse(trace).at("traceEvents").as_array().size() > 50);
+  }
+}
+
+TEST_CASE("a run on the cuda device repeats its bits, with and without delays", "[cuda]") {
+  Folder folder;
+  run_file(folder);
+  // Ten steps: two as they are, four recorded, four replayed. An evaluation and hashes stand between them.
+  const std::string ten = " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
+  const Run first = train(folder, kFake, 1, "a", ten);
+  const auto same = [&](const std::string& more) {
+    const Run other = train(folder, kFake, 1, "b", ten + more);
+    CHECK(other.hash() == first.hash());
+    CHECK(other.all("loss") == first.all("loss"));
+    CHECK(other.all("grad_norm") == first.all("grad_norm"));
+  };
+  same("");
+  same(" --set device.graph=false");
+  same(" --inject-delays 5");
+  // What was trained on one device continues text on the other.
+  const std::string generate = " generate " + folder.path("a") + " --prompt the --tokens 12 --temperature 0 --device ";
+  const Result on_gpu = shell(kFake + generate + "cuda");
+  CHECK(on_gpu.code == 0);
+  CHECK(on_gpu.text == shell(kFake + generate + "cpu").text);
+}
+
+TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  const Result result = shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda");
+  INFO(result.text);
+  CHECK(result.code == 0);
+  CHECK(contains(result.text, "bucketed"));
+  check_refused(shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --compute paced --set device.kind=cuda"), 2, {"--compute real"});
+}
+
+TEST_CASE("what a machine lacks is one sentence and a code", "[cuda]") {
+  Folder folder;
+  const std::string run = run_file(folder), train = kFake + " train " + run + " --set train.steps=1 --set device.kind=";
+  const auto on = [&](const std::string& machine, const std::string& rest) { return shell(machine + " " + rest); };
+  check_refused(on("FAKE_GPU_DRIVER=0", train + "cuda"), 7, {"no NVIDIA driver", "device.kind = \"cpu\""});
+  check_refused(on("FAKE_GPU_DRIVER=12000", train + "cuda"), 7, {"serves CUDA 12.0", "needs 13.0"});
+  check_refused(on("FAKE_GPU_COUNT=0 CUDA_VISIBLE_DEVICES=", train + "cuda"), 7, {"no GPU is visible with CUDA_VISIBLE_DEVICES="});
+  // The plan says so before anything is allocated, with the table.
+  const Result small = on("FAKE_GPU_MEMORY=100000", train + "cuda");
+  check_refused(small, 7, {"a rank needs ", "Fake GPU has 97.7 KiB free of 97.7 KiB", "  total "});
+  CHECK(!fs::exists(folder.path("run")));
+
+  const Result automatic = on("FAKE_GPU_DRIVER=0", train + "auto");
+  INFO(automatic.text);
+  CHECK(automatic.code == 0);
+  CHECK(contains(automatic.text, "device.kind = \"auto\" uses the CPU: this machine has no NVIDIA driver\n"));
+  CHECK(contains(on("", train + "auto").text, "1 rank x Fake GPU"));
+  CHECK(!contains(on("", train + "auto --set comm.backend=mpi").text, "Fake GPU"));
+  check_refused(on("FAKE_GPU_DRIVER=0", train + "auto --set comm.backend=nccl"), 7, {"no NVIDIA driver"});
+}
+
+TEST_CASE("a GPU that is lost ends the run with one sentence", "[cuda]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const Result lost = shell("FAKE_GPU_LOST_AFTER=300 " + kFake + " train " + run + " --set device.kind=cuda");
+  check_refused(lost, 7, {"The GPU may be lost"});
+  CHECK(count(lost.text, "[cuda]") == 1);
+  if (!has_mpirun()) return;
+  // One rank's GPU: the other is inside a collective and nobody else ends it.
+  const Result one = shell(mpirun() + "-np 1 -x FAKE_GPU_LOST_AFTER=300 " + kFake + " train " + run + " --set device.kind=cuda : -np 1 " +
+                           kFake + " train " + run + " --set device.kind=cuda");
+  check_refused(one, 7, {"on rank 0", "The GPU may be lost"});
+}
+
+TEST_CASE("ranks share GPUs only when asked, and have one NCCL", "[cuda]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), train = kFake + " train " + run + " --set train.steps=1 --set device.kind=cuda ";
+  check_refused(shell("FAKE_GPU_COUNT=1 " + mpirun() + "-np 2 " + train), 7, {"2 ranks on this host have 1 GPU", "SLIPSTREAM_SHARE_GPU=1"});
+  CHECK(shell("FAKE_GPU_COUNT=1 SLIPSTREAM_SHARE_GPU=1 " + mpirun() + "-np 2 " + train).code == 0);
+  check_refused(shell(mpirun() + "-np 1 " + train + ": -np 1 -x FAKE_NCCL_VERSION=22800 " + train), 6,
+                {"on all ranks", "rank 1 has NCCL 22800, rank 0 has "});
+}
