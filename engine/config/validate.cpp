@@ -77,6 +77,8 @@ void validate_train(const RunConfig& config) {
 void validate_layout(const RunConfig& config) {
   if (config.parallel.data == 0)
     throw ConfigError("parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
+  if (config.zero.shard_size > 0 && config.zero.stage == 0)
+    throw ConfigError("zero.shard_size = {} has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.", config.zero.shard_size);
   if (config.zero.shard_size > 0 && config.parallel.data > 0 && config.parallel.data % config.zero.shard_size != 0)
     throw ConfigError("zero.shard_size = {} does not divide parallel.data = {}. Use a divisor, or 0.",
                       config.zero.shard_size, config.parallel.data);

@@ -312,6 +312,8 @@ class GuardedDevice final : public Device {
     guard_->add_arena(allocation->data(), allocation->size_bytes());
     return allocation;
   }
+  /// Where results come to the host; no work declares it.
+  std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override { return inner_->allocate_host(size_bytes, name); }
   void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override { inner_->copy_to_host(host, device, size_bytes); }
   void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override { inner_->copy_from_host(device, host, size_bytes); }
   int64_t now_ns() const override { return inner_->now_ns(); }

@@ -93,8 +93,9 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"output.dir="}) == "output.dir is empty. Name the run's folder, such as \"runs/first\".");
   CHECK(load_refusal({"parallel.data=0"}) ==
         "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
-  CHECK(load_refusal({"parallel.data=4", "zero.shard_size=3"}) ==
+  CHECK(load_refusal({"zero.stage=1", "parallel.data=4", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data = 4. Use a divisor, or 0.");
+  CHECK(load_refusal({"zero.shard_size=2"}) == "zero.shard_size = 2 has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
         "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at most 11, or "
         "zero.reshard_after_forward = false to keep every layer.");
