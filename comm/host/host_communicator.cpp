@@ -3,9 +3,6 @@
 
 #include "comm/host/host_communicator.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include <algorithm>
 
 #include "engine/base/check.h"
@@ -14,29 +11,10 @@
 namespace slipstream::comm {
 namespace {
 
-/// Fewer polls than a hand-over between cores takes, then give the core away, then sleep ever longer.
-class Backoff {
- public:
-  void reset() { idle_ = 0; }
-  void pause() {
-    ++idle_;
-    if (idle_ <= kPolls) return;
-    if (idle_ <= kPolls + kYields) {
-      sched_yield();
-      return;
-    }
-    const long sleep_ns = std::min(kLongestSleepNs, kShortestSleepNs << std::min(idle_ - kPolls - kYields, 10));
-    const timespec sleep{0, sleep_ns};
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &sleep, nullptr);
-  }
-
- private:
-  static constexpr int kPolls = 16;
-  static constexpr int kYields = 16;
-  static constexpr long kShortestSleepNs = 2000;
-  static constexpr long kLongestSleepNs = 50000;
-  int idle_ = 0;
-};
+// Fewer polls than a hand-over between two cores takes; then sleep until a peer rings.
+constexpr int kPolls = 16;
+// A sleeper looks for an abort and for its timeout this often.
+constexpr int64_t kLongestSleepNs = 20'000'000;
 
 void check_alive(const HostTransport& transport, const std::string& what, int64_t begin_ns) {
   if (!transport.is_aborted()) return;
@@ -49,18 +27,19 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
   const int64_t begin_ns = monotonic_ns();
   const int64_t timeout_ns = static_cast<int64_t>(timeout_seconds * 1e9);
   int64_t moved_ns = begin_ns;
-  Backoff backoff;
+  int idle_polls = 0;
   uint64_t tokens[32];
   while (transport.outstanding() > 0) {
     check_alive(transport, what, begin_ns);
     const int done = transport.poll(tokens, 32);
     for (int i = 0; i < done && script; ++i) script->arrived(post, Poster::arrival(tokens[i]));
     if (done > 0) {
-      backoff.reset();
+      idle_polls = 0;
       moved_ns = monotonic_ns();
       continue;
     }
-    backoff.pause();
+    if (++idle_polls <= kPolls) continue;
+    transport.wait(std::min(kLongestSleepNs, timeout_ns));
     if (const int64_t now_ns = monotonic_ns(); now_ns - moved_ns > timeout_ns) {
       const std::string whom = transport.waiting_for();
       transport.abort();

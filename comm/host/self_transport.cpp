@@ -17,6 +17,7 @@ class SelfTransport final : public HostTransport {
   void send(int, int, const void*, int64_t, uint64_t) override { SLIP_ASSERT(!"a group of one sends nothing"); }
   void recv(int, int, void*, int64_t, uint64_t) override { SLIP_ASSERT(!"a group of one receives nothing"); }
   int poll(uint64_t*, int) override { return 0; }
+  void wait(int64_t) override {}
   int outstanding() const override { return 0; }
   std::string waiting_for() const override { return "nobody"; }
   void reserve(int) override {}

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Isend, Irecv and Testsome; MPI moves bytes only inside these calls.
+// Between machines Isend, Irecv and Testsome; MPI moves bytes only inside these calls. Inside a machine shared memory, so that
+// nobody polls and no core is taken for it.
 
 #include "comm/mpi/mpi_transport.h"
+
+#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <set>
 
+#include "comm/host/shared_transport.h"
 #include "comm/mpi/mpi_check.h"
 #include "engine/base/check.h"
+#include "engine/device/clock.h"
 
 namespace slipstream::comm {
 
@@ -68,12 +74,17 @@ class MpiTransport final : public HostTransport {
     check_mpi(outcome, "poll");
     if (count == MPI_UNDEFINED) count = 0;
     int taken = 0;
+    if (count > 0) moved_ns_ = monotonic_ns();
     for (; taken < count; ++taken) finished_.push_back(messages_[static_cast<size_t>(check_size(taken))].token);
     remove_completed();
     const int given = std::min<int>(capacity, static_cast<int>(finished_.size()));
     std::copy_n(finished_.begin(), given, tokens);
     finished_.erase(finished_.begin(), finished_.begin() + given);
     return given;
+  }
+  void wait(int64_t at_most_ns) override {
+    const timespec pause{0, static_cast<long>(std::min(at_most_ns, polling_pause_ns(monotonic_ns() - moved_ns_)))};
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
   }
   int outstanding() const override { return static_cast<int>(requests_.size() + finished_.size()); }
   std::string waiting_for() const override {
@@ -108,7 +119,7 @@ class MpiTransport final : public HostTransport {
   std::unique_ptr<HostTransport> split(int color, int key) override {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(connection_, color, key, &part), "split");
-    return std::make_unique<MpiTransport>(part);
+    return make_mpi_transport(part);
   }
 
  private:
@@ -119,6 +130,7 @@ class MpiTransport final : public HostTransport {
     int64_t size_bytes = 0;
   };
   void add(MPI_Request request, const Message& message) {
+    if (requests_.empty()) moved_ns_ = monotonic_ns();
     requests_.push_back(request);
     messages_.push_back(message);
     if (indices_.size() < requests_.size()) reserve(static_cast<int>(2 * requests_.size()));
@@ -148,6 +160,7 @@ class MpiTransport final : public HostTransport {
   MPI_Comm connection_;
   int rank_ = 0;
   int size_ = 1;
+  int64_t moved_ns_ = 0;                // when a message last completed, or the first was posted
   std::vector<MPI_Request> requests_;
   std::vector<Message> messages_;       // same index as requests_
   std::vector<uint64_t> finished_;      // completed, not yet handed out
@@ -156,10 +169,96 @@ class MpiTransport final : public HostTransport {
   std::atomic<bool> aborted_{false};
 };
 
+/// Memory that the ranks of `local` share; null when the machine has no room for it: messages then go through MPI. Collective.
+/// Not a window of MPI: freeing one waits for all ranks, and after a failure they do not come.
+std::shared_ptr<std::byte> share_memory(MPI_Comm local, int64_t size_bytes) {
+  static std::atomic<int> count{0};
+  int rank = 0;
+  MPI_Comm_rank(local, &rank);
+  char name[64] = "";
+  fmt::format_to_n(name, sizeof(name) - 1, "/slipstream-{}-{}", getpid(), count.fetch_add(1));
+  check_mpi(MPI_Bcast(name, sizeof(name), MPI_CHAR, 0, local), "share memory");
+  std::shared_ptr<std::byte> memory = rank == 0 ? create_shared_memory(name, size_bytes) : nullptr;
+  check_mpi(MPI_Barrier(local), "share memory");
+  if (rank != 0) memory = open_shared_memory(name, size_bytes);
+  const int mine = memory ? 1 : 0;
+  int all = 0;
+  check_mpi(MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, local), "share memory");
+  if (rank == 0) remove_shared_memory(name);  // whatever happens to the ranks from now on, nothing stays behind
+  return all == 1 ? memory : nullptr;
+}
+
+/// Peers of this machine through shared memory, the others through MPI.
+class NearAndFar final : public HostTransport {
+ public:
+  NearAndFar(std::unique_ptr<HostTransport> near, std::unique_ptr<HostTransport> far, std::vector<int> near_of)
+      : near_(std::move(near)), far_(std::move(far)), near_of_(std::move(near_of)) {}
+
+  int rank() const override { return far_->rank(); }
+  int size() const override { return far_->size(); }
+  void send(int peer, int tag, const void* data, int64_t size_bytes, uint64_t token) override {
+    const int near = near_of_[static_cast<size_t>(peer)];
+    near >= 0 ? near_->send(near, tag, data, size_bytes, token) : far_->send(peer, tag, data, size_bytes, token);
+  }
+  void recv(int peer, int tag, void* data, int64_t size_bytes, uint64_t token) override {
+    const int near = near_of_[static_cast<size_t>(peer)];
+    near >= 0 ? near_->recv(near, tag, data, size_bytes, token) : far_->recv(peer, tag, data, size_bytes, token);
+  }
+  int poll(uint64_t* tokens, int capacity) override {
+    const int count = near_->poll(tokens, capacity);
+    return count < capacity && far_->outstanding() > 0 ? count + far_->poll(tokens + count, capacity - count) : count;
+  }
+  void wait(int64_t at_most_ns) override { far_->outstanding() > 0 ? far_->wait(at_most_ns) : near_->wait(at_most_ns); }
+  int outstanding() const override { return near_->outstanding() + far_->outstanding(); }
+  std::string waiting_for() const override {
+    const std::string near = near_->waiting_for(), far = far_->waiting_for();
+    return near + (near.empty() || far.empty() ? "" : ", ") + far;
+  }
+  void reserve(int messages) override {
+    near_->reserve(messages);
+    far_->reserve(messages);
+  }
+  void cancel() override {
+    near_->cancel();
+    far_->cancel();
+  }
+  void abort() override {
+    far_->abort();
+    near_->abort();
+  }
+  bool is_aborted() const override { return far_->is_aborted(); }
+  std::unique_ptr<HostTransport> split(int color, int key) override { return far_->split(color, key); }
+
+ private:
+  std::unique_ptr<HostTransport> near_, far_;
+  std::vector<int> near_of_;  // index in near_ by rank; -1: on another machine
+};
+
 }  // namespace
 
 std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection) {
-  return std::make_unique<MpiTransport>(connection);
+  auto far = std::make_unique<MpiTransport>(connection);
+  MPI_Comm local = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(connection, MPI_COMM_TYPE_SHARED, far->rank(), MPI_INFO_NULL, &local), "find the ranks of this machine");
+  int local_rank = 0, local_size = 1;
+  MPI_Comm_rank(local, &local_rank);
+  MPI_Comm_size(local, &local_size);
+  std::vector<int> names(static_cast<size_t>(local_size)), near_of(static_cast<size_t>(far->size()), -1);
+  const int rank = far->rank();
+  check_mpi(MPI_Allgather(&rank, 1, MPI_INT, names.data(), 1, MPI_INT, local), "name the ranks of this machine");
+  for (int near = 0; near < local_size; ++near) near_of[static_cast<size_t>(names[static_cast<size_t>(near)])] = near;
+  std::shared_ptr<std::byte> memory;
+  if (local_size > 1) memory = share_memory(local, local_size * shared_area_bytes(local_size));
+  if (!memory) {
+    MPI_Comm_free(&local);
+    return far;
+  }
+  std::vector<std::byte*> areas;
+  for (int r = 0; r < local_size; ++r) areas.push_back(memory.get() + r * shared_area_bytes(local_size));
+  prepare_shared_area(areas[static_cast<size_t>(local_rank)], local_size);
+  check_mpi(MPI_Barrier(local), "share memory");
+  MPI_Comm_free(&local);
+  return std::make_unique<NearAndFar>(make_shared_transport(areas, local_rank, names, memory), std::move(far), std::move(near_of));
 }
 
 }  // namespace slipstream::comm

@@ -73,7 +73,8 @@ void bench_tasks(const char* name, uint32_t tasks, uint32_t channels, const std:
   const auto device = make_cpu_device();
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<Stream*> borrowed;
-  for (const Channel& channel : job.channels) borrowed.push_back((streams.emplace_back(device->make_stream({.name = channel.name}))).get());
+  for (ChannelId c = 0; c < job.channels.size(); ++c)
+    borrowed.push_back((streams.emplace_back(device->make_stream({.name = job.channels[c].name, .high_priority = c != kComputeChannel}))).get());
   BoundWorks works(plan.size(), kNothing);
   comm::Scheduler scheduler(job, *device, borrowed);
   scheduler.bind(plan, works);

@@ -133,6 +133,7 @@ class CpuStream final : public Stream {
   std::shared_ptr<Core> core_;
   std::string name_;
   int threads_;
+  bool high_priority_;
   Progress* progress_;                    // owned by core_
   std::unique_ptr<ThreadPool> pool_;      // made by the worker, so that its memory is first touched there
   uint64_t works_ = 0;                    // run so far; worker only

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages through shared memory: every byte arrives once, in order of its tag, whatever the order of asking.
+
+#include <array>
+#include <numeric>
+#include <thread>
+
+#include "comm/host/shared_transport.h"
+#include "engine/base/check.h"
+#include "engine/base/philox.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::comm;
+
+namespace {
+
+/// Areas of `size` ranks, in memory of this process.
+struct Areas {
+  explicit Areas(int size) : bytes(shared_area_bytes(size)), memory(static_cast<size_t>(size * bytes + 64)) {
+    const auto base = reinterpret_cast<uintptr_t>(memory.data());
+    std::byte* first = memory.data() + (64 - base % 64) % 64;
+    for (int r = 0; r < size; ++r) {
+      areas.push_back(first + r * bytes);
+      prepare_shared_area(areas.back(), size);
+    }
+  }
+  std::unique_ptr<HostTransport> transport(int rank) const {
+    std::vector<int> names(areas.size());
+    std::iota(names.begin(), names.end(), 10);
+    return make_shared_transport(areas, rank, names, nullptr);
+  }
+  int64_t bytes;
+  std::vector<std::byte> memory;
+  std::vector<std::byte*> areas;
+};
+
+void finish(HostTransport& transport, std::vector<int>& seen) {
+  while (transport.outstanding() > 0) {
+    uint64_t tokens[4];
+    const int count = transport.poll(tokens, 4);
+    for (int i = 0; i < count; ++i) ++seen[tokens[i]];
+    if (count == 0) transport.wait(5'000'000);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("messages of all sizes between all ranks arrive whole, whichever order they are asked for in") {
+  constexpr int kRanks = 3, kMessages = 40, kTags = 4;
+  constexpr uint64_t kSeed = 20261121;
+  INFO("seed " << kSeed);
+  const Areas shared(kRanks);
+  // The sizes reach over the ring several times, and hit its edges: 0, 1, a header more or less.
+  const auto size_of_message = [&](int from, int to, int i) -> int64_t {
+    const Philox random(kSeed, "sizes");
+    const uint64_t at = static_cast<uint64_t>((from * kRanks + to) * kMessages + i);
+    switch (random.below(4 * at, 5)) {
+      case 0: return static_cast<int64_t>(random.below(4 * at + 1, 34));
+      case 1: return (256 << 10) + static_cast<int64_t>(random.below(4 * at + 1, 33)) - 16;
+      case 2: return (1 << 20) + static_cast<int64_t>(random.below(4 * at + 1, 1000));
+      default: return static_cast<int64_t>(random.below(4 * at + 1, 5000));
+    }
+  };
+  const auto byte_of = [](int from, int to, int i, int64_t at) { return static_cast<std::byte>(from * 7 + to * 31 + i * 13 + at * 3 + at / 251); };
+  std::vector<std::vector<std::string>> failures(kRanks);
+  std::vector<std::thread> ranks;
+  for (int me = 0; me < kRanks; ++me)
+    ranks.emplace_back([&, me] {
+      const auto transport = shared.transport(me);
+      std::vector<std::vector<std::byte>> sent, received;
+      std::vector<std::array<int, 2>> of;
+      std::vector<int> seen(static_cast<size_t>(2 * kRanks * kMessages), 0);
+      const Philox random(kSeed, fmt::format("order {}", me));
+      uint64_t token = 0;
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer == me) continue;
+        // Tag t carries messages t, t + kTags, ...: asked for tag by tag, in another order than sent.
+        for (int t = kTags; t-- > 0;)
+          for (int i = t; i < kMessages; i += kTags) {
+            received.emplace_back(static_cast<size_t>(size_of_message(peer, me, i)));
+            of.push_back({peer, i});
+          }
+      }
+      size_t asked = 0;
+      for (int i = 0; i < kMessages; ++i)
+        for (int peer = 0; peer < kRanks; ++peer) {
+          if (peer == me) continue;
+          std::vector<std::byte>& data = sent.emplace_back(static_cast<size_t>(size_of_message(me, peer, i)));
+          for (size_t at = 0; at < data.size(); ++at) data[at] = byte_of(me, peer, i, static_cast<int64_t>(at));
+          transport->send(peer, i % kTags, data.data(), static_cast<int64_t>(data.size()), token++);
+          if (random.below(token, 2) == 0 && asked < received.size()) {
+            transport->recv(of[asked][0], of[asked][1] % kTags, received[asked].data(), static_cast<int64_t>(received[asked].size()), token++);
+            ++asked;
+          }
+          uint64_t tokens[3];
+          const int count = transport->poll(tokens, 3);
+          for (int k = 0; k < count; ++k) ++seen[tokens[k]];
+        }
+      for (; asked < received.size(); ++asked)
+        transport->recv(of[asked][0], of[asked][1] % kTags, received[asked].data(), static_cast<int64_t>(received[asked].size()), token++);
+      finish(*transport, seen);
+      for (uint64_t k = 0; k < token; ++k)
+        if (seen[k] != 1) failures[static_cast<size_t>(me)].push_back(fmt::format("token {} completed {} times", k, seen[k]));
+      for (size_t k = 0; k < received.size(); ++k)
+        for (size_t at = 0; at < received[k].size(); ++at)
+          if (received[k][at] != byte_of(of[k][0], me, of[k][1], static_cast<int64_t>(at))) {
+            failures[static_cast<size_t>(me)].push_back(fmt::format("message {} of rank {} differs at byte {}", of[k][1], of[k][0], at));
+            break;
+          }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  for (const auto& of_rank : failures)
+    for (const std::string& failure : of_rank) FAIL_CHECK(failure);
+}
+
+TEST_CASE("a message of another size than expected is refused with both numbers") {
+  const Areas shared(2);
+  const auto sender = shared.transport(0), receiver = shared.transport(1);
+  std::vector<std::byte> data(100);
+  sender->send(1, 0, data.data(), 100, 0);
+  const bool asked_first = GENERATE(false, true);
+  uint64_t tokens[4];
+  const auto receive = [&] {
+    if (!asked_first) receiver->poll(tokens, 4), receiver->poll(tokens, 4);
+    receiver->recv(0, 0, data.data(), 96, 1);
+    receiver->poll(tokens, 4);
+  };
+  REQUIRE_THROWS_AS(receive(), CommError);
+}
+
+TEST_CASE("an abort wakes a rank that waits for a peer") {
+  const Areas shared(2);
+  const auto waiting = shared.transport(0);
+  std::byte nothing{};
+  waiting->recv(1, 0, &nothing, 1, 0);
+  CHECK(waiting->waiting_for() == "rank 11");
+  uint64_t tokens[1];
+  REQUIRE(waiting->poll(tokens, 1) == 0);
+  std::thread other([&] { waiting->abort(); });
+  while (!waiting->is_aborted()) waiting->wait(900'000'000);
+  other.join();
+  waiting->cancel();
+  CHECK(waiting->outstanding() == 0);
+}
