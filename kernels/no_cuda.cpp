@@ -23,6 +23,8 @@ void attention_backward_cuda(LaunchContext&, const AttentionBackward&) { refuse(
 void cast_cuda(LaunchContext&, const Cast&) { refuse("cast"); }
 void add_cuda(LaunchContext&, const Add&) { refuse("add"); }
 void cross_entropy_cuda(LaunchContext&, const CrossEntropy&) { refuse("cross_entropy"); }
+void cross_entropy_part_cuda(LaunchContext&, const CrossEntropyPart&) { refuse("cross_entropy_part"); }
+void cross_entropy_merge_cuda(LaunchContext&, const CrossEntropyMerge&) { refuse("cross_entropy_merge"); }
 void embedding_forward_cuda(LaunchContext&, const EmbeddingForward&) { refuse("embedding_forward"); }
 void embedding_backward_cuda(LaunchContext&, const EmbeddingBackward&) { refuse("embedding_backward"); }
 void position_backward_cuda(LaunchContext&, const PositionBackward&) { refuse("position_backward"); }

@@ -11,6 +11,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -29,6 +30,8 @@ void attention_backward_cuda(LaunchContext& context, const AttentionBackward& ar
 void cast_cuda(LaunchContext& context, const Cast& args);
 void add_cuda(LaunchContext& context, const Add& args);
 void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args);
+void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& args);
+void cross_entropy_merge_cuda(LaunchContext& context, const CrossEntropyMerge& args);
 void embedding_forward_cuda(LaunchContext& context, const EmbeddingForward& args);
 void embedding_backward_cuda(LaunchContext& context, const EmbeddingBackward& args);
 void position_backward_cuda(LaunchContext& context, const PositionBackward& args);
