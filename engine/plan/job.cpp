@@ -74,7 +74,7 @@ void take_stage(Job& job) {
     const ParameterSpec& parameter = model.parameters[placed.part.parameter];
     const auto found = order.find({parameter.name(), placed.part.begin_elems});
     const bool counted_elsewhere = job.has_tied_copies && parameter.name() == job.tied_name && !parameter.is_copy;
-    if (found != order.end() && !counted_elsewhere && job.counts_squares_of(parameter)) placed.norm_index = found->second;
+    if (found != order.end() && !counted_elsewhere) placed.norm_index = found->second;
   }
 }
 

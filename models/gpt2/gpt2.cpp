@@ -143,7 +143,8 @@ class Gpt2 {
     const Slice mean = n.mean, inv_std = n.inv_std, workspace = b_.norm_workspace();
     const bool with_residual = residual.size_bytes > 0;
     const kernels::LayerNormBackward shape{.rows = b_.rows_of(x, o_.width), .width = o_.width, .dtype = o_.dtype};
-    std::vector<Slice> reads{dy, x, weight, mean, inv_std, dweight, dbias};
+    std::vector<Slice> reads{dy, x, weight, mean, inv_std};
+    if (!is_share || !first) reads.insert(reads.end(), {dweight, dbias});
     if (with_residual) reads.push_back(residual);
     b_.work("layer_norm_gradient", kernels::layer_norm_backward_cost(shape), reads, {dx, dweight, dbias, workspace},
             [=](LaunchContext& c) {
@@ -280,6 +281,11 @@ class Gpt2 {
     }}}, count, add);
     b_.head_weight_gradient(hidden_, head_, order);
     std::vector<SpecBuilder::Stage> stages{norm_stage("final_norm_gradient", end, final_, residual_out_, {}, layers_.back().d_out)};
+    if (o_.whole_layers) {
+      b_.in_chunks(stages, count, add);
+      stages.clear();
+      add_share("final_norm_share", end, final_);
+    }
     for (int l = end - 1; l >= 0; --l) {
       const Layer& y = layers_[static_cast<size_t>(l)];
       stages.push_back({"mlp_input_gradient", "products", l, [&](TokenChunk c) {
@@ -293,7 +299,7 @@ class Gpt2 {
       b_.linear_weight_gradient(y.fc_gelu, y.d_out, y.out_weight, y.out_bias, F, D);
       add(b_.begin("mlp_fc_gradient", l));
       b_.linear_weight_gradient(y.ln_2, y.d_fc, y.fc_weight, y.fc_bias, D, F);
-      if (l + 1 == end) add_share("final_norm_share", end, final_);
+      if (l + 1 == end && !o_.whole_layers) add_share("final_norm_share", end, final_);
       if (l + 1 < end && !o_.whole_layers) add_share("ln_1_share", l + 1, norm_1(layers_[static_cast<size_t>(l) + 1]));
       b_.in_chunks({norm_stage("ln_2_gradient", l, norm_2(y), y.residual_mid, y.d_out, y.d_mid),
                     {"attention_input_gradient", "proj", l, [&](TokenChunk c) {

@@ -131,7 +131,8 @@ class Llama {
     const Slice workspace = b_.norm_workspace();
     const bool with_residual = residual.size_bytes > 0;
     const kernels::RmsNormBackward shape{.rows = b_.rows_of(x, o_.width), .width = o_.width, .dtype = o_.dtype};
-    std::vector<Slice> reads{dy, x, weight, inv_rms, dweight};
+    std::vector<Slice> reads{dy, x, weight, inv_rms};
+    if (!is_share || !first) reads.push_back(dweight);
     if (with_residual) reads.push_back(residual);
     b_.work("rms_norm_gradient", kernels::rms_norm_backward_cost(shape), reads, {dx, dweight, workspace},
             [=](LaunchContext& c) {
@@ -308,6 +309,11 @@ class Llama {
     }}}, count, add);
     b_.head_weight_gradient(hidden_, head_, order);
     std::vector<SpecBuilder::Stage> stages{norm_stage("final_norm_gradient", end, final_, residual_out_, {}, layers_.back().d_out)};
+    if (o_.whole_layers) {
+      b_.in_chunks(stages, count, add);
+      stages.clear();
+      add_share("final_norm_share", end, final_);
+    }
     for (int l = end - 1; l >= 0; --l) {
       const Layer& y = layers_[static_cast<size_t>(l)];
       stages.push_back({"mlp_input_gradient", "products", l, [&](TokenChunk c) {
@@ -321,7 +327,7 @@ class Llama {
       b_.linear_weight_gradient(y.gated, y.d_out, y.down_weight, -1, F, D);
       add(b_.begin("mlp_gate_up_gradient", l));
       b_.linear_weight_gradient(y.normed_2, y.d_gate_up, y.gate_up_weight, -1, D, 2 * F);
-      if (l + 1 == end) add_share("final_norm_share", end, final_);
+      if (l + 1 == end && !o_.whole_layers) add_share("final_norm_share", end, final_);
       if (l + 1 < end && !o_.whole_layers) add_share("norm_1_share", l + 1, layers_[static_cast<size_t>(l) + 1].norm_1);
       b_.in_chunks({norm_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out, y.d_mid),
                     {"attention_input_gradient", "out", l, [&](TokenChunk c) {
