@@ -263,7 +263,7 @@ class Gpt2 {
   void shared_backward(std::vector<uint32_t>& order) {
     const int64_t D = o_.width, F = b_.ffn_width(), A = b_.attention_width();
     const auto add = [&](uint32_t piece) { order.push_back(piece); };
-    const int end = static_cast<int>(o_.layers), count = b_.own_tokens() ? b_.chunks() : 1;
+    const int end = static_cast<int>(o_.layers), count = b_.chunks();
     const auto norm_stage = [&](const char* name, int l, const Norm& n, Slice x, Slice residual, Slice dx) {
       return SpecBuilder::Stage{name, "own", l, [=, this](TokenChunk c) {
         norm_gradient(b_.own(d_norm_, c), b_.chunk(x, c), chunk_of(n, c), residual.size_bytes > 0 ? b_.own(residual, c) : Slice{}, b_.own(dx, c), c);
