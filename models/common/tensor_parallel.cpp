@@ -156,9 +156,10 @@ void SpecBuilder::merge_losses(bool training) {
   const Slice logits = logits_, targets = targets_, row_losses = row_losses_, sum = loss_part_, parts = loss_parts_;
   const kernels::CrossEntropyMerge shape{.rows = rows(), .vocab = vocab_held(), .stride = vocab_rows(), .first = vocab_begin(), .ranks = options_.tensor,
                                          .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens), .dtype = options_.dtype, .backward = training};
-  std::vector<Slice> writes{row_losses, sum};
+  std::vector<Slice> reads{parts}, writes{row_losses, sum};
+  if (training) reads.insert(reads.end(), {logits, targets});
   if (training) writes.push_back(logits);
-  work("cross_entropy_merge", kernels::cross_entropy_merge_cost(shape), {logits, targets, parts}, writes, [=](LaunchContext& c) {
+  work("cross_entropy_merge", kernels::cross_entropy_merge_cost(shape), reads, writes, [=](LaunchContext& c) {
     kernels::CrossEntropyMerge args = shape;
     args.logits = c.at(logits);
     args.targets = c.as<int32_t>(targets);
