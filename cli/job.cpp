@@ -38,6 +38,15 @@ ScheduleKind kind_of(Schedule schedule) {
   return ScheduleKind::one_f_one_b;
 }
 
+Recomputation recomputation_of(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::none: return Recomputation::none;
+    case Recompute::selective: return Recomputation::selective;
+    case Recompute::full: return Recomputation::full;
+  }
+  return Recomputation::none;
+}
+
 std::string read_schedule(const std::string& path) {
   constexpr int64_t kLimitBytes = 64 << 20;
   try {
@@ -66,7 +75,10 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
-  const ModelSpec model = models::build_model(sizes, buffers);
+  ModelSpec model = models::build_model(sizes, buffers);
+  // What layers compute again counts: embedding and head do not.
+  std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
+  recompute(model, buffers, whole, recomputation_of(config.train.recompute));
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
   const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
   double pass_s = 0;
@@ -93,7 +105,8 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
-          .reshard_after_forward = config.zero.reshard_after_forward};
+          .reshard_after_forward = config.zero.reshard_after_forward,
+          .recompute = recomputation_of(config.train.recompute)};
 }
 
 }  // namespace

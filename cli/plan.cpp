@@ -92,6 +92,26 @@ void print_zero_memory(const Planned& planned) {
   fmt::print("\n");
 }
 
+/// Floating-point operations of a step on the compute stream.
+int64_t step_flops(const Job& job) {
+  int64_t flops = 0;
+  for (const SpineItem& item : job.train.spine) flops += item.cost.flops;
+  return flops;
+}
+
+/// What recomputation saves and costs, on the stage where it saves most.
+void print_recomputation(const Planned& planned) {
+  const Job* most = planned.finished.job.get();
+  for (const auto& stage : planned.finished.stages)
+    if (stage->recomputed.saved_bytes > most->recomputed.saved_bytes) most = stage.get();
+  const Recomputed& again = most->recomputed;
+  if (again.how == Recomputation::none) return;
+  fmt::print("recompute: {} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% more operations{}\n",
+             name_of(again.how), format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)), format_bytes(again.paid.bytes),
+             100 * static_cast<double>(again.paid.flops) / static_cast<double>(std::max<int64_t>(1, step_flops(*most) - again.paid.flops)),
+             planned.finished.stages.size() > 1 ? fmt::format(" (stage {})", most->stage()) : "");
+}
+
 void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
@@ -105,6 +125,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
   fmt::print("memory of a rank:\n{}", memory_table(job));
+  print_recomputation(planned);
   if (sizes.pipeline > 1) {
     const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh));
     fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
@@ -155,6 +176,9 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   memory["total"] = job.buffers.total_bytes();
   json["memory_bytes"] = memory;
   json["fits"] = fits(planned);
+  json["recompute"]["how"] = name_of(job.recomputed.how);
+  json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
+  json["recompute"]["flops_again"] = job.recomputed.paid.flops;
   Json tasks = Json::array();
   for (ItemId i = static_cast<ItemId>(job.train.spine.size()); i < job.train.size(); ++i) {
     const Task& task = job.train.task(i);

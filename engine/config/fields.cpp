@@ -66,7 +66,7 @@ std::vector<Field<R>> make_fields() {
       F::integer("train.hash_interval", at(&R::train, &Train::hash_interval), {0, kMaxSteps},
                  "Steps between hashes of all parameters. 0: at validations and at the last step."),
       F::word("train.recompute", at(&R::train, &Train::recompute), {"none", "selective", "full"},
-              "What backward computes again instead of keeping."),
+              "What backward computes again instead of keeping: nothing, outputs of norms and of SwiGLU, or all but each layer's input."),
 
       F::word("optimizer.name", at(&R::optimizer, &Optimizer::name), {"adamw"}, "The update rule."),
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), {0, 1e3},

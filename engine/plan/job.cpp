@@ -51,6 +51,7 @@ void take_stage(Job& job) {
   if (options.layers.empty() && options.schedule.parts() == 1) options.layers = {model.layers};
   const uint32_t take_batch = model.forward.front();
   job.chunks = cut_stage(model, job.buffers, options.schedule, options.layers, job.stage());
+  job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);

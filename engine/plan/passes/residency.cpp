@@ -19,6 +19,12 @@ Residency::Residency(const Job& job) : job_(job) {
     if (job.layout.buckets[b].layer >= 0) bucket_of_layer_[job.layout.buckets[b].layer] = b;
 }
 
+bool Residency::makes_gradients(const Piece& piece) const {
+  return std::any_of(piece.works.begin(), piece.works.end(), [&](const Work& work) {
+    return std::any_of(work.writes.begin(), work.writes.end(), [&](const Slice& write) { return job_.buffers[write.buffer].owner == Owner::gradients; });
+  });
+}
+
 void Residency::bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const {
   const Bucket& b = job_.layout.buckets[bucket];
   const DType dtype = gradients ? DType::f32 : job_.model.dtype;
@@ -51,7 +57,8 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
     bind(bucket, slot_slice(job_, job_.ids.value_slots, static_cast<int>(slot - slots_.begin()), static_cast<int>(slots_.size()), elems, job_.model.dtype),
          false, item.rebinds);
   }
-  if (!backward || job_.options.zero_stage < 2) return;
+  // What runs again in front of the gradients needs no place for them yet.
+  if (!backward || job_.options.zero_stage < 2 || !makes_gradients(piece)) return;
   if (reduces_.empty() || reduces_.back().bucket != bucket || reduces_.back().micro_batch != item.micro_batch)
     reduces_.push_back({bucket, static_cast<int>(reduces_.size() % kGradientSlots), item.micro_batch, id, id});
   reduces_.back().last_use = id;

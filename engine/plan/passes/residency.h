@@ -45,6 +45,7 @@ class Residency {
     ItemId last_use = 0;
   };
 
+  bool makes_gradients(const Piece& piece) const;
   void bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const;
 
   const Job& job_;

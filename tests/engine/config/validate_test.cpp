@@ -180,7 +180,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   require_supported(with({"train.dtype=bfloat16"}));
   const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
                                                           {"data.tokenizer", "tokenizer.json"},
-                                                          {"train.recompute", "full"},
                                                           {"optimizer.double_buffer", "true"},
                                                           {"parallel.tensor", "2"},
                                                           {"parallel.sequence_parallel", "true"},
