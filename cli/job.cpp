@@ -96,6 +96,7 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
   const RunConfig& config = request.config;
   return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
                     .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
+          .mesh_order = config.parallel.order,
           .rank = request.rank,
           .way = way_of(config.overlap.grad_reduce),
           .bucket_bytes = config.overlap.bucket_size_bytes,
@@ -158,11 +159,9 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   const comm::Link intra = emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second), config.comm.emulate.latency_ns}
                                     : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
   comm::RooflinePrice price(rates, intra);
-  if (!emulated && mesh.world() > machine.ranks_per_node) {
-    const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
-    for (Axis axis : {Axis::data, Axis::world, Axis::data_outer}) price.set_link(axis, inter, 1);
-    if (mesh.group_size(Axis::data_inner) > machine.ranks_per_node) price.set_link(Axis::data_inner, inter, 1);
-  }
+  const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
+  for (Axis axis : {Axis::data, Axis::context, Axis::pipeline, Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world})
+    if (!emulated && mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
   return price;
 }
 
@@ -187,12 +186,6 @@ FinishedJob build_finished_job(const JobRequest& request) {
   const Mesh mesh(options.sizes, options.mesh_order);
   const Dealing dealing = deal(request, sizes, mesh);
   options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), dealing.hides_hops);
-  if (options.schedule.splits_backward && options.zero_stage >= 2 && options.sizes.data > 1)
-    throw ConfigError("[pipeline] a schedule that splits the backward pass needs zero.stage 0 or 1, got {}: the gradients of a layer would "
-                      "stay in their slot until its weight gradients are made. Use \"1f1b\", or stage 1.", options.zero_stage);
-  if (options.sizes.pipeline > 1 && options.zero_stage > 0 && request.config.zero.shard_size > 0)
-    throw ConfigError("[pipeline] zero.shard_size = {} is not supported with parallel.pipeline = {}. Use shard_size = 0.", request.config.zero.shard_size,
-                      options.sizes.pipeline);
   options.layers = dealing.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);

@@ -92,6 +92,25 @@ void print_zero_memory(const Planned& planned) {
   fmt::print("\n");
 }
 
+/// Which group crosses which link, and who is in the first of them.
+void print_groups(const Planned& planned) {
+  const Mesh& mesh = planned.finished.job->mesh;
+  const Machine& machine = planned.machine;
+  if (mesh.world() > 1) fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config.parallel.order, machine.ranks_per_node);
+  for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
+    const int size = mesh.group_size(axis);
+    const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
+    if (size == 1 || (part_of_data && mesh.group_size(Axis::data_outer) == 1)) continue;
+    const bool across = mesh.crosses_nodes(axis, machine.ranks_per_node);
+    const std::vector<int> ranks = mesh.group(axis, 0);
+    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size, across ? "across nodes:" : "inside a node:",
+               format_bytes(across ? machine.inter_bytes_per_second : machine.intra_bytes_per_second), ranks[0], ranks[1],
+               size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
+    if (axis == Axis::tensor && across)
+      fmt::print("             tensor groups communicate in every layer: use parallel.tensor that divides {}, and put tp first in parallel.order\n", machine.ranks_per_node);
+  }
+}
+
 /// Floating-point operations of a step on the compute stream.
 int64_t step_flops(const Job& job) {
   int64_t flops = 0;
@@ -118,6 +137,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   fmt::print("machine: {} ({}), {} of memory for a rank\n", planned.machine.name, planned.machine_source, format_bytes(planned.machine.memory_bytes));
   fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
   fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+  print_groups(planned);
   fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
              job.model.tokens, planned.finished.micro_batches, job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());

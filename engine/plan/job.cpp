@@ -32,6 +32,7 @@ void add_channels(Job& job) {
   // Across the groups that share: the sum of a shard. The squares of shards are summed inside.
   if (job.is_hybrid())
     for (const Channel& channel : {Channel{"reduce_across", Axis::data_outer}, Channel{"norm", Axis::data_inner}}) job.channels.push_back(channel);
+  if (job.is_hybrid() && piped) job.channels.push_back({"norm_stages", Axis::pipeline});
 }
 
 /// Takes the stage's part of the model and says what of the whole it must know.
@@ -58,6 +59,9 @@ void take_stage(Job& job) {
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
                        .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::data), .sharded = options.zero_stage > 0, .alone = {},
                        .by_layer = options.zero_stage >= 2};
+  uint32_t position = 0;
+  for (size_t c = job.chunks.size(); c-- > 0;)
+    for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight}) layout.passes.push_back(position += static_cast<uint32_t>(pass->size()));
   for (uint32_t p = 0; p < model.parameters.size() && job.has_tied_copies; ++p)
     if (model.parameters[p].name() == job.tied_name) layout.alone.push_back(p);
   job.layout = place_parameters(model, layout);

@@ -120,6 +120,16 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
   return ranks;
 }
 
+bool Mesh::crosses_nodes(Axis axis, int64_t ranks_per_node) const {
+  for (int rank = 0; rank < world(); ++rank) {
+    const std::vector<int> ranks = group(axis, rank);
+    if (ranks.front() != rank) continue;
+    for (int other : ranks)
+      if (other / ranks_per_node != rank / ranks_per_node) return true;
+  }
+  return false;
+}
+
 int Mesh::index_in_group(Axis axis, int rank) const {
   const Coordinates at = coordinates(rank);
   switch (axis) {

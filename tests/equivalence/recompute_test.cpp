@@ -146,7 +146,7 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
 TEST_CASE("every wait of a plan that makes activations again is needed", "[recompute][mutation]") {
   int64_t waits = 0;
   for (Recomputation how : kBoth)
-    for (const auto& [kind, zero] : {std::pair{ScheduleKind::one_f_one_b, 3}, {ScheduleKind::zb_h1, 1}}) {
+    for (const auto& [kind, zero] : {std::pair{ScheduleKind::one_f_one_b, 3}, {ScheduleKind::zb_h1, 1}, {ScheduleKind::zb_h1, 3}}) {
       const Layout layout = with(layout_of(true, 4, 2), [&](Layout& l) { l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind, l.recompute = how; });
       for (const auto& job : make_jobs(layout, 0)) {
         const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};

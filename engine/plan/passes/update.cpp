@@ -161,7 +161,15 @@ class UpdatePass {
     task.reads = {job_.buffers.whole(job_.ids.norm_parts)};
     task.writes = {job_.buffers.whole(job_.ids.norm_sums)};
     task.after = summed;
-    return append_task(plan_, std::move(task));
+    const bool stages_apart = job_.is_hybrid() && job_.mesh.group_size(Axis::pipeline) > 1;
+    if (!stages_apart) return append_task(plan_, std::move(task));
+    // Groups that each hold all shards have the same sums: over the ranks of one group, then over the stages.
+    Task across = task;
+    across.name = "all_reduce.norm_stages";
+    across.channel = job_.channel("norm_stages");
+    across.reads = across.writes;
+    across.after = {append_task(plan_, std::move(task))};
+    return append_task(plan_, std::move(across));
   }
 
   Point adamw(const std::string& name, const std::vector<size_t>& buckets, const std::vector<Point>& after) {
