@@ -21,25 +21,57 @@ bool touches(const std::vector<Slice>& slices, BufferId buffer) {
   return std::any_of(slices.begin(), slices.end(), [&](const Slice& slice) { return slice.buffer == buffer; });
 }
 
-/// One layer of a chunk: its forward works in order, what is kept of them and what is made again.
+bool overlap(const Slice& a, const Slice& b) { return a.buffer == b.buffer && a.begin_bytes < b.end_bytes() && b.begin_bytes < a.end_bytes(); }
+
+bool overlaps(const std::vector<Slice>& slices, const Slice& slice) {
+  return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return overlap(s, slice); });
+}
+
+/// `slices` less `hole`.
+std::vector<Slice> without(const std::vector<Slice>& slices, const Slice& hole) {
+  std::vector<Slice> rest;
+  for (const Slice& s : slices) {
+    if (!overlap(s, hole)) {
+      rest.push_back(s);
+      continue;
+    }
+    if (s.begin_bytes < hole.begin_bytes) rest.push_back({s.buffer, s.begin_bytes, hole.begin_bytes - s.begin_bytes});
+    if (hole.end_bytes() < s.end_bytes()) rest.push_back({s.buffer, hole.end_bytes(), s.end_bytes() - hole.end_bytes()});
+  }
+  return rest;
+}
+
+/// A forward work, or communication behind one: what can run again.
+struct Action {
+  std::vector<Slice> reads, writes;
+  const Work* work = nullptr;
+  const Communication* communication = nullptr;
+
+  explicit Action(const Work& w) : reads(w.reads), writes(w.writes), work(&w) {}
+  explicit Action(const Communication& c) : communication(&c) {
+    if (c.from.size_bytes > 0) reads.push_back(c.from);
+    if (c.to.size_bytes > 0) writes.push_back(c.to);
+  }
+};
+
+/// One layer of a chunk: what its forward does, in order; what is kept of it and what is made again.
 class Layer {
  public:
   Layer(const ModelSpec& model, const Buffers& buffers, const Chunk& chunk, int layer, Recomputation how) : model_(model), buffers_(buffers), layer_(layer) {
-    for (const Work* work : works_of(chunk.forward)) {
-      for (const Slice& write : work->writes) last_writer_[write.buffer] = works_.size();
-      works_.push_back(work);
+    for (uint32_t piece : chunk.forward) {
+      if (model.pieces[piece].layer != layer) continue;
+      for (const Work& work : model.pieces[piece].works) actions_.emplace_back(work);
+      for (const Communication& c : model.pieces[piece].communications) actions_.emplace_back(c);
     }
-    Set wanted;
-    for (Pass pass : {Pass::backward, Pass::weight})
-      for (const Work* work : works_of(chunk.pieces(pass)))
-        for (const Slice& read : work->reads) wanted.insert(read.buffer);
-    Set fixed(chunk.activations_in.begin(), chunk.activations_in.end());
+    for (const Work& work : model.replays)
+      if (std::any_of(work.writes.begin(), work.writes.end(), [&](const Slice& write) { return made(write.buffer); })) replays_.emplace_back(work);
+    Set wanted, fixed(chunk.activations_in.begin(), chunk.activations_in.end());
     fixed.insert(chunk.activations_out.begin(), chunk.activations_out.end());
     for (Pass pass : {Pass::backward, Pass::weight})
       for (uint32_t piece : chunk.pieces(pass))
-        for (const Work& work : model.pieces[piece].works)
-          for (const Slice& read : work.reads)
-            if (model.pieces[piece].layer != layer) fixed.insert(read.buffer);
+        model.for_accesses(piece, [&](const Slice& slice, bool is_write) {
+          if (!is_write) (model.pieces[piece].layer == layer ? wanted : fixed).insert(slice.buffer);
+        });
     for (BufferId buffer : wanted) {
       if (!is_activation(buffer)) continue;
       const bool may_go = made(buffer) && !fixed.contains(buffer) &&
@@ -51,79 +83,85 @@ class Layer {
 
   const Set& again() const { return again_; }
 
-  /// The works that make again what `piece` reads and nobody has made in this pass yet, in order.
-  std::vector<Work> before(const Piece& piece, Set& there) const {
-    Set needed;
-    for (const Work& work : piece.works)
-      for (const Slice& read : work.reads)
-        if (again_.contains(read.buffer) && !there.contains(read.buffer)) needed.insert(read.buffer);
-    std::vector<Work> chosen;
-    for (size_t i = works_.size(); i-- > 0;) {
-      const Work* work = works_[i];
-      Set hit;
-      for (const Slice& write : work->writes)
-        if (needed.contains(write.buffer)) hit.insert(write.buffer);
+  /// What makes again what `piece` reads and nobody has made in this pass yet, in order. `there`: what has been made.
+  std::vector<Action> before(uint32_t piece, std::vector<Slice>& there) const {
+    std::vector<Slice> needed;
+    const auto need = [&](const Slice& read) {
+      std::vector<Slice> missing{read};
+      for (const Slice& made : there) missing = without(missing, made);
+      needed.insert(needed.end(), missing.begin(), missing.end());
+    };
+    model_.for_accesses(piece, [&](const Slice& slice, bool is_write) {
+      if (!is_write && again_.contains(slice.buffer)) need(slice);
+    });
+    std::vector<Action> chosen;
+    for (size_t i = actions_.size(); i-- > 0;) {
+      const Action* action = &actions_[i];
+      std::vector<Slice> hit;
+      for (const Slice& write : action->writes)
+        if (overlaps(needed, write)) hit.push_back(write);
       if (hit.empty()) continue;
-      if (const Work* replay = replay_of(hit)) work = replay;
-      for (const Slice& write : work->writes) {
-        if (!touches(work->reads, write.buffer) && covers(write)) needed.erase(write.buffer);
-        if (again_.contains(write.buffer) && (work != works_[i] || last_writer_.at(write.buffer) == i)) there.insert(write.buffer);
+      const Action* replay = replay_of(hit);
+      if (replay) action = replay;
+      for (const Slice& write : action->writes) {
+        if (!overlaps(action->reads, write)) needed = without(needed, write);
+        if (again_.contains(write.buffer) && (replay || last_writer(write) == static_cast<std::ptrdiff_t>(i))) there.push_back(write);
       }
-      for (const Slice& read : work->reads)
-        if (is_temporary(read.buffer) && !kept_.contains(read.buffer) && (!there.contains(read.buffer) || touches(work->writes, read.buffer))) needed.insert(read.buffer);
-      chosen.push_back(*work);
+      for (const Slice& read : action->reads)
+        if (is_temporary(read.buffer) && !kept_.contains(read.buffer)) overlaps(action->writes, read) ? needed.push_back(read) : need(read);
+      chosen.push_back(*action);
     }
     if (!needed.empty())
-      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.", piece.name, layer_, buffers_[*needed.begin()].name);
+      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.", model_.pieces[piece].name, layer_, buffers_[needed[0].buffer].name);
     std::reverse(chosen.begin(), chosen.end());
     return chosen;
   }
 
  private:
-  std::vector<const Work*> works_of(const Pieces& pieces) const {
-    std::vector<const Work*> works;
-    for (uint32_t piece : pieces)
-      if (model_.pieces[piece].layer == layer_)
-        for (const Work& work : model_.pieces[piece].works) works.push_back(&work);
-    return works;
-  }
   bool is_activation(BufferId buffer) const { return buffers_[buffer].owner == Owner::activations; }
   bool is_temporary(BufferId buffer) const {
     return is_activation(buffer) || (buffers_[buffer].owner == Owner::scratch && std::none_of(model_.constants.begin(), model_.constants.end(), [&](const Constant& c) { return c.buffer == buffer; }));
   }
-  bool made(BufferId buffer) const { return last_writer_.contains(buffer); }
-  bool covers(const Slice& write) const { return write.size_bytes == buffers_[write.buffer].size_bytes; }
+  bool made(BufferId buffer) const {
+    return std::any_of(actions_.begin(), actions_.end(), [&](const Action& action) { return touches(action.writes, buffer); });
+  }
+  /// Index of the action that writes any of it last; -1: none.
+  std::ptrdiff_t last_writer(const Slice& slice) const {
+    for (size_t i = actions_.size(); i-- > 0;)
+      if (overlaps(actions_[i].writes, slice)) return static_cast<std::ptrdiff_t>(i);
+    return -1;
+  }
 
   /// A work that makes all of `hit` from what is kept.
-  const Work* replay_of(const Set& hit) const {
-    for (const Work& work : model_.replays)
-      if (std::all_of(hit.begin(), hit.end(), [&](BufferId b) { return touches(work.writes, b); }) &&
-          std::all_of(work.reads.begin(), work.reads.end(), [&](const Slice& read) { return !is_temporary(read.buffer) || kept_.contains(read.buffer); }))
-        return &work;
+  const Action* replay_of(const std::vector<Slice>& hit) const {
+    for (const Action& replay : replays_)
+      if (std::all_of(hit.begin(), hit.end(), [&](const Slice& s) { return std::find(replay.writes.begin(), replay.writes.end(), s) != replay.writes.end(); }) &&
+          std::all_of(replay.reads.begin(), replay.reads.end(), [&](const Slice& read) { return !is_temporary(read.buffer) || kept_.contains(read.buffer); }))
+        return &replay;
     return nullptr;
   }
 
-  /// A work can run again if what it reads is kept as it was when it ran, or is made again before it, and if it overwrites nothing that is
-  /// kept. A layer's input, the sum that its first norm forms of another layer's results, thereby stays.
+  /// An action can run again if what it reads is kept as it was when it ran, or is made again before it, and if it overwrites nothing that
+  /// is kept. A layer's input, the sum that its first norm forms of another layer's results, thereby stays.
   void keep_what_cannot_be_made() {
-    Set there;  // scratch and activations that works before this one make again
-    for (size_t i = 0; i < works_.size(); ++i) {
-      const Work& work = *works_[i];
-      const bool can = std::all_of(work.reads.begin(), work.reads.end(), [&](const Slice& read) {
+    Set there;  // scratch and activations that actions before this one make again
+    for (size_t i = 0; i < actions_.size(); ++i) {
+      const Action& action = actions_[i];
+      const bool can = std::all_of(action.reads.begin(), action.reads.end(), [&](const Slice& read) {
                          if (!is_temporary(read.buffer) || there.contains(read.buffer)) return true;
-                         return kept_.contains(read.buffer) && (!made(read.buffer) || last_writer_.at(read.buffer) < i);
-                       }) && std::none_of(work.writes.begin(), work.writes.end(), [&](const Slice& write) { return kept_.contains(write.buffer); });
+                         return kept_.contains(read.buffer) && last_writer(read) < static_cast<std::ptrdiff_t>(i);
+                       }) && std::none_of(action.writes.begin(), action.writes.end(), [&](const Slice& write) { return kept_.contains(write.buffer); });
       if (can) {
-        for (const Slice& write : work.writes) there.insert(write.buffer);
+        for (const Slice& write : action.writes) there.insert(write.buffer);
         continue;
       }
-      const auto has_replay = [&](BufferId buffer) { return std::any_of(model_.replays.begin(), model_.replays.end(), [&](const Work& w) { return touches(w.writes, buffer); }); };
-      for (const Slice& write : work.writes)
+      const auto has_replay = [&](BufferId buffer) { return std::any_of(replays_.begin(), replays_.end(), [&](const Action& r) { return touches(r.writes, buffer); }); };
+      for (const Slice& write : action.writes)
         if (again_.contains(write.buffer) && !has_replay(write.buffer)) keep(write.buffer);
-      for (const Slice& write : work.writes) {
+      for (const Slice& write : action.writes) {
         there.erase(write.buffer);
         if (!again_.contains(write.buffer)) continue;
-        if (replay_of({write.buffer}))
+        if (replay_of({write}))
           there.insert(write.buffer);
         else
           keep(write.buffer);
@@ -138,8 +176,7 @@ class Layer {
   const ModelSpec& model_;
   const Buffers& buffers_;
   int layer_;
-  std::vector<const Work*> works_;
-  std::map<BufferId, size_t> last_writer_;
+  std::vector<Action> actions_, replays_;
   Set kept_, again_;
 };
 
@@ -178,6 +215,22 @@ int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int6
   return total;
 }
 
+/// In front of `reader`: works, and communication behind them.
+std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& reader) {
+  std::vector<Piece> pieces;
+  for (const Action& action : actions) {
+    if (pieces.empty() || (action.work && !pieces.back().communications.empty()))
+      pieces.push_back({.name = "recompute." + reader.name + (pieces.empty() ? "" : fmt::format(".{}", pieces.size())), .layer = reader.layer});
+    if (action.work) {
+      pieces.back().works.push_back(*action.work);
+    } else {
+      pieces.back().communications.push_back(*action.communication);
+      pieces.back().communications.back().name.insert(0, "recompute.");
+    }
+  }
+  return pieces;
+}
+
 }  // namespace
 
 const char* name_of(Recomputation how) {
@@ -199,20 +252,16 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
     std::map<int, Layer> layers;
     for (uint32_t piece : chunk.forward)
       if (const int l = model.pieces[piece].layer; l >= 0 && l < model.layers) layers.try_emplace(l, model, buffers, chunk, l, how);
-    std::vector<Piece> made;  // new pieces; layers_ point into the works of old ones
+    std::vector<Piece> made;  // new pieces; layers point into the old ones
     for (Pieces* list : {&chunk.backward, &chunk.weight}) {
-      Set there;
+      std::map<int, std::vector<Slice>> there;  // by layer: what this pass has made again
       Pieces with;
       for (uint32_t index : *list) {
-        const Piece& piece = model.pieces[index];
-        if (const auto layer = layers.find(piece.layer); layer != layers.end())
-          if (std::vector<Work> works = layer->second.before(piece, there); !works.empty()) {
-            for (const Work& work : works) {
-              const int64_t times = buffers.micro_batches;
-              result.paid += {work.cost.flops * times, work.cost.bytes * times};
-            }
+        if (const auto layer = layers.find(model.pieces[index].layer); layer != layers.end())
+          for (Piece& piece : pieces_of(layer->second.before(index, there[layer->first]), model.pieces[index])) {
+            for (const Work& work : piece.works) result.paid += {work.cost.flops * buffers.micro_batches, work.cost.bytes * buffers.micro_batches};
             with.push_back(static_cast<uint32_t>(model.pieces.size() + made.size()));
-            made.push_back({.name = "recompute." + piece.name, .layer = piece.layer, .works = std::move(works), .ready = {}});
+            made.push_back(std::move(piece));
           }
         with.push_back(index);
       }
@@ -223,17 +272,24 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
     model.pieces.insert(model.pieces.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
     for (const Pieces* list : {&chunk.forward, &chunk.evaluate, &chunk.backward, &chunk.weight}) {
       size_t at = 0;
-      for (uint32_t piece : *list)
+      const auto touch = [&](const Slice& slice) {
+        if (!again.contains(slice.buffer)) return;
+        Lives& life = lives[slice.buffer];
+        life.buffer = slice.buffer;
+        life.in.try_emplace(lists, at, at).first->second.second = at;
+      };
+      for (uint32_t piece : *list) {
         for (const Work& work : model.pieces[piece].works) {
-          for (const std::vector<Slice>* slices : {&work.reads, &work.writes})
-            for (const Slice& slice : *slices) {
-              if (!again.contains(slice.buffer)) continue;
-              Lives& life = lives[slice.buffer];
-              life.buffer = slice.buffer;
-              life.in.try_emplace(lists, at, at).first->second.second = at;
-            }
+          for (const Slice& slice : work.reads) touch(slice);
+          for (const Slice& slice : work.writes) touch(slice);
           ++at;
         }
+        for (const Communication& c : model.pieces[piece].communications) {
+          for (const Slice& slice : {c.from, c.to})
+            if (slice.size_bytes > 0) touch(slice);
+          ++at;
+        }
+      }
       ++lists;
     }
     for (BufferId buffer : again) result.saved_bytes += buffers.stride_bytes(buffer) * chunk.slots;

@@ -25,7 +25,8 @@ struct Recomputed {
   Cost paid;                // of all works that run again in a step
 };
 
-/// Puts in front of each backward (and, where it is split off, weight) piece the forward works that make again what it reads. What is
+/// Puts in front of each backward (and, where it is split off, weight) piece the forward works, and communication between them, that make
+/// again what it reads. What is
 /// made again lives within one use of a chunk only; all such buffers become views of one buffer, `recomputed`, in which two share bytes
 /// if they are never alive together. Call after cut_stage. The bits of every result stay what they were: the same works read the same bits.
 /// Throws: PlanError if a work to be run again reads what is gone.

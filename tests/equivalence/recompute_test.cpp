@@ -2,6 +2,7 @@
 // Recomputation changes what is kept and when it is made, never a bit: under every schedule, ZeRO stage and type.
 
 #include <cstdio>
+#include <map>
 #include <numeric>
 
 #include "comm/rehearse/hazards.h"
@@ -101,6 +102,31 @@ TEST_CASE("the control: without any one of the works that run again, another mod
         }
       }
       CHECK(tried >= 2);
+    }
+}
+
+TEST_CASE("communication inside a layer runs again with the works around it", "[recompute][pipeline]") {
+  // What comes out of attention is summed over ranks, as tensor parallelism does; the model that this makes is trained either way.
+  for (int stages : {1, 2})
+    for (int zero : {0, 3}) {
+      Layout layout = with(layout_of(true, 4, 2), [&](Layout& l) { l.ranks = 2, l.stages = stages, l.zero_stage = zero; });
+      layout.change_model = [](ModelSpec& model) {
+        for (Piece& piece : model.pieces) {
+          if (piece.name != "attention") continue;
+          const Slice out = piece.works.back().writes[0];
+          piece.communications.push_back({.name = "all_reduce.attention", .channel = "sub", .axis = Axis::data, .op = Op::all_reduce, .from = out, .to = out,
+                                          .dtype = DType::f32, .elems = out.size_bytes / 4});
+        }
+      };
+      CAPTURE(stages, zero);
+      check_same_bits(layout);
+      layout.recompute = Recomputation::full;
+      std::map<std::string, int> sums;
+      for (const auto& job : make_jobs(layout, 0))
+        for (const Task& task : job->train.tasks)
+          if (job->channels[task.channel].name == "sub") ++sums[task.name.starts_with("recompute.") ? "again" : "first"];
+      CHECK(sums["first"] == 4 * 2);
+      CHECK(sums["again"] == 4 * 2);
     }
 }
 
