@@ -36,20 +36,19 @@ class PipelineBench {
 
  private:
   /// Bytes of one hop: the residual stream of a micro-batch.
-  int64_t hop_bytes(const Job& job) const { return job.model.batch * job.model.tokens * config_.model.width * size_of(job.model.dtype); }
+  int64_t hop_bytes() const { return config_.train.micro_batch_size * config_.train.sequence_length * config_.model.width * size_of(config_.train.dtype); }
 
   double measure(Schedule schedule, const char* name, double ratio, double alone_ms) {
     RunConfig config = config_;
     config.pipeline.schedule = schedule;
     config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
     config.overlap.p2p = ratio > 0;
-    // The planner is told of a slow link, so that it hides hops; what the hop takes is set below.
-    if (ratio > 0) config.comm.emulate.bandwidth_bytes_per_second = 1;
+    const auto hop_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) / static_cast<double>(config.pipeline.virtual_stages));
+    const double bytes_per_second = ratio > 0 ? static_cast<double>(hop_bytes()) / (static_cast<double>(hop_ns) * 1e-9) : 0;
+    config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
     FinishedJob finished = build_bench_job(config, world_.size(), world_.rank(), 1);
     const Job& job = *finished.job;
     const PipelineSchedule& order = job.options.schedule;
-    const auto hop_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) / order.shape.virtual_stages);
-    const double bytes_per_second = ratio > 0 ? static_cast<double>(hop_bytes(job)) / (static_cast<double>(hop_ns) * 1e-9) : 0;
     const double busy_ms = static_cast<double>(busy_ns(order, forward_ns_)) / 1e6, rehearsed_ms = rehearsed_equal_step_ms(finished, forward_ns_, hop_ns);
     const std::vector<int64_t> paced = equal_stage_ns(job, forward_ns_);
     const FinishedJob kept = finished;
@@ -67,8 +66,8 @@ class PipelineBench {
   void print_header() {
     fmt::print("{} stages that sleep: {:.1f} ms forward, {:.1f} ms backward; medians of {} steps\n"
                "bubble: (step - compute) / compute; hops: of the step, beyond the step without a link\n"
-               "{:<18}{:>9}{:>9}{:>10}{:>11}{:>12}{:>11}{:>12}{:>8}{:>20}\n", world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule",
-               "micro", "hop", "step ms", "bubble", "closed form", "rehearsed", "measured/reh", "hops", "of which fill, drain");
+               "{:<18}{:>9}{:>9}{:>10}{:>11}{:>13}{:>14}{:>12}{:>8}{:>22}\n", world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule",
+               "micro", "hop", "step ms", "bubble", "closed form", "rehearsed ms", "/ rehearsed", "hops", "of which fill, drain");
     if (command_.csv.empty()) return;
     csv_.reset(std::fopen(command_.csv.c_str(), "w"));
     if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
@@ -80,7 +79,7 @@ class PipelineBench {
     const double hops = ratio > 0 ? (step_ms - alone_ms) / step_ms : 0;
     // The first micro-batch on its way there and the last one on its way back: nothing can be computed meanwhile.
     const double fill = 2.0 * (schedule.parts() - 1) * static_cast<double>(hop_ns) / 1e6 / step_ms;
-    fmt::print("{:<18}{:>9}{:>8.2f}x{:>10.2f}{:>10.2f}%{:>11.2f}%{:>11.2f}{:>12.3f}{:>7.2f}%{:>19.2f}%\n", name, schedule.shape.micro_batches, ratio, step_ms,
+    fmt::print("{:<18}{:>9}{:>8.2f}x{:>10.2f}{:>10.2f}%{:>12.2f}%{:>14.2f}{:>12.3f}{:>7.2f}%{:>21.2f}%\n", name, schedule.shape.micro_batches, ratio, step_ms,
                100 * bubble, 100 * closed, rehearsed_ms, step_ms / rehearsed_ms, 100 * hops, 100 * fill);
     if (csv_)
       fmt::print(csv_.get(), "{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, schedule.shape.stages, schedule.shape.micro_batches,
