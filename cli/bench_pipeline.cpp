@@ -26,7 +26,8 @@ class PipelineBench {
   }
 
   void run() {
-    if (world_.size() < 2) throw ConfigError("[bench] pipeline needs at least 2 ranks, one for each stage, got {}. Start it with mpirun -np 2.", world_.size());
+    if (world_.size() < 2)
+      throw ConfigError("[bench] pipeline needs at least 2 ranks, one for each stage, got {}. Start it with mpirun -np 2.", world_.size());
     if (world_.rank() == 0) print_header();
     for (size_t s = 0; s < std::size(kSchedules); ++s) {
       const double alone_ms = measure(kSchedules[s], kNames[s], 0, 0);
@@ -36,7 +37,9 @@ class PipelineBench {
 
  private:
   /// Bytes of one hop: the residual stream of a micro-batch.
-  int64_t hop_bytes() const { return config_.train.micro_batch_size * config_.train.sequence_length * config_.model.width * size_of(config_.train.dtype); }
+  int64_t hop_bytes() const {
+    return config_.train.micro_batch_size * config_.train.sequence_length * config_.model.width * size_of(config_.train.dtype);
+  }
 
   double measure(Schedule schedule, const char* name, double ratio, double alone_ms) {
     RunConfig config = config_;
@@ -49,7 +52,8 @@ class PipelineBench {
     FinishedJob finished = build_bench_job(config, world_.size(), world_.rank(), 1);
     const Job& job = *finished.job;
     const PipelineSchedule& order = job.options.schedule;
-    const double busy_ms = static_cast<double>(busy_ns(order, forward_ns_)) / 1e6, rehearsed_ms = rehearsed_equal_step_ms(finished, forward_ns_, hop_ns);
+    const double busy_ms = static_cast<double>(busy_ns(order, forward_ns_)) / 1e6,
+                 rehearsed_ms = rehearsed_equal_step_ms(finished, forward_ns_, hop_ns);
     const std::vector<int64_t> paced = equal_stage_ns(job, forward_ns_);
     const FinishedJob kept = finished;
     Contestant contestant(name, world_, place_, config, std::move(finished), bytes_per_second, paced);
@@ -64,26 +68,32 @@ class PipelineBench {
   }
 
   void print_header() {
-    fmt::print("{} stages that sleep: {:.1f} ms forward, {:.1f} ms backward; medians of {} steps\n"
-               "bubble: (step - compute) / compute; hops: of the step, beyond the step without a link\n"
-               "{:<18}{:>9}{:>9}{:>10}{:>11}{:>13}{:>14}{:>12}{:>8}{:>22}\n", world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule",
-               "micro", "hop", "step ms", "bubble", "closed form", "rehearsed ms", "/ rehearsed", "hops", "of which fill, drain");
+    fmt::print(
+        "{} stages that sleep: {:.1f} ms forward, {:.1f} ms backward; medians of {} steps\n"
+        "bubble: (step - compute) / compute; hops: of the step, beyond the step without a link\n"
+        "{:<18}{:>9}{:>9}{:>10}{:>11}{:>13}{:>14}{:>12}{:>8}{:>22}\n",
+        world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule", "micro", "hop", "step ms", "bubble", "closed form",
+        "rehearsed ms", "/ rehearsed", "hops", "of which fill, drain");
     if (command_.csv.empty()) return;
     csv_.reset(std::fopen(command_.csv.c_str(), "w"));
     if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-    fmt::print(csv_.get(), "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_form,rehearsed_step_ms,hops_share,fill_share\n");
+    fmt::print(csv_.get(),
+               "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_form,rehearsed_step_ms,hops_"
+               "share,fill_share\n");
   }
 
-  void print_row(const char* name, const PipelineSchedule& schedule, double ratio, double step_ms, double alone_ms, double busy_ms, double rehearsed_ms, int64_t hop_ns) {
+  void print_row(const char* name, const PipelineSchedule& schedule, double ratio, double step_ms, double alone_ms, double busy_ms,
+                 double rehearsed_ms, int64_t hop_ns) {
     const double bubble = (step_ms - busy_ms) / busy_ms, closed = closed_form_bubble(schedule);
     const double hops = ratio > 0 ? (step_ms - alone_ms) / step_ms : 0;
     // The first micro-batch on its way there and the last one on its way back: nothing can be computed meanwhile.
     const double fill = 2.0 * (schedule.parts() - 1) * static_cast<double>(hop_ns) / 1e6 / step_ms;
-    fmt::print("{:<18}{:>9}{:>8.2f}x{:>10.2f}{:>10.2f}%{:>12.2f}%{:>14.2f}{:>12.3f}{:>7.2f}%{:>21.2f}%\n", name, schedule.shape.micro_batches, ratio, step_ms,
-               100 * bubble, 100 * closed, rehearsed_ms, step_ms / rehearsed_ms, 100 * hops, 100 * fill);
+    fmt::print("{:<18}{:>9}{:>8.2f}x{:>10.2f}{:>10.2f}%{:>12.2f}%{:>14.2f}{:>12.3f}{:>7.2f}%{:>21.2f}%\n", name, schedule.shape.micro_batches, ratio,
+               step_ms, 100 * bubble, 100 * closed, rehearsed_ms, step_ms / rehearsed_ms, 100 * hops, 100 * fill);
     if (csv_)
-      fmt::print(csv_.get(), "{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, schedule.shape.stages, schedule.shape.micro_batches,
-                 schedule.shape.virtual_stages, command_.forward_ms, ratio, step_ms, bubble, closed, rehearsed_ms, hops, fill);
+      fmt::print(csv_.get(), "{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, schedule.shape.stages,
+                 schedule.shape.micro_batches, schedule.shape.virtual_stages, command_.forward_ms, ratio, step_ms, bubble, closed, rehearsed_ms, hops,
+                 fill);
     std::fflush(stdout);
   }
 
@@ -100,7 +110,8 @@ class PipelineBench {
 int bench_pipeline(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
     world.together([&] {
-      if (place.kind == DeviceKind::cuda) throw ConfigError("[bench] pipeline makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
+      if (place.kind == DeviceKind::cuda)
+        throw ConfigError("[bench] pipeline makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
     });
     PipelineBench(command, world, place, config).run();
   });

@@ -122,9 +122,8 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
 
 bool Mesh::crosses_nodes(Axis axis, int64_t ranks_per_node) const {
   for (int rank = 0; rank < world(); ++rank) {
-    const std::vector<int> ranks = group(axis, rank);
-    if (ranks.front() != rank) continue;
-    for (int other : ranks)
+    if (index_in_group(axis, rank) != 0) continue;
+    for (int other : group(axis, rank))
       if (other / ranks_per_node != rank / ranks_per_node) return true;
   }
   return false;

@@ -57,7 +57,8 @@ struct Action {
 /// One layer of a chunk: what its forward does, in order; what is kept of it and what is made again.
 class Layer {
  public:
-  Layer(const ModelSpec& model, const Buffers& buffers, const Chunk& chunk, int layer, Recomputation how) : model_(model), buffers_(buffers), layer_(layer) {
+  Layer(const ModelSpec& model, const Buffers& buffers, const Chunk& chunk, int layer, Recomputation how)
+      : model_(model), buffers_(buffers), layer_(layer) {
     for (uint32_t piece : chunk.forward) {
       if (model.pieces[piece].layer != layer) continue;
       for (const Work& work : model.pieces[piece].works) actions_.emplace_back(work);
@@ -112,7 +113,8 @@ class Layer {
       chosen.push_back(*action);
     }
     if (!needed.empty())
-      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.", model_.pieces[piece].name, layer_, buffers_[needed[0].buffer].name);
+      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.", model_.pieces[piece].name, layer_,
+                      buffers_[needed[0].buffer].name);
     std::reverse(chosen.begin(), chosen.end());
     return chosen;
   }
@@ -120,7 +122,8 @@ class Layer {
  private:
   bool is_activation(BufferId buffer) const { return buffers_[buffer].owner == Owner::activations; }
   bool is_temporary(BufferId buffer) const {
-    return is_activation(buffer) || (buffers_[buffer].owner == Owner::scratch && std::none_of(model_.constants.begin(), model_.constants.end(), [&](const Constant& c) { return c.buffer == buffer; }));
+    const auto is_it = [&](const Constant& c) { return c.buffer == buffer; };
+    return is_activation(buffer) || (buffers_[buffer].owner == Owner::scratch && std::none_of(model_.constants.begin(), model_.constants.end(), is_it));
   }
   bool made(BufferId buffer) const {
     return std::any_of(actions_.begin(), actions_.end(), [&](const Action& action) { return touches(action.writes, buffer); });
@@ -135,8 +138,10 @@ class Layer {
   /// A work that makes all of `hit` from what is kept.
   const Action* replay_of(const std::vector<Slice>& hit) const {
     for (const Action& replay : replays_)
-      if (std::all_of(hit.begin(), hit.end(), [&](const Slice& s) { return std::find(replay.writes.begin(), replay.writes.end(), s) != replay.writes.end(); }) &&
-          std::all_of(replay.reads.begin(), replay.reads.end(), [&](const Slice& read) { return !is_temporary(read.buffer) || kept_.contains(read.buffer); }))
+      if (std::all_of(hit.begin(), hit.end(),
+                      [&](const Slice& s) { return std::find(replay.writes.begin(), replay.writes.end(), s) != replay.writes.end(); }) &&
+          std::all_of(replay.reads.begin(), replay.reads.end(),
+                      [&](const Slice& read) { return !is_temporary(read.buffer) || kept_.contains(read.buffer); }))
         return &replay;
     return nullptr;
   }
@@ -147,15 +152,19 @@ class Layer {
     Set there;  // scratch and activations that actions before this one make again
     for (size_t i = 0; i < actions_.size(); ++i) {
       const Action& action = actions_[i];
-      const bool can = std::all_of(action.reads.begin(), action.reads.end(), [&](const Slice& read) {
-                         if (!is_temporary(read.buffer) || there.contains(read.buffer)) return true;
-                         return kept_.contains(read.buffer) && last_writer(read) < static_cast<std::ptrdiff_t>(i);
-                       }) && std::none_of(action.writes.begin(), action.writes.end(), [&](const Slice& write) { return kept_.contains(write.buffer); });
+      const bool can = std::all_of(action.reads.begin(), action.reads.end(),
+                                   [&](const Slice& read) {
+                                     if (!is_temporary(read.buffer) || there.contains(read.buffer)) return true;
+                                     return kept_.contains(read.buffer) && last_writer(read) < static_cast<std::ptrdiff_t>(i);
+                                   }) &&
+                       std::none_of(action.writes.begin(), action.writes.end(), [&](const Slice& write) { return kept_.contains(write.buffer); });
       if (can) {
         for (const Slice& write : action.writes) there.insert(write.buffer);
         continue;
       }
-      const auto has_replay = [&](BufferId buffer) { return std::any_of(replays_.begin(), replays_.end(), [&](const Action& r) { return touches(r.writes, buffer); }); };
+      const auto has_replay = [&](BufferId buffer) {
+        return std::any_of(replays_.begin(), replays_.end(), [&](const Action& r) { return touches(r.writes, buffer); });
+      };
       for (const Slice& write : action.writes)
         if (again_.contains(write.buffer) && !has_replay(write.buffer)) keep(write.buffer);
       for (const Slice& write : action.writes) {
@@ -196,7 +205,8 @@ bool meet(const Lives& a, const Lives& b) {
 /// Bytes of all of them when those that never meet share: each at the first place where it meets nobody, the largest first.
 int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int64_t>& begins) {
   const auto bytes = [&](size_t i) { return buffers.stride_bytes(lives[i].buffer); };
-  std::stable_sort(lives.begin(), lives.end(), [&](const Lives& a, const Lives& b) { return buffers.stride_bytes(a.buffer) > buffers.stride_bytes(b.buffer); });
+  std::stable_sort(lives.begin(), lives.end(),
+                   [&](const Lives& a, const Lives& b) { return buffers.stride_bytes(a.buffer) > buffers.stride_bytes(b.buffer); });
   int64_t total = 0;
   begins.assign(lives.size(), 0);
   for (size_t i = 0; i < lives.size(); ++i) {

@@ -51,7 +51,8 @@ TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the fi
       const double alone_ms = rehearsed_equal_step_ms(finished, kForwardNs, 0);
       for (double ratio : {0.1, 0.25, 0.5}) {
         const auto hop_ns = static_cast<int64_t>(ratio * static_cast<double>(kForwardNs) / order.shape.virtual_stages);
-        const double step_ms = rehearsed_equal_step_ms(finished, kForwardNs, hop_ns), fill_ms = 2.0 * (order.parts() - 1) * static_cast<double>(hop_ns) / 1e6;
+        const double step_ms = rehearsed_equal_step_ms(finished, kForwardNs, hop_ns),
+                     fill_ms = 2.0 * (order.parts() - 1) * static_cast<double>(hop_ns) / 1e6;
         CAPTURE(static_cast<int>(schedule), stages, ratio, alone_ms, step_ms, fill_ms);
         CHECK(step_ms - alone_ms - fill_ms < 0.02 * step_ms);
       }

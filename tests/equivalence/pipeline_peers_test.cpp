@@ -20,8 +20,15 @@ namespace {
 constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1};
 
 Layout piped(models::Family family, ScheduleKind kind, int stages, int micro_batches) {
-  Layout layout{.name = name_of(kind), .model = smallest(family), .micro_batch = 1, .stages = stages, .schedule = kind,
-                .virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1, .micro_batches = micro_batches, .bucket_bytes = 512, .first_bucket_bytes = 256};
+  Layout layout{.name = name_of(kind),
+                .model = smallest(family),
+                .micro_batch = 1,
+                .stages = stages,
+                .schedule = kind,
+                .virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1,
+                .micro_batches = micro_batches,
+                .bucket_bytes = 512,
+                .first_bucket_bytes = 256};
   layout.model.layers = 2 * stages;
   layout.model.split_tied_embedding = false;
   return layout;
@@ -33,7 +40,8 @@ class RandomPrice : public comm::RooflinePrice {
   explicit RandomPrice(uint64_t seed) : RooflinePrice({}, {}), random_(seed, "latencies") {}
   int64_t local_ns(const Plan& plan, ItemId item) const override { return draw(std::hash<std::string>{}(plan[item].name) + item); }
   comm::WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override {
-    return {.latency_ns = draw(static_cast<uint64_t>(plan.task(item).elems) * 31 + static_cast<uint64_t>(axis) * 7 + static_cast<uint64_t>(ranks)), .wire_ns = 0};
+    return {.latency_ns = draw(static_cast<uint64_t>(plan.task(item).elems) * 31 + static_cast<uint64_t>(axis) * 7 + static_cast<uint64_t>(ranks)),
+            .wire_ns = 0};
   }
 
  private:
@@ -53,7 +61,8 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
   for (int round = 0; round < rounds; ++round) {
     const int stages = 2 + draw(3);
     const ScheduleKind kind = kKinds[draw(4)];
-    Layout layout = piped(draw(2) ? models::Family::llama : models::Family::gpt2, kind, stages, kind == ScheduleKind::interleaved_1f1b ? stages * (1 + draw(2)) : 1 + draw(6));
+    Layout layout = piped(draw(2) ? models::Family::llama : models::Family::gpt2, kind, stages,
+                          kind == ScheduleKind::interleaved_1f1b ? stages * (1 + draw(2)) : 1 + draw(6));
     layout.ranks = 1 << draw(3);
     layout.zero_stage = draw(4);
     layout.shard_size = layout.ranks == 4 && layout.zero_stage > 0 && draw(2) ? 2 : 0;
@@ -67,7 +76,8 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
       std::vector<comm::RankRuns> ranks;
       for (size_t s = 0; s < jobs.size(); ++s) {
         const std::vector<const Plan*> plans{&jobs[s]->train, &jobs[s]->train, &jobs[s]->evaluate, &jobs[s]->train};
-        ranks.push_back({.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(s)}), .runs = plans, .seams = comm::link_all(plans, jobs[s]->channels)});
+        ranks.push_back(
+            {.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(s)}), .runs = plans, .seams = comm::link_all(plans, jobs[s]->channels)});
       }
       for (comm::Gate gate : {comm::Gate::none, comm::Gate::launch_order, comm::Gate::serial}) {
         const comm::Rehearsal rehearsal = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, ranks, RandomPrice(seed + latencies), {.gate = gate});
@@ -94,7 +104,9 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
             for (const SpineItem& item : job->train.spine)
               for (const Slice& write : item.writes)
                 for (const Slice& read : task.reads)
-                  if (item.op == Op::compute && write.buffer == read.buffer && write.begin_bytes < read.end_bytes() && read.begin_bytes < write.end_bytes()) last = &item;
+                  if (item.op == Op::compute && write.buffer == read.buffer && write.begin_bytes < read.end_bytes() &&
+                      read.begin_bytes < write.end_bytes())
+                    last = &item;
             REQUIRE(last != nullptr);
             CAPTURE(name_of(kind), zero, task.name, last->name);
             CHECK(last->micro_batch == layout.micro_batches - 1);
@@ -112,7 +124,8 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
   for (ScheduleKind kind : kKinds)
     for (int depth : {0, 1, 2}) {
       Layout layout = piped(models::Family::llama, kind, 2, 4);
-      layout.ranks = 2, layout.zero_stage = 3, layout.prefetch_depth = depth, layout.recompute = depth == 1 ? Recomputation::full : Recomputation::none;
+      layout.ranks = 2, layout.zero_stage = 3, layout.prefetch_depth = depth,
+      layout.recompute = depth == 1 ? Recomputation::full : Recomputation::none;
       for (const auto& job : make_jobs(layout, 0)) {
         std::map<int64_t, int32_t> tenant;  // by first byte: the bucket that was gathered there last
         int64_t uses = 0;

@@ -66,7 +66,8 @@ TEST_CASE("recomputation gives the bits of keeping everything under every schedu
     for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
       CAPTURE(llama, name_of(kind));
       check_same_bits(with(layout_of(llama, 4, 4), [&](Layout& l) {
-        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1, l.hides_hops = llama, l.evaluate_between = true;
+        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1, l.hides_hops = llama,
+        l.evaluate_between = true;
       }));
     }
 }
@@ -114,8 +115,14 @@ TEST_CASE("communication inside a layer runs again with the works around it", "[
         for (Piece& piece : model.pieces) {
           if (piece.name != "attention") continue;
           const Slice out = piece.works.back().writes[0];
-          piece.communications.push_back({.name = "all_reduce.attention", .channel = "sub", .axis = Axis::data, .op = Op::all_reduce, .from = out, .to = out,
-                                          .dtype = DType::f32, .elems = out.size_bytes / 4});
+          piece.communications.push_back({.name = "all_reduce.attention",
+                                          .channel = "sub",
+                                          .axis = Axis::data,
+                                          .op = Op::all_reduce,
+                                          .from = out,
+                                          .to = out,
+                                          .dtype = DType::f32,
+                                          .elems = out.size_bytes / 4});
         }
       };
       CAPTURE(stages, zero);
@@ -135,9 +142,11 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
   for (bool llama : {false, true})
     for (int stages : {1, 3}) {
       const auto planned = [&](Recomputation how) {
-        return make_jobs(with(layout_of(llama, kLayers, kMicroBatches), [&](Layout& l) {
-          l.stages = stages, l.layers = std::vector<int>(static_cast<size_t>(stages), kLayers / stages), l.recompute = how;
-        }), 0);
+        return make_jobs(with(layout_of(llama, kLayers, kMicroBatches),
+                              [&](Layout& l) {
+                                l.stages = stages, l.layers = std::vector<int>(static_cast<size_t>(stages), kLayers / stages), l.recompute = how;
+                              }),
+                         0);
       };
       const auto none = planned(Recomputation::none), selective = planned(Recomputation::selective), full = planned(Recomputation::full);
       const Layout layout = layout_of(llama, kLayers, kMicroBatches);
@@ -173,7 +182,8 @@ TEST_CASE("every wait of a plan that makes activations again is needed", "[recom
   int64_t waits = 0;
   for (Recomputation how : kBoth)
     for (const auto& [kind, zero] : {std::pair{ScheduleKind::one_f_one_b, 3}, {ScheduleKind::zb_h1, 1}, {ScheduleKind::zb_h1, 3}}) {
-      const Layout layout = with(layout_of(true, 4, 2), [&](Layout& l) { l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind, l.recompute = how; });
+      const Layout layout =
+          with(layout_of(true, 4, 2), [&](Layout& l) { l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind, l.recompute = how; });
       for (const auto& job : make_jobs(layout, 0)) {
         const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
         const auto seams = comm::link_all(runs, job->channels);
