@@ -36,7 +36,8 @@ struct BenchCommand : RunOptions {
   int steps = 30;               // interleaved, counted
   std::string csv;              // path; empty: none
   std::string compute = "real"; // overlap: real | paced
-  std::vector<double> ratios;   // overlap: communication / compute; empty: the link of the run file
+  std::vector<double> ratios;   // overlap: communication / compute; empty: the link of the run file; pipeline: hop / forward pass
+  double forward_ms = 20;       // pipeline: of a stage and micro-batch
   std::string export_dir;       // step: where weights and batch are written; empty: nowhere
   bool plain_loop = false;      // step: the same works in a plain loop
   double line_rate = 0;         // step: bytes per second of the link whose bound is printed; 0: none
@@ -45,6 +46,7 @@ struct BenchCommand : RunOptions {
   std::vector<int> threads;     // kernels: one table each
 };
 int bench_overlap(const BenchCommand& command);
+int bench_pipeline(const BenchCommand& command);
 int bench_kernels(const BenchCommand& command);
 int bench_step(const BenchCommand& command);
 

@@ -38,6 +38,15 @@ ScheduleKind kind_of(Schedule schedule) {
   return ScheduleKind::one_f_one_b;
 }
 
+Recomputation recomputation_of(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::none: return Recomputation::none;
+    case Recompute::selective: return Recomputation::selective;
+    case Recompute::full: return Recomputation::full;
+  }
+  return Recomputation::none;
+}
+
 std::string read_schedule(const std::string& path) {
   constexpr int64_t kLimitBytes = 64 << 20;
   try {
@@ -66,7 +75,10 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
-  const ModelSpec model = models::build_model(sizes, buffers);
+  ModelSpec model = models::build_model(sizes, buffers);
+  // What layers compute again counts: embedding and head do not.
+  std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
+  recompute(model, buffers, whole, recomputation_of(config.train.recompute));
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
   const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
   double pass_s = 0;
@@ -84,6 +96,7 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
   const RunConfig& config = request.config;
   return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
                     .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
+          .mesh_order = config.parallel.order,
           .rank = request.rank,
           .way = way_of(config.overlap.grad_reduce),
           .bucket_bytes = config.overlap.bucket_size_bytes,
@@ -93,7 +106,8 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
-          .reshard_after_forward = config.zero.reshard_after_forward};
+          .reshard_after_forward = config.zero.reshard_after_forward,
+          .recompute = recomputation_of(config.train.recompute)};
 }
 
 }  // namespace
@@ -150,11 +164,9 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   const comm::Link intra = emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second), config.comm.emulate.latency_ns}
                                     : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
   comm::RooflinePrice price(rates, intra);
-  if (!emulated && mesh.world() > machine.ranks_per_node) {
-    const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
-    for (Axis axis : {Axis::data, Axis::world, Axis::data_outer}) price.set_link(axis, inter, 1);
-    if (mesh.group_size(Axis::data_inner) > machine.ranks_per_node) price.set_link(Axis::data_inner, inter, 1);
-  }
+  const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
+  for (Axis axis : {Axis::data, Axis::context, Axis::pipeline, Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world})
+    if (!emulated && mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
   return price;
 }
 
@@ -181,12 +193,6 @@ FinishedJob build_finished_job(const JobRequest& request) {
   const Mesh mesh(options.sizes, options.mesh_order);
   const Dealing dealing = deal(request, sizes, mesh);
   options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), dealing.hides_hops);
-  if (options.schedule.splits_backward && options.zero_stage >= 2 && options.sizes.data > 1)
-    throw ConfigError("[pipeline] a schedule that splits the backward pass needs zero.stage 0 or 1, got {}: the gradients of a layer would "
-                      "stay in their slot until its weight gradients are made. Use \"1f1b\", or stage 1.", options.zero_stage);
-  if (options.sizes.pipeline > 1 && options.zero_stage > 0 && request.config.zero.shard_size > 0)
-    throw ConfigError("[pipeline] zero.shard_size = {} is not supported with parallel.pipeline = {}. Use shard_size = 0.", request.config.zero.shard_size,
-                      options.sizes.pipeline);
   options.layers = dealing.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);

@@ -54,7 +54,7 @@ int run(int argc, char** argv) {
   check_command->callback([&] { chosen = [&] { return check(check_options); }; });
 
   BenchCommand bench_options;
-  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, kernels, step");
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, pipeline, kernels, step");
   bench_command->require_subcommand(1);
   const auto bench_flags = [&](CLI::App* command) {
     run_file(command, bench_options);
@@ -67,6 +67,11 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"real", "paced"}));
   overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
+  CLI::App* pipeline = bench_command->add_subcommand("pipeline", "the bubble of every schedule on stages that sleep, beside its closed form");
+  bench_flags(pipeline);
+  pipeline->add_option("--forward-ms", bench_options.forward_ms, "of a stage's forward pass of one micro-batch")->check(CLI::Range(0.1, 1e4));
+  pipeline->add_option("--ratios", bench_options.ratios, "hop / forward pass of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
+  pipeline->callback([&] { chosen = [&] { return bench_pipeline(bench_options); }; });
   CLI::App* kernels_command = bench_command->add_subcommand("kernels", "every op at the sizes of three models beside its bound");
   kernels_command->add_option("--only", bench_options.only, "rows of 'op dtype size' that hold this text, for instance matmul or 'float32 gpt2'");
   kernels_command->add_option("--threads", bench_options.threads, "of the compute stream, for instance 1,2")->delimiter(',')->check(CLI::Range(1, 1024));

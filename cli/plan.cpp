@@ -92,12 +92,52 @@ void print_zero_memory(const Planned& planned) {
   fmt::print("\n");
 }
 
+/// Which group crosses which link, and who is in the first of them.
+void print_groups(const Planned& planned) {
+  const Mesh& mesh = planned.finished.job->mesh;
+  const Machine& machine = planned.machine;
+  if (mesh.world() > 1) fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config.parallel.order, machine.ranks_per_node);
+  for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
+    const int size = mesh.group_size(axis);
+    const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
+    if (size == 1 || (part_of_data && mesh.group_size(Axis::data_outer) == 1)) continue;
+    const bool across = mesh.crosses_nodes(axis, machine.ranks_per_node);
+    const std::vector<int> ranks = mesh.group(axis, 0);
+    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size, across ? "across nodes:" : "inside a node:",
+               format_bytes(across ? machine.inter_bytes_per_second : machine.intra_bytes_per_second), ranks[0], ranks[1],
+               size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
+    if (axis == Axis::tensor && across)
+      fmt::print("             tensor groups communicate in every layer: use parallel.tensor that divides {}, and put tp first in parallel.order\n", machine.ranks_per_node);
+  }
+}
+
+/// Floating-point operations of a step on the compute stream.
+int64_t step_flops(const Job& job) {
+  int64_t flops = 0;
+  for (const SpineItem& item : job.train.spine) flops += item.cost.flops;
+  return flops;
+}
+
+/// What recomputation saves and costs, on the stage where it saves most.
+void print_recomputation(const Planned& planned) {
+  const Job* most = planned.finished.job.get();
+  for (const auto& stage : planned.finished.stages)
+    if (stage->recomputed.saved_bytes > most->recomputed.saved_bytes) most = stage.get();
+  const Recomputed& again = most->recomputed;
+  if (again.how == Recomputation::none) return;
+  fmt::print("recompute: {} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% more operations{}\n",
+             name_of(again.how), format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)), format_bytes(again.paid.bytes),
+             100 * static_cast<double>(again.paid.flops) / static_cast<double>(std::max<int64_t>(1, step_flops(*most) - again.paid.flops)),
+             planned.finished.stages.size() > 1 ? fmt::format(" (stage {})", most->stage()) : "");
+}
+
 void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   fmt::print("machine: {} ({}), {} of memory for a rank\n", planned.machine.name, planned.machine_source, format_bytes(planned.machine.memory_bytes));
   fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
   fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+  print_groups(planned);
   fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
              job.model.tokens, planned.finished.micro_batches, job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());
@@ -105,6 +145,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
   fmt::print("memory of a rank:\n{}", memory_table(job));
+  print_recomputation(planned);
   if (sizes.pipeline > 1) {
     const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh));
     fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
@@ -155,6 +196,9 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   memory["total"] = job.buffers.total_bytes();
   json["memory_bytes"] = memory;
   json["fits"] = fits(planned);
+  json["recompute"]["how"] = name_of(job.recomputed.how);
+  json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
+  json["recompute"]["flops_again"] = job.recomputed.paid.flops;
   Json tasks = Json::array();
   for (ItemId i = static_cast<ItemId>(job.train.spine.size()); i < job.train.size(); ++i) {
     const Task& task = job.train.task(i);

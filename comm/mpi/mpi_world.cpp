@@ -48,7 +48,14 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
     throw CommError("[mpi] this MPI gives thread level {}, need MPI_THREAD_MULTIPLE ({}): every channel has a thread. Use "
                     "an MPI that was built with it.", provided, int{MPI_THREAD_MULTIPLE});
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &state_->control), "make the control channel");
+  // Ranks are numbered machine by machine, however the launcher dealt them: the axes that come first in the order of the mesh stay inside.
+  MPI_Comm machine = MPI_COMM_NULL;
+  int first = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &first);
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, first, MPI_INFO_NULL, &machine), "find the ranks of this machine");
+  check_mpi(MPI_Bcast(&first, 1, MPI_INT, 0, machine), "name this machine");
+  MPI_Comm_free(&machine);
+  check_mpi(MPI_Comm_split(MPI_COMM_WORLD, 0, first, &state_->control), "make the control channel");
   MPI_Comm_set_errhandler(state_->control, MPI_ERRORS_RETURN);
   MPI_Comm_rank(state_->control, &state_->rank);
   MPI_Comm_size(state_->control, &state_->size);

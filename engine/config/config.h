@@ -18,7 +18,6 @@ namespace slipstream {
 enum class Family : uint8_t { gpt2, llama };
 enum class OptimizerName : uint8_t { adamw };
 enum class Recompute : uint8_t { none, selective, full };
-enum class AxisOrder : uint8_t { tp_cp_pp_dp };
 enum class GradReduce : uint8_t { bucketed, per_parameter, flat, naive };
 enum class Schedule : uint8_t { gpipe, one_f_one_b, interleaved_1f1b, zb_h1 };
 enum class Backend : uint8_t { automatic, nccl, mpi, thread };
@@ -85,7 +84,7 @@ struct Parallel {
   bool sequence_parallel = false;
   int64_t pipeline = 1;
   int64_t context = 1;
-  AxisOrder order = AxisOrder::tp_cp_pp_dp;
+  std::string order = "tp-cp-pp-dp";
 };
 
 struct Zero {

@@ -66,7 +66,7 @@ std::vector<Field<R>> make_fields() {
       F::integer("train.hash_interval", at(&R::train, &Train::hash_interval), {0, kMaxSteps},
                  "Steps between hashes of all parameters. 0: at validations and at the last step."),
       F::word("train.recompute", at(&R::train, &Train::recompute), {"none", "selective", "full"},
-              "What backward computes again instead of keeping."),
+              "What backward computes again instead of keeping: nothing, outputs of norms and of SwiGLU, or all but each layer's input."),
 
       F::word("optimizer.name", at(&R::optimizer, &Optimizer::name), {"adamw"}, "The update rule."),
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), {0, 1e3},
@@ -98,8 +98,9 @@ std::vector<Field<R>> make_fields() {
       F::integer("parallel.pipeline", at(&R::parallel, &Parallel::pipeline), {1, 65536}, "Pipeline stages."),
       F::integer("parallel.context", at(&R::parallel, &Parallel::context), {1, 65536},
                  "Ranks that share the tokens of a sequence."),
-      F::word("parallel.order", at(&R::parallel, &Parallel::order), {"tp-cp-pp-dp"},
-              "Order of the axes in rank numbers, the fastest first."),
+      F::text("parallel.order", at(&R::parallel, &Parallel::order),
+              "Any order of the axes tp, cp, pp and dp in rank numbers, the fastest first. Ranks are numbered node by node: what comes first "
+              "stays inside a node."),
 
       F::integer("zero.stage", at(&R::zero, &Zero::stage), {0, 3},
                  "What data ranks share out: 1 optimizer states, 2 and gradients, 3 and parameters. 0: nothing."),

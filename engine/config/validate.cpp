@@ -3,7 +3,10 @@
 
 #include "engine/config/validate.h"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "engine/base/check.h"
 
@@ -84,6 +87,9 @@ void validate_layout(const RunConfig& config) {
                       config.zero.shard_size, config.parallel.data);
   if (config.parallel.sequence_parallel && config.parallel.tensor == 1)
     throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
+  if (config.parallel.sequence_parallel && config.train.recompute != Recompute::none)
+    throw ConfigError("parallel.sequence_parallel is not supported together with train.recompute: what is gathered from other ranks cannot be made again "
+                      "yet. Use train.recompute = \"none\", or parallel.sequence_parallel = false.");
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError("zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "
@@ -162,6 +168,43 @@ void validate(const RunConfig& config) {
     throw ConfigError("output.dir is empty. Name the run's folder, such as \"runs/first\".");
 }
 
+namespace {
+
+/// "data 2 x pipeline 3 or data 6": layouts of `world` ranks over the axes in use, those nearest to what was asked for first.
+std::string legal_layouts(const RunConfig& config, int world) {
+  constexpr size_t kNamed = 4;
+  const Parallel& p = config.parallel;
+  struct Candidate {
+    double distance = 0;
+    std::string text;
+  };
+  std::vector<Candidate> candidates;
+  std::vector<int> divisors;
+  for (int d = 1; d <= world; ++d)
+    if (world % d == 0) divisors.push_back(d);
+  const auto away = [](int64_t asked, int64_t is) { return std::abs(std::log2(static_cast<double>(asked) / static_cast<double>(is))); };
+  for (int tensor : divisors)
+    for (int pipeline : divisors)
+      for (int context : divisors) {
+        const int64_t others = int64_t{tensor} * pipeline * context;
+        // An axis that nobody asked for stays at 1.
+        if (world % others != 0 || (p.tensor == 1 && tensor > 1) || (p.pipeline == 1 && pipeline > 1) || (p.context == 1 && context > 1)) continue;
+        if (pipeline * config.pipeline.virtual_stages > config.model.layers && pipeline > 1) continue;
+        const int64_t data = world / others;
+        std::string text = fmt::format("data {}", data);
+        for (const auto& [name, size] : {std::pair{"tensor", tensor}, {"pipeline", pipeline}, {"context", context}})
+          if (size > 1) text += fmt::format(" x {} {}", name, size);
+        candidates.push_back({away(p.tensor, tensor) + away(p.pipeline, pipeline) + away(p.context, context) + (p.data > 0 ? away(p.data, data) : 0), text});
+      }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.distance < b.distance; });
+  std::string list;
+  for (size_t i = 0; i < std::min(kNamed, candidates.size()); ++i)
+    list += (i == 0 ? "" : i + 1 == std::min(kNamed, candidates.size()) ? " or " : ", ") + candidates[i].text;
+  return list;
+}
+
+}  // namespace
+
 Layout resolve_layout(const RunConfig& config, int world) {
   const Parallel& p = config.parallel;
   const std::string axes = fmt::format("tensor {} x pipeline {} x context {}", p.tensor, p.pipeline, p.context);
@@ -170,13 +213,13 @@ Layout resolve_layout(const RunConfig& config, int world) {
   const bool divides = world % others == 0;
   if (p.data == -1 && !divides) {
     throw ConfigError(
-        "[parallel] {} = {} ranks do not divide the {} that were started. Change [parallel], or start {} ranks.", axes,
-        others, world, nearest_multiples(world, others));
+        "[parallel] {} = {} ranks do not divide the {} that were started. Use {}, or start {} ranks.", axes,
+        others, world, legal_layouts(config, world), nearest_multiples(world, others));
   }
   if (p.data != -1 && (!divides || world / others != p.data)) {
     const std::string product = fmt::format("{:.0f}", static_cast<double>(others) * static_cast<double>(p.data));
     const std::string remedy =
-        divides ? fmt::format("Set parallel.data = {} (or -1)", world / others) : "Change [parallel]";
+        divides ? fmt::format("Set parallel.data = {} (or -1)", world / others) : fmt::format("Use {}", legal_layouts(config, world));
     throw ConfigError("[parallel] data {} x {} = {} ranks, but {} were started. {}, or start {} ranks.", p.data, axes,
                       product, world, remedy, product);
   }

@@ -61,12 +61,16 @@ void take_stage(Job& job) {
   if (options.layers.empty() && options.schedule.parts() == 1) options.layers = {model.layers};
   const uint32_t take_batch = model.forward.front();
   job.chunks = cut_stage(model, job.buffers, options.schedule, options.layers, job.stage());
+  job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
                        .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::data), .sharded = options.zero_stage > 0, .alone = {},
                        .by_layer = options.zero_stage >= 2};
+  uint32_t position = 0;
+  for (size_t c = job.chunks.size(); c-- > 0;)
+    for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight}) layout.passes.push_back(position += static_cast<uint32_t>(pass->size()));
   for (uint32_t p = 0; p < model.parameters.size() && job.has_tied_copies; ++p)
     if (model.parameters[p].name() == job.tied_name) layout.alone.push_back(p);
   job.layout = place_parameters(model, layout);
@@ -106,7 +110,7 @@ Axis Job::norm_axis() const {
   const bool piped = mesh.group_size(Axis::pipeline) > 1, split = mesh.group_size(Axis::tensor) > 1;
   if (split) return piped || options.zero_stage > 0 ? Axis::world : Axis::tensor;
   if (options.zero_stage == 0) return piped ? Axis::pipeline : Axis::self;
-  return is_hybrid() ? Axis::data_inner : scalars_axis();
+  return is_hybrid() && !piped ? Axis::data_inner : scalars_axis();
 }
 
 bool Job::counts_squares_of(const ParameterSpec& parameter) const {

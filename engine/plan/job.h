@@ -9,6 +9,7 @@
 #include "engine/plan/mesh.h"
 #include "engine/plan/model_spec.h"
 #include "engine/plan/plan.h"
+#include "engine/plan/recompute.h"
 #include "engine/plan/stages.h"
 
 namespace slipstream {
@@ -32,6 +33,7 @@ struct PlanOptions {
   bool reshard_after_forward = true;    // stage 3: false: a slot for every layer, gathered once in a step
   bool accumulate_unsharded = false;    // stage 2: gradients are whole until the last micro-batch, as in stage 1
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
+  Recomputation recompute = Recomputation::none;
 };
 
 /// Where a bucket lives on this rank. The shard is what this rank updates: all of the bucket without ZeRO, else its
@@ -79,6 +81,7 @@ struct Job {
   ModelSpec model;                // of this rank's stage
   std::vector<Chunk> chunks;      // its parts
   std::vector<Use> uses;          // its compute order
+  Recomputed recomputed;          // what its backward passes make again
   bool takes_batch = false;       // model.forward begins with the piece that takes the staged batch
   std::vector<Ring> rings;
   int64_t parameter_elems = 0;    // of the whole model

@@ -104,7 +104,10 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool may_cut = last_of_parameter || (options.way == ReduceWay::bucketed && even);
     const int layer = layer_of(placed), next_layer = last ? -1 : layer_of(layout.parts[p + 1]);
     const bool alone = is_alone(placed.part.parameter);
-    const bool must_cut = (options.by_layer && layer != next_layer) ||
+    const bool pass_ends = !last && std::any_of(options.passes.begin(), options.passes.end(), [&](uint32_t begin) {
+      return placed.ready_position < begin && layout.parts[p + 1].ready_position >= begin;
+    });
+    const bool must_cut = (options.by_layer && (layer != next_layer || pass_ends)) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
     const bool may_be_full = !(options.by_layer && layer >= 0) && !alone;
     if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {

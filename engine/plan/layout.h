@@ -24,6 +24,7 @@ struct LayoutOptions {
   bool sharded = false;   // every bucket divides evenly among the group
   std::vector<uint32_t> alone;  // parameters that have a bucket of their own, of which nothing is left over
   bool by_layer = false;  // the parameters of a layer are one bucket, alone in it
+  std::vector<uint32_t> passes;  // by_layer: ready positions where another pass begins: what it makes of a layer is a bucket of its own
 };
 
 /// A gradient part with its place in the flat buffers (elements).

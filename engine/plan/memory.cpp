@@ -4,6 +4,8 @@
 #include "engine/plan/memory.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "engine/base/units.h"
 
@@ -106,14 +108,23 @@ void set_views(Job& job) {
   }
 }
 
-void place_slots(Job& job) {
+/// Of all buckets of a layer.
+int64_t widest_layer_elems(const Job& job) {
+  std::map<int, int64_t> elems;
   int64_t widest_elems = 0;
+  for (const Bucket& bucket : job.layout.buckets)
+    if (bucket.layer >= 0) widest_elems = std::max(widest_elems, elems[bucket.layer] += bucket.elems);
+  return widest_elems;
+}
+
+void place_slots(Job& job) {
+  int64_t widest_elems = 0;  // of what a layer's gradients are reduced in: two buckets where their passes are apart
   for (const Bucket& bucket : job.layout.buckets)
     if (bucket.layer >= 0) widest_elems = std::max(widest_elems, bucket.elems);
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
-  if (job.options.zero_stage >= 3) job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(widest_elems, job.model.dtype));
+  if (job.options.zero_stage >= 3) job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(widest_layer_elems(job), job.model.dtype));
   if (job.options.zero_stage < 2) return;
   job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * widest_elems);
   job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(job.shard_axis())));
@@ -122,8 +133,11 @@ void place_slots(Job& job) {
 }  // namespace
 
 int value_slots(const Job& job) {
-  const auto layers = std::count_if(job.layout.buckets.begin(), job.layout.buckets.end(), [](const Bucket& b) { return b.layer >= 0; });
-  return static_cast<int>(job.options.reshard_after_forward ? std::min<int64_t>(job.options.prefetch_depth + 1, layers) : layers);
+  std::set<int> layers;
+  for (const Bucket& bucket : job.layout.buckets)
+    if (bucket.layer >= 0) layers.insert(bucket.layer);
+  const auto all = static_cast<int>(layers.size());
+  return job.options.reshard_after_forward ? std::min(job.options.prefetch_depth + 1, all) : all;
 }
 
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {

@@ -120,6 +120,15 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
   return ranks;
 }
 
+bool Mesh::crosses_nodes(Axis axis, int64_t ranks_per_node) const {
+  for (int rank = 0; rank < world(); ++rank) {
+    if (index_in_group(axis, rank) != 0) continue;
+    for (int other : group(axis, rank))
+      if (other / ranks_per_node != rank / ranks_per_node) return true;
+  }
+  return false;
+}
+
 int Mesh::index_in_group(Axis axis, int rank) const {
   const Coordinates at = coordinates(rank);
   switch (axis) {

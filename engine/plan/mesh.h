@@ -48,6 +48,8 @@ class Mesh {
   int group_size(Axis axis) const;
   /// Ranks of the group of `axis` that `rank` is in, in group order.
   std::vector<int> group(Axis axis, int rank) const;
+  /// Whether a group of `axis` has ranks on several nodes when every `ranks_per_node` ranks in a row share one.
+  bool crosses_nodes(Axis axis, int64_t ranks_per_node) const;
   /// Position of `rank` in that list.
   int index_in_group(Axis axis, int rank) const;
 

@@ -152,6 +152,8 @@ struct ModelSpec {
   std::vector<uint32_t> evaluate;  // forward and per-token losses, no gradients
   TiedEmbedding tied;
   std::vector<Constant> constants;
+  std::vector<BufferId> cheap;     // activations that works which only move bytes can make again (train.recompute = "selective")
+  std::vector<Work> replays;       // how a forward work runs a second time when what it read is gone but a sum that it formed is kept
 
   DType dtype = DType::f32;
   int layers = 0;                  // blocks; pieces and parameters behind them have layer == layers

@@ -142,7 +142,7 @@ uint32_t SpecBuilder::begin(const std::string& name, int layer) {
 
 void SpecBuilder::work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
                        std::function<void(LaunchContext&)> fn) {
-  spec_.pieces.back().works.push_back({name, cost, std::move(reads), std::move(writes), std::move(fn)});
+  (replaying_ ? spec_.replays : spec_.pieces.back().works).push_back({name, cost, std::move(reads), std::move(writes), std::move(fn)});
 }
 
 void SpecBuilder::ready(uint32_t parameter) { ready(parameter, 0, spec_.parameters[parameter].elems); }

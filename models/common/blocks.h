@@ -91,7 +91,18 @@ class SpecBuilder {
   void ready(uint32_t parameter, int64_t begin_elems, int64_t elems);
   uint32_t current() const { return static_cast<uint32_t>(spec_.pieces.size() - 1); }
 
-  // Works. How many rows they have is what their operands have: a buffer, or a chunk of it. Weights are [out, in]. `weight_gradient` and friends overwrite on the first micro-batch and add afterwards.
+  /// What selective recomputation makes again.
+  void cheap(Slice made) { spec_.cheap.push_back(made.buffer); }
+  /// The works that `body` adds belong to no piece: they are how forward works run again.
+  template <typename Body>
+  void replay(Body body) {
+    replaying_ = true;
+    body();
+    replaying_ = false;
+  }
+
+  // Works. How many rows they have is what their operands have: a buffer, or a chunk of it. Weights are [out, in].
+  // `weight_gradient` and friends overwrite on the first micro-batch and add afterwards.
   void linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu = {});
   /// linear() of which the sum over the ranks that share the layer is the result: the bias is added by the first.
   void partial_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out);
@@ -154,6 +165,7 @@ class SpecBuilder {
   ModelOptions options_;
   Buffers& buffers_;
   ModelSpec spec_;
+  bool replaying_ = false;
   Slice ids_, targets_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
   Slice loss_parts_;  // of all ranks that share the vocabulary

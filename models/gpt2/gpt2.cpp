@@ -85,6 +85,9 @@ class Gpt2 {
           .fc_gelu = b_.activation(a + "fc_gelu", F),
       });
     }
+    // Not fc_gelu: the product that makes it rounds fc only afterwards, so that GELU of the kept fc would have other bits.
+    for (const Layer& y : layers_)
+      for (Slice made : {y.ln_1, y.mean_1, y.inv_std_1, y.ln_2, y.mean_2, y.inv_std_2}) b_.cheap(made);
     final_ = {b_.parameter("transformer.ln_f.weight", {D}, static_cast<int>(o_.layers), ones),
               b_.parameter("transformer.ln_f.bias", {D}, static_cast<int>(o_.layers), zeros),
               b_.statistics("mean_f", own), b_.statistics("inv_std_f", own), b_.norm_partial("d_norm_f", 2 * D)};
@@ -133,6 +136,7 @@ class Gpt2 {
       args.inv_std = c.as<float>(inv_std);
       kernels::layer_norm_forward(c, args);
     });
+    if (fused) b_.replay([&] { norm(sum, {}, {}, n, y); });
   }
 
   /// dx = (residual) + d norm(x); the parameters of the norm are ready after the piece.

@@ -75,6 +75,7 @@ class Llama {
       y.normed_2 = b_.activation(a + "normed_2", D);
       y.gate_up = b_.activation(a + "gate_up", 2 * F);
       y.gated = b_.activation(a + "gated", F);
+      for (Slice made : {y.normed_1, y.norm_1.inv_rms, y.normed_2, y.norm_2.inv_rms, y.gated}) b_.cheap(made);
       layers_.push_back(y);
     }
     final_ = {b_.parameter("model.norm.weight", {D}, static_cast<int>(o_.layers), ones), b_.statistics("inv_rms_f", own), b_.norm_partial("d_norm_f", D)};
@@ -123,6 +124,7 @@ class Llama {
       args.inv_rms = c.as<float>(inv_rms);
       kernels::rms_norm_forward(c, args);
     });
+    if (fused) b_.replay([&] { norm(sum, {}, {}, n, y); });
   }
 
   void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk chunk = {}) {

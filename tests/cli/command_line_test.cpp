@@ -17,7 +17,8 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
       {"check", {"run", "--set", "--ranks", "--machine", "--json"}},
       {"generate", {"checkpoint", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"}},
       {"tokenize", {"text", "out", "--tokenizer"}},
-      {"bench", {"overlap", "kernels", "step"}},
+      {"bench", {"overlap", "pipeline", "kernels", "step"}},
+      {"bench pipeline", {"run", "--set", "--steps", "--csv", "--forward-ms", "--ratios"}},
       {"bench overlap", {"run", "--set", "--steps", "--csv", "--compute", "--ratios"}},
       {"bench kernels", {"--only", "--threads", "--rounds", "--csv"}},
       {"bench step", {"run", "--set", "--steps", "--csv", "--export", "--plain-loop", "--line-rate", "--ranks"}},
@@ -112,6 +113,7 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"parallel.data=3", {"3", "1"}},
       {"parallel.tensor=2", {"tensor 2", "1"}},
       {"parallel.sequence_parallel=true", {"parallel.sequence_parallel", "parallel.tensor = 1"}},
+      {"parallel.order=tp-pp-dp", {"tp-pp-dp", "no permutation"}},
       {"zero.shard_size=2", {"zero.shard_size = 2", "no effect", "zero.stage = 0"}},
       {"model.vocab_size=100", {"100", "256"}},
       {"trace.steps=[5,3]", {"5", "3"}},
@@ -232,4 +234,32 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
   CHECK(proof.at("hazards").as_array().empty());
   CHECK(proof.at("plan_hash").as_string() == plan.at("plan_hash").as_string());
   check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
+}
+
+TEST_CASE("plan says which group crosses which link, and what recomputation saves and costs", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 16 --machine " SOURCE_DIR "/configs/machines/h100x8.toml --set parallel.pipeline=2 --set train.global_batch_size=32";
+  const Result inside = call(plan + " --set train.recompute=full"), across = call(plan + " --set parallel.order=dp-tp-cp-pp");
+  INFO(inside.text << across.text);
+  CHECK(contains(inside.text, "pipeline       2 ranks, inside a node:   339.93 GiB/s, such as ranks 0 1"));
+  CHECK(contains(inside.text, "data           8 ranks, across nodes:    42.84 GiB/s, such as ranks 0 2 ... 14"));
+  CHECK(contains(inside.text, "recompute: full saves "));
+  CHECK(contains(across.text, "pipeline       2 ranks, across nodes:"));
+  CHECK(contains(across.text, "data           8 ranks, inside a node:"));
+  CHECK(!contains(across.text, "recompute:"));
+  check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2, {"4", "6", "data 2 x pipeline 3, data 3 x pipeline 2 or data 6", "start 4 or 8 ranks"});
+}
+
+TEST_CASE("an imported schedule in which something is missing or comes twice is refused before the first step", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.global_batch_size=8", csv = folder.path("schedule.csv");
+  REQUIRE(call(plan + " --schedule-csv " + csv).code == 0);
+  const std::string rows = read(csv), taken = plan + " --set pipeline.schedule_file=" + csv;
+  CHECK(call(taken).code == 0);
+  const size_t at = rows.find("1,2,");
+  const std::string row = rows.substr(at, rows.find('\n', at) + 1 - at);
+  folder.write("schedule.csv", rows.substr(0, at) + rows.substr(at + row.size()));
+  check_refused(call(taken), 2, {"stage 1", "is missing", "schedule.csv"});
+  folder.write("schedule.csv", rows + "1,99," + row.substr(4));
+  check_refused(call(taken), 2, {"stage 1", "comes twice", "schedule.csv"});
 }

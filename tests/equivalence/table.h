@@ -54,6 +54,11 @@ inline std::vector<Layout> strategies(bool everything) {
         l.model.split_tied_embedding = false;
         l.ranks = 4, l.shard_size = 2, l.zero_stage = stage, l.micro_batches = 2;
       });
+    for (Recomputation how : {Recomputation::selective, Recomputation::full})
+      add(model + "ZeRO-3, 2 micro-batches, recompute " + name_of(how), family, [&](Layout& l) {
+        l.model.split_tied_embedding = false;
+        l.zero_stage = 3, l.micro_batches = 2, l.recompute = how;
+      });
     add(model + "ZeRO-3, kept after forward, 2 micro-batches", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
       l.zero_stage = 3, l.micro_batches = 2, l.reshard_after_forward = false;

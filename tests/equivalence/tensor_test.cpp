@@ -221,3 +221,17 @@ TEST_CASE("sizes that ranks cannot share are refused with the numbers", "[tensor
   CHECK(models::token_chunks(24, 8, 2, true) == 6);
   CHECK(models::token_chunks(7, 4, 2, false) == 1);
 }
+
+TEST_CASE("recomputation on ranks that share layers gives the bits of keeping everything", "[tensor][recompute]") {
+  for (bool llama : {false, true})
+    for (int stages : {1, 2}) {
+      const Layout kept = with(layout_of(llama), [&](Layout& l) {
+        l.model.layers = 4, l.micro_batch = 2, l.micro_batches = 2, l.tensor = 2, l.tensor_chunks = 2, l.stages = stages;
+      });
+      const Trained expected = train(kept, kSteps);
+      for (Recomputation how : {Recomputation::selective, Recomputation::full}) {
+        CAPTURE(llama, stages, name_of(how));
+        CHECK(train(with(kept, [&](Layout& l) { l.recompute = how; }), kSteps).hash == expected.hash);
+      }
+    }
+}

@@ -75,6 +75,7 @@ struct Layout {
   int shard_size = 0;
   bool reshard_after_forward = true;
   bool accumulate_unsharded = false;
+  Recomputation recompute = Recomputation::none;
   bool check_hazards = true;
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;  // before it is planned
@@ -138,7 +139,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
        .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
        .schedule = schedule, .layers = layers,
        .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
-       .update_on_spine = layout.update_on_spine})));
+       .update_on_spine = layout.update_on_spine, .recompute = layout.recompute})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
     std::vector<comm::Stage> stages;

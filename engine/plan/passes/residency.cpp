@@ -16,7 +16,25 @@ namespace slipstream {
 Residency::Residency(const Job& job) : job_(job) {
   if (job.options.zero_stage >= 3) slots_.resize(static_cast<size_t>(value_slots(job)));
   for (size_t b = 0; b < job.layout.buckets.size(); ++b)
-    if (job.layout.buckets[b].layer >= 0) bucket_of_layer_[job.layout.buckets[b].layer] = b;
+    if (const Bucket& bucket = job.layout.buckets[b]; bucket.layer >= 0) {
+      buckets_of_layer_[bucket.layer].push_back(b);
+      for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
+        bucket_of_gradient_[job.model.parameters[job.layout.parts[p].part.parameter].gradient] = b;
+    }
+}
+
+std::set<size_t> Residency::gradients_of(const Piece& piece) const {
+  std::set<size_t> buckets;
+  for (const Work& work : piece.works)
+    for (const Slice& write : work.writes)
+      if (const auto found = bucket_of_gradient_.find(write.buffer); found != bucket_of_gradient_.end()) buckets.insert(found->second);
+  return buckets;
+}
+
+bool Residency::reads_parameters(const Piece& piece) const {
+  return std::any_of(piece.works.begin(), piece.works.end(), [&](const Work& work) {
+    return std::any_of(work.reads.begin(), work.reads.end(), [&](const Slice& read) { return job_.buffers[read.buffer].owner == Owner::parameters; });
+  });
 }
 
 void Residency::bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const {
@@ -33,30 +51,35 @@ void Residency::bind(size_t bucket, const Slice& where, bool gradients, std::vec
 
 void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& item) {
   item.accumulate = item.micro_batch > 0;
-  const auto found = bucket_of_layer_.find(piece.layer);
-  if (found == bucket_of_layer_.end()) return;
-  const size_t bucket = found->second;
-  const int64_t elems = job_.layout.buckets[bucket].elems;
-  if (!slots_.empty()) {
+  const auto found = buckets_of_layer_.find(piece.layer);
+  if (found == buckets_of_layer_.end()) return;
+  if (!slots_.empty() && reads_parameters(piece)) {
     auto slot = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.layer == piece.layer; });
-    if (slot == slots_.end()) {
+    const bool gathered = slot != slots_.end();
+    if (!gathered)
       slot = std::min_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
         return std::pair(a.used, a.last_use) < std::pair(b.used, b.last_use);
       });
-      gathers_.push_back({bucket, static_cast<int>(slot - slots_.begin()), id, slot->used, slot->last_use});
-      slot->layer = piece.layer;
-      slot->used = true;
+    Slice where = slot_slice(job_, job_.ids.value_slots, static_cast<int>(slot - slots_.begin()), static_cast<int>(slots_.size()), 0, job_.model.dtype);
+    for (size_t bucket : found->second) {
+      where.size_bytes = bytes_of(job_.layout.buckets[bucket].elems, job_.model.dtype);
+      if (!gathered) gathers_.push_back({bucket, where, id, slot->used, slot->last_use});
+      bind(bucket, where, false, item.rebinds);
+      where.begin_bytes += where.size_bytes;
     }
+    slot->layer = piece.layer;
+    slot->used = true;
     slot->last_use = id;
-    bind(bucket, slot_slice(job_, job_.ids.value_slots, static_cast<int>(slot - slots_.begin()), static_cast<int>(slots_.size()), elems, job_.model.dtype),
-         false, item.rebinds);
   }
   if (!backward || job_.options.zero_stage < 2) return;
-  if (reduces_.empty() || reduces_.back().bucket != bucket || reduces_.back().micro_batch != item.micro_batch)
-    reduces_.push_back({bucket, static_cast<int>(reduces_.size() % kGradientSlots), item.micro_batch, id, id});
-  reduces_.back().last_use = id;
-  item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
-  bind(bucket, slot_slice(job_, job_.ids.gradient_slots, reduces_.back().slot, kGradientSlots, elems, DType::f32), true, item.rebinds);
+  // By what a piece makes: a split backward makes a layer's gradients in two passes, and what runs again makes none.
+  for (size_t bucket : gradients_of(piece)) {
+    if (reduces_.empty() || reduces_.back().bucket != bucket || reduces_.back().micro_batch != item.micro_batch)
+      reduces_.push_back({bucket, static_cast<int>(reduces_.size() % kGradientSlots), item.micro_batch, id, id});
+    reduces_.back().last_use = id;
+    item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
+    bind(bucket, slot_slice(job_, job_.ids.gradient_slots, reduces_.back().slot, kGradientSlots, job_.layout.buckets[bucket].elems, DType::f32), true, item.rebinds);
+  }
 }
 
 void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
@@ -71,8 +94,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     task.algorithm = job_.options.algorithm;
     task.bucket = static_cast<int32_t>(gather.bucket);
     task.reads = {home.working};
-    task.writes = {slot_slice(job_, job_.ids.value_slots, gather.slot, static_cast<int>(slots_.size()),
-                              job_.layout.buckets[gather.bucket].elems, job_.model.dtype)};
+    task.writes = {gather.where};
     if (gather.has_tenant) task.after = {{gather.tenant_last_use}};
     task.before = Point{gather.first_use};
     append_task(plan, std::move(task));

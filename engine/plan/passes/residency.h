@@ -3,6 +3,7 @@
 // Which layers are in memory when: slots for gathered parameters and for gradients on their way to reduction.
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "engine/plan/passes/passes.h"
@@ -27,7 +28,7 @@ class Residency {
  private:
   struct Gather {
     size_t bucket = 0;
-    int slot = 0;
+    Slice where;
     ItemId first_use = 0;
     bool has_tenant = false;
     ItemId tenant_last_use = 0;
@@ -45,10 +46,13 @@ class Residency {
     ItemId last_use = 0;
   };
 
+  std::set<size_t> gradients_of(const Piece& piece) const;  // buckets of layers
+  bool reads_parameters(const Piece& piece) const;
   void bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const;
 
   const Job& job_;
-  std::map<int, size_t> bucket_of_layer_;
+  std::map<int, std::vector<size_t>> buckets_of_layer_;  // one, or one for each pass of a split backward
+  std::map<BufferId, size_t> bucket_of_gradient_;
   std::vector<Slot> slots_;
   std::vector<Gather> gathers_;
   std::vector<Reduce> reduces_;

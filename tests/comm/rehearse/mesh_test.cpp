@@ -98,6 +98,20 @@ TEST_CASE("the order says which neighbours are adjacent") {
   CHECK(Mesh({.data = 6, .data_inner = 3}).group(Axis::data_outer, 1) == std::vector<int>{1, 4});
 }
 
+TEST_CASE("a group crosses nodes when, and only when, two of its ranks are on different ones") {
+  const Mesh inner({.data = 4, .context = 1, .pipeline = 4, .tensor = 4});  // 8 ranks to a node: tensor 4 x half of the pipeline
+  CHECK_FALSE(inner.crosses_nodes(Axis::tensor, 8));
+  CHECK(inner.crosses_nodes(Axis::pipeline, 8));
+  CHECK_FALSE(inner.crosses_nodes(Axis::pipeline, 16));
+  CHECK(inner.crosses_nodes(Axis::data, 16));
+  CHECK(inner.crosses_nodes(Axis::world, 16));
+  CHECK_FALSE(inner.crosses_nodes(Axis::world, 64));
+  CHECK(Mesh({.data = 2, .tensor = 3}).crosses_nodes(Axis::tensor, 4));  // ranks 3, 4, 5
+  CHECK_FALSE(Mesh({.data = 4, .pipeline = 2}, "dp-tp-cp-pp").crosses_nodes(Axis::data, 4));
+  CHECK_FALSE(Mesh({.data = 8, .data_inner = 4}).crosses_nodes(Axis::data_inner, 4));
+  CHECK(Mesh({.data = 8, .data_inner = 4}).crosses_nodes(Axis::data_outer, 4));
+}
+
 TEST_CASE("meshes that cannot be are refused with a sentence") {
   CHECK_THROWS_AS(Mesh({0, 1, 1, 1}), ConfigError);
   CHECK_THROWS_AS(Mesh({1, 1, 1, -4}), ConfigError);

@@ -100,7 +100,7 @@ TEST_CASE("load: every word is the enum value of its name", "[config]") {
   CHECK(with("train.recompute=none").train.recompute == Recompute::none);
   CHECK(with("train.recompute=selective").train.recompute == Recompute::selective);
   CHECK(with("train.recompute=full").train.recompute == Recompute::full);
-  CHECK(with("parallel.order=tp-cp-pp-dp").parallel.order == AxisOrder::tp_cp_pp_dp);
+  CHECK(with("parallel.order=tp-cp-pp-dp").parallel.order == "tp-cp-pp-dp");
   CHECK(with("overlap.grad_reduce=bucketed").overlap.grad_reduce == GradReduce::bucketed);
   CHECK(with("overlap.grad_reduce=per_parameter").overlap.grad_reduce == GradReduce::per_parameter);
   CHECK(with("overlap.grad_reduce=flat").overlap.grad_reduce == GradReduce::flat);

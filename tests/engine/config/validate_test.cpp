@@ -136,17 +136,19 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
         "(or -1), "
         "or start 4 ranks.");
   CHECK(layout_refusal({"parallel.data=4", "parallel.tensor=4"}, 6) ==
-        "[parallel] data 4 x tensor 4 x pipeline 1 x context 1 = 16 ranks, but 6 were started. Change [parallel], or "
-        "start 16 "
-        "ranks.");
+        "[parallel] data 4 x tensor 4 x pipeline 1 x context 1 = 16 ranks, but 6 were started. Use data 3 x tensor 2, "
+        "data 2 x tensor 3, data 6 or data 1 x tensor 6, or start 16 ranks.");
   CHECK(layout_refusal({"parallel.tensor=4"}, 6) ==
-        "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 6 that were started. Change "
-        "[parallel], or "
-        "start 4 or 8 ranks.");
+        "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 6 that were started. Use data 2 x "
+        "tensor 3, data 1 x tensor 6, data 3 x tensor 2 or data 6, or start 4 or 8 ranks.");
+  // Nearest first, at most four, and none with more stages than layers.
+  CHECK(layout_refusal({"parallel.tensor=3", "parallel.pipeline=3"}, 16) ==
+        "[parallel] tensor 3 x pipeline 3 x context 1 = 9 ranks do not divide the 16 that were started. Use data 1 x tensor 4 x pipeline 4, "
+        "data 2 x tensor 2 x pipeline 4, data 2 x tensor 4 x pipeline 2 or data 4 x tensor 2 x pipeline 2, or start 9 or 18 ranks.");
+  CHECK(layout_refusal({"parallel.pipeline=12"}, 26).find("pipeline 13") == std::string::npos);
   CHECK(layout_refusal({"parallel.tensor=4"}, 3) ==
-        "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 3 that were started. Change "
-        "[parallel], or "
-        "start 4 ranks.");
+        "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 3 that were started. Use data 1 x "
+        "tensor 3 or data 3, or start 4 ranks.");
   CHECK(layout_refusal({"parallel.data=16777216", "parallel.tensor=65536", "parallel.context=65536"}, 6)
             .find("= 72057594037927936 ranks, but 6 were started.") != std::string::npos);
 }
@@ -180,7 +182,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   require_supported(with({"train.dtype=bfloat16"}));
   const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
                                                           {"data.tokenizer", "tokenizer.json"},
-                                                          {"train.recompute", "full"},
                                                           {"optimizer.double_buffer", "true"},
                                                           {"parallel.context", "2"},
                                                           {"zero.persistence_threshold", "1MiB"},

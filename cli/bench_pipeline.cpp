@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream bench pipeline: every schedule on stages that sleep for equal times, beside the closed form of its bubble and beside the rehearsal.
+
+#include <cstdio>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/contestant.h"
+#include "cli/equal_stages.h"
+#include "comm/wiring.h"
+
+namespace slipstream::cli {
+namespace {
+
+constexpr Schedule kSchedules[] = {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1};
+constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
+
+class PipelineBench {
+ public:
+  PipelineBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
+      : command_(command), world_(world), place_(place), config_(config), forward_ns_(static_cast<int64_t>(command.forward_ms * 1e6)) {
+    config_.device.threads = 1;
+    config_.parallel.pipeline = world.size();
+    config_.parallel.data = 1;
+    config_.comm.emulate.latency_ns = 0;
+  }
+
+  void run() {
+    if (world_.size() < 2)
+      throw ConfigError("[bench] pipeline needs at least 2 ranks, one for each stage, got {}. Start it with mpirun -np 2.", world_.size());
+    if (world_.rank() == 0) print_header();
+    for (size_t s = 0; s < std::size(kSchedules); ++s) {
+      const double alone_ms = measure(kSchedules[s], kNames[s], 0, 0);
+      for (double ratio : command_.ratios) measure(kSchedules[s], kNames[s], ratio, alone_ms);
+    }
+  }
+
+ private:
+  /// Bytes of one hop: the residual stream of a micro-batch.
+  int64_t hop_bytes() const {
+    return config_.train.micro_batch_size * config_.train.sequence_length * config_.model.width * size_of(config_.train.dtype);
+  }
+
+  double measure(Schedule schedule, const char* name, double ratio, double alone_ms) {
+    RunConfig config = config_;
+    config.pipeline.schedule = schedule;
+    config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
+    config.overlap.p2p = ratio > 0;
+    const auto hop_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) / static_cast<double>(config.pipeline.virtual_stages));
+    const double bytes_per_second = ratio > 0 ? static_cast<double>(hop_bytes()) / (static_cast<double>(hop_ns) * 1e-9) : 0;
+    config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
+    FinishedJob finished = build_bench_job(config, world_.size(), world_.rank(), 1);
+    const Job& job = *finished.job;
+    const PipelineSchedule& order = job.options.schedule;
+    const double busy_ms = static_cast<double>(busy_ns(order, forward_ns_)) / 1e6,
+                 rehearsed_ms = rehearsed_equal_step_ms(finished, forward_ns_, hop_ns);
+    const std::vector<int64_t> paced = equal_stage_ns(job, forward_ns_);
+    const FinishedJob kept = finished;
+    Contestant contestant(name, world_, place_, config, std::move(finished), bytes_per_second, paced);
+    for (int round = -1; round < command_.steps; ++round) {
+      world_.barrier();
+      contestant.run(2, round >= 0);
+    }
+    contestant.means = mean_over_ranks(world_, contestant.times, comm::meetings_of(*contestant.job));
+    const double step_ms = contestant.median_of(&StepMeans::step_ms);
+    if (world_.rank() == 0) print_row(name, kept.job->options.schedule, ratio, step_ms, alone_ms, busy_ms, rehearsed_ms, hop_ns);
+    return step_ms;
+  }
+
+  void print_header() {
+    fmt::print(
+        "{} stages that sleep: {:.1f} ms forward, {:.1f} ms backward; medians of {} steps\n"
+        "bubble: (step - compute) / compute; hops: of the step, beyond the step without a link\n"
+        "{:<18}{:>9}{:>9}{:>10}{:>11}{:>13}{:>14}{:>12}{:>8}{:>22}\n",
+        world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule", "micro", "hop", "step ms", "bubble", "closed form",
+        "rehearsed ms", "/ rehearsed", "hops", "of which fill, drain");
+    if (command_.csv.empty()) return;
+    csv_.reset(std::fopen(command_.csv.c_str(), "w"));
+    if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
+    fmt::print(csv_.get(),
+               "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_form,rehearsed_step_ms,hops_"
+               "share,fill_share\n");
+  }
+
+  void print_row(const char* name, const PipelineSchedule& schedule, double ratio, double step_ms, double alone_ms, double busy_ms,
+                 double rehearsed_ms, int64_t hop_ns) {
+    const double bubble = (step_ms - busy_ms) / busy_ms, closed = closed_form_bubble(schedule);
+    const double hops = ratio > 0 ? (step_ms - alone_ms) / step_ms : 0;
+    // The first micro-batch on its way there and the last one on its way back: nothing can be computed meanwhile.
+    const double fill = 2.0 * (schedule.parts() - 1) * static_cast<double>(hop_ns) / 1e6 / step_ms;
+    fmt::print("{:<18}{:>9}{:>8.2f}x{:>10.2f}{:>10.2f}%{:>12.2f}%{:>14.2f}{:>12.3f}{:>7.2f}%{:>21.2f}%\n", name, schedule.shape.micro_batches, ratio,
+               step_ms, 100 * bubble, 100 * closed, rehearsed_ms, step_ms / rehearsed_ms, 100 * hops, 100 * fill);
+    if (csv_)
+      fmt::print(csv_.get(), "{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, schedule.shape.stages,
+                 schedule.shape.micro_batches, schedule.shape.virtual_stages, command_.forward_ms, ratio, step_ms, bubble, closed, rehearsed_ms, hops,
+                 fill);
+    std::fflush(stdout);
+  }
+
+  const BenchCommand& command_;
+  World& world_;
+  Place place_;
+  RunConfig config_;
+  int64_t forward_ns_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+};
+
+}  // namespace
+
+int bench_pipeline(const BenchCommand& command) {
+  return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
+    world.together([&] {
+      if (place.kind == DeviceKind::cuda)
+        throw ConfigError("[bench] pipeline makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
+    });
+    PipelineBench(command, world, place, config).run();
+  });
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Synthetic stages that all take the same time, and the bubble that theory gives them.
+
+#include <cstdint>
+#include <vector>
+
+#include "cli/job.h"
+
+namespace slipstream::cli {
+
+/// Nanoseconds of every spine item of the training plan of a stage, such that a forward pass takes `forward_ns`, a backward pass twice
+/// that, and each of its halves, where it is split, as much as a forward pass; a chunk takes its share. Updates take nothing. Pure.
+std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns);
+
+/// Idle share of a stage's compute: (p-1)/m, with v virtual stages (p-1)/(v m), where a split backward fills it a third of (p-1)/m. Pure.
+double closed_form_bubble(const PipelineSchedule& schedule);
+
+/// Compute of one stage in a step. Pure.
+int64_t busy_ns(const PipelineSchedule& schedule, int64_t forward_ns);
+
+/// Step of equal stages in virtual time, with hops of `hop_ns`; negative if it deadlocks. Pure.
+double rehearsed_equal_step_ms(const FinishedJob& finished, int64_t forward_ns, int64_t hop_ns);
+
+}  // namespace slipstream::cli

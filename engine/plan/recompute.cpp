@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slices the forward works of a layer by what its backward reads, and packs what is made again by lifetime.
+
+#include "engine/plan/recompute.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+
+namespace slipstream {
+namespace {
+
+using Pieces = std::vector<uint32_t>;
+using Set = std::set<BufferId>;
+
+bool touches(const std::vector<Slice>& slices, BufferId buffer) {
+  return std::any_of(slices.begin(), slices.end(), [&](const Slice& slice) { return slice.buffer == buffer; });
+}
+
+bool overlap(const Slice& a, const Slice& b) { return a.buffer == b.buffer && a.begin_bytes < b.end_bytes() && b.begin_bytes < a.end_bytes(); }
+
+bool overlaps(const std::vector<Slice>& slices, const Slice& slice) {
+  return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return overlap(s, slice); });
+}
+
+/// `slices` less `hole`.
+std::vector<Slice> without(const std::vector<Slice>& slices, const Slice& hole) {
+  std::vector<Slice> rest;
+  for (const Slice& s : slices) {
+    if (!overlap(s, hole)) {
+      rest.push_back(s);
+      continue;
+    }
+    if (s.begin_bytes < hole.begin_bytes) rest.push_back({s.buffer, s.begin_bytes, hole.begin_bytes - s.begin_bytes});
+    if (hole.end_bytes() < s.end_bytes()) rest.push_back({s.buffer, hole.end_bytes(), s.end_bytes() - hole.end_bytes()});
+  }
+  return rest;
+}
+
+/// A forward work, or communication behind one: what can run again.
+struct Action {
+  std::vector<Slice> reads, writes;
+  const Work* work = nullptr;
+  const Communication* communication = nullptr;
+
+  explicit Action(const Work& w) : reads(w.reads), writes(w.writes), work(&w) {}
+  explicit Action(const Communication& c) : communication(&c) {
+    if (c.from.size_bytes > 0) reads.push_back(c.from);
+    if (c.to.size_bytes > 0) writes.push_back(c.to);
+  }
+};
+
+/// One layer of a chunk: what its forward does, in order; what is kept of it and what is made again.
+class Layer {
+ public:
+  Layer(const ModelSpec& model, const Buffers& buffers, const Chunk& chunk, int layer, Recomputation how)
+      : model_(model), buffers_(buffers), layer_(layer) {
+    for (uint32_t piece : chunk.forward) {
+      if (model.pieces[piece].layer != layer) continue;
+      for (const Work& work : model.pieces[piece].works) actions_.emplace_back(work);
+      for (const Communication& c : model.pieces[piece].communications) actions_.emplace_back(c);
+    }
+    for (const Work& work : model.replays)
+      if (std::any_of(work.writes.begin(), work.writes.end(), [&](const Slice& write) { return made(write.buffer); })) replays_.emplace_back(work);
+    Set wanted, fixed(chunk.activations_in.begin(), chunk.activations_in.end());
+    fixed.insert(chunk.activations_out.begin(), chunk.activations_out.end());
+    for (Pass pass : {Pass::backward, Pass::weight})
+      for (uint32_t piece : chunk.pieces(pass))
+        model.for_accesses(piece, [&](const Slice& slice, bool is_write) {
+          if (!is_write) (model.pieces[piece].layer == layer ? wanted : fixed).insert(slice.buffer);
+        });
+    for (BufferId buffer : wanted) {
+      if (!is_activation(buffer)) continue;
+      const bool may_go = made(buffer) && !fixed.contains(buffer) &&
+                          (how == Recomputation::full || std::find(model.cheap.begin(), model.cheap.end(), buffer) != model.cheap.end());
+      (may_go ? again_ : kept_).insert(buffer);
+    }
+    keep_what_cannot_be_made();
+  }
+
+  const Set& again() const { return again_; }
+
+  /// What makes again what `piece` reads and nobody has made in this pass yet, in order. `there`: what has been made.
+  std::vector<Action> before(uint32_t piece, std::vector<Slice>& there) const {
+    std::vector<Slice> needed;
+    const auto need = [&](const Slice& read) {
+      std::vector<Slice> missing{read};
+      for (const Slice& made : there) missing = without(missing, made);
+      needed.insert(needed.end(), missing.begin(), missing.end());
+    };
+    model_.for_accesses(piece, [&](const Slice& slice, bool is_write) {
+      if (!is_write && again_.contains(slice.buffer)) need(slice);
+    });
+    std::vector<Action> chosen;
+    for (size_t i = actions_.size(); i-- > 0;) {
+      const Action* action = &actions_[i];
+      std::vector<Slice> hit;
+      for (const Slice& write : action->writes)
+        if (overlaps(needed, write)) hit.push_back(write);
+      if (hit.empty()) continue;
+      const Action* replay = replay_of(hit);
+      if (replay) action = replay;
+      for (const Slice& write : action->writes) {
+        if (!overlaps(action->reads, write)) needed = without(needed, write);
+        if (again_.contains(write.buffer) && (replay || last_writer(write) == static_cast<std::ptrdiff_t>(i))) there.push_back(write);
+      }
+      for (const Slice& read : action->reads)
+        if (is_temporary(read.buffer) && !kept_.contains(read.buffer)) overlaps(action->writes, read) ? needed.push_back(read) : need(read);
+      chosen.push_back(*action);
+    }
+    if (!needed.empty())
+      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.", model_.pieces[piece].name, layer_,
+                      buffers_[needed[0].buffer].name);
+    std::reverse(chosen.begin(), chosen.end());
+    return chosen;
+  }
+
+ private:
+  bool is_activation(BufferId buffer) const { return buffers_[buffer].owner == Owner::activations; }
+  bool is_temporary(BufferId buffer) const {
+    const auto is_it = [&](const Constant& c) { return c.buffer == buffer; };
+    return is_activation(buffer) || (buffers_[buffer].owner == Owner::scratch && std::none_of(model_.constants.begin(), model_.constants.end(), is_it));
+  }
+  bool made(BufferId buffer) const {
+    return std::any_of(actions_.begin(), actions_.end(), [&](const Action& action) { return touches(action.writes, buffer); });
+  }
+  /// Index of the action that writes any of it last; -1: none.
+  std::ptrdiff_t last_writer(const Slice& slice) const {
+    for (size_t i = actions_.size(); i-- > 0;)
+      if (overlaps(actions_[i].writes, slice)) return static_cast<std::ptrdiff_t>(i);
+    return -1;
+  }
+
+  /// A work that makes all of `hit` from what is kept.
+  const Action* replay_of(const std::vector<Slice>& hit) const {
+    for (const Action& replay : replays_)
+      if (std::all_of(hit.begin(), hit.end(),
+                      [&](const Slice& s) { return std::find(replay.writes.begin(), replay.writes.end(), s) != replay.writes.end(); }) &&
+          std::all_of(replay.reads.begin(), replay.reads.end(),
+                      [&](const Slice& read) { return !is_temporary(read.buffer) || kept_.contains(read.buffer); }))
+        return &replay;
+    return nullptr;
+  }
+
+  /// An action can run again if what it reads is kept as it was when it ran, or is made again before it, and if it overwrites nothing that
+  /// is kept. A layer's input, the sum that its first norm forms of another layer's results, thereby stays.
+  void keep_what_cannot_be_made() {
+    Set there;  // scratch and activations that actions before this one make again
+    for (size_t i = 0; i < actions_.size(); ++i) {
+      const Action& action = actions_[i];
+      const bool can = std::all_of(action.reads.begin(), action.reads.end(),
+                                   [&](const Slice& read) {
+                                     if (!is_temporary(read.buffer) || there.contains(read.buffer)) return true;
+                                     return kept_.contains(read.buffer) && last_writer(read) < static_cast<std::ptrdiff_t>(i);
+                                   }) &&
+                       std::none_of(action.writes.begin(), action.writes.end(), [&](const Slice& write) { return kept_.contains(write.buffer); });
+      if (can) {
+        for (const Slice& write : action.writes) there.insert(write.buffer);
+        continue;
+      }
+      const auto has_replay = [&](BufferId buffer) {
+        return std::any_of(replays_.begin(), replays_.end(), [&](const Action& r) { return touches(r.writes, buffer); });
+      };
+      for (const Slice& write : action.writes)
+        if (again_.contains(write.buffer) && !has_replay(write.buffer)) keep(write.buffer);
+      for (const Slice& write : action.writes) {
+        there.erase(write.buffer);
+        if (!again_.contains(write.buffer)) continue;
+        if (replay_of({write}))
+          there.insert(write.buffer);
+        else
+          keep(write.buffer);
+      }
+    }
+  }
+  void keep(BufferId buffer) {
+    again_.erase(buffer);
+    kept_.insert(buffer);
+  }
+
+  const ModelSpec& model_;
+  const Buffers& buffers_;
+  int layer_;
+  std::vector<Action> actions_, replays_;
+  Set kept_, again_;
+};
+
+/// When a buffer is alive: from its first touch to its last in each of the lists that run without a break.
+struct Lives {
+  BufferId buffer = 0;
+  std::map<size_t, std::pair<size_t, size_t>> in;  // list -> first and last work
+};
+
+bool meet(const Lives& a, const Lives& b) {
+  return std::any_of(a.in.begin(), a.in.end(), [&](const auto& life) {
+    const auto other = b.in.find(life.first);
+    return other != b.in.end() && life.second.first <= other->second.second && other->second.first <= life.second.second;
+  });
+}
+
+/// Bytes of all of them when those that never meet share: each at the first place where it meets nobody, the largest first.
+int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int64_t>& begins) {
+  const auto bytes = [&](size_t i) { return buffers.stride_bytes(lives[i].buffer); };
+  std::stable_sort(lives.begin(), lives.end(),
+                   [&](const Lives& a, const Lives& b) { return buffers.stride_bytes(a.buffer) > buffers.stride_bytes(b.buffer); });
+  int64_t total = 0;
+  begins.assign(lives.size(), 0);
+  for (size_t i = 0; i < lives.size(); ++i) {
+    std::vector<std::pair<int64_t, int64_t>> taken;
+    for (size_t other = 0; other < i; ++other)
+      if (meet(lives[i], lives[other])) taken.push_back({begins[other], begins[other] + bytes(other)});
+    std::sort(taken.begin(), taken.end());
+    int64_t at = 0;
+    for (const auto& [begin, end] : taken) {
+      if (at + bytes(i) <= begin) break;
+      at = std::max(at, end);
+    }
+    begins[i] = at;
+    total = std::max(total, at + bytes(i));
+  }
+  return total;
+}
+
+/// In front of `reader`: works, and communication behind them.
+std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& reader) {
+  std::vector<Piece> pieces;
+  for (const Action& action : actions) {
+    if (pieces.empty() || (action.work && !pieces.back().communications.empty()))
+      pieces.push_back({.name = "recompute." + reader.name + (pieces.empty() ? "" : fmt::format(".{}", pieces.size())), .layer = reader.layer});
+    if (action.work) {
+      pieces.back().works.push_back(*action.work);
+    } else {
+      pieces.back().communications.push_back(*action.communication);
+      pieces.back().communications.back().name.insert(0, "recompute.");
+    }
+  }
+  return pieces;
+}
+
+}  // namespace
+
+const char* name_of(Recomputation how) {
+  switch (how) {
+    case Recomputation::none: return "none";
+    case Recomputation::selective: return "selective";
+    case Recomputation::full: return "full";
+  }
+  return "?";
+}
+
+Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how) {
+  Recomputed result{.how = how, .saved_bytes = 0, .paid = {}};
+  if (how == Recomputation::none) return result;
+  std::map<BufferId, Lives> lives;
+  size_t lists = 0;
+  for (Chunk& chunk : chunks) {
+    Set again;
+    std::map<int, Layer> layers;
+    for (uint32_t piece : chunk.forward)
+      if (const int l = model.pieces[piece].layer; l >= 0 && l < model.layers) layers.try_emplace(l, model, buffers, chunk, l, how);
+    std::vector<Piece> made;  // new pieces; layers point into the old ones
+    for (Pieces* list : {&chunk.backward, &chunk.weight}) {
+      std::map<int, std::vector<Slice>> there;  // by layer: what this pass has made again
+      Pieces with;
+      for (uint32_t index : *list) {
+        if (const auto layer = layers.find(model.pieces[index].layer); layer != layers.end())
+          for (Piece& piece : pieces_of(layer->second.before(index, there[layer->first]), model.pieces[index])) {
+            for (const Work& work : piece.works) result.paid += {work.cost.flops * buffers.micro_batches, work.cost.bytes * buffers.micro_batches};
+            with.push_back(static_cast<uint32_t>(model.pieces.size() + made.size()));
+            made.push_back(std::move(piece));
+          }
+        with.push_back(index);
+      }
+      *list = std::move(with);
+    }
+    for (const auto& [l, layer] : layers) again.insert(layer.again().begin(), layer.again().end());
+    layers.clear();
+    model.pieces.insert(model.pieces.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+    for (const Pieces* list : {&chunk.forward, &chunk.evaluate, &chunk.backward, &chunk.weight}) {
+      size_t at = 0;
+      const auto touch = [&](const Slice& slice) {
+        if (!again.contains(slice.buffer)) return;
+        Lives& life = lives[slice.buffer];
+        life.buffer = slice.buffer;
+        life.in.try_emplace(lists, at, at).first->second.second = at;
+      };
+      for (uint32_t piece : *list) {
+        for (const Work& work : model.pieces[piece].works) {
+          for (const Slice& slice : work.reads) touch(slice);
+          for (const Slice& slice : work.writes) touch(slice);
+          ++at;
+        }
+        for (const Communication& c : model.pieces[piece].communications) {
+          for (const Slice& slice : {c.from, c.to})
+            if (slice.size_bytes > 0) touch(slice);
+          ++at;
+        }
+      }
+      ++lists;
+    }
+    for (BufferId buffer : again) result.saved_bytes += buffers.stride_bytes(buffer) * chunk.slots;
+  }
+  model.backward.clear();
+  for (size_t c = chunks.size(); c-- > 0;)
+    for (const Pieces* list : {&chunks[c].backward, &chunks[c].weight}) model.backward.insert(model.backward.end(), list->begin(), list->end());
+  if (lives.empty()) return result;
+  std::vector<Lives> all;
+  for (auto& [buffer, life] : lives) all.push_back(std::move(life));
+  std::vector<int64_t> begins;
+  const int64_t size_bytes = pack(all, buffers, begins);
+  const BufferId shared = buffers.add({.name = "recomputed", .size_bytes = size_bytes, .owner = Owner::activations});
+  for (size_t i = 0; i < all.size(); ++i) buffers.set_view(all[i].buffer, {shared, begins[i], buffers[all[i].buffer].size_bytes});
+  result.saved_bytes -= buffers.stride_bytes(shared);
+  return result;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The bubble of every schedule on stages that sleep for equal times, and what hops of 0.1 to 0.5 of a forward pass cost.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  echo "usage: scripts/bench_pipeline.sh [--steps 5] [--stages 2,4] [--micro-batches 16] [--forward-ms 20] [--ratios 0.1,0.25,0.5] [--out runs/bench_pipeline] [-- FLAGS]"
+  echo "  Writes a text and a CSV per number of stages to --out. Stages sleep, so there may be more of them than cores. FLAGS go to"
+  echo "  slipstream bench pipeline. SLIPSTREAM chooses another program than build/slipstream."
+}
+steps=5 stages=2,4 micro_batches=16 forward_ms=20 ratios=0.1,0.25,0.5 out=runs/bench_pipeline
+while (($#)); do
+  case "$1" in
+    --steps) steps=$2; shift 2 ;;
+    --stages) stages=$2; shift 2 ;;
+    --micro-batches) micro_batches=$2; shift 2 ;;
+    --forward-ms) forward_ms=$2; shift 2 ;;
+    --ratios) ratios=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --) shift; break ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+program=${SLIPSTREAM:-build/slipstream}
+[[ -x $program ]] || { echo "bench_pipeline: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
+command -v mpirun >/dev/null || { echo "bench_pipeline: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
+mkdir -p "$out"
+for p in ${stages//,/ }; do
+  {
+    echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), $(date -u +%F)"
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none -np "$p" "$program" bench pipeline configs/runs/quickstart.toml \
+      --steps "$steps" --ratios "$ratios" --forward-ms "$forward_ms" --csv "$out/pipeline_${p}stages.csv" --set model.layers=$((2 * p)) \
+      --set train.micro_batch_size=1 --set train.global_batch_size="$micro_batches" "$@"
+  } | tee "$out/pipeline_${p}stages.txt"
+done
