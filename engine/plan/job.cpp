@@ -15,6 +15,15 @@
 namespace slipstream {
 namespace {
 
+void add_channel_of(const Communication& c, Job& job) {
+  const auto same = std::find_if(job.channels.begin(), job.channels.end(), [&](const Channel& channel) { return channel.name == c.channel; });
+  if (job.mesh.group_size(c.axis) == 1) throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
+  if (same == job.channels.end())
+    job.channels.push_back({c.channel, c.axis});
+  else if (same->axis != c.axis)
+    throw PlanError("[plan] {} would travel on channel {} along axis {}, but the channel connects axis {}.", c.name, c.channel, name_of(c.axis), name_of(same->axis));
+}
+
 /// The same list on every stage: what a stage does not use costs it nothing but a connection.
 void add_channels(Job& job) {
   job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}};
@@ -25,6 +34,8 @@ void add_channels(Job& job) {
   if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
   if (piped && job.options.zero_stage == 0) job.channels.push_back({"norm", Axis::pipeline});
   if (piped || shared) job.channels.push_back({"scalars", piped ? Axis::world : Axis::data});
+  for (const Piece& piece : job.model.pieces)
+    for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (!shared) return;
   job.channels.push_back({"reduce", job.shard_axis()});
   // Apart from "reduce": two collectives of one communicator never overlap each other.
@@ -106,6 +117,7 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   Residency residency(job);
   Hops hops(job, job.uses);
   const SpineMap spine = spine_pass(job, residency, hops, job.train);
+  sublayer_pass(job, job.train);
   hops.append_tasks(job.train, static_cast<ItemId>(job.train.spine.size()));
   Reduced reduced = data_parallel_pass(job, spine, job.train);
   residency.append_tasks(job.train, &reduced);

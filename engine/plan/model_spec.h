@@ -12,6 +12,7 @@
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
 #include "engine/plan/buffers.h"
+#include "engine/plan/plan.h"
 
 namespace slipstream {
 
@@ -56,10 +57,25 @@ struct GradientPart {
   int64_t elems = 0;
 };
 
+/// Communication behind a piece. It begins when the works of the piece are complete, in every plan that runs the piece and in the instances that the
+/// piece uses. The first that touches the same memory afterwards, piece or communication, waits for it: the planner finds out who. What stands
+/// between the two on the spine hides it. Of temporaries, not of parameters' gradients: those are the planner's.
+struct Communication {
+  std::string name;                 // "all_reduce.attention"
+  std::string channel;              // a stream of its own, shared by all that name it
+  Axis axis = Axis::tensor;         // of more than one rank; the same for all of a channel
+  Op op = Op::all_reduce;
+  int16_t peer = 0;                 // as Task::peer
+  Slice from, to;                   // as pieces name memory; a send has no `to`, a recv no `from`; equal: in place, where the op can
+  DType dtype = DType::f32;
+  int64_t elems = 0;                // as Task::elems
+};
+
 struct Piece {
   std::string name;
   int layer = -1;
   std::vector<Work> works;
+  std::vector<Communication> communications = {};  // behind the works; those of one channel in this order
   std::vector<GradientPart> ready;  // backward only: complete after this piece of the last micro-batch
 };
 
@@ -102,6 +118,19 @@ struct ModelSpec {
   BufferId loss = 0;               // double: sum of the losses of this rank's tokens of the step
   BufferId row_losses = 0;         // float [batch * tokens] of the last micro-batch evaluated
   BufferId logits = 0;             // [batch * tokens, vocab]; valid after an evaluation
+
+  /// Calls take(slice, is_write) for all that a piece touches, in order: its works, then the communication behind them. Pure.
+  template <typename Take>
+  void for_accesses(uint32_t piece, const Take& take) const {
+    for (const Work& work : pieces[piece].works) {
+      for (const Slice& slice : work.reads) take(slice, false);
+      for (const Slice& slice : work.writes) take(slice, true);
+    }
+    for (const Communication& c : pieces[piece].communications) {
+      if (c.from.size_bytes > 0) take(c.from, false);
+      if (c.to.size_bytes > 0) take(c.to, true);
+    }
+  }
 
   int64_t parameter_elems() const {
     int64_t total = 0;

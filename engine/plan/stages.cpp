@@ -89,7 +89,7 @@ class Cutter {
       });
       weight.ready.assign(moved, piece.ready.end());
       piece.ready.erase(moved, piece.ready.end());
-      if (!piece.works.empty()) inputs.push_back(index);
+      if (!piece.works.empty() || !piece.communications.empty()) inputs.push_back(index);
       if (weight.works.empty()) continue;
       chunk.weight.push_back(static_cast<uint32_t>(model_.pieces.size()));
       model_.pieces.push_back(std::move(weight));  // invalidates `piece`
@@ -111,11 +111,11 @@ class Cutter {
       for (const Work& work : model_.pieces[weight].works)
         for (const Slice& read : work.reads)
           for (size_t i = done; i < inputs.size() && is_temporary(read.buffer); ++i)
-            for (const Work& later : model_.pieces[inputs[i]].works)
-              for (const Slice& write : later.writes)
-                if (write.buffer == read.buffer)
-                  throw PlanError("[plan] {} reads {}, which {} overwrites before the schedule runs it. Build the model with "
-                                  "split_backward.", model_.pieces[weight].name, buffers_[read.buffer].name, later.name);
+            model_.for_accesses(inputs[i], [&](const Slice& slice, bool is_write) {
+              if (is_write && slice.buffer == read.buffer)
+                throw PlanError("[plan] {} reads {}, which {} overwrites before the schedule runs it. Build the model with "
+                                "split_backward.", model_.pieces[weight].name, buffers_[read.buffer].name, model_.pieces[inputs[i]].name);
+            });
     }
   }
 
@@ -128,18 +128,18 @@ class Cutter {
   Set exposed(const Pieces& pieces) const {
     Set written, read;
     for (uint32_t piece : pieces)
-      for (const Work& work : model_.pieces[piece].works) {
-        for (const Slice& slice : work.reads)
-          if (is_temporary(slice.buffer) && !written.contains(slice.buffer)) read.insert(slice.buffer);
-        for (const Slice& slice : work.writes) written.insert(slice.buffer);
-      }
+      model_.for_accesses(piece, [&](const Slice& slice, bool is_write) {
+        if (is_write) written.insert(slice.buffer);
+        else if (is_temporary(slice.buffer) && !written.contains(slice.buffer)) read.insert(slice.buffer);
+      });
     return read;
   }
   Set written(const Pieces& pieces) const {
     Set result;
     for (uint32_t piece : pieces)
-      for (const Work& work : model_.pieces[piece].works)
-        for (const Slice& slice : work.writes) result.insert(slice.buffer);
+      model_.for_accesses(piece, [&](const Slice& slice, bool is_write) {
+        if (is_write) result.insert(slice.buffer);
+      });
     return result;
   }
 
@@ -197,10 +197,7 @@ class Cutter {
     Set used;
     for (const Pieces* pieces : {&model_.forward, &model_.backward, &model_.evaluate})
       for (uint32_t piece : *pieces)
-        for (const Work& work : model_.pieces[piece].works) {
-          for (const Slice& slice : work.reads) used.insert(slice.buffer);
-          for (const Slice& slice : work.writes) used.insert(slice.buffer);
-        }
+        model_.for_accesses(piece, [&](const Slice& slice, bool) { used.insert(slice.buffer); });
     if (used.contains(model_.ids)) model_.forward.insert(model_.forward.begin(), take_batch);
     keep_parameters(used);
   }

@@ -19,12 +19,9 @@ bool contains(const std::vector<BufferId>& buffers, BufferId buffer) {
 }
 
 bool touches(const ModelSpec& model, const std::vector<uint32_t>& pieces, BufferId buffer) {
-  for (uint32_t piece : pieces)
-    for (const Work& work : model.pieces[piece].works)
-      for (const std::vector<Slice>* slices : {&work.reads, &work.writes})
-        for (const Slice& slice : *slices)
-          if (slice.buffer == buffer) return true;
-  return false;
+  bool found = false;
+  for (uint32_t piece : pieces) model.for_accesses(piece, [&](const Slice& slice, bool) { found |= slice.buffer == buffer; });
+  return found;
 }
 
 bool touches(const std::vector<Slice>& slices, const Slice& where) {
@@ -104,6 +101,7 @@ Hops::Hops(const Job& job, const std::vector<Use>& uses)
 void Hops::append_tasks(Plan& plan, ItemId end) const {
   struct Touched {
     ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in the pass that it crosses in
+    std::vector<Point> tasks, tasks_of_pass;       // communication behind them that touches it too
   };
   std::vector<Touched> touched(lives_.size());
   for (size_t l = 0; l < lives_.size(); ++l) {
@@ -112,6 +110,13 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
     for (size_t u = life.first_use; u <= life.last_use; ++u) {
       if (uses_[u].chunk != life.chunk || uses_[u].micro_batch != life.micro_batch) continue;
       const ItemId stop = u + 1 < begins_.size() ? begins_[u + 1] : end;
+      for (ItemId t = 0; t < plan.tasks.size(); ++t) {
+        const Task& task = plan.tasks[t];
+        const ItemId behind = task.after.empty() ? end : task.after[0].item;
+        if (behind < begins_[u] || behind >= stop || (!touches(task.reads, life.where) && !touches(task.writes, life.where))) continue;
+        touched[l].tasks.push_back({kTaskBit + t});
+        if (u == life.first_use) touched[l].tasks_of_pass.push_back({kTaskBit + t});
+      }
       for (ItemId i = begins_[u]; i < stop; ++i) {
         if (!touches(plan.spine[i].reads, life.where) && !touches(plan.spine[i].writes, life.where)) continue;
         if (!any) touched[l].first = i;
@@ -148,7 +153,8 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
   for (size_t l : sequence) {
     if (!lives_[l].leaves) continue;
     Task task = task_of(lives_[l], true);
-    task.after = {{touched[l].last_of_pass}};
+    task.after = touched[l].tasks_of_pass;
+    task.after.push_back({touched[l].last_of_pass});
     send_of[l] = static_cast<ItemId>(plan.tasks.size());
     sent[l] = append_task(plan, std::move(task));
   }
@@ -161,7 +167,10 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
       continue;
     }
     Task task = task_of(life, false);
-    if (life.tenant >= 0) task.after = {{touched[static_cast<size_t>(life.tenant)].last}};
+    if (life.tenant >= 0) {
+      task.after = touched[static_cast<size_t>(life.tenant)].tasks;
+      task.after.push_back({touched[static_cast<size_t>(life.tenant)].last});
+    }
     if (left) task.after.push_back(sent[static_cast<size_t>(life.tenant)]);
     task.before = Point{touched[l].first};
     append_task(plan, std::move(task));

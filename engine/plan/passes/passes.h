@@ -41,6 +41,10 @@ class Residency;
 /// and gradients are that cross stages.
 SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan);
 
+/// Communication between pieces (Piece::communications): a task behind every item of such a piece, in the item's instances. The first spine item that
+/// touches the same memory afterwards waits for it, and so does a task of this pass that does so earlier. Call when all pieces are on the spine.
+void sublayer_pass(const Job& job, Plan& plan);
+
 /// Forward and losses of one micro-batch that the host has put in place.
 void evaluate_pass(const Job& job, Plan& plan);
 

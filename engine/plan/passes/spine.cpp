@@ -70,6 +70,7 @@ void evaluate_pass(const Job& job, Plan& plan) {
     hops.enter(u, static_cast<ItemId>(plan.spine.size()));
     for (uint32_t piece : job.chunks[u].evaluate) append_piece(job, piece, uses[u], hops.rebinds(u), residency, plan);
   }
+  sublayer_pass(job, plan);
   hops.append_tasks(plan, static_cast<ItemId>(plan.spine.size()));
   residency.append_tasks(plan, nullptr);
 }
