@@ -96,8 +96,8 @@ struct Job {
 
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
-  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all data ranks.
-  Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::data; }
+  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same parameters.
+  Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
   bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 

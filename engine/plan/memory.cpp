@@ -146,7 +146,7 @@ void place_memory(Job& job) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = owner});
   };
   JobBuffers& ids = job.ids;
-  if (job.options.wire_dtype != DType::f32 && job.mesh.group_size(Axis::data) > 1)
+  if (job.options.wire_dtype != DType::f32 && job.mesh.group_size(Axis::replica) > 1)
     ids.wire = add("wire", bytes_of(job.layout.flat_elems, job.options.wire_dtype), Owner::communication);
   ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
   ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
@@ -154,7 +154,7 @@ void place_memory(Job& job) {
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
   ids.norm_sums = job.options.zero_stage > 0 || job.mesh.group_size(Axis::pipeline) > 1 ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
   ids.norm = add("norm", 8, Owner::optimizer);
-  const bool alone = job.mesh.group_size(Axis::data) == 1 && job.mesh.group_size(Axis::pipeline) == 1;
+  const bool alone = job.mesh.group_size(Axis::replica) == 1 && job.mesh.group_size(Axis::pipeline) == 1;
   ids.loss_sum = alone ? job.model.loss : add("loss.sum", 8, Owner::batch);
   ids.report = add("report", 16 * kReportSlots, Owner::batch);
   ids.batch_next = job.buffers.find("batch.next");
@@ -162,7 +162,7 @@ void place_memory(Job& job) {
     if (job.stage() == 0 && holds_copy(job, b)) ids.tied_share = add("tied.share", 4 * job.homes[b].shard_elems, Owner::communication);
   const TiedEmbedding& tied = job.model.tied;
   if (!tied.as_rows) return;
-  const int64_t index = job.mesh.index_in_group(Axis::data, job.options.rank);
+  const int64_t index = job.mesh.index_in_group(Axis::replica, job.options.rank);
   const auto mine = [&](const char* name, BufferId all, int64_t size_bytes) {
     job.buffers.set_view(job.buffers.find(name), {all, index * size_bytes, size_bytes});
   };
