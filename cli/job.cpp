@@ -110,6 +110,7 @@ models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = request.config;
   const Layout layout = resolve_layout(config, request.world);
   const slipstream::Batch batch = resolve_batch(config, layout.data);
+  const PlanOptions planned = plan_options(request, layout);
   const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
   if (request.vocab > vocab)
     throw ConfigError("[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
@@ -127,12 +128,14 @@ models::ModelOptions model_options(const JobRequest& request) {
           .norm_eps = static_cast<float>(config.model.norm_eps),
           .dtype = config.train.dtype,
           .batch = config.train.micro_batch_size,
-          .tokens = config.train.sequence_length,
+          .tokens = config.train.sequence_length / layout.context,
+          .context_ranks = layout.context,
+          .context_rank = Mesh(planned.sizes, planned.mesh_order).coordinates(request.rank).context,
           .global_tokens = batch.global_batch_size * config.train.sequence_length,
           .micro_batches = static_cast<int>(batch.micro_batches),
-          .ranks = layout.data,
+          .ranks = layout.data * layout.context,
           // With sharded updates both shares of a tied table travel together.
-          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data == 1),
+          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
 }
 
@@ -147,7 +150,8 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   comm::RooflinePrice price(rates, intra);
   if (!emulated && mesh.world() > machine.ranks_per_node) {
     const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
-    for (Axis axis : {Axis::data, Axis::world, Axis::data_outer}) price.set_link(axis, inter, 1);
+    for (Axis axis : {Axis::data, Axis::replica, Axis::world, Axis::data_outer}) price.set_link(axis, inter, 1);
+    if (mesh.group_size(Axis::tensor) * mesh.group_size(Axis::context) > machine.ranks_per_node) price.set_link(Axis::context, inter, 1);
     if (mesh.group_size(Axis::data_inner) > machine.ranks_per_node) price.set_link(Axis::data_inner, inter, 1);
   }
   return price;
@@ -174,7 +178,7 @@ FinishedJob build_finished_job(const JobRequest& request) {
   const Mesh mesh(options.sizes, options.mesh_order);
   const Dealing dealing = deal(request, sizes, mesh);
   options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), dealing.hides_hops);
-  if (options.schedule.splits_backward && options.zero_stage >= 2 && options.sizes.data > 1)
+  if (options.schedule.splits_backward && options.zero_stage >= 2 && mesh.group_size(Axis::replica) > 1)
     throw ConfigError("[pipeline] a schedule that splits the backward pass needs zero.stage 0 or 1, got {}: the gradients of a layer would "
                       "stay in their slot until its weight gradients are made. Use \"1f1b\", or stage 1.", options.zero_stage);
   if (options.sizes.pipeline > 1 && options.zero_stage > 0 && request.config.zero.shard_size > 0)

@@ -21,7 +21,6 @@ const std::vector<SupportedRow>& supported_rows() {
       {"optimizer.double_buffer", [](R c) { return !c.optimizer.double_buffer; }, "use false"},
       {"parallel.tensor", [](R c) { return c.parallel.tensor == 1; }, "use 1"},
       {"parallel.sequence_parallel", [](R c) { return !c.parallel.sequence_parallel; }, "use false"},
-      {"parallel.context", [](R c) { return c.parallel.context == 1; }, "use 1"},
       {"zero.stage",
        [](R c) {
          return c.zero.stage == 0 || (c.overlap.grad_reduce == GradReduce::bucketed && c.comm.grad_dtype == DType::f32);

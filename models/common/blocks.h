@@ -45,6 +45,8 @@ class SpecBuilder {
   /// The gradient of the whole parameter is complete after this piece.
   void ready(uint32_t parameter);
   void ready(uint32_t parameter, int64_t begin_elems, int64_t elems);
+  /// Begins when the works of the piece are complete.
+  void communicate(Communication communication) { spec_.pieces.back().communications.push_back(std::move(communication)); }
   uint32_t current() const { return static_cast<uint32_t>(spec_.pieces.size() - 1); }
 
   // Works. Weights are [out, in]. `weight_gradient` and friends overwrite on the first micro-batch and add afterwards.
@@ -79,12 +81,16 @@ class SpecBuilder {
   int64_t head_dim() const { return options_.width / options_.heads; }
   int64_t qkv_width() const { return (options_.heads + 2 * options_.kv_heads) * head_dim(); }
   Slice norm_workspace() const { return norm_workspace_; }
+  Slice attention_workspace() const { return attention_workspace_; }
 
   /// Takes the finished spec.
   ModelSpec finish(std::string description);
 
  private:
   Slice head_part_of(uint32_t table) const;
+  /// Of a context-parallel rank: its rows of the table, in the order of its tokens; and the gradient of those added to the table's.
+  Slice own_positions(Slice positions);
+  void add_own_positions(Slice own, Slice gradient);
 
   ModelOptions options_;
   Buffers& buffers_;

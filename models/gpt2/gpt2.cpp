@@ -8,6 +8,7 @@
 #include "engine/base/check.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "models/common/blocks.h"
+#include "models/common/ring.h"
 
 namespace slipstream::models {
 namespace {
@@ -27,7 +28,7 @@ struct Norm {
 
 class Gpt2 {
  public:
-  Gpt2(const ModelOptions& options, Buffers& buffers) : o_(options), b_(options, buffers) {}
+  Gpt2(const ModelOptions& options, Buffers& buffers) : o_(options), b_(options, buffers), ring_(b_) {}
 
   ModelSpec build() {
     declare();
@@ -170,7 +171,7 @@ class Gpt2 {
         norm(layers_[static_cast<size_t>(l) - 1].residual_mid, delta_, y.residual_in,
              {y.ln_1_weight, y.ln_1_bias, y.mean_1, y.inv_std_1}, y.ln_1);
       b_.linear(y.ln_1, y.qkv_weight, y.qkv_bias, y.qkv, D, 3 * D);
-      b_.attention(y.qkv, y.attended, y.lse);
+      ring_.forward(l, y.qkv, y.attended, y.lse, add);
       b_.linear(y.attended, y.proj_weight, y.proj_bias, delta_, D, D);
       add(b_.begin("mlp", l));
       norm(y.residual_in, delta_, y.residual_mid, {y.ln_2_weight, y.ln_2_bias, y.mean_2, y.inv_std_2}, y.ln_2);
@@ -207,11 +208,12 @@ class Gpt2 {
       order.push_back(b_.begin("ln_2_gradient", l));
       b_.linear_input_gradient(y.d_fc, y.fc_weight, d_norm_, D, F);
       norm_gradient(d_norm_, y.residual_mid, {y.ln_2_weight, y.ln_2_bias, y.mean_2, y.inv_std_2}, y.d_out, y.d_mid);
+      ring_.fetch(l, y.qkv, order);
       order.push_back(b_.begin("attention_proj_gradient", l));
       b_.linear_weight_gradient(y.attended, y.d_mid, y.proj_weight, y.proj_bias, D, D);
       order.push_back(b_.begin("attention_qkv_gradient", l));
       b_.linear_input_gradient(y.d_mid, y.proj_weight, d_norm_, D, D);
-      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, y.d_qkv);
+      ring_.backward(l, d_norm_, y.qkv, y.attended, y.lse, y.d_qkv, order);
       b_.linear_weight_gradient(y.ln_1, y.d_qkv, y.qkv_weight, y.qkv_bias, D, 3 * D);
       order.push_back(b_.begin("ln_1_gradient", l));
       b_.linear_input_gradient(y.d_qkv, y.qkv_weight, d_norm_, D, 3 * D);
@@ -223,6 +225,7 @@ class Gpt2 {
 
   ModelOptions o_;
   SpecBuilder b_;
+  Ring ring_;
   std::vector<Layer> layers_;
   Norm final_{};
   uint32_t table_ = 0, positions_ = 0, head_ = 0;

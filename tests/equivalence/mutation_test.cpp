@@ -24,7 +24,7 @@ void print(const char* what, const comm::Mutations& m) {
 
 TEST_CASE("the plans of every rank of every layout hold", "[mutation]") {
   for (const Layout& row : strategies(true))
-    for (int rank = 0; rank < row.ranks; ++rank) {
+    for (int rank = 0; rank < row.world(); ++rank) {
       INFO(row.name << ", rank " << rank);
       CHECK_NOTHROW(make_job(row, rank));
     }
@@ -35,7 +35,7 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
   const std::vector<Layout> rows = strategies(test_everything());
   for (const Layout& row : rows) {
     INFO(row.name);
-    const std::unique_ptr<Job> job = make_job(row, row.ranks - 1);
+    const std::unique_ptr<Job> job = make_job(row, row.world() - 1);
     const std::vector<const Plan*> runs{&job->prime, &job->train, &job->train, &job->evaluate, &job->train};
     const auto seams = comm::link_all(runs, job->channels);
     const comm::Sequence sequence{runs, seams};

@@ -16,7 +16,7 @@ using namespace slipstream::equivalence;
 namespace {
 
 Layout guarded(Layout layout, const guard::Options& options, std::vector<guard::Counts>& counts) {
-  counts.resize(static_cast<size_t>(layout.ranks));
+  counts.resize(static_cast<size_t>(layout.world()));
   layout.evaluate_between = true;
   layout.check_hazards = false;
   layout.device = [&counts, options](const Job& job) { return guard::make_guarded_device(job.buffers, options, &counts[static_cast<size_t>(job.options.rank)]); };
