@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Learned positions of a rank that holds two chunks of every sequence: their rows side by side, and their gradients back in place.
 
+#include <array>
+
 #include "kernels/cast/cast.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "models/common/blocks.h"

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include <fmt/core.h>
+
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
 #include "kernels/columns/columns.h"
@@ -44,15 +46,16 @@ Ring::Ring(SpecBuilder& builder) : b_(builder), chunks_(builder.options().chunks
   if (ranks() == 1) return;
   const ModelOptions& o = b_.options();
   const int64_t elems = b_.rows() * kv_width();
-  for (int i : {0, 1}) keys_[i] = b_.scratch(fmt::format("ring.keys.{}", i), bytes_of(elems, o.dtype));
+  for (bool again : {false, true})
+    for (int i : {0, 1}) keys_[again][i] = b_.scratch(fmt::format("ring.keys{}.{}", again ? "_again" : "", i), bytes_of(elems, o.dtype));
   for (int i : {0, 1}) gradients_[i] = b_.scratch(fmt::format("ring.gradients.{}", i), bytes_of(elems, DType::f32));
   share_ = b_.scratch("ring.share", bytes_of(elems, DType::f32));
   carried_ = b_.scratch("ring.carried", bytes_of(b_.rows() * o.heads * (b_.head_dim() + 2), DType::f32));
 }
 
-void Ring::take_keys(Slice qkv) {
+void Ring::start_keys(Slice qkv, bool again) {
   const ModelOptions& o = b_.options();
-  const Slice to = keys(0);
+  const Slice to = keys(0, again);
   const int64_t begin = o.heads * b_.head_dim();
   const kernels::ColumnsTake shape{.rows = b_.rows(), .width = kv_width(), .from_stride = b_.qkv_width(), .dtype = o.dtype};
   b_.work("take_keys", kernels::columns_take_cost(shape), {qkv}, {to}, [=](LaunchContext& c) {
@@ -61,15 +64,12 @@ void Ring::take_keys(Slice qkv) {
     args.to = c.at(to);
     kernels::columns_take(c, args);
   });
+  for (int step = 1; step <= 2 && step < ranks(); ++step) exchange_keys(step, again);
 }
 
-void Ring::exchange_keys(const char* name, int step) {
-  b_.communicate({.name = fmt::format("{}.{}", name, step), .channel = "ring", .axis = Axis::context, .op = Op::exchange, .peer = -1,
-                  .from = keys(step - 1), .to = keys(step), .dtype = b_.options().dtype, .elems = b_.rows() * kv_width()});
-}
-
-void Ring::exchange_first_keys(const char* name) {
-  for (int step = 1; step <= 2 && step < ranks(); ++step) exchange_keys(name, step);
+void Ring::exchange_keys(int step, bool again) {
+  b_.communicate({.name = fmt::format("exchange_keys{}.{}", again ? "_again" : "", step), .channel = "ring", .axis = Axis::context, .op = Op::exchange, .peer = -1,
+                  .from = keys(step - 1, again), .to = keys(step, again), .dtype = b_.options().dtype, .elems = b_.rows() * kv_width()});
 }
 
 void Ring::exchange_gradients(int step) {
@@ -79,7 +79,7 @@ void Ring::exchange_gradients(int step) {
 
 void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
   const bool first = step == 0, last = step + 1 == ranks();
-  const KeysAt kv = keys_at(b_, step, qkv, keys(step));
+  const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
   const int64_t rows = b_.rows() * b_.options().heads, elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
   const Slice carried = carried_;
   const kernels::AttentionBlockForward shape{.all = forward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .carried = {},
@@ -112,25 +112,23 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
 
 void Ring::forward(int layer, Slice qkv, Slice out, Slice lse, const std::function<void(uint32_t)>& add) {
   if (ranks() == 1) return b_.attention(qkv, out, lse);
-  take_keys(qkv);
-  exchange_first_keys("exchange_keys");
+  start_keys(qkv, false);
   for (int step = 0; step < ranks(); ++step) {
     add(b_.begin(fmt::format("attention_block.{}", step), layer));
     block(step, qkv, out, lse);
-    if (step > 0 && step + 2 < ranks()) exchange_keys("exchange_keys", step + 2);
+    if (step > 0 && step + 2 < ranks()) exchange_keys(step + 2, false);
   }
 }
 
 void Ring::fetch(int layer, Slice qkv, std::vector<uint32_t>& order) {
   if (ranks() == 1) return;
   order.push_back(b_.begin("ring_keys", layer));
-  take_keys(qkv);
-  exchange_first_keys("exchange_keys_again");
+  start_keys(qkv, true);
 }
 
 void Ring::block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv) {
   const bool last = step == 0;
-  const KeysAt kv = keys_at(b_, step, qkv, keys(step));
+  const KeysAt kv = keys_at(b_, step, qkv, keys(step, true));
   const int64_t elem_bytes = size_of(b_.options().dtype);
   const Slice dq_sum = this->dq_sum(), workspace = b_.attention_workspace();
   const kernels::AttentionBlockBackward shape{.all = backward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .first = false, .last = last};
@@ -158,12 +156,14 @@ void Ring::block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse,
 void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order) {
   if (ranks() == 1) return b_.attention_gradient(dout, qkv, out, lse, dqkv);
   const Slice dq_sum = this->dq_sum(), share = share_;
-  b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum}, [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);
     order.push_back(b_.begin(fmt::format("attention_block_gradient.{}", step), layer));
+    // Not before: a forward pass that is made again ends in front of the first piece that reads its output, and carries in the same memory.
+    if (step == 1)
+      b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum}, [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
     block_gradient(step, dout, qkv, out, lse, dqkv, step == 1 ? sum : share);
-    if (step + 2 < ranks()) exchange_keys("exchange_keys_again", step + 2);
+    if (step + 2 < ranks()) exchange_keys(step + 2, true);
     if (step > 1) {
       // Apart from the block: what the ranks before have summed arrives under it.
       order.push_back(b_.begin(fmt::format("add_key_gradients.{}", step), layer));

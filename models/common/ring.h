@@ -12,7 +12,8 @@
 
 namespace slipstream::models {
 
-/// Memory of a rank beside the layers' own: keys and values twice, float gradients of keys and values three times, one float output with its softmax.
+/// Memory of a rank beside the layers' own: keys and values four times (forward and backward have buffers of their own, so that a forward pass that is
+/// made again may run between fetch() and backward()), their float gradients three times, one float output with its softmax.
 class Ring {
  public:
   explicit Ring(SpecBuilder& builder);
@@ -29,21 +30,20 @@ class Ring {
  private:
   int ranks() const { return chunks_.ranks; }
   int64_t kv_width() const { return 2 * b_.options().kv_heads * b_.head_dim(); }
-  Slice keys(int step) const { return keys_[step % 2]; }           // of rank r + step, in steps 1 and later
+  Slice keys(int step, bool again) const { return keys_[again][step % 2]; }  // of rank r + step, in steps 1 and later; again: for backward
   Slice gradients(int step) const { return gradients_[step % 2]; } // of those keys, summed over the ranks that have had them, this one the last
   Slice dq_sum() const { return {carried_.buffer, 0, bytes_of(b_.rows() * b_.options().heads * b_.head_dim(), DType::f32)}; }
-  void take_keys(Slice qkv);
+  /// Sends this rank's keys on their way: the first two hops fill both buffers. A later one goes where the keys of a block were, behind that block.
+  void start_keys(Slice qkv, bool again);
   /// The keys of step `step` arrive while what stands behind the current piece runs.
-  void exchange_keys(const char* name, int step);
-  /// Behind take_keys(): the first two hops fill both buffers. A later one goes where the keys of a block were, behind that block.
-  void exchange_first_keys(const char* name);
+  void exchange_keys(int step, bool again);
   void exchange_gradients(int step);
   void block(int step, Slice qkv, Slice out, Slice lse);
   void block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv);
 
   SpecBuilder& b_;
   ContextChunks chunks_;
-  Slice keys_[2], gradients_[2];
+  Slice keys_[2][2], gradients_[2];
   Slice share_;    // of this rank in the gradients of the keys that it has
   Slice carried_;  // forward: output, maximum and sum of the softmax so far; backward: dq so far
 };
