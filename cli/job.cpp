@@ -136,6 +136,11 @@ models::ModelOptions model_options(const JobRequest& request) {
           .ranks = layout.data * layout.context,
           // With sharded updates both shares of a tied table travel together.
           .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
+          .tensor = layout.tensor,
+          .sequence_parallel = config.parallel.sequence_parallel,
+          .tensor_chunks = models::token_chunks(config.train.micro_batch_size * config.train.sequence_length / layout.context, static_cast<int>(config.overlap.tensor_chunks),
+                                                layout.tensor, config.parallel.sequence_parallel),
+          .whole_layers = config.zero.stage >= 2,
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
 }
 
@@ -163,8 +168,10 @@ std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, PlanOp
   std::vector<std::shared_ptr<Job>> jobs;
   for (int stage = 0; stage < options.sizes.pipeline; ++stage) {
     options.rank = stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
+    models::ModelOptions own = sizes;
+    own.tensor_index = mesh.coordinates(options.rank).tensor;
     Buffers buffers;
-    ModelSpec model = models::build_model(sizes, buffers);
+    ModelSpec model = models::build_model(own, buffers);
     jobs.push_back(std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options)));
   }
   return jobs;

@@ -110,15 +110,19 @@ void Rank::initialise(uint64_t seed) {
   for (size_t p = 0; p < job_->model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job_->model.parameters[p];
     for (size_t t = 0; t < parameter.tensors.size(); ++t) {
-      const Philox random(seed, parameter.tensors[t].name);
-      const int64_t elems = parameter.tensors[t].elems();
+      const NamedTensor& tensor = parameter.tensors[t];
+      const Philox random(seed, tensor.name);
+      const int64_t elems = tensor.elems();
       std::vector<float> values(static_cast<size_t>(std::min(elems, kPieceElems)));
       for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
         const auto piece = std::span(values).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
-        for (size_t i = 0; i < piece.size(); ++i)
-          piece[i] = parameter.init.kind == Init::Kind::normal ? parameter.init.std * random.normal(static_cast<uint64_t>(begin) + i)
-                     : parameter.init.kind == Init::Kind::ones ? 1.0f
-                                                               : 0.0f;
+        std::fill(piece.begin(), piece.end(), 0.0f);  // padding stays zero
+        tensor.for_runs(tensor.split.index, begin, static_cast<int64_t>(piece.size()), [&](int64_t held, int64_t whole, int64_t count) {
+          for (int64_t i = 0; i < count; ++i)
+            piece[static_cast<size_t>(held - begin + i)] = parameter.init.kind == Init::Kind::normal ? parameter.init.std * random.normal(static_cast<uint64_t>(whole + i))
+                                                           : parameter.init.kind == Init::Kind::ones ? 1.0f
+                                                                                                     : 0.0f;
+        });
         write(p, t, begin, piece);
       }
     }
@@ -126,8 +130,11 @@ void Rank::initialise(uint64_t seed) {
 }
 
 void Rank::set_tensor(size_t parameter, size_t tensor, std::span<const float> values) {
-  SLIP_ASSERT(static_cast<int64_t>(values.size()) == job_->model.parameters[parameter].tensors[tensor].elems());
-  write(parameter, tensor, 0, values);
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  SLIP_ASSERT(static_cast<int64_t>(values.size()) == named.whole_elems());
+  named.for_runs(named.split.index, 0, named.elems(), [&](int64_t held, int64_t whole, int64_t count) {
+    write(parameter, tensor, held, values.subspan(static_cast<size_t>(whole), static_cast<size_t>(count)));
+  });
 }
 
 void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::span<const float> values) {

@@ -44,7 +44,7 @@ class Rank {
   void initialise(uint64_t seed);
   /// Blocks. Sets elements [begin, begin + values.size()) of a named tensor, masters and what this rank holds of the rounded weights.
   void write(size_t parameter, size_t tensor, int64_t begin, std::span<const float> values);
-  /// Blocks. The whole tensor, as write().
+  /// Blocks. From the values of the whole tensor, of which tensor-parallel ranks hold parts.
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
   /// Blocks. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
   std::vector<float> shards(Slice BucketHome::*what);

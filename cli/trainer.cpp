@@ -205,13 +205,14 @@ double Trainer::evaluate() {
                                   config_.train.eval_batches);
   const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks, job.mesh.index_in_group(Axis::context, world_.rank()),
                                                         job.mesh.group_size(Axis::context));
+  const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // ranks that share layers all have their losses
   data::Batch batch = data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
   std::vector<double> sums;
   for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
     fill(round, batch);
     const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
     double sum = 0;
-    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && !losses.empty(); ++i) sum += losses[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i) sum += losses[static_cast<size_t>(i)];
     sums.push_back(sum);
   }
   const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
@@ -227,31 +228,31 @@ double Trainer::evaluate() {
 std::vector<ReadWeights> Trainer::weights() {
   const Job& job = rank_->job();
   const bool sharded = job.options.zero_stage > 0;
-  if (!sharded && stages_.size() == 1)
+  const int parts = job.mesh.group_size(Axis::tensor);
+  if (!sharded && stages_.size() == 1 && parts == 1)
     return {[this](size_t p, size_t t, int64_t begin, std::span<float> out) { rank_->read(&BucketHome::master, p, t, begin, out); }};
-  // Of every stage the ranks that together have all of it; others have the same once more.
-  std::vector<std::vector<int>> holders;
-  for (size_t stage = 0; stage < stages_.size(); ++stage) {
-    const int first = job.mesh.rank({.pipeline = static_cast<int>(stage)});
-    holders.push_back(sharded ? job.mesh.group(job.shard_axis(), first) : std::vector<int>{first});
-  }
-  const std::vector<int>& speakers = holders[static_cast<size_t>(job.stage())];
+  // Of every part of every stage the ranks that together have all of it; others have the same once more.
+  const auto holders_of = [&](size_t stage, int part) {
+    const int first = job.mesh.rank({.pipeline = static_cast<int>(stage), .tensor = part});
+    return sharded ? job.mesh.group(job.shard_axis(), first) : std::vector<int>{first};
+  };
+  const std::vector<int> speakers = holders_of(static_cast<size_t>(job.stage()), job.mesh.coordinates(world_.rank()).tensor);
   std::vector<float> mine;
   if (std::find(speakers.begin(), speakers.end(), world_.rank()) != speakers.end()) mine = rank_->shards(&BucketHome::master);
   const std::vector<std::string> gathered = world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)});
   std::vector<ReadWeights> reads;
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
-    std::vector<std::vector<float>> shards;
-    for (int rank : holders[stage]) {
-      const std::string& bytes = gathered[static_cast<size_t>(rank)];
-      shards.emplace_back(bytes.size() / sizeof(float));
-      std::memcpy(shards.back().data(), bytes.data(), bytes.size());
+    std::vector<std::vector<float>> flats;
+    for (int part = 0; part < parts; ++part) {
+      std::vector<std::vector<float>> shards;
+      for (int rank : holders_of(stage, part)) {
+        const std::string& bytes = gathered[static_cast<size_t>(rank)];
+        shards.emplace_back(bytes.size() / sizeof(float));
+        std::memcpy(shards.back().data(), bytes.data(), bytes.size());
+      }
+      flats.push_back(flat_from_shards(*stages_[stage], shards));
     }
-    reads.push_back([job_of_stage = stages_[stage], flat = std::make_shared<std::vector<float>>(flat_from_shards(*stages_[stage], shards))](
-                        size_t p, size_t t, int64_t begin, std::span<float> out) {
-      const std::span<const float> held = tensor_of(*job_of_stage, *flat, p, t);
-      std::copy_n(held.begin() + begin, out.size(), out.begin());
-    });
+    reads.push_back(read_parts(stages_[stage], std::move(flats)));
   }
   return reads;
 }

@@ -15,7 +15,8 @@ constexpr int64_t kPieceElems = kMiB / static_cast<int64_t>(sizeof(float));
 
 /// [rows, columns] as it is held goes out as [columns, rows], row by row; only matrices of blocks are stored so, never a vocabulary.
 void write_turned(const ReadWeights& read, size_t p, size_t t, const NamedTensor& named, const checkpoint::TensorSink& sink) {
-  const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
+  const std::vector<int64_t> shape = named.whole_shape();
+  const auto rows = static_cast<size_t>(shape[0]), columns = static_cast<size_t>(shape[1]);
   std::vector<float> held(rows * columns), row(rows);
   read(p, t, 0, held);
   for (size_t c = 0; c < columns; ++c) {
@@ -27,7 +28,7 @@ void write_turned(const ReadWeights& read, size_t p, size_t t, const NamedTensor
 }  // namespace
 
 void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor, const std::function<void(std::span<const float>)>& take) {
-  const int64_t elems = job.model.parameters[parameter].tensors[tensor].elems();
+  const int64_t elems = job.model.parameters[parameter].tensors[tensor].whole_elems();
   std::vector<float> piece(static_cast<size_t>(std::min(elems, kPieceElems)));
   for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
     const std::span<float> part = std::span(piece).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
@@ -36,12 +37,27 @@ void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_
   }
 }
 
+ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats) {
+  return [job = std::move(job), flats = std::make_shared<const std::vector<std::vector<float>>>(std::move(flats))](size_t p, size_t t, int64_t begin,
+                                                                                                                  std::span<float> out) {
+    const NamedTensor& named = job->model.parameters[p].tensors[t];
+    const int64_t end = begin + static_cast<int64_t>(out.size());
+    for (int part = 0; part < named.split.parts; ++part) {
+      const std::span<const float> held = tensor_of(*job, (*flats)[static_cast<size_t>(part)], p, t);
+      named.for_runs(part, 0, named.elems(), [&](int64_t from, int64_t whole, int64_t count) {
+        const int64_t first = std::max(begin, whole), last = std::min(end, whole + count);
+        if (first < last) std::copy_n(held.begin() + from + first - whole, last - first, out.begin() + first - begin);
+      });
+    }
+  };
+}
+
 std::vector<checkpoint::TensorToSave> tensors_to_save(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<ReadWeights>& reads) {
   std::vector<checkpoint::TensorToSave> tensors;
   for (const auto& [name, at] : tensors_of(stages)) {
     const std::shared_ptr<const Job> job = stages[at.stage];
     const NamedTensor& named = job->model.parameters[at.parameter].tensors[at.tensor];
-    std::vector<int64_t> shape = named.shape;
+    std::vector<int64_t> shape = named.whole_shape();
     if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
     tensors.push_back({.name = name, .dtype = DType::f32, .shape = shape,
                        .write = [job, read = reads[at.stage], p = at.parameter, t = at.tensor, &named](const checkpoint::TensorSink& sink) {

@@ -84,7 +84,8 @@ Fn sum_squares_work(const Job& job, const Item& item) {
     const PlacedPart& placed = job.layout.parts[p];
     const int64_t begin = std::max(placed.offset_elems, home.shard_offset_elems);
     const int64_t end = std::min(placed.offset_elems + placed.part.elems, home.shard_offset_elems + home.shard_elems);
-    const int64_t elems = std::max<int64_t>(0, end - begin);
+    const bool counts = job.counts_squares_of(job.model.parameters[placed.part.parameter]);  // else another rank does
+    const int64_t elems = counts ? std::max<int64_t>(0, end - begin) : 0;
     parts.push_back({elements(home.gradient, elems > 0 ? begin - home.shard_offset_elems : 0, elems, DType::f32),
                      {job.ids.norm_parts, int64_t{placed.norm_index} * 8, 8}, elems});
   }

@@ -27,6 +27,8 @@ void add_cuda(LaunchContext&, const Add&) { refuse("add"); }
 void columns_take_cuda(LaunchContext&, const ColumnsTake&) { refuse("columns_take"); }
 void columns_sum_cuda(LaunchContext&, const ColumnsSum&) { refuse("columns_sum"); }
 void cross_entropy_cuda(LaunchContext&, const CrossEntropy&) { refuse("cross_entropy"); }
+void cross_entropy_part_cuda(LaunchContext&, const CrossEntropyPart&) { refuse("cross_entropy_part"); }
+void cross_entropy_merge_cuda(LaunchContext&, const CrossEntropyMerge&) { refuse("cross_entropy_merge"); }
 void embedding_forward_cuda(LaunchContext&, const EmbeddingForward&) { refuse("embedding_forward"); }
 void embedding_backward_cuda(LaunchContext&, const EmbeddingBackward&) { refuse("embedding_backward"); }
 void position_backward_cuda(LaunchContext&, const PositionBackward&) { refuse("position_backward"); }

@@ -38,10 +38,19 @@ struct ModelOptions {
   bool split_tied_embedding = true;
   std::vector<int> cuts;     // layers before which another pipeline stage begins
   bool split_backward = false;  // gradients of outputs outlive the backward pass, so that weight gradients can wait (zero-bubble)
+  int tensor = 1;            // ranks that share out heads, hidden units and vocabulary
+  int tensor_index = 0;      // of this rank among them
+  bool sequence_parallel = false;  // they share out the tokens of norms and residuals too
+  int tensor_chunks = 1;     // of the tokens: one travels under the next; see token_chunks()
+  bool whole_layers = false; // chunks of one layer are done before the next begins: where layers pass through slots of memory (ZeRO stages 2 and 3)
   int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: how early the wire may start
 
   ContextChunks chunks() const { return {.tokens = tokens * context_ranks, .ranks = context_ranks, .rank = context_rank}; }
 };
+
+/// Chunks that the tokens of a micro-batch are cut into: the most up to `asked` that are equal, and with sequence parallelism divide among
+/// the ranks. Pure.
+int token_chunks(int64_t rows, int asked, int ranks, bool sequence_parallel);
 
 /// Adds the model's buffers to `buffers` and returns its spec. Pure but for that.
 /// Throws: ConfigError with the two numbers when sizes do not fit each other.

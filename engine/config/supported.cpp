@@ -19,8 +19,6 @@ const std::vector<SupportedRow>& supported_rows() {
        "use \"bytes\" or \"chars\", or token shards made elsewhere"},
       {"train.recompute", [](R c) { return c.train.recompute == Recompute::none; }, "use \"none\""},
       {"optimizer.double_buffer", [](R c) { return !c.optimizer.double_buffer; }, "use false"},
-      {"parallel.tensor", [](R c) { return c.parallel.tensor == 1; }, "use 1"},
-      {"parallel.sequence_parallel", [](R c) { return !c.parallel.sequence_parallel; }, "use false"},
       {"zero.stage",
        [](R c) {
          return c.zero.stage == 0 || (c.overlap.grad_reduce == GradReduce::bucketed && c.comm.grad_dtype == DType::f32);
@@ -36,7 +34,6 @@ const std::vector<SupportedRow>& supported_rows() {
       {"overlap.max_inflight_buckets", [](R c) { return c.overlap.max_inflight_buckets == 0; },
        "use 0: one in-order channel already carries one bucket at a time"},
       {"overlap.param_gather", [](R c) { return c.overlap.param_gather; }, "leave it out"},
-      {"overlap.tensor_chunks", [](R c) { return c.overlap.tensor_chunks == Overlap{}.tensor_chunks; }, "leave it out"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
       {"comm.quantize", [](R c) { return c.comm.quantize == Quantize::none; }, "use \"none\""},
       {"checkpoint.interval", [](R c) { return c.checkpoint.interval == 0; },

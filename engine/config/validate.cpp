@@ -86,6 +86,8 @@ void validate_layout(const RunConfig& config) {
     throw ConfigError("zero.shard_size = {} does not divide parallel.data{}. Use a divisor, or 0.", config.zero.shard_size,
                       config.parallel.context == 1 ? fmt::format(" = {}", ranks)
                                                    : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
+  if (config.parallel.sequence_parallel && config.parallel.tensor == 1)
+    throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError("zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "

@@ -36,23 +36,22 @@ void add_channels(Job& job) {
   if (piped)
     for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"}) job.channels.push_back({name, Axis::pipeline});
   if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
-  if (piped && job.options.zero_stage == 0) job.channels.push_back({"norm", Axis::pipeline});
-  if (piped || shared) job.channels.push_back({"scalars", piped ? Axis::world : Axis::replica});
+  if (job.mesh.world() > 1) job.channels.push_back({"scalars", job.scalars_axis()});
+  if (job.norm_axis() != Axis::self && job.norm_axis() != job.scalars_axis()) job.channels.push_back({"norm", job.norm_axis()});
   for (const Piece& piece : job.model.pieces)
     for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (!shared) return;
   job.channels.push_back({"reduce", job.shard_axis()});
   // Apart from "reduce": two collectives of one communicator never overlap each other.
   if (job.options.zero_stage > 0) job.channels.push_back({"gather", job.shard_axis()});
-  // Across the groups that share: the sum of a shard. The squares of shards are summed inside.
-  if (job.is_hybrid())
-    for (const Channel& channel : {Channel{"reduce_across", Axis::data_outer}, Channel{"norm", Axis::data_inner}}) job.channels.push_back(channel);
+  // Across the groups that share: the sum of a shard.
+  if (job.is_hybrid()) job.channels.push_back({"reduce_across", Axis::data_outer});
 }
 
 /// Takes the stage's part of the model and says what of the whole it must know.
 void take_stage(Job& job) {
   ModelSpec& model = job.model;
-  job.parameter_elems = model.parameter_elems();
+  job.parameter_elems = model.whole_parameter_elems();
   const auto order = norm_order(model);
   job.norm_parts = static_cast<int>(order.size());
   for (const ParameterSpec& parameter : model.parameters)
@@ -103,6 +102,23 @@ ChannelId Job::channel(const std::string& name) const {
   for (ChannelId c = 0; c < channels.size(); ++c)
     if (channels[c].name == name) return c;
   throw PlanError("[plan] there is no channel named {}.", name);
+}
+
+Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::replica) ? Axis::replica : Axis::world; }
+
+Axis Job::norm_axis() const {
+  const bool piped = mesh.group_size(Axis::pipeline) > 1, split = mesh.group_size(Axis::tensor) > 1;
+  if (split) return piped || options.zero_stage > 0 ? Axis::world : Axis::tensor;
+  if (options.zero_stage == 0) return piped ? Axis::pipeline : Axis::self;
+  return is_hybrid() ? Axis::data_inner : scalars_axis();
+}
+
+bool Job::counts_squares_of(const ParameterSpec& parameter) const {
+  const Coordinates at = mesh.coordinates(options.rank);
+  if (at.tensor > 0 && !parameter.is_split()) return false;
+  if (norm_axis() != Axis::world) return true;
+  // Those who have the same once more add zeros.
+  return options.zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0 : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
 }
 
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {

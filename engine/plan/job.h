@@ -98,6 +98,12 @@ struct Job {
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
   /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same parameters.
   Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
+  /// Who adds up the loss of a step: all ranks where only data is spread, else all that have some of it and others that have none.
+  Axis scalars_axis() const;
+  /// Who adds up the squares of gradients; self: each rank has them all.
+  Axis norm_axis() const;
+  /// Whether the squares of this parameter's gradient are counted on this rank and not on another of norm_axis() that has the same.
+  bool counts_squares_of(const ParameterSpec& parameter) const;
   bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 

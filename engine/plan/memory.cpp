@@ -152,10 +152,9 @@ void place_memory(Job& job) {
   ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
-  ids.norm_sums = job.options.zero_stage > 0 || job.mesh.group_size(Axis::pipeline) > 1 ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
+  ids.norm_sums = job.norm_axis() != Axis::self ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
   ids.norm = add("norm", 8, Owner::optimizer);
-  const bool alone = job.mesh.group_size(Axis::replica) == 1 && job.mesh.group_size(Axis::pipeline) == 1;
-  ids.loss_sum = alone ? job.model.loss : add("loss.sum", 8, Owner::batch);
+  ids.loss_sum = job.mesh.world() == 1 ? job.model.loss : add("loss.sum", 8, Owner::batch);
   ids.report = add("report", 16 * kReportSlots, Owner::batch);
   ids.batch_next = job.buffers.find("batch.next");
   for (size_t b = 0; b < job.homes.size(); ++b)

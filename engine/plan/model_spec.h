@@ -22,16 +22,59 @@ struct Init {
   float std = 0;
 };
 
+/// Which part of a tensor each of `parts` ranks holds: along `dim`, of each of `blocks` equal blocks (q, k and v in one) the index-th of equal parts.
+struct Split {
+  int dim = 0;
+  int blocks = 1;
+  int parts = 1;       // 1: the whole tensor
+  int index = 0;
+  int64_t whole = 0;   // length along dim of the whole tensor; with one block the last parts may be padding
+};
+
 /// A tensor as the outside world knows it: rows of one parameter under a Hugging Face name.
 struct NamedTensor {
   std::string name;
   std::vector<int64_t> shape;  // as the parameter holds it: [out, in] or [width]
   int64_t begin_elems = 0;     // within the parameter
   bool transposed_on_disk = false;  // GPT-2's Conv1D stores [in, out]
+  Split split = {};
 
-  int64_t elems() const {
+  int64_t elems() const { return product(shape); }
+  std::vector<int64_t> whole_shape() const {
+    std::vector<int64_t> whole = shape;
+    if (split.parts > 1) whole[static_cast<size_t>(split.dim)] = split.whole;
+    return whole;
+  }
+  int64_t whole_elems() const { return product(whole_shape()); }
+
+  /// Calls take(held, whole, elems) for runs of what part `index` holds that lie side by side in the whole tensor too; of elements
+  /// [begin, begin + count) as held. Padding belongs to no run. Pure.
+  template <typename Take>
+  void for_runs(int index, int64_t begin, int64_t count, const Take& take) const {
+    if (split.parts == 1) return take(begin, begin, count);
+    const int64_t columns = elems() / shape[0], whole_columns = split.dim == 0 ? columns : split.whole;
+    const int64_t block_rows = split.dim == 0 ? shape[0] / split.blocks : 0;
+    for (int64_t at = begin; at < begin + count;) {
+      const int64_t row = at / columns;
+      int64_t end = (row + 1) * columns, whole = row * whole_columns + index * columns + at % columns;
+      if (split.dim == 0) {
+        const int64_t block = row / block_rows, first = index * block_rows, whole_rows = split.whole / split.blocks;
+        end = ((block + 1) * block_rows) * columns;
+        whole = (block * whole_rows + first) * columns + at - block * block_rows * columns;
+        const int64_t held_end = (block * block_rows + (whole_rows - first < block_rows ? whole_rows - first : block_rows)) * columns;
+        const int64_t stop = held_end < begin + count ? held_end : begin + count;
+        if (at < stop) take(at, whole, stop - at);
+      } else {
+        take(at, whole, (end < begin + count ? end : begin + count) - at);
+      }
+      at = end;
+    }
+  }
+
+ private:
+  static int64_t product(const std::vector<int64_t>& dims) {
     int64_t product = 1;
-    for (int64_t dim : shape) product *= dim;
+    for (int64_t dim : dims) product *= dim;
     return product;
   }
 };
@@ -48,6 +91,7 @@ struct ParameterSpec {
   bool is_copy = false;   // of the parameter of the same name: the head of a tied table, on another stage than the embedding
 
   const std::string& name() const { return tensors.front().name; }
+  bool is_split() const { return tensors.front().split.parts > 1; }
 };
 
 /// A range of a parameter's gradient that becomes complete when a backward piece completes.
@@ -132,6 +176,14 @@ struct ModelSpec {
     }
   }
 
+  /// Of the whole tensors, not of this rank's parts of them.
+  int64_t whole_parameter_elems() const {
+    int64_t total = 0;
+    for (const ParameterSpec& parameter : parameters)
+      for (const NamedTensor& tensor : parameter.tensors)
+        if (!parameter.is_copy) total += tensor.whole_elems();
+    return total;
+  }
   int64_t parameter_elems() const {
     int64_t total = 0;
     for (const ParameterSpec& parameter : parameters)

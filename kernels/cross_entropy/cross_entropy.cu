@@ -32,26 +32,20 @@ __device__ __forceinline__ Softmax warp_merged(Softmax mine) {
   return mine;
 }
 
+/// Maximum and sum of a row, the same on all threads of the block.
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
-  __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
-  const Shared<float> largests(largest_storage), sums(sum_storage);
-  const int64_t row = blockIdx.x;
-  T* logits = static_cast<T*>(args.logits) + row * args.stride;
-  const int32_t target = args.targets[row];
-  const bool known = target >= 0 && target < args.vocab;
-  const float target_logit = known ? to_float(logits[target]) : 0.0f;
+__device__ __forceinline__ Softmax softmax_of(const T* logits, int64_t vocab, const Shared<float>& largests, const Shared<float>& sums) {
   Softmax mine = {kLowest, 0.0f};
-  for (int64_t column = threadIdx.x * kPack<T>; column < args.vocab; column += kThreads * kPack<T>) {
+  for (int64_t column = threadIdx.x * kPack<T>; column < vocab; column += kThreads * kPack<T>) {
     float x[kPack<T>];
-    load_floats<kAligned>(logits + column, args.vocab - column, x);
+    load_floats<kAligned>(logits + column, vocab - column, x);
     Softmax pack = {kLowest, 0.0f};
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i)
-      if (column + i < args.vocab) pack.largest = fmaxf(pack.largest, x[i]);
+      if (column + i < vocab) pack.largest = fmaxf(pack.largest, x[i]);
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i)
-      if (column + i < args.vocab) pack.sum += weight_of(x[i], pack.largest);
+      if (column + i < vocab) pack.sum += weight_of(x[i], pack.largest);
     mine = merged(mine, pack);
   }
   mine = warp_merged(mine);
@@ -62,6 +56,19 @@ __global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
   __syncthreads();
   Softmax all = {largests[0], sums[0]};
   for (int i = 1; i < kThreads / kWarp; ++i) all = merged(all, {largests[i], sums[i]});
+  return all;
+}
+
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
+  __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
+  const Shared<float> largests(largest_storage), sums(sum_storage);
+  const int64_t row = blockIdx.x;
+  T* logits = static_cast<T*>(args.logits) + row * args.stride;
+  const int32_t target = args.targets[row];
+  const bool known = target >= 0 && target < args.vocab;
+  const float target_logit = known ? to_float(logits[target]) : 0.0f;
+  const Softmax all = softmax_of<kAligned>(logits, args.vocab, largests, sums);
   if (threadIdx.x == 0)
     args.row_losses[row] = known ? logf(all.sum) + (all.largest - target_logit) : __uint_as_float(0x7fffffffu);
   if (!args.backward) return;
@@ -73,6 +80,49 @@ __global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
     for (int i = 0; i < kPack<T>; ++i) {
       const float p = column + i < args.vocab ? weight_of(x[i], all.largest) * scale : 0.0f;
       x[i] = known && column + i == target ? p - args.gradient_scale : p;
+    }
+    store_floats<kAligned>(logits + column, args.stride - column, x);
+  }
+}
+
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads) part_kernel(CrossEntropyPart args) {
+  __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
+  const int64_t row = blockIdx.x;
+  const T* logits = static_cast<const T*>(args.logits) + row * args.stride;
+  const Softmax all = softmax_of<kAligned>(logits, args.vocab, Shared<float>(largest_storage), Shared<float>(sum_storage));
+  if (threadIdx.x != 0) return;
+  const int64_t target = args.targets[row] - args.first;
+  double* part = args.parts + row * kCrossEntropyPartElems;
+  part[0] = static_cast<double>(all.largest);
+  part[1] = static_cast<double>(all.sum);
+  // A target that no rank can have makes the loss NaN, as in row_kernel.
+  const bool known = args.targets[row] >= 0 && args.targets[row] < args.whole_vocab;
+  part[2] = target >= 0 && target < args.vocab ? static_cast<double>(to_float(logits[target])) : known ? 0.0 : static_cast<double>(__uint_as_float(0x7fffffffu));
+}
+
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads) merge_kernel(CrossEntropyMerge args) {
+  const int64_t row = blockIdx.x;
+  Softmax all = {kLowest, 0.0f};
+  double logit = 0.0;
+  for (int64_t rank = 0; rank < args.ranks; ++rank) {
+    const double* part = args.parts + (rank * args.rows + row) * kCrossEntropyPartElems;
+    all = merged(all, {static_cast<float>(part[0]), static_cast<float>(part[1])});
+    logit += part[2];
+  }
+  if (threadIdx.x == 0) args.row_losses[row] = logf(all.sum) + static_cast<float>(static_cast<double>(all.largest) - logit);
+  if (!args.backward) return;
+  const int64_t target = args.targets[row] - args.first;
+  T* logits = static_cast<T*>(args.logits) + row * args.stride;
+  const float scale = args.gradient_scale / all.sum;
+  for (int64_t column = threadIdx.x * kPack<T>; column < args.stride; column += kThreads * kPack<T>) {
+    float x[kPack<T>];
+    load_floats<kAligned>(logits + column, args.stride - column, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      const float p = column + i < args.vocab ? weight_of(x[i], all.largest) * scale : 0.0f;
+      x[i] = column + i == target && column + i < args.vocab ? p - args.gradient_scale : p;
     }
     store_floats<kAligned>(logits + column, args.stride - column, x);
   }
@@ -101,6 +151,26 @@ void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args) {
       using T = decltype(type);
       for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
         launch(stream_of(context), row_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
+      });
+    });
+  launch(stream_of(context), sum_kernel, dim3(1), dim3(kThreads), 0, args.row_losses, args.rows, args.loss_sum);
+}
+
+void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& args) {
+  for_dtype(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
+      launch(stream_of(context), part_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
+    });
+  });
+}
+
+void cross_entropy_merge_cuda(LaunchContext& context, const CrossEntropyMerge& args) {
+  if (args.rows > 0)
+    for_dtype(args.dtype, [&](auto type) {
+      using T = decltype(type);
+      for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
+        launch(stream_of(context), merge_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
       });
     });
   launch(stream_of(context), sum_kernel, dim3(1), dim3(kThreads), 0, args.row_losses, args.rows, args.loss_sum);

@@ -91,32 +91,84 @@ Normalizer normalize(const T* x, int64_t elems) {
   return n;
 }
 
+/// Logits become the gradient. `target`: a column of x, or none if it is outside [0, vocab).
+template <typename T>
+void write_gradient(T* x, int64_t vocab, int64_t stride, int64_t target, double logit, const Normalizer& n, float gradient_scale) {
+  const float scale = static_cast<float>(static_cast<double>(gradient_scale) / n.sum);
+  int64_t i = 0;
+  for (; i + kLanes <= vocab; i += kLanes) store(x + i, exp_nonpositive(load(x + i) - n.max) * scale);
+  if (i < vocab) store_part(x + i, exp_part(x + i, n.max, vocab - i) * scale, vocab - i);
+  if (target >= 0 && target < vocab) {
+    // 1 - p of the target in double: p near 1 would cancel in float.
+    const double p = __builtin_exp(logit - static_cast<double>(n.max)) / n.sum;
+    x[target] = T(static_cast<float>(static_cast<double>(gradient_scale) * (p - 1.0)));
+  }
+  std::memset(static_cast<void*>(x + vocab), 0, static_cast<size_t>(stride - vocab) * sizeof(T));
+}
+
+float loss_of(const Normalizer& n, double logit) {
+  return static_cast<float>(__builtin_log(n.sum) + static_cast<double>(n.max) - logit);
+}
+
 template <typename T>
 void cross_entropy_row(const CrossEntropy& args, int64_t row) {
   T* x = static_cast<T*>(args.logits) + row * args.stride;
   const Normalizer n = normalize(x, args.vocab);
   const int32_t target = args.targets[row];
   const double logit = static_cast<double>(static_cast<float>(x[target]));
-  args.row_losses[row] = static_cast<float>(__builtin_log(n.sum) + static_cast<double>(n.max) - logit);
-  if (!args.backward) return;
-  const float scale = static_cast<float>(static_cast<double>(args.gradient_scale) / n.sum);
-  // 1 - p of the target in double: p near 1 would cancel in float.
-  const double p = __builtin_exp(logit - static_cast<double>(n.max)) / n.sum;
-  int64_t i = 0;
-  for (; i + kLanes <= args.vocab; i += kLanes) store(x + i, exp_nonpositive(load(x + i) - n.max) * scale);
-  if (i < args.vocab) store_part(x + i, exp_part(x + i, n.max, args.vocab - i) * scale, args.vocab - i);
-  x[target] = T(static_cast<float>(static_cast<double>(args.gradient_scale) * (p - 1.0)));
-  std::memset(static_cast<void*>(x + args.vocab), 0, static_cast<size_t>(args.stride - args.vocab) * sizeof(T));
+  args.row_losses[row] = loss_of(n, logit);
+  if (args.backward) write_gradient(x, args.vocab, args.stride, target, logit, n, args.gradient_scale);
+}
+
+template <typename T>
+void part_row(const CrossEntropyPart& args, int64_t row) {
+  const T* x = static_cast<const T*>(args.logits) + row * args.stride;
+  const Normalizer n = normalize(x, args.vocab);
+  const int64_t target = args.targets[row] - args.first;
+  double* part = args.parts + row * kCrossEntropyPartElems;
+  part[0] = static_cast<double>(n.max);
+  part[1] = n.sum;
+  part[2] = target >= 0 && target < args.vocab ? static_cast<double>(static_cast<float>(x[target])) : 0.0;
+}
+
+template <typename T>
+void merge_row(const CrossEntropyMerge& args, int64_t row) {
+  const auto part = [&](int64_t rank) { return args.parts + (rank * args.rows + row) * kCrossEntropyPartElems; };
+  Normalizer n;
+  double logit = 0.0;
+  for (int64_t rank = 0; rank < args.ranks; ++rank) {
+    const float max = static_cast<float>(part(rank)[0]);
+    n.max = n.max > max ? n.max : max;
+    logit += part(rank)[2];
+  }
+  for (int64_t rank = 0; rank < args.ranks; ++rank)
+    if (part(rank)[1] != 0.0) n.sum += part(rank)[1] * __builtin_exp(part(rank)[0] - static_cast<double>(n.max));
+  args.row_losses[row] = loss_of(n, logit);
+  T* x = static_cast<T*>(args.logits) + row * args.stride;
+  if (args.backward) write_gradient(x, args.vocab, args.stride, args.targets[row] - args.first, logit, n, args.gradient_scale);
+}
+
+template <typename Args, typename Row>
+void for_rows(LaunchContext& context, const Args& args, const Row& each) {
+  context.parallel_for(args.rows, 1 + 4096 / (args.vocab + 1), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) each(row);
+  });
 }
 
 }  // namespace
 
 void cross_entropy_cpu(LaunchContext& context, const CrossEntropy& args) {
-  const int64_t grain = 1 + 4096 / (args.vocab + 1);
-  context.parallel_for(args.rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      args.dtype == DType::f32 ? cross_entropy_row<float>(args, row) : cross_entropy_row<bfloat16>(args, row);
+  for_rows(context, args, [&](int64_t row) {
+    args.dtype == DType::f32 ? cross_entropy_row<float>(args, row) : cross_entropy_row<bfloat16>(args, row);
   });
+}
+
+void cross_entropy_part_cpu(LaunchContext& context, const CrossEntropyPart& args) {
+  for_rows(context, args, [&](int64_t row) { args.dtype == DType::f32 ? part_row<float>(args, row) : part_row<bfloat16>(args, row); });
+}
+
+void cross_entropy_merge_cpu(LaunchContext& context, const CrossEntropyMerge& args) {
+  for_rows(context, args, [&](int64_t row) { args.dtype == DType::f32 ? merge_row<float>(args, row) : merge_row<bfloat16>(args, row); });
 }
 
 }  // namespace slipstream::kernels::SLIP_ISA

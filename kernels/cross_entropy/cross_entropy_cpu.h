@@ -4,10 +4,13 @@
 
 #include "kernels/common/isa.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
 
 namespace slipstream::kernels {
 
 /// Writes row_losses and, when `backward`, the gradient; the caller adds the rows.
 SLIP_DECLARE_PER_ISA(void cross_entropy_cpu(LaunchContext& context, const CrossEntropy& args);)
+SLIP_DECLARE_PER_ISA(void cross_entropy_part_cpu(LaunchContext& context, const CrossEntropyPart& args);)
+SLIP_DECLARE_PER_ISA(void cross_entropy_merge_cpu(LaunchContext& context, const CrossEntropyMerge& args);)
 
 }  // namespace slipstream::kernels

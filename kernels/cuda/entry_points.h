@@ -12,6 +12,7 @@
 #include "kernels/cast/cast.h"
 #include "kernels/columns/columns.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -34,6 +35,8 @@ void add_cuda(LaunchContext& context, const Add& args);
 void columns_take_cuda(LaunchContext& context, const ColumnsTake& args);
 void columns_sum_cuda(LaunchContext& context, const ColumnsSum& args);
 void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args);
+void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& args);
+void cross_entropy_merge_cuda(LaunchContext& context, const CrossEntropyMerge& args);
 void embedding_forward_cuda(LaunchContext& context, const EmbeddingForward& args);
 void embedding_backward_cuda(LaunchContext& context, const EmbeddingBackward& args);
 void position_backward_cuda(LaunchContext& context, const PositionBackward& args);

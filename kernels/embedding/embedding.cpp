@@ -50,7 +50,7 @@ void embedding_forward(LaunchContext& context, const EmbeddingForward& args) {
   if (args.batch * args.tokens * args.width == 0) return;
   require_pointers("embedding_forward", {args.ids, args.table, args.y});
   if (context.kind == DeviceKind::cuda) return embedding_forward_cuda(context, args);
-  require_ids("embedding_forward", args.ids, args.batch * args.tokens, args.vocab);
+  require_ids("embedding_forward", args.ids, args.batch * args.tokens, args.part ? 0 : args.vocab);
   SLIP_CALL_ISA(embedding_forward_cpu(context, args))
 }
 
@@ -64,7 +64,7 @@ void embedding_backward(LaunchContext& context, const EmbeddingBackward& args) {
   if (args.vocab * args.width == 0 && args.rows == 0) return;
   require_pointers("embedding_backward", {args.dtable});
   if (context.kind == DeviceKind::cuda) return embedding_backward_cuda(context, args);
-  require_ids("embedding_backward", args.ids, args.rows, std::max<int64_t>(args.vocab, 1));
+  require_ids("embedding_backward", args.ids, args.rows, args.part ? 0 : std::max<int64_t>(args.vocab, 1));
   SLIP_CALL_ISA(embedding_backward_cpu(context, args))
 }
 

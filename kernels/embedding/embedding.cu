@@ -17,13 +17,13 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward args
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = index / packs, column = index % packs * kPack<T>, left = args.width - column;
   if (row >= args.batch * args.tokens) return;
-  const int64_t id = args.ids[row];
+  const int64_t id = args.ids[row] - args.first;
   float v[kPack<T>], p[kPack<T>] = {};
   if (id >= 0 && (args.vocab == 0 || id < args.vocab)) {
     load_floats<kAligned>(static_cast<const T*>(args.table) + id * args.width + column, left, v);
   } else {
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) v[i] = __uint_as_float(0x7fffffffu);
+    for (int i = 0; i < kPack<T>; ++i) v[i] = args.part ? 0.0f : __uint_as_float(0x7fffffffu);
   }
   if (args.positions) {
     load_floats<kAligned>(static_cast<const T*>(args.positions) + row % args.tokens * args.width + column, left, p);
@@ -45,7 +45,7 @@ struct EqualRows {
   const T* rows;       // [count, width]
   float* out;          // table [vocab, width], or rows [count, width]
   int32_t* row_ids;    // write_row: [count]
-  int64_t count, width, vocab;
+  int64_t count, width, vocab, begin;  // ids count from `begin`
 };
 
 /// A block per row; the block of an id's first row sums the rows of that id in order.
@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args)
   const int64_t row = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
   const int32_t id = args.ids[row];
-  bool first = id >= 0 && id < args.vocab;
+  const int64_t held = id - args.begin;  // its row of the table
+  bool first = held >= 0 && held < args.vocab;
   for (int64_t begin = 0; first && begin < row; begin += kThreads) {
     const bool same = begin + thread < row && args.ids[begin + thread] == id;
     const unsigned votes = __ballot_sync(kWholeWarp, same);
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args)
     return;
   }
   for (int64_t tile = 0; tile < args.width; tile += kTile) {
-    float* out = args.out + (kFinish == Finish::write_row ? row : int64_t{id}) * args.width + tile;
+    float* out = args.out + (kFinish == Finish::write_row ? row : held) * args.width + tile;
     float sums[kColumnsPerThread];
 #pragma unroll
     for (int i = 0; i < kColumnsPerThread; ++i) {
@@ -147,7 +148,7 @@ void embedding_backward_cuda(LaunchContext& context, const EmbeddingBackward& ar
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     add_equal_rows<Finish::add_to_table>(context, EqualRows<T>{args.ids, static_cast<const T*>(args.dy), args.dtable, nullptr, args.rows,
-                                                               args.width, args.vocab});
+                                                               args.width, args.vocab, args.first});
   });
 }
 
@@ -162,13 +163,13 @@ void embedding_rows_pack_cuda(LaunchContext& context, const EmbeddingRowsPack& a
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     add_equal_rows<Finish::write_row>(context, EqualRows<T>{args.ids, static_cast<const T*>(args.dy), args.rows, args.row_ids,
-                                                            args.tokens_total, args.width, std::numeric_limits<int32_t>::max()});
+                                                            args.tokens_total, args.width, std::numeric_limits<int32_t>::max(), 0});
   });
 }
 
 void embedding_rows_add_cuda(LaunchContext& context, const EmbeddingRowsAdd& args) {
   add_equal_rows<Finish::add_once_to_table>(context, EqualRows<float>{args.row_ids, args.rows, args.dtable, nullptr,
-                                                                      args.ranks * args.capacity, args.width, args.vocab});
+                                                                      args.ranks * args.capacity, args.width, args.vocab, 0});
 }
 
 }  // namespace slipstream::kernels

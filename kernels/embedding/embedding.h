@@ -22,6 +22,8 @@ struct EmbeddingForward {
   int64_t batch = 0, tokens = 0, width = 0;
   DType dtype = DType::f32;
   int64_t vocab = 0;  // 0: unknown, ids are only checked not to be negative
+  int64_t first = 0;  // id of the table's first row
+  bool part = false;  // of a larger table, rows first .. first + vocab: the row of another id is zero
 };
 
 /// dtable[ids[row]] += dy[row] in row order; without `accumulate` dtable starts from 0.
@@ -32,6 +34,8 @@ struct EmbeddingBackward {
   int64_t rows = 0, width = 0, vocab = 0;
   DType dtype = DType::f32;
   bool accumulate = false;
+  int64_t first = 0;  // id of the table's first row
+  bool part = false;  // of a larger table, rows first .. first + vocab: other ids are left out
 };
 
 /// dpositions[t] (+)= sum over batch, in order, of dy[b, t]; rows tokens..positions become 0 without `accumulate`.

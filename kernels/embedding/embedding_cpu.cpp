@@ -51,8 +51,14 @@ void forward(LaunchContext& context, const EmbeddingForward& args) {
   auto* y = static_cast<T*>(args.y);
   context.parallel_for(args.batch * args.tokens, 1 + kGrainElems / args.width, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const T* from = table + args.ids[row] * args.width;
-      if (positions == nullptr)
+      const int64_t id = args.ids[row] - args.first;
+      const bool held = !args.part || (id >= 0 && id < args.vocab);
+      const T* from = table + id * args.width;
+      if (!held && positions == nullptr)
+        std::memset(static_cast<void*>(y + row * args.width), 0, static_cast<size_t>(args.width) * sizeof(T));
+      else if (!held)
+        std::memcpy(static_cast<void*>(y + row * args.width), positions + row % args.tokens * args.width, static_cast<size_t>(args.width) * sizeof(T));
+      else if (positions == nullptr)
         std::memcpy(static_cast<void*>(y + row * args.width), from, static_cast<size_t>(args.width) * sizeof(T));
       else
         sum_of_rows(from, positions + row % args.tokens * args.width, y + row * args.width, args.width);
@@ -64,8 +70,11 @@ template <typename T>
 void backward(LaunchContext& context, const EmbeddingBackward& args) {
   const auto* dy = static_cast<const T*>(args.dy);
   for_columns(context, args.rows, args.width, [&](int64_t column, int64_t columns) {
-    for (int64_t row = 0; row < args.rows; ++row)
-      add_row(dy + row * args.width + column, args.dtable + args.ids[row] * args.width + column, columns);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      const int64_t id = args.ids[row] - args.first;
+      if (args.part && (id < 0 || id >= args.vocab)) continue;
+      add_row(dy + row * args.width + column, args.dtable + id * args.width + column, columns);
+    }
   });
 }
 

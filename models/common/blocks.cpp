@@ -10,6 +10,7 @@
 #include "engine/base/units.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -43,7 +44,8 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   ids_ = {batch_current_.buffer, 0, half};
   targets_ = {batch_current_.buffer, half, half};
   spec_.ids = batch_current_.buffer;
-  logits_ = scratch("logits", bytes_of(rows() * options.vocab, options.dtype));
+  logits_ = scratch("logits", bytes_of(rows() * vocab_rows(), options.dtype));
+  if (shared()) loss_parts_ = scratch("loss.parts", options.tensor * rows() * kernels::kCrossEntropyPartElems * size_of(DType::f64));
   row_losses_ = scratch("row_losses", bytes_of(rows(), DType::f32));
   loss_part_ = scratch("loss.micro_batch", size_of(DType::f64));
   loss_ = scratch("loss", size_of(DType::f64));
@@ -52,14 +54,19 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   spec_.loss = loss_.buffer;
   norm_workspace_ = scratch(
       "norm.workspace", bytes_of(kernels::layer_norm_backward_workspace_elems(rows(), options.width), DType::f32));
-  const kernels::AttentionBackward shape{.batch = options.batch, .tokens = options.tokens, .heads = options.heads,
-                                         .kv_heads = options.kv_heads, .head_dim = head_dim()};
+  const kernels::AttentionBackward shape{.batch = options.batch, .tokens = options.tokens, .heads = heads(),
+                                         .kv_heads = kv_heads(), .head_dim = head_dim()};
   attention_workspace_ =
       scratch("attention.workspace", bytes_of(kernels::attention_backward_workspace_elems(shape), DType::f32));
 }
 
 Slice SpecBuilder::activation(const std::string& name, int64_t width) {
   return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(rows() * width, options_.dtype),
+                                      .owner = Owner::activations, .instances = Instances::per_slot}));
+}
+
+Slice SpecBuilder::own_activation(const std::string& name, int64_t width) {
+  return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(own_rows() * width, options_.dtype),
                                       .owner = Owner::activations, .instances = Instances::per_slot}));
 }
 
@@ -106,7 +113,7 @@ uint32_t SpecBuilder::parameter(const std::string& name, std::vector<int64_t> sh
 uint32_t SpecBuilder::head_table(uint32_t table, const std::string& name, Init init) {
   if (options_.tie_embeddings && !tied_apart()) return table;
   const auto after_layers = static_cast<int>(options_.layers);
-  if (!options_.tie_embeddings) return parameter(name, {options_.vocab, options_.width}, after_layers, init);
+  if (!options_.tie_embeddings) return vocab_parameter(name, after_layers, init);
   ParameterSpec copy = spec_.parameters[table];
   copy.layer = after_layers;
   copy.is_copy = true;
@@ -117,9 +124,8 @@ bool SpecBuilder::cut_before(int64_t layer) const {
   return std::find(options_.cuts.begin(), options_.cuts.end(), layer) != options_.cuts.end();
 }
 
-uint32_t SpecBuilder::residual_sum(int layer, Slice x, Slice delta, Slice sum) {
-  const uint32_t piece = begin("residual_sum", layer);
-  const kernels::Residual shape{.elems = rows() * options_.width, .dtype = options_.dtype};
+void SpecBuilder::residual_sum(Slice x, Slice delta, Slice sum) {
+  const kernels::Residual shape{.elems = sum.size_bytes / size_of(options_.dtype), .dtype = options_.dtype};
   work("residual_sum", kernels::residual_cost(shape), {x, delta}, {sum}, [=](LaunchContext& c) {
     kernels::Residual args = shape;
     args.a = c.at(x);
@@ -127,7 +133,6 @@ uint32_t SpecBuilder::residual_sum(int layer, Slice x, Slice delta, Slice sum) {
     args.y = c.at(sum);
     kernels::residual(c, args);
   });
-  return piece;
 }
 
 uint32_t SpecBuilder::begin(const std::string& name, int layer) {
@@ -147,14 +152,22 @@ void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) 
 }
 
 void SpecBuilder::linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu) {
+  add_linear(x, weight, bias, y, in, out, pre_gelu, true);
+}
+
+void SpecBuilder::partial_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out) {
+  add_linear(x, weight, bias, y, in, out, {}, options_.tensor_index == 0);
+}
+
+void SpecBuilder::add_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu, bool adds_bias) {
   const Slice w = value(weight);
-  const Slice b = bias < 0 ? Slice{} : value(static_cast<uint32_t>(bias));
-  const kernels::MatmulForward shape{.rows = rows(), .in = in, .out = out, .dtype = options_.dtype};
+  const Slice b = bias < 0 ? Slice{} : value(static_cast<uint32_t>(bias));  // read on all ranks, so that their plans are the same
+  const kernels::MatmulForward shape{.rows = rows_of(y, out), .in = in, .out = out, .dtype = options_.dtype};
   work("matmul", kernels::matmul_forward_cost(shape), with({x, w}, b), with({y}, pre_gelu), [=](LaunchContext& c) {
     kernels::MatmulForward args = shape;
     args.x = c.at(x);
     args.weight = c.at(w);
-    args.bias = b.size_bytes > 0 ? c.at(b) : nullptr;
+    args.bias = b.size_bytes > 0 && adds_bias ? c.at(b) : nullptr;
     args.y = c.at(y);
     args.pre_activation = pre_gelu.size_bytes > 0 ? c.at(pre_gelu) : nullptr;
     kernels::matmul_forward(c, args);
@@ -163,7 +176,7 @@ void SpecBuilder::linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_
 
 void SpecBuilder::linear_input_gradient(Slice dy, uint32_t weight, Slice dx, int64_t in, int64_t out) {
   const Slice w = value(weight);
-  const kernels::MatmulBackwardInput shape{.rows = rows(), .in = in, .out = out, .dtype = options_.dtype};
+  const kernels::MatmulBackwardInput shape{.rows = rows_of(dx, in), .in = in, .out = out, .dtype = options_.dtype};
   work("matmul_input_gradient", kernels::matmul_backward_input_cost(shape), {dy, w}, {dx}, [=](LaunchContext& c) {
     kernels::MatmulBackwardInput args = shape;
     args.dy = c.at(dy);
@@ -176,7 +189,7 @@ void SpecBuilder::linear_input_gradient(Slice dy, uint32_t weight, Slice dx, int
 void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int64_t bias, int64_t in, int64_t out) {
   const Slice dw = gradient(weight);
   const Slice db = bias < 0 ? Slice{} : gradient(static_cast<uint32_t>(bias));
-  const kernels::MatmulBackwardWeight shape{.rows = rows(), .in = in, .out = out, .dtype = options_.dtype};
+  const kernels::MatmulBackwardWeight shape{.rows = rows_of(x, in), .in = in, .out = out, .dtype = options_.dtype};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), with({x, dy, dw}, db), with({dw}, db),
        [=](LaunchContext& c) {
          kernels::MatmulBackwardWeight args = shape;
@@ -192,7 +205,7 @@ void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int
 }
 
 void SpecBuilder::gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width) {
-  const kernels::GeluBackward shape{.elems = rows() * width, .dtype = options_.dtype};
+  const kernels::GeluBackward shape{.elems = rows_of(dx, width) * width, .dtype = options_.dtype};
   work("gelu_gradient", kernels::gelu_backward_cost(shape), {dy, x}, {dx}, [=](LaunchContext& c) {
     kernels::GeluBackward args = shape;
     args.dy = c.at(dy);
@@ -203,13 +216,13 @@ void SpecBuilder::gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width) {
 }
 
 void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
-  const int64_t k_offset = options_.heads * head_dim();
-  const int64_t v_offset = k_offset + options_.kv_heads * head_dim();
+  const int64_t k_offset = heads() * head_dim();
+  const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
-  const kernels::AttentionForward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = options_.heads,
-                                        .kv_heads = options_.kv_heads, .head_dim = head_dim(),
+  const kernels::AttentionForward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = heads(),
+                                        .kv_heads = kv_heads(), .head_dim = head_dim(),
                                         .q_stride = qkv_width(), .kv_stride = qkv_width(),
-                                        .out_stride = options_.width,
+                                        .out_stride = attention_width(),
                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                         .dtype = options_.dtype};
   work("attention", kernels::attention_forward_cost(shape), {qkv}, {out, lse}, [=](LaunchContext& c) {
@@ -224,14 +237,14 @@ void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
 }
 
 void SpecBuilder::attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
-  const int64_t k_offset = options_.heads * head_dim();
-  const int64_t v_offset = k_offset + options_.kv_heads * head_dim();
+  const int64_t k_offset = heads() * head_dim();
+  const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
   const Slice workspace = attention_workspace_;
-  const kernels::AttentionBackward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = options_.heads,
-                                         .kv_heads = options_.kv_heads, .head_dim = head_dim(),
+  const kernels::AttentionBackward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = heads(),
+                                         .kv_heads = kv_heads(), .head_dim = head_dim(),
                                          .q_stride = qkv_width(), .kv_stride = qkv_width(),
-                                         .out_stride = options_.width, .dq_stride = qkv_width(),
+                                         .out_stride = attention_width(), .dq_stride = qkv_width(),
                                          .dkv_stride = qkv_width(),
                                          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                          .dtype = options_.dtype};
@@ -262,26 +275,29 @@ void SpecBuilder::take_batch() {
   });
 }
 
-void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x) {
+void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partial) {
   const Slice ids = ids_;
   const Slice t = value(table);
   Slice p = positions < 0 ? Slice{} : value(static_cast<uint32_t>(positions));
   if (p.size_bytes > 0 && options_.context_ranks > 1) p = own_positions(p);
-  const kernels::EmbeddingForward shape{.batch = options_.batch, .tokens = options_.tokens, .width = options_.width,
-                                        .dtype = options_.dtype};
-  work("embedding", kernels::embedding_forward_cost(shape), with({ids, t}, p), {x}, [=](LaunchContext& c) {
+  const Slice y = own_tokens() ? partial : x;
+  const bool adds_positions = options_.tensor_index == 0;  // once in the sum over ranks
+  const kernels::EmbeddingForward shape{.batch = options_.batch, .tokens = options_.tokens, .width = options_.width, .dtype = options_.dtype,
+                                        .vocab = shared() ? vocab_held() : 0, .first = vocab_begin(), .part = shared()};
+  work("embedding", kernels::embedding_forward_cost(shape), with({ids, t}, p), {y}, [=](LaunchContext& c) {
     kernels::EmbeddingForward args = shape;
     args.ids = c.as<int32_t>(ids);
     args.table = c.at(t);
-    args.positions = p.size_bytes > 0 ? c.at(p) : nullptr;
-    args.y = c.at(x);
+    args.positions = p.size_bytes > 0 && adds_positions ? c.at(p) : nullptr;
+    args.y = c.at(y);
     kernels::embedding_forward(c, args);
   });
+  for (int i = 0; i < chunks(); ++i) reduce(y, {i, chunks()}, own_tokens() ? x : Slice{});
 }
 
 void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
   linear(hidden, table, -1, logits_, options_.width, options_.vocab);
-  const Slice logits = logits_, targets = targets_, row_losses = row_losses_, part = loss_part_, total = loss_;
+  const Slice logits = logits_, targets = targets_, row_losses = row_losses_, part = loss_part_;
   const kernels::CrossEntropy shape{.rows = rows(), .vocab = options_.vocab, .stride = options_.vocab,
                                     .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
                                     .dtype = options_.dtype, .backward = training};
@@ -295,14 +311,33 @@ void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
     args.loss_sum = c.as<double>(part);
     kernels::cross_entropy(c, args);
   });
-  if (!training) return;
+  if (training) add_loss();
+}
+
+void SpecBuilder::add_loss() {
+  const Slice part = loss_part_, total = loss_;
+  // Ranks that share a layer all have its losses: one of them counts.
+  const bool counts = options_.tensor_index == 0;
   work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
-    kernels::add_loss(c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = c.frame->micro_batch > 0});
+    if (counts)
+      kernels::add_loss(c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = c.frame->micro_batch > 0});
+    else
+      kernels::zero(c, {.to = c.at(total), .size_bytes = total.size_bytes});
   });
 }
 
 void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces) {
-  const int64_t width = options_.width, vocab = options_.vocab;
+  head_weight_gradient(hidden, table, pieces);
+  pieces.push_back(begin("head_input_gradient", static_cast<int>(options_.layers)));
+  head_input_gradient(table, d_hidden, {});
+}
+
+void SpecBuilder::head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c) {
+  linear_input_gradient(chunk(logits_, c), table, chunk(d_hidden, c), options_.width, vocab_rows());
+}
+
+void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces) {
+  const int64_t width = options_.width, vocab = vocab_rows();
   const int64_t elem_bytes = size_of(options_.dtype);
   const Slice dw = gradient(table);
   const Slice dlogits = logits_;
@@ -327,13 +362,11 @@ void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, st
          });
     if (reports) ready(table, begin_row * width, chunk * width);
   }
-  pieces.push_back(begin("head_input_gradient", static_cast<int>(options_.layers)));
-  linear_input_gradient(dlogits, table, d_hidden, width, vocab);
 }
 
 void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   const Slice ids = ids_;
-  const int64_t width = options_.width, vocab = options_.vocab;
+  const int64_t width = options_.width, vocab = vocab_rows();
   if (positions >= 0) {
     const Slice dp = gradient(static_cast<uint32_t>(positions));
     const bool spread = options_.context_ranks > 1;
@@ -358,7 +391,7 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   tied.capacity = rows();
   tied.ready_piece = current();
   // Rows of several micro-batches would have to be merged first; then the dense table travels.
-  tied.as_rows = tied.split && options_.micro_batches == 1 && rows() * (4 * width + 4) < vocab * width * 4;
+  tied.as_rows = tied.split && !shared() && options_.micro_batches == 1 && rows() * (4 * width + 4) < vocab * width * 4;
   if (tied.as_rows) {
     tied.row_ids = buffers_.add({.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});
     tied.rows = buffers_.add({.name = "embedding.rows", .size_bytes = options_.ranks * rows() * width * 4, .owner = Owner::gradients});
@@ -384,7 +417,8 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   }
   // Without a split the head has already written this step's gradient.
   const bool onto_head = options_.tie_embeddings && !tied.split && !tied_apart();
-  const kernels::EmbeddingBackward shape{.rows = rows(), .width = width, .vocab = vocab, .dtype = options_.dtype};
+  const kernels::EmbeddingBackward shape{.rows = rows(), .width = width, .vocab = vocab, .dtype = options_.dtype,
+                                         .first = vocab_begin(), .part = shared()};
   work("embedding_gradient", kernels::embedding_backward_cost(shape), {ids, dx, target}, {target}, [=](LaunchContext& c) {
     kernels::EmbeddingBackward args = shape;
     args.ids = c.as<int32_t>(ids);

@@ -4,14 +4,22 @@
 //
 // Letters: R rows (batch x tokens), D model width, H heads, F hidden width, V vocabulary.
 
+#include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "engine/base/units.h"
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
 #include "models/model.h"
 
 namespace slipstream::models {
+
+/// One of `count` equal parts of the tokens of a micro-batch.
+struct TokenChunk {
+  int index = 0, count = 1;
+};
 
 /// Builds a ModelSpec piece by piece.
 class SpecBuilder {
@@ -22,8 +30,44 @@ class SpecBuilder {
   int64_t rows() const { return options_.batch * options_.tokens; }
   ModelSpec& spec() { return spec_; }
 
+  // Tensor parallelism: what a rank has of heads, hidden units and vocabulary, and (sequence parallelism) of the tokens of norms and residuals.
+  bool shared() const { return options_.tensor > 1; }
+  int64_t heads() const { return options_.heads / options_.tensor; }
+  int64_t kv_heads() const { return options_.kv_heads / options_.tensor; }
+  int64_t attention_width() const { return heads() * head_dim(); }
+  int64_t ffn_width() const { return options_.ffn_width / options_.tensor; }
+  int64_t vocab_rows() const;  // of a table, padding included
+  bool own_tokens() const { return shared() && options_.sequence_parallel; }
+  int64_t own_rows() const { return own_tokens() ? rows() / options_.tensor : rows(); }
+  int chunks() const { return shared() ? options_.tensor_chunks : 1; }
+  /// The index-th of `count` equal parts of a buffer of rows.
+  Slice chunk(Slice rows, TokenChunk c) const;
+  /// What this rank has of chunk c of a buffer of all rows: with sequence parallelism its sub-block, else the chunk.
+  Slice own(Slice rows, TokenChunk c) const;
+  /// Behind the current piece: chunk c of `partial` is summed over the ranks that share a layer; into chunk c of `sum` (own rows), or in place.
+  void reduce(Slice partial, TokenChunk c, Slice sum = {});
+  /// Behind the current piece: with sequence parallelism every rank's sub-block of chunk c, in place; else nothing.
+  void gather(Slice rows, TokenChunk c);
+  /// Adds the pieces of token-wise stages in chunks: stage s of chunk c comes right after stage s - 1 of chunk c + 1, so that what is behind stage
+  /// s - 1 of chunk c travels under it. On one rank stages of one name and layer are one piece. `add` is called for every piece.
+  struct Stage {
+    std::string piece, part;  // on one rank, and the rest of the name on several
+    int layer = -1;
+    std::function<void(TokenChunk)> body;
+  };
+  void in_chunks(const std::vector<Stage>& stages, int count, const std::function<void(uint32_t)>& add);
+  /// A tensor of which each rank holds a part of dimension `dim`, of each of `blocks` equal blocks.
+  NamedTensor held(NamedTensor whole, int dim, int blocks = 1) const;
+  /// With sequence parallelism a norm sees this rank's tokens only: its gradients (float, `elems` together) are first made here, summed over the ranks
+  /// behind the current piece, and added to those of the parameters by a later piece. Else empty, and nothing to do.
+  Slice norm_partial(const std::string& name, int64_t elems);
+  void sum_partial(Slice partial);
+  void add_partial(Slice partial, const std::vector<uint32_t>& parameters);
+
   /// [rows, width] of the activation type; one instance per micro-batch in flight.
   Slice activation(const std::string& name, int64_t width);
+  /// [own_rows, width]
+  Slice own_activation(const std::string& name, int64_t width);
   /// float [elems], same instances.
   Slice statistics(const std::string& name, int64_t elems);
   /// The gradient of an output: `shared` among all of them, unless weight gradients wait and so each needs its own.
@@ -49,8 +93,10 @@ class SpecBuilder {
   void communicate(Communication communication) { spec_.pieces.back().communications.push_back(std::move(communication)); }
   uint32_t current() const { return static_cast<uint32_t>(spec_.pieces.size() - 1); }
 
-  // Works. Weights are [out, in]. `weight_gradient` and friends overwrite on the first micro-batch and add afterwards.
+  // Works. How many rows they have is what their operands have: a buffer, or a chunk of it. Weights are [out, in]. `weight_gradient` and friends overwrite on the first micro-batch and add afterwards.
   void linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu = {});
+  /// linear() of which the sum over the ranks that share the layer is the result: the bias is added by the first.
+  void partial_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out);
   void linear_input_gradient(Slice dy, uint32_t weight, Slice dx, int64_t in, int64_t out);
   void linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int64_t bias, int64_t in, int64_t out);
   void gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width);
@@ -59,27 +105,42 @@ class SpecBuilder {
 
   /// take_batch: the staged batch becomes the current one. The first item of every plan.
   void take_batch();
-  /// x = table[ids] (+ positions).
-  void embed(uint32_t table, int64_t positions, Slice x);
+  /// x (own rows) = table[ids] (+ positions). `partial`: memory for all rows when ranks share the tokens.
+  void embed(uint32_t table, int64_t positions, Slice x, Slice partial);
+  /// Token and output embeddings: each rank holds rows.
+  uint32_t vocab_parameter(const std::string& name, int layer, Init init);
   /// Logits, losses and, when training, the gradient of the logits in their place.
   void head_losses(Slice hidden, uint32_t table, bool training);
+  /// The last piece of a training and of an evaluating forward pass: logits and losses, or, where ranks share the vocabulary, the losses.
+  void losses(Slice hidden, uint32_t table);
+  /// head_losses() where ranks share the vocabulary: logits and their parts of chunk c; behind the last chunk the parts travel; then the losses.
+  void head_part(Slice hidden, uint32_t table, TokenChunk c);
+  void merge_losses(bool training);
+  void add_loss();
   /// Backward of head_losses: the table's gradient in vocabulary chunks (one piece each), then d hidden.
   void head_gradient(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces);
+  void head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces);
+  void head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c);
   /// Backward of embed.
   void embed_gradient(uint32_t table, int64_t positions, Slice dx);
+
+  /// Rows of a buffer whose rows have `width` activations.
+  int64_t rows_of(Slice slice, int64_t width) const { return slice.size_bytes / (width * size_of(options_.dtype)); }
+  /// The memory of the first `width` columns' worth of a scratch buffer of all rows.
+  Slice first_columns(Slice scratch, int64_t width) const { return {scratch.buffer, scratch.begin_bytes, bytes_of(rows() * width, options_.dtype)}; }
 
   /// Whether `layer` (layers: the head) is the first of another pipeline stage than the one before. Then the sum that its first norm
   /// would form is formed before the cut: one tensor crosses instead of two.
   bool cut_before(int64_t layer) const;
-  /// The piece that ends `layer` when a cut follows: sum = x + delta.
-  uint32_t residual_sum(int layer, Slice x, Slice delta, Slice sum);
+  /// sum = x + delta: what ends a layer when a cut follows.
+  void residual_sum(Slice x, Slice delta, Slice sum);
   /// Whether head and embedding share a table but not a rank: then each has a copy, with a gradient of its own.
   bool tied_apart() const { return options_.tie_embeddings && !options_.cuts.empty(); }
   /// The head's weights: the table itself, a copy of it on another stage, or weights of its own under `name`.
   uint32_t head_table(uint32_t table, const std::string& name, Init init);
 
   int64_t head_dim() const { return options_.width / options_.heads; }
-  int64_t qkv_width() const { return (options_.heads + 2 * options_.kv_heads) * head_dim(); }
+  int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
   Slice norm_workspace() const { return norm_workspace_; }
   Slice attention_workspace() const { return attention_workspace_; }
 
@@ -87,7 +148,11 @@ class SpecBuilder {
   ModelSpec finish(std::string description);
 
  private:
-  Slice head_part_of(uint32_t table) const;
+  void add_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu, bool adds_bias);
+  void communicate(Communication task, TokenChunk c);
+  int64_t vocab_begin() const { return options_.tensor_index * vocab_rows(); }
+  int64_t vocab_held() const;  // rows of a table that are no padding
+  Slice loss_parts(int rank) const;
   /// Of a context-parallel rank: its rows of the table, in the order of its tokens; and the gradient of those added to the table's.
   Slice own_positions(Slice positions);
   void add_own_positions(Slice own, Slice gradient);
@@ -97,7 +162,8 @@ class SpecBuilder {
   ModelSpec spec_;
   Slice ids_, targets_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
-  Slice norm_workspace_, attention_workspace_;
+  Slice loss_parts_;  // of all ranks that share the vocabulary
+  Slice norm_workspace_, attention_workspace_, norm_partial_;
 };
 
 }  // namespace slipstream::models

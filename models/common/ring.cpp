@@ -17,8 +17,8 @@ namespace {
 
 kernels::AttentionForward forward_shape(const SpecBuilder& b, int64_t kv_stride) {
   const ModelOptions& o = b.options();
-  return {.batch = o.batch, .tokens = o.tokens, .heads = o.heads, .kv_heads = o.kv_heads, .head_dim = b.head_dim(), .q_stride = b.qkv_width(),
-          .kv_stride = kv_stride, .out_stride = o.width, .scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim())), .dtype = o.dtype};
+  return {.batch = o.batch, .tokens = o.tokens, .heads = b.heads(), .kv_heads = b.kv_heads(), .head_dim = b.head_dim(), .q_stride = b.qkv_width(),
+          .kv_stride = kv_stride, .out_stride = b.attention_width(), .scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim())), .dtype = o.dtype};
 }
 
 kernels::AttentionBackward backward_shape(const SpecBuilder& b, int64_t kv_stride) {
@@ -34,8 +34,7 @@ struct KeysAt {
   int64_t k = 0, v = 0;  // columns
 };
 KeysAt keys_at(const SpecBuilder& b, int step, Slice qkv, Slice travelled) {
-  const ModelOptions& o = b.options();
-  const int64_t q_width = o.heads * b.head_dim(), half = o.kv_heads * b.head_dim();
+  const int64_t q_width = b.heads() * b.head_dim(), half = b.kv_heads() * b.head_dim();
   if (step == 0) return {qkv, b.qkv_width(), q_width, q_width + half};
   return {travelled, 2 * half, 0, half};
 }
@@ -50,13 +49,13 @@ Ring::Ring(SpecBuilder& builder) : b_(builder), chunks_(builder.options().chunks
     for (int i : {0, 1}) keys_[again][i] = b_.scratch(fmt::format("ring.keys{}.{}", again ? "_again" : "", i), bytes_of(elems, o.dtype));
   for (int i : {0, 1}) gradients_[i] = b_.scratch(fmt::format("ring.gradients.{}", i), bytes_of(elems, DType::f32));
   share_ = b_.scratch("ring.share", bytes_of(elems, DType::f32));
-  carried_ = b_.scratch("ring.carried", bytes_of(b_.rows() * o.heads * (b_.head_dim() + 2), DType::f32));
+  carried_ = b_.scratch("ring.carried", bytes_of(b_.rows() * b_.heads() * (b_.head_dim() + 2), DType::f32));
 }
 
 void Ring::start_keys(Slice qkv, bool again) {
   const ModelOptions& o = b_.options();
   const Slice to = keys(0, again);
-  const int64_t begin = o.heads * b_.head_dim();
+  const int64_t begin = b_.heads() * b_.head_dim();
   const kernels::ColumnsTake shape{.rows = b_.rows(), .width = kv_width(), .from_stride = b_.qkv_width(), .dtype = o.dtype};
   b_.work("take_keys", kernels::columns_take_cost(shape), {qkv}, {to}, [=](LaunchContext& c) {
     kernels::ColumnsTake args = shape;
@@ -80,7 +79,7 @@ void Ring::exchange_gradients(int step) {
 void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
   const bool first = step == 0, last = step + 1 == ranks();
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
-  const int64_t rows = b_.rows() * b_.options().heads, elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
+  const int64_t rows = b_.rows() * b_.heads(), elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
   const Slice carried = carried_;
   const kernels::AttentionBlockForward shape{.all = forward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .carried = {},
                                              .first = first, .last = last};
@@ -178,7 +177,7 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
   block_gradient(0, dout, qkv, out, lse, dqkv, share);
   order.push_back(b_.begin("key_gradients", layer));
   const Slice home = gradients(ranks());
-  const int64_t begin = b_.options().heads * b_.head_dim();
+  const int64_t begin = b_.heads() * b_.head_dim();
   const kernels::ColumnsSum shape{.rows = b_.rows(), .width = kv_width(), .to_stride = b_.qkv_width(), .dtype = b_.options().dtype};
   b_.work("sum_key_gradients", kernels::columns_sum_cost(shape), {share, home}, {dqkv}, [=](LaunchContext& c) {
     kernels::ColumnsSum args = shape;

@@ -29,10 +29,10 @@ class Ring {
 
  private:
   int ranks() const { return chunks_.ranks; }
-  int64_t kv_width() const { return 2 * b_.options().kv_heads * b_.head_dim(); }
+  int64_t kv_width() const { return 2 * b_.kv_heads() * b_.head_dim(); }
   Slice keys(int step, bool again) const { return keys_[again][step % 2]; }  // of rank r + step, in steps 1 and later; again: for backward
   Slice gradients(int step) const { return gradients_[step % 2]; } // of those keys, summed over the ranks that have had them, this one the last
-  Slice dq_sum() const { return {carried_.buffer, 0, bytes_of(b_.rows() * b_.options().heads * b_.head_dim(), DType::f32)}; }
+  Slice dq_sum() const { return {carried_.buffer, 0, bytes_of(b_.rows() * b_.heads() * b_.head_dim(), DType::f32)}; }
   /// Sends this rank's keys on their way: the first two hops fill both buffers. A later one goes where the keys of a block were, behind that block.
   void start_keys(Slice qkv, bool again);
   /// The keys of step `step` arrive while what stands behind the current piece runs.

@@ -3,6 +3,7 @@
 
 #include "kernels/adamw/adamw.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/sum_squares/sum_squares.h"
 #include "tests/emulation/on_device.h"
 #include "tests/reference/loss.h"
@@ -104,6 +105,45 @@ TEST_CASE("cross-entropy: huge, masked and NaN logits, no rows, targets outside 
   args.rows = 0;
   cross_entropy(context, args);
   CHECK(*sum.data() == 0.0);
+}
+
+TEST_CASE("cross-entropy: parts of a shared vocabulary merge into the loss and the gradient of the whole") {
+  constexpr int64_t kRows = 3, kVocab = 1100, kRanks = 3, kHeld = 512;
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const Doubles logits = Tensor(random_doubles(kRows * kVocab, dtype, 1, 5.0), dtype).doubles();
+    const std::vector<int32_t> targets{0, 700, 1099};
+    const Losses want = expected(logits, targets, kVocab, kVocab);
+    OnDevice ids(targets, "targets");
+    for_orders([&](LaunchContext& context) {
+      OnDevice all(kRanks * kRows * kCrossEntropyPartElems, DType::f64, "parts");
+      for (bool merge : {false, true})
+        for (int64_t rank = 0; rank < kRanks; ++rank) {
+          const int64_t columns = std::min(kHeld, kVocab - rank * kHeld);
+          Doubles own(static_cast<size_t>(kRows * kHeld), 77.0);
+          for (int64_t r = 0; r < kRows; ++r)
+            for (int64_t j = 0; j < columns; ++j) own[static_cast<size_t>(r * kHeld + j)] = logits[static_cast<size_t>(r * kVocab + rank * kHeld + j)];
+          OnDevice x(own, dtype, "logits"), losses(kRows, DType::f32, "row_losses");
+          Sum sum;
+          if (!merge) {
+            cross_entropy_part(context, {x.data(), ids.data<int32_t>(), all.data<double>() + rank * kRows * kCrossEntropyPartElems, kRows, columns, kHeld,
+                                         rank * kHeld, kVocab, dtype});
+            continue;
+          }
+          cross_entropy_merge(context, {x.data(), ids.data<int32_t>(), all.data<double>(), sum.data(), losses.data<float>(), kRows, columns, kHeld, rank * kHeld,
+                                        kRanks, kScale, dtype, true});
+          CHECK(*sum.data() == Approx(want.sum).epsilon(1e-6));
+          const Doubles got = x.doubles();
+          double worst = 0.0;
+          for (int64_t r = 0; r < kRows; ++r)
+            for (int64_t j = 0; j < kHeld; ++j) {
+              const double expected_here = j < columns ? want.gradient[static_cast<size_t>(r * kVocab + rank * kHeld + j)] : 0.0;
+              worst = std::max(worst, std::abs(got[static_cast<size_t>(r * kHeld + j)] - expected_here) / double{kScale});
+            }
+          CHECK(worst < (dtype == DType::f32 ? 1e-5 : 0x1p-7));
+          CHECK((x.intact() && losses.intact() && all.intact()));
+        }
+    });
+  }
 }
 
 TEST_CASE("adamw: three steps equal the double optimizer, aligned or not") {

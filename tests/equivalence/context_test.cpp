@@ -149,6 +149,21 @@ TEST_CASE("pipelines over rings give the bits of a ring on one stage", "[context
   CHECK(train(with(ring, [](Layout& l) { l.stages = 2; }), kSteps).losses.front() == train(ring, kSteps).losses.front());
 }
 
+TEST_CASE("rings cross with tensor and sequence parallelism", "[context][tensor]") {
+  for (bool llama : {false, true})
+    for (bool sequence_parallel : {false, true}) {
+      const Layout whole = with(layout_of(llama, 12), [](Layout& l) { l.micro_batch = 2; });
+      const Trained expected = train(whole, kSteps);
+      const Layout both = with(whole, [&](Layout& l) { l.context = 2, l.tensor = 2, l.sequence_parallel = sequence_parallel; });
+      CAPTURE(llama, sequence_parallel);
+      check_close(train(both, kSteps), expected);
+      const Layout unsplit = with(both, [](Layout& l) { l.model.split_tied_embedding = false; });
+      CHECK(train(with(unsplit, [](Layout& l) { l.zero_stage = 1; }), kSteps).hash == train(unsplit, kSteps).hash);
+      check_close(train(with(unsplit, [](Layout& l) { l.zero_stage = 3; }), kSteps), expected);
+      if (sequence_parallel) check_close(train(with(both, [](Layout& l) { l.stages = 2, l.micro_batch = 1, l.micro_batches = 2; }), kSteps), expected);
+    }
+}
+
 TEST_CASE("what moves only the time of a ring does not move bits", "[context]") {
   for (bool llama : {false, true}) {
     const Layout ring = with(layout_of(llama), [](Layout& l) { l.context = 4, l.micro_batch = 2; });

@@ -67,6 +67,11 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.context = 2, l.model.tokens = l.model.context = 8, l.zero_stage = 3, l.micro_batches = 2;
     });
+    for (bool sequence : {false, true})
+      add(model + "tensor 2" + (sequence ? ", sequence parallel" : "") + ", 2 chunks, 2 micro-batches", family, [&](Layout& l) {
+        l.model.tokens = l.model.context = 6;
+        l.ranks = 1, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2, l.micro_batches = 2;
+      });
     add(model + "one update at the end, no clipping", family, [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {
       l.model.dtype = l.wire_dtype = DType::bf16;

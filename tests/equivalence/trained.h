@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/rank.h"
+#include "cli/weights.h"
 #include "comm/rehearse/finish.h"
 #include "comm/thread/thread_world.h"
 #include "comm/wiring.h"
@@ -47,6 +48,9 @@ struct Layout {
   int virtual_stages = 1;
   bool hides_hops = false;
   std::vector<int> layers;   // of each part; empty: balanced
+  int tensor = 1;            // ranks that share layers
+  bool sequence_parallel = false;
+  int tensor_chunks = 1;
   int micro_batches = 1;
   ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 8 << 10;
@@ -77,7 +81,7 @@ struct Layout {
   std::function<void(ModelSpec&)> change_model;  // before it is planned
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
-  int world() const { return ranks * context * stages; }
+  int world() const { return ranks * context * stages * tensor; }
   ContextChunks chunks(int context_rank) const { return {.tokens = model.tokens, .ranks = context, .rank = context_rank}; }
 };
 
@@ -107,7 +111,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   options.head_chunk_bytes = layout.head_chunk_bytes;
   options.global_tokens = layout.mean_over_tokens > 0 ? layout.mean_over_tokens
                                                       : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
-  const MeshSizes sizes{.data = layout.ranks, .context = layout.context, .pipeline = layout.stages, .data_inner = layout.shard_size};
+  const MeshSizes sizes{.data = layout.ranks, .context = layout.context, .pipeline = layout.stages, .tensor = layout.tensor, .data_inner = layout.shard_size};
   const Mesh mesh(sizes);
   options.tokens /= layout.context;
   options.context_ranks = layout.context;
@@ -121,13 +125,19 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   }
   options.cuts = cuts_of(layers);
   options.split_backward = schedule.splits_backward;
+  options.tensor = layout.tensor;
+  options.whole_layers = layout.zero_stage >= 2;
+  options.sequence_parallel = layout.sequence_parallel;
+  options.tensor_chunks = models::token_chunks(options.batch * options.tokens, layout.tensor_chunks, layout.tensor, layout.sequence_parallel);
   std::vector<std::unique_ptr<Job>> jobs;
   for (int stage = 0; stage < layout.stages; ++stage) {
+    const int as_rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage});
+    options.tensor_index = mesh.coordinates(as_rank).tensor;
     Buffers buffers;
     ModelSpec model = models::build_model(options, buffers);
     if (layout.change_model) layout.change_model(model);
     jobs.push_back(std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
-      {.sizes = sizes, .rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage}), .way = layout.way, .bucket_bytes = layout.bucket_bytes,
+      {.sizes = sizes, .rank = as_rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
        .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
        .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
@@ -164,23 +174,29 @@ struct Held {
   std::vector<float> weights, gradients;
 };
 
-/// The named tensors from what the ranks of every stage hold ([stage][shard]): all data ranks with ZeRO, one otherwise.
-inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<Held>>& held, Trained& trained) {
-  std::vector<std::vector<float>> weights, gradients;
-  for (size_t s = 0; s < stages.size(); ++s) {
-    std::vector<std::vector<float>> of_stage[2];
-    for (const Held& shard : held[s]) {
-      of_stage[0].push_back(shard.weights);
-      of_stage[1].push_back(shard.gradients);
+/// The named tensors from what the ranks hold, [stage][part of a layer][shard]: all data ranks with ZeRO, one otherwise.
+inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
+  const auto reads_of = [&](std::vector<float> Held::*what) {
+    std::vector<cli::ReadWeights> reads;
+    for (size_t s = 0; s < stages.size(); ++s) {
+      std::vector<std::vector<float>> flats;
+      for (const std::vector<Held>& part : held[s]) {
+        std::vector<std::vector<float>> shards;
+        for (const Held& shard : part) shards.push_back(shard.*what);
+        flats.push_back(cli::flat_from_shards(*stages[s], shards));
+      }
+      reads.push_back(cli::read_parts(stages[s], std::move(flats)));
     }
-    weights.push_back(cli::flat_from_shards(*stages[s], of_stage[0]));
-    gradients.push_back(cli::flat_from_shards(*stages[s], of_stage[1]));
-  }
+    return reads;
+  };
+  const std::vector<cli::ReadWeights> weights = reads_of(&Held::weights), gradients = reads_of(&Held::gradients);
   for (const auto& [name, at] : cli::tensors_of(stages)) {
     trained.names.push_back(name);
-    const auto copy = [&](const std::vector<float>& flat) {
-      const std::span<const float> tensor = cli::tensor_of(*stages[at.stage], flat, at.parameter, at.tensor);
-      return std::vector<float>(tensor.begin(), tensor.end());
+    const int64_t elems = stages[at.stage]->model.parameters[at.parameter].tensors[at.tensor].whole_elems();
+    const auto copy = [&](const cli::ReadWeights& read) {
+      std::vector<float> tensor(static_cast<size_t>(elems));
+      read(at.parameter, at.tensor, 0, tensor);
+      return tensor;
     };
     trained.weights.push_back(copy(weights[at.stage]));
     trained.gradients.push_back(copy(gradients[at.stage]));
@@ -313,13 +329,14 @@ inline Trained train(const Layout& layout, int steps) {
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
   for (int replica : mesh.group(Axis::replica, 0)) {
-    std::vector<std::vector<detail::Held>> of_stages(stages.size());
+    std::vector<std::vector<std::vector<detail::Held>>> of_stages(stages.size(), std::vector<std::vector<detail::Held>>(static_cast<size_t>(layout.tensor)));
     for (size_t r = 0; r < ranks; ++r) {
-      Coordinates at = mesh.coordinates(replica);
-      at.pipeline = mesh.coordinates(static_cast<int>(r)).pipeline;
+      Coordinates at = mesh.coordinates(static_cast<int>(r));
+      at.data = mesh.coordinates(replica).data;
+      at.context = mesh.coordinates(replica).context;
       const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
       const bool shares = stages[0]->options.zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
-      if (shares || mesh.rank(at) == static_cast<int>(r)) of_stages[static_cast<size_t>(at.pipeline)].push_back(held[r]);
+      if (shares || mesh.rank(at) == static_cast<int>(r)) of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(held[r]);
     }
     Trained& seen = results[static_cast<size_t>(replica)];
     detail::collect(stages, of_stages, seen);

@@ -107,22 +107,24 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
   for (size_t l = 0; l < lives_.size(); ++l) {
     const Life& life = lives_[l];
     bool any = false;
+    const auto touch = [&](ItemId i, size_t use) {
+      touched[l].first = any ? std::min(touched[l].first, i) : i;
+      touched[l].last = any ? std::max(touched[l].last, i) : i;
+      if (use == life.first_use) touched[l].last_of_pass = std::max(touched[l].last_of_pass, i);
+      any = true;
+    };
     for (size_t u = life.first_use; u <= life.last_use; ++u) {
       if (uses_[u].chunk != life.chunk || uses_[u].micro_batch != life.micro_batch) continue;
       const ItemId stop = u + 1 < begins_.size() ? begins_[u + 1] : end;
+      for (ItemId i = begins_[u]; i < stop; ++i)
+        if (touches(plan.spine[i].reads, life.where) || touches(plan.spine[i].writes, life.where)) touch(i, u);
       for (ItemId t = 0; t < plan.tasks.size(); ++t) {
         const Task& task = plan.tasks[t];
-        const ItemId behind = task.after.empty() ? end : task.after[0].item;
+        const ItemId behind = task.after[0].item;
         if (behind < begins_[u] || behind >= stop || (!touches(task.reads, life.where) && !touches(task.writes, life.where))) continue;
+        touch(behind, u);
         touched[l].tasks.push_back({kTaskBit + t});
         if (u == life.first_use) touched[l].tasks_of_pass.push_back({kTaskBit + t});
-      }
-      for (ItemId i = begins_[u]; i < stop; ++i) {
-        if (!touches(plan.spine[i].reads, life.where) && !touches(plan.spine[i].writes, life.where)) continue;
-        if (!any) touched[l].first = i;
-        any = true;
-        touched[l].last = i;
-        if (u == life.first_use) touched[l].last_of_pass = i;
       }
     }
     SLIP_ASSERT(any);

@@ -150,11 +150,11 @@ class UpdatePass {
     return local(std::move(task));
   }
 
-  /// Each rank has the squares of its shards only, each stage those of its parameters; elsewhere there are zeros.
+  /// Each rank has the squares of its shards or of its part of a layer only, each stage those of its parameters; elsewhere there are zeros.
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
-    task.channel = job_.channel(job_.is_hybrid() || !sharded_ ? "norm" : "scalars");
+    task.channel = job_.channel(job_.norm_axis() == job_.scalars_axis() ? "scalars" : "norm");
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
     task.elems = job_.norm_parts;

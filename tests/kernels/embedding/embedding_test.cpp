@@ -232,3 +232,29 @@ TEST_CASE("ids outside the vocabulary are refused before anything is written") {
                   ShapeError);
   CHECK_THROWS_AS(position_backward(context, {dy.data(), dtable.data(), 1, 2, 1, 1}), ShapeError);
 }
+
+TEST_CASE("parts of a table add up to the whole, and each gets the gradient of its rows") {
+  const int64_t rows = 40, width = 24, vocab = 50, held = 32;
+  const auto ids = random_ids(rows, vocab, "ids");
+  const auto table = random<float>(2 * held * width, "table"), positions = random<float>(rows * width, "positions"), dy = random<float>(rows * width, "dy");
+  for_each_machine([&](Isa, LaunchContext& context) {
+    std::vector<float> whole(dy.size()), sum(dy.size(), 0.0f), gradient(static_cast<size_t>(vocab * width));
+    embedding_forward(context, {.ids = ids.data(), .table = table.data(), .y = whole.data(), .batch = 1, .tokens = rows, .width = width, .vocab = vocab});
+    embedding_backward(context, {.ids = ids.data(), .dy = dy.data(), .dtable = gradient.data(), .rows = rows, .width = width, .vocab = vocab});
+    for (int64_t first : {int64_t{0}, held}) {
+      const int64_t here = std::min(held, vocab - first);
+      std::vector<float> y(dy.size()), with_positions(dy.size()), part(static_cast<size_t>(held * width), 7.0f);
+      EmbeddingForward args{.ids = ids.data(), .table = table.data() + first * width, .y = y.data(), .batch = 1, .tokens = rows, .width = width, .vocab = here,
+                            .first = first, .part = true};
+      embedding_forward(context, args);
+      for (size_t i = 0; i < y.size(); ++i) sum[i] += y[i];
+      args.positions = positions.data();
+      args.y = with_positions.data();
+      embedding_forward(context, args);
+      for (size_t i = 0; i < y.size(); ++i) CHECK(with_positions[i] == y[i] + positions[i]);
+      embedding_backward(context, {.ids = ids.data(), .dy = dy.data(), .dtable = part.data(), .rows = rows, .width = width, .vocab = here, .first = first, .part = true});
+      for (int64_t i = 0; i < here * width; ++i) CHECK(part[static_cast<size_t>(i)] == gradient[static_cast<size_t>(first * width + i)]);
+    }
+    CHECK(sum == whole);
+  });
+}

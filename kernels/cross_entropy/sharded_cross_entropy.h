@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Softmax cross-entropy over a vocabulary that several ranks share out: each has some columns of the logits and no rank ever has them all.
+//
+//   part:   what a rank knows of a row: {max of its logits, sum of e^(logit - max), its logit of the target or 0}; {-inf, 0, 0} without columns
+//   merge:  from the parts of all ranks, in rank order, the row's loss; with `backward` the gradient of this rank's logits, in their place
+// Between the two the parts travel, 24 bytes a row and rank. Formulas, types and order of sums as in cross_entropy.h; merging the parts is the online
+// normalizer of Milakov & Gimelshein 2018. Bits do not depend on the number of threads; that of ranks changes the order of additions.
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+constexpr int64_t kCrossEntropyPartElems = 3;  // doubles of a row
+
+struct CrossEntropyPart {
+  const void* logits = nullptr;      // [rows, stride] of `dtype`
+  const int32_t* targets = nullptr;  // [rows], each in [0, whole_vocab)
+  double* parts = nullptr;           // [rows, kCrossEntropyPartElems]
+  int64_t rows = 0, vocab = 0, stride = 0;  // columns 0..vocab are tokens first..first + vocab; vocab..stride is padding
+  int64_t first = 0, whole_vocab = 0;
+  DType dtype = DType::f32;
+};
+
+struct CrossEntropyMerge {
+  void* logits = nullptr;            // [rows, stride] of `dtype`; overwritten when `backward`, padding with 0
+  const int32_t* targets = nullptr;  // [rows]
+  const double* parts = nullptr;     // [ranks, rows, kCrossEntropyPartElems]
+  double* loss_sum = nullptr;        // one number; set, not added to
+  float* row_losses = nullptr;       // [rows]
+  int64_t rows = 0, vocab = 0, stride = 0;
+  int64_t first = 0, ranks = 1;
+  float gradient_scale = 1.0f;
+  DType dtype = DType::f32;
+  bool backward = true;
+};
+
+/// Enqueue on cuda, block on cpu. Throw: ShapeError (sizes, dtype, null operand), DataError (a target outside the vocabulary, before anything is
+/// written), ResourceError (device).
+void cross_entropy_part(LaunchContext& context, const CrossEntropyPart& args);
+void cross_entropy_merge(LaunchContext& context, const CrossEntropyMerge& args);
+
+/// About 4 flops a logit each (an exponential counted as one). Pointers may be null. Pure.
+Cost cross_entropy_part_cost(const CrossEntropyPart& args);
+Cost cross_entropy_merge_cost(const CrossEntropyMerge& args);
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks that share a layer hold of it, how its tokens are cut into chunks, and where its sums and gathers stand (Shoeybi et al. 2019, "Megatron-LM";
+// Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", for the tokens of norms and residuals).
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "kernels/cast/cast.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
+#include "kernels/step_scalars/step_scalars.h"
+#include "models/common/blocks.h"
+
+namespace slipstream::models {
+namespace {
+
+// Rows of a table on each rank are a multiple of this: products of odd sizes are slow.
+constexpr int64_t kVocabAlignment = 64;
+
+// Two channels: the gather of a chunk need not wait for the sum of the next.
+constexpr const char* kReduceChannel = "tensor_reduce";
+constexpr const char* kGatherChannel = "tensor_gather";
+
+}  // namespace
+
+int token_chunks(int64_t rows, int asked, int ranks, bool sequence_parallel) {
+  const int64_t unit = sequence_parallel ? ranks : 1;
+  int chunks = std::max(1, asked);
+  while (chunks > 1 && rows % (chunks * unit) != 0) --chunks;
+  return chunks;
+}
+
+int64_t SpecBuilder::vocab_rows() const {
+  return shared() ? round_up(options_.vocab, kVocabAlignment * options_.tensor) / options_.tensor : options_.vocab;
+}
+
+int64_t SpecBuilder::vocab_held() const { return std::clamp<int64_t>(options_.vocab - vocab_begin(), 0, vocab_rows()); }
+
+Slice SpecBuilder::chunk(Slice rows, TokenChunk c) const {
+  const int64_t size_bytes = rows.size_bytes / c.count;
+  return {rows.buffer, rows.begin_bytes + c.index * size_bytes, size_bytes};
+}
+
+Slice SpecBuilder::own(Slice rows, TokenChunk c) const {
+  return own_tokens() ? chunk(chunk(rows, c), {options_.tensor_index, options_.tensor}) : chunk(rows, c);
+}
+
+void SpecBuilder::reduce(Slice partial, TokenChunk c, Slice sum) {
+  if (!shared()) return;
+  Communication task{.name = own_tokens() ? "reduce_scatter" : "all_reduce", .channel = kReduceChannel, .op = own_tokens() ? Op::reduce_scatter : Op::all_reduce,
+                     .from = chunk(partial, c), .to = sum.size_bytes > 0 ? chunk(sum, c) : own(partial, c), .dtype = options_.dtype};
+  task.elems = task.to.size_bytes / size_of(options_.dtype);
+  communicate(std::move(task), c);
+}
+
+void SpecBuilder::gather(Slice rows, TokenChunk c) {
+  if (!own_tokens()) return;
+  Communication task{.name = "all_gather", .channel = kGatherChannel, .op = Op::all_gather, .from = own(rows, c), .to = chunk(rows, c), .dtype = options_.dtype};
+  task.elems = task.from.size_bytes / size_of(options_.dtype);
+  communicate(std::move(task), c);
+}
+
+void SpecBuilder::communicate(Communication task, TokenChunk c) {
+  Piece& piece = spec_.pieces.back();
+  task.name += "." + piece.name;
+  if (c.count > 1 && !piece.name.ends_with(fmt::format(".{}", c.index))) task.name += fmt::format(".{}", c.index);
+  piece.communications.push_back(std::move(task));
+}
+
+void SpecBuilder::in_chunks(const std::vector<Stage>& stages, int count, const std::function<void(uint32_t)>& add) {
+  const auto last = static_cast<int>(stages.size()) - 1;
+  for (int time = 0; time <= last + count - 1; ++time)
+    for (int s = 0; s <= last; ++s) {
+      const TokenChunk c{time - s, count};
+      if (c.index < 0 || c.index >= count) continue;
+      const Stage& stage = stages[static_cast<size_t>(s)];
+      if (shared()) {
+        add(begin(stage.piece + "." + stage.part + (count > 1 ? fmt::format(".{}", c.index) : ""), stage.layer));
+      } else if (s == 0 || stages[static_cast<size_t>(s) - 1].piece != stage.piece || stages[static_cast<size_t>(s) - 1].layer != stage.layer) {
+        add(begin(stage.piece, stage.layer));
+      }
+      stage.body(c);
+    }
+}
+
+NamedTensor SpecBuilder::held(NamedTensor whole, int dim, int blocks) const {
+  if (!shared()) return whole;
+  int64_t& size = whole.shape[static_cast<size_t>(dim)];
+  whole.split = {.dim = dim, .blocks = blocks, .parts = options_.tensor, .index = options_.tensor_index, .whole = size};
+  SLIP_ASSERT(size % (int64_t{blocks} * options_.tensor) == 0);
+  size /= options_.tensor;
+  return whole;
+}
+
+Slice SpecBuilder::norm_partial(const std::string& name, int64_t elems) {
+  if (!own_tokens()) return {};
+  if (options_.split_backward) return statistics(name, elems);  // added when weight gradients are made, whenever that is
+  if (norm_partial_.size_bytes == 0) norm_partial_ = scratch("norm.partial", bytes_of(elems, DType::f32));
+  return norm_partial_;
+}
+
+void SpecBuilder::sum_partial(Slice partial) {
+  if (partial.size_bytes == 0) return;
+  communicate({.name = "all_reduce", .channel = kReduceChannel, .op = Op::all_reduce, .from = partial, .to = partial, .dtype = DType::f32,
+               .elems = partial.size_bytes / size_of(DType::f32)}, {});
+}
+
+void SpecBuilder::add_partial(Slice partial, const std::vector<uint32_t>& parameters) {
+  for (size_t i = 0; i < parameters.size() && partial.size_bytes > 0; ++i) {
+    const Slice from = chunk(partial, {static_cast<int>(i), static_cast<int>(parameters.size())}), to = gradient(parameters[i]);
+    const int64_t elems = to.size_bytes / size_of(DType::f32);
+    work("add_norm_gradient", {elems, 3 * to.size_bytes}, {from, to}, {to}, [=](LaunchContext& c) {
+      if (c.frame->accumulate)
+        kernels::add(c, {.x = c.as<float>(from), .y = c.as<float>(to), .elems = elems});
+      else
+        kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
+    });
+    ready(parameters[i]);
+  }
+}
+
+uint32_t SpecBuilder::vocab_parameter(const std::string& name, int layer, Init init) {
+  NamedTensor table{.name = name, .shape = {vocab_rows(), options_.width}};
+  if (shared()) table.split = {.dim = 0, .parts = options_.tensor, .index = options_.tensor_index, .whole = options_.vocab};
+  return parameter(ParameterSpec{.tensors = {std::move(table)}, .layer = layer, .init = init, .decay = true});
+}
+
+Slice SpecBuilder::loss_parts(int rank) const { return chunk(loss_parts_, {rank, options_.tensor}); }
+
+void SpecBuilder::head_part(Slice hidden, uint32_t table, TokenChunk c) {
+  const Slice logits = chunk(logits_, c), targets = chunk(targets_, c), parts = chunk(loss_parts(options_.tensor_index), c);
+  linear(chunk(hidden, c), table, -1, logits, options_.width, vocab_rows());
+  const kernels::CrossEntropyPart shape{.rows = rows() / c.count, .vocab = vocab_held(), .stride = vocab_rows(), .first = vocab_begin(),
+                                        .whole_vocab = options_.vocab, .dtype = options_.dtype};
+  work("cross_entropy_part", kernels::cross_entropy_part_cost(shape), {logits, targets}, {parts}, [=](LaunchContext& context) {
+    kernels::CrossEntropyPart args = shape;
+    args.logits = context.at(logits);
+    args.targets = context.as<int32_t>(targets);
+    args.parts = context.as<double>(parts);
+    kernels::cross_entropy_part(context, args);
+  });
+  if (c.index + 1 < c.count) return;
+  communicate({.name = "all_gather", .channel = kGatherChannel, .op = Op::all_gather, .from = loss_parts(options_.tensor_index), .to = loss_parts_,
+               .dtype = DType::f64, .elems = rows() * kernels::kCrossEntropyPartElems}, {});
+}
+
+void SpecBuilder::losses(Slice hidden, uint32_t table) {
+  for (bool training : {true, false}) {
+    const uint32_t piece = begin(training ? "head" : "head_evaluate", static_cast<int>(options_.layers));
+    (training ? spec_.forward : spec_.evaluate).push_back(piece);
+    shared() ? merge_losses(training) : head_losses(hidden, table, training);
+  }
+}
+
+void SpecBuilder::merge_losses(bool training) {
+  const Slice logits = logits_, targets = targets_, row_losses = row_losses_, sum = loss_part_, parts = loss_parts_;
+  const kernels::CrossEntropyMerge shape{.rows = rows(), .vocab = vocab_held(), .stride = vocab_rows(), .first = vocab_begin(), .ranks = options_.tensor,
+                                         .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens), .dtype = options_.dtype, .backward = training};
+  std::vector<Slice> reads{parts}, writes{row_losses, sum};
+  if (training) reads.insert(reads.end(), {logits, targets});
+  if (training) writes.push_back(logits);
+  work("cross_entropy_merge", kernels::cross_entropy_merge_cost(shape), reads, writes, [=](LaunchContext& c) {
+    kernels::CrossEntropyMerge args = shape;
+    args.logits = c.at(logits);
+    args.targets = c.as<int32_t>(targets);
+    args.parts = c.as<double>(parts);
+    args.row_losses = c.as<float>(row_losses);
+    args.loss_sum = c.as<double>(sum);
+    kernels::cross_entropy_merge(c, args);
+  });
+  if (training) add_loss();
+}
+
+}  // namespace slipstream::models
