@@ -401,6 +401,29 @@ TEST_CASE("rings that cannot be are refused with their numbers", "[cli][context]
   CHECK(call("check " + run + " --ranks 8 --set parallel.context=4 --set zero.stage=3").code == 0);
 }
 
+TEST_CASE("ranks that share layers train the model of one rank, and save it whole", "[cli][tensor]") {
+  Folder folder;
+  const std::string run = run_file(folder) + " --set train.micro_batch_size=2", dir = folder.path("run");
+  REQUIRE(call("train " + run).code == 0);
+  const auto alone = metrics(dir);
+  const size_t saved = read(dir + "/checkpoints/final/model.safetensors").size();
+  std::string hash;
+  for (const auto& [ranks, more] : std::vector<std::pair<int, std::string>>{{2, ""}, {4, " --set parallel.pipeline=2"}, {2, " --set parallel.sequence_parallel=true"}}) {
+    const Result shared = on_ranks(ranks, "train " + run + " --set parallel.tensor=2" + more);
+    INFO(more << "\n" << shared.text);
+    REQUIRE(shared.code == 0);
+    check_complete(dir, 6);
+    const auto seen = metrics(dir);
+    REQUIRE(seen.size() == alone.size());
+    for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i].at("loss").as_double() == Approx(alone[i].at("loss").as_double()).epsilon(1e-5));
+    CHECK(read(dir + "/checkpoints/final/model.safetensors").size() == saved);
+    if (ranks == 2 && more.empty()) hash = seen.back().at("params_hash").as_string();
+    if (ranks == 4) CHECK(seen.back().at("params_hash").as_string() == hash);
+    CHECK(call("generate " + dir + " --prompt the --tokens 5 --seed 3").code == 0);
+  }
+  check_refused(call("check " + run + " --ranks 3 --set parallel.tensor=3"), 2, {"parallel.tensor = 3", "does not divide", "model.heads"});
+}
+
 TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipeline]") {
   Folder folder;
   const std::string run = "check " + run_file(folder);
