@@ -124,6 +124,7 @@ models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = request.config;
   const Layout layout = resolve_layout(config, request.world);
   const slipstream::Batch batch = resolve_batch(config, layout.data);
+  const PlanOptions planned = plan_options(request, layout);
   const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
   if (request.vocab > vocab)
     throw ConfigError("[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
@@ -141,15 +142,17 @@ models::ModelOptions model_options(const JobRequest& request) {
           .norm_eps = static_cast<float>(config.model.norm_eps),
           .dtype = config.train.dtype,
           .batch = config.train.micro_batch_size,
-          .tokens = config.train.sequence_length,
+          .tokens = config.train.sequence_length / layout.context,
+          .context_ranks = layout.context,
+          .context_rank = Mesh(planned.sizes, planned.mesh_order).coordinates(request.rank).context,
           .global_tokens = batch.global_batch_size * config.train.sequence_length,
           .micro_batches = static_cast<int>(batch.micro_batches),
-          .ranks = layout.data,
+          .ranks = layout.data * layout.context,
           // With sharded updates both shares of a tied table travel together.
-          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data == 1),
+          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
           .tensor = layout.tensor,
           .sequence_parallel = config.parallel.sequence_parallel,
-          .tensor_chunks = models::token_chunks(config.train.micro_batch_size * config.train.sequence_length, static_cast<int>(config.overlap.tensor_chunks),
+          .tensor_chunks = models::token_chunks(config.train.micro_batch_size * config.train.sequence_length / layout.context, static_cast<int>(config.overlap.tensor_chunks),
                                                 layout.tensor, config.parallel.sequence_parallel),
           .whole_layers = config.zero.stage >= 2,
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
@@ -165,7 +168,7 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
                                     : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
   comm::RooflinePrice price(rates, intra);
   const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
-  for (Axis axis : {Axis::data, Axis::context, Axis::pipeline, Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world})
+  for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world})
     if (!emulated && mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
   return price;
 }

@@ -65,9 +65,12 @@ comm::Rehearsal rehearse_step(const Planned& planned) {
 struct ChannelLoad {
   int64_t tasks = 0;
   int64_t bytes = 0;  // sent by one rank in a step
+  // Rehearsed, of a mean step: how long the channel was busy with anything, and how long compute waited for its communication alone.
+  double busy_ms = 0;
+  double exposed_ms = 0;
 };
 
-std::map<std::string, ChannelLoad> channel_loads(const Job& job) {
+std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal) {
   std::map<std::string, ChannelLoad> loads;
   for (const Task& task : job.train.tasks) {
     ChannelLoad& load = loads[job.channels[task.channel].name];
@@ -75,6 +78,14 @@ std::map<std::string, ChannelLoad> channel_loads(const Job& job) {
     if (is_communication(task.op) && task.op != Op::recv)
       load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
   }
+  if (!rehearsal.finished) return loads;
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  const double ns_per_ms = 1e6 * static_cast<double>(times.runs.size());
+  for (ChannelId c = 0; c < job.channels.size(); ++c)
+    if (const auto found = loads.find(job.channels[c].name); found != loads.end()) found->second.busy_ms = static_cast<double>(times.busy_ns[c]) / ns_per_ms;
+  for (const comm::Exposed& exposed : times.exposed)
+    if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op))
+      loads[job.channels[awaited.channel].name].exposed_ms += static_cast<double>(exposed.time_ns) / ns_per_ms;
   return loads;
 }
 
@@ -139,9 +150,9 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
   print_groups(planned);
   fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
-             job.model.tokens, planned.finished.micro_batches, job.model.batch);
+             planned.config.train.sequence_length, planned.finished.micro_batches, job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());
-  if (job.model.tied.split && job.mesh.group_size(Axis::data) > 1)
+  if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
   fmt::print("memory of a rank:\n{}", memory_table(job));
@@ -160,12 +171,13 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     fmt::print("  zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)\n",
                planned.finished.micro_batches);
   print_zero_memory(planned);
-  if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::data) > 1)
+  if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
     fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n", format_bytes(wire.sent),
                format_bytes(wire.theory), static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
   fmt::print("channels:\n");
-  for (const auto& [name, load] : channel_loads(job))
-    fmt::print("  {:<10}{:>7} tasks{:>14} sent per step\n", name, load.tasks, format_bytes(load.bytes));
+  for (const auto& [name, load] : channel_loads(job, rehearsal))
+    fmt::print("  {:<14}{:>7} tasks{:>14} sent per step{}\n", name, load.tasks, format_bytes(load.bytes),
+               load.bytes > 0 && rehearsal.finished ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms) : "");
   fmt::print("order:   {} spine items, {} tasks, {} waits ({} implied ones pruned), {} waits between steps, plan {:016x}\n",
              job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
              planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
@@ -173,7 +185,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const comm::RankTimes& times = rehearsal.ranks.front();
   const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
   fmt::print("rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed\n", step_ms,
-             format_count(1e3 * static_cast<double>(planned.finished.global_batch * job.model.tokens) / step_ms),
+             format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config.train.sequence_length) / step_ms),
              static_cast<double>(times.communication_ns) / 3e6, static_cast<double>(times.exposed_ns) / 3e6);
 }
 
@@ -221,6 +233,10 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     json["rehearsed"]["step_ms"] = static_cast<double>(times.step_period_ns(1)) / 1e6;
     json["rehearsed"]["comm_ms"] = static_cast<double>(times.communication_ns) / 3e6;
     json["rehearsed"]["exposed_ms"] = static_cast<double>(times.exposed_ns) / 3e6;
+    for (const auto& [name, load] : channel_loads(job, rehearsal)) {
+      json["rehearsed"]["channels"][name]["busy_ms"] = load.busy_ms;
+      json["rehearsed"]["channels"][name]["exposed_ms"] = load.exposed_ms;
+    }
   }
   fmt::print("{}\n", json.dump(2));
 }

@@ -45,9 +45,10 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
                                    {.sequence_length = train.sequence_length, .micro_batch_size = train.micro_batch_size,
                                     .global_batch_size = global_batch_, .seed = static_cast<uint64_t>(train.seed)});
   const data::BatchShape shape{.micro_batches = finished.micro_batches, .rows = train.micro_batch_size,
-                               .sequence_length = train.sequence_length};
+                               .sequence_length = job.model.tokens};
+  const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()), context_ranks = job.mesh.group_size(Axis::context);
   // Each step stages the batch of the next, the last one too.
-  loader_ = std::make_unique<data::Loader>(data::training_filler(dataset.train, sampler, data_rank, data_ranks),
+  loader_ = std::make_unique<data::Loader>(data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
                                            data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
   const auto load = [this](const StagedBatch& staged) {
     const data::Batch& batch = loader_->next();
@@ -197,12 +198,13 @@ double Trainer::evaluate() {
   const Job& job = rank_->job();
   const int data_ranks = job.mesh.group_size(Axis::data);
   const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
-  const int64_t tokens = config_.train.sequence_length;
+  const int64_t tokens = job.model.tokens;  // of a sequence on this rank
   const data::EvalSampler sampler(dataset_.validation->count(),
-                                  {.sequence_length = tokens, .micro_batch_size = config_.train.micro_batch_size,
+                                  {.sequence_length = config_.train.sequence_length, .micro_batch_size = config_.train.micro_batch_size,
                                    .global_batch_size = global_batch_, .seed = static_cast<uint64_t>(config_.train.seed)},
                                   config_.train.eval_batches);
-  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks);
+  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks, job.mesh.index_in_group(Axis::context, world_.rank()),
+                                                        job.mesh.group_size(Axis::context));
   const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // ranks that share layers all have their losses
   data::Batch batch = data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
   std::vector<double> sums;

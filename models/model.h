@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/context_chunks.h"
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
 
@@ -28,10 +29,12 @@ struct ModelOptions {
   DType dtype = DType::f32;  // of weights in use and activations; gradients are float
 
   int64_t batch = 0;         // sequences of a micro-batch
-  int64_t tokens = 0;        // of a sequence, <= context
+  int64_t tokens = 0;        // of a sequence, <= context; those that this rank holds
+  int context_ranks = 1;     // that hold a sequence together, this one as number context_rank: tokens x context_ranks <= context
+  int context_rank = 0;
   int64_t global_tokens = 0; // of a step: the gradient is the mean over these
   int micro_batches = 1;     // of a step, on this rank
-  int ranks = 1;             // that exchange embedding rows
+  int ranks = 1;             // that exchange embedding rows: all with the same parameters
   bool split_tied_embedding = true;
   std::vector<int> cuts;     // layers before which another pipeline stage begins
   bool split_backward = false;  // gradients of outputs outlive the backward pass, so that weight gradients can wait (zero-bubble)
@@ -41,6 +44,8 @@ struct ModelOptions {
   int tensor_chunks = 1;     // of the tokens: one travels under the next; see token_chunks()
   bool whole_layers = false; // chunks of one layer are done before the next begins: where layers pass through slots of memory (ZeRO stages 2 and 3)
   int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: how early the wire may start
+
+  ContextChunks chunks() const { return {.tokens = tokens * context_ranks, .ranks = context_ranks, .rank = context_rank}; }
 };
 
 /// Chunks that the tokens of a micro-batch are cut into: the most up to `asked` that are equal, and with sequence parallelism divide among

@@ -18,7 +18,6 @@ const std::vector<SupportedRow>& supported_rows() {
       {"data.tokenizer", [](R c) { return c.data.tokenizer == "bytes" || c.data.tokenizer == "chars"; },
        "use \"bytes\" or \"chars\", or token shards made elsewhere"},
       {"optimizer.double_buffer", [](R c) { return !c.optimizer.double_buffer; }, "use false"},
-      {"parallel.context", [](R c) { return c.parallel.context == 1; }, "use 1"},
       {"zero.stage",
        [](R c) {
          return c.zero.stage == 0 || (c.overlap.grad_reduce == GradReduce::bucketed && c.comm.grad_dtype == DType::f32);

@@ -59,6 +59,9 @@ void validate_train(const RunConfig& config) {
   if (train.sequence_length > config.model.context)
     throw ConfigError("train.sequence_length = {} is longer than model.context = {}. Shorten it, or raise the context.",
                       train.sequence_length, config.model.context);
+  if (const int64_t chunks = 2 * config.parallel.context; config.parallel.context > 1 && train.sequence_length % chunks != 0)
+    throw ConfigError("train.sequence_length = {} is not a multiple of 2 x parallel.context = {}: every rank holds two chunks of a sequence. Use {}.",
+                      train.sequence_length, chunks, nearest_multiples(train.sequence_length, chunks));
   if (train.global_batch_size % train.micro_batch_size != 0)
     throw ConfigError("train.global_batch_size = {} is not a multiple of train.micro_batch_size = {}. Use {}.",
                       train.global_batch_size, train.micro_batch_size,
@@ -82,9 +85,10 @@ void validate_layout(const RunConfig& config) {
     throw ConfigError("parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
   if (config.zero.shard_size > 0 && config.zero.stage == 0)
     throw ConfigError("zero.shard_size = {} has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.", config.zero.shard_size);
-  if (config.zero.shard_size > 0 && config.parallel.data > 0 && config.parallel.data % config.zero.shard_size != 0)
-    throw ConfigError("zero.shard_size = {} does not divide parallel.data = {}. Use a divisor, or 0.",
-                      config.zero.shard_size, config.parallel.data);
+  if (const int64_t ranks = config.parallel.data * config.parallel.context; config.zero.shard_size > 0 && ranks > 0 && ranks % config.zero.shard_size != 0)
+    throw ConfigError("zero.shard_size = {} does not divide parallel.data{}. Use a divisor, or 0.", config.zero.shard_size,
+                      config.parallel.context == 1 ? fmt::format(" = {}", ranks)
+                                                   : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
   if (config.parallel.sequence_parallel && config.parallel.tensor == 1)
     throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
   if (config.parallel.sequence_parallel && config.train.recompute != Recompute::none)

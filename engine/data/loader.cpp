@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "engine/base/check.h"
+#include "engine/base/context_chunks.h"
 #include "engine/base/parallel.h"
 
 namespace slipstream::data {
@@ -24,12 +25,16 @@ int64_t now_ns() {
 }
 
 /// Row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
-void fill_row(const TokenSource& source, int64_t begin, int64_t row, std::vector<int32_t>& window, Batch& batch) {
+void fill_row(const TokenSource& source, int64_t begin, int64_t row, const ContextChunks& chunks, std::vector<int32_t>& window, Batch& batch) {
   const int64_t length = batch.shape.sequence_length;
-  window.resize(static_cast<size_t>(length) + 1);
+  SLIP_ASSERT(length == chunks.local_tokens());
+  window.resize(static_cast<size_t>(chunks.tokens) + 1);
   source.read(begin, window);
-  std::copy_n(window.begin(), length, batch.inputs.begin() + row * length);
-  std::copy_n(window.begin() + 1, length, batch.targets.begin() + row * length);
+  for (int64_t t = 0; t < length; ++t) {
+    const auto at = static_cast<size_t>(chunks.position(t)), to = static_cast<size_t>(row * length + t);
+    batch.inputs[to] = window[at];
+    batch.targets[to] = window[at + 1];
+  }
 }
 
 }  // namespace
@@ -46,32 +51,32 @@ Batch make_batch(const BatchShape& shape) {
 }
 
 BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const TrainSampler& sampler, int64_t data_rank,
-                            int64_t data_ranks) {
-  return [source = std::move(source), sampler, data_rank, data_ranks, window = std::vector<int32_t>()](
+                            int64_t data_ranks, int context_rank, int context_ranks) {
+  const ContextChunks chunks{.tokens = sampler.options().sequence_length, .ranks = context_ranks, .rank = context_rank};
+  return [source = std::move(source), sampler, data_rank, data_ranks, chunks, window = std::vector<int32_t>()](
              int64_t step, Batch& batch) mutable {
     SLIP_ASSERT(batch.shape.micro_batches == sampler.micro_batches(data_ranks));
     SLIP_ASSERT(batch.shape.rows == sampler.options().micro_batch_size);
-    SLIP_ASSERT(batch.shape.sequence_length == sampler.options().sequence_length);
     for (int64_t micro_batch = 0; micro_batch < batch.shape.micro_batches; ++micro_batch) {
       const SampleRange samples = sampler.samples_of(step, data_rank, data_ranks, micro_batch);
       for (int64_t row = 0; row < samples.count; ++row)
         fill_row(*source, sampler.begin_of(samples.begin + static_cast<uint64_t>(row)),
-                 micro_batch * batch.shape.rows + row, window, batch);
+                 micro_batch * batch.shape.rows + row, chunks, window, batch);
     }
   };
 }
 
 BatchFiller evaluation_filler(std::shared_ptr<const TokenSource> source, const EvalSampler& sampler, int64_t data_rank,
-                              int64_t data_ranks) {
-  return [source = std::move(source), sampler, data_rank, data_ranks, window = std::vector<int32_t>()](
+                              int64_t data_ranks, int context_rank, int context_ranks) {
+  const ContextChunks chunks{.tokens = sampler.options().sequence_length, .ranks = context_ranks, .rank = context_rank};
+  return [source = std::move(source), sampler, data_rank, data_ranks, chunks, window = std::vector<int32_t>()](
              int64_t round, Batch& batch) mutable {
     SLIP_ASSERT(batch.shape.micro_batches == 1);
     SLIP_ASSERT(batch.shape.rows == sampler.options().micro_batch_size);
-    SLIP_ASSERT(batch.shape.sequence_length == sampler.options().sequence_length);
     const EvalRows rows = sampler.rows_of(round, data_rank, data_ranks);
     batch.valid_rows[0] = rows.valid_rows;
     for (int64_t row = 0; row < batch.shape.rows; ++row)
-      fill_row(*source, sampler.begin_of(row < rows.valid_rows ? rows.begin + row : 0), row, window, batch);
+      fill_row(*source, sampler.begin_of(row < rows.valid_rows ? rows.begin + row : 0), row, chunks, window, batch);
   };
 }
 

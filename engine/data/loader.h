@@ -18,7 +18,8 @@ struct BatchShape {
   int64_t sequence_length = 1;  // T
 };
 
-/// What one rank needs for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text.
+/// What one rank needs for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text. Of a
+/// context-parallel rank T are its two chunks of a sequence (ContextChunks).
 struct Batch {
   BatchShape shape;
   int64_t index = 0;                // of the filler: the step, or the round of an evaluation
@@ -43,10 +44,10 @@ using BatchFiller = std::function<void(int64_t index, Batch& batch)>;
 
 /// index = the step, from 1 on. `source` is the split that `sampler` was made for.
 BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const TrainSampler& sampler, int64_t data_rank,
-                            int64_t data_ranks);
+                            int64_t data_ranks, int context_rank = 0, int context_ranks = 1);
 /// index = the round, from 0 on; M is 1.
 BatchFiller evaluation_filler(std::shared_ptr<const TokenSource> source, const EvalSampler& sampler, int64_t data_rank,
-                              int64_t data_ranks);
+                              int64_t data_ranks, int context_rank = 0, int context_ranks = 1);
 
 struct LoaderOptions {
   BatchShape shape;

@@ -18,6 +18,10 @@ namespace {
 void add_channel_of(const Communication& c, Job& job) {
   const auto same = std::find_if(job.channels.begin(), job.channels.end(), [&](const Channel& channel) { return channel.name == c.channel; });
   if (job.mesh.group_size(c.axis) == 1) throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
+  // In a ring all would send first, and none would be there to receive.
+  if (c.op == Op::send || c.op == Op::recv)
+    throw PlanError("[plan] {} is a {} of its own between pieces, but all ranks of axis {} run the same plan: every one would send, then every one receive. Use "
+                    "exchange, which does both.", c.name, name_of(c.op), name_of(c.axis));
   if (same == job.channels.end())
     job.channels.push_back({c.channel, c.axis});
   else if (same->axis != c.axis)
@@ -28,7 +32,7 @@ void add_channel_of(const Communication& c, Job& job) {
 void add_channels(Job& job) {
   job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}};
   if (!job.options.update_on_spine) job.channels.push_back({"update", Axis::self});
-  const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::data) > 1;
+  const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::replica) > 1;
   if (piped)
     for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"}) job.channels.push_back({name, Axis::pipeline});
   if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
@@ -66,7 +70,7 @@ void take_stage(Job& job) {
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
-                       .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::data), .sharded = options.zero_stage > 0, .alone = {},
+                       .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::replica), .sharded = options.zero_stage > 0, .alone = {},
                        .by_layer = options.zero_stage >= 2};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
@@ -104,7 +108,7 @@ ChannelId Job::channel(const std::string& name) const {
   throw PlanError("[plan] there is no channel named {}.", name);
 }
 
-Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::data) ? Axis::data : Axis::world; }
+Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::replica) ? Axis::replica : Axis::world; }
 
 Axis Job::norm_axis() const {
   const bool piped = mesh.group_size(Axis::pipeline) > 1, split = mesh.group_size(Axis::tensor) > 1;
@@ -118,12 +122,12 @@ bool Job::counts_squares_of(const ParameterSpec& parameter) const {
   if (at.tensor > 0 && !parameter.is_split()) return false;
   if (norm_axis() != Axis::world) return true;
   // Those who have the same once more add zeros.
-  return options.zero_stage == 0 ? at.data == 0 : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
+  return options.zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0 : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
 }
 
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
-  if (options.sizes.data == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
+  if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
   if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;   // which is what it comes to
   if (options.zero_stage > 0 && model.tied.split)
     throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");

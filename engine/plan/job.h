@@ -99,8 +99,8 @@ struct Job {
 
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
-  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all data ranks.
-  Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::data; }
+  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same parameters.
+  Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
   /// Who adds up the loss of a step: all ranks where only data is spread, else all that have some of it and others that have none.
   Axis scalars_axis() const;
   /// Who adds up the squares of gradients; self: each rank has them all.

@@ -160,7 +160,7 @@ void place_memory(Job& job) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = owner});
   };
   JobBuffers& ids = job.ids;
-  if (job.options.wire_dtype != DType::f32 && job.mesh.group_size(Axis::data) > 1)
+  if (job.options.wire_dtype != DType::f32 && job.mesh.group_size(Axis::replica) > 1)
     ids.wire = add("wire", bytes_of(job.layout.flat_elems, job.options.wire_dtype), Owner::communication);
   ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
   ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
@@ -175,7 +175,7 @@ void place_memory(Job& job) {
     if (job.stage() == 0 && holds_copy(job, b)) ids.tied_share = add("tied.share", 4 * job.homes[b].shard_elems, Owner::communication);
   const TiedEmbedding& tied = job.model.tied;
   if (!tied.as_rows) return;
-  const int64_t index = job.mesh.index_in_group(Axis::data, job.options.rank);
+  const int64_t index = job.mesh.index_in_group(Axis::replica, job.options.rank);
   const auto mine = [&](const char* name, BufferId all, int64_t size_bytes) {
     job.buffers.set_view(job.buffers.find(name), {all, index * size_bytes, size_bytes});
   };

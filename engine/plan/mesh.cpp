@@ -30,8 +30,9 @@ std::vector<size_t> axes_in_order(const std::string& order) {
   return axes.size() == 4 ? axes : std::vector<size_t>{};
 }
 
-/// Ranks of `data` that shard together.
-int inner_size(const MeshSizes& sizes) { return sizes.data_inner == 0 ? sizes.data : sizes.data_inner; }
+int replicas(const MeshSizes& sizes) { return sizes.data * sizes.context; }
+/// Those that shard together.
+int inner_size(const MeshSizes& sizes) { return sizes.data_inner == 0 ? replicas(sizes) : sizes.data_inner; }
 
 }  // namespace
 
@@ -42,6 +43,7 @@ const char* name_of(Axis axis) {
     case Axis::context: return "context";
     case Axis::pipeline: return "pipeline";
     case Axis::tensor: return "tensor";
+    case Axis::replica: return "replica";
     case Axis::data_inner: return "data_inner";
     case Axis::data_outer: return "data_outer";
     case Axis::world: return "world";
@@ -58,9 +60,9 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
                         "at least 1 and the product an int.", sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
     world *= size;
   }
-  if (sizes.data_inner < 0 || sizes.data % inner_size(sizes) != 0)
+  if (sizes.data_inner < 0 || replicas(sizes) % inner_size(sizes) != 0)
     throw ConfigError("[zero] shard_size {} does not divide the {} data-parallel ranks. Use a divisor, or 0 for all of "
-                      "them.", sizes.data_inner, sizes.data);
+                      "them.", sizes.data_inner, replicas(sizes));
   const std::vector<size_t> axes = axes_in_order(order);
   if (axes.empty())
     throw ConfigError("[parallel] order \"{}\" is no permutation of tp, cp, pp and dp. Use for example "
@@ -88,8 +90,9 @@ int Mesh::group_size(Axis axis) const {
     case Axis::context: return sizes_.context;
     case Axis::pipeline: return sizes_.pipeline;
     case Axis::tensor: return sizes_.tensor;
+    case Axis::replica: return replicas(sizes_);
     case Axis::data_inner: return inner_size(sizes_);
-    case Axis::data_outer: return sizes_.data / inner_size(sizes_);
+    case Axis::data_outer: return replicas(sizes_) / inner_size(sizes_);
     case Axis::world: return world();
   }
   return 1;
@@ -102,7 +105,11 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
     return ranks;
   }
   const Coordinates own = coordinates(rank);
-  const int inner = inner_size(sizes_);
+  const int inner = inner_size(sizes_), replica = index_in_group(Axis::replica, rank);
+  const auto set_replica = [&](Coordinates& at, int index) {
+    at.data = index / sizes_.context;
+    at.context = index % sizes_.context;
+  };
   for (int i = 0; i < group_size(axis); ++i) {
     Coordinates at = own;
     switch (axis) {
@@ -110,8 +117,9 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
       case Axis::context: at.context = i; break;
       case Axis::pipeline: at.pipeline = i; break;
       case Axis::tensor: at.tensor = i; break;
-      case Axis::data_inner: at.data = own.data / inner * inner + i; break;
-      case Axis::data_outer: at.data = own.data % inner + i * inner; break;
+      case Axis::replica: set_replica(at, i); break;
+      case Axis::data_inner: set_replica(at, replica / inner * inner + i); break;
+      case Axis::data_outer: set_replica(at, replica % inner + i * inner); break;
       case Axis::self:
       case Axis::world: break;
     }
@@ -131,14 +139,16 @@ bool Mesh::crosses_nodes(Axis axis, int64_t ranks_per_node) const {
 
 int Mesh::index_in_group(Axis axis, int rank) const {
   const Coordinates at = coordinates(rank);
+  const int replica = at.data * sizes_.context + at.context;
   switch (axis) {
     case Axis::self: return 0;
     case Axis::data: return at.data;
     case Axis::context: return at.context;
     case Axis::pipeline: return at.pipeline;
     case Axis::tensor: return at.tensor;
-    case Axis::data_inner: return at.data % inner_size(sizes_);
-    case Axis::data_outer: return at.data / inner_size(sizes_);
+    case Axis::replica: return replica;
+    case Axis::data_inner: return replica % inner_size(sizes_);
+    case Axis::data_outer: return replica / inner_size(sizes_);
     case Axis::world: return rank;
   }
   return 0;

@@ -4,6 +4,7 @@
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -40,6 +41,26 @@ Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
           bytes_of(rows * args.head_dim, args.dtype) + 4 * args.batch * args.heads * args.tokens};
 }
 
+/// Rows of a block move once in the type, carried ones (in and out) in float.
+template <typename Args>
+Cost block_cost(const Args& args, int64_t products, int64_t query_rows, int64_t key_rows, int64_t carried_rows) {
+  const auto& all = args.all;
+  const int64_t queries = all.heads * args.block.queries, keys = all.kv_heads * args.block.keys;
+  return {2 * products * all.batch * all.heads * all.head_dim * args.block.pairs(),
+          all.batch * all.head_dim * (bytes_of(query_rows * queries + key_rows * keys, all.dtype) + 4 * carried_rows) + 4 * all.batch * queries};
+}
+
+void check(std::string_view op, const AttentionBlock& block, int64_t tokens) {
+  for (const auto& [first, count] : {std::pair(block.first_query, block.queries), std::pair(block.first_key, block.keys)}) {
+    require_at_least(op, "the first row of a block", first, 0);
+    require_at_least(op, "the rows of a block", count, 0);
+    if (first + count > tokens)
+      throw ShapeError("[{}] the block's rows {} to {} lie outside of {} tokens.", op, first, first + count, tokens);
+  }
+  if (block.causal && block.queries != block.keys)
+    throw ShapeError("[{}] a causal block has as many keys as queries: got {} and {}.", op, block.keys, block.queries);
+}
+
 }  // namespace
 
 void attention_forward(LaunchContext& context, const AttentionForward& args) {
@@ -64,11 +85,50 @@ void attention_backward(LaunchContext& context, const AttentionBackward& args) {
   SLIP_CALL_ISA(attention_backward_cpu(context, args));
 }
 
+void attention_block_forward(LaunchContext& context, const AttentionBlockForward& args) {
+  constexpr std::string_view op = "attention_block_forward";
+  const AttentionForward& all = args.all;
+  check(op, all);
+  check(op, args.block, all.tokens);
+  if (all.batch * args.block.queries == 0) return;
+  require_pointers(op, {all.q});
+  if (args.block.keys > 0) require_pointers(op, {all.k, all.v});
+  if (args.last) require_pointers(op, {all.out, all.lse});
+  if (!args.first || !args.last) require_pointers(op, {args.carried.out, args.carried.maximum, args.carried.sum});
+  if (args.first) require_at_least(op, "the keys of a first block", args.block.keys, 1);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return attention_block_forward_cuda(context, args);
+  SLIP_CALL_ISA(attention_block_forward_cpu(context, args));
+}
+
+void attention_block_backward(LaunchContext& context, const AttentionBlockBackward& args) {
+  constexpr std::string_view op = "attention_block_backward";
+  const AttentionBackward& all = args.all;
+  check(op, all);
+  check(op, args.block, all.tokens);
+  require_at_least(op, "dq_stride", all.dq_stride, all.heads * all.head_dim);
+  if (all.batch * all.tokens == 0) return;
+  require_pointers(op, {all.dout, all.q, all.k, all.v, all.out, all.lse, all.workspace, args.dkv});
+  if (args.last) require_pointers(op, {all.dq});
+  if (!args.first || !args.last) require_pointers(op, {args.dq_sum});
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return attention_block_backward_cuda(context, args);
+  SLIP_CALL_ISA(attention_block_backward_cpu(context, args));
+}
+
 Cost attention_forward_cost(const AttentionForward& args) {
   return cost(args, 2, 2);
 }
 Cost attention_backward_cost(const AttentionBackward& args) {
   return cost(args, 5, 4);
+}
+
+Cost attention_block_forward_cost(const AttentionBlockForward& args) {
+  return block_cost(args, 2, args.last ? 2 : 1, 2, args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)));
+}
+Cost attention_block_backward_cost(const AttentionBlockBackward& args) {
+  return block_cost(args, 5, args.last ? 4 : 3, 2, args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)) +
+                                                      2 * args.all.kv_heads * args.all.tokens);
 }
 
 int64_t attention_backward_workspace_elems(const AttentionBackward& args) {

@@ -2,7 +2,7 @@
 // Attention on CUDA for any head size up to 256 and both types: blocks of 32 queries by 32 keys from shared memory.
 //
 // A thread owns a quarter of the columns of a row; the four threads of a row are neighbours in a warp. The tensor core path
-// (attention_mma.cu) takes bf16 heads of 64 and 128.
+// (attention_mma.cu) takes bf16 heads of 64 and 128 when all keys are there at once.
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/common.cuh"
@@ -37,37 +37,58 @@ __device__ __forceinline__ float dot(const Shared<float>& a, int a_row, const Sh
   return sum;
 }
 
-/// How many keys of the tile at `key_begin` the query sees.
-__device__ __forceinline__ int visible(int64_t query, int64_t key_begin) {
-  const int64_t keys = query - key_begin + 1;
+/// How many keys of the tile at `key_begin` the query sees; both are counted from the begin of the block.
+__device__ __forceinline__ int visible(const AttentionBlock& block, int64_t query, int64_t key_begin) {
+  const int64_t keys = (block.causal ? query + 1 : block.keys) - key_begin;
   return keys < 0 ? 0 : keys < kTile ? static_cast<int>(keys) : kTile;
+}
+
+/// Where keys end for the tile of queries at `begin`.
+__device__ __forceinline__ int64_t keys_end(const AttentionBlock& block, int64_t begin) { return block.causal ? begin + 1 : block.keys; }
+
+/// Row `token` of a head in [B, H, T].
+template <typename Args>
+__device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t sequence, int64_t head, int64_t token) {
+  return (sequence * all.heads + head) * all.tokens + token;
 }
 
 /// kColumns: columns of a thread, at least head_dim / kParts.
 template <int kColumns, typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(AttentionForward args) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args) {
   SLIP_DYNAMIC_SHARED(bytes);
-  const int head_dim = static_cast<int>(args.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
+  const AttentionForward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
   const Shared<float> q(bytes, floats), k(bytes + 4 * floats, floats), v(bytes + 8 * floats, floats), p(bytes + 12 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
   // The longest rows first: the short ones fill the end.
   const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kTile, query = begin + row, head = blockIdx.y;
-  const int64_t sequence = blockIdx.z * args.tokens, kv_head = head / (args.heads / args.kv_heads);
-  const T* keys = static_cast<const T*>(args.k) + sequence * args.kv_stride + kv_head * head_dim;
-  const T* values = static_cast<const T*>(args.v) + sequence * args.kv_stride + kv_head * head_dim;
-  load_tile(q, static_cast<const T*>(args.q) + sequence * args.q_stride + head * head_dim, args.q_stride, begin, args.tokens, head_dim);
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query, first_key = blockIdx.z * all.tokens + block.first_key;
+  const int64_t kv_head = head / (all.heads / all.kv_heads), carried = row_of_head(all, blockIdx.z, head, block.first_query + query);
+  const T* keys = static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim;
+  const T* values = static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim;
+  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin, block.queries, head_dim);
   float out[kColumns] = {}, largest = -__builtin_inff(), sum = 0.0f;
-  for (int64_t key_begin = 0; key_begin <= begin; key_begin += kTile) {
+  if (!args.first && query < block.queries) {
+    largest = args.carried.maximum[carried];
+    if (part == 0) sum = args.carried.sum[carried];  // the sum is spread over the four threads of a row
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int column = part + i * kParts;
+      if (column < head_dim) out[i] = args.carried.out[carried * head_dim + column];
+    }
+  }
+  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kTile) {
     __syncthreads();
-    load_tile(k, keys, args.kv_stride, key_begin, args.tokens, head_dim);
-    load_tile(v, values, args.kv_stride, key_begin, args.tokens, head_dim);
+    load_tile(k, keys, all.kv_stride, key_begin, block.keys, head_dim);
+    load_tile(v, values, all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible(query, key_begin);
+    const int seen = visible(block, query, key_begin);
     float scores[kKeys], highest = largest;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const int key = part + i * kParts;
-      scores[i] = key < seen ? args.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
+      scores[i] = key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
       highest = fmaxf(highest, scores[i]);
     }
     highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, 1));
@@ -95,14 +116,22 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionForward args
   }
   sum += __shfl_xor_sync(kWholeWarp, sum, 1);
   sum += __shfl_xor_sync(kWholeWarp, sum, 2);
-  if (query >= args.tokens) return;
-  T* to = static_cast<T*>(args.out) + (sequence + query) * args.out_stride + head * head_dim;
+  if (query >= block.queries) return;
+  T* to = static_cast<T*>(all.out) + (first_row + query) * all.out_stride + head * head_dim;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int column = part + i * kParts;
-    if (column < head_dim) to[column] = from_float<T>(out[i] / sum);
+    if (column >= head_dim) continue;
+    if (args.last) to[column] = from_float<T>(out[i] / sum);
+    else args.carried.out[carried * head_dim + column] = out[i];
   }
-  if (part == 0) args.lse[(blockIdx.z * args.heads + head) * args.tokens + query] = largest + logf(sum);
+  if (part != 0) return;
+  if (args.last) {
+    all.lse[carried] = largest + logf(sum);
+  } else {
+    args.carried.maximum[carried] = largest;
+    args.carried.sum[carried] = sum;
+  }
 }
 
 /// delta[b, h, t] = dout . out, a warp each.
@@ -119,39 +148,49 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args,
   if (threadIdx.x % kWarp == 0) delta[index] = sum;
 }
 
-/// Row statistics of a query: of no query, weights become 0.
+/// Row statistics of a query of the block: of no query, weights become 0.
 struct Row {
   float lse, delta;
 };
-__device__ __forceinline__ Row row_of(const AttentionBackward& args, const float* delta, int64_t sequence, int64_t head, int64_t query) {
-  if (query >= args.tokens) return {__builtin_inff(), 0.0f};
-  const int64_t at = (sequence * args.heads + head) * args.tokens + query;
-  return {args.lse[at], delta[at]};
+__device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const float* delta, int64_t sequence, int64_t head, int64_t query) {
+  if (query >= args.block.queries) return {__builtin_inff(), 0.0f};
+  const int64_t at = row_of_head(args.all, sequence, head, args.block.first_query + query);
+  return {args.all.lse[at], delta[at]};
 }
 
 /// A block per tile of queries: dq.
 template <int kColumns, typename T>
-__global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args, const float* delta) {
+__global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
-  const int head_dim = static_cast<int>(args.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
+  const AttentionBackward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
   const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats), v(bytes + 12 * floats, floats),
       ds(bytes + 16 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
   const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kTile, query = begin + row, head = blockIdx.y;
-  const int64_t sequence = blockIdx.z * args.tokens, kv_head = head / (args.heads / args.kv_heads);
-  load_tile(q, static_cast<const T*>(args.q) + sequence * args.q_stride + head * head_dim, args.q_stride, begin, args.tokens, head_dim);
-  load_tile(d, static_cast<const T*>(args.dout) + sequence * args.out_stride + head * head_dim, args.out_stride, begin, args.tokens, head_dim);
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query, first_key = blockIdx.z * all.tokens + block.first_key;
+  const int64_t kv_head = head / (all.heads / all.kv_heads), carried = row_of_head(all, blockIdx.z, head, block.first_query + query) * head_dim;
+  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin, block.queries, head_dim);
+  load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride, begin, block.queries, head_dim);
   const Row mine = row_of(args, delta, blockIdx.z, head, query);
   float dq[kColumns] = {};
-  for (int64_t key_begin = 0; key_begin <= begin; key_begin += kTile) {
+  if (!args.first && query < block.queries) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int column = part + i * kParts;
+      if (column < head_dim) dq[i] = args.dq_sum[carried + column];
+    }
+  }
+  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kTile) {
     __syncthreads();
-    load_tile(k, static_cast<const T*>(args.k) + sequence * args.kv_stride + kv_head * head_dim, args.kv_stride, key_begin, args.tokens, head_dim);
-    load_tile(v, static_cast<const T*>(args.v) + sequence * args.kv_stride + kv_head * head_dim, args.kv_stride, key_begin, args.tokens, head_dim);
+    load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
+    load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible(query, key_begin);
+    const int seen = visible(block, query, key_begin);
     for (int key = part; key < kTile; key += kParts) {
       float slope = 0.0f;
-      if (key < seen) slope = expf(args.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
+      if (key < seen) slope = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
     __syncwarp();  // a row of ds is read by its own four threads alone
@@ -164,40 +203,45 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args,
       }
     }
   }
-  if (query >= args.tokens) return;
-  T* to = static_cast<T*>(args.dq) + (sequence + query) * args.dq_stride + head * head_dim;
+  if (query >= block.queries) return;
+  T* to = static_cast<T*>(all.dq) + (first_row + query) * all.dq_stride + head * head_dim;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int column = part + i * kParts;
-    if (column < head_dim) to[column] = from_float<T>(args.scale * dq[i]);
+    if (column >= head_dim) continue;
+    if (args.last) to[column] = from_float<T>(all.scale * dq[i]);
+    else args.dq_sum[carried + column] = dq[i];
   }
 }
 
 /// A block per tile of keys: dk and dv, heads of the group in order.
 template <int kColumns, typename T>
-__global__ void __launch_bounds__(kThreads) key_kernel(AttentionBackward args, const float* delta) {
+__global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
-  const int head_dim = static_cast<int>(args.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
+  const AttentionBackward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
   const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats), v(bytes + 12 * floats, floats),
       p(bytes + 16 * floats, kScoreFloats), ds(bytes + 16 * floats + 4 * kScoreFloats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
-  const int64_t key_begin = int64_t{blockIdx.x} * kTile, kv_head = blockIdx.y, sequence = blockIdx.z * args.tokens;
-  const int64_t group = args.heads / args.kv_heads;
-  load_tile(k, static_cast<const T*>(args.k) + sequence * args.kv_stride + kv_head * head_dim, args.kv_stride, key_begin, args.tokens, head_dim);
-  load_tile(v, static_cast<const T*>(args.v) + sequence * args.kv_stride + kv_head * head_dim, args.kv_stride, key_begin, args.tokens, head_dim);
+  const int64_t key_begin = int64_t{blockIdx.x} * kTile, kv_head = blockIdx.y;
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query, first_key = blockIdx.z * all.tokens + block.first_key;
+  const int64_t group = all.heads / all.kv_heads;
+  load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
+  load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = key_begin; begin < args.tokens; begin += kTile) {
+    for (int64_t begin = block.causal ? key_begin : 0; begin < block.queries; begin += kTile) {
       __syncthreads();
-      load_tile(q, static_cast<const T*>(args.q) + sequence * args.q_stride + head * head_dim, args.q_stride, begin, args.tokens, head_dim);
-      load_tile(d, static_cast<const T*>(args.dout) + sequence * args.out_stride + head * head_dim, args.out_stride, begin, args.tokens, head_dim);
+      load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin, block.queries, head_dim);
+      load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride, begin, block.queries, head_dim);
       __syncthreads();
       const Row mine = row_of(args, delta, blockIdx.z, head, begin + row);
-      const int seen = visible(begin + row, key_begin);
+      const int seen = visible(block, begin + row, key_begin);
       for (int key = part; key < kTile; key += kParts) {
         float weight = 0.0f, slope = 0.0f;
         if (key < seen) {
-          weight = expf(args.scale * dot(q, row, k, key, head_dim) - mine.lse);
+          weight = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse);
           slope = weight * (dot(d, row, v, key, head_dim) - mine.delta);
         }
         p[row * kScorePitch + key] = weight;
@@ -217,14 +261,19 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBackward args, c
         }
       }
     }
-  if (key_begin + row >= args.tokens) return;
-  const int64_t offset = (sequence + key_begin + row) * args.dkv_stride + kv_head * head_dim;
+  if (key_begin + row >= block.keys) return;
+  const int64_t kv_width = all.kv_heads * head_dim, at = first_key + key_begin + row;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int column = part + i * kParts;
-    if (column < head_dim) {
-      static_cast<T*>(args.dk)[offset + column] = from_float<T>(args.scale * dk[i]);
-      static_cast<T*>(args.dv)[offset + column] = from_float<T>(dv[i]);
+    if (column >= head_dim) continue;
+    const int64_t of_row = kv_head * head_dim + column;
+    if (args.dkv != nullptr) {
+      args.dkv[at * 2 * kv_width + of_row] = all.scale * dk[i];
+      args.dkv[at * 2 * kv_width + kv_width + of_row] = dv[i];
+    } else {
+      static_cast<T*>(all.dk)[at * all.dkv_stride + of_row] = from_float<T>(all.scale * dk[i]);
+      static_cast<T*>(all.dv)[at * all.dkv_stride + of_row] = from_float<T>(dv[i]);
     }
   }
 }
@@ -247,29 +296,58 @@ dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
 
 }  // namespace
 
-void attention_forward_cuda(LaunchContext& context, const AttentionForward& args) {
-  if (attention_forward_mma(context, args)) return;
-  for_dtype(args.dtype, [&](auto type) {
-    for_columns(args.head_dim, [&](auto columns) {
-      launch(stream_of(context), forward_kernel<columns.value, decltype(type)>, grid_of(args.tokens, args.heads, args.batch), dim3(kThreads),
-             shared_bytes(args.head_dim, 3, 1), args);
+void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args) {
+  for_dtype(args.all.dtype, [&](auto type) {
+    for_columns(args.all.head_dim, [&](auto columns) {
+      launch(stream_of(context), forward_kernel<columns.value, decltype(type)>, grid_of(args.block.queries, args.all.heads, args.all.batch), dim3(kThreads),
+             shared_bytes(args.all.head_dim, 3, 1), args);
     });
   });
 }
 
+void attention_forward_cuda(LaunchContext& context, const AttentionForward& args) {
+  if (attention_forward_mma(context, args)) return;
+  attention_block_forward_cuda(context, {.all = args, .block = {0, args.tokens, 0, args.tokens}, .carried = {}});
+}
+
+namespace {
+
+template <typename T>
+void launch_delta(LaunchContext& context, const AttentionBackward& args) {
+  launch(stream_of(context), delta_kernel<T>, dim3(static_cast<unsigned>(blocks_for(args.batch * args.heads * args.tokens, kThreads / kWarp))),
+         dim3(kThreads), 0, args, args.workspace);
+}
+
+template <typename T>
+void launch_backward(LaunchContext& context, const AttentionBlockBackward& args) {
+  const AttentionBackward& all = args.all;
+  const float* delta = all.workspace;
+  for_columns(all.head_dim, [&](auto columns) {
+    launch(stream_of(context), key_kernel<columns.value, T>, grid_of(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
+           shared_bytes(all.head_dim, 4, 2), args, delta);
+    launch(stream_of(context), query_kernel<columns.value, T>, grid_of(args.block.queries, all.heads, all.batch), dim3(kThreads),
+           shared_bytes(all.head_dim, 4, 1), args, delta);
+  });
+}
+
+}  // namespace
+
+void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args) {
+  const AttentionBackward& all = args.all;
+  if (args.block.keys < all.tokens)
+    cuda_check(cudaMemsetAsync(args.dkv, 0, sizeof(float) * static_cast<size_t>(all.batch * all.tokens * 2 * all.kv_heads * all.head_dim), stream_of(context)),
+               "zeroing the gradients of keys that a block does not touch");
+  for_dtype(all.dtype, [&](auto type) {
+    launch_delta<decltype(type)>(context, all);
+    launch_backward<decltype(type)>(context, args);
+  });
+}
+
 void attention_backward_cuda(LaunchContext& context, const AttentionBackward& args) {
-  float* delta = args.workspace;
   for_dtype(args.dtype, [&](auto type) {
-    using T = decltype(type);
-    launch(stream_of(context), delta_kernel<T>,
-           dim3(static_cast<unsigned>(blocks_for(args.batch * args.heads * args.tokens, kThreads / kWarp))), dim3(kThreads), 0, args, delta);
-    if (attention_backward_mma(context, args, delta)) return;
-    for_columns(args.head_dim, [&](auto columns) {
-      launch(stream_of(context), key_kernel<columns.value, T>, grid_of(args.tokens, args.kv_heads, args.batch), dim3(kThreads),
-             shared_bytes(args.head_dim, 4, 2), args, delta);
-      launch(stream_of(context), query_kernel<columns.value, T>, grid_of(args.tokens, args.heads, args.batch), dim3(kThreads),
-             shared_bytes(args.head_dim, 4, 1), args, delta);
-    });
+    launch_delta<decltype(type)>(context, args);
+    if (attention_backward_mma(context, args, args.workspace)) return;
+    launch_backward<decltype(type)>(context, {.all = args, .block = {0, args.tokens, 0, args.tokens}});
   });
 }
 

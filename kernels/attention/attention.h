@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "engine/base/context_chunks.h"
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
 #include "kernels/common/isa.h"
@@ -80,18 +81,68 @@ struct AttentionBackward {
   DType dtype = DType::f32;
 };
 
+/// The softmax of every query over the keys that it has met so far: how attention goes on when more of them arrive.
+struct AttentionCarried {
+  float* out = nullptr;      // [B, H, T, E]: sum over keys of exp(score - maximum) v
+  float* maximum = nullptr;  // [B, H, T]
+  float* sum = nullptr;      // [B, H, T]: of exp(score - maximum)
+};
+
+/// AttentionForward, one block of keys at a time (context parallelism: the keys of a sequence arrive rank by rank).
+///
+/// The first block of a query starts from nothing, the last one writes out and lse; blocks in between only move `carried`, in
+/// float whatever the type, so that out is rounded once. Every query must see a key of its first block; a last one without keys
+/// (block.keys 0) is allowed: it writes out what was carried.
+///
+/// Shapes:  q, out, lse, carried: T = all.tokens rows of the queries' sequences; k, v: as many of the keys'
+/// Alias:   as AttentionForward; carried is apart from all, and may be null in a block that is first and last
+/// Cost:    4·B·H·E·pairs flops; as the sum of rows that the block touches
+/// Errors:  as AttentionForward; ShapeError if the block lies outside T, or is causal with another number of keys than queries
+/// Source:  as AttentionForward; Liu et al. 2023, arXiv:2310.01889 (blocks that travel in a ring)
+struct AttentionBlockForward {
+  AttentionForward all;
+  AttentionBlock block;
+  AttentionCarried carried;
+  bool first = true;
+  bool last = true;
+};
+
+/// AttentionBackward, one block of keys at a time, from the lse and out of all of them.
+///
+/// Shapes:  as above; dq_sum [B, H, T, E], dkv [B, T, 2·G·E] (k heads, then v heads), both float; all.dk and all.dv are not used;
+///          workspace attention_backward_workspace_elems(all)
+/// Types:   dq_sum carries dq without its scale; the last block of a query writes all.dq. dkv is what the block adds to dk and
+///          dv, overwritten, 0 in rows outside of the block's keys: it can travel and be added as it is
+/// Alias:   dq_sum may be null in a block that is first and last
+/// Cost:    10·B·H·E·pairs flops
+/// Errors:  as above
+struct AttentionBlockBackward {
+  AttentionBackward all;
+  AttentionBlock block;
+  float* dq_sum = nullptr;
+  float* dkv = nullptr;
+  bool first = true;
+  bool last = true;
+};
+
 /// Blocks on cpu, enqueues on cuda. Throws: ShapeError, ResourceError (no kernel for the device).
 void attention_forward(LaunchContext& context, const AttentionForward& args);
 void attention_backward(LaunchContext& context, const AttentionBackward& args);
+void attention_block_forward(LaunchContext& context, const AttentionBlockForward& args);
+void attention_block_backward(LaunchContext& context, const AttentionBlockBackward& args);
 
 /// What they must do at least. Pure; pointers may be null.
 Cost attention_forward_cost(const AttentionForward& args);
 Cost attention_backward_cost(const AttentionBackward& args);
+Cost attention_block_forward_cost(const AttentionBlockForward& args);
+Cost attention_block_backward_cost(const AttentionBlockBackward& args);
 
 /// Floats of workspace; depends on batch, tokens, heads, kv_heads and head_dim alone. Pure; pointers may be null.
 int64_t attention_backward_workspace_elems(const AttentionBackward& args);
 
 SLIP_DECLARE_PER_ISA(void attention_forward_cpu(LaunchContext& context, const AttentionForward& args);
-                     void attention_backward_cpu(LaunchContext& context, const AttentionBackward& args);)
+                     void attention_backward_cpu(LaunchContext& context, const AttentionBackward& args);
+                     void attention_block_forward_cpu(LaunchContext& context, const AttentionBlockForward& args);
+                     void attention_block_backward_cpu(LaunchContext& context, const AttentionBlockBackward& args);)
 
 }  // namespace slipstream::kernels

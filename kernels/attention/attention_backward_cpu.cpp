@@ -110,9 +110,9 @@ inline void add_block(Scratch& scratch, const Pair& pair) {
 /// dot[i] = dout[i] . out[i]; lanes beyond `queries` are 0, as is their lse.
 template <typename T>
 inline void prepare_queries(Scratch& scratch, const AttentionBackward& args, int64_t sequence, int64_t head,
-                            int64_t begin, int64_t queries) {
+                            int64_t first, int64_t queries) {
   const int64_t width = padded(args.head_dim);
-  const int64_t row = sequence * args.tokens + begin;
+  const int64_t row = sequence * args.tokens + first;
   const T* const out = static_cast<const T*>(args.out) + row * args.out_stride + head * args.head_dim;
   pack(static_cast<const T*>(args.q) + row * args.q_stride + head * args.head_dim, args.q_stride, queries,
        args.head_dim, scratch.q);
@@ -126,64 +126,107 @@ inline void prepare_queries(Scratch& scratch, const AttentionBackward& args, int
       for (int64_t j = 0; j < args.head_dim; j += kLanes)
         dot += load(scratch.dout + i * width + j) * load_up_to(out + i * args.out_stride + j, args.head_dim - j);
     scratch.dot[i] = sum(dot);
-    scratch.lse[i] = i < queries ? args.lse[(sequence * args.heads + head) * args.tokens + begin + i] : 0.0f;
+    scratch.lse[i] = i < queries ? args.lse[(sequence * args.heads + head) * args.tokens + first + i] : 0.0f;
   }
 }
 
 template <typename T>
-inline void one_key_value_head(Scratch& scratch, const AttentionBackward& args, int64_t sequence, int64_t kv_head,
-                               float* dk, float* dv) {
-  const int64_t width = padded(args.head_dim);
-  const int64_t group = args.heads / args.kv_heads;
-  const int64_t blocks = (args.tokens + kBlock - 1) / kBlock;
-  const int64_t kv_offset = sequence * args.tokens * args.kv_stride + kv_head * args.head_dim;
-  const T* const k = static_cast<const T*>(args.k) + kv_offset;
-  const T* const v = static_cast<const T*>(args.v) + kv_offset;
-  std::memset(dk, 0, static_cast<size_t>(args.tokens * width) * sizeof(float));
-  std::memset(dv, 0, static_cast<size_t>(args.tokens * width) * sizeof(float));
-  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = 0; begin < args.tokens; begin += kBlock) {
-      const int64_t queries = least(kBlock, args.tokens - begin);
-      prepare_queries<T>(scratch, args, sequence, head, begin, queries);
-      prefetch_block<T>(args, (sequence * args.heads + head) * blocks + begin / kBlock + 1);
-      for (int64_t key = 0; key <= begin; key += kBlock) {
-        const int64_t keys = least(kBlock, args.tokens - key);
-        Pair pair = {scratch.v, width,       dk + key * width, dv + key * width, queries,
-                     keys,      begin - key, args.head_dim,    args.scale,       key == 0};
-        pack(k + key * args.kv_stride, args.kv_stride, keys, args.head_dim, scratch.k);
-        if constexpr (std::is_same_v<T, float>) {
-          pair.v = v + key * args.kv_stride;
-          pair.v_stride = args.kv_stride;
-        } else {
-          pack(v + key * args.kv_stride, args.kv_stride, keys, args.head_dim, scratch.v);
-        }
-        add_block(scratch, pair);
-      }
-      T* const dq = static_cast<T*>(args.dq) + (sequence * args.tokens + begin) * args.dq_stride + head * args.head_dim;
-      unpack(scratch.dq, args.scale, queries, args.head_dim, dq, args.dq_stride);
+inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& args, int64_t sequence, int64_t head, int64_t begin,
+                                const T* k, const T* v, float* dk, float* dv) {
+  const AttentionBackward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const int64_t width = padded(all.head_dim);
+  const int64_t queries = least(kBlock, block.queries - begin), first_query = block.first_query + begin;
+  prepare_queries<T>(scratch, all, sequence, head, first_query, queries);
+  const int64_t carried = ((sequence * all.heads + head) * all.tokens + first_query) * all.head_dim;
+  if (!args.first) pack(args.dq_sum + carried, all.head_dim, queries, all.head_dim, scratch.dq);
+  const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
+  for (int64_t key = 0; key < end; key += kBlock) {
+    const int64_t keys = least(kBlock, block.keys - key);
+    Pair pair = {.v = scratch.v, .v_stride = width, .dk = dk + key * width, .dv = dv + key * width, .queries = queries, .keys = keys,
+                 .ahead = block.causal ? begin - key : keys, .head_dim = all.head_dim, .scale = all.scale, .first = args.first && key == 0};
+    pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
+    if constexpr (std::is_same_v<T, float>) {
+      pair.v = v + key * all.kv_stride;
+      pair.v_stride = all.kv_stride;
+    } else {
+      pack(v + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.v);
     }
-  const int64_t to = sequence * args.tokens * args.dkv_stride + kv_head * args.head_dim;
-  unpack(dk, args.scale, args.tokens, args.head_dim, static_cast<T*>(args.dk) + to, args.dkv_stride);
-  unpack(dv, 1.0f, args.tokens, args.head_dim, static_cast<T*>(args.dv) + to, args.dkv_stride);
+    add_block(scratch, pair);
+  }
+  if (!args.last) return unpack(scratch.dq, 1.0f, queries, all.head_dim, args.dq_sum + carried, all.head_dim);
+  T* const dq = static_cast<T*>(all.dq) + (sequence * all.tokens + first_query) * all.dq_stride + head * all.head_dim;
+  unpack(scratch.dq, all.scale, queries, all.head_dim, dq, all.dq_stride);
+}
+
+/// Sums dk and dv of the block's keys over the heads of one key-value head.
+template <typename T>
+inline void one_key_value_head(Scratch& scratch, const AttentionBlockBackward& args, int64_t sequence, int64_t kv_head, float* dk, float* dv) {
+  const AttentionBackward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const int64_t elems = block.keys * padded(all.head_dim);
+  const int64_t group = all.heads / all.kv_heads;
+  const int64_t tiles = (block.queries + kBlock - 1) / kBlock;
+  const int64_t kv_offset = (sequence * all.tokens + block.first_key) * all.kv_stride + kv_head * all.head_dim;
+  std::memset(dk, 0, static_cast<size_t>(elems) * sizeof(float));
+  std::memset(dv, 0, static_cast<size_t>(elems) * sizeof(float));
+  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      prefetch_block<T>(all, block, (sequence * all.heads + head) * tiles + tile + 1);
+      one_tile_of_queries<T>(scratch, args, sequence, head, tile * kBlock, static_cast<const T*>(all.k) + kv_offset,
+                             static_cast<const T*>(all.v) + kv_offset, dk, dv);
+    }
 }
 
 template <typename T>
-void backward(LaunchContext& context, const AttentionBackward& args) {
-  const int64_t elems = args.tokens * padded(args.head_dim);
-  context.parallel_for(args.batch * args.kv_heads, 1, [&](int64_t begin, int64_t end) {
+inline void zero_rows(T* to, int64_t stride, int64_t rows, int64_t width) {
+  for (int64_t i = 0; i < rows; ++i) std::memset(static_cast<void*>(to + i * stride), 0, static_cast<size_t>(width) * sizeof(T));
+}
+
+/// Where dk and dv of a key-value head go: columns of the caller's rows, 0 outside of the block's keys.
+template <typename T>
+inline void write_keys(const AttentionBlockBackward& args, const float* from, float factor, T* to, int64_t stride) {
+  const AttentionBlock& block = args.block;
+  const int64_t width = args.all.head_dim, behind = block.first_key + block.keys;
+  zero_rows(to, stride, block.first_key, width);
+  unpack(from, factor, block.keys, width, to + block.first_key * stride, stride);
+  zero_rows(to + behind * stride, stride, args.all.tokens - behind, width);
+}
+
+template <typename T>
+void backward(LaunchContext& context, const AttentionBlockBackward& args) {
+  const AttentionBackward& all = args.all;
+  const int64_t elems = all.tokens * padded(all.head_dim), kv_width = all.kv_heads * all.head_dim;
+  context.parallel_for(all.batch * all.kv_heads, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch;
     // All heads of a range use the place of its first, which then stays in the cache.
-    float* const dk = args.workspace + 2 * begin * elems;
-    for (int64_t item = begin; item < end; ++item)
-      one_key_value_head<T>(scratch, args, item / args.kv_heads, item % args.kv_heads, dk, dk + elems);
+    float* const dk = all.workspace + 2 * begin * elems;
+    float* const dv = dk + elems;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t sequence = item / all.kv_heads, kv_head = item % all.kv_heads, column = kv_head * all.head_dim;
+      one_key_value_head<T>(scratch, args, sequence, kv_head, dk, dv);
+      if (args.dkv != nullptr) {
+        float* const to = args.dkv + sequence * all.tokens * 2 * kv_width + column;
+        write_keys(args, dk, all.scale, to, 2 * kv_width);
+        write_keys(args, dv, 1.0f, to + kv_width, 2 * kv_width);
+      } else {
+        const int64_t to = sequence * all.tokens * all.dkv_stride + column;
+        write_keys(args, dk, all.scale, static_cast<T*>(all.dk) + to, all.dkv_stride);
+        write_keys(args, dv, 1.0f, static_cast<T*>(all.dv) + to, all.dkv_stride);
+      }
+    }
   });
 }
 
 }  // namespace
 
-void attention_backward_cpu(LaunchContext& context, const AttentionBackward& args) {
-  if (args.dtype == DType::f32) return backward<float>(context, args);
+void attention_block_backward_cpu(LaunchContext& context, const AttentionBlockBackward& args) {
+  if (args.all.dtype == DType::f32) return backward<float>(context, args);
   backward<bfloat16>(context, args);
+}
+
+void attention_backward_cpu(LaunchContext& context, const AttentionBackward& args) {
+  attention_block_backward_cpu(context, {.all = args, .block = {0, args.tokens, 0, args.tokens}});
 }
 
 }  // namespace slipstream::kernels::SLIP_ISA

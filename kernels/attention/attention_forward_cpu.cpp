@@ -94,59 +94,73 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
 }
 
 template <typename T>
-inline void one_block_of_queries(Scratch& scratch, const AttentionForward& args, int64_t sequence, int64_t head,
-                                 int64_t begin) {
-  const int64_t width = padded(args.head_dim);
-  const int64_t queries = least(kBlock, args.tokens - begin);
-  const int64_t kv_offset =
-      sequence * args.tokens * args.kv_stride + head / (args.heads / args.kv_heads) * args.head_dim;
-  const T* const k = static_cast<const T*>(args.k) + kv_offset;
-  const T* const v = static_cast<const T*>(args.v) + kv_offset;
-  const int64_t row = sequence * args.tokens + begin;
-  transpose(static_cast<const T*>(args.q) + row * args.q_stride + head * args.head_dim, args.q_stride, queries,
-            args.head_dim, scratch.q);
+inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& args, int64_t sequence, int64_t head, int64_t begin) {
+  const AttentionForward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const int64_t width = padded(all.head_dim);
+  const int64_t queries = least(kBlock, block.queries - begin);
+  const int64_t kv_offset = (sequence * all.tokens + block.first_key) * all.kv_stride + head / (all.heads / all.kv_heads) * all.head_dim;
+  const T* const k = static_cast<const T*>(all.k) + kv_offset;
+  const T* const v = static_cast<const T*>(all.v) + kv_offset;
+  const int64_t row = sequence * all.tokens + block.first_query + begin;
+  const int64_t row_of_head = (sequence * all.heads + head) * all.tokens + block.first_query + begin;
+  transpose(static_cast<const T*>(all.q) + row * all.q_stride + head * all.head_dim, all.q_stride, queries, all.head_dim, scratch.q);
   for (int j = 0; j < kBlock; j += kLanes) {
     store(scratch.maximum + j, splat(-__builtin_inff()));
     store(scratch.sum + j, Vf{});
   }
-  for (int64_t key = 0; key <= begin; key += kBlock) {
-    const int64_t keys = least(kBlock, args.tokens - key);
-    pack(v + key * args.kv_stride, args.kv_stride, keys, args.head_dim, scratch.v);
+  if (!args.first) {
+    std::memcpy(scratch.maximum, args.carried.maximum + row_of_head, static_cast<size_t>(queries) * sizeof(float));
+    std::memcpy(scratch.sum, args.carried.sum + row_of_head, static_cast<size_t>(queries) * sizeof(float));
+    pack(args.carried.out + row_of_head * all.head_dim, all.head_dim, queries, all.head_dim, scratch.out);
+  }
+  const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
+  for (int64_t key = 0; key < end; key += kBlock) {
+    const int64_t keys = least(kBlock, block.keys - key), ahead = block.causal ? begin - key : keys;
+    const bool first = args.first && key == 0;
+    pack(v + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.v);
     if constexpr (std::is_same_v<T, float>) {
-      add_block(scratch, k + key * args.kv_stride, args.kv_stride, queries, keys, begin - key, args.head_dim,
-                args.scale, key == 0);
+      add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, all.head_dim, all.scale, first);
     } else {
-      pack(k + key * args.kv_stride, args.kv_stride, keys, args.head_dim, scratch.k);
-      add_block(scratch, scratch.k, width, queries, keys, begin - key, args.head_dim, args.scale, key == 0);
+      pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
+      add_block(scratch, scratch.k, width, queries, keys, ahead, all.head_dim, all.scale, first);
     }
   }
-  T* const out = static_cast<T*>(args.out) + row * args.out_stride + head * args.head_dim;
+  if (!args.last) {
+    std::memcpy(args.carried.maximum + row_of_head, scratch.maximum, static_cast<size_t>(queries) * sizeof(float));
+    std::memcpy(args.carried.sum + row_of_head, scratch.sum, static_cast<size_t>(queries) * sizeof(float));
+    return unpack(scratch.out, 1.0f, queries, all.head_dim, args.carried.out + row_of_head * all.head_dim, all.head_dim);
+  }
+  T* const out = static_cast<T*>(all.out) + row * all.out_stride + head * all.head_dim;
   for (int64_t i = 0; i < queries; ++i)
-    unpack(scratch.out + i * width, 1.0f / scratch.sum[i], 1, args.head_dim, out + i * args.out_stride,
-           args.out_stride);
-  float* const lse = args.lse + (sequence * args.heads + head) * args.tokens + begin;
+    unpack(scratch.out + i * width, 1.0f / scratch.sum[i], 1, all.head_dim, out + i * all.out_stride, all.out_stride);
   for (int64_t i = 0; i < queries; i += kLanes)
-    store_up_to(lse + i, load(scratch.maximum + i) + log_of_sum(load(scratch.sum + i)), queries - i);
+    store_up_to(all.lse + row_of_head + i, load(scratch.maximum + i) + log_of_sum(load(scratch.sum + i)), queries - i);
 }
 
 template <typename T>
-void forward(LaunchContext& context, const AttentionForward& args) {
-  const int64_t blocks = (args.tokens + kBlock - 1) / kBlock;
-  context.parallel_for(args.batch * args.heads * blocks, 1, [&](int64_t begin, int64_t end) {
+void forward(LaunchContext& context, const AttentionBlockForward& args) {
+  const AttentionForward& all = args.all;
+  const int64_t tiles = (args.block.queries + kBlock - 1) / kBlock;
+  context.parallel_for(all.batch * all.heads * tiles, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch;
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t head = item / blocks;
-      prefetch_block<T>(args, item + 1);
-      one_block_of_queries<T>(scratch, args, head / args.heads, head % args.heads, item % blocks * kBlock);
+      const int64_t head = item / tiles;
+      prefetch_block<T>(all, args.block, item + 1);
+      one_tile_of_queries<T>(scratch, args, head / all.heads, head % all.heads, item % tiles * kBlock);
     }
   });
 }
 
 }  // namespace
 
-void attention_forward_cpu(LaunchContext& context, const AttentionForward& args) {
-  if (args.dtype == DType::f32) return forward<float>(context, args);
+void attention_block_forward_cpu(LaunchContext& context, const AttentionBlockForward& args) {
+  if (args.all.dtype == DType::f32) return forward<float>(context, args);
   forward<bfloat16>(context, args);
+}
+
+void attention_forward_cpu(LaunchContext& context, const AttentionForward& args) {
+  attention_block_forward_cpu(context, {.all = args, .block = {0, args.tokens, 0, args.tokens}, .carried = {}});
 }
 
 }  // namespace slipstream::kernels::SLIP_ISA

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "engine/base/context_chunks.h"
 #include "kernels/common/simd.h"
 
 namespace slipstream::kernels::SLIP_ISA {
@@ -124,20 +125,21 @@ inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int6
       __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
 }
 
-/// Asks for q, k and v of a block of queries and its diagonal; blocks are counted over sequences, heads and tokens.
+/// Asks for q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's queries.
 template <typename T, typename Args>
-inline void prefetch_block(const Args& args, int64_t index) {
-  const int64_t blocks = (args.tokens + kBlock - 1) / kBlock;
-  const int64_t head = index / blocks % args.heads;
-  const int64_t sequence = index / blocks / args.heads;
+inline void prefetch_block(const Args& args, const AttentionBlock& block, int64_t index) {
+  const int64_t tiles = (block.queries + kBlock - 1) / kBlock;
+  const int64_t head = index / tiles % args.heads;
+  const int64_t sequence = index / tiles / args.heads;
   if (sequence >= args.batch) return;
-  const int64_t begin = index % blocks * kBlock;
-  const int64_t rows = least(kBlock, args.tokens - begin);
-  const int64_t row = sequence * args.tokens + begin;
-  const int64_t kv_offset = row * args.kv_stride + head / (args.heads / args.kv_heads) * args.head_dim;
+  const int64_t begin = index % tiles * kBlock;
+  const int64_t rows = least(kBlock, block.queries - begin);
+  const int64_t row = sequence * args.tokens + block.first_query + begin;
+  const int64_t keys = least(kBlock, block.keys - begin);
+  const int64_t kv_offset = (sequence * args.tokens + block.first_key + begin) * args.kv_stride + head / (args.heads / args.kv_heads) * args.head_dim;
   prefetch_rows<T>(args.q, row * args.q_stride + head * args.head_dim, args.q_stride, rows, args.head_dim);
-  prefetch_rows<T>(args.k, kv_offset, args.kv_stride, rows, args.head_dim);
-  prefetch_rows<T>(args.v, kv_offset, args.kv_stride, rows, args.head_dim);
+  prefetch_rows<T>(args.k, kv_offset, args.kv_stride, keys, args.head_dim);
+  prefetch_rows<T>(args.v, kv_offset, args.kv_stride, keys, args.head_dim);
   if constexpr (requires { args.dout; }) {
     prefetch_rows<T>(args.dout, row * args.out_stride + head * args.head_dim, args.out_stride, rows, args.head_dim);
     prefetch_rows<T>(args.out, row * args.out_stride + head * args.head_dim, args.out_stride, rows, args.head_dim);

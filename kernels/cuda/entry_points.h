@@ -10,6 +10,7 @@
 #include "kernels/adamw/adamw.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
+#include "kernels/columns/columns.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
@@ -27,8 +28,12 @@ namespace slipstream::kernels {
 void adamw_cuda(LaunchContext& context, const Adamw& args);
 void attention_forward_cuda(LaunchContext& context, const AttentionForward& args);
 void attention_backward_cuda(LaunchContext& context, const AttentionBackward& args);
+void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args);
+void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args);
 void cast_cuda(LaunchContext& context, const Cast& args);
 void add_cuda(LaunchContext& context, const Add& args);
+void columns_take_cuda(LaunchContext& context, const ColumnsTake& args);
+void columns_sum_cuda(LaunchContext& context, const ColumnsSum& args);
 void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args);
 void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& args);
 void cross_entropy_merge_cuda(LaunchContext& context, const CrossEntropyMerge& args);

@@ -278,7 +278,8 @@ void SpecBuilder::take_batch() {
 void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partial) {
   const Slice ids = ids_;
   const Slice t = value(table);
-  const Slice p = positions < 0 ? Slice{} : value(static_cast<uint32_t>(positions));
+  Slice p = positions < 0 ? Slice{} : value(static_cast<uint32_t>(positions));
+  if (p.size_bytes > 0 && options_.context_ranks > 1) p = own_positions(p);
   const Slice y = own_tokens() ? partial : x;
   const bool adds_positions = options_.tensor_index == 0;  // once in the sum over ranks
   const kernels::EmbeddingForward shape{.batch = options_.batch, .tokens = options_.tokens, .width = options_.width, .dtype = options_.dtype,
@@ -368,15 +369,18 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   const int64_t width = options_.width, vocab = vocab_rows();
   if (positions >= 0) {
     const Slice dp = gradient(static_cast<uint32_t>(positions));
+    const bool spread = options_.context_ranks > 1;
+    const Slice to = spread ? scratch("positions.own_gradient", options_.tokens * width * 4) : dp;
     const kernels::PositionBackward shape{.batch = options_.batch, .tokens = options_.tokens, .width = width,
-                                          .positions = options_.context, .dtype = options_.dtype};
-    work("position_gradient", kernels::position_backward_cost(shape), {dx, dp}, {dp}, [=](LaunchContext& c) {
+                                          .positions = spread ? options_.tokens : options_.context, .dtype = options_.dtype};
+    work("position_gradient", kernels::position_backward_cost(shape), spread ? std::vector{dx} : std::vector{dx, to}, {to}, [=](LaunchContext& c) {
       kernels::PositionBackward args = shape;
       args.dy = c.at(dx);
-      args.dpositions = c.as<float>(dp);
-      args.accumulate = accumulate(c);
+      args.dpositions = c.as<float>(to);
+      args.accumulate = !spread && accumulate(c);
       kernels::position_backward(c, args);
     });
+    if (spread) add_own_positions(to, dp);
     ready(static_cast<uint32_t>(positions));
   }
   TiedEmbedding& tied = spec_.tied;

@@ -89,6 +89,8 @@ class SpecBuilder {
   /// The gradient of the whole parameter is complete after this piece.
   void ready(uint32_t parameter);
   void ready(uint32_t parameter, int64_t begin_elems, int64_t elems);
+  /// Begins when the works of the piece are complete.
+  void communicate(Communication communication) { spec_.pieces.back().communications.push_back(std::move(communication)); }
   uint32_t current() const { return static_cast<uint32_t>(spec_.pieces.size() - 1); }
 
   /// What selective recomputation makes again.
@@ -151,6 +153,7 @@ class SpecBuilder {
   int64_t head_dim() const { return options_.width / options_.heads; }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
   Slice norm_workspace() const { return norm_workspace_; }
+  Slice attention_workspace() const { return attention_workspace_; }
 
   /// Takes the finished spec.
   ModelSpec finish(std::string description);
@@ -161,6 +164,9 @@ class SpecBuilder {
   int64_t vocab_begin() const { return options_.tensor_index * vocab_rows(); }
   int64_t vocab_held() const;  // rows of a table that are no padding
   Slice loss_parts(int rank) const;
+  /// Of a context-parallel rank: its rows of the table, in the order of its tokens; and the gradient of those added to the table's.
+  Slice own_positions(Slice positions);
+  void add_own_positions(Slice own, Slice gradient);
 
   ModelOptions options_;
   Buffers& buffers_;

@@ -8,6 +8,7 @@
 #include "engine/base/check.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "models/common/blocks.h"
+#include "models/common/ring.h"
 
 namespace slipstream::models {
 namespace {
@@ -29,7 +30,7 @@ struct Norm {
 
 class Gpt2 {
  public:
-  Gpt2(const ModelOptions& options, Buffers& buffers) : o_(options), b_(options, buffers) {}
+  Gpt2(const ModelOptions& options, Buffers& buffers) : o_(options), b_(options, buffers), ring_(b_) {}
 
   ModelSpec build() {
     declare();
@@ -202,7 +203,7 @@ class Gpt2 {
       b_.in_chunks(stages, b_.chunks(), add);
       stages.clear();
       if (b_.shared()) add(b_.begin("attention", l));
-      b_.attention(y.qkv, y.attended, y.lse);
+      ring_.forward(l, y.qkv, y.attended, y.lse, add);
       const auto proj = [this, D, A, &y](TokenChunk c) {
         b_.partial_linear(b_.chunk(y.attended, c), y.proj_weight, y.proj_bias, b_.chunk(delta_, c), A, D);
         b_.reduce(delta_, c);
@@ -249,11 +250,12 @@ class Gpt2 {
       order.push_back(b_.begin("ln_2_gradient", l));
       b_.linear_input_gradient(y.d_fc, y.fc_weight, d_norm_, D, F);
       norm_gradient(d_norm_, y.residual_mid, norm_2(y), y.d_out, y.d_mid);
+      ring_.fetch(l, y.qkv, order);
       order.push_back(b_.begin("attention_proj_gradient", l));
       b_.linear_weight_gradient(y.attended, y.d_mid, y.proj_weight, y.proj_bias, D, D);
       order.push_back(b_.begin("attention_qkv_gradient", l));
       b_.linear_input_gradient(y.d_mid, y.proj_weight, d_norm_, D, D);
-      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, y.d_qkv);
+      ring_.backward(l, d_norm_, y.qkv, y.attended, y.lse, y.d_qkv, order);
       b_.linear_weight_gradient(y.ln_1, y.d_qkv, y.qkv_weight, y.qkv_bias, D, 3 * D);
       order.push_back(b_.begin("ln_1_gradient", l));
       b_.linear_input_gradient(y.d_qkv, y.qkv_weight, d_norm_, D, 3 * D);
@@ -305,12 +307,13 @@ class Gpt2 {
       b_.linear_weight_gradient(y.ln_2, y.d_fc, y.fc_weight, y.fc_bias, D, F);
       if (l + 1 == end && !o_.whole_layers) add_share("final_norm_share", end, final_);
       if (l + 1 < end && !o_.whole_layers) add_share("ln_1_share", l + 1, norm_1(layers_[static_cast<size_t>(l) + 1]));
+      ring_.fetch(l, y.qkv, order);
       b_.in_chunks({norm_stage("ln_2_gradient", l, norm_2(y), y.residual_mid, y.d_out, y.d_mid),
                     {"attention_input_gradient", "proj", l, [&](TokenChunk c) {
                        b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.proj_weight, b_.chunk(d_attended_, c), A, D);
                      }}}, count, add);
-      add(b_.begin("attention_gradient", l));
-      b_.attention_gradient(d_attended_, y.qkv, y.attended, y.lse, y.d_qkv);
+      if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
+      ring_.backward(l, d_attended_, y.qkv, y.attended, y.lse, y.d_qkv, order);
       b_.in_chunks({{"attention_input_gradient", "qkv", l, [&](TokenChunk c) {
         b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.qkv_weight, b_.chunk(d_norm_, c), D, 3 * A);
         b_.reduce(d_norm_, c);
@@ -334,6 +337,7 @@ class Gpt2 {
 
   ModelOptions o_;
   SpecBuilder b_;
+  Ring ring_;
   std::vector<Layer> layers_;
   Norm final_{};
   uint32_t table_ = 0, positions_ = 0, head_ = 0;

@@ -8,6 +8,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/swiglu/swiglu.h"
 #include "models/common/blocks.h"
+#include "models/common/ring.h"
 
 namespace slipstream::models {
 namespace {
@@ -28,7 +29,7 @@ struct Layer {
 
 class Llama {
  public:
-  Llama(const ModelOptions& options, Buffers& buffers) : o_(options), b_(options, buffers) {}
+  Llama(const ModelOptions& options, Buffers& buffers) : o_(options), b_(options, buffers), ring_(b_) {}
 
   ModelSpec build() {
     declare();
@@ -99,9 +100,14 @@ class Llama {
       y.d_gate_up = b_.output_gradient(a + "d_gate_up", 2 * F, b_.first_columns(d_wide_, 2 * F));
       y.d_out = b_.output_gradient(a + "d_out", D, d_residual_);
     }
-    rotary_ = b_.scratch("rotary_table", bytes_of(o_.context * hd, DType::f32));
+    rotary_ = b_.scratch("rotary_table", bytes_of((o_.context_ranks > 1 ? o_.tokens : o_.context) * hd, DType::f32));
     b_.spec().constants.push_back({rotary_.buffer, [o = o_, hd](std::byte* host) {
-                                     kernels::rope_table(reinterpret_cast<float*>(host), o.context, hd, o.rope_theta);
+                                     auto* const table = reinterpret_cast<float*>(host);
+                                     if (o.context_ranks == 1) return kernels::rope_table(table, o.context, hd, o.rope_theta);
+                                     // Row t of the table turns token t, which has another position in its sequence.
+                                     std::vector<float> whole(static_cast<size_t>(o.context * hd));
+                                     kernels::rope_table(whole.data(), o.context, hd, o.rope_theta);
+                                     for (int64_t t = 0; t < o.tokens; ++t) std::copy_n(whole.data() + o.chunks().position(t) * hd, hd, table + t * hd);
                                    }});
   }
 
@@ -226,7 +232,7 @@ class Llama {
       stages.clear();
       if (b_.shared()) add(b_.begin("attention", l));
       rotate(y.qkv, false);
-      b_.attention(y.qkv, y.attended, y.lse);
+      ring_.forward(l, y.qkv, y.attended, y.lse, add);
       const auto out = [this, D, A, &y](TokenChunk c) {
         b_.partial_linear(b_.chunk(y.attended, c), y.out_weight, -1, b_.chunk(delta_, c), A, D);
         b_.reduce(delta_, c);
@@ -274,11 +280,12 @@ class Llama {
       order.push_back(b_.begin("norm_2_gradient", l));
       b_.linear_input_gradient(y.d_gate_up, y.gate_up_weight, d_norm_, D, 2 * F);
       norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out, y.d_mid);
+      ring_.fetch(l, y.qkv, order);
       order.push_back(b_.begin("attention_out_gradient", l));
       b_.linear_weight_gradient(y.attended, y.d_mid, y.out_weight, -1, D, D);
       order.push_back(b_.begin("attention_qkv_gradient", l));
       b_.linear_input_gradient(y.d_mid, y.out_weight, d_norm_, D, D);
-      b_.attention_gradient(d_norm_, y.qkv, y.attended, y.lse, y.d_qkv);
+      ring_.backward(l, d_norm_, y.qkv, y.attended, y.lse, y.d_qkv, order);
       rotate(y.d_qkv, true);
       b_.linear_weight_gradient(y.normed_1, y.d_qkv, y.qkv_weight, -1, D, b_.qkv_width());
       order.push_back(b_.begin("norm_1_gradient", l));
@@ -331,12 +338,13 @@ class Llama {
       b_.linear_weight_gradient(y.normed_2, y.d_gate_up, y.gate_up_weight, -1, D, 2 * F);
       if (l + 1 == end && !o_.whole_layers) add_share("final_norm_share", end, final_);
       if (l + 1 < end && !o_.whole_layers) add_share("norm_1_share", l + 1, layers_[static_cast<size_t>(l) + 1].norm_1);
+      ring_.fetch(l, y.qkv, order);
       b_.in_chunks({norm_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out, y.d_mid),
                     {"attention_input_gradient", "out", l, [&](TokenChunk c) {
                        b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.out_weight, b_.chunk(d_attended_, c), A, D);
                      }}}, count, add);
-      add(b_.begin("attention_gradient", l));
-      b_.attention_gradient(d_attended_, y.qkv, y.attended, y.lse, y.d_qkv);
+      if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
+      ring_.backward(l, d_attended_, y.qkv, y.attended, y.lse, y.d_qkv, order);
       rotate(y.d_qkv, true);
       b_.in_chunks({{"attention_input_gradient", "qkv", l, [&](TokenChunk c) {
         b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.qkv_weight, b_.chunk(d_norm_, c), D, b_.qkv_width());
@@ -361,6 +369,7 @@ class Llama {
 
   ModelOptions o_;
   SpecBuilder b_;
+  Ring ring_;
   std::vector<Layer> layers_;
   Norm final_{};
   uint32_t table_ = 0, head_ = 0;

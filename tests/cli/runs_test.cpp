@@ -357,6 +357,50 @@ TEST_CASE("a pipeline trains the weights of one rank, and they generate the same
   check_refused(call("check " + run + " --ranks 2 --set parallel.pipeline=2" + own), 2, {"stage 0: forward of micro-batch 0 comes twice", csv});
 }
 
+TEST_CASE("ranks that share sequences train and evaluate the model of one rank, and it generates the same text", "[cli][context]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run"), same = " --set optimizer.eps=1e-2";
+  REQUIRE(call("train " + run + same).code == 0);
+  const std::vector<Json> one = metrics(dir);
+  const std::string generate = "generate " + dir + " --prompt the --tokens 20 --temperature 0", text = call(generate).text;
+  struct Row {
+    int ranks;
+    std::string sets;
+  };
+  for (const Row& row : {Row{2, "parallel.context=2"}, Row{4, "parallel.context=2 --set zero.stage=3"},
+                         Row{4, "parallel.context=2 --set parallel.pipeline=2 --set pipeline.schedule=zb_h1"}}) {
+    CAPTURE(row.ranks, row.sets);
+    const Result trained = on_ranks(row.ranks, "train " + run + same + " --check-hazards --set " + row.sets);
+    INFO(trained.text);
+    REQUIRE(trained.code == 0);
+    const std::vector<Json> lines = metrics(dir);
+    REQUIRE(lines.size() == one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      CHECK(lines[i].at("loss").as_double() == Approx(one[i].at("loss").as_double()).epsilon(1e-6));
+      CHECK(lines[i].at("grad_norm").as_double() == Approx(one[i].at("grad_norm").as_double()).epsilon(1e-5));
+      CHECK(lines[i].at("tokens").as_int() == one[i].at("tokens").as_int());
+    }
+    CHECK(lines.back().at("val_loss").as_double() == Approx(one.back().at("val_loss").as_double()).epsilon(1e-6));
+    CHECK(call(generate).text == text);
+  }
+}
+
+TEST_CASE("rings that cannot be are refused with their numbers", "[cli][context]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  check_refused(call("plan " + run + " --ranks 3 --set parallel.context=3"), 2, {"train.sequence_length = 16", "2 x parallel.context = 6", "Use 12 or 18"});
+  check_refused(call("check " + run + " --ranks 16 --set parallel.context=16"), 2, {"2 x parallel.context = 32", "Use 32"});
+  check_refused(call("plan " + run + " --ranks 6 --set parallel.context=4"), 2, {"context 4", "do not divide the 6"});
+  check_refused(call("plan " + run + " --ranks 4 --set parallel.context=4 --set zero.stage=1 --set zero.shard_size=3"), 2, {"3", "4 data-parallel ranks"});
+  const Result plan = call("plan " + run + " --ranks 8 --set parallel.context=4");
+  INFO(plan.text);
+  CHECK(plan.code == 0);
+  CHECK(contains(plan.text, "data 2 x context 4"));
+  CHECK(contains(plan.text, "ring_gradients"));
+  CHECK(call("check " + run + " --ranks 8 --set parallel.context=4 --set zero.stage=3").code == 0);
+}
+
 TEST_CASE("ranks that share layers train the model of one rank, and save it whole", "[cli][tensor]") {
   Folder folder;
   const std::string run = run_file(folder) + " --set train.micro_batch_size=2", dir = folder.path("run");

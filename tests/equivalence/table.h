@@ -63,6 +63,15 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.zero_stage = 3, l.micro_batches = 2, l.reshard_after_forward = false;
     });
+    // One hop, and three: buffers change hands, and again. The last row crosses data ranks, ZeRO-3 and accumulation.
+    for (int context : {2, 3, 4}) {
+      if (!everything && context != (family == F::gpt2 ? 4 : 2)) continue;
+      add(model + "context " + std::to_string(context), family, [&](Layout& l) { l.ranks = 1, l.context = context, l.model.tokens = l.model.context = 2 * context; });
+    }
+    add(model + "context 2 x data 2, ZeRO-3, 2 micro-batches", family, [](Layout& l) {
+      l.model.split_tied_embedding = false;
+      l.context = 2, l.model.tokens = l.model.context = 8, l.zero_stage = 3, l.micro_batches = 2;
+    });
     for (bool sequence : {false, true})
       add(model + "tensor 2" + (sequence ? ", sequence parallel" : "") + ", 2 chunks, 2 micro-batches", family, [&](Layout& l) {
         l.model.tokens = l.model.context = 6;

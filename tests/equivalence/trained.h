@@ -42,7 +42,8 @@ struct Layout {
   models::ModelOptions model;
   int ranks = 1;             // data ranks
   int64_t micro_batch = 12;  // sequences; ranks x micro_batch x micro_batches is the global batch
-  int stages = 1;            // of a pipeline: the world has ranks x stages ranks
+  int context = 1;           // ranks that hold a sequence together; model.tokens are those of a whole one
+  int stages = 1;            // of a pipeline: the world has ranks x context x stages ranks
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int virtual_stages = 1;
   bool hides_hops = false;
@@ -81,7 +82,8 @@ struct Layout {
   std::function<void(ModelSpec&)> change_model;  // before it is planned
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
-  int world() const { return ranks * stages * tensor; }
+  int world() const { return ranks * context * stages * tensor; }
+  ContextChunks chunks(int context_rank) const { return {.tokens = model.tokens, .ranks = context, .rank = context_rank}; }
 };
 
 struct Trained {
@@ -106,10 +108,15 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   models::ModelOptions options = layout.model;
   options.batch = layout.micro_batch;
   options.micro_batches = layout.micro_batches;
-  options.ranks = layout.ranks;
+  options.ranks = layout.ranks * layout.context;
   options.head_chunk_bytes = layout.head_chunk_bytes;
   options.global_tokens = layout.mean_over_tokens > 0 ? layout.mean_over_tokens
                                                       : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
+  const MeshSizes sizes{.data = layout.ranks, .context = layout.context, .pipeline = layout.stages, .tensor = layout.tensor, .data_inner = layout.shard_size};
+  const Mesh mesh(sizes);
+  options.tokens /= layout.context;
+  options.context_ranks = layout.context;
+  options.context_rank = mesh.coordinates(rank).context;
   const PipelineSchedule schedule = make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   std::vector<int> layers = layout.layers;
@@ -123,8 +130,6 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   options.whole_layers = layout.zero_stage >= 2;
   options.sequence_parallel = layout.sequence_parallel;
   options.tensor_chunks = models::token_chunks(options.batch * options.tokens, layout.tensor_chunks, layout.tensor, layout.sequence_parallel);
-  const MeshSizes sizes{.data = layout.ranks, .pipeline = layout.stages, .tensor = layout.tensor, .data_inner = layout.shard_size};
-  const Mesh mesh(sizes);
   std::vector<std::unique_ptr<Job>> jobs;
   for (int stage = 0; stage < layout.stages; ++stage) {
     const int as_rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage});
@@ -200,18 +205,19 @@ inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const
   trained.hash = hash_of(trained);
 }
 
-inline cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step) {
-  return [&layout, rank, &step](const cli::StagedBatch& staged) {
+inline cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank = 0) {
+  return [&layout, rank, &step, chunks = layout.chunks(context_rank)](const cli::StagedBatch& staged) {
     ++step;
-    const int64_t T = layout.model.tokens;
+    const int64_t T = chunks.local_tokens();
     for (int m = 0; m < layout.micro_batches; ++m) {
       auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
       auto* targets = ids + layout.micro_batch * T;
       for (int64_t row = 0; row < layout.micro_batch; ++row) {
         const int64_t index = (m * layout.ranks + rank) * layout.micro_batch + row;
         for (int64_t t = 0; t < T; ++t) {
-          ids[row * T + t] = token_of(layout.same_batch ? 1 : step, index, t, layout.model.vocab);
-          targets[row * T + t] = token_of(layout.same_batch ? 1 : step, index, t + 1, layout.model.vocab);
+          const int64_t position = chunks.position(t);
+          ids[row * T + t] = token_of(layout.same_batch ? 1 : step, index, position, layout.model.vocab);
+          targets[row * T + t] = token_of(layout.same_batch ? 1 : step, index, position + 1, layout.model.vocab);
         }
       }
     }
@@ -223,17 +229,20 @@ inline cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step) {
   };
 }
 
-inline double evaluate(cli::Rank& rank, const Layout& layout) {
-  const int64_t rows = layout.micro_batch * layout.model.tokens;
-  std::vector<int32_t> ids(static_cast<size_t>(rows)), targets(ids.size());
-  for (int64_t i = 0; i < rows; ++i) {
-    ids[static_cast<size_t>(i)] = token_of(0, i, 0, layout.model.vocab);
-    targets[static_cast<size_t>(i)] = token_of(0, i, 1, layout.model.vocab);
-  }
+/// This rank's share of the mean: its tokens over those of whole sequences.
+inline double evaluate(cli::Rank& rank, const Layout& layout, int context_rank) {
+  const ContextChunks chunks = layout.chunks(context_rank);
+  std::vector<int32_t> ids, targets;
+  for (int64_t row = 0; row < layout.micro_batch; ++row)
+    for (int64_t t = 0; t < chunks.local_tokens(); ++t) {
+      const int64_t i = row * chunks.tokens + chunks.position(t);
+      ids.push_back(token_of(0, i, 0, layout.model.vocab));
+      targets.push_back(token_of(0, i, 1, layout.model.vocab));
+    }
   double sum = 0;
   for (float loss : rank.evaluate(ids, targets)) sum += loss;  // none on a stage without the head
   rank.drain();
-  return sum / static_cast<double>(rows);
+  return sum / static_cast<double>(layout.micro_batch * chunks.tokens);
 }
 
 }  // namespace detail
@@ -270,6 +279,7 @@ inline Trained train(const Layout& layout, int steps) {
   std::mutex mutex;
   std::exception_ptr failure;
   const auto body = [&](size_t r) {
+    const Coordinates at = mesh.coordinates(static_cast<int>(r));
     int64_t staged = 0;
     try {
       std::unique_ptr<Device> device = layout.device ? layout.device(*jobs[r]) : make_cpu_device();
@@ -279,7 +289,7 @@ inline Trained train(const Layout& layout, int steps) {
                       .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
                       .delay_max_ns = layout.delay_seed ? 400'000 : 0,
                       .check_hazards = layout.check_hazards},
-                     detail::loader(layout, mesh.coordinates(static_cast<int>(r)).data, staged));
+                     detail::loader(layout, at.data, staged, at.context));
       {
         std::lock_guard lock(mutex);
         running[r] = &rank;
@@ -297,7 +307,7 @@ inline Trained train(const Layout& layout, int steps) {
           rank.issue(static_cast<uint32_t>(step));
           rank.wait_behind(1);
           if (step > 1) report(step - 1);
-          if (layout.evaluate_between) results[r].evaluations.push_back(detail::evaluate(rank, layout));
+          if (layout.evaluate_between) results[r].evaluations.push_back(detail::evaluate(rank, layout, at.context));
         }
         rank.synchronize();
         if (steps > 0) report(steps);
@@ -319,19 +329,24 @@ inline Trained train(const Layout& layout, int steps) {
   for (size_t r = 0; r < ranks; ++r) threads.emplace_back(body, r);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
-  for (int d = 0; d < layout.ranks; ++d) {
+  for (int replica : mesh.group(Axis::replica, 0)) {
     std::vector<std::vector<std::vector<detail::Held>>> of_stages(stages.size(), std::vector<std::vector<detail::Held>>(static_cast<size_t>(layout.tensor)));
     for (size_t r = 0; r < ranks; ++r) {
-      const Coordinates at = mesh.coordinates(static_cast<int>(r));
-      const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank({.data = d, .pipeline = at.pipeline, .tensor = at.tensor}));
+      Coordinates at = mesh.coordinates(static_cast<int>(r));
+      at.data = mesh.coordinates(replica).data;
+      at.context = mesh.coordinates(replica).context;
+      const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
       const bool shares = stages[0]->options.zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
-      if (shares || at.data == d) of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(held[r]);
+      if (shares || mesh.rank(at) == static_cast<int>(r)) of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(held[r]);
     }
-    Trained& seen = d == 0 ? results[0] : results[static_cast<size_t>(mesh.rank({.data = d}))];
+    Trained& seen = results[static_cast<size_t>(replica)];
     detail::collect(stages, of_stages, seen);
     results[0].rank_hashes.push_back(seen.hash);
   }
   results[0].evaluations = results[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].evaluations;
+  for (int c = 1; c < layout.context; ++c)
+    for (size_t i = 0; i < results[0].evaluations.size(); ++i)
+      results[0].evaluations[i] += results[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].evaluations[i];
   // Every rank reports the same loss and norm, whatever it holds of the model.
   for (const Trained& other : results)
     if (other.losses != results[0].losses || other.norms != results[0].norms) throw PlanError("{}: ranks report different losses or norms.", layout.name);

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "engine/base/dtype.h"
 #include "tests/fake_cuda/fake_cuda.h"
@@ -50,6 +51,7 @@ int ids_made = 0;
 
 thread_local bool in_group = false;
 thread_local std::vector<std::function<void()>> grouped;
+thread_local std::optional<Call> sent;  // between processes: what waits for its recv in the same group
 
 size_t size_of_type(ncclDataType_t type) {
   switch (type) {
@@ -152,9 +154,29 @@ ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
   return ncclInProgress;
 }
 
+/// Between processes the fake knows one thing only: every member sends to one and receives from one, in one group of calls.
+ncclResult_t exchange_between_processes(ncclComm_t comm, const Call& call, cudaStream_t stream) {
+  if (!in_group || (call.verb == "send") == sent.has_value()) return ncclInvalidUsage;
+  comm->looks_until_ready = 2;
+  if (call.verb == "send") {
+    sent = call;
+    return ncclSuccess;
+  }
+  grouped.push_back([stream, group = comm->group, rank = comm->rank, from = *sent, to = call] {
+    launch(stream, [=] {
+      const size_t bytes = to.count * size_of_type(to.type);
+      group->processes->meet(rank, group->size, from.from, bytes, [&](const std::vector<const std::byte*>& parts) {
+        std::memcpy(to.to, parts[static_cast<size_t>(to.peer)], bytes);
+      });
+    });
+  });
+  sent.reset();
+  return ncclSuccess;
+}
+
 ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stream) {
-  if (comm->group->processes) return ncclInvalidUsage;
   std::lock_guard lock(mutex);
+  if (comm->group->processes) return exchange_between_processes(comm, call, stream);
   calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + (call.verb == "send" ? " to " : " from ") +
                               std::to_string(call.peer));
   const size_t bytes = call.count * size_of_type(call.type);

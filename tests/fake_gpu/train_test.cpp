@@ -91,6 +91,8 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", 1e-4, 1e-3},
       {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", 1e-7, 1e-4},
       {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", 1e-7, 2e-6},
+      {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", 1e-7, 2e-6},
+      {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2, llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", 1e-4, 1e-3},
       {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
       {"gpt2, naive, no clipping, no graph, a slow link, two ranks", 2,
        " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms", 1e-7, 2e-6},

@@ -76,7 +76,7 @@ std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Poi
     return {collective("all_reduce.embedding", Op::all_reduce, dense, dense, DType::f32, tied.vocab * tied.width)};
   }
   const auto part = [&](BufferId buffer, int64_t size_bytes) {
-    return Slice{buffer, job.mesh.index_in_group(Axis::data, job.options.rank) * size_bytes, size_bytes};
+    return Slice{buffer, job.mesh.index_in_group(Axis::replica, job.options.rank) * size_bytes, size_bytes};
   };
   return {collective("all_gather.embedding_ids", Op::all_gather, part(tied.row_ids, tied.capacity * 4),
                      job.buffers.whole(tied.row_ids), DType::i32, tied.capacity),
@@ -102,7 +102,7 @@ Point reduce_across(const Job& job, Plan& plan, int bucket, Point inside) {
 
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
-  const bool alone = job.mesh.group_size(Axis::data) == 1;
+  const bool alone = job.mesh.group_size(Axis::replica) == 1;
   // `naive` and `flat` communicate after the backward pass; the others as soon as a bucket is ready.
   const bool at_the_end = job.options.way == ReduceWay::naive || job.options.way == ReduceWay::flat;
   const ChannelId channel = alone ? 0 : job.channel("reduce");

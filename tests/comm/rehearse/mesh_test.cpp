@@ -12,8 +12,8 @@ using namespace slipstream;
 
 namespace {
 
-constexpr Axis kAxes[] = {Axis::self,   Axis::data,       Axis::context,    Axis::pipeline,
-                          Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world};
+constexpr Axis kAxes[] = {Axis::self,    Axis::data,       Axis::context,    Axis::pipeline, Axis::tensor,
+                          Axis::replica, Axis::data_inner, Axis::data_outer, Axis::world};
 
 /// False at the first broken law: one CHECK per mesh keeps a hundred thousand ranks cheap.
 bool groups_partition(const Mesh& mesh, Axis axis) {
@@ -40,14 +40,17 @@ bool ranks_round_trip(const Mesh& mesh) {
   return ranks.size() == static_cast<size_t>(mesh.world());
 }
 
-/// The inner and outer groups of a rank meet in that rank alone and together span its data group.
+/// The inner and outer groups of a rank meet in that rank alone and together span the ranks with the same parameters: those of its stage and tensor part.
 bool inner_times_outer(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.world(); ++rank) {
     std::set<int> spanned;
     for (int inner : mesh.group(Axis::data_inner, rank))
       for (int both : mesh.group(Axis::data_outer, inner)) spanned.insert(both);
-    const std::vector<int> data = mesh.group(Axis::data, rank);
-    if (spanned != std::set<int>(data.begin(), data.end())) return false;
+    std::set<int> replicas;
+    for (int data : mesh.group(Axis::data, rank))
+      for (int both : mesh.group(Axis::context, data)) replicas.insert(both);
+    const std::vector<int> replica = mesh.group(Axis::replica, rank);
+    if (spanned != replicas || std::set<int>(replica.begin(), replica.end()) != replicas) return false;
   }
   return true;
 }
@@ -74,17 +77,17 @@ TEST_CASE("every rank is in exactly one group of every axis, up to 64 ranks") {
   CHECK(meshes > 1000);
 }
 
-TEST_CASE("data_inner x data_outer = data, for every divisor and every order of the axes") {
+TEST_CASE("data_inner x data_outer = data x context, for every divisor and every order of the axes") {
   std::string names[] = {"cp", "dp", "pp", "tp"};
   do {
     const std::string order = names[0] + "-" + names[1] + "-" + names[2] + "-" + names[3];
     for_each_mesh(16, [&](MeshSizes sizes) {
-      for (sizes.data_inner = 0; sizes.data_inner <= sizes.data; ++sizes.data_inner) {
-        if (sizes.data_inner > 0 && sizes.data % sizes.data_inner != 0) continue;
+      for (sizes.data_inner = 0; sizes.data_inner <= sizes.data * sizes.context; ++sizes.data_inner) {
+        if (sizes.data_inner > 0 && sizes.data * sizes.context % sizes.data_inner != 0) continue;
         const Mesh mesh(sizes, order);
         const bool ok = ranks_round_trip(mesh) && inner_times_outer(mesh) && groups_partition(mesh, Axis::data_inner) &&
-                        groups_partition(mesh, Axis::data_outer) && groups_partition(mesh, Axis::pipeline);
-        if (!ok) FAIL_CHECK(order << " with " << sizes.data_inner << " of " << sizes.data);
+                        groups_partition(mesh, Axis::data_outer) && groups_partition(mesh, Axis::replica) && groups_partition(mesh, Axis::pipeline);
+        if (!ok) FAIL_CHECK(order << " with " << sizes.data_inner << " of " << sizes.data * sizes.context);
       }
     });
   } while (std::next_permutation(std::begin(names), std::end(names)));

@@ -95,6 +95,14 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
   CHECK(load_refusal({"zero.stage=1", "parallel.data=4", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data = 4. Use a divisor, or 0.");
+  CHECK(load_refusal({"zero.stage=1", "parallel.data=2", "parallel.context=2", "zero.shard_size=3"}) ==
+        "zero.shard_size = 3 does not divide parallel.data x parallel.context = 2 x 2 = 4. Use a divisor, or 0.");
+  CHECK(load_refusal({"zero.stage=1", "parallel.data=1", "parallel.context=2", "zero.shard_size=2"}) == "accepted");
+  CHECK(load_refusal({"model.context=64", "train.sequence_length=60", "parallel.context=4"}) ==
+        "train.sequence_length = 60 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a sequence. Use 56 or 64.");
+  CHECK(load_refusal({"model.context=64", "train.sequence_length=5", "parallel.context=4"}) ==
+        "train.sequence_length = 5 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a sequence. Use 8.");
+  CHECK(load_refusal({"model.context=64", "train.sequence_length=56", "parallel.context=4"}) == "accepted");
   CHECK(load_refusal({"zero.shard_size=2"}) == "zero.shard_size = 2 has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
         "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at most 11, or "
@@ -149,7 +157,7 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
   CHECK(layout_refusal({"parallel.tensor=4"}, 3) ==
         "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 3 that were started. Use data 1 x "
         "tensor 3 or data 3, or start 4 ranks.");
-  CHECK(layout_refusal({"parallel.data=16777216", "parallel.tensor=65536", "parallel.context=65536"}, 6)
+  CHECK(layout_refusal({"model.context=131072", "parallel.data=16777216", "parallel.tensor=65536", "parallel.context=65536"}, 6)
             .find("= 72057594037927936 ranks, but 6 were started.") != std::string::npos);
 }
 
@@ -183,7 +191,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
                                                           {"data.tokenizer", "tokenizer.json"},
                                                           {"optimizer.double_buffer", "true"},
-                                                          {"parallel.context", "2"},
                                                           {"zero.persistence_threshold", "1MiB"},
                                                           {"zero.gather_dtype", "bfloat16"},
                                                           {"overlap.max_inflight_buckets", "2"},

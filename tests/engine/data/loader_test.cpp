@@ -9,6 +9,7 @@
 #include <numeric>
 #include <thread>
 
+#include "engine/base/context_chunks.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 
@@ -62,6 +63,32 @@ TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targe
       REQUIRE(rows.size() == 12);
       for (size_t i = 0; i < 12; ++i) CHECK(rows[i] == sampler.begin_of(static_cast<uint64_t>((step - 1) * 12) + i));
     }
+  }
+}
+
+TEST_CASE("loader: ranks that share sequences have their chunks of them, and together every token once", "[data]") {
+  constexpr int32_t kCount = 3001;
+  const auto source = counting(kCount);
+  const TrainSampler sampler(kCount, {.sequence_length = 12, .micro_batch_size = 2, .global_batch_size = 4, .seed = 3});
+  for (const int context : {1, 2, 3}) {
+    std::map<int32_t, int> seen;
+    for (int rank = 0; rank < context; ++rank) {
+      const ContextChunks chunks{.tokens = 12, .ranks = context, .rank = rank};
+      const int64_t length = chunks.local_tokens();
+      const BatchShape shape{.micro_batches = 1, .rows = 2, .sequence_length = length};
+      Loader loader(training_filler(source, sampler, 1, 2, rank, context), {.shape = shape, .first = 5, .last = 5});
+      const Batch& batch = loader.next();
+      for (int64_t row = 0; row < 2; ++row) {
+        const auto begin = static_cast<int32_t>(sampler.begin_of(sampler.samples_of(5, 1, 2, 0).begin + static_cast<uint64_t>(row)));
+        for (int64_t t = 0; t < length; ++t) {
+          const auto token = static_cast<size_t>(row * length + t);
+          CHECK(batch.inputs[token] == begin + chunks.position(t));
+          CHECK(batch.targets[token] == batch.inputs[token] + 1);
+          ++seen[batch.inputs[token]];
+        }
+      }
+    }
+    CHECK(seen.size() == 24);
   }
 }
 
