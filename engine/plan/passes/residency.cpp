@@ -26,8 +26,9 @@ Residency::Residency(const Job& job) : job_(job) {
 std::set<size_t> Residency::gradients_of(const Piece& piece) const {
   std::set<size_t> buckets;
   for (const Work& work : piece.works)
-    for (const Slice& write : work.writes)
-      if (const auto found = bucket_of_gradient_.find(write.buffer); found != bucket_of_gradient_.end()) buckets.insert(found->second);
+    for (const std::vector<Slice>* slices : {&work.reads, &work.writes})
+      for (const Slice& slice : *slices)
+        if (const auto found = bucket_of_gradient_.find(slice.buffer); found != bucket_of_gradient_.end()) buckets.insert(found->second);
   return buckets;
 }
 
