@@ -11,6 +11,7 @@
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
+#include "engine/base/wire.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
 #include "engine/base/files.h"
@@ -92,6 +93,16 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   return dealing;
 }
 
+std::optional<DType> gather_dtype_of(DTypeChoice choice) {
+  switch (choice) {
+    case DTypeChoice::automatic: return {};
+    case DTypeChoice::float32: return DType::f32;
+    case DTypeChoice::bfloat16: return DType::bf16;
+    case DTypeChoice::int8: return DType::u8;
+  }
+  return {};
+}
+
 PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
   const RunConfig& config = request.config;
   return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
@@ -101,11 +112,15 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .way = way_of(config.overlap.grad_reduce),
           .bucket_bytes = config.overlap.bucket_size_bytes,
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
-          .wire_dtype = config.comm.grad_dtype,
+          .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
+          .error_feedback = config.comm.error_feedback,
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
+          .gather_dtype = gather_dtype_of(config.zero.gather_dtype),
+          .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
+          .param_gather = config.overlap.param_gather,
           .reshard_after_forward = config.zero.reshard_after_forward,
           .recompute = recomputation_of(config.train.recompute)};
 }
@@ -253,7 +268,9 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
 std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   std::vector<ZeroMemory> table;
   JobRequest asked = request;
-  asked.config.zero.shard_size = 0;
+  asked.config.zero = Zero{};  // as in the paper: parameters travel as they are computed with, and none persists
+  asked.config.comm.error_feedback = false;
+  asked.config.overlap.split_tied_embedding = false;  // whose second share arrives from all ranks: not a state
   asked.config.parallel = Parallel{};
   asked.config.train.global_batch_size = 0;
   for (int stage = 0; stage <= 3; ++stage)
@@ -281,9 +298,9 @@ WireBytes wire_bytes_of_step(const Job& job) {
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
   const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()), elems = job.model.parameter_elems();
   const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
-  const int64_t gradients = (stage == 0 ? 2 : times) * size_of(job.options.wire_dtype);
-  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * size_of(job.model.dtype);
-  bytes.theory = (gradients + parameters) * elems * (ranks - 1) / ranks;
+  const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
+  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
+  bytes.theory = (gradients + parameters) * (ranks - 1) / ranks;
   return bytes;
 }
 

@@ -135,11 +135,12 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   const int64_t count = static_cast<int64_t>(values.size());
   SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
-  const bool separate = job_->model.dtype != DType::f32;
-  std::vector<bfloat16> rounded(separate ? values.size() : 0);
-  if (separate) std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
-  const void* working = separate ? static_cast<const void*>(rounded.data()) : values.data();
-  const int64_t working_bytes = size_of(job_->model.dtype);
+  // Parameters that travel encoded: the rounded ones come with the first gathers (Job::prime), int8 also on the owner.
+  const DType travels = job_->gather_dtype();
+  const bool encoded = job_->gathers_encoded();
+  std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
+  if (travels == DType::bf16) std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
+  const void* working = travels == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
   // The part of the values inside [begin, begin + elems) of the flat order goes to `where`.
   const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
     const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + count);
@@ -150,9 +151,9 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   for (size_t b = 0; b < job_->homes.size(); ++b) {
     const BucketHome& home = job_->homes[b];
     const Bucket& bucket = job_->layout.buckets[b];
-    put(home.values, bucket.offset_elems, bucket.elems, working, working_bytes);
-    put(home.working, home.shard_offset_elems, home.shard_elems, working, working_bytes);
-    if (separate) put(home.master, home.shard_offset_elems, home.shard_elems, values.data(), 4);
+    if (!encoded) put(home.values, bucket.offset_elems, bucket.elems, working, size_of(travels));
+    if (travels != DType::u8) put(home.working, home.shard_offset_elems, home.shard_elems, working, size_of(travels));
+    if (!(home.master == home.working)) put(home.master, home.shard_offset_elems, home.shard_elems, values.data(), 4);
   }
 }
 

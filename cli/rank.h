@@ -55,7 +55,7 @@ class Rank {
   std::vector<float> tensor(size_t parameter, size_t tensor);
   std::vector<float> gradient(size_t parameter, size_t tensor);
 
-  /// Enqueues. Stages the first batch; call once, before the first step.
+  /// Enqueues. Stages the first batch, and gathers parameters that travel encoded; call once, before the first step and after the weights are set. Collective.
   void prime();
   /// Enqueues one training step and returns; waits for nothing. On a device with graphs the first steps run as they are, the
   /// next kStepPeriod are recorded, and all after are replayed.

@@ -21,24 +21,10 @@ const std::vector<SupportedRow>& supported_rows() {
       {"parallel.tensor", [](R c) { return c.parallel.tensor == 1; }, "use 1"},
       {"parallel.sequence_parallel", [](R c) { return !c.parallel.sequence_parallel; }, "use false"},
       {"parallel.context", [](R c) { return c.parallel.context == 1; }, "use 1"},
-      {"zero.stage",
-       [](R c) {
-         return c.zero.stage == 0 || (c.overlap.grad_reduce == GradReduce::bucketed && c.comm.grad_dtype == DType::f32);
-       },
-       "use 0, or overlap.grad_reduce = \"bucketed\" with comm.grad_dtype = \"float32\""},
-      {"zero.persistence_threshold", [](R c) { return c.zero.persistence_threshold_bytes == 0; }, "leave it out"},
-      {"zero.gather_dtype",
-       [](R c) {
-         return c.zero.gather_dtype == DTypeChoice::automatic ||
-                (c.zero.gather_dtype == DTypeChoice::bfloat16) == (c.train.dtype == DType::bf16);
-       },
-       "use \"auto\""},
       {"overlap.max_inflight_buckets", [](R c) { return c.overlap.max_inflight_buckets == 0; },
        "use 0: one in-order channel already carries one bucket at a time"},
-      {"overlap.param_gather", [](R c) { return c.overlap.param_gather; }, "leave it out"},
       {"overlap.tensor_chunks", [](R c) { return c.overlap.tensor_chunks == Overlap{}.tensor_chunks; }, "leave it out"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
-      {"comm.quantize", [](R c) { return c.comm.quantize == Quantize::none; }, "use \"none\""},
       {"checkpoint.interval", [](R c) { return c.checkpoint.interval == 0; },
        "use 0: the final weights are always saved"},
       {"checkpoint.keep", [](R c) { return c.checkpoint.keep == Checkpoint{}.keep; }, "leave it out"},

@@ -21,7 +21,7 @@ constexpr ChannelId kComputeChannel = 0;
 enum class Op : uint8_t {
   compute,  // spine items only
   all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send, recv, exchange,
-  sum_squares, clip, adamw, add, add_rows, cast, copy, load, report,
+  sum_squares, clip, adamw, add, add_rows, encode, decode, sum_parts, copy, load, report,
 };
 const char* name_of(Op op);
 constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,6 +53,7 @@ struct Layout {
   int64_t first_bucket_bytes = 2 << 10;
   int64_t head_chunk_bytes = 8 << 10;
   DType wire_dtype = DType::f32;
+  bool error_feedback = false;
   Algorithm algorithm = Algorithm::direct;
   float max_norm = 0.5f;  // 0: no clipping
   bool optimizer_per_bucket = true;
@@ -69,12 +71,15 @@ struct Layout {
   int zero_stage = 0;
   int prefetch_depth = 1;
   int shard_size = 0;
+  std::optional<DType> gather_dtype;
+  int64_t persistent_elems = 0;
   bool reshard_after_forward = true;
   bool accumulate_unsharded = false;
   Recomputation recompute = Recomputation::none;
   bool check_hazards = true;
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;  // before it is planned
+  std::function<void(cli::Rank&)> inspect;       // of every rank, after the last step; ranks are threads
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
   int world() const { return ranks * stages; }
@@ -124,9 +129,10 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     if (layout.change_model) layout.change_model(model);
     jobs.push_back(std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
       {.sizes = sizes, .rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage}), .way = layout.way, .bucket_bytes = layout.bucket_bytes,
-       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
+       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .error_feedback = layout.error_feedback, .algorithm = layout.algorithm,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
        .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
+       .gather_dtype = layout.gather_dtype, .persistent_elems = layout.persistent_elems,
        .schedule = schedule, .layers = layers,
        .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
        .update_on_spine = layout.update_on_spine, .recompute = layout.recompute})));
@@ -285,6 +291,7 @@ inline Trained train(const Layout& layout, int steps) {
         }
         rank.synchronize();
         if (steps > 0) report(steps);
+        if (layout.inspect) layout.inspect(rank);
         held[r] = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
       } catch (...) {
         std::lock_guard lock(mutex);

@@ -7,6 +7,7 @@
 
 #include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"
+#include "engine/plan/passes/wire.h"
 
 namespace slipstream {
 namespace {
@@ -17,7 +18,7 @@ class UpdatePass {
       : job_(job), reduced_(reduced), plan_(plan), on_spine_(job.options.update_on_spine),
         channel_(on_spine_ ? kComputeChannel : job.channel("update")) {}
 
-  void run() {
+  std::vector<Point> run() {
     stage_scalars();
     // Buckets of the tied table wait for its embedding share, which is the last thing to arrive: they go last.
     for (size_t pass = 0; pass < 2; ++pass)
@@ -33,15 +34,16 @@ class UpdatePass {
         add_tied_before(b, complete);
         std::vector<Point> after = complete[b];
         after.insert(after.end(), clip.begin(), clip.end());
-        gather(b, adamw(fmt::format("adamw.bucket{}", b), {b}, after));
+        publish(b, adamw(fmt::format("adamw.bucket{}", b), {b}, after));
       }
-      return;
+      return gathered_;
     }
     if (!order_.empty()) add_tied_before(order_.back(), complete);
     std::vector<Point> all = clip;
     for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
     const Point updated = adamw("adamw", order_, all);
-    for (size_t b = job_.layout.buckets.size(); b-- > 0;) gather(b, updated);
+    for (size_t b = job_.layout.buckets.size(); b-- > 0;) publish(b, updated);
+    return gathered_;
   }
 
  private:
@@ -52,7 +54,7 @@ class UpdatePass {
 
   /// Beside the spine, the backward pass may still read what an update writes: a weight's gradient is complete before
   /// its input gradient has been computed from the weight. The last such item is enough, the spine is in order.
-  void wait_for_spine(Task& task) const {
+  void wait_for_spine(Item& task) const {
     const auto overlap = [](const std::vector<Slice>& a, const std::vector<Slice>& b) {
       for (const Slice& x : a)
         for (const Slice& y : b)
@@ -185,8 +187,9 @@ class UpdatePass {
         task.reads.push_back(moved);
         task.writes.push_back(moved);
       }
-      if (!(home.working == home.master)) task.writes.push_back(home.working);
-      task.cost += {12 * home.shard_elems, 28 * home.shard_elems + (home.working == home.master ? 0 : 2 * home.shard_elems)};
+      const bool rounds = job_.gather_dtype() == DType::bf16;  // what travels as int8 is made on the way
+      if (rounds) task.writes.push_back(home.working);
+      task.cost += {12 * home.shard_elems, (rounds ? 30 : 28) * home.shard_elems};
     }
     task.after = after;
     task.after.push_back(staged_);
@@ -194,23 +197,19 @@ class UpdatePass {
   }
 
   /// The whole bucket again from the updated shards; the next plan that reads it waits by link.
-  void gather(size_t b, Point updated) {
+  void publish(size_t b, Point updated) {
+    if (!sharded_) return;
     const BucketHome& home = job_.homes[b];
-    if (!sharded_ || home.values.size_bytes == 0) return;
-    Task task;
-    task.name = fmt::format("all_gather.bucket{}", b);
-    task.channel = job_.channel("gather");
-    task.op = Op::all_gather;
-    task.dtype = job_.model.dtype;
-    task.elems = home.shard_elems;
-    task.algorithm = job_.options.algorithm;
-    task.bucket = static_cast<int32_t>(b);
-    task.reads = {home.working};
-    task.writes = {home.values};
-    task.after = {updated};
+    const Point encoded = encode_shard(job_, plan_, b, updated);
+    if (!(encoded == updated)) gathered_.push_back(encoded);
+    if (home.values.size_bytes == 0) return;
     // The update writes this rank's shard only; the backward pass may still read the others' parts.
-    if (!on_spine_) wait_for_spine(task);
-    append_task(plan_, std::move(task));
+    Item read;
+    read.writes = {home.values};
+    if (!on_spine_) wait_for_spine(read);
+    for (Point point : gather(job_, plan_, {.label = fmt::format("bucket{}", b), .bucket = b, .to = home.values, .updated = {encoded}, .to_free = read.after,
+                                            .before = {}}))
+      gathered_.push_back(point);
   }
 
   const Job& job_;
@@ -222,10 +221,11 @@ class UpdatePass {
   std::vector<size_t> order_;  // of buckets
   Point staged_;               // the scalars of this step are in place
   bool tied_added_ = false;
+  std::vector<Point> gathered_;
 };
 
 }  // namespace
 
-void update_pass(const Job& job, const Reduced& reduced, Plan& plan) { UpdatePass(job, reduced, plan).run(); }
+std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan) { return UpdatePass(job, reduced, plan).run(); }
 
 }  // namespace slipstream
