@@ -122,6 +122,8 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
           .param_gather = config.overlap.param_gather,
           .reshard_after_forward = config.zero.reshard_after_forward,
+          .double_buffer = config.optimizer.double_buffer == Choice::yes,
+          .update_on_spine = !request.update_beside,
           .recompute = recomputation_of(config.train.recompute)};
 }
 
@@ -225,14 +227,33 @@ FinishedJob build_finished_job(const JobRequest& request) {
   };
   finish(&Job::prime);
   finish(&Job::evaluate);
-  finished.proof = finish(&Job::train);
+  comm::MeasuredPrice told(price);
+  for (const auto& job : jobs)
+    if (request.spine_ns) {
+      std::vector<int64_t> item_ns = request.spine_ns(*job);
+      item_ns.resize(job->train.size(), -1);
+      told.set(job->train, std::move(item_ns));
+    }
+  std::vector<comm::Stage> stages;
+  for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
+  finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told);
+  if (options.double_buffer) {
+    for (size_t s = 0; s < jobs.size(); ++s) {
+      swap_buffers(*jobs[s]);
+      stages[s].alternate = &jobs[s]->train_swapped;
+    }
+    const int64_t pruned = finished.proof.pruned_count;
+    finished.proof = comm::prove(stages, mesh, jobs[0]->channels, told);
+    finished.proof.pruned_count = pruned;
+  }
   return finished;
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {
   std::vector<comm::RankRuns> ranks;
   for (size_t s = 0; s < stages.size(); ++s) {
-    const std::vector<const Plan*> plans(runs, &stages[s]->train);
+    std::vector<const Plan*> plans(runs, &stages[s]->train);
+    for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2) plans[run] = &stages[s]->train_swapped;
     ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}), .runs = plans,
                      .seams = comm::link_all(plans, stages[s]->channels)});
   }
@@ -291,6 +312,22 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   return table;
 }
 
+std::vector<UpdatePlace> update_places(const JobRequest& request) {
+  std::vector<UpdatePlace> places;
+  for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
+    JobRequest asked = request;
+    asked.update_beside = !places.empty();
+    asked.config.optimizer.double_buffer = places.size() == 2 ? Choice::yes : Choice::no;
+    if (places.size() == 2 && request.config.zero.stage == 3) break;
+    const FinishedJob finished = build_finished_job(asked);
+    const comm::RooflinePrice price = price_of(asked.config, asked.machine, finished.job->mesh);
+    const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 4), price);
+    places.push_back({.name = name, .memory_bytes = finished.job->buffers.total_bytes(),
+                      .step_ms = played.finished ? static_cast<double>(played.ranks[0].step_period_ns(2)) / 1e6 : 0});
+  }
+  return places;
+}
+
 WireBytes wire_bytes_of_step(const Job& job) {
   WireBytes bytes;
   for (const Task& task : job.train.tasks)
@@ -311,6 +348,7 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, 
     std::vector<int64_t> local = item_ns[s];
     for (ItemId i = 0; i < stages[s]->train.size(); ++i)
       if (is_communication(stages[s]->train[i].op)) local[i] = -1;
+    if (stages[s]->options.double_buffer) price.set(stages[s]->train_swapped, local);
     price.set(stages[s]->train, std::move(local));
   }
   const comm::Rehearsal rehearsal = comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price);

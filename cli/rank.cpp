@@ -93,6 +93,16 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   bind(job_->train, train_works_);
   bind(job_->evaluate, evaluate_works_);
   bind(job_->prime, prime_works_);
+  if (!job_->options.double_buffer) return;
+  bind(job_->train_swapped, train_works_);
+  bind(job_->evaluate_swapped, evaluate_works_);
+}
+
+bool Rank::is_swapped() const { return job_->options.double_buffer && issued_ % 2 == 1; }
+
+std::byte* Rank::weights_at(const Slice& slice) const {
+  const bool second = is_swapped() && slice.buffer == job_->ids.values;
+  return address(second ? job_->ids.values_next : slice.buffer) + slice.begin_bytes;
 }
 
 Rank::~Rank() {
@@ -163,7 +173,7 @@ std::vector<float> Rank::shards(Slice BucketHome::*what) {
     const Slice& slice = home.*what;
     const size_t at = values.size();
     values.resize(at + static_cast<size_t>(home.shard_elems));
-    device_->copy_to_host(values.data() + at, address(slice.buffer) + slice.begin_bytes, slice.size_bytes);
+    device_->copy_to_host(values.data() + at, weights_at(slice), slice.size_bytes);
   }
   return values;
 }
@@ -195,17 +205,27 @@ std::span<const float> tensor_of(const Job& job, std::span<const float> flat, si
   return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems), static_cast<size_t>(named.elems()));
 }
 
+std::vector<float> Rank::held(Slice BucketHome::*what, int64_t begin, int64_t end) {
+  std::vector<float> values;
+  for (const BucketHome& home : job_->homes) {
+    const int64_t first = std::max(begin, home.shard_offset_elems), last = std::min(end, home.shard_offset_elems + home.shard_elems);
+    if (first >= last) continue;
+    const Slice& slice = home.*what;
+    const size_t at = values.size();
+    values.resize(at + static_cast<size_t>(last - first));
+    device_->copy_to_host(values.data() + at, weights_at(slice) + 4 * (first - home.shard_offset_elems), 4 * (last - first));
+  }
+  return values;
+}
+
 void Rank::read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
   SLIP_ASSERT(job_->options.zero_stage == 0);
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
   SLIP_ASSERT(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= named.elems());
-  const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin, to = from + static_cast<int64_t>(out.size());
-  for (const BucketHome& home : job_->homes) {
-    const int64_t first = std::max(from, home.shard_offset_elems), last = std::min(to, home.shard_offset_elems + home.shard_elems);
-    if (first >= last) continue;
-    const Slice& slice = home.*what;
-    device_->copy_to_host(out.data() + (first - from), address(slice.buffer) + slice.begin_bytes + 4 * (first - home.shard_offset_elems), 4 * (last - first));
-  }
+  const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin;
+  const std::vector<float> values = held(what, from, from + static_cast<int64_t>(out.size()));
+  SLIP_ASSERT(values.size() == out.size());
+  std::copy(values.begin(), values.end(), out.begin());
 }
 
 std::vector<float> Rank::tensor(size_t parameter, size_t tensor) {
@@ -223,8 +243,9 @@ std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
 void Rank::prime() { step_->run(job_->prime, 0); }
 
 void Rank::issue(uint32_t step) {
+  const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
   if (!graph_ || issued_ < kEagerSteps) {
-    step_->run(job_->train, step);
+    step_->run(plan, step);
   } else {
     // The host's part first: it takes the memory that is recorded.
     const Frame frame{.memory = &memory_, .step = step};
@@ -233,13 +254,13 @@ void Rank::issue(uint32_t step) {
       if (work.prepare) work.prepare(host);
     std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
     if (graph)
-      scheduler_->replayed(job_->train);
+      scheduler_->replayed(plan);
     else
-      graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(job_->train, step); });
+      graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(plan, step); });
     graph->launch(step);
   }
   ++issued_;
-  ends_.push_back(&scheduler_->end_of(job_->train));
+  ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
 }
 
@@ -279,7 +300,7 @@ std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const 
   synchronize();
   device_->copy_from_host(address(job_->model.ids), ids.data(), 4 * rows);
   device_->copy_from_host(address(job_->model.ids) + 4 * rows, targets.data(), 4 * rows);
-  step_->run(job_->evaluate, 0);
+  step_->run(is_swapped() ? job_->evaluate_swapped : job_->evaluate, 0);
   synchronize();
   if (job_->buffers[job_->model.row_losses].size_bytes == 0) return {};
   std::vector<float> losses(static_cast<size_t>(rows));

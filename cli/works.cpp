@@ -21,6 +21,7 @@ using Fn = std::function<void(LaunchContext&)>;
 /// Consecutive elements of a bucket's shard that share weight decay.
 struct UpdateRange {
   Slice master, working, gradient, momentum, variance;
+  Slice updated;  // where the master goes, == master unless weights have a second buffer
   int64_t elems = 0;
   bool decay = false;
 };
@@ -32,6 +33,10 @@ Slice elements(const Slice& shard, int64_t begin, int64_t count, DType dtype) {
 std::vector<UpdateRange> update_ranges(const Job& job, size_t bucket) {
   std::vector<UpdateRange> ranges;
   const BucketHome& home = job.homes[bucket];
+  const auto moved_to = [&](Slice slice) {
+    if (job.options.double_buffer && slice.buffer == job.ids.values) slice.buffer = job.ids.values_next;
+    return slice;
+  };
   const int64_t begin = home.shard_offset_elems, end = begin + home.shard_elems;
   int64_t at = begin;
   const Bucket& b = job.layout.buckets[bucket];
@@ -44,9 +49,9 @@ std::vector<UpdateRange> update_ranges(const Job& job, size_t bucket) {
     const int64_t from = ranges.empty() || ranges.back().decay != decay ? at - begin : at - begin - ranges.back().elems;
     const int64_t elems = at - begin + count - from;
     if (from < at - begin) ranges.pop_back();
-    ranges.push_back({elements(home.master, from, elems, DType::f32), elements(home.working, from, elems, job.gather_dtype()),
+    ranges.push_back({elements(home.master, from, elems, DType::f32), elements(moved_to(home.working), from, elems, job.gather_dtype()),
                       elements(home.gradient, from, elems, DType::f32), elements(home.momentum, from, elems, DType::f32),
-                      elements(home.variance, from, elems, DType::f32), elems, decay});
+                      elements(home.variance, from, elems, DType::f32), elements(moved_to(home.master), from, elems, DType::f32), elems, decay});
     at += count;
   }
   SLIP_ASSERT(at == end);
@@ -67,6 +72,7 @@ Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
                           .scalars = c.as<kernels::AdamwScalars>(scalars),
                           .beta1 = update.beta1, .beta2 = update.beta2, .eps = update.eps,
                           .weight_decay = range.decay ? update.weight_decay : 0.0f};
+      if (!(range.updated == range.master)) args.updated = c.as<float>(range.updated);
       if (rounds) args.working = c.as<bfloat16>(range.working);
       kernels::adamw(c, args);
     }

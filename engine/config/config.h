@@ -75,7 +75,7 @@ struct Optimizer {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double grad_clip = 1.0;  // 0: no clipping
-  bool double_buffer = false;
+  Choice double_buffer = Choice::automatic;  // automatic: no
 };
 
 struct Parallel {

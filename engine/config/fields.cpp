@@ -87,8 +87,9 @@ std::vector<Field<R>> make_fields() {
               "Decoupled decay of tensors of rank 2 and more."),
       F::real("optimizer.grad_clip", at(&R::optimizer, &Optimizer::grad_clip), {0, 1e9},
               "Gradients are scaled so that their norm is at most this. 0: no clipping."),
-      F::boolean("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
-                 "Two copies of the weights, so that the update need not wait for readers."),
+      F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
+                "Two copies of the weights that change places: the update runs beside compute and need not wait for readers. auto: false; plan prints "
+                "what it would gain and take."),
 
       F::integer("parallel.data", at(&R::parallel, &Parallel::data), {-1, 1 << 24},
                  "Data ranks. -1: all ranks that the other axes leave."),

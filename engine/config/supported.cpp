@@ -17,7 +17,6 @@ const std::vector<SupportedRow>& supported_rows() {
       {"model.init", [](R c) { return c.model.init.empty(); }, "leave it out: weights start random"},
       {"data.tokenizer", [](R c) { return c.data.tokenizer == "bytes" || c.data.tokenizer == "chars"; },
        "use \"bytes\" or \"chars\", or token shards made elsewhere"},
-      {"optimizer.double_buffer", [](R c) { return !c.optimizer.double_buffer; }, "use false"},
       {"parallel.tensor", [](R c) { return c.parallel.tensor == 1; }, "use 1"},
       {"parallel.sequence_parallel", [](R c) { return !c.parallel.sequence_parallel; }, "use false"},
       {"parallel.context", [](R c) { return c.parallel.context == 1; }, "use 1"},

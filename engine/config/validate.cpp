@@ -96,6 +96,9 @@ void validate_zero(const RunConfig& config) {
   if (zero.stage == 0 && (zero.gather_dtype == DTypeChoice::int8 || (zero.gather_dtype == DTypeChoice::bfloat16) != (config.train.dtype == DType::bf16)))
     throw ConfigError("zero.gather_dtype = \"{}\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or \"auto\".",
                       zero.gather_dtype == DTypeChoice::int8 ? "int8" : zero.gather_dtype == DTypeChoice::bfloat16 ? "bfloat16" : "float32");
+  if (zero.stage == 3 && config.optimizer.double_buffer == Choice::yes)
+    throw ConfigError("optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for their readers. Use false, or "
+                      "stage 0, 1 or 2.");
   const Comm& comm = config.comm;
   if (comm.quantize == Quantize::none && comm.error_feedback)
     throw ConfigError("comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed back. Use \"int8\", or false.");

@@ -112,6 +112,9 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
   if (options.sizes.data == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
   if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;   // which is what it comes to
+  if (options.double_buffer && options.zero_stage >= 3)
+    throw PlanError("[plan] double_buffer with ZeRO-3: layers pass through slots, no update waits for their readers. Use stage 0, 1 or 2.");
+  if (options.double_buffer) options.update_on_spine = false;
   if (options.zero_stage > 0 && model.tied.split)
     throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
   Job job{.options = options, .mesh = Mesh(options.sizes, options.mesh_order), .model = std::move(model),

@@ -37,6 +37,7 @@ struct PlanOptions {
   bool param_gather = true;             // ZeRO gathers parameters under compute; false: when compute needs them, for ablation
   bool reshard_after_forward = true;    // stage 3: false: a slot for every layer, gathered once in a step
   bool accumulate_unsharded = false;    // stage 2: gradients are whole until the last micro-batch, as in stage 1
+  bool double_buffer = false;           // stages 0 to 2: the update, beside the spine, writes a second copy of the weights, and the copies change places
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
   Recomputation recompute = Recomputation::none;
 };
@@ -59,6 +60,8 @@ struct BucketHome {
 
 /// Buffers that every plan of the job shares.
 struct JobBuffers {
+  BufferId values = 0;        // of resident buckets; only with double_buffer
+  BufferId values_next = 0;   // what the update writes instead
   BufferId wire_out = 0;      // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
   BufferId wire_in = 0;       // of one bucket: what all ranks sent of this rank's part; in place of it where they are reduced on the way
   BufferId wire_across = 0;   // hybrid sharding: an encoded shard
@@ -106,6 +109,7 @@ struct Job {
   Plan train;
   Plan evaluate;  // one micro-batch that the host has put in place
   Plan prime;     // stages the first batch
+  Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, and when weights are in the second buffer; see swap_buffers()
 
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
@@ -121,6 +125,10 @@ struct Job {
 /// need comm::finish() for their order. Pure.
 /// Throws: PlanError, ConfigError.
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
+
+/// With double_buffer: makes of the finished plans of `job` those of every other step. The same items in the same order with the same waits,
+/// the two copies of the weights in exchanged places. Call after comm::finish().
+void swap_buffers(Job& job);
 
 /// Bytes of the flat range [offset, offset + elems) of a buffer.
 Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);

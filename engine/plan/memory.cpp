@@ -7,6 +7,8 @@
 #include <map>
 #include <set>
 
+#include <fmt/core.h>
+
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
 
@@ -171,6 +173,16 @@ int value_slots(const Job& job) {
   return job.options.reshard_after_forward ? std::min(job.options.prefetch_depth + 1, all) : all;
 }
 
+std::string slots_remedy(const Job& job, int64_t missing_bytes) {
+  if (job.options.zero_stage < 3) return "";
+  const int slots = value_slots(job);
+  const int64_t slot_bytes = std::max<int64_t>(1, job.buffers[job.ids.value_slots].size_bytes / slots);
+  const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
+  const std::string costs = fmt::format("{} slots for gathered layers take {} each: ", slots, format_bytes(slot_bytes));
+  if (depth < 0) return costs + "not even zero.prefetch_depth = 0 fits. ";
+  return costs + fmt::format("{}zero.prefetch_depth = {} is the most that fits. ", job.options.reshard_after_forward ? "" : "zero.reshard_after_forward = true with ", depth);
+}
+
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {
   const int64_t size_bytes = job.buffers[slots].size_bytes / count;
   return {slots, slot * size_bytes, bytes_of(elems, dtype)};
@@ -192,6 +204,10 @@ void place_memory(Job& job) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = owner});
   };
   JobBuffers& ids = job.ids;
+  if (job.options.double_buffer) {
+    ids.values = job.buffers.find("parameters");
+    ids.values_next = add("parameters.next", job.buffers[ids.values].size_bytes, Owner::parameters);
+  }
   ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
   ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};

@@ -47,6 +47,7 @@ struct Item {
   std::vector<Slice> reads;
   std::vector<Slice> writes;
   std::vector<Point> after;    // may begin when all are complete (beside its channel's order); pruned by finish()
+  std::vector<Rebind> rebinds; // where buffers are for this item alone
   int32_t bucket = -1;         // that a reduction or an update is about; -1: none, or all of them
 };
 
@@ -56,7 +57,6 @@ struct SpineItem : Item {
   int32_t micro_batch = 0;
   int32_t slot = 0;
   bool accumulate = false;  // adds to the gradients of earlier micro-batches
-  std::vector<Rebind> rebinds;
 };
 
 /// How a host collective moves its bytes; part of the plan, never chosen inside a run.

@@ -83,6 +83,12 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.zero_stage = 3, l.micro_batches = 2, l.persistent_elems = 48;
     });
+    for (int stage : {0, 1, 2})
+      add(model + "two copies of the weights, ZeRO-" + std::to_string(stage) + (stage == 1 ? "" : ", no clipping"), family, [&](Layout& l) {
+        l.model.split_tied_embedding = false;
+        l.zero_stage = stage, l.double_buffer = true, l.max_norm = stage == 1 ? 0.5f : 0.0f, l.micro_batches = stage == 2 ? 2 : 1;
+        if (stage == 2) l.model.dtype = DType::bf16;
+      });
     add(model + "int8 gradients fed back", family, [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true; });
     add(model + "one update at the end, no clipping", family, [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {

@@ -54,6 +54,7 @@ struct Layout {
   int64_t head_chunk_bytes = 8 << 10;
   DType wire_dtype = DType::f32;
   bool error_feedback = false;
+  bool double_buffer = false;
   Algorithm algorithm = Algorithm::direct;
   float max_norm = 0.5f;  // 0: no clipping
   bool optimizer_per_bucket = true;
@@ -135,7 +136,8 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
        .gather_dtype = layout.gather_dtype, .persistent_elems = layout.persistent_elems,
        .schedule = schedule, .layers = layers,
        .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
-       .update_on_spine = layout.update_on_spine, .recompute = layout.recompute})));
+       .double_buffer = layout.double_buffer, .update_on_spine = layout.update_on_spine,
+       .recompute = layout.recompute})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
     std::vector<comm::Stage> stages;
@@ -144,6 +146,8 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     if (!proof.holds())
       throw PlanError("{}: {} {}", layout.name, proof.deadlock, proof.hazards.empty() ? "" : proof.hazards[0].sentence());
   }
+  if (layout.double_buffer)
+    for (const auto& job : jobs) swap_buffers(*job);
   return jobs;
 }
 
@@ -234,7 +238,10 @@ inline Trained train(const Layout& layout, int steps) {
   std::vector<std::unique_ptr<Job>> jobs;
   for (size_t r = 0; r < ranks; ++r) {
     jobs.push_back(make_job(layout, static_cast<int>(r)));
-    if (layout.mutate) layout.mutate(*jobs.back());
+    if (layout.mutate) {
+      layout.mutate(*jobs.back());
+      if (layout.double_buffer) swap_buffers(*jobs.back());
+    }
   }
   std::vector<std::shared_ptr<const Job>> stages;
   for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));

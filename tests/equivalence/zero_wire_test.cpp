@@ -199,3 +199,30 @@ TEST_CASE("small parameters that stay on every rank change what is gathered when
             train(with(passing, [](Layout& l) { l.wire_dtype = DType::bf16; }), kSteps).hash);
     }
 }
+
+TEST_CASE("two copies of the weights that change places give the bits of one", "[double_buffer]") {
+  for (models::Family family : kFamilies)
+    for (int stage : {0, 1, 2})
+      for (float max_norm : {0.5f, 0.0f})
+        for (DType dtype : {DType::f32, DType::bf16}) {
+          CAPTURE(stage, max_norm, name_of(dtype));
+          const Layout one = with(zero(family, stage), [&](Layout& l) { l.max_norm = max_norm, l.model.dtype = dtype, l.evaluate_between = true; });
+          const Layout two = with(one, [](Layout& l) { l.double_buffer = true; });
+          // An odd number of steps and an even one: the last weights are in either copy.
+          for (int steps : {3, 4}) {
+            const Trained expected = train(one, steps), got = train(two, steps);
+            CHECK(got.hash == expected.hash);
+            CHECK(got.losses == expected.losses);
+            CHECK(got.evaluations == expected.evaluations);
+          }
+          CHECK(train(with(two, [](Layout& l) { l.delay_seed = 21; }), 4).hash == train(one, 4).hash);
+          const auto a = make_job(one, 0), b = make_job(two, 0);
+          CHECK(b->buffers.bytes(Owner::parameters) == a->buffers.bytes(Owner::parameters) + b->buffers.stride_bytes(b->ids.values));
+          // What it is for: no update, and no gather of what it updated, waits for a reader of weights.
+          for (const Task& task : b->train.tasks)
+            for (const Slice& write : task.writes) CHECK(write.buffer != b->ids.values);
+        }
+  // With encoded parameters too: the first gathers fill the copy that the first step reads.
+  const Layout one = with(zero(models::Family::gpt2, 1), [](Layout& l) { l.gather_dtype = DType::u8; });
+  CHECK(train(with(one, [](Layout& l) { l.double_buffer = true; }), 3).hash == train(one, 3).hash);
+}

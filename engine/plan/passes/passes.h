@@ -78,6 +78,9 @@ void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vec
 /// returned it, sealed.
 void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan);
 
+/// Exchanges the two copies of the weights in what `item` touches.
+void exchange_weights(const Job& job, Item& item);
+
 /// Appends local work either to the spine or to `channel`. Returns its point.
 Point append_local(Plan& plan, bool on_spine, ChannelId channel, Task task);
 

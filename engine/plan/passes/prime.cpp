@@ -17,6 +17,7 @@ void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan) 
     for (const Point& point : task.after)
       if (const auto found = copies.find(point.item); found != copies.end()) after.push_back({found->second});
     task.after = std::move(after);
+    if (job.options.double_buffer) exchange_weights(job, task);  // the first step reads what the others have read before
     copies[id] = static_cast<ItemId>(plan.tasks.size());
     plan.tasks.push_back(std::move(task));
   };

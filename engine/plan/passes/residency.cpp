@@ -115,7 +115,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     if (use.tenant_last_use) to_free = {{*use.tenant_last_use}};
     // For ablation: not before compute needs it.
     if (!job_.options.param_gather && use.first_use > 0) to_free = {{use.first_use - 1}};
-    gather(job_, plan, {.label = fmt::format("layer{}/{}", bucket.layer, use.first_use), .bucket = use.bucket,
+    gather(job_, plan, {.label = fmt::format("layer{}/{}", bucket.layer, use.first_use), .bucket = use.bucket, .from = job_.homes[use.bucket].working,
                         .to = use.where, .updated = {}, .to_free = to_free, .before = Point{use.first_use}});
   }
   if (!reduced) return;

@@ -2,6 +2,8 @@
 // What happens to summed gradients: the tied share is added, the norm decides the clip factor, AdamW moves the weights.
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include <fmt/core.h>
 
@@ -30,11 +32,24 @@ class UpdatePass {
     if (job_.options.optimizer_per_bucket) {
       // After the clip factor nothing is left to wait for: what the next forward needs first comes first.
       if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
+      // On the spine, updates come as sums arrive, and the first layers' come last; but gathers wait for each other in the order
+      // of forward, or the next step would begin behind all of them. Beside it most have travelled under the backward pass.
+      const bool holds_back = clip.empty() && sharded_ && on_spine_;
+      std::map<size_t, Point, std::greater<>> updated;
       for (size_t b : order_) {
         add_tied_before(b, complete);
         std::vector<Point> after = complete[b];
         after.insert(after.end(), clip.begin(), clip.end());
-        publish(b, adamw(fmt::format("adamw.bucket{}", b), {b}, after));
+        const Point point = adamw(fmt::format("adamw.bucket{}", b), {b}, after);
+        if (holds_back)
+          updated[b] = point;
+        else
+          publish(b, {point});
+      }
+      for (const auto& [b, point] : updated) {
+        std::vector<Point> after{point};
+        if (!gathered_.empty()) after.push_back(gathered_.back());
+        publish(b, after);
       }
       return gathered_;
     }
@@ -42,7 +57,7 @@ class UpdatePass {
     std::vector<Point> all = clip;
     for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
     const Point updated = adamw("adamw", order_, all);
-    for (size_t b = job_.layout.buckets.size(); b-- > 0;) publish(b, updated);
+    for (size_t b = job_.layout.buckets.size(); b-- > 0;) publish(b, {updated});
     return gathered_;
   }
 
@@ -50,6 +65,12 @@ class UpdatePass {
   Point local(Task task) {
     if (!on_spine_) wait_for_spine(task);
     return append_local(plan_, on_spine_, channel_, std::move(task));
+  }
+
+  /// Where updated weights go: with a second copy not where this step reads them.
+  Slice next(const Slice& slice) const {
+    if (!job_.options.double_buffer || slice.buffer != job_.ids.values) return slice;
+    return {job_.ids.values_next, slice.begin_bytes, slice.size_bytes};
   }
 
   /// Beside the spine, the backward pass may still read what an update writes: a weight's gradient is complete before
@@ -185,10 +206,10 @@ class UpdatePass {
       task.reads.push_back(home.gradient);
       for (const Slice& moved : {home.master, home.momentum, home.variance}) {
         task.reads.push_back(moved);
-        task.writes.push_back(moved);
+        task.writes.push_back(next(moved));
       }
       const bool rounds = job_.gather_dtype() == DType::bf16;  // what travels as int8 is made on the way
-      if (rounds) task.writes.push_back(home.working);
+      if (rounds) task.writes.push_back(next(home.working));
       task.cost += {12 * home.shard_elems, (rounds ? 30 : 28) * home.shard_elems};
     }
     task.after = after;
@@ -197,17 +218,19 @@ class UpdatePass {
   }
 
   /// The whole bucket again from the updated shards; the next plan that reads it waits by link.
-  void publish(size_t b, Point updated) {
+  void publish(size_t b, std::vector<Point> updated) {
     if (!sharded_) return;
     const BucketHome& home = job_.homes[b];
-    const Point encoded = encode_shard(job_, plan_, b, updated);
-    if (!(encoded == updated)) gathered_.push_back(encoded);
+    if (const auto encoded = encode_shard(job_, plan_, b, updated)) {
+      updated = {*encoded};
+      gathered_.push_back(*encoded);
+    }
     if (home.values.size_bytes == 0) return;
     // The update writes this rank's shard only; the backward pass may still read the others' parts.
     Item read;
-    read.writes = {home.values};
+    read.writes = {next(home.values)};
     if (!on_spine_) wait_for_spine(read);
-    for (Point point : gather(job_, plan_, {.label = fmt::format("bucket{}", b), .bucket = b, .to = home.values, .updated = {encoded}, .to_free = read.after,
+    for (Point point : gather(job_, plan_, {.label = fmt::format("bucket{}", b), .bucket = b, .from = next(home.working), .to = next(home.values), .updated = updated, .to_free = read.after,
                                             .before = {}}))
       gathered_.push_back(point);
   }

@@ -147,8 +147,8 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
   const DType wire = job.gather_dtype();
   Task task = task_of(job, channel, Op::all_gather, "all_gather." + what.label, what.bucket);
   task.dtype = wire;
-  task.elems = home.working.size_bytes / size_of(wire);
-  task.reads = {home.working};
+  task.elems = what.from.size_bytes / size_of(wire);
+  task.reads = {what.from};
   task.after = what.updated;
   if (!job.gathers_encoded()) {
     task.writes = {what.to};
@@ -156,7 +156,7 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
     task.before = what.before;
     return {append_task(plan, std::move(task))};
   }
-  const Slice in{job.ids.gather_wire, 0, home.working.size_bytes * job.mesh.group_size(job.shard_axis())};
+  const Slice in{job.ids.gather_wire, 0, what.from.size_bytes * job.mesh.group_size(job.shard_axis())};
   task.writes = {in};
   // One bucket at a time: what was gathered before has been decoded.
   for (size_t i = plan.tasks.size(); i-- > 0;)
@@ -172,12 +172,12 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
   return {gathered, append_task(plan, std::move(decode))};
 }
 
-Point encode_shard(const Job& job, Plan& plan, size_t bucket, Point updated) {
+std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated) {
   const BucketHome& home = job.homes[bucket];
-  if (!job.gathers_encoded() || job.gather_dtype() != DType::u8) return updated;
+  if (!job.gathers_encoded() || job.gather_dtype() != DType::u8) return {};
   Task encode = coding(job, job.channel("gather"), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket, DType::u8, home.shard_elems, home.master,
                        home.working);
-  encode.after = {updated};
+  encode.after = updated;
   return append_task(plan, std::move(encode));
 }
 

@@ -38,6 +38,7 @@ void take_turns(const Reduced& reduced, Plan& plan);
 struct Gathering {
   std::string label;
   size_t bucket = 0;
+  Slice from;                  // this rank's shard, as it travels
   Slice to;                    // the whole bucket, as the model computes
   std::vector<Point> updated;  // the shards are current
   std::vector<Point> to_free;  // `to` may be written
@@ -47,7 +48,7 @@ struct Gathering {
 /// Appends what fills `to` on every rank, this one's shard too, with what was sent. Returns the points of all tasks.
 std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what);
 
-/// Appends what makes of an updated shard what travels. Returns its point, or `updated` where the optimizer has done it.
-Point encode_shard(const Job& job, Plan& plan, size_t bucket, Point updated);
+/// Appends what makes of an updated shard what travels. Returns its point; nothing where the optimizer has done it.
+std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated);
 
 }  // namespace slipstream

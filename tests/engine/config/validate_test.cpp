@@ -112,6 +112,8 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"zero.gather_dtype=int8"}) ==
         "zero.gather_dtype = \"int8\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or \"auto\".");
   for (const char* dtype : {"auto", "float32", "bfloat16", "int8"}) CHECK(load_refusal({"zero.stage=1", std::string("zero.gather_dtype=") + dtype}) == "accepted");
+  CHECK(load_refusal({"zero.stage=3", "optimizer.double_buffer=true"}) ==
+        "optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for their readers. Use false, or stage 0, 1 or 2.");
   CHECK(load_refusal({"comm.error_feedback=true"}) ==
         "comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed back. Use \"int8\", or false.");
   CHECK(load_refusal({"comm.quantize=int8", "comm.grad_dtype=bfloat16"}) ==
@@ -206,7 +208,6 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   require_supported(with({"train.dtype=bfloat16"}));
   const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
                                                           {"data.tokenizer", "tokenizer.json"},
-                                                          {"optimizer.double_buffer", "true"},
                                                           {"parallel.tensor", "2"},
                                                           {"parallel.sequence_parallel", "true"},
                                                           {"parallel.context", "2"},
