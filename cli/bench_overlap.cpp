@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "cli/bench_zero.h"
 #include "cli/commands.h"
 #include "cli/contestant.h"
 #include "comm/link.h"
@@ -190,9 +191,10 @@ class OverlapBench {
 int bench_overlap(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
     world.together([&] {
-      if (place.kind == DeviceKind::cuda && command.compute == "paced")
-        throw ConfigError("[bench] --compute paced makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
+      if (place.kind == DeviceKind::cuda && (command.compute == "paced" || !command.zero.empty()))
+        throw ConfigError("[bench] paced compute makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
     });
+    if (!command.zero.empty()) return bench_zero(command, world, place, config);
     OverlapBench(command, world, place, config).run();
   });
 }

@@ -37,6 +37,9 @@ struct BenchCommand : RunOptions {
   std::string csv;              // path; empty: none
   std::string compute = "real"; // overlap: real | paced
   std::vector<double> ratios;   // overlap: communication / compute; empty: the link of the run file; pipeline: hop / forward pass
+  std::vector<int> zero;        // overlap: stages to measure instead of the ways of reducing; then a ratio is a layer's gather / its forward pass
+  std::vector<int> prefetch = {1, 2};  // overlap: depths of stage 3
+  double layer_ms = 8;          // overlap: forward, of a paced layer of ZeRO
   double forward_ms = 20;       // pipeline: of a stage and micro-batch
   std::string export_dir;       // step: where weights and batch are written; empty: nowhere
   bool plain_loop = false;      // step: the same works in a plain loop

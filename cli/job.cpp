@@ -11,6 +11,7 @@
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
+#include "engine/base/wire.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
 #include "engine/base/files.h"
@@ -92,6 +93,16 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   return dealing;
 }
 
+std::optional<DType> gather_dtype_of(DTypeChoice choice) {
+  switch (choice) {
+    case DTypeChoice::automatic: return {};
+    case DTypeChoice::float32: return DType::f32;
+    case DTypeChoice::bfloat16: return DType::bf16;
+    case DTypeChoice::int8: return DType::u8;
+  }
+  return {};
+}
+
 PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
   const RunConfig& config = request.config;
   return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
@@ -101,12 +112,18 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .way = way_of(config.overlap.grad_reduce),
           .bucket_bytes = config.overlap.bucket_size_bytes,
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
-          .wire_dtype = config.comm.grad_dtype,
+          .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
+          .error_feedback = config.comm.error_feedback,
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
+          .gather_dtype = gather_dtype_of(config.zero.gather_dtype),
+          .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
+          .param_gather = config.overlap.param_gather,
           .reshard_after_forward = config.zero.reshard_after_forward,
+          .double_buffer = config.optimizer.double_buffer == Choice::yes,
+          .update_on_spine = !request.update_beside,
           .recompute = recomputation_of(config.train.recompute)};
 }
 
@@ -220,14 +237,33 @@ FinishedJob build_finished_job(const JobRequest& request) {
   };
   finish(&Job::prime);
   finish(&Job::evaluate);
-  finished.proof = finish(&Job::train);
+  comm::MeasuredPrice told(price);
+  for (const auto& job : jobs)
+    if (request.spine_ns) {
+      std::vector<int64_t> item_ns = request.spine_ns(*job);
+      item_ns.resize(job->train.size(), -1);
+      told.set(job->train, std::move(item_ns));
+    }
+  std::vector<comm::Stage> stages;
+  for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
+  finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told);
+  if (options.double_buffer) {
+    for (size_t s = 0; s < jobs.size(); ++s) {
+      swap_buffers(*jobs[s]);
+      stages[s].alternate = &jobs[s]->train_swapped;
+    }
+    const int64_t pruned = finished.proof.pruned_count;
+    finished.proof = comm::prove(stages, mesh, jobs[0]->channels, told);
+    finished.proof.pruned_count = pruned;
+  }
   return finished;
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {
   std::vector<comm::RankRuns> ranks;
   for (size_t s = 0; s < stages.size(); ++s) {
-    const std::vector<const Plan*> plans(runs, &stages[s]->train);
+    std::vector<const Plan*> plans(runs, &stages[s]->train);
+    for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2) plans[run] = &stages[s]->train_swapped;
     ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}), .runs = plans,
                      .seams = comm::link_all(plans, stages[s]->channels)});
   }
@@ -263,7 +299,9 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
 std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   std::vector<ZeroMemory> table;
   JobRequest asked = request;
-  asked.config.zero.shard_size = 0;
+  asked.config.zero = Zero{};  // as in the paper: parameters travel as they are computed with, and none persists
+  asked.config.comm.error_feedback = false;
+  asked.config.overlap.split_tied_embedding = false;  // whose second share arrives from all ranks: not a state
   asked.config.parallel = Parallel{};
   asked.config.train.global_batch_size = 0;
   for (int stage = 0; stage <= 3; ++stage)
@@ -284,6 +322,22 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   return table;
 }
 
+std::vector<UpdatePlace> update_places(const JobRequest& request) {
+  std::vector<UpdatePlace> places;
+  for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
+    JobRequest asked = request;
+    asked.update_beside = !places.empty();
+    asked.config.optimizer.double_buffer = places.size() == 2 ? Choice::yes : Choice::no;
+    if (places.size() == 2 && request.config.zero.stage == 3) break;
+    const FinishedJob finished = build_finished_job(asked);
+    const comm::RooflinePrice price = price_of(asked.config, asked.machine, finished.job->mesh);
+    const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 4), price);
+    places.push_back({.name = name, .memory_bytes = finished.job->buffers.total_bytes(),
+                      .step_ms = played.finished ? static_cast<double>(played.ranks[0].step_period_ns(2)) / 1e6 : 0});
+  }
+  return places;
+}
+
 WireBytes wire_bytes_of_step(const Job& job) {
   WireBytes bytes;
   for (const Task& task : job.train.tasks)
@@ -291,9 +345,9 @@ WireBytes wire_bytes_of_step(const Job& job) {
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
   const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()), elems = job.model.parameter_elems();
   const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
-  const int64_t gradients = (stage == 0 ? 2 : times) * size_of(job.options.wire_dtype);
-  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * size_of(job.model.dtype);
-  bytes.theory = (gradients + parameters) * elems * (ranks - 1) / ranks;
+  const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
+  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
+  bytes.theory = (gradients + parameters) * (ranks - 1) / ranks;
   return bytes;
 }
 
@@ -304,6 +358,7 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, 
     std::vector<int64_t> local = item_ns[s];
     for (ItemId i = 0; i < stages[s]->train.size(); ++i)
       if (is_communication(stages[s]->train[i].op)) local[i] = -1;
+    if (stages[s]->options.double_buffer) price.set(stages[s]->train_swapped, local);
     price.set(stages[s]->train, std::move(local));
   }
   const comm::Rehearsal rehearsal = comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price);

@@ -2,6 +2,7 @@
 #pragma once
 // From a run file to a finished job: the options of the model and of the planner, and the plans in their global order.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct JobRequest {
   int rank = 0;
   int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
   Machine machine;
+  bool update_beside = false;  // the update on a stream of its own
+  std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
 };
 
 struct FinishedJob {
@@ -56,6 +59,16 @@ struct ZeroMemory {
 
 /// Stages 0 to 3 on 2, 4, 8 and 64 data ranks, one row after the other. Pure. Empty when the model does not fit a layout.
 std::vector<ZeroMemory> zero_memory(const JobRequest& request);
+
+/// Where the update can run, and what each costs: memory of a rank, and the step in virtual time, where a second stream takes nothing from
+/// the first.
+struct UpdatePlace {
+  std::string name;
+  int64_t memory_bytes = 0;
+  double step_ms = 0;
+};
+/// On the compute stream, beside it in place, beside it with two copies of the weights (not with stage 3). Pure.
+std::vector<UpdatePlace> update_places(const JobRequest& request);
 
 /// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of the
 /// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n.

@@ -15,6 +15,7 @@
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "engine/plan/memory.h"
 #include "engine/base/files.h"
 
 namespace slipstream::cli {
@@ -152,6 +153,10 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
              planned.config.train.sequence_length, planned.finished.micro_batches, job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());
+  const auto larger = std::count_if(job.model.parameters.begin(), job.model.parameters.end(), [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
+  if (larger > 0 && job.options.way == ReduceWay::bucketed && job.options.zero_stage < 2)
+    fmt::print("         {} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with what is before it\n", larger,
+               job.model.parameters.size(), format_bytes(job.options.bucket_bytes));
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
@@ -171,6 +176,12 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     fmt::print("  zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)\n",
                planned.finished.micro_batches);
   print_zero_memory(planned);
+  const int ranks = job.mesh.world();
+  const std::vector<UpdatePlace> places = update_places({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine});
+  fmt::print("update:\n");
+  for (const UpdatePlace& place : places)
+    fmt::print("  {:<24}{:>12} of memory, step {:.2f} ms{}\n", place.name, format_bytes(place.memory_bytes), place.step_ms,
+               &place == &places[0] ? "" : fmt::format(" ({:+.2f} %)", 100 * (place.step_ms / places[0].step_ms - 1)));
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
     fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n", format_bytes(wire.sent),
                format_bytes(wire.theory), static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
@@ -243,8 +254,8 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
 
 void require_fits(const Planned& planned) {
   if (fits(planned)) return;
-  throw ResourceError("[plan] a rank needs {} but {} has {}. Use more ranks, a smaller train.micro_batch_size or a smaller model.",
-                      format_bytes(most_bytes(planned)), planned.machine.name, format_bytes(planned.machine.memory_bytes));
+  throw ResourceError("[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.",
+                      format_bytes(most_bytes(planned)), planned.machine.name, format_bytes(planned.machine.memory_bytes), slots_remedy(*planned.finished.job, most_bytes(planned) - planned.machine.memory_bytes));
 }
 
 }  // namespace

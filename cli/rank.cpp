@@ -93,6 +93,16 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   bind(job_->train, train_works_);
   bind(job_->evaluate, evaluate_works_);
   bind(job_->prime, prime_works_);
+  if (!job_->options.double_buffer) return;
+  bind(job_->train_swapped, train_works_);
+  bind(job_->evaluate_swapped, evaluate_works_);
+}
+
+bool Rank::is_swapped() const { return job_->options.double_buffer && issued_ % 2 == 1; }
+
+std::byte* Rank::weights_at(const Slice& slice) const {
+  const bool second = is_swapped() && slice.buffer == job_->ids.values;
+  return address(second ? job_->ids.values_next : slice.buffer) + slice.begin_bytes;
 }
 
 Rank::~Rank() {
@@ -142,11 +152,12 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   const int64_t count = static_cast<int64_t>(values.size());
   SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
-  const bool separate = job_->model.dtype != DType::f32;
-  std::vector<bfloat16> rounded(separate ? values.size() : 0);
-  if (separate) std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
-  const void* working = separate ? static_cast<const void*>(rounded.data()) : values.data();
-  const int64_t working_bytes = size_of(job_->model.dtype);
+  // Parameters that travel encoded: the rounded ones come with the first gathers (Job::prime), int8 also on the owner.
+  const DType travels = job_->gather_dtype();
+  const bool encoded = job_->gathers_encoded();
+  std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
+  if (travels == DType::bf16) std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
+  const void* working = travels == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
   // The part of the values inside [begin, begin + elems) of the flat order goes to `where`.
   const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
     const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + count);
@@ -157,9 +168,9 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   for (size_t b = 0; b < job_->homes.size(); ++b) {
     const BucketHome& home = job_->homes[b];
     const Bucket& bucket = job_->layout.buckets[b];
-    put(home.values, bucket.offset_elems, bucket.elems, working, working_bytes);
-    put(home.working, home.shard_offset_elems, home.shard_elems, working, working_bytes);
-    if (separate) put(home.master, home.shard_offset_elems, home.shard_elems, values.data(), 4);
+    if (!encoded) put(home.values, bucket.offset_elems, bucket.elems, working, size_of(travels));
+    if (travels != DType::u8) put(home.working, home.shard_offset_elems, home.shard_elems, working, size_of(travels));
+    if (!(home.master == home.working)) put(home.master, home.shard_offset_elems, home.shard_elems, values.data(), 4);
   }
 }
 
@@ -169,7 +180,7 @@ std::vector<float> Rank::shards(Slice BucketHome::*what) {
     const Slice& slice = home.*what;
     const size_t at = values.size();
     values.resize(at + static_cast<size_t>(home.shard_elems));
-    device_->copy_to_host(values.data() + at, address(slice.buffer) + slice.begin_bytes, slice.size_bytes);
+    device_->copy_to_host(values.data() + at, weights_at(slice), slice.size_bytes);
   }
   return values;
 }
@@ -201,17 +212,27 @@ std::span<const float> tensor_of(const Job& job, std::span<const float> flat, si
   return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems), static_cast<size_t>(named.elems()));
 }
 
+std::vector<float> Rank::held(Slice BucketHome::*what, int64_t begin, int64_t end) {
+  std::vector<float> values;
+  for (const BucketHome& home : job_->homes) {
+    const int64_t first = std::max(begin, home.shard_offset_elems), last = std::min(end, home.shard_offset_elems + home.shard_elems);
+    if (first >= last) continue;
+    const Slice& slice = home.*what;
+    const size_t at = values.size();
+    values.resize(at + static_cast<size_t>(last - first));
+    device_->copy_to_host(values.data() + at, weights_at(slice) + 4 * (first - home.shard_offset_elems), 4 * (last - first));
+  }
+  return values;
+}
+
 void Rank::read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
   SLIP_ASSERT(job_->options.zero_stage == 0);
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
   SLIP_ASSERT(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= named.elems());
-  const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin, to = from + static_cast<int64_t>(out.size());
-  for (const BucketHome& home : job_->homes) {
-    const int64_t first = std::max(from, home.shard_offset_elems), last = std::min(to, home.shard_offset_elems + home.shard_elems);
-    if (first >= last) continue;
-    const Slice& slice = home.*what;
-    device_->copy_to_host(out.data() + (first - from), address(slice.buffer) + slice.begin_bytes + 4 * (first - home.shard_offset_elems), 4 * (last - first));
-  }
+  const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin;
+  const std::vector<float> values = held(what, from, from + static_cast<int64_t>(out.size()));
+  SLIP_ASSERT(values.size() == out.size());
+  std::copy(values.begin(), values.end(), out.begin());
 }
 
 std::vector<float> Rank::tensor(size_t parameter, size_t tensor) {
@@ -229,8 +250,9 @@ std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
 void Rank::prime() { step_->run(job_->prime, 0); }
 
 void Rank::issue(uint32_t step) {
+  const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
   if (!graph_ || issued_ < kEagerSteps) {
-    step_->run(job_->train, step);
+    step_->run(plan, step);
   } else {
     // The host's part first: it takes the memory that is recorded.
     const Frame frame{.memory = &memory_, .step = step};
@@ -239,13 +261,13 @@ void Rank::issue(uint32_t step) {
       if (work.prepare) work.prepare(host);
     std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
     if (graph)
-      scheduler_->replayed(job_->train);
+      scheduler_->replayed(plan);
     else
-      graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(job_->train, step); });
+      graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(plan, step); });
     graph->launch(step);
   }
   ++issued_;
-  ends_.push_back(&scheduler_->end_of(job_->train));
+  ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
 }
 
@@ -285,7 +307,7 @@ std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const 
   synchronize();
   device_->copy_from_host(address(job_->model.ids), ids.data(), 4 * rows);
   device_->copy_from_host(address(job_->model.ids) + 4 * rows, targets.data(), 4 * rows);
-  step_->run(job_->evaluate, 0);
+  step_->run(is_swapped() ? job_->evaluate_swapped : job_->evaluate, 0);
   synchronize();
   if (job_->buffers[job_->model.row_losses].size_bytes == 0) return {};
   std::vector<float> losses(static_cast<size_t>(rows));

@@ -48,14 +48,16 @@ class Rank {
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
   /// Blocks. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
   std::vector<float> shards(Slice BucketHome::*what);
+  /// Blocks. What this rank's shards have of elements [begin, end) of the flat order, bucket by bucket.
+  std::vector<float> held(Slice BucketHome::*what, int64_t begin, int64_t end);
   /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketHome::master), its gradient or
-  /// a moment. Without ZeRO, where a rank has them all. Takes no memory.
+  /// a moment. Without ZeRO, where a rank has them all.
   void read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out);
   /// Blocks. The whole tensor, as read().
   std::vector<float> tensor(size_t parameter, size_t tensor);
   std::vector<float> gradient(size_t parameter, size_t tensor);
 
-  /// Enqueues. Stages the first batch; call once, before the first step.
+  /// Enqueues. Stages the first batch, and gathers parameters that travel encoded; call once, before the first step and after the weights are set. Collective.
   void prime();
   /// Enqueues one training step and returns; waits for nothing. On a device with graphs the first steps run as they are, the
   /// next kStepPeriod are recorded, and all after are replayed.
@@ -90,6 +92,9 @@ class Rank {
   int64_t allocation_count() const { return device_->allocation_count(); }
 
  private:
+  /// Are the weights of the next step in the second buffer?
+  bool is_swapped() const;
+  std::byte* weights_at(const Slice& slice) const;
   std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
 
   std::shared_ptr<const Job> job_;

@@ -24,6 +24,7 @@
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
 #include "engine/device/cuda/cuda_choice.h"
+#include "engine/plan/memory.h"
 #include "kernels/common/isa.h"
 
 namespace slipstream::cli {
@@ -75,22 +76,23 @@ void require_memory(const World& world, const Place& place, const RunConfig& con
   if (place.kind == DeviceKind::cuda) {
     const CudaGpu gpu = describe_cuda_device(place.gpu);
     if (need > gpu.free_bytes)
-      throw ResourceError("[plan] a rank needs {} but {} has {} free of {}. Use more ranks, a smaller train.micro_batch_size or a smaller "
+      throw ResourceError("[plan] a rank needs {} but {} has {} free of {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
                           "model, or end what else uses this GPU.\n{}",
-                          format_bytes(need), gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes), memory_table(job));
+                          format_bytes(need), gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes), slots_remedy(job, need - gpu.free_bytes), memory_table(job));
     return;
   }
   if (!config.device.machine.empty()) {
     if (machine.memory_bytes > 0 && need > machine.memory_bytes)
-      throw ResourceError("[plan] a rank needs {} but {} has {}. Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
-                          format_bytes(need), machine.name, format_bytes(machine.memory_bytes), memory_table(job));
+      throw ResourceError("[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
+                          format_bytes(need), machine.name, format_bytes(machine.memory_bytes), slots_remedy(job, need - machine.memory_bytes), memory_table(job));
     return;
   }
   const int64_t host_bytes = machine.memory_bytes * machine.ranks_per_node;
   const int ranks = world.ranks_on_host();
   if (host_bytes > 0 && need * ranks > host_bytes)
-    throw ResourceError("[plan] {} rank{} on this host need{} {} but it has {}. Use a smaller train.micro_batch_size, or fewer ranks here.\n{}",
-                        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes), memory_table(job));
+    throw ResourceError("[plan] {} rank{} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks here.\n{}",
+                        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes),
+                        slots_remedy(job, need - host_bytes / ranks), memory_table(job));
 }
 
 /// The most memory that this process has had in RAM, as the kernel counts it; 0 where it does not say.

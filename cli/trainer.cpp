@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "cli/exchange.h"
+#include "cli/shared_weights.h"
 #include "comm/wiring.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
@@ -225,58 +226,28 @@ double Trainer::evaluate() {
   return total / static_cast<double>(sampler.target_count());
 }
 
-std::vector<ReadWeights> Trainer::weights() {
-  const Job& job = rank_->job();
-  const bool sharded = job.options.zero_stage > 0;
-  const int parts = job.mesh.group_size(Axis::tensor);
-  if (!sharded && stages_.size() == 1 && parts == 1)
-    return {[this](size_t p, size_t t, int64_t begin, std::span<float> out) { rank_->read(&BucketHome::master, p, t, begin, out); }};
-  // Of every part of every stage the ranks that together have all of it; others have the same once more.
-  const auto holders_of = [&](size_t stage, int part) {
-    const int first = job.mesh.rank({.pipeline = static_cast<int>(stage), .tensor = part});
-    return sharded ? job.mesh.group(job.shard_axis(), first) : std::vector<int>{first};
-  };
-  const std::vector<int> speakers = holders_of(static_cast<size_t>(job.stage()), job.mesh.coordinates(world_.rank()).tensor);
-  std::vector<float> mine;
-  if (std::find(speakers.begin(), speakers.end(), world_.rank()) != speakers.end()) mine = rank_->shards(&BucketHome::master);
-  const std::vector<std::string> gathered = world_.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)});
-  std::vector<ReadWeights> reads;
-  for (size_t stage = 0; stage < stages_.size(); ++stage) {
-    std::vector<std::vector<float>> flats;
-    for (int part = 0; part < parts; ++part) {
-      std::vector<std::vector<float>> shards;
-      for (int rank : holders_of(stage, part)) {
-        const std::string& bytes = gathered[static_cast<size_t>(rank)];
-        shards.emplace_back(bytes.size() / sizeof(float));
-        std::memcpy(shards.back().data(), bytes.data(), bytes.size());
-      }
-      flats.push_back(flat_from_shards(*stages_[stage], shards));
-    }
-    reads.push_back(read_parts(stages_[stage], std::move(flats)));
-  }
-  return reads;
-}
-
 std::string Trainer::params_hash() {
-  const std::vector<ReadWeights> reads = weights();
-  data::Xxh3 hash;
-  for (const auto& [name, at] : tensors_of(stages_))
-    for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor,
-               [&](std::span<const float> piece) { hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes())); });
-  return hash.hex();
+  std::string hex;
+  with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
+    data::Xxh3 hash;
+    for (const auto& [name, at] : tensors_of(stages_))
+      for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor,
+                 [&](std::span<const float> piece) { hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes())); });
+    hex = hash.hex();
+  });
+  return hex;
 }
 
 void Trainer::save_final() {
-  const std::vector<ReadWeights> reads = weights();
   world_.together([&] {
-    if (world_.rank() != 0) return;
-    const ModelSpec& model = rank_->job().model;
-    const JobRequest request{.config = config_, .world = world_.size(), .vocab = model.vocab};
-    models::ModelOptions options = model_options(request);
-    options.dtype = DType::f32;
-    checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads), models::hugging_face_config(options),
-                            {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
-    log_info("weights: {}/final", config_.checkpoint.dir);
+    with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
+      const JobRequest request{.config = config_, .world = world_.size(), .vocab = rank_->job().model.vocab};
+      models::ModelOptions options = model_options(request);
+      options.dtype = DType::f32;
+      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads), models::hugging_face_config(options),
+                              {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
+      log_info("weights: {}/final", config_.checkpoint.dir);
+    });
   });
 }
 

@@ -52,8 +52,7 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
-  /// The weights of every stage as they are now. Collective where a rank does not have them all.
-  std::vector<ReadWeights> weights();
+  /// Of all weights; on rank 0, empty elsewhere. Collective.
   std::string params_hash();
   void save_final();
   void rehearse_bound();

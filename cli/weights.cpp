@@ -37,21 +37,6 @@ void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_
   }
 }
 
-ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats) {
-  return [job = std::move(job), flats = std::make_shared<const std::vector<std::vector<float>>>(std::move(flats))](size_t p, size_t t, int64_t begin,
-                                                                                                                  std::span<float> out) {
-    const NamedTensor& named = job->model.parameters[p].tensors[t];
-    const int64_t end = begin + static_cast<int64_t>(out.size());
-    for (int part = 0; part < named.split.parts; ++part) {
-      const std::span<const float> held = tensor_of(*job, (*flats)[static_cast<size_t>(part)], p, t);
-      named.for_runs(part, 0, named.elems(), [&](int64_t from, int64_t whole, int64_t count) {
-        const int64_t first = std::max(begin, whole), last = std::min(end, whole + count);
-        if (first < last) std::copy_n(held.begin() + from + first - whole, last - first, out.begin() + first - begin);
-      });
-    }
-  };
-}
-
 std::vector<checkpoint::TensorToSave> tensors_to_save(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<ReadWeights>& reads) {
   std::vector<checkpoint::TensorToSave> tensors;
   for (const auto& [name, at] : tensors_of(stages)) {

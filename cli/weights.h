@@ -18,9 +18,6 @@ using ReadWeights = std::function<void(size_t parameter, size_t tensor, int64_t 
 /// Calls take(values) with consecutive pieces of a named tensor, of at most 1 MiB.
 void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor, const std::function<void(std::span<const float>)>& take);
 
-/// Reads from the flat order of each tensor-parallel part of a stage (one without tensor parallelism).
-ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats);
-
 /// Every named tensor of the model, read when it is written by the `reads` of its stage. Pure.
 std::vector<checkpoint::TensorToSave> tensors_to_save(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<ReadWeights>& reads);
 

@@ -11,6 +11,7 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "kernels/sum_squares/sum_squares.h"
+#include "kernels/wire/wire.h"
 
 namespace slipstream::cli {
 namespace {
@@ -20,6 +21,7 @@ using Fn = std::function<void(LaunchContext&)>;
 /// Consecutive elements of a bucket's shard that share weight decay.
 struct UpdateRange {
   Slice master, working, gradient, momentum, variance;
+  Slice updated;  // where the master goes, == master unless weights have a second buffer
   int64_t elems = 0;
   bool decay = false;
 };
@@ -31,6 +33,10 @@ Slice elements(const Slice& shard, int64_t begin, int64_t count, DType dtype) {
 std::vector<UpdateRange> update_ranges(const Job& job, size_t bucket) {
   std::vector<UpdateRange> ranges;
   const BucketHome& home = job.homes[bucket];
+  const auto moved_to = [&](Slice slice) {
+    if (job.options.double_buffer && slice.buffer == job.ids.values) slice.buffer = job.ids.values_next;
+    return slice;
+  };
   const int64_t begin = home.shard_offset_elems, end = begin + home.shard_elems;
   int64_t at = begin;
   const Bucket& b = job.layout.buckets[bucket];
@@ -43,9 +49,9 @@ std::vector<UpdateRange> update_ranges(const Job& job, size_t bucket) {
     const int64_t from = ranges.empty() || ranges.back().decay != decay ? at - begin : at - begin - ranges.back().elems;
     const int64_t elems = at - begin + count - from;
     if (from < at - begin) ranges.pop_back();
-    ranges.push_back({elements(home.master, from, elems, DType::f32), elements(home.working, from, elems, job.model.dtype),
+    ranges.push_back({elements(home.master, from, elems, DType::f32), elements(moved_to(home.working), from, elems, job.gather_dtype()),
                       elements(home.gradient, from, elems, DType::f32), elements(home.momentum, from, elems, DType::f32),
-                      elements(home.variance, from, elems, DType::f32), elems, decay});
+                      elements(home.variance, from, elems, DType::f32), elements(moved_to(home.master), from, elems, DType::f32), elems, decay});
     at += count;
   }
   SLIP_ASSERT(at == end);
@@ -57,14 +63,17 @@ Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
   for (size_t b = 0; b < job.homes.size(); ++b)
     if (item.bucket < 0 || item.bucket == static_cast<int32_t>(b))
       for (const UpdateRange& range : update_ranges(job, b)) ranges.push_back(range);
-  return [ranges, update, scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
+  // What travels as int8 is made on the way, in blocks.
+  const bool rounds = job.gather_dtype() == DType::bf16;
+  return [ranges, update, rounds, scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
     for (const UpdateRange& range : ranges) {
       kernels::Adamw args{.parameters = c.as<float>(range.master), .m = c.as<float>(range.momentum), .v = c.as<float>(range.variance),
                           .gradient = c.as<float>(range.gradient), .elems = range.elems,
                           .scalars = c.as<kernels::AdamwScalars>(scalars),
                           .beta1 = update.beta1, .beta2 = update.beta2, .eps = update.eps,
                           .weight_decay = range.decay ? update.weight_decay : 0.0f};
-      if (!(range.working == range.master)) args.working = c.as<bfloat16>(range.working);
+      if (!(range.updated == range.master)) args.updated = c.as<float>(range.updated);
+      if (rounds) args.working = c.as<bfloat16>(range.working);
       kernels::adamw(c, args);
     }
   };
@@ -144,6 +153,25 @@ Fn report_work(const Item& item, std::byte* reports) {
   };
 }
 
+/// Tasks between floats and what travels: task.elems of a part, as many parts as the encoded side has.
+Fn coding_work(const Task& task) {
+  const DType wire = task.dtype;
+  const int64_t elems = task.elems;
+  const Slice from = task.reads[0], to = task.writes[0];
+  const int64_t parts = (task.op == Op::encode ? to : from).size_bytes / encoded_bytes(elems, wire);
+  if (task.op == Op::encode) {
+    const bool keeps = task.reads.size() > 1;
+    return [=, residual = task.reads.back()](LaunchContext& c) {
+      kernels::encode(c, {.from = c.as<float>(from), .residual = keeps ? c.as<float>(residual) : nullptr, .to = c.at(to), .elems = elems, .parts = parts,
+                          .wire = wire});
+    };
+  }
+  if (task.op == Op::sum_parts)
+    return [=](LaunchContext& c) { kernels::sum_parts(c, {.from = c.at(from), .to = c.as<float>(to), .elems = elems, .parts = parts, .wire = wire}); };
+  const DType values = to.size_bytes == 4 * parts * elems ? DType::f32 : DType::bf16;
+  return [=](LaunchContext& c) { kernels::decode(c, {.from = c.at(from), .to = c.at(to), .elems = elems, .parts = parts, .wire = wire, .to_dtype = values}); };
+}
+
 Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std::byte* reports) {
   switch (item.op) {
     case Op::adamw: return adamw_work(job, item, update);
@@ -154,14 +182,6 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std
       return [x = item.reads[0], y = item.writes[0]](LaunchContext& c) {
         kernels::add(c, {.x = c.as<float>(x), .y = c.as<float>(y), .elems = y.size_bytes / 4});
       };
-    case Op::cast: {
-      const bool down = item.writes[0].buffer == job.ids.wire;
-      return [from = item.reads[0], to = item.writes[0], wire = job.options.wire_dtype, down](LaunchContext& c) {
-        const int64_t elems = down ? from.size_bytes / 4 : to.size_bytes / 4;
-        kernels::cast(c, {.from = c.at(from), .to = c.at(to), .elems = elems,
-                          .from_dtype = down ? DType::f32 : wire, .to_dtype = down ? wire : DType::f32});
-      };
-    }
     case Op::copy:
       return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
         kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
@@ -205,6 +225,8 @@ BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& upd
       if (!communicator) throw PlanError("[plan] channel {} of task {} has no communicator.", job.channels[item.channel].name, item.name);
       works[i] = communication_work(plan.task(i), *communicator);
       works[i].name = item.name;
+    } else if (item.op == Op::encode || item.op == Op::decode || item.op == Op::sum_parts) {
+      works[i] = {item.name, item.cost, item.reads, item.writes, coding_work(plan.task(i))};
     } else if (item.op == Op::load) {
       UploadWork upload = load_work(job, load);
       works[i] = {item.name, item.cost, item.reads, item.writes, std::move(upload.run), std::move(upload.prepare)};

@@ -113,7 +113,8 @@ void Scheduler::issue_tasks(const Frame& frame) {
   for (; cursor_ < plan.order.size() && !plan.is_spine(plan.order[cursor_]); ++cursor_) {
     const ItemId item = plan.order[cursor_];
     Stream& stream = *streams_[plan[item].channel];
-    const Frame task_frame{.memory = frame.memory, .item = item, .step = frame.step};
+    const std::vector<Rebind>& rebinds = plan[item].rebinds;
+    const Frame task_frame{.memory = frame.memory, .rebinds = rebinds.data(), .rebind_count = static_cast<uint32_t>(rebinds.size()), .item = item, .step = frame.step};
     wait_for_points(item, stream, task_frame);
     stream.launch((*current_.bound->works)[item], task_frame);
     stream.record(event_of(current_, item));

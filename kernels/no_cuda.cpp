@@ -48,5 +48,8 @@ void rope_cuda(LaunchContext&, const Rope&) { refuse("rope"); }
 void sum_squares_cuda(LaunchContext&, const SumSquares&) { refuse("sum_squares"); }
 void swiglu_forward_cuda(LaunchContext&, const SwigluForward&) { refuse("swiglu_forward"); }
 void swiglu_backward_cuda(LaunchContext&, const SwigluBackward&) { refuse("swiglu_backward"); }
+void encode_cuda(LaunchContext&, const Encode&) { refuse("encode"); }
+void decode_cuda(LaunchContext&, const Decode&) { refuse("decode"); }
+void sum_parts_cuda(LaunchContext&, const SumParts&) { refuse("sum_parts"); }
 
 }  // namespace slipstream::kernels

@@ -20,9 +20,11 @@ std::vector<RankRuns> representatives(std::span<const Stage> stages, const Mesh&
   if (stages.size() != static_cast<size_t>(mesh.sizes().pipeline))
     throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.sizes().pipeline);
   std::vector<RankRuns> ranks;
-  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage)
-    ranks.push_back({mesh.rank({.pipeline = stage}),
-                     std::vector<const Plan*>(runs, stages[static_cast<size_t>(stage)].plan), {}});
+  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage) {
+    const Stage& of = stages[static_cast<size_t>(stage)];
+    ranks.push_back({mesh.rank({.pipeline = stage}), std::vector<const Plan*>(runs, of.plan), {}});
+    for (size_t run = 1; run < runs && of.alternate; run += 2) ranks.back().runs[run] = of.alternate;
+  }
   return ranks;
 }
 

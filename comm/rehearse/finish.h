@@ -18,6 +18,7 @@ namespace slipstream::comm {
 struct Stage {
   Plan* plan = nullptr;
   const Buffers* buffers = nullptr;
+  const Plan* alternate = nullptr;  // prove(): every other run is of this plan, finished too; null: all are of `plan`
 };
 
 struct Proof {

@@ -24,7 +24,7 @@ enum class Backend : uint8_t { automatic, nccl, mpi, thread };
 enum class Quantize : uint8_t { none, int8 };
 enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 enum class Choice : uint8_t { automatic, no, yes };  // true | false | "auto"
-enum class DTypeChoice : uint8_t { automatic, float32, bfloat16 };
+enum class DTypeChoice : uint8_t { automatic, float32, bfloat16, int8 };
 
 struct Model {
   Family family = Family::gpt2;
@@ -75,7 +75,7 @@ struct Optimizer {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double grad_clip = 1.0;  // 0: no clipping
-  bool double_buffer = false;
+  Choice double_buffer = Choice::automatic;  // automatic: no
 };
 
 struct Parallel {
@@ -124,6 +124,7 @@ struct Comm {
   Backend backend = Backend::automatic;
   DType grad_dtype = DType::f32;
   Quantize quantize = Quantize::none;
+  bool error_feedback = false;
   Choice deterministic = Choice::automatic;  // automatic: yes on cpu, no on NCCL
   int64_t timeout_seconds = 600;
   Emulate emulate;

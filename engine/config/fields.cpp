@@ -87,8 +87,9 @@ std::vector<Field<R>> make_fields() {
               "Decoupled decay of tensors of rank 2 and more."),
       F::real("optimizer.grad_clip", at(&R::optimizer, &Optimizer::grad_clip), {0, 1e9},
               "Gradients are scaled so that their norm is at most this. 0: no clipping."),
-      F::boolean("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
-                 "Two copies of the weights, so that the update need not wait for readers."),
+      F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
+                "Two copies of the weights that change places: the update runs beside compute and need not wait for readers. auto: false; plan prints "
+                "what it would gain and take."),
 
       F::integer("parallel.data", at(&R::parallel, &Parallel::data), {-1, 1 << 24},
                  "Data ranks. -1: all ranks that the other axes leave."),
@@ -109,11 +110,12 @@ std::vector<Field<R>> make_fields() {
       F::boolean("zero.reshard_after_forward", at(&R::zero, &Zero::reshard_after_forward),
                  "Stage 3 drops gathered parameters after forward and gathers them again for backward."),
       F::quantity("zero.persistence_threshold", at(&R::zero, &Zero::persistence_threshold_bytes), size,
-                  {0, kMaxSizeBytes}, "Stage 3 keeps parameters up to this size on every rank."),
+                  {0, kMaxSizeBytes}, "Stage 3 keeps parameters of layers up to this size whole on every rank, gathered once after the update."),
       F::integer("zero.shard_size", at(&R::zero, &Zero::shard_size), {0, 1 << 24},
                  "Hybrid sharding: ranks that share; across such groups states are replicated. 0: all data ranks."),
-      F::word("zero.gather_dtype", at(&R::zero, &Zero::gather_dtype), {"auto", "float32", "bfloat16"},
-              "Parameters on the wire. auto: train.dtype."),
+      F::word("zero.gather_dtype", at(&R::zero, &Zero::gather_dtype), {"auto", "float32", "bfloat16", "int8"},
+              "Sharded parameters on the wire; every rank, the owner too, computes with what was sent. auto: train.dtype; int8: in blocks of 128 with a "
+              "scale each."),
 
       F::word(
           "overlap.grad_reduce", at(&R::overlap, &Overlap::grad_reduce), {"bucketed", "per_parameter", "flat", "naive"},
@@ -127,7 +129,7 @@ std::vector<Field<R>> make_fields() {
       F::integer("overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
                  "Buckets on the wire at a time. 0: no bound."),
       F::boolean("overlap.param_gather", at(&R::overlap, &Overlap::param_gather),
-                 "ZeRO gathers parameters under compute."),
+                 "ZeRO gathers parameters under compute; false: only when compute needs them, to see what hiding them is worth."),
       F::boolean(
           "overlap.optimizer_per_bucket", at(&R::overlap, &Overlap::optimizer_per_bucket),
           "Each bucket is updated as soon as its gradients (and the clip factor) are known; else all at the end."),
@@ -151,7 +153,10 @@ std::vector<Field<R>> make_fields() {
               "What carries the bytes. auto: nccl on cuda, else mpi."),
       F::dtype("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype), "Gradients on the wire; sums are float32 or wider."),
       F::word("comm.quantize", at(&R::comm, &Comm::quantize), {"none", "int8"},
-              "Compression of gradients on the wire."),
+              "Compression of gradients on the wire: int8 in blocks of 128 with a scale each, summed in float32 in rank order. ZeRO's parameters: "
+              "zero.gather_dtype."),
+      F::boolean("comm.error_feedback", at(&R::comm, &Comm::error_feedback),
+                 "comm.quantize: what rounding takes from a gradient is added to the next one; 4 bytes per parameter on every rank."),
       F::choice("comm.deterministic", at(&R::comm, &Comm::deterministic),
                 "Sums in rank order: the same bits for every way of reducing. auto: true on cpu, false with NCCL."),
       F::integer("comm.timeout_seconds", at(&R::comm, &Comm::timeout_seconds), {1, 1'000'000'000},

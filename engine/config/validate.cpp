@@ -80,6 +80,39 @@ void validate_train(const RunConfig& config) {
         optimizer.decay_steps, optimizer.warmup_steps, optimizer.warmup_steps);
 }
 
+/// What ZeRO and the formats on the wire ask of each other.
+void validate_zero(const RunConfig& config) {
+  const Zero& zero = config.zero;
+  const GradReduce way = config.overlap.grad_reduce;
+  constexpr const char* kWays[] = {"bucketed", "per_parameter", "flat", "naive"};
+  if (zero.stage >= 2 && way != GradReduce::bucketed)
+    throw ConfigError("zero.stage = {} reduces a layer as one and at once, because its gradients pass through a slot that the next layer needs: "
+                      "overlap.grad_reduce = \"{}\" cannot. Use \"bucketed\", or stage 0 or 1.", zero.stage, kWays[static_cast<size_t>(way)]);
+  if (zero.stage != 3 && zero.persistence_threshold_bytes > 0)
+    throw ConfigError("zero.persistence_threshold = {} has no effect with zero.stage = {}: parameters are whole on every rank. Use stage 3, or leave it out.",
+                      format_bytes(zero.persistence_threshold_bytes), zero.stage);
+  if (zero.persistence_threshold_bytes > 0 && config.pipeline.virtual_stages > 1)
+    throw ConfigError("zero.persistence_threshold = {} with pipeline.virtual_stages = {}: the parts of a stage would write the gradients of small parameters in "
+                      "turn. Use virtual_stages = 1, or leave it out.", format_bytes(zero.persistence_threshold_bytes), config.pipeline.virtual_stages);
+  if (config.train.dtype == DType::bf16 && zero.gather_dtype == DTypeChoice::float32 && zero.stage > 0)
+    throw ConfigError("zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same rounded weights. Use \"auto\".");
+  if (zero.stage == 0 && (zero.gather_dtype == DTypeChoice::int8 || (zero.gather_dtype == DTypeChoice::bfloat16) != (config.train.dtype == DType::bf16)))
+    throw ConfigError("zero.gather_dtype = \"{}\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or \"auto\".",
+                      zero.gather_dtype == DTypeChoice::int8 ? "int8" : zero.gather_dtype == DTypeChoice::bfloat16 ? "bfloat16" : "float32");
+  if (zero.stage == 3 && config.optimizer.double_buffer == Choice::yes)
+    throw ConfigError("optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for their readers. Use false, or "
+                      "stage 0, 1 or 2.");
+  const Comm& comm = config.comm;
+  if (comm.quantize == Quantize::none && comm.error_feedback)
+    throw ConfigError("comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed back. Use \"int8\", or false.");
+  if (comm.quantize == Quantize::int8 && comm.grad_dtype != DType::f32)
+    throw ConfigError("comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = \"{}\". Leave grad_dtype out, "
+                      "or use quantize = \"none\".", name_of(comm.grad_dtype));
+  if (comm.quantize == Quantize::int8 && zero.shard_size > 0)
+    throw ConfigError("comm.quantize = \"int8\" with zero.shard_size = {} would round the sum of a group a second time on its way across. Use "
+                      "comm.grad_dtype = \"bfloat16\", or shard_size = 0.", zero.shard_size);
+}
+
 void validate_layout(const RunConfig& config) {
   if (config.parallel.data == 0)
     throw ConfigError("parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
@@ -166,6 +199,7 @@ void validate(const RunConfig& config) {
   validate_model(config.model);
   validate_train(config);
   validate_layout(config);
+  validate_zero(config);
   validate_trace(config);
   validate_device(config);
   if (config.output.dir.empty())

@@ -11,6 +11,7 @@
 #include "engine/plan/passes/hops.h"
 #include "engine/plan/passes/passes.h"
 #include "engine/plan/passes/residency.h"
+#include "engine/plan/passes/wire.h"
 
 namespace slipstream {
 namespace {
@@ -70,8 +71,9 @@ void take_stage(Job& job) {
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
-                       .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::replica), .sharded = options.zero_stage > 0, .alone = {},
-                       .by_layer = options.zero_stage >= 2};
+                       .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::replica),
+                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32, .alone = {}, .by_layer = options.zero_stage >= 2,
+                       .persistent_elems = options.zero_stage >= 3 ? options.persistent_elems : 0};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
     for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight}) layout.passes.push_back(position += static_cast<uint32_t>(pass->size()));
@@ -129,6 +131,9 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
   if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
   if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;   // which is what it comes to
+  if (options.double_buffer && options.zero_stage >= 3)
+    throw PlanError("[plan] double_buffer with ZeRO-3: layers pass through slots, no update waits for their readers. Use stage 0, 1 or 2.");
+  if (options.double_buffer) options.update_on_spine = false;
   if (options.zero_stage > 0 && model.tied.split)
     throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
   Job job{.options = options, .mesh = Mesh(options.sizes, options.mesh_order), .model = std::move(model),
@@ -145,9 +150,10 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   hops.append_tasks(job.train, static_cast<ItemId>(job.train.spine.size()));
   Reduced reduced = data_parallel_pass(job, spine, job.train);
   residency.append_tasks(job.train, &reduced);
+  take_turns(reduced, job.train);
   tied_copies_pass(job, reduced, job.train);
-  update_pass(job, reduced, job.train);
-  report_and_input_pass(job, spine, job.train);
+  const std::vector<Point> gathered = update_pass(job, reduced, job.train);
+  report_and_input_pass(job, spine, options.param_gather ? std::vector<Point>{} : gathered, job.train);
   seal(job.train);
 
   job.evaluate.kind = "evaluate";
@@ -155,11 +161,7 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   seal(job.evaluate);
 
   job.prime.kind = "prime";
-  for (const Task& task : job.train.tasks)
-    if (task.op == Op::load) {
-      job.prime.tasks.push_back(task);
-      job.prime.tasks.back().after.clear();
-    }
+  prime_pass(job, sealed(job.train, gathered), job.prime);
   drop_what_no_plan_touches(job);
   return job;
 }

@@ -2,6 +2,7 @@
 #pragma once
 // A job as one rank sees it: the model, the layout of memory, the channels and one plan per kind of step.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,16 +23,21 @@ struct PlanOptions {
   ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  DType wire_dtype = DType::f32;        // of reduced gradients while they travel
+  DType wire_dtype = DType::f32;        // of reduced gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
+  bool error_feedback = false;          // wire u8: what rounding takes from a gradient is added to the next one
   Algorithm algorithm = Algorithm::direct;
   bool clip = true;                     // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
   int zero_stage = 0;                   // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
   int prefetch_depth = 1;               // stage 3: layers gathered ahead of the one in use
+  std::optional<DType> gather_dtype;    // of sharded parameters while they travel; none: as the model computes
+  int64_t persistent_elems = 0;         // stage 3: parameters of layers up to so many elements are whole on every rank
   PipelineSchedule schedule;            // empty: 1F1B over sizes.pipeline stages
   std::vector<int> layers;              // of each part of the model; empty: only with one part
+  bool param_gather = true;             // ZeRO gathers parameters under compute; false: when compute needs them, for ablation
   bool reshard_after_forward = true;    // stage 3: false: a slot for every layer, gathered once in a step
   bool accumulate_unsharded = false;    // stage 2: gradients are whole until the last micro-batch, as in stage 1
+  bool double_buffer = false;           // stages 0 to 2: the update, beside the spine, writes a second copy of the weights, and the copies change places
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
   Recomputation recompute = Recomputation::none;
 };
@@ -42,17 +48,24 @@ struct BucketHome {
   Slice values;         // whole bucket, training dtype; empty when only the shard is resident (stage 3)
   Slice gradients;      // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
   Slice master;         // shard, float: what AdamW moves
-  Slice working;        // shard, training dtype: the rounded master; == master when training in float
+  Slice working;        // shard, as it travels: the rounded master; == master where float is computed with and gathered
   Slice gradient;       // shard, float: the sum over ranks
   Slice momentum;       // shard, float: first moment
   Slice variance;       // shard, float: second moment
+  Slice residual;       // whole bucket, float: what encoding has kept back of gradients (error feedback)
+  Slice sum_residual;   // shard, float: the same of the sum, where that is encoded too (stage 0)
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
   int64_t shard_elems = 0;
 };
 
 /// Buffers that every plan of the job shares.
 struct JobBuffers {
-  BufferId wire = 0;          // in flat order, wire dtype; only when wire_dtype is not float
+  BufferId values = 0;        // of resident buckets; only with double_buffer
+  BufferId values_next = 0;   // what the update writes instead
+  BufferId wire_out = 0;      // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
+  BufferId wire_in = 0;       // of one bucket: what all ranks sent of this rank's part; in place of it where they are reduced on the way
+  BufferId wire_across = 0;   // hybrid sharding: an encoded shard
+  BufferId gather_wire = 0;   // encoded parameters of one bucket, as gathered
   BufferId norm_sums = 0;     // norm_parts summed over ranks; == norm_parts where a rank has them all
   BufferId loss_sum = 0;      // of the losses of all ranks; == ModelSpec::loss on one rank
   BufferId tied_share = 0;    // first stage: the head's share of a tied table's gradient
@@ -96,6 +109,7 @@ struct Job {
   Plan train;
   Plan evaluate;  // one micro-batch that the host has put in place
   Plan prime;     // stages the first batch
+  Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, and when weights are in the second buffer; see swap_buffers()
 
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
@@ -107,6 +121,9 @@ struct Job {
   Axis norm_axis() const;
   /// Whether the squares of this parameter's gradient are counted on this rank and not on another of norm_axis() that has the same.
   bool counts_squares_of(const ParameterSpec& parameter) const;
+  /// Parameters travel as this; and do they travel as something else than what the model computes with?
+  DType gather_dtype() const { return options.zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype; }
+  bool gathers_encoded() const { return gather_dtype() != model.dtype; }
   bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
@@ -114,6 +131,10 @@ struct Job {
 /// need comm::finish() for their order. Pure.
 /// Throws: PlanError, ConfigError.
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
+
+/// With double_buffer: makes of the finished plans of `job` those of every other step. The same items in the same order with the same waits,
+/// the two copies of the weights in exchanged places. Call after comm::finish().
+void swap_buffers(Job& job);
 
 /// Bytes of the flat range [offset, offset + elems) of a buffer.
 Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);

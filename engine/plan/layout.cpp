@@ -78,11 +78,16 @@ std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& w
 ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& options) {
   ParameterLayout layout;
   layout.parts = parts_in_completion_order(model);
+  const auto persists = [&](const PlacedPart& placed) {
+    const ParameterSpec& parameter = model.parameters[placed.part.parameter];
+    return options.by_layer && parameter.layer >= 0 && parameter.layer < model.layers && parameter.elems <= options.persistent_elems;
+  };
+  std::stable_partition(layout.parts.begin(), layout.parts.end(), [&](const PlacedPart& placed) { return !persists(placed); });
   layout.parameter_offsets.assign(model.parameters.size(), 0);
   // Layers are numbered from 0; what lies before the first and after the last has no layer of its own.
   const auto layer_of = [&](const PlacedPart& placed) {
     const int layer = model.parameters[placed.part.parameter].layer;
-    return layer < 0 || layer == model.layers ? -1 : layer;
+    return layer < 0 || layer == model.layers || persists(placed) ? -1 : layer;
   };
   const auto is_alone = [&](uint32_t parameter) {
     return std::find(options.alone.begin(), options.alone.end(), parameter) != options.alone.end();
@@ -98,7 +103,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     // Between two parts of one parameter there is no padding: the parameter is one contiguous tensor.
     offset += last_of_parameter ? round_up(placed.part.elems, kPartAlignmentElems) : placed.part.elems;
     ++open.part_count;
-    open.ready_position = placed.ready_position;
+    open.ready_position = std::max(open.ready_position, placed.ready_position);
     const bool last = p + 1 == layout.parts.size();
     const bool even = !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
     const bool may_cut = last_of_parameter || (options.way == ReduceWay::bucketed && even);
@@ -107,11 +112,12 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool pass_ends = !last && std::any_of(options.passes.begin(), options.passes.end(), [&](uint32_t begin) {
       return placed.ready_position < begin && layout.parts[p + 1].ready_position >= begin;
     });
-    const bool must_cut = (options.by_layer && (layer != next_layer || pass_ends)) ||
+    const bool must_cut = (options.by_layer && (layer != next_layer || pass_ends)) || (!last && persists(placed) != persists(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
     const bool may_be_full = !(options.by_layer && layer >= 0) && !alone;
     if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
       open.layer = options.by_layer ? layer : -1;
+      open.persistent = persists(placed);
       if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;
       layout.buckets.push_back(open);

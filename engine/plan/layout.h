@@ -21,10 +21,11 @@ struct LayoutOptions {
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   int group_size = 1;     // bucket ends are padded to a multiple of group_size x 16 elements
-  bool sharded = false;   // every bucket divides evenly among the group
+  bool sharded = false;   // every bucket divides evenly among the group, 16 elements at a time
   std::vector<uint32_t> alone;  // parameters that have a bucket of their own, of which nothing is left over
   bool by_layer = false;  // the parameters of a layer are one bucket, alone in it
   std::vector<uint32_t> passes;  // by_layer: ready positions where another pass begins: what it makes of a layer is a bucket of its own
+  int64_t persistent_elems = 0;  // by_layer: but those up to so many elements are in buckets of no layer, behind all others
 };
 
 /// A gradient part with its place in the flat buffers (elements).
@@ -42,6 +43,7 @@ struct Bucket {
   uint32_t first_part = 0;
   uint32_t part_count = 0;
   uint32_t ready_position = 0;  // the latest of its parts
+  bool persistent = false;      // holds small parameters of layers and nothing else (persistent_elems)
   int layer = -1;               // when it holds one layer and nothing else (by_layer), else -1
 };
 

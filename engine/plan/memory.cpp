@@ -7,7 +7,10 @@
 #include <map>
 #include <set>
 
+#include <fmt/core.h>
+
 #include "engine/base/units.h"
+#include "engine/base/wire.h"
 
 namespace slipstream {
 namespace {
@@ -51,12 +54,17 @@ void place_buckets(Job& job) {
   const int index = stage > 0 ? job.mesh.index_in_group(job.shard_axis(), job.options.rank) : 0;
   const DType dtype = job.model.dtype;
   Region values(job.buffers, "parameters", dtype, Owner::parameters);
-  Region value_shards(job.buffers, "parameters.shard", dtype, Owner::parameters);
+  const DType travels = job.gather_dtype();
+  const bool encoded = job.gathers_encoded(), separate = dtype != DType::f32 || encoded;
+  Region value_shards(job.buffers, "parameters.shard", travels, Owner::parameters);
   Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
   Region gradient_shards(job.buffers, "gradients.shard", DType::f32, Owner::gradients);
   Region masters(job.buffers, "master", DType::f32, Owner::optimizer);
   Region momentum(job.buffers, "momentum", DType::f32, Owner::optimizer);
   Region variance(job.buffers, "variance", DType::f32, Owner::optimizer);
+  Region residuals(job.buffers, "gradients.residual", DType::f32, Owner::communication);
+  Region sum_residuals(job.buffers, "gradients.sum_residual", DType::f32, Owner::communication);
+  const bool feeds_back = job.options.error_feedback && job.options.wire_dtype == DType::u8 && job.mesh.group_size(Axis::replica) > 1;
   job.homes.resize(job.layout.buckets.size());
   for (size_t b = 0; b < job.homes.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
@@ -66,17 +74,20 @@ void place_buckets(Job& job) {
     const bool layer = bucket.layer >= 0;
     if (stage < 3 || !layer) values.take(home.values, bucket.elems);
     if (stage < 2 || !layer) gradients.take(home.gradients, bucket.elems);
-    if (home.values.size_bytes == 0) value_shards.take(home.working, home.shard_elems);
-    if (home.gradients.size_bytes == 0) gradient_shards.take(home.gradient, home.shard_elems);
-    if (dtype != DType::f32) masters.take(home.master, home.shard_elems);
+    if (home.values.size_bytes == 0 || encoded) value_shards.take(home.working, encoded_bytes(home.shard_elems, travels) / size_of(travels));
+    // Of what persists every micro-batch is reduced too, so that its sum is apart from what backward writes.
+    if (home.gradients.size_bytes == 0 || bucket.persistent) gradient_shards.take(home.gradient, home.shard_elems);
+    if (separate) masters.take(home.master, home.shard_elems);
     momentum.take(home.momentum, home.shard_elems);
     variance.take(home.variance, home.shard_elems);
+    if (feeds_back) residuals.take(home.residual, bucket.elems);
+    if (feeds_back && stage == 0) sum_residuals.take(home.sum_residual, bucket.elems / job.mesh.group_size(Axis::replica));
   }
-  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance}) region->close();
+  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance, &residuals, &sum_residuals}) region->close();
   for (BucketHome& home : job.homes) {
-    if (home.values.size_bytes > 0) home.working = part_of(home.values, index, ranks);
-    if (home.gradients.size_bytes > 0) home.gradient = part_of(home.gradients, index, ranks);
-    if (dtype == DType::f32) home.master = home.working;
+    if (home.working.size_bytes == 0) home.working = part_of(home.values, index, ranks);
+    if (home.gradient.size_bytes == 0) home.gradient = part_of(home.gradients, index, ranks);
+    if (!separate) home.master = home.working;
   }
 }
 
@@ -121,13 +132,35 @@ void place_slots(Job& job) {
   int64_t widest_elems = 0;  // of what a layer's gradients are reduced in: two buckets where their passes are apart
   for (const Bucket& bucket : job.layout.buckets)
     if (bucket.layer >= 0) widest_elems = std::max(widest_elems, bucket.elems);
+  int64_t widest_reduced_elems = widest_elems;  // in every micro-batch
+  for (const Bucket& bucket : job.layout.buckets)
+    if (bucket.persistent) widest_reduced_elems = std::max(widest_reduced_elems, bucket.elems);
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
   if (job.options.zero_stage >= 3) job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(widest_layer_elems(job), job.model.dtype));
   if (job.options.zero_stage < 2) return;
   job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * widest_elems);
-  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(job.shard_axis())));
+  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_reduced_elems, job.mesh.group_size(job.shard_axis())));
+}
+
+/// What is encoded is one bucket wide: buckets take turns.
+void place_wires(Job& job) {
+  int64_t widest_elems = 0;
+  for (const Bucket& bucket : job.layout.buckets) widest_elems = std::max(widest_elems, bucket.elems);
+  const auto add = [&](const char* name, int64_t size_bytes) {
+    return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
+  };
+  const DType wire = job.options.wire_dtype;
+  const bool sharded = job.options.zero_stage > 0;
+  const int ranks = job.mesh.group_size(sharded ? job.shard_axis() : Axis::replica);
+  if (job.gathers_encoded()) job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, job.gather_dtype()));
+  if (wire == DType::f32 || ranks == 1) return;
+  const bool in_place = !sharded && wire == DType::bf16;
+  const int64_t wire_bytes = in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);
+  job.ids.wire_out = add("wire.out", wire_bytes);
+  if (!in_place) job.ids.wire_in = add("wire.in", wire_bytes);
+  if (job.is_hybrid()) job.ids.wire_across = add("wire.across", encoded_bytes(widest_elems / ranks, wire));
 }
 
 }  // namespace
@@ -138,6 +171,16 @@ int value_slots(const Job& job) {
     if (bucket.layer >= 0) layers.insert(bucket.layer);
   const auto all = static_cast<int>(layers.size());
   return job.options.reshard_after_forward ? std::min(job.options.prefetch_depth + 1, all) : all;
+}
+
+std::string slots_remedy(const Job& job, int64_t missing_bytes) {
+  if (job.options.zero_stage < 3) return "";
+  const int slots = value_slots(job);
+  const int64_t slot_bytes = std::max<int64_t>(1, job.buffers[job.ids.value_slots].size_bytes / slots);
+  const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
+  const std::string costs = fmt::format("{} slots for gathered layers take {} each: ", slots, format_bytes(slot_bytes));
+  if (depth < 0) return costs + "not even zero.prefetch_depth = 0 fits. ";
+  return costs + fmt::format("{}zero.prefetch_depth = {} is the most that fits. ", job.options.reshard_after_forward ? "" : "zero.reshard_after_forward = true with ", depth);
 }
 
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {
@@ -155,13 +198,16 @@ void place_memory(Job& job) {
   place_buckets(job);
   set_views(job);
   place_slots(job);
+  place_wires(job);
   place_rings(job);
   const auto add = [&](const char* name, int64_t size_bytes, Owner owner) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = owner});
   };
   JobBuffers& ids = job.ids;
-  if (job.options.wire_dtype != DType::f32 && job.mesh.group_size(Axis::replica) > 1)
-    ids.wire = add("wire", bytes_of(job.layout.flat_elems, job.options.wire_dtype), Owner::communication);
+  if (job.options.double_buffer) {
+    ids.values = job.buffers.find("parameters");
+    ids.values_next = add("parameters.next", job.buffers[ids.values].size_bytes, Owner::parameters);
+  }
   ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
   ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};

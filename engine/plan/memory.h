@@ -18,6 +18,9 @@ bool holds_copy(const Job& job, size_t bucket);
 /// Slots for gathered layers (stage 3): a layer in use and those ahead of it, never more than there are layers. Pure.
 int value_slots(const Job& job);
 
+/// What to do about `missing_bytes` of memory where layers are gathered into slots: the deepest prefetch that fits. Empty without such slots. Pure.
+std::string slots_remedy(const Job& job, int64_t missing_bytes);
+
 /// The first `elems` elements of slot number `slot` of `count` in a slot buffer. Pure.
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
 

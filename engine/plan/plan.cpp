@@ -21,7 +21,9 @@ const char* name_of(Op op) {
     case Op::adamw: return "adamw";
     case Op::add: return "add";
     case Op::add_rows: return "add_rows";
-    case Op::cast: return "cast";
+    case Op::encode: return "encode";
+    case Op::decode: return "decode";
+    case Op::sum_parts: return "sum_parts";
     case Op::copy: return "copy";
     case Op::load: return "load";
     case Op::report: return "report";

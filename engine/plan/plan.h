@@ -21,7 +21,7 @@ constexpr ChannelId kComputeChannel = 0;
 enum class Op : uint8_t {
   compute,  // spine items only
   all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send, recv, exchange,
-  sum_squares, clip, adamw, add, add_rows, cast, copy, load, report,
+  sum_squares, clip, adamw, add, add_rows, encode, decode, sum_parts, copy, load, report,
 };
 const char* name_of(Op op);
 constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
@@ -47,6 +47,7 @@ struct Item {
   std::vector<Slice> reads;
   std::vector<Slice> writes;
   std::vector<Point> after;    // may begin when all are complete (beside its channel's order); pruned by finish()
+  std::vector<Rebind> rebinds; // where buffers are for this item alone
   int32_t bucket = -1;         // that a reduction or an update is about; -1: none, or all of them
 };
 
@@ -56,7 +57,6 @@ struct SpineItem : Item {
   int32_t micro_batch = 0;
   int32_t slot = 0;
   bool accumulate = false;  // adds to the gradients of earlier micro-batches
-  std::vector<Rebind> rebinds;
 };
 
 /// How a host collective moves its bytes; part of the plan, never chosen inside a run.

@@ -8,8 +8,19 @@
 #include <numeric>
 
 #include "engine/base/check.h"
+#include "engine/base/wire.h"
 
 namespace slipstream {
+
+namespace {
+
+bool reads_parameters(const Job& job, const SpineItem& item) {
+  return std::any_of(item.reads.begin(), item.reads.end(), [&](const Slice& slice) {
+    return job.buffers[slice.buffer].owner == Owner::parameters || (job.options.zero_stage >= 3 && slice.buffer == job.ids.value_slots);
+  });
+}
+
+}  // namespace
 
 IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   const Plan& plan = job.train;
@@ -30,7 +41,10 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
       for (size_t p = 0; p < job.model.backward.size(); ++p)
         if (job.model.backward[p] == plan.spine[i].piece) ready[p] = ends[i];
 
-  const double factor = 2.0 * (input.ranks - 1) / input.ranks * static_cast<double>(size_of(job.options.wire_dtype));
+  const int stage = job.options.zero_stage;
+  const double share = static_cast<double>(input.ranks - 1) / input.ranks;
+  const auto element_bytes = [](DType wire) { return static_cast<double>(encoded_bytes(kWireBlockElems, wire)) / kWireBlockElems; };
+  const double factor = (stage == 0 ? 2.0 : 1.0) * share * element_bytes(job.options.wire_dtype);
   struct Part {
     int64_t ready_ns;
     double bytes;
@@ -44,20 +58,42 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   double left = 0;
   for (const Part& part : parts) left += part.bytes;
   const double ns_per_byte = 1e9 / input.bytes_per_second;
-  bound.wire_ns = static_cast<int64_t>(std::ceil(left * ns_per_byte));
+  // Parameters of sharded states: once in a step, those of layers (stage 3) for every pass that does not find them in a slot.
+  double gathered = 0, before_layers = 0;
+  if (stage > 0) {
+    const double per_elem = share * element_bytes(job.gather_dtype());
+    for (const Task& task : plan.tasks)
+      if (task.op == Op::all_gather && task.bucket >= 0) gathered += per_elem * static_cast<double>(job.layout.buckets[static_cast<size_t>(task.bucket)].elems);
+    for (const ParameterSpec& parameter : job.model.parameters)
+      if (parameter.layer < 0) before_layers += per_elem * static_cast<double>(parameter.elems);
+  }
+  double reductions = left;
+  if (stage >= 2)
+    for (const PlacedPart& placed : job.layout.parts) {
+      const int layer = job.model.parameters[placed.part.parameter].layer;
+      if (layer >= 0 && layer < job.model.layers) reductions += (job.buffers.micro_batches - 1) * factor * static_cast<double>(placed.part.elems);
+    }
+  bound.wire_ns = static_cast<int64_t>(std::ceil((reductions + gathered) * ns_per_byte));
   int64_t sums_done = 0;
   for (const Part& part : parts) {
     sums_done = std::max(sums_done, part.ready_ns + static_cast<int64_t>(left * ns_per_byte));
     left -= part.bytes;
   }
   // The update is on the spine behind the backward pass, last bucket last.
-  int64_t tail = 0;
+  int64_t tail = 0, first_update = 0;
   for (size_t i = plan.spine.size(); i-- > 0;) {
     const Op op = plan.spine[i].op;
     if (op == Op::compute || op == Op::sum_squares) break;
     if (op == Op::adamw || op == Op::clip) tail += input.spine_ns[i];
+    if (op == Op::adamw) first_update = input.spine_ns[i];
     if (op == Op::adamw && !job.options.clip) break;
   }
+  // The next step begins with what is before the layers: updated,
+  // and sent, less what the step can do before it needs it.
+  int64_t lead = 0;
+  for (size_t i = 0; i < plan.spine.size() && !reads_parameters(job, plan.spine[i]); ++i) lead += input.spine_ns[i];
+  if (stage > 0 && job.options.clip)
+    tail = std::max(tail, first_update + input.latency_ns + static_cast<int64_t>(before_layers * ns_per_byte) - lead);
   bound.bound_ns = std::max({sums_done + input.latency_ns + tail, bound.compute_ns, bound.wire_ns});
   return bound;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The least time that a data-parallel step can take on a link, whatever the buckets and knobs.
+// The least time that a data-parallel step, sharded or not, can take on a link, whatever the buckets and knobs.
 
 #include <cstdint>
 #include <vector>
@@ -24,7 +24,8 @@ struct IdealBound {
 
 /// max over k of (when the gradient of the k-th part in completion order is ready + bytes still to send / bandwidth) +
 /// one latency + what must follow the last sum: the update of the last bucket (or, when clipping, of everything), and
-/// never below max(compute, wire). Pure.
+/// never below max(compute, wire). With ZeRO gradients are sent once instead of twice, parameters are gathered as often as the plan
+/// does, and (when clipping) the next step begins when what is before the layers has been updated and gathered. Pure.
 IdealBound ideal_bound(const Job& job, const BoundInput& input);
 
 }  // namespace slipstream

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args) {
     v[i] = args.beta2 * v[i] + (1.0f - args.beta2) * gradient * gradient;
     p[i] -= scalars.learning_rate * (m[i] * scalars.inv_bias1) / (sqrtf(v[i] * scalars.inv_bias2) + args.eps);
   }
-  store_floats<kAligned>(args.parameters + first, count, p);
+  store_floats<kAligned>((args.updated ? args.updated : args.parameters) + first, count, p);
   store_floats<kAligned>(args.m + first, count, m);
   store_floats<kAligned>(args.v + first, count, v);
   if (args.working) store_floats<kAligned>(args.working + first, count, p);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args) {
 }  // namespace
 
 void adamw_cuda(LaunchContext& context, const Adamw& args) {
-  for_flag(all_aligned(args.parameters, args.m, args.v, args.gradient, args.working), [&](auto aligned) {
+  for_flag(all_aligned(args.parameters, args.updated, args.m, args.v, args.gradient, args.working), [&](auto aligned) {
     launch(stream_of(context), adamw_kernel<aligned.value>, dim3(static_cast<unsigned>(blocks_for(args.elems, kThreads * kElems))),
            dim3(kThreads), 0, args);
   });

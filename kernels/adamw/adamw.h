@@ -30,6 +30,7 @@ struct Adamw {
   float* v = nullptr;
   const float* gradient = nullptr;
   bfloat16* working = nullptr;  // optional: gets the rounded parameters
+  float* updated = nullptr;     // optional: gets the parameters, which then stay as they are
   int64_t elems = 0;
   const AdamwScalars* scalars = nullptr;
   float beta1 = 0.9f;

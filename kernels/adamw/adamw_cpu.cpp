@@ -35,6 +35,7 @@ inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
 
 void adamw_cpu(LaunchContext& context, const Adamw& args) {
   const AdamwScalars s = *args.scalars;
+  float* updated = args.updated != nullptr ? args.updated : args.parameters;
   const Factors f = {
       s.clip,      args.beta1,  1.0f - args.beta1, args.beta2,      1.0f - args.beta2,
       s.inv_bias1, s.inv_bias2, args.eps,          s.learning_rate, 1.0f - s.learning_rate * args.weight_decay};
@@ -46,7 +47,7 @@ void adamw_cpu(LaunchContext& context, const Adamw& args) {
       const Vf p = update(f, load(args.parameters + i), load(args.gradient + i), m, v);
       store(args.m + i, m);
       store(args.v + i, v);
-      store(args.parameters + i, p);
+      store(updated + i, p);
       if (args.working != nullptr) store(args.working + i, p);
     }
     if (i == end) return;
@@ -55,7 +56,7 @@ void adamw_cpu(LaunchContext& context, const Adamw& args) {
     const Vf p = update(f, load_part(args.parameters + i, rest), load_part(args.gradient + i, rest), m, v);
     store_part(args.m + i, m, rest);
     store_part(args.v + i, v, rest);
-    store_part(args.parameters + i, p, rest);
+    store_part(updated + i, p, rest);
     if (args.working != nullptr) store_part(args.working + i, p, rest);
   });
 }

@@ -22,6 +22,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/sum_squares/sum_squares.h"
 #include "kernels/swiglu/swiglu.h"
+#include "kernels/wire/wire.h"
 
 namespace slipstream::kernels {
 
@@ -57,5 +58,8 @@ void rope_cuda(LaunchContext& context, const Rope& args);
 void sum_squares_cuda(LaunchContext& context, const SumSquares& args);
 void swiglu_forward_cuda(LaunchContext& context, const SwigluForward& args);
 void swiglu_backward_cuda(LaunchContext& context, const SwigluBackward& args);
+void encode_cuda(LaunchContext& context, const Encode& args);
+void decode_cuda(LaunchContext& context, const Decode& args);
+void sum_parts_cuda(LaunchContext& context, const SumParts& args);
 
 }  // namespace slipstream::kernels

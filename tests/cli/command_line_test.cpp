@@ -114,6 +114,9 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"parallel.tensor=2", {"tensor 2", "1"}},
       {"parallel.sequence_parallel=true", {"parallel.sequence_parallel", "parallel.tensor = 1"}},
       {"parallel.order=tp-pp-dp", {"tp-pp-dp", "no permutation"}},
+      {"zero.stage=4", {"zero.stage", "4", "3"}},
+      {"zero.prefetch_depth=2\" --set \"zero.stage=3", {"zero.prefetch_depth = 2", "at most 1"}},
+      {"comm.quantize=int8\" --set \"comm.grad_dtype=bfloat16", {"int8", "bfloat16"}},
       {"zero.shard_size=2", {"zero.shard_size = 2", "no effect", "zero.stage = 0"}},
       {"model.vocab_size=100", {"100", "256"}},
       {"trace.steps=[5,3]", {"5", "3"}},
@@ -201,6 +204,16 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   check_refused(call("check " + run + " --machine " + machine), 7, {"100.0 KiB"});
   check_refused(call("train " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
   check_refused(call("plan " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
+  // Between what two and one layers ahead need: the sentence has the depth that fits.
+  const auto total = [&](int depth) {
+    const Result plan = call("plan " + run + " --ranks 2 --json --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=" + std::to_string(depth));
+    REQUIRE(plan.code == 0);
+    return Json::parse(plan.text).at("memory_bytes").at("total").as_int();
+  };
+  std::string between = small;
+  between.replace(between.find("memory = \"100KiB\""), 17, "memory = \"" + std::to_string((total(1) + total(2)) / 2) + "B\"");
+  check_refused(call("plan " + run + " --ranks 2 --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=2 --machine " + folder.write("between.toml", between)), 7,
+                {"3 slots for gathered layers", "zero.prefetch_depth = 1 is the most that fits"});
   CHECK(!fs::exists(folder.path("run")));
   // Under a regular file nothing can be created, not even by root.
   const std::string nowhere = folder.path("text.txt") + "/run";

@@ -224,6 +224,42 @@ TEST_CASE("delays and the way of reducing do not change the weights of three pro
   }
 }
 
+TEST_CASE("weights that no rank has whole are hashed and saved piece by piece, the same bytes", "[cli][zero]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  std::string hash, weights;
+  // Tensors of more than one piece, shards that end inside them; two copies of the weights after an odd and an even number of steps.
+  for (const char* more : {" --set zero.stage=0", " --set zero.stage=1", " --set zero.stage=3 --set zero.persistence_threshold=1KiB", " --set zero.stage=1 --set optimizer.double_buffer=true",
+                           " --set zero.stage=2 --set optimizer.double_buffer=true --set train.hash_interval=1"}) {
+    const Result result = on_ranks(3, "train " + run + " --set train.global_batch_size=6 --set overlap.split_tied_embedding=false" + more);
+    INFO(more << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    const std::string got = metrics(dir).back().at("params_hash").as_string(), saved = read(dir + "/checkpoints/final/model.safetensors");
+    CHECK(!saved.empty());
+    CHECK((hash.empty() || hash == got));
+    CHECK((weights.empty() || weights == saved));
+    hash = got, weights = saved;
+  }
+}
+
+TEST_CASE("gradients and parameters that travel as int8 and bfloat16 train nearly the same model", "[cli][zero]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  const auto losses = [&](const std::string& more) {
+    const Result result = on_ranks(2, "train " + run + " --check-hazards --set overlap.split_tied_embedding=false --set zero.stage=1" + more);
+    INFO(more << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    return std::pair(metrics(dir).back().at("loss").as_double(), metrics(dir).back().at("params_hash").as_string());
+  };
+  const auto exact = losses(""), rounded = losses(" --set comm.grad_dtype=bfloat16 --set zero.gather_dtype=bfloat16"),
+             quantised = losses(" --set comm.quantize=int8 --set comm.error_feedback=true --set zero.gather_dtype=int8");
+  CHECK(rounded.second != exact.second);
+  CHECK(rounded.first == Approx(exact.first).epsilon(1e-3));
+  CHECK(quantised.first == Approx(exact.first).epsilon(1e-2));
+}
+
 TEST_CASE("ranks that cannot train together say so once", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;

@@ -36,7 +36,7 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
   for (const Layout& row : rows) {
     INFO(row.name);
     const std::unique_ptr<Job> job = make_job(row, row.world() - 1);
-    const std::vector<const Plan*> runs{&job->prime, &job->train, &job->train, &job->evaluate, &job->train};
+    const std::vector<const Plan*> runs{&job->prime, &job->train, row.double_buffer ? &job->train_swapped : &job->train, &job->evaluate, &job->train};
     const auto seams = comm::link_all(runs, job->channels);
     const comm::Sequence sequence{runs, seams};
     const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);

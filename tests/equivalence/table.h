@@ -77,6 +77,33 @@ inline std::vector<Layout> strategies(bool everything) {
         l.model.tokens = l.model.context = 6;
         l.ranks = 1, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2, l.micro_batches = 2;
       });
+    // What travels as something else: works around collectives, and buffers that buckets share.
+    for (int stage : {1, 2, 3}) {
+      const auto in_another = [&](const std::string& what, auto change) {
+        add(model + "ZeRO-" + std::to_string(stage) + ", " + what, family, [&](Layout& l) {
+          l.model.split_tied_embedding = false;
+          l.zero_stage = stage, l.micro_batches = stage == 1 ? 1 : 2, l.max_norm = stage == 2 ? 0.0f : 0.5f, l.update_on_spine = stage != 2;
+          change(l);
+        });
+      };
+      in_another("bfloat16 gradients and parameters", [](Layout& l) { l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16; });
+      in_another("int8 gradients fed back, and parameters", [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true, l.gather_dtype = DType::u8; });
+    }
+    add(model + "ZeRO-3 in groups of 2 of 4, bfloat16 gradients", family, [](Layout& l) {
+      l.model.split_tied_embedding = false;
+      l.ranks = 4, l.shard_size = 2, l.zero_stage = 3, l.wire_dtype = DType::bf16;
+    });
+    add(model + "ZeRO-3, small parameters stay, 2 micro-batches", family, [](Layout& l) {
+      l.model.split_tied_embedding = false;
+      l.zero_stage = 3, l.micro_batches = 2, l.persistent_elems = 48;
+    });
+    for (int stage : {0, 1, 2})
+      add(model + "two copies of the weights, ZeRO-" + std::to_string(stage) + (stage == 1 ? "" : ", no clipping"), family, [&](Layout& l) {
+        l.model.split_tied_embedding = false;
+        l.zero_stage = stage, l.double_buffer = true, l.max_norm = stage == 1 ? 0.5f : 0.0f, l.micro_batches = stage == 2 ? 2 : 1;
+        if (stage == 2) l.model.dtype = DType::bf16;
+      });
+    add(model + "int8 gradients fed back", family, [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true; });
     add(model + "one update at the end, no clipping", family, [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {
       l.model.dtype = l.wire_dtype = DType::bf16;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -57,6 +58,8 @@ struct Layout {
   int64_t first_bucket_bytes = 2 << 10;
   int64_t head_chunk_bytes = 8 << 10;
   DType wire_dtype = DType::f32;
+  bool error_feedback = false;
+  bool double_buffer = false;
   Algorithm algorithm = Algorithm::direct;
   float max_norm = 0.5f;  // 0: no clipping
   bool optimizer_per_bucket = true;
@@ -74,12 +77,15 @@ struct Layout {
   int zero_stage = 0;
   int prefetch_depth = 1;
   int shard_size = 0;
+  std::optional<DType> gather_dtype;
+  int64_t persistent_elems = 0;
   bool reshard_after_forward = true;
   bool accumulate_unsharded = false;
   Recomputation recompute = Recomputation::none;
   bool check_hazards = true;
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;  // before it is planned
+  std::function<void(cli::Rank&)> inspect;       // of every rank, after the last step; ranks are threads
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
   int world() const { return ranks * context * stages * tensor; }
@@ -139,12 +145,14 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     if (layout.change_model) layout.change_model(model);
     jobs.push_back(std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
       {.sizes = sizes, .rank = as_rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
-       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .algorithm = layout.algorithm,
+       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .error_feedback = layout.error_feedback, .algorithm = layout.algorithm,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
        .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
+       .gather_dtype = layout.gather_dtype, .persistent_elems = layout.persistent_elems,
        .schedule = schedule, .layers = layers,
        .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
-       .update_on_spine = layout.update_on_spine, .recompute = layout.recompute})));
+       .double_buffer = layout.double_buffer, .update_on_spine = layout.update_on_spine,
+       .recompute = layout.recompute})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
     std::vector<comm::Stage> stages;
@@ -153,6 +161,8 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     if (!proof.holds())
       throw PlanError("{}: {} {}", layout.name, proof.deadlock, proof.hazards.empty() ? "" : proof.hazards[0].sentence());
   }
+  if (layout.double_buffer)
+    for (const auto& job : jobs) swap_buffers(*job);
   return jobs;
 }
 
@@ -175,6 +185,21 @@ struct Held {
   std::vector<float> weights, gradients;
 };
 
+/// Reads from the flat order of each tensor-parallel part of a stage (one without tensor parallelism).
+inline cli::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats) {
+  return [job = std::move(job), flats = std::move(flats)](size_t p, size_t t, int64_t begin, std::span<float> out) {
+    const NamedTensor& named = job->model.parameters[p].tensors[t];
+    const int64_t end = begin + static_cast<int64_t>(out.size());
+    for (int part = 0; part < named.split.parts; ++part) {
+      const std::span<const float> held = cli::tensor_of(*job, flats[static_cast<size_t>(part)], p, t);
+      named.for_runs(part, 0, named.elems(), [&](int64_t from, int64_t whole, int64_t count) {
+        const int64_t first = std::max(begin, whole), last = std::min(end, whole + count);
+        if (first < last) std::copy_n(held.begin() + from + first - whole, last - first, out.begin() + first - begin);
+      });
+    }
+  };
+}
+
 /// The named tensors from what the ranks hold, [stage][part of a layer][shard]: all data ranks with ZeRO, one otherwise.
 inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
   const auto reads_of = [&](std::vector<float> Held::*what) {
@@ -186,7 +211,7 @@ inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const
         for (const Held& shard : part) shards.push_back(shard.*what);
         flats.push_back(cli::flat_from_shards(*stages[s], shards));
       }
-      reads.push_back(cli::read_parts(stages[s], std::move(flats)));
+      reads.push_back(read_parts(stages[s], std::move(flats)));
     }
     return reads;
   };
@@ -253,7 +278,10 @@ inline Trained train(const Layout& layout, int steps) {
   std::vector<std::unique_ptr<Job>> jobs;
   for (size_t r = 0; r < ranks; ++r) {
     jobs.push_back(make_job(layout, static_cast<int>(r)));
-    if (layout.mutate) layout.mutate(*jobs.back());
+    if (layout.mutate) {
+      layout.mutate(*jobs.back());
+      if (layout.double_buffer) swap_buffers(*jobs.back());
+    }
   }
   std::vector<std::shared_ptr<const Job>> stages;
   for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
@@ -311,6 +339,7 @@ inline Trained train(const Layout& layout, int steps) {
         }
         rank.synchronize();
         if (steps > 0) report(steps);
+        if (layout.inspect) layout.inspect(rank);
         held[r] = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
       } catch (...) {
         std::lock_guard lock(mutex);

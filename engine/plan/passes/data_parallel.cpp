@@ -4,56 +4,10 @@
 #include <fmt/core.h>
 
 #include "engine/plan/passes/passes.h"
+#include "engine/plan/passes/wire.h"
 
 namespace slipstream {
 namespace {
-
-/// Reduces a bucket in place, whole or (ZeRO) each rank its part. In another dtype on the wire: cast, reduce, cast back, all on the channel's stream.
-Point reduce_bucket(const Job& job, Plan& plan, ChannelId channel, int bucket, Point ready) {
-  const Bucket& b = job.layout.buckets[static_cast<size_t>(bucket)];
-  const BucketHome& home = job.homes[static_cast<size_t>(bucket)];
-  const Slice gradients = home.gradients;
-  const DType wire = job.options.wire_dtype;
-  Task reduce;
-  reduce.name = fmt::format("all_reduce.bucket{}", bucket);
-  reduce.channel = channel;
-  reduce.op = Op::all_reduce;
-  reduce.dtype = wire;
-  reduce.elems = b.elems;
-  reduce.algorithm = job.options.algorithm;
-  reduce.bucket = bucket;
-  if (wire == DType::f32) {
-    reduce.reads = reduce.writes = {gradients};
-    reduce.after = {ready};
-    if (job.options.zero_stage > 0) {
-      reduce.name = fmt::format("reduce_scatter.bucket{}", bucket);
-      reduce.op = Op::reduce_scatter;
-      reduce.elems = home.shard_elems;
-      reduce.writes = {home.gradient};
-    }
-    const Point inside = append_task(plan, reduce);
-    return job.is_hybrid() ? reduce_across(job, plan, bucket, inside) : inside;
-  }
-  const Slice on_wire = flat_slice(job.ids.wire, b.offset_elems, b.elems, wire);
-  Task down;
-  down.name = fmt::format("cast_down.bucket{}", bucket);
-  down.channel = channel;
-  down.op = Op::cast;
-  down.dtype = wire;
-  down.elems = b.elems;
-  down.bucket = bucket;
-  down.cost = {0, b.elems * (4 + size_of(wire))};
-  Task up = down;
-  up.name = fmt::format("cast_up.bucket{}", bucket);
-  up.dtype = DType::f32;
-  down.reads = up.writes = {gradients};
-  down.writes = up.reads = {on_wire};
-  down.after = {ready};
-  reduce.reads = reduce.writes = {on_wire};
-  reduce.after = {append_task(plan, down)};
-  up.after = {append_task(plan, reduce)};
-  return append_task(plan, up);
-}
 
 /// The embedding's share of a tied table: ids and rows gathered from all ranks, or the dense table summed.
 std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Point ready) {
@@ -86,39 +40,29 @@ std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Poi
 
 }  // namespace
 
-Point reduce_across(const Job& job, Plan& plan, int bucket, Point inside) {
-  const BucketHome& home = job.homes[static_cast<size_t>(bucket)];
-  Task task;
-  task.name = fmt::format("reduce_across.bucket{}", bucket);
-  task.channel = job.channel("reduce_across");
-  task.op = Op::all_reduce;
-  task.elems = home.shard_elems;
-  task.algorithm = job.options.algorithm;
-  task.bucket = bucket;
-  task.reads = task.writes = {home.gradient};
-  task.after = {inside};
-  return append_task(plan, std::move(task));
-}
-
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
   const bool alone = job.mesh.group_size(Axis::replica) == 1;
   // `naive` and `flat` communicate after the backward pass; the others as soon as a bucket is ready.
   const bool at_the_end = job.options.way == ReduceWay::naive || job.options.way == ReduceWay::flat;
-  const ChannelId channel = alone ? 0 : job.channel("reduce");
   for (size_t b = 0; b < job.layout.buckets.size(); ++b) {
     const Point ready{spine.backward[job.layout.buckets[b].ready_position]};
-    if (alone)
+    if (alone) {
       reduced.buckets.push_back({ready});
-    else if (job.homes[b].gradients.size_bytes == 0)
-      reduced.buckets.push_back({});  // Residency reduces it from its slot
-    else
-      reduced.buckets.push_back(
-          {reduce_bucket(job, plan, channel, static_cast<int>(b), at_the_end ? spine.last() : ready)});
+      continue;
+    }
+    reduced.buckets.push_back({});
+    const BucketHome& home = job.homes[b];
+    if (home.gradients.size_bytes == 0 || job.layout.buckets[b].persistent) continue;  // Residency reduces it, micro-batch by micro-batch
+    const Point begin = at_the_end ? spine.last() : ready;
+    Point done = reduce(job, plan, reduced, {.label = fmt::format("bucket{}", b), .bucket = b, .from = home.gradients, .to = home.gradient, .ready = begin,
+                                             .to_free = {}, .before = {}});
+    if (job.is_hybrid()) done = reduce_across(job, plan, reduced, b, begin, done);
+    reduced.buckets.back() = {done};
   }
   if (!job.model.tied.split) return reduced;
   // The piece that embeds is the last one backward.
-  reduced.tied = alone ? std::vector<Point>{spine.last()} : share_tied(job, plan, channel, spine.last());
+  reduced.tied = alone ? std::vector<Point>{spine.last()} : share_tied(job, plan, job.channel("reduce"), spine.last());
   return reduced;
 }
 

@@ -19,9 +19,18 @@ Point append_task(Plan& plan, Task task);
 
 /// Turns the points of passes into item ids. Call once, after the last pass.
 void seal(Plan& plan);
+/// The same of points that a pass has handed out. Pure; the spine must be complete.
+std::vector<Point> sealed(const Plan& plan, std::vector<Point> points);
+
+/// A reduction that uses the buffers for what is encoded, from `first` to `last`.
+struct Turn {
+  ItemId ready = 0;  // the spine item that it waits for
+  Point first, last;
+};
 
 /// Points that the update of a bucket must wait for.
 struct Reduced {
+  std::vector<Turn> turns, turns_across;                // in append order; see passes/wire.h
   std::vector<std::vector<Point>> buckets;  // per bucket: complete when its gradients are summed over ranks
   std::vector<Point> tied;                  // the embedding's share of a tied table has arrived
 };
@@ -57,15 +66,20 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
 /// is added to the embedding's, and the sum comes back. Both copies then take the same update.
 void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 
-/// Hybrid sharding: the sum of a bucket's shard over the groups that each hold all shards, on a channel of its own.
-Point reduce_across(const Job& job, Plan& plan, int bucket, Point inside);
-
 /// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it. With ZeRO the updated shards are
-/// gathered afterwards, in forward order, under the next step's forward: whoever reads them waits by link.
-void update_pass(const Job& job, const Reduced& reduced, Plan& plan);
+/// gathered afterwards, in forward order, under the next step's forward: whoever reads them waits by link. Returns the
+/// points of the tasks that make of updated shards what forward reads.
+std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan);
 
-/// Sums the loss over ranks, copies what the host reads, stages the next batch under this step.
-void report_and_input_pass(const Job& job, const SpineMap& spine, Plan& plan);
+/// Sums the loss over ranks, copies what the host reads, stages the next batch under this step. The step ends after `last` too.
+void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vector<Point>& last, Plan& plan);
+
+/// The plan of before the first step: the tasks of the finished training plan that must have run for it. `gathered` as update_pass
+/// returned it, sealed.
+void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan);
+
+/// Exchanges the two copies of the weights in what `item` touches.
+void exchange_weights(const Job& job, Item& item);
 
 /// Appends local work either to the spine or to `channel`. Returns its point.
 Point append_local(Plan& plan, bool on_spine, ChannelId channel, Task task);

@@ -5,7 +5,7 @@
 
 namespace slipstream {
 
-void report_and_input_pass(const Job& job, const SpineMap& spine, Plan& plan) {
+void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vector<Point>& last, Plan& plan) {
   const Slice loss = job.buffers.whole(job.ids.loss_sum);
   std::vector<Point> loss_ready;
   if (job.ids.loss_sum != job.model.loss) {
@@ -28,6 +28,7 @@ void report_and_input_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   report.writes = {job.buffers.whole(job.ids.report)};
   report.cost = {0, 32};
   report.after = loss_ready;
+  report.after.insert(report.after.end(), last.begin(), last.end());
   // The norm, where it is made beside the spine.
   for (ItemId t = 0; t < plan.tasks.size(); ++t)
     for (const Slice& write : plan.tasks[t].writes)

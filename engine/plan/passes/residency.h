@@ -3,17 +3,41 @@
 // Which layers are in memory when: slots for gathered parameters and for gradients on their way to reduction.
 
 #include <map>
-#include <set>
+#include <optional>
 #include <vector>
 
 #include "engine/plan/passes/passes.h"
 
 namespace slipstream {
 
+/// Slots that layers pass through, the least recently used first. Where a layer is can only be had as a lease for one item of the
+/// spine, and taking the lease is what extends the tenancy: so a use that the next tenant would not wait for cannot be written,
+/// and there is no release that could be forgotten.
+class Slots {
+ public:
+  struct Lease {
+    int slot = 0;
+    bool moved_in = false;                   // the layer was not there: it must be gathered first
+    std::optional<ItemId> tenant_last_use;   // of the layer that was there before
+  };
+  explicit Slots(size_t count = 0) : tenants_(count) {}
+  bool empty() const { return tenants_.empty(); }
+  int count() const { return static_cast<int>(tenants_.size()); }
+  Lease lease(int layer, ItemId use);
+
+ private:
+  struct Tenant {
+    int layer = -1;
+    std::optional<ItemId> last_use;
+  };
+  std::vector<Tenant> tenants_;
+};
+
 /// Follows a spine as it is built and decides, use by use, where sharded layers live (ZeRO stages 2 and 3).
 ///
 /// Parameters: a use of a layer that is in a slot is a hit; otherwise it takes the slot whose last use is longest ago.
-/// Gradients: the backward of a layer takes the next slot in turn; its reduction frees it.
+/// Gradients: the backward of a layer takes the next slot in turn; its reduction frees it. Those of small parameters that
+/// persist stay where they are, and are reduced when the backward pass of a micro-batch is over.
 class Residency {
  public:
   explicit Residency(const Job& job);
@@ -30,32 +54,28 @@ class Residency {
     size_t bucket = 0;
     Slice where;
     ItemId first_use = 0;
-    bool has_tenant = false;
-    ItemId tenant_last_use = 0;
+    std::optional<ItemId> tenant_last_use;
   };
   struct Reduce {
     size_t bucket = 0;
-    int slot = 0;
+    int slot = -1;  // -1: the whole gradients of parameters that persist
     int32_t micro_batch = 0;
     ItemId first_use = 0;
     ItemId last_use = 0;
+    std::optional<ItemId> next_write;  // of the same bytes, by backward
   };
-  struct Slot {
-    int layer = -1;
-    bool used = false;
-    ItemId last_use = 0;
-  };
-
-  std::set<size_t> gradients_of(const Piece& piece) const;  // buckets of layers
-  bool reads_parameters(const Piece& piece) const;
+  /// Does a work of `piece` touch values (or gradients) of the parameters of `bucket`?
+  bool touches(const Piece& piece, size_t bucket, bool gradients) const;
+  void reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_batch);
   void bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const;
 
   const Job& job_;
   std::map<int, std::vector<size_t>> buckets_of_layer_;  // one, or one for each pass of a split backward
-  std::map<BufferId, size_t> bucket_of_gradient_;
-  std::vector<Slot> slots_;
+  std::map<int, std::vector<size_t>> persistent_of_layer_;
+  Slots slots_;
   std::vector<Gather> gathers_;
   std::vector<Reduce> reduces_;
+  int slots_taken_ = 0;  // of gradients, so far
 };
 
 }  // namespace slipstream

@@ -93,14 +93,17 @@ Point append_local(Plan& plan, bool on_spine, ChannelId channel, Task task) {
   return {static_cast<ItemId>(plan.spine.size() - 1)};
 }
 
-void seal(Plan& plan) {
-  const auto resolve = [&](Point& point) {
+std::vector<Point> sealed(const Plan& plan, std::vector<Point> points) {
+  for (Point& point : points)
     if (point.item & kTaskBit) point.item = static_cast<ItemId>(plan.spine.size()) + (point.item & ~kTaskBit);
-  };
+  return points;
+}
+
+void seal(Plan& plan) {
   for (ItemId i = 0; i < plan.size(); ++i)
-    for (Point& point : plan[i].after) resolve(point);
+    plan[i].after = sealed(plan, std::move(plan[i].after));
   for (Task& task : plan.tasks)
-    if (task.before) resolve(*task.before);
+    if (task.before) task.before = sealed(plan, {*task.before})[0];
 }
 
 }  // namespace slipstream

@@ -2,11 +2,14 @@
 // What happens to summed gradients: the tied share is added, the norm decides the clip factor, AdamW moves the weights.
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include <fmt/core.h>
 
 #include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"
+#include "engine/plan/passes/wire.h"
 
 namespace slipstream {
 namespace {
@@ -17,7 +20,7 @@ class UpdatePass {
       : job_(job), reduced_(reduced), plan_(plan), on_spine_(job.options.update_on_spine),
         channel_(on_spine_ ? kComputeChannel : job.channel("update")) {}
 
-  void run() {
+  std::vector<Point> run() {
     stage_scalars();
     // Buckets of the tied table wait for its embedding share, which is the last thing to arrive: they go last.
     for (size_t pass = 0; pass < 2; ++pass)
@@ -29,19 +32,33 @@ class UpdatePass {
     if (job_.options.optimizer_per_bucket) {
       // After the clip factor nothing is left to wait for: what the next forward needs first comes first.
       if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
+      // On the spine, updates come as sums arrive, and the first layers' come last; but gathers wait for each other in the order
+      // of forward, or the next step would begin behind all of them. Beside it most have travelled under the backward pass.
+      const bool holds_back = clip.empty() && sharded_ && on_spine_;
+      std::map<size_t, Point, std::greater<>> updated;
       for (size_t b : order_) {
         add_tied_before(b, complete);
         std::vector<Point> after = complete[b];
         after.insert(after.end(), clip.begin(), clip.end());
-        gather(b, adamw(fmt::format("adamw.bucket{}", b), {b}, after));
+        const Point point = adamw(fmt::format("adamw.bucket{}", b), {b}, after);
+        if (holds_back)
+          updated[b] = point;
+        else
+          publish(b, {point});
       }
-      return;
+      for (const auto& [b, point] : updated) {
+        std::vector<Point> after{point};
+        if (!gathered_.empty()) after.push_back(gathered_.back());
+        publish(b, after);
+      }
+      return gathered_;
     }
     if (!order_.empty()) add_tied_before(order_.back(), complete);
     std::vector<Point> all = clip;
     for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
     const Point updated = adamw("adamw", order_, all);
-    for (size_t b = job_.layout.buckets.size(); b-- > 0;) gather(b, updated);
+    for (size_t b = job_.layout.buckets.size(); b-- > 0;) publish(b, {updated});
+    return gathered_;
   }
 
  private:
@@ -50,9 +67,15 @@ class UpdatePass {
     return append_local(plan_, on_spine_, channel_, std::move(task));
   }
 
+  /// Where updated weights go: with a second copy not where this step reads them.
+  Slice next(const Slice& slice) const {
+    if (!job_.options.double_buffer || slice.buffer != job_.ids.values) return slice;
+    return {job_.ids.values_next, slice.begin_bytes, slice.size_bytes};
+  }
+
   /// Beside the spine, the backward pass may still read what an update writes: a weight's gradient is complete before
   /// its input gradient has been computed from the weight. The last such item is enough, the spine is in order.
-  void wait_for_spine(Task& task) const {
+  void wait_for_spine(Item& task) const {
     const auto overlap = [](const std::vector<Slice>& a, const std::vector<Slice>& b) {
       for (const Slice& x : a)
         for (const Slice& y : b)
@@ -175,10 +198,11 @@ class UpdatePass {
       task.reads.push_back(home.gradient);
       for (const Slice& moved : {home.master, home.momentum, home.variance}) {
         task.reads.push_back(moved);
-        task.writes.push_back(moved);
+        task.writes.push_back(next(moved));
       }
-      if (!(home.working == home.master)) task.writes.push_back(home.working);
-      task.cost += {12 * home.shard_elems, 28 * home.shard_elems + (home.working == home.master ? 0 : 2 * home.shard_elems)};
+      const bool rounds = job_.gather_dtype() == DType::bf16;  // what travels as int8 is made on the way
+      if (rounds) task.writes.push_back(next(home.working));
+      task.cost += {12 * home.shard_elems, (rounds ? 30 : 28) * home.shard_elems};
     }
     task.after = after;
     task.after.push_back(staged_);
@@ -186,23 +210,21 @@ class UpdatePass {
   }
 
   /// The whole bucket again from the updated shards; the next plan that reads it waits by link.
-  void gather(size_t b, Point updated) {
+  void publish(size_t b, std::vector<Point> updated) {
+    if (!sharded_) return;
     const BucketHome& home = job_.homes[b];
-    if (!sharded_ || home.values.size_bytes == 0) return;
-    Task task;
-    task.name = fmt::format("all_gather.bucket{}", b);
-    task.channel = job_.channel("gather");
-    task.op = Op::all_gather;
-    task.dtype = job_.model.dtype;
-    task.elems = home.shard_elems;
-    task.algorithm = job_.options.algorithm;
-    task.bucket = static_cast<int32_t>(b);
-    task.reads = {home.working};
-    task.writes = {home.values};
-    task.after = {updated};
+    if (const auto encoded = encode_shard(job_, plan_, b, updated)) {
+      updated = {*encoded};
+      gathered_.push_back(*encoded);
+    }
+    if (home.values.size_bytes == 0) return;
     // The update writes this rank's shard only; the backward pass may still read the others' parts.
-    if (!on_spine_) wait_for_spine(task);
-    append_task(plan_, std::move(task));
+    Item read;
+    read.writes = {next(home.values)};
+    if (!on_spine_) wait_for_spine(read);
+    for (Point point : gather(job_, plan_, {.label = fmt::format("bucket{}", b), .bucket = b, .from = next(home.working), .to = next(home.values), .updated = updated, .to_free = read.after,
+                                            .before = {}}))
+      gathered_.push_back(point);
   }
 
   const Job& job_;
@@ -214,10 +236,11 @@ class UpdatePass {
   std::vector<size_t> order_;  // of buckets
   Point staged_;               // the scalars of this step are in place
   bool tied_added_ = false;
+  std::vector<Point> gathered_;
 };
 
 }  // namespace
 
-void update_pass(const Job& job, const Reduced& reduced, Plan& plan) { UpdatePass(job, reduced, plan).run(); }
+std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan) { return UpdatePass(job, reduced, plan).run(); }
 
 }  // namespace slipstream

@@ -60,7 +60,7 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "overlap.param_gather "
       "overlap.optimizer_per_bucket overlap.p2p overlap.tensor_chunks overlap.split_tied_embedding "
       "pipeline.schedule pipeline.virtual_stages pipeline.layers pipeline.schedule_file "
-      "comm.backend comm.grad_dtype comm.quantize comm.deterministic comm.timeout_seconds "
+      "comm.backend comm.grad_dtype comm.quantize comm.error_feedback comm.deterministic comm.timeout_seconds "
       "comm.emulate.bandwidth comm.emulate.latency device.kind device.threads device.machine device.graph "
       "checkpoint.dir checkpoint.interval checkpoint.keep checkpoint.async trace.steps output.dir");
   for (std::string word; words >> word;) frozen.insert(word);

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs once, before the first step: the first batch is staged, and parameters that travel encoded are gathered, so that every
+// rank begins with the weights that it would have had from a step.
+
+#include <algorithm>
+#include <map>
+
+#include "engine/plan/passes/passes.h"
+
+namespace slipstream {
+
+void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan) {
+  std::map<ItemId, ItemId> copies;  // of tasks of the training plan
+  const auto copy = [&](ItemId id) {
+    Task task = job.train.task(id);
+    std::vector<Point> after;
+    for (const Point& point : task.after)
+      if (const auto found = copies.find(point.item); found != copies.end()) after.push_back({found->second});
+    task.after = std::move(after);
+    if (job.options.double_buffer) exchange_weights(job, task);  // the first step reads what the others have read before
+    copies[id] = static_cast<ItemId>(plan.tasks.size());
+    plan.tasks.push_back(std::move(task));
+  };
+  for (ItemId id = static_cast<ItemId>(job.train.spine.size()); id < job.train.size(); ++id) {
+    const bool gathers = std::find(gathered.begin(), gathered.end(), Point{id}) != gathered.end();
+    if (job.train[id].op == Op::load || (gathers && job.gathers_encoded())) copy(id);
+  }
+}
+
+}  // namespace slipstream

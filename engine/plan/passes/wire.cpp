@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of buckets, with what encodes and decodes them.
+
+#include "engine/plan/passes/wire.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "engine/base/wire.h"
+
+namespace slipstream {
+namespace {
+
+/// A task about a bucket on a channel.
+Task task_of(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket) {
+  Task task;
+  task.name = std::move(name);
+  task.channel = channel;
+  task.op = op;
+  task.bucket = static_cast<int32_t>(bucket);
+  task.algorithm = job.options.algorithm;
+  return task;
+}
+
+/// A local one between floats and what travels, in parts of `elems`.
+Task coding(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket, DType wire, int64_t elems, const Slice& from, const Slice& to) {
+  Task task = task_of(job, channel, op, std::move(name), bucket);
+  task.dtype = wire;
+  task.elems = elems;
+  task.reads = {from};
+  task.writes = {to};
+  const int64_t values = (op == Op::encode ? to : from).size_bytes / encoded_bytes(elems, wire) * elems;
+  task.cost = {(op == Op::encode && wire == DType::u8 ? 4 : op == Op::sum_parts ? 2 : 1) * values, from.size_bytes + to.size_bytes};
+  return task;
+}
+
+void keep_residual(Task& encode, const Slice& residual) {
+  if (residual.size_bytes == 0) return;
+  encode.reads.push_back(residual);
+  encode.writes.push_back(residual);
+  encode.cost.bytes += 2 * residual.size_bytes;
+}
+
+Slice part_of(const Slice& whole, int index, int64_t part_bytes) { return {whole.buffer, whole.begin_bytes + index * part_bytes, part_bytes}; }
+
+/// All-reduce in place of bfloat16, which collectives add in float and round once.
+Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const std::string& name, size_t bucket, BufferId buffer, const Slice& values,
+                         const std::vector<Point>& after, std::vector<Turn>& turns, ItemId ready) {
+  const int64_t elems = values.size_bytes / 4;
+  const Slice wire{buffer, 0, encoded_bytes(elems, DType::bf16)};
+  Task encode = coding(job, channel, Op::encode, "encode." + name, bucket, DType::bf16, elems, values, wire);
+  encode.after = after;
+  const Point encoded = append_task(plan, std::move(encode));
+  Task sum = task_of(job, channel, Op::all_reduce, "all_reduce." + name, bucket);
+  sum.dtype = DType::bf16;
+  sum.elems = elems;
+  sum.reads = sum.writes = {wire};
+  sum.after = {encoded};
+  Task decode = coding(job, channel, Op::decode, "decode." + name, bucket, DType::bf16, elems, wire, values);
+  decode.after = {append_task(plan, std::move(sum))};
+  const Point done = append_task(plan, std::move(decode));
+  turns.push_back({ready, encoded, done});
+  return done;
+}
+
+}  // namespace
+
+Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what) {
+  const BucketHome& home = job.homes[what.bucket];
+  const bool sharded = job.options.zero_stage > 0;
+  const DType wire = job.options.wire_dtype;
+  const ChannelId channel = job.channel("reduce");
+  std::vector<Point> after{what.ready};
+  if (what.to_free) after.push_back(*what.to_free);
+  if (wire == DType::f32) {
+    Task task = task_of(job, channel, sharded ? Op::reduce_scatter : Op::all_reduce, (sharded ? "reduce_scatter." : "all_reduce.") + what.label, what.bucket);
+    task.elems = home.shard_elems;
+    task.reads = {what.from};
+    task.writes = {what.to};
+    task.after = after;
+    task.before = what.before;
+    return append_task(plan, std::move(task));
+  }
+  if (!sharded && wire == DType::bf16)
+    return all_reduce_rounded(job, plan, channel, what.label, what.bucket, job.ids.wire_out, what.from, after, reduced.turns, what.ready.item);
+
+  const Axis axis = job.channels[channel].axis;
+  const int ranks = job.mesh.group_size(axis), index = job.mesh.index_in_group(axis, job.options.rank);
+  const int64_t elems = what.from.size_bytes / 4 / ranks, part_bytes = encoded_bytes(elems, wire);
+  const Slice out{job.ids.wire_out, 0, ranks * part_bytes}, in{job.ids.wire_in, 0, ranks * part_bytes};
+  const Slice mine = sharded ? what.to : part_of(what.to, index, 4 * elems);
+  const auto exchange = [&](Op op, const Slice& from, const Slice& to, Point ready) {
+    Task task = task_of(job, channel, op, fmt::format("{}.{}", name_of(op), what.label), what.bucket);
+    task.dtype = wire;
+    task.elems = part_bytes / size_of(wire);
+    task.reads = {from};
+    task.writes = {to};
+    task.after = {ready};
+    return append_task(plan, std::move(task));
+  };
+  Task encode = coding(job, channel, Op::encode, "encode." + what.label, what.bucket, wire, elems, what.from, out);
+  keep_residual(encode, home.residual);
+  encode.after = after;
+  encode.before = what.before;
+  const Point encoded = append_task(plan, std::move(encode));
+  Task sum = coding(job, channel, Op::sum_parts, "sum_parts." + what.label, what.bucket, wire, elems, in, mine);
+  sum.after = {exchange(Op::all_to_all, out, in, encoded)};
+  Point done = append_task(plan, std::move(sum));
+  if (!sharded) {
+    // What the ranks have summed goes back to all of them the same way, from the buffer that is free now.
+    Task again = coding(job, channel, Op::encode, "encode_sum." + what.label, what.bucket, wire, elems, mine,
+                        part_of(in, index, part_bytes));
+    keep_residual(again, home.sum_residual);
+    again.after = {done};
+    Task decode = coding(job, channel, Op::decode, "decode." + what.label, what.bucket, wire, elems, in, what.to);
+    decode.after = {exchange(Op::all_gather, part_of(in, index, part_bytes), in, append_task(plan, std::move(again)))};
+    done = append_task(plan, std::move(decode));
+  }
+  reduced.turns.push_back({what.ready.item, encoded, done});
+  return done;
+}
+
+Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside) {
+  const BucketHome& home = job.homes[bucket];
+  const ChannelId channel = job.channel("reduce_across");
+  if (job.options.wire_dtype == DType::bf16)
+    return all_reduce_rounded(job, plan, channel, fmt::format("across.bucket{}", bucket), bucket, job.ids.wire_across, home.gradient, {inside},
+                              reduced.turns_across, ready.item);
+  Task task = task_of(job, channel, Op::all_reduce, fmt::format("reduce_across.bucket{}", bucket), bucket);
+  task.elems = home.shard_elems;
+  task.reads = task.writes = {home.gradient};
+  task.after = {inside};
+  return append_task(plan, std::move(task));
+}
+
+void take_turns(const Reduced& reduced, Plan& plan) {
+  for (std::vector<Turn> turns : {reduced.turns, reduced.turns_across}) {
+    std::stable_sort(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.ready < b.ready; });
+    for (size_t i = 1; i < turns.size(); ++i) plan.tasks[turns[i].first.item & ~kTaskBit].after.push_back(turns[i - 1].last);
+  }
+}
+
+std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
+  const BucketHome& home = job.homes[what.bucket];
+  const ChannelId channel = job.channel("gather");
+  const DType wire = job.gather_dtype();
+  Task task = task_of(job, channel, Op::all_gather, "all_gather." + what.label, what.bucket);
+  task.dtype = wire;
+  task.elems = what.from.size_bytes / size_of(wire);
+  task.reads = {what.from};
+  task.after = what.updated;
+  if (!job.gathers_encoded()) {
+    task.writes = {what.to};
+    task.after.insert(task.after.end(), what.to_free.begin(), what.to_free.end());
+    task.before = what.before;
+    return {append_task(plan, std::move(task))};
+  }
+  const Slice in{job.ids.gather_wire, 0, what.from.size_bytes * job.mesh.group_size(job.shard_axis())};
+  task.writes = {in};
+  // One bucket at a time: what was gathered before has been decoded.
+  for (size_t i = plan.tasks.size(); i-- > 0;)
+    if (plan.tasks[i].op == Op::decode && plan.tasks[i].reads[0].buffer == in.buffer) {
+      task.after.push_back({kTaskBit + static_cast<ItemId>(i)});
+      break;
+    }
+  const Point gathered = append_task(plan, std::move(task));
+  Task decode = coding(job, channel, Op::decode, "decode." + what.label, what.bucket, wire, home.shard_elems, in, what.to);
+  decode.after = what.to_free;
+  decode.after.push_back(gathered);
+  decode.before = what.before;
+  return {gathered, append_task(plan, std::move(decode))};
+}
+
+std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated) {
+  const BucketHome& home = job.homes[bucket];
+  if (!job.gathers_encoded() || job.gather_dtype() != DType::u8) return {};
+  Task encode = coding(job, job.channel("gather"), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket, DType::u8, home.shard_elems, home.master,
+                       home.working);
+  encode.after = updated;
+  return append_task(plan, std::move(encode));
+}
+
+}  // namespace slipstream

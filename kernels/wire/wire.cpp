@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks, costs and dispatch of what travels instead of floats.
+
+#include "kernels/wire/wire.h"
+
+#include "engine/base/check.h"
+#include "kernels/common/checks.h"
+#include "kernels/cuda/entry_points.h"
+#include "kernels/wire/wire_cpu.h"
+
+namespace slipstream::kernels {
+namespace {
+
+/// Is there anything to do?
+bool checked(const char* op, const LaunchContext& context, int64_t elems, int64_t parts, DType wire) {
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  require_at_least(op, "elems", elems, 0);
+  require_at_least(op, "parts", parts, 0);
+  if (elems % kWirePartElems != 0) throw ShapeError("[{}] elems {} is no multiple of {}. Pad the part.", op, elems, kWirePartElems);
+  if (wire != DType::bf16 && wire != DType::u8) throw ShapeError("[{}] {} on the wire needs no work: got it, need bfloat16 or uint8.", op, name_of(wire));
+  return elems > 0 && parts > 0;
+}
+
+}  // namespace
+
+void encode(LaunchContext& context, const Encode& args) {
+  if (!checked("encode", context, args.elems, args.parts, args.wire)) return;
+  require_pointers("encode", {args.from, args.to});
+  if (args.residual && args.wire != DType::u8) throw ShapeError("[encode] a residual goes with uint8, got {}. Leave it out.", name_of(args.wire));
+  if (context.kind == DeviceKind::cuda) return encode_cuda(context, args);
+  SLIP_CALL_ISA(encode_cpu(context, args))
+}
+
+void decode(LaunchContext& context, const Decode& args) {
+  if (!checked("decode", context, args.elems, args.parts, args.wire)) return;
+  require_activation_dtype("decode", args.to_dtype);
+  require_pointers("decode", {args.from, args.to});
+  if (context.kind == DeviceKind::cuda) return decode_cuda(context, args);
+  SLIP_CALL_ISA(decode_cpu(context, args))
+}
+
+void sum_parts(LaunchContext& context, const SumParts& args) {
+  if (!checked("sum_parts", context, args.elems, args.parts, args.wire)) return;
+  require_pointers("sum_parts", {args.from, args.to});
+  if (context.kind == DeviceKind::cuda) return sum_parts_cuda(context, args);
+  SLIP_CALL_ISA(sum_parts_cpu(context, args))
+}
+
+Cost encode_cost(const Encode& args) {
+  const int64_t values = args.parts * args.elems;
+  return {(args.wire == DType::u8 ? 4 : 1) * values, (args.residual ? 12 : 4) * values + args.parts * encoded_bytes(args.elems, args.wire)};
+}
+
+Cost decode_cost(const Decode& args) {
+  const int64_t values = args.parts * args.elems;
+  return {values, bytes_of(values, args.to_dtype) + args.parts * encoded_bytes(args.elems, args.wire)};
+}
+
+Cost sum_parts_cost(const SumParts& args) {
+  return {2 * args.parts * args.elems, 4 * args.elems + args.parts * encoded_bytes(args.elems, args.wire)};
+}
+
+}  // namespace slipstream::kernels

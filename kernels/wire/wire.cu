@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What travels instead of floats on CUDA: a warp per block of 128, four values a lane.
+
+#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/entry_points.h"
+
+namespace slipstream::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kLaneElems = static_cast<int>(kWireBlockElems) / kWarp;
+static_assert(kLaneElems == 4 && kWirePartElems % kLaneElems == 0, "a lane has a whole word of int8 or none");
+
+struct Same {
+  __device__ float operator()(float x) const { return x; }
+};
+
+/// What a lane has of a block: `count` is 4, or 0 behind the end of the part.
+struct Lane {
+  int64_t value;  // number of its first value, over all parts
+  int64_t word;   // offset of its four bytes on the wire
+  int64_t scale;  // offset of the scale
+  int count;
+};
+__device__ __forceinline__ Lane lane_of(int64_t block, int64_t elems, int64_t part_bytes) {
+  const int64_t per_part = (elems + kWireBlockElems - 1) / kWireBlockElems, part = block / per_part, index = block % per_part;
+  const int64_t at = index * kWireBlockElems + static_cast<int64_t>(threadIdx.x % kWarp) * kLaneElems;
+  const int64_t begin = part * part_bytes;
+  return {part * elems + at, begin + at, begin + elems + 4 * index, at < elems ? kLaneElems : 0};
+}
+
+__device__ __forceinline__ float byte_of(uint32_t word, int i) { return static_cast<float>(static_cast<int8_t>(word >> (8 * i))); }
+
+__global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t part_bytes) {
+  const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
+  if (block >= blocks) return;
+  const Lane lane = lane_of(block, args.elems, part_bytes);
+  float x[kLaneElems] = {}, top = 0.0f, finite = 0.0f;
+  for (int i = 0; i < lane.count; ++i) {
+    x[i] = args.from[lane.value + i] + (args.residual ? args.residual[lane.value + i] : 0.0f);
+    top = fmaxf(top, fabsf(x[i]));
+    finite += x[i] - x[i];
+  }
+  for (int bits = kWarp / 2; bits > 0; bits /= 2) top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, bits));
+  finite = warp_sum(finite);
+  const bool zero = top < 1e-30f;
+  const float scale = zero ? finite : top / 127.0f + finite, inverse = zero ? 0.0f : 127.0f / top;
+  auto* to = static_cast<unsigned char*>(args.to);
+  if (threadIdx.x % kWarp == 0) *reinterpret_cast<float*>(to + lane.scale) = scale;
+  if (lane.count == 0) return;
+  uint32_t word = 0;
+  for (int i = 0; i < kLaneElems; ++i) {
+    const float whole = rintf(fminf(fmaxf(x[i] * inverse, -127.0f), 127.0f));
+    word |= (static_cast<uint32_t>(static_cast<int>(whole)) & 0xffu) << (8 * i);
+    if (args.residual) args.residual[lane.value + i] = x[i] - whole * scale;
+  }
+  *reinterpret_cast<uint32_t*>(to + lane.word) = word;
+}
+
+template <typename To>
+__global__ void __launch_bounds__(kThreads) decode_kernel(Decode args, int64_t part_bytes) {
+  const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
+  if (block >= blocks) return;
+  const Lane lane = lane_of(block, args.elems, part_bytes);
+  if (lane.count == 0) return;
+  const auto* from = static_cast<const unsigned char*>(args.from);
+  const float scale = *reinterpret_cast<const float*>(from + lane.scale);
+  const uint32_t word = *reinterpret_cast<const uint32_t*>(from + lane.word);
+  for (int i = 0; i < kLaneElems; ++i) static_cast<To*>(args.to)[lane.value + i] = from_float<To>(byte_of(word, i) * scale);
+}
+
+__global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int64_t part_bytes) {
+  const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  if (block >= (args.elems + kWireBlockElems - 1) / kWireBlockElems) return;
+  const Lane lane = lane_of(block, args.elems, part_bytes);
+  if (lane.count == 0) return;
+  float total[kLaneElems] = {};
+  for (int64_t part = 0; part < args.parts; ++part) {
+    const auto* from = static_cast<const unsigned char*>(args.from) + part * part_bytes;
+    const float scale = *reinterpret_cast<const float*>(from + lane.scale);
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(from + lane.word);
+    for (int i = 0; i < kLaneElems; ++i) total[i] = part == 0 ? byte_of(word, i) * scale : total[i] + byte_of(word, i) * scale;
+  }
+  for (int i = 0; i < kLaneElems; ++i) args.to[lane.value + i] = total[i];
+}
+
+__global__ void __launch_bounds__(kThreads) sum_rounded_kernel(SumParts args) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= args.elems) return;
+  const auto* from = static_cast<const bfloat16*>(args.from) + i;
+  float total = to_float(*from);
+  for (int64_t part = 1; part < args.parts; ++part) total += to_float(from[part * args.elems]);
+  args.to[i] = total;
+}
+
+dim3 grid_for(int64_t warps) { return dim3(static_cast<unsigned>(blocks_for(warps, kWarps))); }
+
+}  // namespace
+
+void encode_cuda(LaunchContext& context, const Encode& args) {
+  if (args.wire == DType::bf16) return map(context, args.parts * args.elems, args.from, static_cast<bfloat16*>(args.to), Same{});
+  launch(stream_of(context), encode_kernel, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args, encoded_bytes(args.elems, DType::u8));
+}
+
+void decode_cuda(LaunchContext& context, const Decode& args) {
+  for_dtype(args.to_dtype, [&](auto to) {
+    using To = decltype(to);
+    if (args.wire == DType::bf16) return map(context, args.parts * args.elems, static_cast<const bfloat16*>(args.from), static_cast<To*>(args.to), Same{});
+    launch(stream_of(context), decode_kernel<To>, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
+           encoded_bytes(args.elems, DType::u8));
+  });
+}
+
+void sum_parts_cuda(LaunchContext& context, const SumParts& args) {
+  if (args.wire == DType::u8)
+    launch(stream_of(context), sum_bytes_kernel, grid_for(blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
+           encoded_bytes(args.elems, DType::u8));
+  else
+    launch(stream_of(context), sum_rounded_kernel, dim3(static_cast<unsigned>(blocks_for(args.elems, kThreads))), dim3(kThreads), 0, args);
+}
+
+}  // namespace slipstream::kernels

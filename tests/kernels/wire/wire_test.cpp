@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// What travels instead of floats: bounds on what rounding takes, laws of blocks and residuals, and sums in rank order.
+
+#include "kernels/wire/wire.h"
+
+#include "engine/base/check.h"
+#include "kernels/wire/wire_cpu.h"
+#include "tests/kernels/products/cases.h"
+
+using namespace slipstream;
+using namespace slipstream::kernels;
+using namespace slipstream::test;
+
+namespace {
+
+/// Of every size around a block, with and without a last one that is not whole.
+const std::vector<int64_t> kSizes = {16, 112, 128, 144, 256, 128 * 70 + 16};
+
+/// Blocks of very different sizes of values, so that a scale of the wrong block shows.
+std::vector<float> values(int64_t elems, int64_t parts, const std::string& name) {
+  std::vector<float> x = random<float>(elems * parts, name);
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= std::ldexp(1.0f, static_cast<int>(i / 16 % 23) - 11);
+  return x;
+}
+
+std::vector<std::byte> wire_of(int64_t elems, int64_t parts, DType wire) {
+  return std::vector<std::byte>(static_cast<size_t>(parts * encoded_bytes(elems, wire)) + 1, std::byte{0x5a});
+}
+
+float largest_of_block(const std::vector<float>& x, size_t i, int64_t elems) {
+  const size_t part = i / static_cast<size_t>(elems) * static_cast<size_t>(elems), begin = part + (i - part) / kWireBlockElems * kWireBlockElems;
+  const size_t end = std::min(begin + kWireBlockElems, part + static_cast<size_t>(elems));
+  float largest = 0;
+  for (size_t j = begin; j < end; ++j) largest = std::max(largest, std::abs(x[j]));
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("what is decoded is what was encoded, up to the error of the card") {
+  for (DType wire : {DType::bf16, DType::u8})
+    for (int64_t elems : kSizes)
+      for (int64_t parts : {1, 3}) {
+        const std::vector<float> x = values(elems, parts, "x");
+        std::vector<std::byte> first;
+        for_each_machine([&](Isa isa, LaunchContext& context) {
+          std::vector<std::byte> bytes = wire_of(elems, parts, wire);
+          std::vector<float> back(x.size());
+          SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, bytes.data(), elems, parts, wire}));
+          SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), elems, parts, wire, DType::f32}));
+          int64_t wrong = 0, exact = 0;
+          for (size_t i = 0; i < x.size(); ++i) {
+            const double bound = wire == DType::bf16 ? std::abs(x[i]) * 0x1p-8 : largest_of_block(x, i, elems) * (1.0 / 254 + 1e-6);
+            wrong += !(std::abs(static_cast<double>(back[i]) - static_cast<double>(x[i])) <= bound);
+            exact += back[i] == x[i];
+          }
+          CHECK(wrong == 0);
+          CHECK(exact < static_cast<int64_t>(x.size()));  // it did round
+          CHECK(bytes.back() == std::byte{0x5a});
+          // The same bytes on every instruction set and number of threads (but for the padding, which is nobody's).
+          if (first.empty()) first = bytes;
+          CHECK(bytes == first);
+          std::vector<bfloat16> rounded(x.size());
+          SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), rounded.data(), elems, parts, wire, DType::bf16}));
+          for (size_t i = 0; i < x.size(); ++i) wrong += rounded[i].bits != bfloat16(back[i]).bits;
+          CHECK(wrong == 0);
+        });
+      }
+}
+
+TEST_CASE("a part is encoded as if it were alone, and sums are made in the order of parts") {
+  for (DType wire : {DType::bf16, DType::u8})
+    for (int64_t elems : kSizes) {
+      constexpr int64_t kParts = 4;
+      const std::vector<float> x = values(elems, kParts, "x");
+      for_each_machine([&](Isa isa, LaunchContext& context) {
+        std::vector<std::byte> together = wire_of(elems, kParts, wire);
+        std::vector<float> sum(static_cast<size_t>(elems)), back(x.size());
+        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, together.data(), elems, kParts, wire}));
+        SLIP_CALL_ON(isa, sum_parts_cpu(context, {together.data(), sum.data(), elems, kParts, wire}));
+        SLIP_CALL_ON(isa, decode_cpu(context, {together.data(), back.data(), elems, kParts, wire, DType::f32}));
+        const int64_t part_bytes = encoded_bytes(elems, wire);
+        for (int64_t p = 0; p < kParts; ++p) {
+          std::vector<std::byte> alone = wire_of(elems, 1, wire);
+          SLIP_CALL_ON(isa, encode_cpu(context, {x.data() + p * elems, nullptr, alone.data(), elems, 1, wire}));
+          CHECK(std::memcmp(alone.data(), together.data() + p * part_bytes, static_cast<size_t>(wire == DType::u8 ? elems + 4 * ceil_div(elems, kWireBlockElems)
+                                                                                                                : part_bytes)) == 0);
+        }
+        int64_t wrong = 0, other_order = 0;
+        for (int64_t i = 0; i < elems; ++i) {
+          float forward = back[static_cast<size_t>(i)], backward = back[static_cast<size_t>((kParts - 1) * elems + i)];
+          for (int64_t p = 1; p < kParts; ++p) forward += back[static_cast<size_t>(p * elems + i)], backward += back[static_cast<size_t>((kParts - 1 - p) * elems + i)];
+          const float got = sum[static_cast<size_t>(i)];
+          // A product and a sum may be one instruction: then they are rounded once.
+          wrong += wire == DType::bf16 ? got != forward : std::abs(got - forward) > 1e-6f * (std::abs(forward) + largest_of_block(x, static_cast<size_t>(i), elems));
+          other_order += got != backward;
+        }
+        CHECK(wrong == 0);
+        CHECK((elems < 100 || other_order > 0));
+      });
+    }
+}
+
+TEST_CASE("error feedback keeps what rounding takes: over many steps nothing is lost") {
+  constexpr int64_t kElems = 256;
+  constexpr int kSteps = 64;
+  // A large value beside small ones: alone, the small ones would be rounded to zero in every step.
+  std::vector<float> x(kElems, 1e-3f);
+  x[0] = x[128] = 1.0f;
+  for_each_machine([&](Isa isa, LaunchContext& context) {
+    for (bool feeds_back : {true, false}) {
+      std::vector<float> residual(kElems, 0.0f), back(kElems);
+      std::vector<double> total(kElems, 0.0);
+      std::vector<std::byte> bytes = wire_of(kElems, 1, DType::u8);
+      for (int step = 0; step < kSteps; ++step) {
+        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), feeds_back ? residual.data() : nullptr, bytes.data(), kElems, 1, DType::u8}));
+        SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), kElems, 1, DType::u8, DType::f32}));
+        for (size_t i = 0; i < total.size(); ++i) total[i] += static_cast<double>(back[i]);
+      }
+      // sum of x = sum of decoded + residual: telescoping, whatever the rounding.
+      for (size_t i = 0; i < total.size(); ++i) {
+        const double want = kSteps * static_cast<double>(x[i]);
+        if (feeds_back)
+          CHECK(std::abs(total[i] + static_cast<double>(residual[i]) - want) < 1e-5 * kSteps);
+        else
+          CHECK(total[i] == (i % 128 == 0 ? kSteps : 0.0));
+      }
+      if (feeds_back) CHECK(std::abs(total[1] - kSteps * 1e-3) < 1.0 / 127);
+    }
+  });
+}
+
+TEST_CASE("zeros stay zeros, the smallest are dropped, and what is not finite is seen") {
+  for_each_machine([&](Isa isa, LaunchContext& context) {
+    for (float odd : {0.0f, 1e-40f, 1e-31f, INFINITY, -INFINITY, NAN}) {
+      std::vector<float> x(256, odd == 0.0f || std::abs(odd) < 1e-20f ? 0.0f : 1.0f), back(256);
+      x[131] = odd;
+      std::vector<std::byte> bytes = wire_of(256, 1, DType::u8);
+      SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, bytes.data(), 256, 1, DType::u8}));
+      SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), 256, 1, DType::u8, DType::f32}));
+      for (size_t i = 0; i < 128; ++i) CHECK(back[i] == x[i]);  // the other block
+      for (size_t i = 128; i < 256; ++i) CHECK((std::isfinite(odd) ? back[i] == 0.0f : std::isnan(back[i])));
+    }
+  });
+}
+
+TEST_CASE("what cannot be encoded is refused with its numbers") {
+  LaunchContext context = context_of(1);
+  std::vector<float> x(32);
+  std::vector<std::byte> bytes(256);
+  const auto refusal = [&](const auto& action) -> std::string {
+    try {
+      action();
+    } catch (const ShapeError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(refusal([&] { encode(context, {x.data(), nullptr, bytes.data(), 20, 1, DType::u8}); }) == "[encode] elems 20 is no multiple of 16. Pad the part.");
+  CHECK(refusal([&] { decode(context, {bytes.data(), x.data(), 16, 1, DType::f32, DType::f32}); }) ==
+        "[decode] float32 on the wire needs no work: got it, need bfloat16 or uint8.");
+  CHECK(refusal([&] { encode(context, {x.data(), x.data(), bytes.data(), 16, 1, DType::bf16}); }).find("a residual goes with uint8") != std::string::npos);
+  CHECK(refusal([&] { sum_parts(context, {nullptr, x.data(), 16, 2, DType::u8}); }).find("[sum_parts]") == 0);
+}
