@@ -30,13 +30,13 @@ struct Adamw {
   float* v = nullptr;
   const float* gradient = nullptr;
   bfloat16* working = nullptr;  // optional: gets the rounded parameters
-  float* updated = nullptr;     // optional: gets the parameters, which then stay as they are
   int64_t elems = 0;
   const AdamwScalars* scalars = nullptr;
   float beta1 = 0.9f;
   float beta2 = 0.999f;
   float eps = 1e-8f;
   float weight_decay = 0.0f;
+  float* updated = nullptr;     // optional: gets the parameters, which then stay as they are
 };
 
 /// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand), ResourceError (device).

@@ -45,7 +45,7 @@ TEST_CASE("wire: encode, decode and sums are those of the CPU, with a residual t
           const Doubles a = sum.doubles(), b = host_sum.doubles();
           for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-6);
           const Doubles c = residual.doubles(), d = host_residual.doubles();
-          for (size_t i = 0; i < c.size(); ++i) CHECK(std::abs(c[i] - d[i]) <= 1e-7);
+          for (size_t i = 0; i < c.size(); ++i) CHECK(std::abs(c[i] - d[i]) <= 3e-7);  // of values up to 2, where a product and a difference may be one instruction
           CHECK((to.intact() && back.intact() && sum.intact() && residual.intact()));
         });
       }

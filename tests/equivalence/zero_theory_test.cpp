@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "comm/link.h"
+#include "engine/plan/passes/residency.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
 
@@ -96,4 +97,47 @@ TEST_CASE("hybrid sharding sends shards across, and gathers inside only", "[zero
   CHECK(sent(*job, Op::all_reduce) == 2 * 4 * (elems.layers + elems.others) / 2 * (2 - 1) / 2);
   for (const Task& task : job->train.tasks)
     if (task.op == Op::all_gather) CHECK(job->mesh.group_size(job->channels[task.channel].axis) == 2);
+}
+
+TEST_CASE("a slot is released by its last reader and by nothing else: a lease cannot be had without being counted", "[zero]") {
+  for (int depth : {0, 1, 2})
+    for (int micro_batches : {1, 2}) {
+      CAPTURE(depth, micro_batches);
+      Layout layout = wide(3, 2, micro_batches);
+      layout.prefetch_depth = depth;
+      const auto job = make_job(layout, 0);
+      const auto touches = [](const std::vector<Slice>& slices, const Slice& slot) {
+        return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return s.buffer == slot.buffer && s.begin_bytes < slot.end_bytes() && slot.begin_bytes < s.end_bytes(); });
+      };
+      // Gathers in the order of first use; what each waits for of compute, or one before it on the same channel did (pruned then).
+      std::vector<const Task*> gathers;
+      for (const Task& task : job->train.tasks)
+        if (task.op == Op::all_gather && task.before) gathers.push_back(&task);
+      std::sort(gathers.begin(), gathers.end(), [](const Task* a, const Task* b) { return a->before->item < b->before->item; });
+      std::optional<ItemId> waited;
+      int released = 0;
+      for (const Task* gather : gathers) {
+        for (const Point& point : gather->after)
+          if (job->train.is_spine(point.item)) waited = std::max(waited.value_or(0), point.item);
+        std::optional<ItemId> last_reader;
+        for (ItemId i = 0; i < gather->before->item; ++i)
+          if (touches(job->train.spine[i].reads, gather->writes[0])) last_reader = i;
+        if (!last_reader) continue;
+        ++released;
+        REQUIRE(waited.has_value());
+        CHECK(*waited >= *last_reader);
+        // Not later than needed either: what it waits for reads some slot.
+        CHECK(touches(job->train.spine[*waited].reads, job->buffers.whole(job->ids.value_slots)));
+      }
+      CHECK(released >= static_cast<int>(gathers.size()) - depth - 1);
+      CHECK(released > 0);
+    }
+  // The type: a use extends the tenancy, the least recently used slot is taken, and who takes it learns whom to wait for.
+  Slots slots(2);
+  CHECK(slots.lease(7, 1).moved_in);
+  CHECK(slots.lease(8, 2).slot == 1);
+  CHECK(!slots.lease(7, 3).moved_in);
+  const Slots::Lease lease = slots.lease(9, 4);
+  CHECK((lease.slot == 1 && lease.tenant_last_use == ItemId{2}));
+  CHECK(slots.lease(8, 5).tenant_last_use == ItemId{3});
 }
