@@ -164,6 +164,23 @@ TEST_CASE("rings cross with tensor and sequence parallelism", "[context][tensor]
     }
 }
 
+TEST_CASE("a ring whose forward runs again gives the bits of one that keeps everything", "[context][recompute]") {
+  for (bool llama : {false, true})
+    for (int context : {2, 3, 4})
+      for (int zero : {0, 3}) {
+        const Layout ring = with(layout_of(llama), [&](Layout& l) { l.context = context, l.micro_batch = 2, l.micro_batches = 2, l.zero_stage = zero, l.model.split_tied_embedding = false; });
+        const Trained expected = train(ring, kSteps);
+        for (Recomputation how : {Recomputation::selective, Recomputation::full}) {
+          CAPTURE(llama, context, zero, name_of(how));
+          check_same_bits(train(with(ring, [&](Layout& l) { l.recompute = how, l.delay_seed = 3; }), kSteps), expected);
+        }
+        if (zero > 0 || context == 3) continue;
+        const Layout split = with(ring, [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.model.tie_embeddings = false; });
+        const Trained piped = train(split, kSteps), again = train(with(split, [](Layout& l) { l.recompute = Recomputation::full; }), kSteps);
+        CHECK(piped.hash == again.hash);
+      }
+}
+
 TEST_CASE("what moves only the time of a ring does not move bits", "[context]") {
   for (bool llama : {false, true}) {
     const Layout ring = with(layout_of(llama), [](Layout& l) { l.context = 4, l.micro_batch = 2; });
