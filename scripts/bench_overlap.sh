@@ -21,16 +21,13 @@ while (($#)); do
     *) usage >&2; exit 2 ;;
   esac
 done
-program=${SLIPSTREAM:-build/slipstream}
-[[ -x $program ]] || { echo "bench_overlap: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
-command -v mpirun >/dev/null || { echo "bench_overlap: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
+source scripts/on_ranks.sh
 mkdir -p "$out"
 for n in ${ranks//,/ }; do
   compute=real
   ((n <= $(nproc))) || compute=paced
   {
-    echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), $(date -u +%F)"
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none -np "$n" "$program" bench overlap configs/runs/quickstart.toml \
+    on_ranks "$n" bench overlap configs/runs/quickstart.toml \
       --steps "$steps" --ratios "$ratios" --compute "$compute" --csv "$out/overlap_${n}ranks.csv" --set device.threads=1 \
       --set model.layers=8 --set model.width=192 --set model.heads=6 --set train.global_batch_size=$((8 * n)) "$@"
   } | tee "$out/overlap_${n}ranks.txt"

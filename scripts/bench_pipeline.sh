@@ -23,14 +23,11 @@ while (($#)); do
     *) usage >&2; exit 2 ;;
   esac
 done
-program=${SLIPSTREAM:-build/slipstream}
-[[ -x $program ]] || { echo "bench_pipeline: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
-command -v mpirun >/dev/null || { echo "bench_pipeline: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
+source scripts/on_ranks.sh
 mkdir -p "$out"
 for p in ${stages//,/ }; do
   {
-    echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), $(date -u +%F)"
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none -np "$p" "$program" bench pipeline configs/runs/quickstart.toml \
+    on_ranks "$p" bench pipeline configs/runs/quickstart.toml \
       --steps "$steps" --ratios "$ratios" --forward-ms "$forward_ms" --csv "$out/pipeline_${p}stages.csv" --set model.layers=$((2 * p)) \
       --set train.micro_batch_size=1 --set train.global_batch_size="$micro_batches" "$@"
   } | tee "$out/pipeline_${p}stages.txt"

@@ -21,17 +21,14 @@ while (($#)); do
     *) usage >&2; exit 2 ;;
   esac
 done
-program=${SLIPSTREAM:-build/slipstream}
-[[ -x $program ]] || { echo "bench_zero: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
-command -v mpirun >/dev/null || { echo "bench_zero: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
+source scripts/on_ranks.sh
 mkdir -p "$out"
 bench() {
   local name=$1
   shift
   {
-    echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), $(date -u +%F)"
     # Small layers: what they take is told, and moving their bytes must not need the cores of four ranks.
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none -np "$ranks" "$program" bench overlap configs/runs/quickstart.toml \
+    on_ranks "$ranks" bench overlap configs/runs/quickstart.toml \
       --steps "$steps" --csv "$out/$name.csv" --set model.width=64 --set model.heads=4 --set train.micro_batch_size=1 --set train.global_batch_size="$ranks" \
       --set overlap.bucket_size=256KiB --set overlap.first_bucket_size=64KiB --set comm.emulate.latency=50us "$@"
   } | tee "$out/$name.txt"

@@ -65,7 +65,7 @@ class Stream {
 struct StreamOptions {
   std::string name;
   int threads = 1;             // cpu: intra-op threads, the stream's own among them
-  bool high_priority = false;  // cuda: communication streams
+  bool high_priority = false;  // communication: short, and others wait for it
 };
 
 /// Memory taken once, freed once, zeroed, aligned to 4 KiB.

@@ -29,12 +29,6 @@ Layout layout_of(bool llama, int64_t tokens = 24) {
   return layout;
 }
 
-template <typename Change>
-Layout with(Layout layout, Change change) {
-  change(layout);
-  return layout;
-}
-
 void check_same_bits(const Trained& a, const Trained& b) {
   CHECK(a.hash == b.hash);
   CHECK(a.losses == b.losses);

@@ -54,12 +54,6 @@ void check_same_weights(const Trained& a, const Trained& b) {
   check_ranks_agree(a);
 }
 
-template <typename Change>
-Layout with(Layout layout, Change change) {
-  change(layout);
-  return layout;
-}
-
 }  // namespace
 
 TEST_CASE("the embedding's share travels as rows or dense as its size says", "[equivalence]") {

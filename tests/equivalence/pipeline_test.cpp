@@ -23,12 +23,6 @@ Layout layout_of(bool llama, int layers, int micro_batches) {
   return layout;
 }
 
-template <typename Change>
-Layout with(Layout layout, Change change) {
-  change(layout);
-  return layout;
-}
-
 void check_same_bits(const Trained& a, const Trained& b) {
   CHECK(a.hash == b.hash);
   CHECK(a.losses == b.losses);

@@ -25,12 +25,6 @@ Layout layout_of(bool llama, int layers, int micro_batches) {
   return layout;
 }
 
-template <typename Change>
-Layout with(Layout layout, Change change) {
-  change(layout);
-  return layout;
-}
-
 void check_same_bits(const Layout& kept) {
   const Trained expected = train(kept, kSteps);
   for (Recomputation how : kBoth) {

@@ -28,12 +28,6 @@ Layout layout_of(bool llama) {
   return layout;
 }
 
-template <typename Change>
-Layout with(Layout layout, Change change) {
-  change(layout);
-  return layout;
-}
-
 void check_same_model(const Trained& a, const Trained& b) {
   CHECK(a.names == b.names);
   REQUIRE((a.norms.size() == b.norms.size() && a.evaluations.size() == b.evaluations.size()));

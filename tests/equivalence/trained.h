@@ -92,6 +92,13 @@ struct Layout {
   ContextChunks chunks(int context_rank) const { return {.tokens = model.tokens, .ranks = context, .rank = context_rank}; }
 };
 
+/// The layout after change(layout).
+template <typename Change>
+Layout with(Layout layout, Change change) {
+  change(layout);
+  return layout;
+}
+
 struct Trained {
   std::vector<std::string> names;            // of tensors, sorted
   std::vector<std::vector<float>> weights;   // by tensor

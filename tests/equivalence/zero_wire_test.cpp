@@ -24,12 +24,6 @@ Layout zero(models::Family family, int stage, int ranks = 3) {
 }
 constexpr models::Family kFamilies[] = {models::Family::gpt2, models::Family::llama};
 
-template <typename Change>
-Layout with(Layout layout, Change change) {
-  change(layout);
-  return layout;
-}
-
 /// Bytes of a step on channels whose names begin with `channel`.
 int64_t sent(const Layout& layout, const std::string& channel) {
   const auto job = make_job(layout, 0);
