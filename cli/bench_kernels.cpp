@@ -47,8 +47,9 @@ struct Size {
 // The models of the comparison with PyTorch.
 constexpr Size kSizes[] = {{"small", 12, 64, 4, 128, 512, 65}, {"middle", 8, 256, 6, 384, 1536, 256}, {"gpt2", 4, 64, 12, 768, 3072, 50257}};
 
-// A turn lasts about so long; OpenMP's idle threads poll a few milliseconds before they sleep, which a pause outlasts.
-constexpr int64_t kTurnNs = 4'000'000;
+// A turn lasts about so long; OpenMP's idle threads poll a few milliseconds before they sleep, which a pause outlasts. Threads that
+// wake may share a core until the kernel's next look at the cores, some milliseconds later: so long the body runs before it is timed.
+constexpr int64_t kTurnNs = 4'000'000, kWarmNs = 10'000'000;
 constexpr auto kPause = std::chrono::milliseconds(6);
 
 using Body = std::function<void()>;
@@ -60,8 +61,11 @@ std::vector<double> interleaved_ns(const std::vector<Body>& bodies, int rounds) 
   for (int round = -1; round < rounds; ++round)
     for (size_t b = 0; b < bodies.size(); ++b) {
       std::this_thread::sleep_for(kPause);
-      bodies[b]();  // wakes threads, fills caches
-      const int64_t begin = monotonic_ns();
+      int64_t begin = monotonic_ns();
+      do
+        bodies[b]();
+      while (monotonic_ns() - begin < kWarmNs);
+      begin = monotonic_ns();
       for (int64_t i = 0; i < calls[b]; ++i) bodies[b]();
       const double ns = static_cast<double>(monotonic_ns() - begin) / static_cast<double>(calls[b]);
       if (round < 0)
