@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// As standard.h, with the vector intrinsics.
+// As standard.h, with the vector intrinsics where a set has them.
 
-#if defined(__x86_64__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
