@@ -370,8 +370,9 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   tied.vocab = vocab;
   tied.capacity = rows();
   tied.ready_piece = current();
-  // Rows of several micro-batches would have to be merged first; then the dense table travels.
-  tied.as_rows = tied.split && !shared() && options_.micro_batches == 1 && rows() * (4 * width + 4) < vocab * width * 4;
+  // Rows of several micro-batches would have to be merged first; then the dense table travels. Rows of all ranks arrive; of a table, which is also
+  // sent, two parts for every n-th (note 0003).
+  tied.as_rows = tied.split && options_.micro_batches == 1 && options_.ranks * rows() * (4 * width + 4) < 2 * vocab * width * 4;
   if (tied.as_rows) {
     tied.row_ids = buffers_.add({.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});
     tied.rows = buffers_.add({.name = "embedding.rows", .size_bytes = options_.ranks * rows() * width * 4, .owner = Owner::gradients});
@@ -379,7 +380,8 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
     const BufferId my_ids = buffers_.add({.name = "embedding.row_ids.mine", .size_bytes = rows() * 4, .owner = Owner::gradients, .is_view = true});
     const BufferId my_rows = buffers_.add({.name = "embedding.rows.mine", .size_bytes = rows() * width * 4, .owner = Owner::gradients, .is_view = true});
     const Slice row_ids = buffers_.whole(my_ids), packed = buffers_.whole(my_rows);
-    const kernels::EmbeddingRowsPack shape{.capacity = rows(), .tokens_total = rows(), .width = width, .dtype = options_.dtype};
+    const kernels::EmbeddingRowsPack shape{.capacity = rows(), .tokens_total = rows(), .width = width, .dtype = options_.dtype,
+                                           .first = vocab_begin(), .vocab = vocab_held(), .part = shared()};
     work("embedding_rows", kernels::embedding_rows_pack_cost(shape), {ids, dx}, {row_ids, packed}, [=](LaunchContext& c) {
       kernels::EmbeddingRowsPack args = shape;
       args.ids = c.as<int32_t>(ids);
