@@ -39,7 +39,8 @@ struct BenchCommand : RunOptions {
   std::vector<double> ratios;   // overlap: communication / compute; empty: the link of the run file; pipeline: hop / forward pass
   std::vector<int> zero;        // overlap: stages to measure instead of the ways of reducing; then a ratio is a layer's gather / its forward pass
   std::vector<int> prefetch = {1, 2};  // overlap: depths of stage 3
-  double layer_ms = 8;          // overlap: forward, of a paced layer of ZeRO
+  double layer_ms = 8;          // overlap: forward, of a paced layer of ZeRO; layers: of every layer
+  std::vector<int> chunks = {1, 2, 4, 8};  // layers: overlap.tensor_chunks
   double forward_ms = 20;       // pipeline: of a stage and micro-batch
   std::string export_dir;       // step: where weights and batch are written; empty: nowhere
   bool plain_loop = false;      // step: the same works in a plain loop
@@ -50,6 +51,7 @@ struct BenchCommand : RunOptions {
 };
 int bench_overlap(const BenchCommand& command);
 int bench_pipeline(const BenchCommand& command);
+int bench_layers(const BenchCommand& command);
 int bench_kernels(const BenchCommand& command);
 int bench_step(const BenchCommand& command);
 

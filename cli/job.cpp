@@ -86,7 +86,8 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   for (const std::vector<uint32_t>* pieces : {&model.forward, &model.backward})
     for (uint32_t piece : *pieces)
       for (const Work& work : model.pieces[piece].works) pass_s += seconds(work.cost) / static_cast<double>(config.parallel.pipeline);
-  const comm::WireCost hop = comm::wire_cost(Op::send, Algorithm::direct, 2, sizes.batch * sizes.tokens * sizes.width, sizes.dtype, price.link(Axis::pipeline));
+  const int64_t hop_elems = sizes.batch * sizes.tokens * sizes.width / (sizes.sequence_parallel ? sizes.tensor : 1);
+  const comm::WireCost hop = comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
   Dealing dealing{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
                   .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s};
   if (dealing.layers.empty()) dealing.layers = balanced_layers(model, parts, seconds);
@@ -205,7 +206,8 @@ std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, PlanOp
   return jobs;
 }
 
-FinishedJob build_finished_job(const JobRequest& request) {
+/// Jobs whose plans have no order yet; what is known of `finished` before that.
+std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& finished) {
   const Layout layout = resolve_layout(request.config, request.world);
   const slipstream::Batch batch = resolve_batch(request.config, layout.data);
   PlanOptions options = plan_options(request, layout);
@@ -216,7 +218,6 @@ FinishedJob build_finished_job(const JobRequest& request) {
   options.layers = dealing.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);
-  FinishedJob finished;
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
   // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every micro-batch.
@@ -229,6 +230,13 @@ FinishedJob build_finished_job(const JobRequest& request) {
   }
   for (const auto& job : jobs) finished.stages.push_back(job);
   finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];
+  return jobs;
+}
+
+FinishedJob build_finished_job(const JobRequest& request) {
+  FinishedJob finished;
+  const std::vector<std::shared_ptr<Job>> jobs = draft(request, finished);
+  const Mesh& mesh = jobs[0]->mesh;
   const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
   const auto finish = [&](Plan Job::*plan) {
     std::vector<comm::Stage> stages;
@@ -247,7 +255,7 @@ FinishedJob build_finished_job(const JobRequest& request) {
   std::vector<comm::Stage> stages;
   for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
   finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told);
-  if (options.double_buffer) {
+  if (jobs[0]->options.double_buffer) {
     for (size_t s = 0; s < jobs.size(); ++s) {
       swap_buffers(*jobs[s]);
       stages[s].alternate = &jobs[s]->train_swapped;
@@ -257,6 +265,18 @@ FinishedJob build_finished_job(const JobRequest& request) {
     finished.proof.pruned_count = pruned;
   }
   return finished;
+}
+
+int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
+  if (!request.config.parallel.sequence_parallel) return 0;
+  JobRequest asked = request;
+  asked.config.parallel.sequence_parallel = false;
+  FinishedJob without;
+  draft(asked, without);
+  int64_t saved_bytes = 0;
+  for (size_t s = 0; s < without.stages.size(); ++s)
+    saved_bytes = std::max(saved_bytes, without.stages[s]->buffers.total_bytes() - finished.stages[s]->buffers.total_bytes());
+  return saved_bytes;
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {

@@ -48,6 +48,9 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 /// Throws: ConfigError (sizes, layout, batch), PlanError.
 FinishedJob build_finished_job(const JobRequest& request);
 
+/// Memory that the rank of the stage that gains most would need more without parallel.sequence_parallel; 0 where it is not set. Pure.
+int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished);
+
 /// States of a rank (parameters, gradients, optimizer) as the planner places them, beside the formula of the ZeRO paper
 /// (Rajbhandari et al. 2020, figure 1) for the same bytes: of `parameters` each `whole`, and `shared` among the ranks.
 struct ZeroMemory {

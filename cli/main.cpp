@@ -54,7 +54,7 @@ int run(int argc, char** argv) {
   check_command->callback([&] { chosen = [&] { return check(check_options); }; });
 
   BenchCommand bench_options;
-  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, pipeline, kernels, step");
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, pipeline, layers, kernels, step");
   bench_command->require_subcommand(1);
   const auto bench_flags = [&](CLI::App* command) {
     run_file(command, bench_options);
@@ -76,6 +76,12 @@ int run(int argc, char** argv) {
   pipeline->add_option("--forward-ms", bench_options.forward_ms, "of a stage's forward pass of one micro-batch")->check(CLI::Range(0.1, 1e4));
   pipeline->add_option("--ratios", bench_options.ratios, "hop / forward pass of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
   pipeline->callback([&] { chosen = [&] { return bench_pipeline(bench_options); }; });
+  CLI::App* layers = bench_command->add_subcommand("layers", "what travels inside layers that sleep: sums of tensor parallelism by chunks, the ring");
+  bench_flags(layers);
+  layers->add_option("--layer-ms", bench_options.layer_ms, "what a layer takes forward")->check(CLI::PositiveNumber);
+  layers->add_option("--ratios", bench_options.ratios, "communication / compute; of a ring alone: hop / block")->delimiter(',')->check(CLI::PositiveNumber);
+  layers->add_option("--chunks", bench_options.chunks, "overlap.tensor_chunks, for instance 1,2,4,8")->delimiter(',')->check(CLI::Range(1, 4096));
+  layers->callback([&] { chosen = [&] { return bench_layers(bench_options); }; });
   CLI::App* kernels_command = bench_command->add_subcommand("kernels", "every op at the sizes of three models beside its bound");
   kernels_command->add_option("--only", bench_options.only, "rows of 'op dtype size' that hold this text, for instance matmul or 'float32 gpt2'");
   kernels_command->add_option("--threads", bench_options.threads, "of the compute stream, for instance 1,2")->delimiter(',')->check(CLI::Range(1, 1024));

@@ -143,6 +143,14 @@ void print_recomputation(const Planned& planned) {
              planned.finished.stages.size() > 1 ? fmt::format(" (stage {})", most->stage()) : "");
 }
 
+void print_sequence_parallelism(const Planned& planned) {
+  const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
+  if (!planned.config.parallel.sequence_parallel) return;
+  const int64_t saved = saved_by_sequence_parallelism({.config = planned.config, .world = planned.finished.job->mesh.world(), .vocab = planned.vocab, .machine = planned.machine},
+                                                      planned.finished);
+  fmt::print("sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n", ranks, format_bytes(saved));
+}
+
 void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
@@ -162,6 +170,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
   fmt::print("memory of a rank:\n{}", memory_table(job));
   print_recomputation(planned);
+  print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
     const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh));
     fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));

@@ -124,9 +124,6 @@ void validate_layout(const RunConfig& config) {
                                                    : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
   if (config.parallel.sequence_parallel && config.parallel.tensor == 1)
     throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
-  if (config.parallel.sequence_parallel && config.train.recompute != Recompute::none)
-    throw ConfigError("parallel.sequence_parallel is not supported together with train.recompute: what is gathered from other ranks cannot be made again "
-                      "yet. Use train.recompute = \"none\", or parallel.sequence_parallel = false.");
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError("zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "

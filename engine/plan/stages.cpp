@@ -73,7 +73,19 @@ class Cutter {
     for (uint32_t piece : model_.evaluate) chunk_of(piece).evaluate.push_back(piece);
   }
 
+  /// Buffers that only works that wait touch: what is sent there waits with them.
+  Set touched_later(const Chunk& chunk) const {
+    Set later, now;
+    for (uint32_t piece : chunk.backward)
+      for (const Work& work : model_.pieces[piece].works)
+        for (const std::vector<Slice>* slices : {&work.reads, &work.writes})
+          for (const Slice& slice : *slices) (may_wait(buffers_, work) ? later : now).insert(slice.buffer);
+    for (BufferId buffer : now) later.erase(buffer);
+    return later;
+  }
+
   void split_backward(Chunk& chunk) {
+    const Set later = touched_later(chunk);
     Pieces inputs;
     for (uint32_t index : chunk.backward) {
       Piece weight{.name = model_.pieces[index].name + ".weight", .layer = model_.pieces[index].layer};
@@ -81,6 +93,9 @@ class Cutter {
       const auto waits = std::stable_partition(piece.works.begin(), piece.works.end(), [&](const Work& w) { return !may_wait(buffers_, w); });
       weight.works.assign(waits, piece.works.end());
       piece.works.erase(waits, piece.works.end());
+      const auto sent = std::stable_partition(piece.communications.begin(), piece.communications.end(), [&](const Communication& c) { return !later.contains(c.to.buffer); });
+      weight.communications.assign(sent, piece.communications.end());
+      piece.communications.erase(sent, piece.communications.end());
       Set written;
       for (const Work& work : weight.works)
         for (const Slice& slice : work.writes) written.insert(slice.buffer);
@@ -90,7 +105,7 @@ class Cutter {
       weight.ready.assign(moved, piece.ready.end());
       piece.ready.erase(moved, piece.ready.end());
       if (!piece.works.empty() || !piece.communications.empty()) inputs.push_back(index);
-      if (weight.works.empty()) continue;
+      if (weight.works.empty() && weight.communications.empty()) continue;
       chunk.weight.push_back(static_cast<uint32_t>(model_.pieces.size()));
       model_.pieces.push_back(std::move(weight));  // invalidates `piece`
     }
@@ -108,14 +123,14 @@ class Cutter {
       done = static_cast<size_t>(std::count_if(inputs.begin(), inputs.end(), [&](uint32_t i) {
         return std::find(chunk.backward.begin(), chunk.backward.end(), i) <= at;
       }));
-      for (const Work& work : model_.pieces[weight].works)
-        for (const Slice& read : work.reads)
-          for (size_t i = done; i < inputs.size() && is_temporary(read.buffer); ++i)
-            model_.for_accesses(inputs[i], [&](const Slice& slice, bool is_write) {
-              if (is_write && slice.buffer == read.buffer)
-                throw PlanError("[plan] {} reads {}, which {} overwrites before the schedule runs it. Build the model with "
-                                "split_backward.", model_.pieces[weight].name, buffers_[read.buffer].name, model_.pieces[inputs[i]].name);
-            });
+      model_.for_accesses(weight, [&](const Slice& read, bool writes) {
+        for (size_t i = done; !writes && i < inputs.size() && is_temporary(read.buffer); ++i)
+          model_.for_accesses(inputs[i], [&](const Slice& slice, bool is_write) {
+            if (is_write && slice.buffer == read.buffer)
+              throw PlanError("[plan] {} reads {}, which {} overwrites before the schedule runs it. Build the model with "
+                              "split_backward.", model_.pieces[weight].name, buffers_[read.buffer].name, model_.pieces[inputs[i]].name);
+          });
+      });
     }
   }
 

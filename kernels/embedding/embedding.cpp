@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
@@ -98,8 +99,18 @@ void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args) 
   if (args.width > 0) require_pointers("embedding_rows_pack", {args.dy, args.rows});
   if (context.kind == DeviceKind::cuda) return embedding_rows_pack_cuda(context, args);
   const int64_t vocab = require_ids("embedding_rows_pack", args.ids, args.tokens_total, 0);
-  const Chains chains = chains_of(args.ids, args.tokens_total, vocab);
-  SLIP_CALL_ISA(embedding_rows_pack_cpu(context, args, chains))
+  EmbeddingRowsPack local = args;
+  thread_local std::vector<int32_t> held;  // ids from the table's first row; -1: of another part
+  if (args.part) {
+    held.resize(static_cast<size_t>(args.tokens_total));
+    for (int64_t row = 0; row < args.tokens_total; ++row) {
+      const int64_t id = args.ids[row] - args.first;
+      held[static_cast<size_t>(row)] = id >= 0 && id < args.vocab ? static_cast<int32_t>(id) : -1;
+    }
+    local.ids = held.data();
+  }
+  const Chains chains = chains_of(local.ids, args.tokens_total, args.part ? args.vocab : vocab);
+  SLIP_CALL_ISA(embedding_rows_pack_cpu(context, local, chains))
 }
 
 void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {

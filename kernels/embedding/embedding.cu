@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args)
     for (int w = 0; w < kThreads / kWarp; ++w) first = first && counts[w] == 0;
     __syncthreads();
   }
-  if (kFinish == Finish::write_row && thread == 0) args.row_ids[row] = first ? id : -1;
+  if (kFinish == Finish::write_row && thread == 0) args.row_ids[row] = first ? static_cast<int32_t>(held) : -1;
   if (!first) {
     if (kFinish == Finish::write_row)
       for (int64_t column = thread; column < args.width; column += kThreads) args.out[row * args.width + column] = 0.0f;
@@ -163,7 +163,8 @@ void embedding_rows_pack_cuda(LaunchContext& context, const EmbeddingRowsPack& a
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     add_equal_rows<Finish::write_row>(context, EqualRows<T>{args.ids, static_cast<const T*>(args.dy), args.rows, args.row_ids,
-                                                            args.tokens_total, args.width, std::numeric_limits<int32_t>::max(), 0});
+                                                            args.tokens_total, args.width, args.part ? args.vocab : int64_t{std::numeric_limits<int32_t>::max()},
+                                                            args.part ? args.first : 0});
   });
 }
 

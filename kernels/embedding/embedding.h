@@ -48,7 +48,7 @@ struct PositionBackward {
 };
 
 /// The gradient of EmbeddingBackward as rows: equal ids are combined. The row of an id's first occurrence holds the sum
-/// in token order; later occurrences get row_ids = -1 and a row of zeros.
+/// in token order; later occurrences, and ids that the table does not have, get row_ids = -1 and a row of zeros.
 struct EmbeddingRowsPack {
   const int32_t* ids = nullptr;                       // [tokens_total]
   const void* dy = nullptr;                           // [tokens_total, width]
@@ -56,6 +56,8 @@ struct EmbeddingRowsPack {
   float* rows = nullptr;                              // [capacity, width]
   int64_t capacity = 0, tokens_total = 0, width = 0;  // capacity == tokens_total
   DType dtype = DType::f32;
+  int64_t first = 0, vocab = 0;  // part: of a larger table, rows first .. first + vocab; row_ids count from its first row
+  bool part = false;
 };
 
 /// dtable[v] += (sum over ranks, in rank order, of that rank's row for v). The sum over ranks is formed first and added

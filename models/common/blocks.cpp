@@ -12,7 +12,6 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
-#include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/residual/residual.h"
@@ -151,45 +150,37 @@ void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) 
   spec_.pieces.back().ready.push_back({parameter, begin_elems, elems});
 }
 
-void SpecBuilder::linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu) {
-  add_linear(x, weight, bias, y, in, out, pre_gelu, true);
-}
-
-void SpecBuilder::partial_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out) {
-  add_linear(x, weight, bias, y, in, out, {}, options_.tensor_index == 0);
-}
-
-void SpecBuilder::add_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu, bool adds_bias) {
-  const Slice w = value(weight);
-  const Slice b = bias < 0 ? Slice{} : value(static_cast<uint32_t>(bias));  // read on all ranks, so that their plans are the same
-  const kernels::MatmulForward shape{.rows = rows_of(y, out), .in = in, .out = out, .dtype = options_.dtype};
-  work("matmul", kernels::matmul_forward_cost(shape), with({x, w}, b), with({y}, pre_gelu), [=](LaunchContext& c) {
+void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias) {
+  const Slice weight = value(w.weight);
+  const Slice bias = w.bias < 0 ? Slice{} : value(static_cast<uint32_t>(w.bias));  // read on all ranks, so that their plans are the same
+  const kernels::MatmulForward shape{.rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype};
+  work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu), [=](LaunchContext& c) {
     kernels::MatmulForward args = shape;
     args.x = c.at(x);
-    args.weight = c.at(w);
-    args.bias = b.size_bytes > 0 && adds_bias ? c.at(b) : nullptr;
+    args.weight = c.at(weight);
+    args.bias = bias.size_bytes > 0 && adds_bias ? c.at(bias) : nullptr;
     args.y = c.at(y);
     args.pre_activation = pre_gelu.size_bytes > 0 ? c.at(pre_gelu) : nullptr;
     kernels::matmul_forward(c, args);
   });
 }
 
-void SpecBuilder::linear_input_gradient(Slice dy, uint32_t weight, Slice dx, int64_t in, int64_t out) {
-  const Slice w = value(weight);
-  const kernels::MatmulBackwardInput shape{.rows = rows_of(dx, in), .in = in, .out = out, .dtype = options_.dtype};
-  work("matmul_input_gradient", kernels::matmul_backward_input_cost(shape), {dy, w}, {dx}, [=](LaunchContext& c) {
+void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx) {
+  const Slice weight = value(w.weight);
+  const kernels::MatmulBackwardInput shape{.rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
+  work("matmul_input_gradient", kernels::matmul_backward_input_cost(shape), {dy, weight}, {dx}, [=](LaunchContext& c) {
     kernels::MatmulBackwardInput args = shape;
     args.dy = c.at(dy);
-    args.weight = c.at(w);
+    args.weight = c.at(weight);
     args.dx = c.at(dx);
     kernels::matmul_backward_input(c, args);
   });
 }
 
-void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int64_t bias, int64_t in, int64_t out) {
-  const Slice dw = gradient(weight);
-  const Slice db = bias < 0 ? Slice{} : gradient(static_cast<uint32_t>(bias));
-  const kernels::MatmulBackwardWeight shape{.rows = rows_of(x, in), .in = in, .out = out, .dtype = options_.dtype};
+void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, const Linear& w) {
+  const Slice dw = gradient(w.weight);
+  const Slice db = w.bias < 0 ? Slice{} : gradient(static_cast<uint32_t>(w.bias));
+  const kernels::MatmulBackwardWeight shape{.rows = rows_of(x, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), with({x, dy, dw}, db), with({dw}, db),
        [=](LaunchContext& c) {
          kernels::MatmulBackwardWeight args = shape;
@@ -200,19 +191,8 @@ void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int
          args.accumulate = accumulate(c);
          kernels::matmul_backward_weight(c, args);
        });
-  ready(weight);
-  if (bias >= 0) ready(static_cast<uint32_t>(bias));
-}
-
-void SpecBuilder::gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width) {
-  const kernels::GeluBackward shape{.elems = rows_of(dx, width) * width, .dtype = options_.dtype};
-  work("gelu_gradient", kernels::gelu_backward_cost(shape), {dy, x}, {dx}, [=](LaunchContext& c) {
-    kernels::GeluBackward args = shape;
-    args.dy = c.at(dy);
-    args.x = c.at(x);
-    args.dx = c.at(dx);
-    kernels::gelu_backward(c, args);
-  });
+  ready(w.weight);
+  if (w.bias >= 0) ready(static_cast<uint32_t>(w.bias));
 }
 
 void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
@@ -296,7 +276,7 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
 }
 
 void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
-  linear(hidden, table, -1, logits_, options_.width, options_.vocab);
+  linear(hidden, {.weight = table, .in = options_.width, .out = options_.vocab}, logits_);
   const Slice logits = logits_, targets = targets_, row_losses = row_losses_, part = loss_part_;
   const kernels::CrossEntropy shape{.rows = rows(), .vocab = options_.vocab, .stride = options_.vocab,
                                     .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
@@ -333,7 +313,7 @@ void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, st
 }
 
 void SpecBuilder::head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c) {
-  linear_input_gradient(chunk(logits_, c), table, chunk(d_hidden, c), options_.width, vocab_rows());
+  linear_input_gradient(chunk(logits_, c), {.weight = table, .in = options_.width, .out = vocab_rows()}, chunk(d_hidden, c));
 }
 
 void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces) {
@@ -390,8 +370,9 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   tied.vocab = vocab;
   tied.capacity = rows();
   tied.ready_piece = current();
-  // Rows of several micro-batches would have to be merged first; then the dense table travels.
-  tied.as_rows = tied.split && !shared() && options_.micro_batches == 1 && rows() * (4 * width + 4) < vocab * width * 4;
+  // Rows of several micro-batches would have to be merged first; then the dense table travels. Rows of all ranks arrive; of a table, which is also
+  // sent, two parts for every n-th (note 0003).
+  tied.as_rows = tied.split && options_.micro_batches == 1 && options_.ranks * rows() * (4 * width + 4) < 2 * vocab * width * 4;
   if (tied.as_rows) {
     tied.row_ids = buffers_.add({.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});
     tied.rows = buffers_.add({.name = "embedding.rows", .size_bytes = options_.ranks * rows() * width * 4, .owner = Owner::gradients});
@@ -399,7 +380,8 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
     const BufferId my_ids = buffers_.add({.name = "embedding.row_ids.mine", .size_bytes = rows() * 4, .owner = Owner::gradients, .is_view = true});
     const BufferId my_rows = buffers_.add({.name = "embedding.rows.mine", .size_bytes = rows() * width * 4, .owner = Owner::gradients, .is_view = true});
     const Slice row_ids = buffers_.whole(my_ids), packed = buffers_.whole(my_rows);
-    const kernels::EmbeddingRowsPack shape{.capacity = rows(), .tokens_total = rows(), .width = width, .dtype = options_.dtype};
+    const kernels::EmbeddingRowsPack shape{.capacity = rows(), .tokens_total = rows(), .width = width, .dtype = options_.dtype,
+                                           .first = vocab_begin(), .vocab = vocab_held(), .part = shared()};
     work("embedding_rows", kernels::embedding_rows_pack_cost(shape), {ids, dx}, {row_ids, packed}, [=](LaunchContext& c) {
       kernels::EmbeddingRowsPack args = shape;
       args.ids = c.as<int32_t>(ids);

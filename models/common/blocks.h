@@ -21,6 +21,23 @@ struct TokenChunk {
   int index = 0, count = 1;
 };
 
+/// y = x weight^T (+ bias): a weight [out, in] as this rank holds it.
+struct Linear {
+  uint32_t weight = 0;
+  int64_t bias = -1;  // -1: none
+  int64_t in = 0, out = 0;
+};
+
+/// A layer norm if there is a bias, else an RMS norm; and what its forward pass leaves for its backward pass.
+struct Norm {
+  uint32_t weight = 0;
+  int64_t bias = -1;
+  Slice mean = {}, inv_std = {};  // float [own_rows]; an RMS norm has no mean
+  Slice partial = {};             // gradients of weight and bias, when they are this rank's share of a sum
+
+  std::vector<uint32_t> parameters() const { return bias < 0 ? std::vector{weight} : std::vector{weight, static_cast<uint32_t>(bias)}; }
+};
+
 /// Builds a ModelSpec piece by piece.
 class SpecBuilder {
  public:
@@ -46,8 +63,8 @@ class SpecBuilder {
   Slice own(Slice rows, TokenChunk c) const;
   /// Behind the current piece: chunk c of `partial` is summed over the ranks that share a layer; into chunk c of `sum` (own rows), or in place.
   void reduce(Slice partial, TokenChunk c, Slice sum = {});
-  /// Behind the current piece: with sequence parallelism every rank's sub-block of chunk c, in place; else nothing.
-  void gather(Slice rows, TokenChunk c);
+  /// Behind the current piece, with sequence parallelism: chunk c of `all` from every rank's part of it, of which this one has `part`. Else nothing.
+  void gather(Slice part, Slice all, TokenChunk c);
   /// Adds the pieces of token-wise stages in chunks: stage s of chunk c comes right after stage s - 1 of chunk c + 1, so that what is behind stage
   /// s - 1 of chunk c travels under it. On one rank stages of one name and layer are one piece. `add` is called for every piece.
   struct Stage {
@@ -105,12 +122,21 @@ class SpecBuilder {
 
   // Works. How many rows they have is what their operands have: a buffer, or a chunk of it. Weights are [out, in].
   // `weight_gradient` and friends overwrite on the first micro-batch and add afterwards.
-  void linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu = {});
+  void linear(Slice x, const Linear& w, Slice y, Slice pre_gelu = {}) { add_linear(x, w, y, pre_gelu, true); }
   /// linear() of which the sum over the ranks that share the layer is the result: the bias is added by the first.
-  void partial_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out);
-  void linear_input_gradient(Slice dy, uint32_t weight, Slice dx, int64_t in, int64_t out);
-  void linear_weight_gradient(Slice x, Slice dy, uint32_t weight, int64_t bias, int64_t in, int64_t out);
+  void partial_linear(Slice x, const Linear& w, Slice y) { add_linear(x, w, y, {}, options_.tensor_index == 0); }
+  void linear_input_gradient(Slice dy, const Linear& w, Slice dx);
+  void linear_weight_gradient(Slice x, Slice dy, const Linear& w);
+  /// y = norm(x + delta), the sum stored; without delta y = norm(x).
+  void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
+  /// dx = (residual) + d norm(x); the norm's parameters are ready after the piece of the last chunk, or their shares on their way.
+  void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {});
   void gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width);
+  /// y = silu(gate) up, gate_up [.., 2 width].
+  void swiglu(Slice gate_up, Slice y, int64_t width);
+  void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
+  /// Rotates q and k inside packed qkv, in place; `inverse` is the backward.
+  void rotate(Slice qkv, bool inverse);
   void attention(Slice qkv, Slice out, Slice lse);
   void attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
 
@@ -152,14 +178,18 @@ class SpecBuilder {
 
   int64_t head_dim() const { return options_.width / options_.heads; }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
-  Slice norm_workspace() const { return norm_workspace_; }
   Slice attention_workspace() const { return attention_workspace_; }
 
   /// Takes the finished spec.
   ModelSpec finish(std::string description);
 
  private:
-  void add_linear(Slice x, uint32_t weight, int64_t bias, Slice y, int64_t in, int64_t out, Slice pre_gelu, bool adds_bias);
+  void add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias);
+  void layer_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
+  void rms_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
+  void layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
+  void rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
+  Slice rotary_table();
   void communicate(Communication task, TokenChunk c);
   int64_t vocab_begin() const { return options_.tensor_index * vocab_rows(); }
   int64_t vocab_held() const;  // rows of a table that are no padding
@@ -175,7 +205,7 @@ class SpecBuilder {
   Slice ids_, targets_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
   Slice loss_parts_;  // of all ranks that share the vocabulary
-  Slice norm_workspace_, attention_workspace_, norm_partial_;
+  Slice norm_workspace_, attention_workspace_, norm_partial_, rotary_;
 };
 
 }  // namespace slipstream::models

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learned positions of a rank that holds two chunks of every sequence: their rows side by side, and their gradients back in place.
+// Positions of tokens: rotary tables, and the learned positions of a rank that holds two chunks of every sequence, whose rows lie side by side
+// and whose gradients go back in place.
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "kernels/cast/cast.h"
+#include "kernels/rope/rope.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "models/common/blocks.h"
 
@@ -18,6 +22,42 @@ Slice rows_of_chunk(const ContextChunks& chunks, int which, const Slice& table, 
 Slice half(int which, const Slice& own) { return {own.buffer, own.begin_bytes + which * own.size_bytes / 2, own.size_bytes / 2}; }
 
 }  // namespace
+
+Slice SpecBuilder::rotary_table() {
+  if (rotary_.size_bytes > 0) return rotary_;
+  const int64_t hd = head_dim();
+  rotary_ = scratch("rotary_table", bytes_of((options_.context_ranks > 1 ? options_.tokens : options_.context) * hd, DType::f32));
+  spec_.constants.push_back({rotary_.buffer, [o = options_, hd](std::byte* host) {
+                               auto* const table = reinterpret_cast<float*>(host);
+                               if (o.context_ranks == 1) return kernels::rope_table(table, o.context, hd, o.rope_theta);
+                               // Row t of the table turns token t, which has another position in its sequence.
+                               std::vector<float> whole(static_cast<size_t>(o.context * hd));
+                               kernels::rope_table(whole.data(), o.context, hd, o.rope_theta);
+                               for (int64_t t = 0; t < o.tokens; ++t) std::copy_n(whole.data() + o.chunks().position(t) * hd, hd, table + t * hd);
+                             }});
+  return rotary_;
+}
+
+void SpecBuilder::rotate(Slice qkv, bool inverse) {
+  const int64_t hd = head_dim(), k_bytes = heads() * hd * size_of(options_.dtype);
+  const Slice table = rotary_table();
+  const kernels::Rope q{.batch = options_.batch, .tokens = options_.tokens, .heads = heads(), .head_dim = hd,
+                        .row_stride = qkv_width(), .theta = options_.rope_theta, .inverse = inverse, .dtype = options_.dtype};
+  kernels::Rope k = q;
+  k.heads = kv_heads();
+  Cost cost = kernels::rope_cost(q);
+  cost += kernels::rope_cost(k);
+  work(inverse ? "rope_inverse" : "rope", cost, {qkv, table}, {qkv}, [=](LaunchContext& c) {
+    kernels::Rope args = q;
+    args.x = c.at(qkv);
+    args.table = c.as<float>(table);
+    kernels::rope(c, args);
+    args = k;
+    args.x = c.at(qkv) + k_bytes;
+    args.table = c.as<float>(table);
+    kernels::rope(c, args);
+  });
+}
 
 Slice SpecBuilder::own_positions(Slice positions) {
   const int64_t row_bytes = bytes_of(options_.width, options_.dtype);

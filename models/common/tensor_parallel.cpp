@@ -53,9 +53,9 @@ void SpecBuilder::reduce(Slice partial, TokenChunk c, Slice sum) {
   communicate(std::move(task), c);
 }
 
-void SpecBuilder::gather(Slice rows, TokenChunk c) {
+void SpecBuilder::gather(Slice part, Slice all, TokenChunk c) {
   if (!own_tokens()) return;
-  Communication task{.name = "all_gather", .channel = kGatherChannel, .op = Op::all_gather, .from = own(rows, c), .to = chunk(rows, c), .dtype = options_.dtype};
+  Communication task{.name = "all_gather", .channel = kGatherChannel, .op = Op::all_gather, .from = part, .to = chunk(all, c), .dtype = options_.dtype};
   task.elems = task.from.size_bytes / size_of(options_.dtype);
   communicate(std::move(task), c);
 }
@@ -129,7 +129,7 @@ Slice SpecBuilder::loss_parts(int rank) const { return chunk(loss_parts_, {rank,
 
 void SpecBuilder::head_part(Slice hidden, uint32_t table, TokenChunk c) {
   const Slice logits = chunk(logits_, c), targets = chunk(targets_, c), parts = chunk(loss_parts(options_.tensor_index), c);
-  linear(chunk(hidden, c), table, -1, logits, options_.width, vocab_rows());
+  linear(chunk(hidden, c), {.weight = table, .in = options_.width, .out = vocab_rows()}, logits);
   const kernels::CrossEntropyPart shape{.rows = rows() / c.count, .vocab = vocab_held(), .stride = vocab_rows(), .first = vocab_begin(),
                                         .whole_vocab = options_.vocab, .dtype = options_.dtype};
   work("cross_entropy_part", kernels::cross_entropy_part_cost(shape), {logits, targets}, {parts}, [=](LaunchContext& context) {

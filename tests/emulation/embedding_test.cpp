@@ -98,37 +98,39 @@ TEST_CASE("embedding: ids outside the vocabulary are left out of the gradient") 
 }
 
 TEST_CASE("embedding: packed rows and their sum have the CPU's bits") {
-  for (const Shape& s : kShapes) {
-    CAPTURE(s.batch, s.tokens, s.width, s.vocab);
-    const int64_t ranks = s.batch + 1, capacity = s.tokens;
-    const DType dtype = s.width % 2 ? DType::f32 : DType::bf16;
-    std::vector<int32_t> host_ids(static_cast<size_t>(ranks * capacity));
-    std::vector<float> host_rows(static_cast<size_t>(ranks * capacity * s.width));
-    const Doubles head = random_doubles(s.vocab * s.width, DType::f32, 9);
-    Tensor host_total(head, DType::f32);
-    LaunchContext cpu = cpu_context();
-    std::vector<std::vector<int32_t>> ids;
-    std::vector<Doubles> dy;
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      ids.push_back(ids_of(capacity, s.vocab, static_cast<uint32_t>(rank)));
-      dy.push_back(random_doubles(capacity * s.width, dtype, static_cast<uint32_t>(20 + rank)));
-      Tensor mine(dy.back(), dtype);
-      embedding_rows_pack(cpu, {ids.back().data(), mine.data(), host_ids.data() + rank * capacity, host_rows.data() + rank * capacity * s.width,
-                                capacity, capacity, s.width, dtype});
-    }
-    embedding_rows_add(cpu, {host_ids.data(), host_rows.data(), host_total.data<float>(), ranks, capacity, s.width, s.vocab});
-    for_orders([&](LaunchContext& context) {
-      OnDevice row_ids(ranks * capacity, DType::i32, "row_ids"), rows(ranks * capacity * s.width, DType::f32, "rows"), total(head, DType::f32, "dtable");
+  for (const Shape& s : kShapes)
+    for (bool part : {false, true}) {
+      CAPTURE(s.batch, s.tokens, s.width, s.vocab, part);
+      const int64_t first = part ? s.vocab / 3 : 0, held = s.vocab - first;  // part: the last two thirds of the table
+      const int64_t ranks = s.batch + 1, capacity = s.tokens;
+      const DType dtype = s.width % 2 ? DType::f32 : DType::bf16;
+      std::vector<int32_t> host_ids(static_cast<size_t>(ranks * capacity));
+      std::vector<float> host_rows(static_cast<size_t>(ranks * capacity * s.width));
+      const Doubles head = random_doubles(held * s.width, DType::f32, 9);
+      Tensor host_total(head, DType::f32);
+      LaunchContext cpu = cpu_context();
+      std::vector<std::vector<int32_t>> ids;
+      std::vector<Doubles> dy;
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        OnDevice my_ids(ids[static_cast<size_t>(rank)], "ids"), mine(dy[static_cast<size_t>(rank)], dtype, "dy");
-        embedding_rows_pack(context, {my_ids.data<int32_t>(), mine.data(), row_ids.data<int32_t>(rank * capacity),
-                                      rows.data<float>(rank * capacity * s.width), capacity, capacity, s.width, dtype});
+        ids.push_back(ids_of(capacity, s.vocab, static_cast<uint32_t>(rank)));
+        dy.push_back(random_doubles(capacity * s.width, dtype, static_cast<uint32_t>(20 + rank)));
+        Tensor mine(dy.back(), dtype);
+        embedding_rows_pack(cpu, {ids.back().data(), mine.data(), host_ids.data() + rank * capacity, host_rows.data() + rank * capacity * s.width,
+                                  capacity, capacity, s.width, dtype, first, held, part});
       }
-      CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
-      CHECK(rows.doubles() == Doubles(host_rows.begin(), host_rows.end()));
-      embedding_rows_add(context, {row_ids.data<int32_t>(), rows.data<float>(), total.data<float>(), ranks, capacity, s.width, s.vocab});
-      CHECK(total.doubles() == host_total.doubles());
-      CHECK((row_ids.intact() && rows.intact() && total.intact()));
-    });
-  }
+      embedding_rows_add(cpu, {host_ids.data(), host_rows.data(), host_total.data<float>(), ranks, capacity, s.width, held});
+      for_orders([&](LaunchContext& context) {
+        OnDevice row_ids(ranks * capacity, DType::i32, "row_ids"), rows(ranks * capacity * s.width, DType::f32, "rows"), total(head, DType::f32, "dtable");
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+          OnDevice my_ids(ids[static_cast<size_t>(rank)], "ids"), mine(dy[static_cast<size_t>(rank)], dtype, "dy");
+          embedding_rows_pack(context, {my_ids.data<int32_t>(), mine.data(), row_ids.data<int32_t>(rank * capacity),
+                                        rows.data<float>(rank * capacity * s.width), capacity, capacity, s.width, dtype, first, held, part});
+        }
+        CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
+        CHECK(rows.doubles() == Doubles(host_rows.begin(), host_rows.end()));
+        embedding_rows_add(context, {row_ids.data<int32_t>(), rows.data<float>(), total.data<float>(), ranks, capacity, s.width, held});
+        CHECK(total.doubles() == host_total.doubles());
+        CHECK((row_ids.intact() && rows.intact() && total.intact()));
+      });
+    }
 }

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 #include "cli/job.h"
+#include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
@@ -325,6 +327,36 @@ TEST_CASE("every hop of a ring has something to travel under", "[context]") {
       CHECK(flops >= 4 * job->model.batch * 4 * 8 * 2 * (12 / context) * (12 / context));
     }
     CHECK(hops == 2 * 3 * (context - 1));
+  }
+}
+
+TEST_CASE("a ring carries what its busiest rank needs, and every byte of it is counted", "[context]") {
+  for (int context : {2, 3, 4}) {
+    const Layout layout = with(layout_of(true, 24), [&](Layout& l) { l.context = context; });
+    const auto job = make_job(layout, 0);
+    std::map<std::string, int64_t> sent;
+    for (const Task& task : job->train.tasks)
+      if (task.op == Op::exchange) sent[job->channels[task.channel].name] += comm::wire_bytes(task.op, task.algorithm, context, task.elems, task.dtype);
+    const models::ModelOptions& o = layout.model;
+    const int64_t hop_elems = layout.micro_batch * 24 / context * 2 * o.kv_heads * (o.width / o.heads);
+    CAPTURE(context);
+    // Keys go around in the forward and in the backward pass, all but the last hop home; their gradients go home, in float.
+    CHECK(sent["ring"] == o.layers * 2 * (context - 1) * hop_elems * 4);
+    CHECK(sent["ring_gradients"] == o.layers * (context - 1) * hop_elems * 4);
+    // By the mask: chunks of others' keys that some query of a rank sees. The rank with the last chunk sees all of them, so a hop that leaves out
+    // what other ranks do not need takes no less time.
+    int most = 0, all = 0;
+    for (int rank = 0; rank < context; ++rank) {
+      int needed = 0;
+      for (int chunk = 0; chunk < 2 * context; ++chunk) {
+        const bool own = chunk == rank || chunk == 2 * context - 1 - rank;
+        needed += !own && (chunk < rank || chunk < 2 * context - 1 - rank) ? 1 : 0;
+      }
+      most = std::max(most, needed);
+      all += needed;
+    }
+    CHECK(most * hop_elems / 2 == (context - 1) * hop_elems);
+    CHECK(4 * all == 3 * context * most);  // three quarters
   }
 }
 

@@ -73,7 +73,8 @@ inline std::vector<Layout> strategies(bool everything) {
       l.context = 2, l.model.tokens = l.model.context = 8, l.zero_stage = 3, l.micro_batches = 2;
     });
     for (bool sequence : {false, true})
-      add(model + "tensor 2" + (sequence ? ", sequence parallel" : "") + ", 2 chunks, 2 micro-batches", family, [&](Layout& l) {
+      add(model + "tensor 2" + (sequence ? ", sequence parallel, recompute full" : "") + ", 2 chunks, 2 micro-batches", family, [&](Layout& l) {
+        l.recompute = sequence ? Recomputation::full : Recomputation::none;
         l.model.tokens = l.model.context = 6;
         l.ranks = 1, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2, l.micro_batches = 2;
       });

@@ -2,8 +2,10 @@
 // Ranks that share layers train the model of one rank: sums of halves instead of wholes, so to a rounding error; and the
 // same bits wherever the order of additions is the same.
 
+#include <algorithm>
 #include <cstdio>
 
+#include "comm/link.h"
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
 #include "tests/equivalence/trained.h"
@@ -26,6 +28,15 @@ Layout layout_of(bool llama) {
   layout.model.vocab = 151;  // of four ranks with 64 rows each one has padding only
   layout.model.tokens = layout.model.context = 8;
   return layout;
+}
+
+/// Spine items between the one that a task begins behind and the one that waits for it.
+std::string under_task(const Plan& plan, const std::string& name) {
+  std::string names;
+  for (const Task& task : plan.tasks)
+    if (task.name == name && task.before)
+      for (ItemId i = task.after[0].item + 1; i < task.before->item; ++i) names += plan.spine[i].name + " ";
+  return names;
 }
 
 void check_same_model(const Trained& a, const Trained& b) {
@@ -149,32 +160,106 @@ TEST_CASE("every wait of a tensor-parallel plan is needed", "[tensor][mutation]"
         const Layout layout = with(layout_of(llama), [&](Layout& l) {
           l.model.split_tied_embedding = zero == 0;
           l.ranks = zero > 0 ? 2 : 1, l.zero_stage = zero, l.micro_batches = 2, l.micro_batch = 2, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2;
+          // What is gathered again, after it was made again, in a pass of its own, from a stage that sent a share.
+          if (sequence && zero == 1) l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.recompute = Recomputation::full;
+          if (sequence && zero == 3) l.recompute = Recomputation::selective;
         });
-        const auto job = make_job(layout, 1);
-        const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
-        const auto seams = comm::link_all(runs, job->channels);
-        REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
-        const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
-        waits += mutations.waits;
-        CAPTURE(llama, sequence, zero, mutations.redundant_names, mutations.missed_names);
-        CHECK(mutations.caught == mutations.waits);
+        for (const auto& job : make_jobs(layout, 1)) {
+          const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
+          const auto seams = comm::link_all(runs, job->channels);
+          REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
+          const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
+          waits += mutations.waits;
+          CAPTURE(llama, sequence, zero, job->stage(), mutations.redundant_names, mutations.missed_names);
+          CHECK(mutations.caught == mutations.waits);
+        }
       }
   std::printf("  %lld waits\n", static_cast<long long>(waits));
 }
 
 TEST_CASE("sums of chunks travel under the next, and those of input gradients under weight gradients", "[tensor]") {
   const auto job = make_job(with(layout_of(false), [](Layout& l) { l.tensor = 2, l.tensor_chunks = 4; }), 0);
-  const Plan& plan = job->train;
-  const auto under = [&](const std::string& name) {
-    std::string names;
-    for (const Task& task : plan.tasks)
-      if (task.name == name && task.before)
-        for (ItemId i = task.after[0].item + 1; i < task.before->item; ++i) names += plan.spine[i].name + " ";
-    return names;
-  };
-  CHECK(under("all_reduce.attention.proj.1.0") == "mlp.norm.0.0 attention.proj.2.0 ");
-  CHECK(under("all_reduce.mlp_input_gradient.products.3.1").starts_with("mlp_out_gradient.1 mlp_fc_gradient.1 "));
+  const auto under = [&](const std::string& name) { return under_task(job->train, name); };
+  CHECK(under("all_reduce.attention.out.1.0") == "mlp.norm.0.0 attention.out.2.0 ");
+  CHECK(under("all_reduce.mlp_input_gradient.products.3.1").starts_with("mlp_down_gradient.1 mlp_up_gradient.1 "));
   CHECK(under("all_reduce.head_input_gradient.products.3.2").find("head_gradient.0") != std::string::npos);
+  for (bool sequence : {false, true}) {  // in one piece: nothing but the weights' gradients to travel under
+    const auto bulk = make_job(with(layout_of(false), [&](Layout& l) { l.tensor = 2, l.sequence_parallel = sequence; }), 0);
+    const std::string sum = sequence ? "reduce_scatter" : "all_reduce";
+    CHECK(under_task(bulk->train, sum + ".mlp_input_gradient.products.1").starts_with("mlp_down_gradient.1 mlp_up_gradient.1 "));
+    CHECK(under_task(bulk->train, sum + ".attention_input_gradient.qkv.1").starts_with("attention_out_gradient.1 attention_qkv_gradient.1 "));
+    CHECK(under_task(bulk->train, sum + ".head_input_gradient.products.2").starts_with("head_gradient.0.2 "));
+  }
+}
+
+TEST_CASE("sequence parallelism: a chunk is gathered under the product of the one before, and again under products of the backward pass", "[tensor]") {
+  const auto job = make_job(with(layout_of(true), [](Layout& l) { l.tensor = 2, l.tensor_chunks = 4, l.sequence_parallel = true; }), 0);
+  const auto under = [&](const std::string& name) { return under_task(job->train, name); };
+  CHECK(under("all_gather.mlp.norm.1.0") == "mlp.products.0.0 attention.out.3.0 mlp.norm.2.0 ");
+  CHECK(under("all_gather.attention.norm.2.1") == "attention.qkv.1.1 attention.norm.3.1 ");
+  CHECK(under("reduce_scatter.mlp.products.1.0") == "attention.norm.0.1 mlp.norm.3.0 mlp.products.2.0 ");
+  // What a norm made travels once more under the products of the input's gradient and the first weight's.
+  CHECK(under("all_gather.mlp_input_gradient.products.3.1") == "mlp_down_gradient.1 ");
+  CHECK(under("all_gather.mlp_input_gradient.products.0.1").find("mlp_input_gradient.products.1.1") != std::string::npos);
+  CHECK(under("all_gather.attention_input_gradient.out.3.0").find("attention_gradient.0") != std::string::npos);
+  CHECK(under("all_gather.hidden_again.0.2") == "head_input_gradient.products.0.2 head_input_gradient.products.1.2 head_input_gradient.products.2.2 "
+                                               "head_input_gradient.products.3.2 ");
+}
+
+TEST_CASE("sequence parallelism keeps a rank's share of residuals and norms, and stages exchange shares", "[tensor][pipeline]") {
+  for (bool llama : {false, true})
+    for (int tensor : {2, 4})
+      for (const auto& [kind, stages] : {std::pair{ScheduleKind::one_f_one_b, 1}, {ScheduleKind::one_f_one_b, 2}, {ScheduleKind::zb_h1, 2}}) {
+        const auto jobs = [&](bool sequence) {
+          return make_jobs(with(layout_of(llama), [&](Layout& l) {
+            l.model.layers = 4, l.micro_batch = 8, l.micro_batches = 4, l.stages = stages, l.schedule = kind, l.layers = std::vector(static_cast<size_t>(stages), 4 / stages);
+            l.tensor = tensor, l.sequence_parallel = sequence, l.tensor_chunks = 2;
+          }), 0);
+        };
+        const auto whole = jobs(false), share = jobs(true);
+        const int64_t rows = 8 * 8, D = 32, all = rows * D * 4, own = all / tensor;
+        for (size_t s = 0; s < whole.size(); ++s) {
+          CAPTURE(llama, tensor, name_of(kind), stages, s);
+          const auto held = [](const Job& job, const std::string& name) {
+            const BufferId id = job.buffers.find(name);
+            return job.buffers[id].is_view ? int64_t{0} : job.buffers.instances(id) * job.buffers[id].size_bytes;
+          };
+          // Each of them, of every micro-batch in flight.
+          for (const char* name : {"residual_mid", "normed_1", "normed_2"})
+            for (int l = 0; l < 4; ++l) CHECK(held(*whole[s], fmt::format("layer{}.{}", l, name)) == tensor * held(*share[s], fmt::format("layer{}.{}", l, name)));
+          CHECK(held(*whole[s], "hidden") == tensor * held(*share[s], "hidden"));
+          // What it takes: memory to gather in, once.
+          for (const char* name : {"gathered", "gathered_again"}) CHECK(held(*share[s], name) == all);
+          for (Op op : {Op::send, Op::recv}) {
+            const auto hops = [&](const Job& job) {
+              int64_t bytes = 0;
+              for (const Task& task : job.train.tasks)
+                if (task.op == op && job.channels[task.channel].name != "tied") bytes += 4 * task.elems;
+              return bytes;
+            };
+            CHECK(hops(*whole[s]) == (stages == 1 ? 0 : 4 * all));
+            CHECK(hops(*share[s]) == (stages == 1 ? 0 : 4 * own));
+          }
+        }
+      }
+}
+
+TEST_CASE("bytes of sequence parallelism: those of sums, and each norm's output once more", "[tensor]") {
+  for (int tensor : {2, 4}) {
+    const auto sent = [&](bool sequence) {
+      const auto job = make_job(with(layout_of(true), [&](Layout& l) { l.model.layers = 3, l.tensor = tensor, l.sequence_parallel = sequence, l.tensor_chunks = 2; }), 0);
+      int64_t bytes = 0;
+      for (const Task& task : job->train.tasks)
+        if (job->channels[task.channel].name.starts_with("tensor_") && task.dtype == DType::f32 && task.elems > 64)  // not the gradients of norms
+          bytes += comm::wire_bytes(task.op, task.algorithm, tensor, task.elems, task.dtype);
+      return bytes;
+    };
+    const int64_t once = 4 * 8 * 32 * 4 * (tensor - 1) / tensor;  // one gather, or one scatter of sums, of 4 x 8 tokens
+    const int64_t sums = 1 + 4 * 3 + 1;                           // of the embedding; twice a layer and pass; of the head's input gradient
+    CAPTURE(tensor);
+    CHECK(sent(false) == 2 * sums * once);
+    CHECK(sent(true) == (2 * sums + 2 * 3 + 1) * once);
+  }
 }
 
 TEST_CASE("no rank has the logits of the whole vocabulary, and padding has no weights, no gradient and no logits", "[tensor]") {
@@ -186,6 +271,40 @@ TEST_CASE("no rank has the logits of the whole vocabulary, and padding has no we
     for (const Task& task : job->train.tasks)
       if (task.name.find("head.products") != std::string::npos) CHECK(task.elems == layout.micro_batch * layout.model.tokens * 3);
   }
+}
+
+TEST_CASE("what stands in padding reaches no softmax, no loss, no gradient, no norm and no weight", "[tensor]") {
+  for (bool llama : {false, true})
+    for (bool sequence : {false, true}) {
+      // 151 words: of four ranks with 64 rows the third has 23 words, the last none.
+      const Layout clean = with(layout_of(llama), [&](Layout& l) { l.tensor = 4, l.sequence_parallel = sequence, l.evaluate_between = true; });
+      const auto filled = [&](int64_t first_row) {
+        return with(clean, [=](Layout& l) {
+          l.mutate = [=](Job& job) {
+            std::vector<Slice> rows;  // of every table, from this row of the whole one on
+            for (const ParameterSpec& p : job.model.parameters) {
+              const NamedTensor& table = p.tensors.front();
+              if (table.split.parts == 1 || table.split.whole != 151) continue;
+              const int64_t held = table.shape[0], begin = std::clamp<int64_t>(first_row - table.split.index * held, 0, held);
+              rows.push_back({p.value, begin * 32 * 4, (held - begin) * 32 * 4});
+            }
+            std::function<void(LaunchContext&)>& first = job.model.pieces[job.model.forward.front()].works.front().fn;
+            first = [rows, then = first](LaunchContext& c) {
+              for (const Slice& slice : rows) std::fill_n(c.as<float>(slice), slice.size_bytes / 4, 1e3f);
+              then(c);
+            };
+          };
+        });
+      };
+      CAPTURE(llama, sequence);
+      const Trained expected = train(clean, kSteps), dirty = train(filled(151), kSteps);
+      CHECK(dirty.hash == expected.hash);
+      CHECK(dirty.losses == expected.losses);
+      CHECK(dirty.norms == expected.norms);
+      CHECK(dirty.gradients == expected.gradients);
+      CHECK(dirty.evaluations == expected.evaluations);
+      CHECK(train(filled(150), kSteps).losses != expected.losses);  // the control: the last word is no padding
+    }
 }
 
 TEST_CASE("sizes that ranks cannot share are refused with the numbers", "[tensor]") {
@@ -217,15 +336,46 @@ TEST_CASE("sizes that ranks cannot share are refused with the numbers", "[tensor
 }
 
 TEST_CASE("recomputation on ranks that share layers gives the bits of keeping everything", "[tensor][recompute]") {
+  struct Row {
+    int tensor = 2, stages = 1, zero = 0;
+    bool sequence = false;
+    ScheduleKind kind = ScheduleKind::one_f_one_b;
+    DType dtype = DType::f32;
+    int context = 1;
+  };
+  const std::vector<Row> rows = {{}, {.stages = 2}, {.sequence = true}, {.tensor = 4, .sequence = true, .dtype = DType::bf16},
+                                 {.stages = 2, .sequence = true}, {.stages = 2, .sequence = true, .kind = ScheduleKind::zb_h1},
+                                 {.tensor = 4, .stages = 2, .sequence = true, .kind = ScheduleKind::gpipe}, {.zero = 3, .sequence = true},
+                                 {.stages = 2, .zero = 1, .sequence = true, .kind = ScheduleKind::zb_h1}, {.stages = 2, .zero = 2, .sequence = true},
+                                 {.sequence = true, .context = 2}};
   for (bool llama : {false, true})
-    for (int stages : {1, 2}) {
+    for (const Row& row : rows) {
       const Layout kept = with(layout_of(llama), [&](Layout& l) {
-        l.model.layers = 4, l.micro_batch = 2, l.micro_batches = 2, l.tensor = 2, l.tensor_chunks = 2, l.stages = stages;
+        l.model.layers = row.stages == 1 ? 2 : 4, l.model.dtype = row.dtype, l.micro_batch = 2, l.micro_batches = 2, l.tensor = row.tensor, l.tensor_chunks = 2;
+        l.sequence_parallel = row.sequence, l.stages = row.stages, l.schedule = row.kind, l.zero_stage = row.zero, l.ranks = row.zero > 0 ? 2 : 1;
+        l.context = row.context, l.model.split_tied_embedding = row.zero == 0, l.evaluate_between = row.zero == 0;
       });
-      const Trained expected = train(kept, kSteps);
+      const Trained expected = train(kept, 2);
       for (Recomputation how : {Recomputation::selective, Recomputation::full}) {
-        CAPTURE(llama, stages, name_of(how));
-        CHECK(train(with(kept, [&](Layout& l) { l.recompute = how; }), kSteps).hash == expected.hash);
+        CAPTURE(llama, row.tensor, row.stages, row.zero, row.sequence, name_of(row.kind), row.context, name_of(how));
+        const Layout again = with(kept, [&](Layout& l) { l.recompute = how; });
+        const Trained trained = train(again, 2);
+        CHECK(trained.hash == expected.hash);
+        CHECK(trained.losses == expected.losses);
+        CHECK(trained.evaluations == expected.evaluations);
+        CHECK(make_job(again, 0)->recomputed.saved_bytes > 0);
       }
     }
+}
+
+TEST_CASE("a tied table that ranks share sends rows where they are smaller", "[tensor]") {
+  for (const auto& [vocab, as_rows] : {std::pair{151, true}, {63, false}}) {  // 2 x 16 rows of two ranks; 2 x 128 and 2 x 64 of half of the table
+    const Layout whole = with(layout_of(false), [&, v = vocab](Layout& l) { l.ranks = 2, l.micro_batch = as_rows ? 2 : 10, l.model.vocab = v; });
+    const Layout shared = with(whole, [](Layout& l) { l.tensor = 2, l.tensor_chunks = 2; });
+    const auto job = make_job(shared, 0);
+    CHECK((job->model.tied.split && job->model.tied.as_rows == as_rows));
+    const Trained trained = train(shared, kSteps);
+    check_same_model(trained, train(whole, kSteps));
+    for (ReduceWay way : {ReduceWay::flat, ReduceWay::per_parameter}) CHECK(train(with(shared, [&](Layout& l) { l.way = way; }), kSteps).hash == trained.hash);
+  }
 }

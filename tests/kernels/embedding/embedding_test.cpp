@@ -173,6 +173,20 @@ TEST_CASE("packed rows of several ranks give the bits of the dense sum") {
                              row_ids.data() + rank * rows, packed.data() + rank * rows * width, rows, rows, width});
       embedding_rows_add(context, {row_ids.data(), packed.data(), total.data(), ranks, rows, width, vocab});
       CHECK(same_bits(total, want));
+      // Of a table in parts, the last of which has padding only where it does not divide: each part its own rows, and the same bits.
+      for (int64_t part_rows : {(vocab + 1) / 2, vocab + 3}) {
+        std::vector<float> whole = random<float>(vocab * width, "head");
+        for (int64_t first = 0; first <= vocab; first += part_rows) {
+          const int64_t held = std::min(part_rows, vocab - first);
+          for (int64_t rank = 0; rank < ranks; ++rank)
+            embedding_rows_pack(context, {.ids = ids[static_cast<size_t>(rank)].data(), .dy = dy[static_cast<size_t>(rank)].data(),
+                                          .row_ids = row_ids.data() + rank * rows, .rows = packed.data() + rank * rows * width, .capacity = rows,
+                                          .tokens_total = rows, .width = width, .first = first, .vocab = held, .part = true});
+          CHECK(std::all_of(row_ids.begin(), row_ids.end(), [&](int32_t id) { return id >= -1 && id < held; }));
+          if (held > 0) embedding_rows_add(context, {row_ids.data(), packed.data(), whole.data() + first * width, ranks, rows, width, held});
+        }
+        CHECK(same_bits(whole, want));
+      }
     }
   }
 }

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream bench layers: what travels inside layers (sums and gathers of tensor parallelism, the ring of context parallelism) beside its plan.
+//
+// Compute sleeps in proportion to its operations and the link is emulated, so ranks may share cores: the schedule is measured.
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/contestant.h"
+#include "comm/link.h"
+#include "engine/base/units.h"
+
+namespace slipstream::cli {
+namespace {
+
+constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping: the layers are what counts
+
+class LayersBench {
+ public:
+  LayersBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
+      : command_(command), world_(world), place_(place), config_(config) {
+    config_.device.threads = 1;
+    if (config_.parallel.tensor == 1 && config_.parallel.context == 1) config_.parallel.tensor = world.size();
+  }
+
+  void run() {
+    if (world_.size() < 2) throw ConfigError("[bench] layers needs at least 2 ranks that share them, got {}. Start it with mpirun -np 2.", world_.size());
+    if (config_.parallel.pipeline > 1)
+      throw ConfigError("[bench] layers measures what travels inside layers: parallel.pipeline = {} adds hops. Use 1.", config_.parallel.pipeline);
+    std::vector<double> ratios = command_.ratios;
+    if (ratios.empty()) ratios = is_ring() ? std::vector{0.25, 0.5, 0.9} : std::vector{0.3};
+    print_header();
+    for (double ratio : ratios) run_ratio(ratio);
+  }
+
+ private:
+  struct Row {
+    std::string name;
+    int chunks = 1;
+    RunConfig config;
+    std::unique_ptr<Contestant> contestant;
+  };
+
+  bool is_ring() const { return config_.parallel.tensor == 1; }
+  static bool is_inside(const Job& job, const Task& task) {
+    const Axis axis = job.channels[task.channel].axis;
+    return is_communication(task.op) && (axis == Axis::tensor || axis == Axis::context);
+  }
+
+  FinishedJob build(const RunConfig& config) {
+    return build_finished_job({.config = config, .world = world_.size(), .rank = world_.rank(), .vocab = config.model.vocab_size > 0 ? 0 : 256,
+                               .machine = machine_of(config, "", 1), .spine_ns = [this](const Job& job) { return paced_ns(job); }});
+  }
+
+  /// An operation takes as long in every row: a layer's forward pass and twice as much backward in the plainest of them.
+  std::vector<int64_t> paced_ns(const Job& job) {
+    if (ns_per_flop_ == 0) {
+      double flops = 0;
+      for (const SpineItem& item : job.train.spine)
+        if (item.op == Op::compute) flops += static_cast<double>(item.cost.flops);
+      ns_per_flop_ = 3e6 * command_.layer_ms * static_cast<double>(job.model.layers) * static_cast<double>(job.buffers.micro_batches) / flops;
+    }
+    std::vector<int64_t> ns;
+    for (const SpineItem& item : job.train.spine)
+      ns.push_back(item.op == Op::compute ? std::max<int64_t>(1, static_cast<int64_t>(ns_per_flop_ * static_cast<double>(item.cost.flops))) : kRestNs);
+    return ns;
+  }
+
+  /// Of the plainest row. Tensor: all that travels inside layers takes `ratio` of all compute. Ring: a hop takes `ratio` of a block.
+  double bytes_per_second(double ratio) {
+    const FinishedJob finished = build(config_);
+    const Job& job = *finished.job;
+    const std::vector<int64_t> ns = paced_ns(job);
+    int64_t bytes = 0, compute_ns = 0;
+    for (const Task& task : job.train.tasks) {
+      if (!is_inside(job, task)) continue;
+      const int64_t sent = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+      bytes = is_ring() ? (bytes == 0 ? sent : bytes) : bytes + sent;
+    }
+    for (size_t i = 0; i < ns.size(); ++i) {
+      const SpineItem& item = job.train.spine[i];
+      if (is_ring() ? item.name.starts_with("attention_block.1.") : item.op == Op::compute) compute_ns = is_ring() ? ns[i] : compute_ns + ns[i];
+    }
+    return static_cast<double>(bytes) * 1e9 / (ratio * static_cast<double>(compute_ns));
+  }
+
+  void run_ratio(double ratio) {
+    const double bandwidth = bytes_per_second(ratio);
+    std::vector<Row> rows;
+    for (bool sequence : {false, true})
+      for (int chunks : command_.chunks) {
+        if (is_ring() && !rows.empty()) break;
+        Row row{.name = is_ring() ? fmt::format("ring of {}", config_.parallel.context)
+                                  : fmt::format("tensor {}{}{}", config_.parallel.tensor, sequence ? " sequence" : "",
+                                                config_.parallel.context > 1 ? fmt::format(", ring of {}", config_.parallel.context) : ""),
+                .chunks = is_ring() ? 1 : chunks, .config = config_, .contestant = {}};
+        row.config.parallel.sequence_parallel = sequence;
+        row.config.overlap.tensor_chunks = row.chunks;
+        row.config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bandwidth);
+        rows.push_back(std::move(row));
+      }
+    for (Row& row : rows) {
+      FinishedJob finished = build(row.config);
+      const std::vector<int64_t> ns = paced_ns(*finished.job);
+      row.contestant = std::make_unique<Contestant>(row.name, world_, place_, row.config, std::move(finished), bandwidth, ns);
+    }
+    for (int round = -1; round < command_.steps; ++round)
+      for (Row& row : rows) {
+        world_.barrier();
+        row.contestant->run(2, round >= 0);
+      }
+    for (const Row& row : rows) report(row, ratio, bandwidth);
+  }
+
+  void report(const Row& row, double ratio, double bandwidth) {
+    const Contestant& c = *row.contestant;
+    const Job& job = *c.job;
+    std::vector<double> step_ns, exposed_ns;
+    for (const StepTimes& times : c.times) {
+      step_ns.push_back(static_cast<double>(times.step_ns));
+      double exposed = 0;
+      for (const Exposure& e : times.exposures) {
+        const auto axis = job.channels[static_cast<size_t>(e.awaited >> 32)].axis;
+        if (axis == Axis::tensor || axis == Axis::context) exposed += static_cast<double>(e.end_ns - e.begin_ns);
+      }
+      exposed_ns.push_back(exposed);
+    }
+    // Of the rank that waited longest.
+    const std::vector<int64_t> worst = largest_over_ranks(world_, {static_cast<int64_t>(median(step_ns)), static_cast<int64_t>(median(exposed_ns))});
+    if (world_.rank() != 0) return;
+    const comm::Link link{bandwidth, config_.comm.emulate.latency_ns};
+    double wire_ns = 0, compute_ns = 0;
+    int64_t tasks = 0;
+    for (const Task& task : job.train.tasks) {
+      if (!is_inside(job, task)) continue;
+      const comm::WireCost cost = comm::wire_cost(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype, link);
+      wire_ns += static_cast<double>(cost.latency_ns + cost.wire_ns);
+      ++tasks;
+    }
+    std::vector<int64_t> item_ns = paced_ns(job);
+    for (int64_t ns : item_ns) compute_ns += static_cast<double>(ns);
+    item_ns.resize(job.train.size(), -1);
+    const double plan_ms = rehearsed_step_ms({c.job}, {item_ns}, comm::RooflinePrice(comm::Rates{}, link));
+    const double step_ms = static_cast<double>(worst[0]) / 1e6, exposed_ms = static_cast<double>(worst[1]) / 1e6, wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6;
+    const double hidden = 1 - exposed_ms / wire_ms, plan_hidden = 1 - std::max(0.0, plan_ms - compute_ms) / wire_ms;
+    fmt::print("{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%\n", row.name, row.chunks, ratio, tasks, step_ms, compute_ms,
+               wire_ms, exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, 100 * plan_hidden);
+    if (csv_)
+      fmt::print(csv_.get(), "\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, row.chunks, ratio, world_.size(),
+                 command_.layer_ms, tasks, step_ms, compute_ms, wire_ms, exposed_ms, hidden, plan_ms, plan_hidden);
+    std::fflush(stdout);
+  }
+
+  void print_header() {
+    if (world_.rank() != 0) return;
+    fmt::print("{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved steps, of the rank that waited longest\n"
+               "ratio: {}; comm: what travels inside layers, at line rate\n",
+               world_.size(), config_.model.layers, command_.layer_ms, command_.steps,
+               is_ring() ? "a hop of the ring / a block of attention" : "communication inside layers / compute, without sequence parallelism");
+    fmt::print("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}\n", "layout", "chunks", "ratio", "tasks", "step ms", "compute", "comm", "exposed", "hidden",
+               "plan bd", "/ plan", "plan hid.");
+    if (command_.csv.empty()) return;
+    csv_.reset(std::fopen(command_.csv.c_str(), "w"));
+    if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
+    fmt::print(csv_.get(), "layout,chunks,ratio,world_size,layer_ms,tasks,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms,plan_hidden\n");
+  }
+
+  const BenchCommand& command_;
+  World& world_;
+  Place place_;
+  RunConfig config_;
+  double ns_per_flop_ = 0;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+};
+
+}  // namespace
+
+int bench_layers(const BenchCommand& command) {
+  return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
+    world.together([&] {
+      if (place.kind == DeviceKind::cuda)
+        throw ConfigError("[bench] layers makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
+    });
+    LayersBench(command, world, place, config).run();
+  });
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pieces of a decoder, forward and backward, in the order in which they run.
+
+#include "models/common/decoder.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "models/common/ring.h"
+
+namespace slipstream::models {
+namespace {
+
+/// Gradient of the residual between two blocks.
+struct ResidualGradient {
+  Slice all;      // rows of all tokens
+  Slice crosses;  // what a stage sends to the one before, when a cut is here; the rank's own rows
+};
+
+struct Block : BlockParameters {
+  Slice residual_in, normed_1, qkv_out, lse, attended;  // activations kept for backward
+  Slice residual_mid, normed_2, up_out, active;
+  ResidualGradient d_in, d_out;
+  Slice d_qkv, d_mid, d_up;  // gradients of qkv_out, residual_mid and up_out
+};
+
+class Decoder {
+ public:
+  Decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers) : f_(family), o_(options), b_(options, buffers), ring_(b_) {}
+
+  ModelSpec build() {
+    declare();
+    b_.take_batch();
+    b_.spec().forward.push_back(b_.current());
+    forward();
+    b_.shared() ? shared_backward() : backward();
+    return b_.finish(f_.description);
+  }
+
+ private:
+  Block& block(int64_t l) { return blocks_[static_cast<size_t>(l)]; }
+  int end() const { return static_cast<int>(o_.layers); }
+
+  void declare() {
+    table_ = b_.vocab_parameter(f_.table, -1, {Init::Kind::normal, 0.02f});
+    if (!f_.rotary) positions_ = b_.parameter(f_.positions, {o_.context, o_.width}, -1, {Init::Kind::normal, 0.02f});
+    embedded_ = b_.own_activation("embedded", o_.width);
+    for (int l = 0; l < end(); ++l) declare_block(l);
+    final_ = with_memory(f_.final_norm(b_), "norm_f");
+    head_ = b_.head_table(table_, f_.head, {Init::Kind::normal, 0.02f});
+    residual_out_ = b_.own_activation("residual_out", o_.width);
+    hidden_ = b_.own_activation("hidden", o_.width);
+    declare_scratch();
+    declare_gradients();
+  }
+
+  /// What the forward pass leaves for the backward pass. Norms that see a rank's own tokens only keep those: what products see of the others' is
+  /// gathered, and in the backward pass gathered again.
+  void declare_block(int l) {
+    const int64_t D = o_.width, F = b_.ffn_width(), R = b_.rows();
+    const std::string a = fmt::format("layer{}.", l);
+    Block y{f_.block(b_, l)};
+    y.norm_1 = with_memory(y.norm_1, a + "norm_1");
+    y.norm_2 = with_memory(y.norm_2, a + "norm_2");
+    // The first block reads the embedding itself; the others store the sum that their first norm forms.
+    y.residual_in = l == 0 ? embedded_ : b_.own_activation(a + "residual_in", D);
+    y.normed_1 = b_.own_activation(a + "normed_1", D);
+    y.qkv_out = b_.activation(a + "qkv", b_.qkv_width());
+    y.lse = b_.statistics(a + "lse", b_.heads() * R);
+    y.attended = b_.activation(a + "attended", b_.attention_width());
+    y.residual_mid = b_.own_activation(a + "residual_mid", D);
+    y.normed_2 = b_.own_activation(a + "normed_2", D);
+    y.up_out = b_.activation(a + "up", y.up.out);
+    y.active = b_.activation(a + "active", F);
+    for (const Norm* n : {&y.norm_1, &y.norm_2})
+      for (Slice made : {n->mean, n->inv_std})
+        if (made.size_bytes > 0) b_.cheap(made);
+    for (Slice made : {y.normed_1, y.normed_2}) b_.cheap(made);
+    // Not GELU's: the product that makes it rounds what goes into it only afterwards, so that GELU of what is kept would have other bits.
+    if (f_.gated) b_.cheap(y.active);
+    blocks_.push_back(y);
+  }
+
+  void declare_scratch() {
+    const int64_t D = o_.width, F = b_.ffn_width(), R = b_.rows();
+    const auto rows = [&](const char* name, int64_t width) { return b_.scratch(name, bytes_of(R * width, o_.dtype)); };
+    delta_ = rows("delta", D);
+    d_residual_ = rows("d_residual", D);
+    d_norm_ = rows("d_norm", D);
+    // With chunks in flight d_norm still has chunks of the last norm while the first of the attention's are made.
+    d_attended_ = b_.shared() ? rows("d_attended", b_.attention_width()) : d_norm_;
+    if (f_.gated) d_active_ = rows("d_active", F);
+    d_wide_ = rows("d_wide", std::max(blocks_.front().up.out, b_.qkv_width()));
+    if (!b_.own_tokens()) return;
+    gathered_ = rows("gathered", D);
+    gathered_again_ = rows("gathered_again", D);
+    if (!o_.cuts.empty()) d_crosses_ = b_.scratch("d_crosses", bytes_of(b_.own_rows() * D, o_.dtype));
+  }
+
+  void declare_gradients() {
+    const int64_t D = o_.width;
+    const auto between = [&](int64_t l, const std::string& name) {
+      const Slice all = b_.output_gradient(name, D, d_residual_);
+      return ResidualGradient{all, !b_.cut_before(l) ? Slice{} : b_.own_tokens() ? d_crosses_ : all};
+    };
+    for (int l = 0; l < end(); ++l) {
+      Block& y = block(l);
+      const std::string a = fmt::format("layer{}.", l);
+      y.d_in = l == 0 ? between(0, "d_embedded") : block(l - 1).d_out;
+      y.d_qkv = b_.output_gradient(a + "d_qkv", b_.qkv_width(), b_.first_columns(d_wide_, b_.qkv_width()));
+      y.d_mid = b_.output_gradient(a + "d_mid", D, d_residual_);
+      y.d_up = b_.output_gradient(a + "d_up", y.up.out, b_.first_columns(d_wide_, y.up.out));
+      y.d_out = between(l + 1, a + "d_out");
+    }
+  }
+
+  Norm with_memory(Norm n, const std::string& name) {
+    if (n.bias >= 0) n.mean = b_.statistics(name + ".mean", b_.own_rows());
+    n.inv_std = b_.statistics(name + ".inv_std", b_.own_rows());
+    n.partial = b_.norm_partial(name + ".gradient", static_cast<int64_t>(n.parameters().size()) * o_.width);
+    return n;
+  }
+  Norm chunk_of(const Norm& n, TokenChunk c) const { return {n.weight, n.bias, b_.chunk(n.mean, c), b_.chunk(n.inv_std, c), n.partial}; }
+  /// What products read of the output of a norm, in a forward and in a backward pass.
+  Slice seen(Slice normed) const { return b_.own_tokens() ? gathered_ : normed; }
+  Slice seen_again(Slice normed) const { return b_.own_tokens() ? gathered_again_ : normed; }
+  /// Behind the current piece: chunk c of the output of a norm from all ranks, for gradients of weights.
+  void gather_again(Slice normed, TokenChunk c) { b_.gather(b_.chunk(normed, c), gathered_again_, c); }
+
+  // Forward.
+
+  void add_forward(uint32_t piece) {
+    b_.spec().forward.push_back(piece);
+    b_.spec().evaluate.push_back(piece);
+  }
+
+  /// delta: all rows, of which the norm sees the rank's own.
+  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, Slice x, Slice delta, Slice sum, Slice out) {
+    return {piece, part, l, [=, this](TokenChunk c) {
+      norm_forward(c, n, x, delta, sum, out);
+    }};
+  }
+  void norm_forward(TokenChunk c, const Norm& n, Slice x, Slice delta, Slice sum, Slice out) {
+    b_.norm(b_.chunk(x, c), delta.size_bytes > 0 ? b_.own(delta, c) : Slice{}, b_.chunk(sum, c), chunk_of(n, c), b_.chunk(out, c));
+    b_.gather(b_.chunk(out, c), gathered_, c);
+  }
+
+  void mlp(const Block& y, TokenChunk c) {
+    const Slice x = b_.chunk(seen(y.normed_2), c), up = b_.chunk(y.up_out, c), active = b_.chunk(y.active, c);
+    if (f_.gated) {
+      b_.linear(x, y.up, up);
+      b_.swiglu(up, active, b_.ffn_width());
+    } else {
+      b_.linear(x, y.up, active, up);
+    }
+    b_.partial_linear(active, y.down, b_.chunk(delta_, c));
+    b_.reduce(delta_, c);
+  }
+
+  void forward() {
+    const auto add = [this](uint32_t piece) { add_forward(piece); };
+    add(b_.begin("embedding", -1));
+    b_.embed(table_, positions_, embedded_, delta_);
+    std::vector<SpecBuilder::Stage> stages;  // since the last attention: token by token
+    for (int l = 0; l < end(); ++l) {
+      const Block& y = block(l);
+      stages.push_back(l == 0 || b_.cut_before(l) ? norm_stage("attention", "norm", l, y.norm_1, y.residual_in, {}, {}, y.normed_1)
+                                                  : norm_stage("attention", "norm", l, y.norm_1, block(l - 1).residual_mid, delta_, y.residual_in, y.normed_1));
+      stages.push_back({"attention", "qkv", l, [this, &y](TokenChunk c) { b_.linear(b_.chunk(seen(y.normed_1), c), y.qkv, b_.chunk(y.qkv_out, c)); }});
+      b_.in_chunks(stages, b_.chunks(), add);
+      stages.clear();
+      if (b_.shared()) add(b_.begin("attention", l));
+      if (f_.rotary) b_.rotate(y.qkv_out, false);
+      ring_.forward(l, y.qkv_out, y.attended, y.lse, add);
+      const auto out = [this, &y](TokenChunk c) {
+        b_.partial_linear(b_.chunk(y.attended, c), y.out, b_.chunk(delta_, c));
+        b_.reduce(delta_, c);
+      };
+      if (b_.shared())
+        stages.push_back({"attention", "out", l, out});
+      else
+        out({});
+      stages.push_back(norm_stage("mlp", "norm", l, y.norm_2, y.residual_in, delta_, y.residual_mid, y.normed_2));
+      stages.push_back({"mlp", "products", l, [this, &y](TokenChunk c) { mlp(y, c); }});
+      if (b_.cut_before(l + 1)) {
+        const Slice sum = l + 1 == end() ? residual_out_ : block(l + 1).residual_in;
+        stages.push_back({"residual_sum", "own", l, [this, sum, &y](TokenChunk c) { b_.residual_sum(b_.chunk(y.residual_mid, c), b_.own(delta_, c), b_.chunk(sum, c)); }});
+      }
+      if (!o_.whole_layers || !b_.shared()) continue;
+      b_.in_chunks(stages, b_.chunks(), add);
+      stages.clear();
+    }
+    stages.push_back(b_.cut_before(end()) ? norm_stage("final_norm", "own", end(), final_, residual_out_, {}, {}, hidden_)
+                                          : norm_stage("final_norm", "own", end(), final_, blocks_.back().residual_mid, delta_, residual_out_, hidden_));
+    if (b_.shared()) stages.push_back({"head", "products", end(), [this](TokenChunk c) { b_.head_part(seen(hidden_), head_, c); }});
+    b_.in_chunks(stages, b_.chunks(), add);
+    b_.losses(hidden_, head_);
+  }
+
+  // Backward.
+
+  void add_backward(uint32_t piece) { b_.spec().backward.push_back(piece); }
+
+  /// d_up from d_out.
+  void mlp_input_gradient(const Block& y, TokenChunk c) {
+    const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c), d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
+    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active);
+    f_.gated ? b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width()) : b_.gelu_gradient(d_active, up, d_up, b_.ffn_width());
+  }
+
+  void backward() {
+    std::vector<uint32_t>& order = b_.spec().backward;
+    b_.head_gradient(hidden_, head_, d_norm_, order);
+    add_backward(b_.begin("final_norm_gradient", end()));
+    b_.norm_gradient(d_norm_, residual_out_, final_, {}, blocks_.back().d_out.all);
+    for (int l = end() - 1; l >= 0; --l) {
+      const Block& y = block(l);
+      add_backward(b_.begin("mlp_down_gradient", l));
+      b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
+      add_backward(b_.begin("mlp_up_gradient", l));
+      mlp_input_gradient(y, {});
+      b_.linear_weight_gradient(y.normed_2, y.d_up, y.up);
+      add_backward(b_.begin("norm_2_gradient", l));
+      b_.linear_input_gradient(y.d_up, y.up, d_norm_);
+      b_.norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out.all, y.d_mid);
+      ring_.fetch(l, y.qkv_out, order);
+      add_backward(b_.begin("attention_out_gradient", l));
+      b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
+      add_backward(b_.begin("attention_qkv_gradient", l));
+      b_.linear_input_gradient(y.d_mid, y.out, d_attended_);
+      ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
+      if (f_.rotary) b_.rotate(y.d_qkv, true);
+      b_.linear_weight_gradient(y.normed_1, y.d_qkv, y.qkv);
+      add_backward(b_.begin("norm_1_gradient", l));
+      b_.linear_input_gradient(y.d_qkv, y.qkv, d_norm_);
+      b_.norm_gradient(d_norm_, y.residual_in, y.norm_1, y.d_mid, y.d_in.all);
+    }
+    add_backward(b_.begin("embedding_gradient", -1));
+    b_.embed_gradient(table_, positions_, block(0).d_in.all);
+  }
+
+  /// Gradient of a norm's input: of the rank's own tokens, and then gathered, because weights and inputs in front of it need it of all; by the stage
+  /// before, if there is a cut. Own rows lie among all rows where they are gathered, and side by side where they travel.
+  SpecBuilder::Stage norm_gradient_stage(const char* name, int l, const Norm& n, Slice x, Slice residual, const ResidualGradient& dx) {
+    return {name, "own", l, [=, this](TokenChunk c) {
+      const bool crosses = dx.crosses.size_bytes > 0;
+      b_.norm_gradient(b_.own(d_norm_, c), b_.chunk(x, c), chunk_of(n, c), residual.size_bytes > 0 ? b_.own(residual, c) : Slice{},
+                       crosses ? b_.chunk(dx.crosses, c) : b_.own(dx.all, c), c);
+      if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
+    }};
+  }
+  /// Behind a cut: what the next stage has sent, of all tokens.
+  void push_arrival(const char* name, int l, const ResidualGradient& d, std::vector<SpecBuilder::Stage>& stages) {
+    if (d.crosses.size_bytes == 0 || !b_.own_tokens()) return;
+    stages.push_back({name, "gather", l, [=, this](TokenChunk c) { b_.gather(b_.chunk(d.crosses, c), d.all, c); }});
+  }
+  void add_share(const char* name, int l, const Norm& n) {
+    if (!b_.own_tokens()) return;
+    add_backward(b_.begin(name, l));
+    b_.add_partial(n.partial, n.parameters());
+  }
+
+  /// Where ranks share layers: the gradient of an input is summed over them while gradients of weights are computed.
+  void shared_backward() {
+    std::vector<uint32_t>& order = b_.spec().backward;
+    const auto add = [this](uint32_t piece) { add_backward(piece); };
+    const int count = b_.chunks();
+    if (b_.own_tokens()) {
+      add(b_.begin("hidden_again", end()));
+      for (int i = 0; i < count; ++i) gather_again(hidden_, {i, count});
+    }
+    b_.in_chunks({{"head_input_gradient", "products", end(), [this](TokenChunk c) {
+      b_.head_input_gradient(head_, d_norm_, c);
+      b_.reduce(d_norm_, c);
+    }}}, count, add);
+    b_.head_weight_gradient(seen_again(hidden_), head_, order);
+    std::vector<SpecBuilder::Stage> stages{norm_gradient_stage("final_norm_gradient", end(), final_, residual_out_, {}, blocks_.back().d_out)};
+    if (o_.whole_layers) {
+      b_.in_chunks(stages, count, add);
+      stages.clear();
+      add_share("final_norm_share", end(), final_);
+    }
+    for (int l = end() - 1; l >= 0; --l) {
+      const Block& y = block(l);
+      push_arrival("mlp_input_gradient", l, y.d_out, stages);
+      stages.push_back({"mlp_input_gradient", "products", l, [this, &y](TokenChunk c) {
+        mlp_input_gradient(y, c);
+        b_.linear_input_gradient(b_.chunk(y.d_up, c), y.up, b_.chunk(d_norm_, c));
+        b_.reduce(d_norm_, c);
+        gather_again(y.normed_2, c);
+      }});
+      b_.in_chunks(stages, count, add);
+      add(b_.begin("mlp_down_gradient", l));
+      b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
+      add(b_.begin("mlp_up_gradient", l));
+      b_.linear_weight_gradient(seen_again(y.normed_2), y.d_up, y.up);
+      if (l + 1 == end() && !o_.whole_layers) add_share("final_norm_share", end(), final_);
+      if (l + 1 < end() && !o_.whole_layers) add_share("norm_1_share", l + 1, block(l + 1).norm_1);
+      ring_.fetch(l, y.qkv_out, order);
+      b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
+                    {"attention_input_gradient", "out", l, [this, &y](TokenChunk c) {
+                       b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.out, b_.chunk(d_attended_, c));
+                       gather_again(y.normed_1, c);
+                     }}}, count, add);
+      if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
+      ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
+      if (f_.rotary) b_.rotate(y.d_qkv, true);
+      b_.in_chunks({{"attention_input_gradient", "qkv", l, [this, &y](TokenChunk c) {
+        b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.qkv, b_.chunk(d_norm_, c));
+        b_.reduce(d_norm_, c);
+      }}}, count, add);
+      add(b_.begin("attention_out_gradient", l));
+      b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
+      add(b_.begin("attention_qkv_gradient", l));
+      b_.linear_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv);
+      add_share("norm_2_share", l, y.norm_2);
+      stages = {norm_gradient_stage("norm_1_gradient", l, y.norm_1, y.residual_in, y.d_mid, y.d_in)};
+      if (!o_.whole_layers || l == 0) continue;
+      b_.in_chunks(stages, count, add);
+      stages.clear();
+      add_share("norm_1_share", l, y.norm_1);
+    }
+    push_arrival("embedding_gradient", -1, block(0).d_in, stages);
+    b_.in_chunks(stages, count, add);
+    add_share("norm_1_share", 0, block(0).norm_1);
+    add(b_.begin("embedding_gradient", -1));
+    b_.embed_gradient(table_, positions_, block(0).d_in.all);
+  }
+
+  const Architecture& f_;
+  ModelOptions o_;
+  SpecBuilder b_;
+  Ring ring_;
+  std::vector<Block> blocks_;
+  Norm final_;
+  uint32_t table_ = 0, head_ = 0;
+  int64_t positions_ = -1;  // -1: rotary
+  Slice embedded_, residual_out_, hidden_, delta_, d_residual_, d_norm_, d_active_, d_wide_, d_attended_;
+  Slice gathered_, gathered_again_;  // of all tokens: what products see of one norm's output
+  Slice d_crosses_;
+};
+
+}  // namespace
+
+ModelSpec build_decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers) { return Decoder(family, options, buffers).build(); }
+
+}  // namespace slipstream::models

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layer norm and RMS norm, alone or behind the residual sum, and their gradients.
+
+#include "kernels/layer_norm/layer_norm.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "models/common/blocks.h"
+
+namespace slipstream::models {
+
+void SpecBuilder::norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) {
+  n.bias < 0 ? rms_norm(x, delta, sum, n, y) : layer_norm(x, delta, sum, n, y);
+  if (delta.size_bytes > 0) replay([&] { norm(sum, {}, {}, n, y); });
+}
+
+void SpecBuilder::layer_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) {
+  const Slice weight = value(n.weight), bias = value(static_cast<uint32_t>(n.bias)), mean = n.mean, inv_std = n.inv_std;
+  const bool fused = delta.size_bytes > 0;
+  const kernels::LayerNormForward shape{.rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
+  std::vector<Slice> reads{x, weight, bias}, writes{y, mean, inv_std};
+  if (fused) reads.push_back(delta), writes.push_back(sum);
+  work("layer_norm", kernels::layer_norm_forward_cost(shape), reads, writes, [=](LaunchContext& c) {
+    kernels::LayerNormForward args = shape;
+    args.x = c.at(x);
+    args.delta = fused ? c.at(delta) : nullptr;
+    args.sum = fused ? c.at(sum) : nullptr;
+    args.weight = c.at(weight);
+    args.bias = c.at(bias);
+    args.y = c.at(y);
+    args.mean = c.as<float>(mean);
+    args.inv_std = c.as<float>(inv_std);
+    kernels::layer_norm_forward(c, args);
+  });
+}
+
+void SpecBuilder::rms_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) {
+  const Slice weight = value(n.weight), inv_rms = n.inv_std;
+  const bool fused = delta.size_bytes > 0;
+  const kernels::RmsNormForward shape{.rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
+  std::vector<Slice> reads{x, weight}, writes{y, inv_rms};
+  if (fused) reads.push_back(delta), writes.push_back(sum);
+  work("rms_norm", kernels::rms_norm_forward_cost(shape), reads, writes, [=](LaunchContext& c) {
+    kernels::RmsNormForward args = shape;
+    args.x = c.at(x);
+    args.delta = fused ? c.at(delta) : nullptr;
+    args.sum = fused ? c.at(sum) : nullptr;
+    args.weight = c.at(weight);
+    args.y = c.at(y);
+    args.inv_rms = c.as<float>(inv_rms);
+    kernels::rms_norm_forward(c, args);
+  });
+}
+
+void SpecBuilder::norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c) {
+  const bool first = c.index == 0;
+  n.bias < 0 ? rms_norm_gradient(dy, x, n, residual, dx, first) : layer_norm_gradient(dy, x, n, residual, dx, first);
+  if (c.index + 1 < c.count) return;
+  if (n.partial.size_bytes > 0) return sum_partial(n.partial);
+  for (uint32_t parameter : n.parameters()) ready(parameter);
+}
+
+void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first) {
+  const bool is_share = n.partial.size_bytes > 0, with_residual = residual.size_bytes > 0;
+  const Slice weight = value(n.weight), mean = n.mean, inv_std = n.inv_std, workspace = norm_workspace_;
+  const Slice dweight = is_share ? chunk(n.partial, {0, 2}) : gradient(n.weight);
+  const Slice dbias = is_share ? chunk(n.partial, {1, 2}) : gradient(static_cast<uint32_t>(n.bias));
+  const kernels::LayerNormBackward shape{.rows = rows_of(x, options_.width), .width = options_.width, .dtype = options_.dtype};
+  std::vector<Slice> reads{dy, x, weight, mean, inv_std};
+  if (!is_share || !first) reads.insert(reads.end(), {dweight, dbias});
+  if (with_residual) reads.push_back(residual);
+  work("layer_norm_gradient", kernels::layer_norm_backward_cost(shape), reads, {dx, dweight, dbias, workspace}, [=](LaunchContext& c) {
+    kernels::LayerNormBackward args = shape;
+    args.dy = c.at(dy);
+    args.x = c.at(x);
+    args.weight = c.at(weight);
+    args.mean = c.as<float>(mean);
+    args.inv_std = c.as<float>(inv_std);
+    args.residual = with_residual ? c.at(residual) : nullptr;
+    args.dx = c.at(dx);
+    args.dweight = c.as<float>(dweight);
+    args.dbias = c.as<float>(dbias);
+    args.workspace = c.as<float>(workspace);
+    args.accumulate = !first || (!is_share && c.frame->accumulate);
+    kernels::layer_norm_backward(c, args);
+  });
+}
+
+void SpecBuilder::rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first) {
+  const bool is_share = n.partial.size_bytes > 0, with_residual = residual.size_bytes > 0;
+  const Slice weight = value(n.weight), inv_rms = n.inv_std, workspace = norm_workspace_;
+  const Slice dweight = is_share ? n.partial : gradient(n.weight);
+  const kernels::RmsNormBackward shape{.rows = rows_of(x, options_.width), .width = options_.width, .dtype = options_.dtype};
+  std::vector<Slice> reads{dy, x, weight, inv_rms};
+  if (!is_share || !first) reads.push_back(dweight);
+  if (with_residual) reads.push_back(residual);
+  work("rms_norm_gradient", kernels::rms_norm_backward_cost(shape), reads, {dx, dweight, workspace}, [=](LaunchContext& c) {
+    kernels::RmsNormBackward args = shape;
+    args.dy = c.at(dy);
+    args.x = c.at(x);
+    args.weight = c.at(weight);
+    args.inv_rms = c.as<float>(inv_rms);
+    args.residual = with_residual ? c.at(residual) : nullptr;
+    args.dx = c.at(dx);
+    args.dweight = c.as<float>(dweight);
+    args.workspace = c.as<float>(workspace);
+    args.accumulate = !first || (!is_share && c.frame->accumulate);
+    kernels::rms_norm_backward(c, args);
+  });
+}
+
+}  // namespace slipstream::models
