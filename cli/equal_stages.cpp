@@ -33,6 +33,17 @@ std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns) {
   return ns;
 }
 
+PassMs pass_ms(const Job& job, const std::vector<int64_t>& spine_ns) {
+  PassMs sums;
+  const auto passes = static_cast<double>(job.buffers.micro_batches);  // the chunks of a stage are one pass together
+  size_t at = job.takes_batch ? 1 : 0;
+  for (const Use& use : job.uses) {
+    double& sum = use.pass == Pass::forward ? sums.forward : use.pass == Pass::backward ? sums.backward : sums.weight;
+    for (size_t pieces = job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass).size(); pieces-- > 0;) sum += static_cast<double>(spine_ns[at++]) / (1e6 * passes);
+  }
+  return sums;
+}
+
 double closed_form_bubble(const PipelineSchedule& schedule) {
   const ScheduleShape& shape = schedule.shape;
   const double fill = static_cast<double>(shape.stages - 1) / (static_cast<double>(shape.micro_batches) * shape.virtual_stages);
