@@ -6,7 +6,7 @@
 namespace slipstream::cli {
 namespace {
 
-/// Every hop takes the same; everything else on a wire takes nothing.
+/// Every hop between neighbours takes the same; everything else on a wire takes nothing.
 class HopPrice : public comm::RooflinePrice {
  public:
   explicit HopPrice(int64_t hop_ns) : RooflinePrice({}, {}), hop_ns_(hop_ns) {}

@@ -289,7 +289,7 @@ FinishedJob build_finished_job(const JobRequest& request) {
   const auto finish = [&](Plan Job::*plan) {
     std::vector<comm::Stage> stages;
     for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
-    return comm::finish(stages, mesh, jobs[0]->channels, price);
+    return comm::finish(stages, mesh, jobs[0]->channels, price, request.proves);
   };
   finish(&Job::prime);
   finish(&Job::evaluate);
@@ -302,14 +302,14 @@ FinishedJob build_finished_job(const JobRequest& request) {
     }
   std::vector<comm::Stage> stages;
   for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
-  finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told);
+  finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told, request.proves);
   if (options.double_buffer) {
     for (size_t s = 0; s < jobs.size(); ++s) {
       swap_buffers(*jobs[s]);
       stages[s].alternate = &jobs[s]->train_swapped;
     }
     const int64_t pruned = finished.proof.pruned_count;
-    finished.proof = comm::prove(stages, mesh, jobs[0]->channels, told);
+    if (request.proves) finished.proof = comm::prove(stages, mesh, jobs[0]->channels, told);
     finished.proof.pruned_count = pruned;
   }
   return finished;
@@ -378,14 +378,18 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   return table;
 }
 
-std::vector<UpdatePlace> update_places(const JobRequest& request) {
+std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned) {
   std::vector<UpdatePlace> places;
+  const PlanOptions& chosen = planned.job->options;
   for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
+    const bool beside = !places.empty(), doubled = places.size() == 2;
+    if (doubled && request.config.zero.stage == 3) break;
     JobRequest asked = request;
-    asked.update_beside = !places.empty();
-    asked.config.optimizer.double_buffer = places.size() == 2 ? Choice::yes : Choice::no;
-    if (places.size() == 2 && request.config.zero.stage == 3) break;
-    const FinishedJob finished = build_finished_job(asked);
+    asked.update_beside = beside;
+    asked.proves = false;
+    asked.config.optimizer.double_buffer = doubled ? Choice::yes : Choice::no;
+    const bool is_planned = chosen.double_buffer == doubled && chosen.update_on_spine == !beside;
+    const FinishedJob finished = is_planned ? planned : build_finished_job(asked);
     const comm::RooflinePrice price = price_of(asked.config, asked.machine, finished.job->mesh);
     const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 4), price);
     places.push_back({.name = name, .memory_bytes = finished.job->buffers.total_bytes(),
