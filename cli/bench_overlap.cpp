@@ -32,7 +32,8 @@ class OverlapBench {
     if (world_.size() < 2)
       throw ConfigError("[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2.", world_.size());
     if (config_.parallel.pipeline > 1)
-      throw ConfigError("[bench] overlap compares ways of reducing gradients: parallel.pipeline = {} has none. Use 1.", config_.parallel.pipeline);
+      throw ConfigError("[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of parallel.pipeline = {} idle for each "
+                        "other too. Use 1, or slipstream bench pipeline.", config_.parallel.pipeline);
     if (world_.rank() == 0) print_header();
     const bool paced = command_.compute == "paced";
     if (paced) measure_for_pacing();

@@ -23,6 +23,7 @@ class PipelineBench {
     config_.parallel.pipeline = world.size();
     config_.parallel.data = 1;
     config_.comm.emulate.latency_ns = 0;
+    config_.model.tie_embeddings = Choice::no;  // the two ends of a shared table would exchange it behind the last backward pass, which no closed form counts
   }
 
   void run() {
@@ -63,37 +64,49 @@ class PipelineBench {
     }
     contestant.means = mean_over_ranks(world_, contestant.times, comm::meetings_of(*contestant.job));
     const double step_ms = contestant.median_of(&StepMeans::step_ms);
-    if (world_.rank() == 0) print_row(name, kept.job->options.schedule, ratio, step_ms, alone_ms, busy_ms, rehearsed_ms, hop_ns);
+    if (world_.rank() == 0)
+      print_row(name, {.schedule = kept.job->options.schedule, .ratio = ratio, .step_ms = step_ms, .alone_ms = alone_ms, .busy_ms = busy_ms, .rehearsed_ms = rehearsed_ms,
+                       .exposed_ms = contestant.median_of(&StepMeans::exposed_ms), .hop_ns = hop_ns, .took = pass_ms(*kept.job, contestant.spine_ns())});
     return step_ms;
   }
+
+  struct Measured {
+    const PipelineSchedule& schedule;
+    double ratio = 0, step_ms = 0, alone_ms = 0, busy_ms = 0, rehearsed_ms = 0;
+    double exposed_ms = 0;  // compute waited for hops that were on their way, mean over stages
+    int64_t hop_ns = 0;
+    PassMs took;            // on the first stage
+  };
 
   void print_header() {
     fmt::print(
         "{} stages that sleep: {:.1f} ms forward, {:.1f} ms backward; medians of {} steps\n"
-        "bubble: (step - compute) / compute; hops: of the step, beyond the step without a link\n"
-        "{:<18}{:>9}{:>9}{:>10}{:>11}{:>13}{:>14}{:>12}{:>8}{:>22}\n",
+        "bubble: (step - compute) / compute; hops: of the step, beyond the step without a link; exposed: of the step, waits for hops on their way;\n"
+        "F, B, W: what forward, backward (with W: of inputs only) and weight gradients of a micro-batch took on the first stage\n"
+        "{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>22}\n",
         world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule", "micro", "hop", "step ms", "bubble", "closed form",
-        "rehearsed ms", "/ rehearsed", "hops", "of which fill, drain");
+        "rehearsed ms", "/ rehearsed", "hops", "of which ends", "exposed", "F + B + W ms");
     if (command_.csv.empty()) return;
     csv_.reset(std::fopen(command_.csv.c_str(), "w"));
     if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
     fmt::print(csv_.get(),
                "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_form,rehearsed_step_ms,hops_"
-               "share,fill_share\n");
+               "share,fill_share,exposed_share,measured_forward_ms,measured_backward_ms,measured_weight_ms\n");
   }
 
-  void print_row(const char* name, const PipelineSchedule& schedule, double ratio, double step_ms, double alone_ms, double busy_ms,
-                 double rehearsed_ms, int64_t hop_ns) {
-    const double bubble = (step_ms - busy_ms) / busy_ms, closed = closed_form_bubble(schedule);
-    const double hops = ratio > 0 ? (step_ms - alone_ms) / step_ms : 0;
+  void print_row(const char* name, const Measured& m) {
+    const ScheduleShape& shape = m.schedule.shape;
+    const double bubble = (m.step_ms - m.busy_ms) / m.busy_ms, closed = closed_form_bubble(m.schedule);
+    const double hops = m.ratio > 0 ? (m.step_ms - m.alone_ms) / m.step_ms : 0, exposed = m.exposed_ms / m.step_ms;
     // The first micro-batch on its way there and the last one on its way back: nothing can be computed meanwhile.
-    const double fill = 2.0 * (schedule.parts() - 1) * static_cast<double>(hop_ns) / 1e6 / step_ms;
-    fmt::print("{:<18}{:>9}{:>8.2f}x{:>10.2f}{:>10.2f}%{:>12.2f}%{:>14.2f}{:>12.3f}{:>7.2f}%{:>21.2f}%\n", name, schedule.shape.micro_batches, ratio,
-               step_ms, 100 * bubble, 100 * closed, rehearsed_ms, step_ms / rehearsed_ms, 100 * hops, 100 * fill);
+    const double fill = 2.0 * (m.schedule.parts() - 1) * static_cast<double>(m.hop_ns) / 1e6 / m.step_ms;
+    fmt::print("{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>22}\n", name, shape.micro_batches, m.ratio, m.step_ms,
+               100 * bubble, 100 * closed, m.rehearsed_ms, m.step_ms / m.rehearsed_ms, 100 * hops, 100 * fill, 100 * exposed,
+               fmt::format("{:.2f} + {:.2f} + {:.2f}", m.took.forward, m.took.backward, m.took.weight));
     if (csv_)
-      fmt::print(csv_.get(), "{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, schedule.shape.stages,
-                 schedule.shape.micro_batches, schedule.shape.virtual_stages, command_.forward_ms, ratio, step_ms, bubble, closed, rehearsed_ms, hops,
-                 fill);
+      fmt::print(csv_.get(), "{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, shape.stages, shape.micro_batches,
+                 shape.virtual_stages, command_.forward_ms, m.ratio, m.step_ms, bubble, closed, m.rehearsed_ms, hops, fill, exposed, m.took.forward, m.took.backward,
+                 m.took.weight);
     std::fflush(stdout);
   }
 

@@ -6,7 +6,7 @@
 namespace slipstream::cli {
 namespace {
 
-/// Every hop takes the same; everything else on a wire takes nothing.
+/// Every hop between neighbours takes the same; everything else on a wire takes nothing.
 class HopPrice : public comm::RooflinePrice {
  public:
   explicit HopPrice(int64_t hop_ns) : RooflinePrice({}, {}), hop_ns_(hop_ns) {}
@@ -31,6 +31,17 @@ std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns) {
     at += job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass).size();
   }
   return ns;
+}
+
+PassMs pass_ms(const Job& job, const std::vector<int64_t>& spine_ns) {
+  PassMs sums;
+  const auto passes = static_cast<double>(job.buffers.micro_batches);  // the chunks of a stage are one pass together
+  size_t at = job.takes_batch ? 1 : 0;
+  for (const Use& use : job.uses) {
+    double& sum = use.pass == Pass::forward ? sums.forward : use.pass == Pass::backward ? sums.backward : sums.weight;
+    for (size_t pieces = job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass).size(); pieces-- > 0;) sum += static_cast<double>(spine_ns[at++]) / (1e6 * passes);
+  }
+  return sums;
 }
 
 double closed_form_bubble(const PipelineSchedule& schedule) {

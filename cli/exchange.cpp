@@ -35,12 +35,19 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
   std::string bytes;
   const int64_t to_common_ns = world.clock_offset_ns();  // entries of ranks on other machines are compared below
   for (const StepTimes& t : steps) {
-    for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.input_ns, t.other_ns}) put(bytes, ns);
+    for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.bubble_ns, t.input_ns, t.other_ns}) put(bytes, ns);
     put(bytes, static_cast<int64_t>(t.tasks.size()));
     for (const TaskTime& task : t.tasks) {
       put(bytes, static_cast<int64_t>(meetings[task.item]));
+      put(bytes, task.channel);
       put(bytes, task.begin_ns + to_common_ns);
       put(bytes, task.end_ns + to_common_ns);
+    }
+    put(bytes, static_cast<int64_t>(t.stage_waits.size()));
+    for (const StageWait& wait : t.stage_waits) {
+      put(bytes, static_cast<int64_t>(wait.task));
+      put(bytes, wait.begin_ns + to_common_ns);
+      put(bytes, wait.end_ns + to_common_ns);
     }
   }
   const std::vector<std::string> gathered = world.all_gather(bytes);
@@ -53,14 +60,21 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
     std::map<int64_t, int64_t> last_entry;  // by meeting
     for (size_t r = 0; r < times.size(); ++r) {
       StepTimes& t = times[r];
-      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns}) *ns = readers[r].next();
+      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.bubble_ns, &t.input_ns, &t.other_ns}) *ns = readers[r].next();
       t.tasks.resize(static_cast<size_t>(readers[r].next()));
       for (TaskTime& task : t.tasks) {
         const int64_t meeting = met[r].emplace_back(readers[r].next());
+        task.channel = static_cast<uint32_t>(readers[r].next());
         task.begin_ns = readers[r].next();
         task.end_ns = readers[r].next();
         int64_t& last = last_entry.try_emplace(meeting, task.begin_ns).first->second;
         last = std::max(last, task.begin_ns);
+      }
+      t.stage_waits.resize(static_cast<size_t>(readers[r].next()));
+      for (StageWait& wait : t.stage_waits) {
+        wait.task = static_cast<size_t>(readers[r].next());
+        wait.begin_ns = readers[r].next();
+        wait.end_ns = readers[r].next();
       }
     }
     for (size_t r = 0; r < times.size(); ++r) {
@@ -73,6 +87,7 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
       mean(m.compute_ms, t.compute_ns);
       mean(m.comm_ms, t.comm_ns);
       mean(m.exposed_ms, t.exposed_ns);
+      mean(m.bubble_ms, t.bubble_ns);
       mean(m.input_ms, t.input_ns);
       mean(m.other_ms, t.other_ns);
       mean(m.skew_ms, t.skew_ns);

@@ -11,7 +11,7 @@ namespace slipstream::cli {
 
 /// Means over ranks, in milliseconds; `exposed_ms_max` is of the rank that waited longest.
 struct StepMeans {
-  double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, exposed_ms_max = 0, input_ms = 0, other_ms = 0, skew_ms = 0;
+  double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0, exposed_ms_max = 0, input_ms = 0, other_ms = 0, skew_ms = 0;
 };
 
 /// Blocks. Collective: every rank gives the same steps. `meetings`: see comm::meetings_of. Returns one entry per step, the

@@ -125,7 +125,8 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .reshard_after_forward = config.zero.reshard_after_forward,
           .double_buffer = config.optimizer.double_buffer == Choice::yes,
           .update_on_spine = !request.update_beside,
-          .recompute = recomputation_of(config.train.recompute)};
+          .recompute = recomputation_of(config.train.recompute),
+          .align_grad_reduce = config.overlap.align_grad_reduce};
 }
 
 }  // namespace
@@ -191,19 +192,66 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   return price;
 }
 
-/// The jobs of all pipeline stages; that of the rank that asked as it sees it.
-std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes) {
+namespace {
+
+/// The job of one pipeline stage; that of the rank that asked as it sees it.
+std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes, int stage) {
   const Mesh mesh(options.sizes, options.mesh_order);
+  options.rank = stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
+  models::ModelOptions own = sizes;
+  own.tensor_index = mesh.coordinates(options.rank).tensor;
+  Buffers buffers;
+  ModelSpec model = models::build_model(own, buffers);
+  return std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options));
+}
+
+std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const PlanOptions& options, const models::ModelOptions& sizes) {
   std::vector<std::shared_ptr<Job>> jobs;
-  for (int stage = 0; stage < options.sizes.pipeline; ++stage) {
-    options.rank = stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
-    models::ModelOptions own = sizes;
-    own.tensor_index = mesh.coordinates(options.rank).tensor;
-    Buffers buffers;
-    ModelSpec model = models::build_model(own, buffers);
-    jobs.push_back(std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options)));
-  }
+  for (int stage = 0; stage < options.sizes.pipeline; ++stage) jobs.push_back(build_stage(request, options, sizes, stage));
   return jobs;
+}
+
+/// Buckets are for gradients that others wait for. Stages that end early have time to reduce a chunk at once: fewer, larger messages, and none under their
+/// last backward pass. Not for what is encoded, which takes a buffer as wide as a bucket, nor for shards, whose parameters come back bucket by bucket.
+void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes, const comm::RooflinePrice& price,
+                                   std::vector<std::shared_ptr<Job>>& jobs) {
+  const int ranks = options.sizes.data * options.sizes.context;
+  if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.way != ReduceWay::bucketed || options.wire_dtype != DType::f32) return;
+  const Played played = played_schedule({jobs.begin(), jobs.end()}, price);
+  for (size_t stage = 0; stage < jobs.size(); ++stage) {
+    const Job& job = *jobs[stage];
+    options.reduced_at_once = off_critical_path(options.schedule, played, static_cast<int>(stage), [&](int chunk) {
+      const auto [begin, end] = job.backward_positions(chunk);
+      int64_t elems = 0;
+      for (const PlacedPart& placed : job.layout.parts)
+        if (begin <= placed.ready_position && placed.ready_position < end) elems += placed.part.elems;
+      const comm::WireCost wire = comm::wire_cost(Op::all_reduce, options.algorithm, ranks, elems, DType::f32, price.link(Axis::replica));
+      return wire.latency_ns + wire.wire_ns + static_cast<int64_t>(1e9 * price.seconds({2 * elems, 4 * elems}));  // and its sum of squares
+    });
+    const bool any = std::find(options.reduced_at_once.begin(), options.reduced_at_once.end(), 1) != options.reduced_at_once.end();
+    if (any) jobs[stage] = build_stage(request, options, sizes, static_cast<int>(stage));
+  }
+}
+
+/// A step that would take days is a mistake in a unit, and virtual time ends soon after.
+void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs, const comm::RooflinePrice& price, bool emulated) {
+  constexpr double kDay_s = 86400;
+  for (const auto& job : jobs) {
+    double bytes = 0, seconds = 0, slowest = 0;
+    for (const Task& task : job->train.tasks) {
+      if (!is_communication(task.op)) continue;
+      const Axis axis = job->channels[task.channel].axis;
+      const double rate = price.link(axis).bytes_per_second;
+      const auto sent = static_cast<double>(comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(axis), task.elems, task.dtype));
+      if (rate <= 0 || sent <= 0) continue;
+      bytes += sent;
+      seconds += sent / rate;
+      slowest = slowest > 0 ? std::min(slowest, rate) : rate;
+    }
+    if (seconds > kDay_s)
+      throw ConfigError("[plan] the {} that a rank sends in a step would travel for {:.3g} days at {}/s. Raise {}.", format_bytes(static_cast<int64_t>(bytes)),
+                        seconds / kDay_s, format_bytes(static_cast<int64_t>(slowest)), emulated ? "comm.emulate.bandwidth" : "the rates of the machine's links");
+  }
 }
 
 /// Jobs whose plans have no order yet; what is known of `finished` before that.
@@ -228,10 +276,15 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
     options.accumulate_unsharded = false;
     jobs = build_stages(request, options, sizes);
   }
+  const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
+  require_travels_within_a_day(jobs, price, request.config.comm.emulate.bandwidth_bytes_per_second > 0);
+  bucket_the_critical_path_only(request, options, sizes, price, jobs);
   for (const auto& job : jobs) finished.stages.push_back(job);
   finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];
   return jobs;
 }
+
+}  // namespace
 
 FinishedJob build_finished_job(const JobRequest& request) {
   FinishedJob finished;
@@ -241,7 +294,7 @@ FinishedJob build_finished_job(const JobRequest& request) {
   const auto finish = [&](Plan Job::*plan) {
     std::vector<comm::Stage> stages;
     for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
-    return comm::finish(stages, mesh, jobs[0]->channels, price);
+    return comm::finish(stages, mesh, jobs[0]->channels, price, request.proves);
   };
   finish(&Job::prime);
   finish(&Job::evaluate);
@@ -254,14 +307,14 @@ FinishedJob build_finished_job(const JobRequest& request) {
     }
   std::vector<comm::Stage> stages;
   for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
-  finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told);
+  finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told, request.proves);
   if (jobs[0]->options.double_buffer) {
     for (size_t s = 0; s < jobs.size(); ++s) {
       swap_buffers(*jobs[s]);
       stages[s].alternate = &jobs[s]->train_swapped;
     }
     const int64_t pruned = finished.proof.pruned_count;
-    finished.proof = comm::prove(stages, mesh, jobs[0]->channels, told);
+    if (request.proves) finished.proof = comm::prove(stages, mesh, jobs[0]->channels, told);
     finished.proof.pruned_count = pruned;
   }
   return finished;
@@ -342,14 +395,18 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   return table;
 }
 
-std::vector<UpdatePlace> update_places(const JobRequest& request) {
+std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned) {
   std::vector<UpdatePlace> places;
+  const PlanOptions& chosen = planned.job->options;
   for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
+    const bool beside = !places.empty(), doubled = places.size() == 2;
+    if (doubled && request.config.zero.stage == 3) break;
     JobRequest asked = request;
-    asked.update_beside = !places.empty();
-    asked.config.optimizer.double_buffer = places.size() == 2 ? Choice::yes : Choice::no;
-    if (places.size() == 2 && request.config.zero.stage == 3) break;
-    const FinishedJob finished = build_finished_job(asked);
+    asked.update_beside = beside;
+    asked.proves = false;
+    asked.config.optimizer.double_buffer = doubled ? Choice::yes : Choice::no;
+    const bool is_planned = chosen.double_buffer == doubled && chosen.update_on_spine == !beside;
+    const FinishedJob finished = is_planned ? planned : build_finished_job(asked);
     const comm::RooflinePrice price = price_of(asked.config, asked.machine, finished.job->mesh);
     const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 4), price);
     places.push_back({.name = name, .memory_bytes = finished.job->buffers.total_bytes(),

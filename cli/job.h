@@ -24,6 +24,7 @@ struct JobRequest {
   int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
   Machine machine;
   bool update_beside = false;  // the update on a stream of its own
+  bool proves = true;          // false: a plan that is only compared
   std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
 };
 
@@ -70,8 +71,8 @@ struct UpdatePlace {
   int64_t memory_bytes = 0;
   double step_ms = 0;
 };
-/// On the compute stream, beside it in place, beside it with two copies of the weights (not with stage 3). Pure.
-std::vector<UpdatePlace> update_places(const JobRequest& request);
+/// On the compute stream, beside it in place, beside it with two copies of the weights (not with stage 3). `planned` is the job of `request`. Pure.
+std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned);
 
 /// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of the
 /// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n.

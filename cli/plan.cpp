@@ -57,10 +57,14 @@ bool fits(const Planned& planned) {
   return planned.machine.memory_bytes == 0 || most_bytes(planned) <= planned.machine.memory_bytes;
 }
 
+constexpr size_t kRehearsedSteps = 3;
+/// Of what was summed over the rehearsed steps.
+double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (1e6 * kRehearsedSteps); }
+
 comm::Rehearsal rehearse_step(const Planned& planned) {
   const Job& job = *planned.finished.job;
   const comm::RooflinePrice price = price_of(planned.config, planned.machine, job.mesh);
-  return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, 3), price, {.gate = comm::Gate::launch_order});
+  return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, kRehearsedSteps), price, {.gate = comm::Gate::launch_order});
 }
 
 struct ChannelLoad {
@@ -175,8 +179,9 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh));
     fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
     for (const auto& stage : planned.finished.stages)
-      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive\n", stage->stage(), format_bytes(stage->buffers.total_bytes()),
-                 peak_in_flight(stage->options.schedule, stage->stage()));
+      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}\n", stage->stage(), format_bytes(stage->buffers.total_bytes()),
+                 peak_in_flight(stage->options.schedule, stage->stage()),
+                 rehearsal.finished ? fmt::format("; rehearsed: bubble {:.2f} ms of a step", ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns)) : "");
     constexpr int64_t kColumns = 48;
     if (job.options.schedule.shape.micro_batches <= 16 && sizes.pipeline <= 16)
       fmt::print("{}", schedule_table(job.options.schedule, played, std::max<int64_t>(1, played.makespan_ns / kColumns)));
@@ -186,7 +191,8 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
                planned.finished.micro_batches);
   print_zero_memory(planned);
   const int ranks = job.mesh.world();
-  const std::vector<UpdatePlace> places = update_places({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine});
+  const std::vector<UpdatePlace> places =
+      update_places({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine}, planned.finished);
   fmt::print("update:\n");
   for (const UpdatePlace& place : places)
     fmt::print("  {:<24}{:>12} of memory, step {:.2f} ms{}\n", place.name, format_bytes(place.memory_bytes), place.step_ms,
@@ -204,9 +210,10 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   if (!rehearsal.finished) return;
   const comm::RankTimes& times = rehearsal.ranks.front();
   const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
-  fmt::print("rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed\n", step_ms,
+  fmt::print("rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
              format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config.train.sequence_length) / step_ms),
-             static_cast<double>(times.communication_ns) / 3e6, static_cast<double>(times.exposed_ns) / 3e6);
+             ms_of_a_step(times.communication_ns), ms_of_a_step(times.exposed_ns),
+             sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");
 }
 
 void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
@@ -251,8 +258,9 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   if (rehearsal.finished) {
     const comm::RankTimes& times = rehearsal.ranks.front();
     json["rehearsed"]["step_ms"] = static_cast<double>(times.step_period_ns(1)) / 1e6;
-    json["rehearsed"]["comm_ms"] = static_cast<double>(times.communication_ns) / 3e6;
-    json["rehearsed"]["exposed_ms"] = static_cast<double>(times.exposed_ns) / 3e6;
+    json["rehearsed"]["comm_ms"] = ms_of_a_step(times.communication_ns);
+    json["rehearsed"]["exposed_ms"] = ms_of_a_step(times.exposed_ns);
+    json["rehearsed"]["bubble_ms"] = ms_of_a_step(times.bubble_ns);
     for (const auto& [name, load] : channel_loads(job, rehearsal)) {
       json["rehearsed"]["channels"][name]["busy_ms"] = load.busy_ms;
       json["rehearsed"]["channels"][name]["exposed_ms"] = load.exposed_ms;

@@ -123,9 +123,10 @@ void Trainer::run(RunDir& run_dir) {
   if (world_.rank() != 0 || totals_.steps == 0) return;
   const double n = static_cast<double>(totals_.steps);
   if (totals_.comm_ms > 0)
-    log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}",
+    log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}{}",
              totals_.comm_ms / n, totals_.exposed_ms / n, 100 * std::max(0.0, 1 - totals_.exposed_ms / totals_.comm_ms), totals_.step_ms / n,
-             totals_.compute_ms / n, bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
+             totals_.compute_ms / n, totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
+             bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
 }
 
 void Trainer::look_back(uint32_t step, bool next_begins) {
@@ -176,7 +177,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
   const int64_t tokens = global_batch_ * config_.train.sequence_length;
   StepMetrics m{.step = step, .loss = p.report.loss_sum / static_cast<double>(tokens), .val_loss = p.val_loss,
                 .learning_rate = learning_rate(config_.optimizer, step), .grad_norm = {}, .tokens = tokens,
-                .step_ms = t.step_ms, .compute_ms = t.compute_ms, .comm_ms = t.comm_ms, .exposed_ms = t.exposed_ms,
+                .step_ms = t.step_ms, .compute_ms = t.compute_ms, .comm_ms = t.comm_ms, .exposed_ms = t.exposed_ms, .bubble_ms = t.bubble_ms,
                 .exposed_ms_max = t.exposed_ms_max, .input_ms = t.input_ms, .other_ms = t.other_ms, .skew_ms = t.skew_ms,
                 .bound_ms = bound_ms_, .mfu = {}, .params_hash = p.params_hash};
   if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
@@ -186,6 +187,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
     totals_.compute_ms += m.compute_ms;
     totals_.comm_ms += m.comm_ms;
     totals_.exposed_ms += m.exposed_ms;
+    totals_.bubble_ms += m.bubble_ms;
     ++totals_.steps;
   }
   if (!print) return;

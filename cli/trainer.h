@@ -75,7 +75,7 @@ class Trainer {
   int64_t started_ns_ = 0;
   RunDir* run_dir_ = nullptr;
   struct Totals {
-    double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0;
+    double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0;
     int64_t steps = 0;
   } totals_;
 };

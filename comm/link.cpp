@@ -41,7 +41,7 @@ WireCost wire_cost(Op op, Algorithm algorithm, int ranks, int64_t elems, DType d
   cost.latency_ns = wire_rounds(op, algorithm, ranks) * link.latency_ns;
   cost.bytes = wire_bytes(op, algorithm, ranks, elems, dtype);
   if (link.bytes_per_second > 0)
-    cost.wire_ns = static_cast<int64_t>(std::ceil(static_cast<double>(cost.bytes) * 1e9 / link.bytes_per_second));
+    cost.wire_ns = static_cast<int64_t>(std::min<double>(kLongestTransferNs, std::ceil(static_cast<double>(cost.bytes) * 1e9 / link.bytes_per_second)));
   return cost;
 }
 

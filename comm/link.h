@@ -32,6 +32,9 @@ int wire_rounds(Op op, Algorithm algorithm, int ranks);
 ///   send, recv, exchange   elems
 int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype);
 
+/// The longest that virtual time counts with, 19 hours: what would take longer takes this.
+constexpr int64_t kLongestTransferNs = int64_t{1} << 46;
+
 /// What one task of a group of `ranks` costs on `link`. Zero for one rank and for local ops. Pure.
 WireCost wire_cost(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype, const Link& link);
 

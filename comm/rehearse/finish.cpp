@@ -178,7 +178,7 @@ Proof prove(std::span<const Stage> stages, const Mesh& mesh, const std::vector<C
 }
 
 Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
-             const Price& price) {
+             const Price& price, bool proves) {
   const std::vector<RankRuns> ranks = representatives(stages, mesh, 1);
   for (const Stage& stage : stages) add_waits_of_before(*stage.plan);
 
@@ -197,12 +197,12 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
   HazardReport unsaid;  // asked before pruning: channel order implies what a pass should have said
   int64_t pruned_count = 0;
   for (const Stage& stage : stages) {
-    HazardReport report = find_unsaid(*stage.plan, channels, stage.buffers);
+    HazardReport report = proves ? find_unsaid(*stage.plan, channels, stage.buffers) : HazardReport{};
     unsaid.count += report.count;
     std::move(report.hazards.begin(), report.hazards.end(), std::back_inserter(unsaid.hazards));
     pruned_count += prune(*stage.plan, channels.size());
   }
-  Proof proof = prove(stages, mesh, channels, price);
+  Proof proof = proves ? prove(stages, mesh, channels, price) : Proof{};
   proof.pruned_count = pruned_count;
   // An access that nothing orders at all has been found by prove() too, with what it would take.
   if (proof.hazard_count > 0) return proof;

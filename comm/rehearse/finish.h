@@ -44,8 +44,9 @@ struct Proof {
 /// Append order matters only as the sequence that matches the tasks of one channel and group across ranks.
 /// Writes Plan::order and Item::after. Throws: PlanError naming the cycle if waits contradict each other, or if the
 /// groups' tasks cannot be matched.
+/// Without `proves` the proof has only the number of waits dropped: for plans that are compared and never run.
 Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
-             const Price& price);
+             const Price& price, bool proves = true);
 
 /// The checks of finish() alone, on plans that are already finished. Changes nothing.
 Proof prove(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price);

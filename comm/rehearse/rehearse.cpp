@@ -67,17 +67,21 @@ class ExposedTime {
     return longest;
   }
 
+  bool is_wire(Place at) const { return is_communication((*given_.runs[at.run])[at.item].op); }
+
   void charge(Place waiting, int64_t idle_from_ns) {
     int64_t idle_to_ns = span(waiting).start_ns;
     Place awaited = longest_wait(waiting);
     while (idle_to_ns > idle_from_ns && awaited.is_set && span(awaited).end_ns > idle_from_ns) {
-      const bool is_wire = is_communication((*given_.runs[awaited.run])[awaited.item].op);
-      const int64_t from_ns = is_wire ? idle_from_ns : std::max(idle_from_ns, span(awaited).start_ns);
+      const int64_t from_ns = std::max(idle_from_ns, span(awaited).start_ns);
       times_.exposed.push_back({waiting.run, waiting.item, awaited.run, awaited.item, idle_to_ns - from_ns});
-      (is_wire ? times_.exposed_ns : times_.local_wait_ns) += idle_to_ns - from_ns;
+      (is_wire(awaited) ? times_.exposed_ns : times_.local_wait_ns) += idle_to_ns - from_ns;
       idle_to_ns = from_ns;
-      awaited = longest_wait(awaited);
+      const Place before = longest_wait(awaited);
+      if (is_wire(awaited) && before.is_set && span(before).end_ns < span(awaited).start_ns) break;  // it was ready, its peer was not
+      awaited = before;
     }
+    times_.bubble_ns += std::max<int64_t>(0, idle_to_ns - idle_from_ns);
   }
 
   const RankRuns& given_;

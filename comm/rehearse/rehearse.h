@@ -45,8 +45,8 @@ struct Span {
   int64_t duration_ns() const { return end_ns - start_ns; }
 };
 
-/// Idle time of a compute stream, charged to the task that the next item waited for longest. If that one is local, only
-/// while it ran; the rest is charged to what it waited for in turn.
+/// Idle time of a compute stream, charged to the task that the next item waited for longest, while it ran or travelled; what was idle before is charged to
+/// what it waited for in turn. Where a communication could not begin because a peer had not come, idle time is a bubble and charged to nobody.
 struct Exposed {
   uint32_t run = 0;  // of the compute item that waited
   ItemId item = 0;
@@ -62,6 +62,7 @@ struct RankTimes {
   std::vector<Exposed> exposed;         // in the order of the items that waited
   int64_t exposed_ns = 0;               // sum of those charged to communication
   int64_t local_wait_ns = 0;            // sum of those charged to local tasks
+  int64_t bubble_ns = 0;                // idle because other stages still computed: what the schedule costs, whatever the links
   int64_t communication_ns = 0;         // union over all communication channels
 
   /// Start of run + 1's first spine item less that of run's. Both plans must have a spine.

@@ -106,6 +106,7 @@ struct Overlap {
   bool p2p = true;
   int64_t tensor_chunks = 4;
   bool split_tied_embedding = true;
+  bool align_grad_reduce = false;
 };
 
 struct Pipeline {

@@ -139,6 +139,8 @@ std::vector<Field<R>> make_fields() {
                  "Token chunks of tensor parallelism: one travels under the product of the next."),
       F::boolean("overlap.split_tied_embedding", at(&R::overlap, &Overlap::split_tied_embedding),
                  "The head's part of a tied embedding's gradient is reduced early, apart from the embedding's part."),
+      F::boolean("overlap.align_grad_reduce", at(&R::overlap, &Overlap::align_grad_reduce),
+                 "Pipelines: no stage reduces gradients before all of them can, so that what communication takes from compute is taken from all at once."),
 
       F::word("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
               {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"}, "Order of micro-batches in the stages."),

@@ -124,6 +124,11 @@ void validate_layout(const RunConfig& config) {
                                                    : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
   if (config.parallel.sequence_parallel && config.parallel.tensor == 1)
     throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
+  if (config.overlap.align_grad_reduce && (config.parallel.pipeline == 1 || config.zero.stage >= 2))
+    throw ConfigError("overlap.align_grad_reduce = true with {}. Use false.",
+                      config.parallel.pipeline == 1 ? "parallel.pipeline = 1 has no effect: there are no stages to align"
+                                                    : fmt::format("zero.stage = {} cannot be: gradients of a layer leave their slot as soon as they can, because the next "
+                                                                  "layer needs it", config.zero.stage));
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError("zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "

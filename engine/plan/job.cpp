@@ -37,6 +37,7 @@ void add_channels(Job& job) {
   if (piped)
     for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"}) job.channels.push_back({name, Axis::pipeline});
   if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
+  if (piped && shared && job.options.align_grad_reduce) job.channels.push_back({"align", Axis::pipeline});
   if (job.mesh.world() > 1) job.channels.push_back({"scalars", job.scalars_axis()});
   if (job.norm_axis() != Axis::self && job.norm_axis() != job.scalars_axis()) job.channels.push_back({"norm", job.norm_axis()});
   for (const Piece& piece : job.model.pieces)
@@ -72,11 +73,13 @@ void take_stage(Job& job) {
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
                        .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::replica),
-                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32, .alone = {}, .by_layer = options.zero_stage >= 2,
+                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32, .alone = {}, .by_layer = options.zero_stage >= 2, .passes = {}, .whole = {},
                        .persistent_elems = options.zero_stage >= 3 ? options.persistent_elems : 0};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
     for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight}) layout.passes.push_back(position += static_cast<uint32_t>(pass->size()));
+  for (size_t c = 0; c < options.reduced_at_once.size(); ++c)
+    if (options.reduced_at_once[c]) layout.whole.push_back(job.backward_positions(static_cast<int>(c)));
   for (uint32_t p = 0; p < model.parameters.size() && job.has_tied_copies; ++p)
     if (model.parameters[p].name() == job.tied_name) layout.alone.push_back(p);
   job.layout = place_parameters(model, layout);
@@ -110,6 +113,13 @@ ChannelId Job::channel(const std::string& name) const {
   throw PlanError("[plan] there is no channel named {}.", name);
 }
 
+std::pair<uint32_t, uint32_t> Job::backward_positions(int chunk) const {
+  uint32_t begin = 0;
+  for (size_t c = chunks.size(); --c > static_cast<size_t>(chunk);) begin += static_cast<uint32_t>(chunks[c].backward.size() + chunks[c].weight.size());
+  const Chunk& of = chunks[static_cast<size_t>(chunk)];
+  return {begin, begin + static_cast<uint32_t>(of.backward.size() + of.weight.size())};
+}
+
 Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::replica) ? Axis::replica : Axis::world; }
 
 Axis Job::norm_axis() const {
@@ -130,9 +140,13 @@ bool Job::counts_squares_of(const ParameterSpec& parameter) const {
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
   if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
+  if (options.sizes.pipeline == 1 || options.sizes.data * options.sizes.context == 1) options.align_grad_reduce = false;  // nobody to align with
   if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;   // which is what it comes to
   if (options.double_buffer && options.zero_stage >= 3)
     throw PlanError("[plan] double_buffer with ZeRO-3: layers pass through slots, no update waits for their readers. Use stage 0, 1 or 2.");
+  if (options.align_grad_reduce && options.zero_stage >= 2)
+    throw PlanError("[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots as soon as they can, for the next layer needs the slot. Use stage 0 or 1.",
+                    options.zero_stage);
   if (options.double_buffer) options.update_on_spine = false;
   if (options.zero_stage > 0 && model.tied.split)
     throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");

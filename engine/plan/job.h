@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/plan/layout.h"
@@ -40,6 +41,8 @@ struct PlanOptions {
   bool double_buffer = false;           // stages 0 to 2: the update, beside the spine, writes a second copy of the weights, and the copies change places
   bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
   Recomputation recompute = Recomputation::none;
+  bool align_grad_reduce = false;       // pipelines, stages 0 and 1: gradients of a chunk travel when all stages have some
+  std::vector<char> reduced_at_once;    // by chunk of this stage: bucketing its gradients would end no step earlier; empty: none
 };
 
 /// Where a bucket lives on this rank. The shard is what this rank updates: all of the bucket without ZeRO, else its
@@ -66,6 +69,7 @@ struct JobBuffers {
   BufferId wire_in = 0;       // of one bucket: what all ranks sent of this rank's part; in place of it where they are reduced on the way
   BufferId wire_across = 0;   // hybrid sharding: an encoded shard
   BufferId gather_wire = 0;   // encoded parameters of one bucket, as gathered
+  BufferId aligned = 0;       // with align_grad_reduce: what stages exchange to know of each other
   BufferId norm_sums = 0;     // norm_parts summed over ranks; == norm_parts where a rank has them all
   BufferId loss_sum = 0;      // of the losses of all ranks; == ModelSpec::loss on one rank
   BufferId tied_share = 0;    // first stage: the head's share of a tied table's gradient
@@ -111,6 +115,8 @@ struct Job {
   Plan prime;     // stages the first batch
   Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, and when weights are in the second buffer; see swap_buffers()
 
+  /// Where the pieces of `chunk` are in ModelSpec::backward: [first, last).
+  std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
   /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same parameters.

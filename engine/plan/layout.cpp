@@ -92,6 +92,11 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
   const auto is_alone = [&](uint32_t parameter) {
     return std::find(options.alone.begin(), options.alone.end(), parameter) != options.alone.end();
   };
+  const auto whole_of = [&](const PlacedPart& placed) {
+    return std::find_if(options.whole.begin(), options.whole.end(), [&](const auto& range) {
+      return range.first <= placed.ready_position && placed.ready_position < range.second;
+    });
+  };
   int64_t offset = 0;
   Bucket open{};
   for (uint32_t p = 0; p < layout.parts.size(); ++p) {
@@ -113,8 +118,9 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
       return placed.ready_position < begin && layout.parts[p + 1].ready_position >= begin;
     });
     const bool must_cut = (options.by_layer && (layer != next_layer || pass_ends)) || (!last && persists(placed) != persists(layout.parts[p + 1])) ||
+                          (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
-    const bool may_be_full = !(options.by_layer && layer >= 0) && !alone;
+    const bool may_be_full = !(options.by_layer && layer >= 0) && !alone && whole_of(placed) == options.whole.end();
     if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
       open.layer = options.by_layer ? layer : -1;
       open.persistent = persists(placed);

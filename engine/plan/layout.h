@@ -25,6 +25,7 @@ struct LayoutOptions {
   std::vector<uint32_t> alone;  // parameters that have a bucket of their own, of which nothing is left over
   bool by_layer = false;  // the parameters of a layer are one bucket, alone in it
   std::vector<uint32_t> passes;  // by_layer: ready positions where another pass begins: what it makes of a layer is a bucket of its own
+  std::vector<std::pair<uint32_t, uint32_t>> whole;  // ready positions [begin, end): what becomes ready there is one bucket, alone in it
   int64_t persistent_elems = 0;  // by_layer: but those up to so many elements are in buckets of no layer, behind all others
 };
 

@@ -211,6 +211,7 @@ void place_memory(Job& job) {
   ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
   ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
+  if (job.options.align_grad_reduce) ids.aligned = add("aligned", 4, Owner::communication);
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
   ids.norm_sums = job.norm_axis() != Axis::self ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
   ids.norm = add("norm", 8, Owner::optimizer);

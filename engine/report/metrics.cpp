@@ -31,6 +31,7 @@ std::string metrics_json(const StepMetrics& m) {
   line["compute_ms"] = m.compute_ms;
   line["comm_ms"] = m.comm_ms;
   line["exposed_ms"] = m.exposed_ms;
+  if (m.bubble_ms > 0) line["bubble_ms"] = m.bubble_ms;
   line["hidden"] = maybe(m.hidden());
   if (m.mfu) line["mfu"] = *m.mfu;
   line["exposed_ms_max"] = m.exposed_ms_max;
@@ -55,6 +56,7 @@ std::string metrics_line(const StepMetrics& m, int64_t steps, double eta_seconds
   line += fmt::format(" | {:.1f} ms | {} tok/s", m.step_ms, format_count(m.tokens_per_s()));
   if (m.comm_ms > 0)
     line += fmt::format(" | comm {:.1f} ms, exposed {:.1f} ({:.0f}% hidden)", m.comm_ms, m.exposed_ms, 100 * *m.hidden());
+  if (m.bubble_ms > 0) line += fmt::format(" | bubble {:.1f} ms", m.bubble_ms);
   if (m.bound_ms && m.step_ms > 0) line += fmt::format(" | {:.0f}% of bound", 100 * *m.bound_ms / m.step_ms);
   return line + fmt::format(" | eta {}", format_eta(eta_seconds));
 }

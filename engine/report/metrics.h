@@ -20,6 +20,7 @@ struct StepMetrics {
   double compute_ms = 0;
   double comm_ms = 0;
   double exposed_ms = 0;
+  double bubble_ms = 0;             // pipelines: waits for what another stage had not computed yet; no part of exposed_ms
   double exposed_ms_max = 0;        // of the rank that waited longest
   double input_ms = 0;
   double other_ms = 0;

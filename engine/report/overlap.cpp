@@ -20,20 +20,38 @@ int64_t union_ns(std::vector<Interval> intervals) {
   return total;
 }
 
+namespace {
+
+bool is_communication(ChannelKind kind) { return kind == ChannelKind::communication || kind == ChannelKind::stages; }
+
+/// How much of `wait` nothing on the channel travelled, because what is awaited had not begun on some stage.
+int64_t bubble_of(const StageWait& wait, const StepTimes& times, const std::vector<Interval>& together) {
+  if (wait.task == SIZE_MAX) return wait.end_ns - wait.begin_ns;
+  const int64_t end_ns = std::min(wait.end_ns, together[wait.task].begin_ns);
+  if (end_ns <= wait.begin_ns) return 0;
+  std::vector<Interval> travelling;
+  for (size_t i = 0; i < together.size(); ++i)
+    if (times.tasks[i].channel == times.tasks[wait.task].channel)
+      travelling.push_back({std::clamp(together[i].begin_ns, wait.begin_ns, end_ns), std::clamp(together[i].end_ns, wait.begin_ns, end_ns)});
+  return end_ns - wait.begin_ns - union_ns(std::move(travelling));
+}
+
+}  // namespace
+
 OverlapMeter::OverlapMeter(std::vector<ChannelKind> kinds) : kinds_(std::move(kinds)) {}
 
 void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
   SLIP_ASSERT(channel < kinds_.size());
   for (const Span& span : spans) {
     Spans& step = steps_[span.step];
-    if (span.kind == Span::Kind::work && kinds_[channel] != ChannelKind::communication)
+    if (span.kind == Span::Kind::work && !is_communication(kinds_[channel]))
       step.work_ns[span.item] += span.end_ns - span.begin_ns;
     if (kinds_[channel] == ChannelKind::compute) {
       if (span.kind == Span::Kind::work)
         step.works.push_back({span.begin_ns, span.end_ns});
       else
         step.waits.push_back({span.awaited, span.item, span.begin_ns, span.end_ns});
-    } else if (kinds_[channel] == ChannelKind::communication && span.kind == Span::Kind::work) {
+    } else if (is_communication(kinds_[channel]) && span.kind == Span::Kind::work) {
       step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
     }
   }
@@ -56,6 +74,10 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     for (const Exposure& wait : next.waits)
       if (wait.end_ns <= end_ns) spans.waits.push_back(wait);
   }
+  std::sort(spans.tasks.begin(), spans.tasks.end(), [](const TaskTime& a, const TaskTime& b) {
+    return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
+  });
+  times.tasks = std::move(spans.tasks);
   times.step_ns = end_ns - times.begin_ns;
   times.compute_ns = union_ns(spans.works);
   std::vector<Interval> exposed, input;
@@ -64,17 +86,18 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     wait.end_ns = std::min(wait.end_ns, end_ns);
     if (wait.end_ns <= wait.begin_ns) continue;
     const ChannelKind kind = kinds_[wait.awaited >> 32];
-    if (kind != ChannelKind::communication && kind != ChannelKind::input) continue;
-    (kind == ChannelKind::communication ? exposed : input).push_back({wait.begin_ns, wait.end_ns});
+    if (!is_communication(kind) && kind != ChannelKind::input) continue;
+    (kind == ChannelKind::input ? input : exposed).push_back({wait.begin_ns, wait.end_ns});
     times.exposures.push_back(wait);
+    if (kind != ChannelKind::stages) continue;
+    const auto of_this_step = std::find_if(times.tasks.begin(), times.tasks.end(), [&](const TaskTime& task) {
+      return task.channel == wait.awaited >> 32 && task.item == static_cast<uint32_t>(wait.awaited) && task.end_ns > wait.begin_ns;
+    });
+    times.stage_waits.push_back({of_this_step == times.tasks.end() ? SIZE_MAX : static_cast<size_t>(of_this_step - times.tasks.begin()), wait.begin_ns, wait.end_ns});
   }
   times.exposed_ns = union_ns(exposed);
   times.input_ns = union_ns(input);
   times.other_ns = times.step_ns - times.compute_ns - times.exposed_ns - times.input_ns;
-  std::sort(spans.tasks.begin(), spans.tasks.end(), [](const TaskTime& a, const TaskTime& b) {
-    return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
-  });
-  times.tasks = std::move(spans.tasks);
   times.work_ns.assign(spans.work_ns.begin(), spans.work_ns.end());
   std::vector<int64_t> own;
   for (const TaskTime& task : times.tasks) own.push_back(task.begin_ns);
@@ -92,6 +115,10 @@ void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entri
   }
   times.comm_ns = union_ns(together);
   times.skew_ns = union_ns(entered) - times.comm_ns;
+  times.exposed_ns += times.bubble_ns;
+  times.bubble_ns = 0;
+  for (const StageWait& wait : times.stage_waits) times.bubble_ns += bubble_of(wait, times, together);
+  times.exposed_ns -= times.bubble_ns;
 }
 
 }  // namespace slipstream

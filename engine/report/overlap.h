@@ -5,9 +5,11 @@
 // Definitions (per rank and step), as metrics.jsonl prints them:
 //   step     start of the step's first work on compute to the start of the next step's (or the end of its last work)
 //   compute  union of the works on the compute stream
-//   exposed  union of the intervals in which compute waited for an event of a communication channel
+//   exposed  union of the intervals in which compute waited for an event of a communication channel, less bubble
+//   bubble   the part in which what it waited for had not begun, because another pipeline stage still computed; the first wait of the next step for a
+//            hop is counted whole
 //   input    the same for the channel that stages batches
-//   other    step - compute - exposed - input: gaps of the host
+//   other    step - compute - exposed - bubble - input: gaps of the host
 //   comm     union over communication channels of their tasks, each from when the last member of its group entered
 //   skew     union of the tasks from when this rank entered, minus comm: waiting for a late peer
 //   hidden   1 - exposed / comm
@@ -45,12 +47,20 @@ struct Exposure {
   int64_t end_ns = 0;
 };
 
+/// A wait of compute for communication among pipeline stages.
+struct StageWait {
+  size_t task = SIZE_MAX;  // index into StepTimes::tasks; SIZE_MAX: of the next step, which another stage has not begun
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
 struct StepTimes {
   uint32_t step = 0;
   int64_t begin_ns = 0;
   int64_t step_ns = 0;
   int64_t compute_ns = 0;
   int64_t exposed_ns = 0;
+  int64_t bubble_ns = 0;
   int64_t input_ns = 0;
   int64_t other_ns = 0;
   int64_t comm_ns = 0;
@@ -58,9 +68,10 @@ struct StepTimes {
   std::vector<TaskTime> tasks;       // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
   std::vector<Exposure> exposures;   // of communication and input, in time order
+  std::vector<StageWait> stage_waits;  // of exposures: for communication among stages
 };
 
-enum class ChannelKind : uint8_t { compute, communication, input, local };
+enum class ChannelKind : uint8_t { compute, communication, stages, input, local };  // stages: communication among those of a pipeline
 
 /// Collects the spans of all streams of one rank and closes steps when the next one has begun.
 class OverlapMeter {
@@ -86,7 +97,8 @@ class OverlapMeter {
   std::map<uint32_t, Spans> steps_;
 };
 
-/// Recounts comm and skew: `last_entries[i]` is when the last member of the group of tasks[i] entered.
+/// Recounts comm and skew, and splits what compute waited for into exposed and bubble: `last_entries[i]` is when the last member of the group of tasks[i]
+/// entered.
 void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entries);
 
 }  // namespace slipstream

@@ -133,4 +133,18 @@ inline std::vector<Json> metrics(const std::string& run) {
   return lines;
 }
 
+/// The run has a line for every step, and its files, none half-written.
+inline void check_complete(const std::string& run, int64_t steps) {
+  const std::vector<Json> lines = metrics(run);
+  REQUIRE(static_cast<int64_t>(lines.size()) == steps);
+  for (int64_t step = 1; step <= steps; ++step) CHECK(lines[static_cast<size_t>(step) - 1].at("step").as_int() == step);
+  CHECK(lines.back().at("val_loss").as_double() > 0);
+  CHECK(lines.back().at("params_hash").as_string().size() == 32);
+  CHECK(Json::parse(read(run + "/run.json")).at("plan_hash").as_string().size() == 16);
+  CHECK(fs::exists(run + "/config.resolved.toml"));
+  CHECK(fs::exists(run + "/checkpoints/final/model.safetensors"));
+  CHECK(Json::parse(read(run + "/checkpoints/final/config.json")).at("model_type").as_string() == "gpt2");
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(run)) CHECK(!contains(entry.path().string(), ".tmp"));
+}
+
 }  // namespace slipstream::program

@@ -82,6 +82,7 @@ struct Layout {
   bool reshard_after_forward = true;
   bool accumulate_unsharded = false;
   Recomputation recompute = Recomputation::none;
+  bool align_grad_reduce = false;
   bool check_hazards = true;
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;  // before it is planned
@@ -159,7 +160,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
        .schedule = schedule, .layers = layers,
        .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
        .double_buffer = layout.double_buffer, .update_on_spine = layout.update_on_spine,
-       .recompute = layout.recompute})));
+       .recompute = layout.recompute, .align_grad_reduce = layout.align_grad_reduce})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
     std::vector<comm::Stage> stages;

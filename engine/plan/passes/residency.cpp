@@ -133,8 +133,8 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     const Slice part{job_.ids.gradient_part, 0, 4 * home.shard_elems};
     Reduction reduction{.label = label, .bucket = use.bucket,
                         .from = use.slot < 0 ? home.gradients : slot_slice(job_, job_.ids.gradient_slots, use.slot, kGradientSlots, bucket.elems, DType::f32),
-                        .to = adds ? part : home.gradient, .ready = {use.last_use}, .to_free = {}, .before = {}};
-    if (adds) reduction.to_free = part_free;
+                        .to = adds ? part : home.gradient, .ready = {use.last_use}, .not_before = {}, .before = {}};
+    if (adds) reduction.not_before = part_free;
     if (use.next_write) reduction.before = Point{*use.next_write};
     Point done = reduce(job_, plan, *reduced, reduction);
     if (adds) {

@@ -72,7 +72,7 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
   const DType wire = job.options.wire_dtype;
   const ChannelId channel = job.channel("reduce");
   std::vector<Point> after{what.ready};
-  if (what.to_free) after.push_back(*what.to_free);
+  if (what.not_before) after.push_back(*what.not_before);
   if (wire == DType::f32) {
     Task task = task_of(job, channel, sharded ? Op::reduce_scatter : Op::all_reduce, (sharded ? "reduce_scatter." : "all_reduce.") + what.label, what.bucket);
     task.elems = home.shard_elems;

@@ -21,7 +21,7 @@ struct Reduction {
   Slice from;                    // the whole bucket, float
   Slice to;                      // where the sum goes: this rank's shard, or (stage 0) all of `from`
   Point ready;                   // `from` is complete
-  std::optional<Point> to_free;  // `to` may be written
+  std::optional<Point> not_before;  // `to` may be written; other stages are there too
   std::optional<Point> before;   // the spine item that next writes `from`, when it is a slot
 };
 

@@ -197,4 +197,20 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
   return played;
 }
 
+std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage, const std::function<int64_t(int chunk)>& reduce_ns) {
+  const std::vector<Use>& uses = schedule.stages[static_cast<size_t>(stage)];
+  const auto chunks = static_cast<size_t>(schedule.shape.virtual_stages);
+  std::vector<char> off(chunks, 0);
+  std::vector<Played::Span> last(chunks);  // pass of each chunk
+  for (size_t i = 0; i < uses.size(); ++i)
+    if (uses[i].pass != Pass::forward) last[static_cast<size_t>(uses[i].chunk)] = played.stages[static_cast<size_t>(stage)][i];
+  for (size_t c = 0; c < chunks; ++c) {
+    int64_t due_ns = played.makespan_ns;
+    for (const Played::Span& other : last)
+      if (other.begin_ns > last[c].begin_ns) due_ns = std::min(due_ns, other.begin_ns);
+    off[c] = last[c].end_ns + reduce_ns(static_cast<int>(c)) <= due_ns;
+  }
+  return off;
+}
+
 }  // namespace slipstream

@@ -83,6 +83,10 @@ struct PlayTimes {
 /// each other if it never ends.
 Played play(const PipelineSchedule& schedule, const PlayTimes& times);
 
+/// Which chunks of `stage` lose nothing if all of their gradients are reduced at once, when the last micro-batch is done with them: that ends before the next
+/// chunk makes any, and before the last stage is done computing, for which the norm and the next step wait. `reduce_ns` of all gradients of a chunk. Pure.
+std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage, const std::function<int64_t(int chunk)>& reduce_ns);
+
 /// Stage x time, one column per `tick_ns`: "F0 F1 . B0"; capital letters of passes, chunk behind a dot when there are several.
 std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns);
 

@@ -118,6 +118,30 @@ TEST_CASE("context ring: the hop of a block's K and V travels under the block be
   CHECK(rehearse_in_a_row(job, {&built}, mesh, 1, {.collapse = false}).makespan_ns == ranks * 50);
 }
 
+TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what its hops cost is exposed") {
+  // 1F1B as published, forward 100, backward 200, p = 4 stages, m = 8 micro-batches: (p-1)(f+b) idle on every stage of a step. Hops lengthen it, and none of that
+  // is a bubble of the schedule.
+  for (int64_t hop_ns : {1, 10}) {
+    ToyJob job;
+    const PipelineShape shape{.stages = 4, .micro_batches = 8, .forward_ns = 100, .backward_ns = 200, .hop_ns = hop_ns};
+    const std::vector<Plan*> plans = toy_pipeline(job, shape);
+    const Mesh mesh(MeshSizes{.pipeline = 4});
+    REQUIRE(finish(job, plans, mesh).holds());
+    const Rehearsal rehearsal = rehearse_in_a_row(job, plans, mesh, 1);
+    for (const RankTimes& times : rehearsal.ranks) {
+      int64_t computed_ns = 0;
+      for (ItemId i = 0; i < plans[0]->spine.size(); ++i) computed_ns += times.runs[0][i].duration_ns();
+      const int64_t last_ns = times.runs[0][static_cast<size_t>(plans[static_cast<size_t>(times.rank)]->spine.size()) - 1].end_ns;
+      CAPTURE(hop_ns, times.rank, times.bubble_ns, times.exposed_ns);
+      CHECK(times.bubble_ns + times.exposed_ns + times.local_wait_ns + computed_ns == last_ns);  // nothing is lost
+      CHECK(times.exposed_ns <= 2 * 8 * hop_ns);  // at most one hop on its way for every micro-batch and direction
+      if (times.rank > 0) CHECK(times.bubble_ns > 0);
+    }
+    // The first stage waits for the way there and back of the first micro-batch and of the last, nothing else.
+    CHECK(rehearsal.ranks[0].bubble_ns + rehearsal.ranks[0].exposed_ns >= 3 * (shape.forward_ns + shape.backward_ns) * shape.layers_per_chunk);
+  }
+}
+
 TEST_CASE("bounded in flight: bucket i is reduced before backward i + K") {
   auto makespan = [](int in_flight) {
     ToyJob job;

@@ -58,7 +58,7 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "zero.gather_dtype "
       "overlap.grad_reduce overlap.bucket_size overlap.first_bucket_size overlap.max_inflight_buckets "
       "overlap.param_gather "
-      "overlap.optimizer_per_bucket overlap.p2p overlap.tensor_chunks overlap.split_tied_embedding "
+      "overlap.optimizer_per_bucket overlap.p2p overlap.tensor_chunks overlap.split_tied_embedding overlap.align_grad_reduce "
       "pipeline.schedule pipeline.virtual_stages pipeline.layers pipeline.schedule_file "
       "comm.backend comm.grad_dtype comm.quantize comm.error_feedback comm.deterministic comm.timeout_seconds "
       "comm.emulate.bandwidth comm.emulate.latency device.kind device.threads device.machine device.graph "

@@ -104,6 +104,12 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "train.sequence_length = 5 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a sequence. Use 8.");
   CHECK(load_refusal({"model.context=64", "train.sequence_length=56", "parallel.context=4"}) == "accepted");
   CHECK(load_refusal({"zero.shard_size=2"}) == "zero.shard_size = 2 has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.");
+  CHECK(load_refusal({"overlap.align_grad_reduce=true"}) ==
+        "overlap.align_grad_reduce = true with parallel.pipeline = 1 has no effect: there are no stages to align. Use false.");
+  CHECK(load_refusal({"overlap.align_grad_reduce=true", "parallel.pipeline=2", "zero.stage=3"}) ==
+        "overlap.align_grad_reduce = true with zero.stage = 3 cannot be: gradients of a layer leave their slot as soon as they can, because the next layer needs it. "
+        "Use false.");
+  CHECK(load_refusal({"overlap.align_grad_reduce=true", "parallel.pipeline=2", "zero.stage=1"}) == "accepted");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
         "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at most 11, or "
         "zero.reshard_after_forward = false to keep every layer.");

@@ -13,11 +13,11 @@ using namespace slipstream;
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
-enum : uint32_t { kCompute, kInput, kReduce, kScalars, kUpdate };
+enum : uint32_t { kCompute, kInput, kReduce, kScalars, kUpdate, kHops };
 
 OverlapMeter meter() {
   return OverlapMeter({ChannelKind::compute, ChannelKind::input, ChannelKind::communication, ChannelKind::communication,
-                       ChannelKind::local});
+                       ChannelKind::local, ChannelKind::stages});
 }
 uint64_t tag(uint32_t channel, uint32_t item) { return uint64_t{channel} << 32 | item; }
 
@@ -30,7 +30,7 @@ Span wait(uint32_t step, uint32_t item, uint64_t awaited, int64_t begin, int64_t
 }
 
 void check_parts_sum(const StepTimes& t) {
-  CHECK(t.compute_ns + t.exposed_ns + t.input_ns + t.other_ns == t.step_ns);
+  CHECK(t.compute_ns + t.exposed_ns + t.bubble_ns + t.input_ns + t.other_ns == t.step_ns);
 }
 
 }  // namespace
@@ -184,6 +184,41 @@ TEST_CASE("waiting for a late peer is skew, not communication", "[overlap]") {
   CHECK(own.comm_ns == 5 * kMs);
   CHECK(own.skew_ns == 0);
   CHECK(own.exposed_ns == 4 * kMs);
+}
+
+TEST_CASE("waiting for what another stage has not computed is a bubble, waiting for a hop on its way is exposed", "[overlap]") {
+  // Two hops into this rank, posted at 0: their senders come at 14 and 30, and each travels for 4. Compute wants the first at 10 and the second at 20.
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20), wait(1, 2, tag(kHops, 9), 20, 34), work(1, 2, 34, 40),
+                   wait(1, 3, tag(kReduce, 10), 40, 45), work(1, 3, 45, 46)});
+  m.add(kHops, {work(1, 8, 0, 18), work(1, 9, 18, 34)});
+  m.add(kReduce, {work(1, 10, 30, 45)});
+  StepTimes t = m.take(1, false);
+  REQUIRE(t.tasks.size() == 3);
+  CHECK(t.tasks[0].channel == kReduce);
+  const std::vector<int64_t> last_entries{42 * kMs, 14 * kMs, 30 * kMs};
+  for (int again = 0; again < 2; ++again) {
+    apply_last_entries(t, last_entries);
+    CHECK(t.bubble_ns == (14 - 10 + 30 - 20) * kMs);
+    CHECK(t.exposed_ns == (18 - 14 + 34 - 30 + 45 - 40) * kMs);  // a late peer of other communication is exposed as it always was
+    check_parts_sum(t);
+  }
+  // A hop that waits behind another one on its channel is not waiting for a stage: the first travels until 24, the second from then on.
+  OverlapMeter queued = meter();
+  queued.add(kCompute, {work(1, 0, 0, 10), wait(1, 2, tag(kHops, 9), 10, 34), work(1, 2, 34, 40)});
+  queued.add(kHops, {work(1, 8, 0, 24), work(1, 9, 24, 34)});
+  StepTimes behind = queued.take(1, false);
+  apply_last_entries(behind, {8 * kMs, 24 * kMs});
+  CHECK(behind.bubble_ns == 0);
+  CHECK(behind.exposed_ns == 24 * kMs);
+  // The first work of the next step waits for a hop of that step: another stage has not got there.
+  OverlapMeter next = meter();
+  next.add(kCompute, {work(1, 0, 0, 10), wait(2, 0, tag(kHops, 8), 10, 25), work(2, 0, 25, 30)});
+  next.add(kHops, {work(1, 8, -5, 0)});
+  const StepTimes fill = next.take(1, true);
+  CHECK(fill.bubble_ns == 15 * kMs);
+  CHECK(fill.exposed_ns == 0);
+  check_parts_sum(fill);
 }
 
 TEST_CASE("entries outside a task are clamped to it", "[overlap]") {

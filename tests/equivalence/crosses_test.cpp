@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every two settings of data x tensor x pipeline x context x ZeRO x recomputation meet in a run of at most 8 ranks: it trains the model of one rank, its plans
+// are proved, and none of their waits can be spared. Which settings may meet is what the program says, not a list of this test.
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "cli/job.h"
+#include "comm/rehearse/hazards.h"
+#include "comm/rehearse/seams.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "tests/equivalence/covering.h"
+#include "tests/equivalence/table.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+constexpr int kSteps = 2;
+constexpr int kRanks = 8;
+constexpr int64_t kSequences = 16;  // of a step, in every row
+// Sums over ranks round in another order than sums on one rank; over these few layers and steps that stays far below.
+constexpr double kTolerance = 2e-5;
+
+/// A setting in the words of the run file. `named`: what the program calls it when it refuses it.
+struct Level {
+  std::string name;
+  std::vector<std::string> sets;
+  std::vector<std::string> named;
+  int ranks = 1;
+};
+struct Factor {
+  std::string name;
+  std::vector<Level> levels;  // the first goes with every setting of other factors that is legal at all
+};
+
+const std::vector<Factor>& factors() {
+  const auto piped = [](const std::string& schedule, int stages, int virtual_stages = 1) {
+    return std::vector<std::string>{"parallel.pipeline=" + std::to_string(stages), "pipeline.schedule=" + schedule,
+                                    "pipeline.virtual_stages=" + std::to_string(virtual_stages)};
+  };
+  const auto shared = [](int ranks, bool sequence) {
+    return std::vector<std::string>{"parallel.tensor=" + std::to_string(ranks), std::string("parallel.sequence_parallel=") + (sequence ? "true" : "false")};
+  };
+  std::vector<std::string> aligned = piped("1f1b", 2);
+  aligned.push_back("overlap.align_grad_reduce=true");
+  static const std::vector<Factor> all = {
+      {"pipeline", {{"no pipeline", {}, {"pipeline"}},
+                    {"gpipe 2", piped("gpipe", 2), {"pipeline"}, 2},
+                    {"1f1b 2", piped("1f1b", 2), {"pipeline"}, 2},
+                    {"1f1b 2 aligned", aligned, {"align_grad_reduce"}, 2},
+                    {"1f1b 4", piped("1f1b", 4), {"pipeline"}, 4},
+                    {"interleaved 2 x 2", piped("interleaved_1f1b", 2, 2), {"interleaved_1f1b"}, 2},
+                    {"zb_h1 2", piped("zb_h1", 2), {"pipeline"}, 2},
+                    {"zb_h1 4", piped("zb_h1", 4), {"pipeline"}, 4}}},
+      {"tensor", {{"no tensor", {}, {"tensor"}},
+                  {"tensor 2", shared(2, false), {"tensor"}, 2},
+                  {"tensor 2 sequence", shared(2, true), {"sequence_parallel"}, 2},
+                  {"tensor 4", shared(4, false), {"tensor = 4"}, 4},
+                  {"tensor 4 sequence", shared(4, true), {"tensor = 4", "sequence_parallel"}, 4}}},
+      {"ZeRO", {{"ZeRO-0", {"zero.stage=0"}, {"zero.stage = 0"}},
+                {"ZeRO-1", {"zero.stage=1"}, {"zero.stage = 1"}},
+                {"ZeRO-2", {"zero.stage=2"}, {"zero.stage = 2"}},
+                {"ZeRO-3", {"zero.stage=3"}, {"zero.stage = 3"}}}},
+      {"data", {{"data 1", {}, {"data"}}, {"data 2", {"parallel.data=2"}, {"data"}, 2}, {"data 4", {"parallel.data=4"}, {"data"}, 4}}},
+      {"context", {{"context 1", {}, {"context"}},
+                   {"context 2", {"parallel.context=2"}, {"context"}, 2},
+                   {"context 4", {"parallel.context=4"}, {"context"}, 4}}},
+      {"recompute", {{"keep all", {"train.recompute=none"}, {"recompute"}},
+                     {"selective", {"train.recompute=selective"}, {"recompute"}},
+                     {"full", {"train.recompute=full"}, {"recompute"}}}},
+      {"micro-batches", {{"2 micro-batches", {}, {"2 micro-batches"}}, {"4 micro-batches", {}, {"4 micro-batches"}}, {"1 micro-batch", {}, {"1 micro-batches"}}}},
+      {"model", {{"gpt2", {"model.family=gpt2"}, {"heads"}}, {"llama", {"model.family=llama", "model.kv_heads=2"}, {"kv_heads = 2", "kv_heads 2"}}}},
+  };
+  return all;
+}
+
+const Level& level_of(const Setting& setting) { return factors()[setting.factor].levels[setting.level]; }
+std::vector<size_t> level_counts() {
+  std::vector<size_t> counts;
+  for (const Factor& factor : factors()) counts.push_back(factor.levels.size());
+  return counts;
+}
+int ranks_of(const Row& row) {
+  int ranks = 1;
+  for (size_t f = 0; f < row.size(); ++f)
+    if (row[f] != kOpen) ranks *= level_of({f, row[f]}).ranks;
+  return ranks;
+}
+std::string name_of(const Row& row) {
+  std::string name;
+  for (size_t f = 0; f < row.size(); ++f) name += (f ? ", " : "") + level_of({f, row[f]}).name;
+  return name;
+}
+/// The row that has these two settings and is plain otherwise.
+Row plain_but(const SettingPair& pair) {
+  Row row(factors().size(), 0);
+  row[pair.first.factor] = pair.first.level;
+  row[pair.second.factor] = pair.second.level;
+  return row;
+}
+size_t factor_named(const std::string& name) {
+  const auto found = std::find_if(factors().begin(), factors().end(), [&](const Factor& f) { return f.name == name; });
+  return static_cast<size_t>(found - factors().begin());
+}
+int micro_batches_of(const Row& row) { return std::vector<int>{2, 4, 1}[row[factor_named("micro-batches")]]; }
+
+RunConfig config_of(const Row& row) {
+  const int data = level_of({factor_named("data"), row[factor_named("data")]}).ranks;
+  std::vector<std::string> sets{"model.layers=4", "model.heads=4", "model.width=16", "model.ffn_width=32", "model.context=8", "model.vocab_size=67",
+                                "overlap.tensor_chunks=2", "train.global_batch_size=" + std::to_string(kSequences),
+                                "train.micro_batch_size=" + std::to_string(kSequences / data / micro_batches_of(row))};
+  for (size_t f = 0; f < row.size(); ++f)
+    for (const std::string& set : level_of({f, row[f]}).sets) sets.push_back(set);
+  return default_run_config(sets);
+}
+
+/// What the program says to the row; empty: it plans it, and the plan is proved.
+std::string refusal_of(const Row& row) {
+  try {
+    const RunConfig config = config_of(row);
+    require_supported(config);
+    const cli::FinishedJob finished = cli::build_finished_job({.config = config, .world = ranks_of(row), .machine = this_host(1)});
+    if (!finished.proof.holds()) throw PlanError("{}: {} {}", name_of(row), finished.proof.deadlock, finished.proof.hazards[0].sentence());
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Table {
+  std::vector<SettingPair> legal;
+  std::map<SettingPair, std::string> refused;
+  int too_large = 0;  // pairs that need more ranks
+  std::vector<Row> rows;
+};
+
+const Table& table() {
+  static const Table made = [] {
+    Table t;
+    std::set<SettingPair> may_meet;
+    for (const SettingPair& pair : all_pairs(level_counts())) {
+      if (ranks_of(plain_but(pair)) > kRanks) {
+        ++t.too_large;
+      } else if (const std::string refusal = refusal_of(plain_but(pair)); refusal.empty()) {
+        t.legal.push_back(pair);
+      } else {
+        t.refused[pair] = refusal;
+      }
+    }
+    may_meet.insert(t.legal.begin(), t.legal.end());
+    t.rows = covering_rows(level_counts(), t.legal, [&](const Row& row) {
+      for (size_t f = 0; f < row.size(); ++f)
+        for (size_t g = f + 1; g < row.size(); ++g)
+          if (row[f] != kOpen && row[g] != kOpen && !may_meet.contains({{f, row[f]}, {g, row[g]}})) return false;
+      return ranks_of(row) <= kRanks;
+    });
+    return t;
+  }();
+  return made;
+}
+
+equivalence::Layout layout_of(const Row& row) {
+  const RunConfig config = config_of(row);
+  const cli::JobRequest request{.config = config, .world = ranks_of(row)};
+  equivalence::Layout layout{.name = name_of(row), .model = cli::model_options(request), .bucket_bytes = 2 << 10, .first_bucket_bytes = 1 << 10};
+  layout.model.tokens = config.train.sequence_length;
+  layout.ranks = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
+  if (config.parallel.data < 0) layout.ranks = 1;
+  layout.context = static_cast<int>(config.parallel.context);
+  layout.stages = static_cast<int>(config.parallel.pipeline);
+  layout.tensor = static_cast<int>(config.parallel.tensor);
+  layout.sequence_parallel = config.parallel.sequence_parallel;
+  layout.tensor_chunks = static_cast<int>(config.overlap.tensor_chunks);
+  layout.schedule = static_cast<ScheduleKind>(config.pipeline.schedule);
+  layout.virtual_stages = static_cast<int>(config.pipeline.virtual_stages);
+  layout.align_grad_reduce = config.overlap.align_grad_reduce;
+  layout.micro_batches = micro_batches_of(row);
+  layout.micro_batch = config.train.micro_batch_size;
+  layout.zero_stage = static_cast<int>(config.zero.stage);
+  layout.recompute = static_cast<Recomputation>(config.train.recompute);
+  return layout;
+}
+
+/// The row of which this one changes when things happen and where they are, but not the order of any addition: one stage, nothing computed again, and no
+/// shards where they are summed like whole gradients. Sharded sums of several micro-batches have an order of their own; the two shares of a tied table are
+/// added in another order on one stage, where they travel together as shards, than on two.
+std::optional<equivalence::Layout> same_additions(const equivalence::Layout& row) {
+  equivalence::Layout same = row;
+  same.stages = same.virtual_stages = 1;
+  same.schedule = ScheduleKind::one_f_one_b;
+  same.align_grad_reduce = false;
+  same.recompute = Recomputation::none;
+  const bool shares = row.zero_stage > 0 && row.ranks * row.context > 1, own_order = row.zero_stage >= 2 && row.micro_batches > 1;
+  if (shares && row.model.tie_embeddings && row.stages > 1) {
+    if (own_order) return {};
+    same.model.split_tied_embedding = true;
+  }
+  if (!own_order) same.zero_stage = 0;
+  return same;
+}
+
+std::string key_of(const equivalence::Layout& l) {
+  return fmt::format("{} data {} context {} tensor {} {} chunks {} micro {} zero {} split {}", static_cast<int>(l.model.family), l.ranks, l.context, l.tensor,
+                     l.sequence_parallel, l.tensor_chunks, l.micro_batches, l.zero_stage, l.model.split_tied_embedding);
+}
+
+const Trained& trained_once(const equivalence::Layout& layout) {
+  static std::map<std::string, Trained> known;
+  auto found = known.find(key_of(layout));
+  if (found == known.end()) found = known.emplace(key_of(layout), train(layout, kSteps)).first;
+  return found->second;
+}
+
+bool names(const std::string& refusal, const Level& level) {
+  return std::any_of(level.named.begin(), level.named.end(), [&](const std::string& word) { return refusal.find(word) != std::string::npos; });
+}
+
+}  // namespace
+
+TEST_CASE("every two settings that may meet do, and every two that may not are refused by name", "[crosses]") {
+  const Table& t = table();
+  for (const Row& row : t.rows) {
+    INFO(name_of(row));
+    CHECK(ranks_of(row) <= kRanks);
+    CHECK(refusal_of(row) == "");  // pairs are all that the program refuses
+  }
+  for (const SettingPair& pair : t.legal) {
+    INFO(level_of(pair.first).name << " with " << level_of(pair.second).name);
+    CHECK(std::any_of(t.rows.begin(), t.rows.end(), [&](const Row& row) { return holds(row, pair); }));
+  }
+  for (const auto& [pair, refusal] : t.refused) {
+    INFO(level_of(pair.first).name << " with " << level_of(pair.second).name << ": " << refusal);
+    CHECK(names(refusal, level_of(pair.first)));
+    CHECK(names(refusal, level_of(pair.second)));
+    std::printf("  refused: %s with %s\n", level_of(pair.first).name.c_str(), level_of(pair.second).name.c_str());
+  }
+  std::printf("  %zu pairs in %zu rows; %zu pairs refused, %d need more than %d ranks\n", t.legal.size(), t.rows.size(), t.refused.size(), t.too_large, kRanks);
+}
+
+TEST_CASE("a covering array without one of its rows misses a pair, and with a constraint holds none that is denied", "[crosses]") {
+  const std::vector<size_t> levels{3, 2, 4, 2};
+  const std::vector<SettingPair> pairs = all_pairs(levels);
+  CHECK(pairs.size() == 3 * 2 + 3 * 4 + 3 * 2 + 2 * 4 + 2 * 2 + 4 * 2);
+  const auto missed = [](const std::vector<Row>& rows, const std::vector<SettingPair>& wanted) {
+    return std::count_if(wanted.begin(), wanted.end(), [&](const SettingPair& pair) {
+      return std::none_of(rows.begin(), rows.end(), [&](const Row& row) { return holds(row, pair); });
+    });
+  };
+  const std::vector<Row> rows = covering_rows(levels, pairs, [](const Row&) { return true; });
+  CHECK(missed(rows, pairs) == 0);
+  CHECK(rows.size() >= 12);  // 3 x 4 pairs of the two largest factors
+  CHECK(rows.size() <= 14);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::vector<Row> fewer = rows;
+    fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(r));
+    CHECK(missed(fewer, pairs) > 0);
+  }
+  const SettingPair denied{{0, 2}, {2, 3}};
+  std::vector<SettingPair> wanted = pairs;
+  std::erase(wanted, denied);
+  const std::vector<Row> without = covering_rows(levels, wanted, [&](const Row& row) { return !holds(row, denied); });
+  CHECK(missed(without, wanted) == 0);
+  CHECK(missed(without, {denied}) == 1);
+}
+
+TEST_CASE("every row trains the model of one rank, to a rounding error, and the bits of the row with the same additions", "[crosses]") {
+  const std::vector<Row>& rows = table().rows;
+  int exact = 0;
+  double worst = 0;
+  for (const Row& row : rows) {
+    const equivalence::Layout layout = layout_of(row);
+    INFO(layout.name);
+    const Trained trained = train(layout, kSteps);
+    for (const std::string& hash : trained.rank_hashes) CHECK(hash == trained.hash);
+    equivalence::Layout alone = *same_additions(with(layout, [](equivalence::Layout& l) { l.zero_stage = 0; }));
+    alone.ranks = alone.context = alone.tensor = alone.micro_batches = alone.tensor_chunks = 1;
+    alone.sequence_parallel = false;
+    alone.model.split_tied_embedding = true;
+    alone.micro_batch = kSequences;
+    const Trained& one = trained_once(alone);
+    const double weights = difference(trained.weights, one.weights), gradients = difference(trained.gradients, one.gradients);
+    CHECK(weights < kTolerance);
+    CHECK(gradients < kTolerance);
+    for (size_t i = 0; i < one.losses.size(); ++i) CHECK(trained.losses[i] == Approx(one.losses[i]).epsilon(kTolerance));
+    worst = std::max({worst, weights, gradients});
+    const std::optional<equivalence::Layout> same = same_additions(layout);
+    bool bits = false;
+    if (same) {
+      const Trained& expected = trained_once(*same);
+      bits = trained.hash == expected.hash && trained.losses == expected.losses;
+      CHECK(trained.hash == expected.hash);
+      CHECK(trained.losses == expected.losses);
+      for (size_t i = 0; i < expected.norms.size(); ++i) CHECK(trained.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
+      ++exact;
+    }
+    std::printf("  %d ranks: %s: %s, %.0e of one rank\n", layout.world(), layout.name.c_str(), bits ? "same bits" : same ? "OTHER BITS" : "own order", std::max(weights, gradients));
+  }
+  std::printf("  %zu rows, %d of them compared bit for bit; at most %.1e off one rank (tolerance %.0e)\n", rows.size(), exact, worst, kTolerance);
+  CHECK(exact > static_cast<int>(rows.size()) / 2);
+}
+
+TEST_CASE("every wait of every row is needed", "[crosses][mutation]") {
+  comm::Mutations found;
+  const std::vector<Row>& rows = table().rows;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const equivalence::Layout layout = layout_of(rows[r]);
+    const auto jobs = make_jobs(layout, 0);  // throws unless proved
+    for (size_t stage = 0; stage < jobs.size(); ++stage) {
+      // Without --all one stage of every eighth row.
+      if (!test_everything() && (r % 8 != 0 || stage != r / 8 % jobs.size())) continue;
+      const Job& job = *jobs[stage];
+      const std::vector<const Plan*> runs{&job.train, &job.train, &job.evaluate, &job.train};
+      const auto seams = comm::link_all(runs, job.channels);
+      REQUIRE(comm::find_hazards({runs, seams}, job.channels, &job.buffers).count == 0);
+      const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job.channels, &job.buffers);
+      found += mutations;
+      CAPTURE(layout.name, stage, mutations.redundant_names, mutations.missed_names);
+      CHECK(mutations.caught == mutations.waits);
+    }
+  }
+  std::printf("  %lld waits\n", static_cast<long long>(found.waits));
+  CHECK(found.waits > 100);
+}
