@@ -57,7 +57,9 @@ while read -r folder path; do
   cp -f -- "$path" "$root/$folder/"
 done < <(list_gpu_programs | sort -u)
 cp -r configs "$root/"
-cp scripts/gpu_check.sh "$root/scripts/"
+cp scripts/gpu_check.sh scripts/bench_gpu_pytorch.py "$root/scripts/"
+mkdir "$root/tests/golden"
+cp tests/golden/*.json tests/golden/*.bin "$root/tests/golden/"
 
 # Open MPI, by its own list of paths, at the same places below another prefix: OPAL_PREFIX names that one.
 if command -v ompi_info >/dev/null; then
