@@ -276,3 +276,10 @@ TEST_CASE("an imported schedule in which something is missing or comes twice is 
   folder.write("schedule.csv", rows + "1,99," + row.substr(4));
   check_refused(call(taken), 2, {"stage 1", "comes twice", "schedule.csv"});
 }
+
+TEST_CASE("processes that a launcher started and that do not know each other are refused", "[cli]") {
+  Folder folder;
+  const std::string train = exe() + " train " + run_file(folder) + " --set train.steps=1";
+  check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6, {"the launcher started 2 processes", "knows of one", "srun --mpi=pmix"});
+  CHECK(shell("SLURM_STEP_NUM_TASKS=1 " + train).code == 0);
+}

@@ -40,7 +40,7 @@ COUNT(launches, cudaLaunchKernel, (const void* kernel, dim3 grid, dim3 block, vo
       (kernel, grid, block, arguments, shared, stream))
 COUNT(graph_launches, cudaGraphLaunch, (cudaGraphExec_t graph, cudaStream_t stream), (graph, stream))
 
-TEST_CASE("issuing a step waits for nothing, takes no memory, and becomes one launch", "[gpu]") {
+TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, and becomes one launch", "[gpu]") {
   for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()}) {
     Layout layout{.name = "one rank", .model = model, .micro_batch = 2, .micro_batches = 2, .max_norm = 0.5f, .check_hazards = false};
     layout.model.dtype = DType::bf16;
@@ -57,7 +57,7 @@ TEST_CASE("issuing a step waits for nothing, takes no memory, and becomes one la
       std::printf("  step %2u: %d waits of the host, %d allocations, %d kernels, %d graphs launched\n", step, waits.load(), allocations.load(), launches.load(),
                   graph_launches.load());
       CHECK(waits == 0);
-      CHECK(allocations == 0);
+      CHECK(allocations == (step <= kStepPeriod ? 1 : 0));  // pinned memory for the batch, one of each slot
       CHECK(graph_launches == (step <= 2 ? 0 : 1));
       // Those of a graph are launched when it is recorded. The counters can count: an eager step is many launches.
       if (step <= 6 && __real_cudaLaunchKernel) CHECK(launches > 20);
