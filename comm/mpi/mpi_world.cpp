@@ -54,7 +54,10 @@ struct MpiWorld::State {
 };
 
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
-  if (!started_by_launcher()) return require_acquaintance(1);
+  if (!started_by_launcher()) {
+    require_acquaintance(1);
+    return;
+  }
   // A rank that waits inside MPI must give its core to a computing thread. Open MPI reads this at its start.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int provided = MPI_THREAD_SINGLE;

@@ -67,7 +67,7 @@ TEST_CASE("every shipped run file passes --dry-run and plan", "[cli]") {
     CHECK(contains(dry.text, "parameters"));
     CHECK(contains(dry.text, "total"));
     CHECK(!fs::exists(folder.path("run")));
-    const std::string ranks = contains(path, "shakespeare_char") ? "4" : contains(path, "quickstart") ? "2" : "32";
+    const std::string ranks = contains(path, "shakespeare_char") ? "4" : contains(path, "quickstart") || contains(path, "2gpus") ? "2" : "32";
     const Result plan = call("plan " + path + " --ranks " + ranks + " --machine " SOURCE_DIR "/configs/machines/h200x8.toml" + data);
     INFO(plan.text);
     CHECK((plan.code == 0 || plan.code == 7));

@@ -85,6 +85,7 @@ void CudaGraph::launch(uint32_t step) {
   core_->rethrow_if_failed();
   try {
     core_->enter();
+    core_->step_range.enter(step);
     // The marks are about to be recorded again: their times are taken first.
     if (was_launched_ && !SLIP_CUDA_READY(cudaEventQuery(end_->get()))) SLIP_CUDA(cudaEventSynchronize(end_->get()));
     if (was_launched_) {
