@@ -25,6 +25,11 @@ arguments.add_argument("--layers", type=int, default=12)
 arguments.add_argument("--steps", type=int, default=20)
 arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try the script itself")
 options = arguments.parse_args()
+try:  # a compiled backward pass is called again and again here
+    import torch._functorch.config
+    torch._functorch.config.donated_buffer = False
+except (ImportError, AttributeError):
+    pass
 on_gpu = options.device == "cuda"
 BF16 = torch.bfloat16
 written = []

@@ -103,7 +103,7 @@ fi
 
 tar -C "$stage" -czf "$out" slipstream-gpu
 size=$(stat -c %s -- "$out")
-echo "$out: $((size / 1000000)) MB, $(find "$root/tests" "$root/bench" -type f | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
+echo "$out: $((size / 1000000)) MB, $(find "$root/tests" "$root/nccl" "$root/bench" -type f -perm -u+x 2>/dev/null | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
 if ((size > limit_bytes)); then
   echo "bundle: $size bytes are more than $limit_bytes. Build with -Dbuildtype=release and fewer gpu_archs." >&2
   exit 7
