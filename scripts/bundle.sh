@@ -57,7 +57,9 @@ while read -r folder path; do
   cp -f -- "$path" "$root/$folder/"
 done < <(list_gpu_programs | sort -u)
 cp -r configs "$root/"
-cp scripts/gpu_check.sh "$root/scripts/"
+cp scripts/gpu_check.sh scripts/bench_gpu_pytorch.py "$root/scripts/"
+mkdir "$root/tests/golden"
+cp tests/golden/*.json tests/golden/*.bin "$root/tests/golden/"
 
 # Open MPI, by its own list of paths, at the same places below another prefix: OPAL_PREFIX names that one.
 if command -v ompi_info >/dev/null; then
@@ -101,7 +103,7 @@ fi
 
 tar -C "$stage" -czf "$out" slipstream-gpu
 size=$(stat -c %s -- "$out")
-echo "$out: $((size / 1000000)) MB, $(find "$root/tests" "$root/bench" -type f | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
+echo "$out: $((size / 1000000)) MB, $(find "$root/tests" "$root/nccl" "$root/bench" -type f -perm -u+x 2>/dev/null | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
 if ((size > limit_bytes)); then
   echo "bundle: $size bytes are more than $limit_bytes. Build with -Dbuildtype=release and fewer gpu_archs." >&2
   exit 7

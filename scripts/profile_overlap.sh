@@ -10,8 +10,8 @@ usage: scripts/profile_overlap.sh [--ranks N] [--program PATH] [--out DIR] RUN.t
   --program PATH   the program (default: build/slipstream)
   --out DIR        where the reports go (default: profile)
 
-Profiles rank 0 with `nsys`: kernels, copies, NCCL, and the program's own NVTX ranges and stream names. Every step is run as it
-is (device.graph = false), because ranges are lost inside a graph. Two reports, DIR/naive.nsys-rep and DIR/bucketed.nsys-rep, open in
+Profiles rank 0 with `nsys`: kernels, copies, NCCL, and the program's own NVTX ranges (one per step, "step 7", the launches in it)
+and stream names. Every step is run as it is (device.graph = false), because the launches' ranges are lost inside a graph. Two reports, DIR/naive.nsys-rep and DIR/bucketed.nsys-rep, open in
 Nsight Systems one above the other; the summaries of kernels are beside them as text. Exit code: 7 without nsys or a GPU.
 TEXT
 }
@@ -38,6 +38,8 @@ done
 [[ -n $nsys ]] || { echo "profile_overlap: nsys is not on this machine. Install Nsight Systems, or set trace.steps for the program's own timeline." >&2; exit 7; }
 command -v nvidia-smi >/dev/null || { echo "profile_overlap: this machine has no NVIDIA driver." >&2; exit 7; }
 mkdir -p "$out"
+# Open MPI refuses root unless told otherwise.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 for way in naive bucketed; do
   command=("$program" train "$run" "${sets[@]}" --set "overlap.grad_reduce=$way" --set train.steps=12 --set device.kind=cuda --set device.graph=false

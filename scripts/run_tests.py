@@ -134,6 +134,8 @@ def run(test, build, everything):
                 return [Case(program, "skipped", seconds, reason or tail or "no reason given")]
             return [Case(program, "passed" if code == 0 else "failed", seconds, "" if code == 0 else f"{ended}\n{tail}")]
         cases, running, complete = cases_in(report, program)
+        if code == SKIP_EXIT_CODE and not cases:  # before its first case: no card, for instance
+            return [Case(program, "skipped", seconds, tail or "no reason given")]
         if not complete or (code != 0 and not any(case.verdict == "failed" for case in cases)):
             where = f"{program}: {running or 'outside its cases'}"
             cases.append(Case(where, "failed", 0, f"the program {ended}\n{tail}"))

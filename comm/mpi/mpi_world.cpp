@@ -28,6 +28,21 @@ bool started_by_launcher() {
   return false;
 }
 
+/// Processes that the launcher says it has started; 1 where it says nothing.
+int told_by_launcher() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* count = std::getenv(name)) return std::atoi(count);
+  return 1;
+}
+
+/// Every process would train alone, and all would write the same files.
+void require_acquaintance(int size) {
+  const int told = told_by_launcher();
+  if (told > 1 && size == 1)
+    throw CommError("[mpi] the launcher started {} processes, but this program's MPI knows of one: they do not speak the same language. Use the mpirun "
+                    "of the MPI that the program was built with, or srun --mpi=pmix (srun --mpi=list shows what this Slurm has).", told);
+}
+
 }  // namespace
 
 struct MpiWorld::State {
@@ -39,7 +54,10 @@ struct MpiWorld::State {
 };
 
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
-  if (!started_by_launcher()) return;
+  if (!started_by_launcher()) {
+    require_acquaintance(1);
+    return;
+  }
   // A rank that waits inside MPI must give its core to a computing thread. Open MPI reads this at its start.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int provided = MPI_THREAD_SINGLE;
@@ -59,6 +77,7 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   MPI_Comm_set_errhandler(state_->control, MPI_ERRORS_RETURN);
   MPI_Comm_rank(state_->control, &state_->rank);
   MPI_Comm_size(state_->control, &state_->size);
+  require_acquaintance(state_->size);
   check_mpi(MPI_Comm_split_type(state_->control, MPI_COMM_TYPE_SHARED, state_->rank, MPI_INFO_NULL, &state_->local),
             "find the ranks of this machine");
   MPI_Comm_rank(state_->local, &state_->local_rank);

@@ -67,7 +67,7 @@ TEST_CASE("every shipped run file passes --dry-run and plan", "[cli]") {
     CHECK(contains(dry.text, "parameters"));
     CHECK(contains(dry.text, "total"));
     CHECK(!fs::exists(folder.path("run")));
-    const std::string ranks = contains(path, "shakespeare_char") ? "4" : contains(path, "quickstart") ? "2" : "32";
+    const std::string ranks = contains(path, "shakespeare_char") ? "4" : contains(path, "quickstart") || contains(path, "2gpus") ? "2" : "32";
     const Result plan = call("plan " + path + " --ranks " + ranks + " --machine " SOURCE_DIR "/configs/machines/h200x8.toml" + data);
     INFO(plan.text);
     CHECK((plan.code == 0 || plan.code == 7));
@@ -275,4 +275,11 @@ TEST_CASE("an imported schedule in which something is missing or comes twice is 
   check_refused(call(taken), 2, {"stage 1", "is missing", "schedule.csv"});
   folder.write("schedule.csv", rows + "1,99," + row.substr(4));
   check_refused(call(taken), 2, {"stage 1", "comes twice", "schedule.csv"});
+}
+
+TEST_CASE("processes that a launcher started and that do not know each other are refused", "[cli]") {
+  Folder folder;
+  const std::string train = exe() + " train " + run_file(folder) + " --set train.steps=1";
+  check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6, {"the launcher started 2 processes", "knows of one", "srun --mpi=pmix"});
+  CHECK(shell("SLURM_STEP_NUM_TASKS=1 " + train).code == 0);
 }

@@ -7,8 +7,11 @@
 // part for `ring`, rounded to the type at each hop.
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,30 +26,41 @@ namespace slipstream::contract {
 using comm::Communicator;
 using comm::Transfer;
 
+using MakeDevice = std::function<std::unique_ptr<Device>()>;
+
 /// One rank of a test: a communicator, a stream, three buffers, and what went wrong.
 class RankTest {
  public:
   static constexpr BufferId kFrom = 0, kTo = 1;
 
-  explicit RankTest(Communicator& tested, const std::string& name = "comm",
-                    std::unique_ptr<Device> device = make_cpu_device())
-      : comm(tested), device_(std::move(device)), stream_(device_->make_stream({.name = name})) {}
+  explicit RankTest(Communicator& tested, const std::string& name = "comm", MakeDevice make_device = make_cpu_device)
+      : comm(tested), make_device_(std::move(make_device)), device_(make_device_()), stream_(device_->make_stream({.name = name})) {}
+
+  /// The same kind of test of another communicator.
+  RankTest of(Communicator& other, const std::string& name = "comm") const { return RankTest(other, name, make_device_); }
 
   void expect(bool condition, const std::string& sentence) {
     if (!condition && failures.size() < 10) failures.push_back(fmt::format("rank {}: {}", comm.rank(), sentence));
   }
   /// Runs `work` on buffers `from` and `to` (which may be one and the same).
   void run(const Work& work, std::vector<std::byte>& from, std::vector<std::byte>& to) {
-    memory_ = Memory({{from.data(), 0, Instances::one}, {to.data(), 0, Instances::one}});
-    frame_ = {.memory = &memory_};
-    stream_->launch(work, frame_);
-    stream_->synchronize();
+    launch(work, from, to);
+    finish();
   }
-  /// Enqueues. As run, for a test that waits by itself; `from` and `to` stay the same until then.
+  /// Enqueues. As run, for a test that waits by itself, then calls finish; `from` and `to` stay the same until then.
   void launch(const Work& work, std::vector<std::byte>& from, std::vector<std::byte>& to) {
-    memory_ = Memory({{from.data(), 0, Instances::one}, {to.data(), 0, Instances::one}});
+    held_.clear();
+    held_.push_back({&from, place(from)});
+    if (&to != &from) held_.push_back({&to, place(to)});
+    memory_ = Memory({{address(held_.front()), 0, Instances::one}, {address(held_.back()), 0, Instances::one}});
     frame_ = {.memory = &memory_};
     stream_->launch(work, frame_);
+  }
+  /// Blocks. Waits, and brings back what a device holds.
+  void finish() {
+    stream_->synchronize();
+    for (const Held& held : held_)
+      if (held.on_device) device_->copy_to_host(held.host->data(), held.on_device->data(), static_cast<int64_t>(held.host->size()));
   }
   Stream& stream() { return *stream_; }
 
@@ -54,11 +68,28 @@ class RankTest {
   std::vector<std::string> failures;
 
  private:
+  struct Held {
+    std::vector<std::byte>* host;
+    std::unique_ptr<Allocation> on_device;  // none on cpu, where the host's bytes are used
+  };
+  std::unique_ptr<Allocation> place(const std::vector<std::byte>& host) {
+    if (device_->kind() == DeviceKind::cpu) return nullptr;
+    auto allocation = device_->allocate(static_cast<int64_t>(host.size()), "operand");
+    device_->copy_from_host(allocation->data(), host.data(), static_cast<int64_t>(host.size()));
+    return allocation;
+  }
+  static std::byte* address(const Held& held) { return held.on_device ? held.on_device->data() : held.host->data(); }
+
+  MakeDevice make_device_;
   Memory memory_;
   Frame frame_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
+  std::vector<Held> held_;
 };
+
+/// What the ranks add. NCCL's order of additions is its own: what it adds must be exact in every order.
+enum class Values { any, exact };
 
 /// Element `index` of rank `rank`: magnitudes spread over 2^8, so that the order of additions shows in the last bits.
 inline double value_of(const Philox& random, int rank, int64_t index) {
@@ -68,8 +99,8 @@ inline double value_of(const Philox& random, int rank, int64_t index) {
 }
 
 template <typename T>
-T make(const Philox& random, int rank, int64_t index) {
-  const double value = value_of(random, rank, index);
+T make(const Philox& random, int rank, int64_t index, Values values = Values::any) {
+  const double any = value_of(random, rank, index), value = values == Values::exact ? std::trunc(any / 16) + 0.0 : any;  // + 0.0: no -0
   if constexpr (std::is_same_v<T, bfloat16>) return bfloat16(static_cast<float>(value));
   else if constexpr (std::is_same_v<T, int32_t>) return static_cast<int32_t>(value * 1000);
   else return static_cast<T>(value);
@@ -93,11 +124,11 @@ T add(const std::vector<T>& values, bool round_each_hop) {
 
 /// Sum of element `index` as its part's owner gets it.
 template <typename T>
-T expected_sum(const Philox& random, int ranks, int64_t index, int owner, Algorithm algorithm) {
+T expected_sum(const Philox& random, int ranks, int64_t index, int owner, Algorithm algorithm, Values kind = Values::any) {
   std::vector<T> values;
   for (int step = 0; step < ranks; ++step) {
     const int rank = algorithm == Algorithm::ring ? (owner + 1 + step) % ranks : step;
-    values.push_back(make<T>(random, rank, index));
+    values.push_back(make<T>(random, rank, index, kind));
   }
   return add(values, algorithm == Algorithm::ring);
 }
@@ -115,8 +146,8 @@ inline int owner_of(int64_t index, int64_t elems, int ranks) {
 template <typename T>
 class VerbLaws {
  public:
-  VerbLaws(RankTest& test, int64_t elems, Algorithm algorithm, uint64_t seed)
-      : test_(test), comm_(test.comm), elems_(elems), algorithm_(algorithm), random_(seed, "values"), seed_(seed) {}
+  VerbLaws(RankTest& test, int64_t elems, Algorithm algorithm, uint64_t seed, Values values = Values::any)
+      : test_(test), comm_(test.comm), elems_(elems), algorithm_(algorithm), values_(values), random_(seed, "values"), seed_(seed) {}
 
   void all() {
     for (bool in_place : {false, true}) {
@@ -126,21 +157,21 @@ class VerbLaws {
     moves();
   }
   void all_reduce(bool in_place) {
-    fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i); });
+    fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i, values_); });
     prepare_to(elems_, in_place);
     const Transfer transfer = make_transfer(elems_, elems_, in_place, 0, 0);
     const Work work = comm_.all_reduce(transfer);
     for (int launch = 0; launch < (in_place ? 1 : 3); ++launch) run(work, in_place);
     check("all_reduce", in_place, elems_, [&](int64_t i) {
-      return expected_sum<T>(random_, ranks(), i, owner_of(i, elems_, ranks()), algorithm_);
+      return expected_sum<T>(random_, ranks(), i, owner_of(i, elems_, ranks()), algorithm_, values_);
     });
   }
   void reduce_scatter(bool in_place) {
-    fill(from_, elems_ * ranks(), [&](int64_t i) { return make<T>(random_, rank(), i); });
+    fill(from_, elems_ * ranks(), [&](int64_t i) { return make<T>(random_, rank(), i, values_); });
     prepare_to(elems_, in_place);
     run(comm_.reduce_scatter(make_transfer(elems_ * ranks(), elems_, in_place, 0, rank() * elems_)), in_place);
     check("reduce_scatter", in_place, elems_, [&](int64_t i) {
-      return expected_sum<T>(random_, ranks(), rank() * elems_ + i, rank(), algorithm_);
+      return expected_sum<T>(random_, ranks(), rank() * elems_ + i, rank(), algorithm_, values_);
     }, in_place ? rank() * elems_ : 0);
   }
   void moves() {
@@ -229,6 +260,7 @@ class VerbLaws {
   Communicator& comm_;
   int64_t elems_;
   Algorithm algorithm_;
+  Values values_;
   Philox random_;
   uint64_t seed_;
   std::vector<std::byte> from_, to_;
@@ -249,7 +281,7 @@ inline void check_verbs(RankTest& test) {
   }
 }
 
-inline void check_split(RankTest& test) {
+inline void check_split(RankTest& test, Values values = Values::any) {
   const int rank = test.comm.rank(), ranks = test.comm.size();
   const auto half = test.comm.split(rank % 2, -rank);  // the keys turn the order around
   int members = 0, behind = 0;
@@ -259,17 +291,18 @@ inline void check_split(RankTest& test) {
   }
   test.expect(half->size() == members, "split gave a group of the wrong size");
   test.expect(half->rank() == behind, "split did not order by key");
-  RankTest inner(*half);
-  VerbLaws<float>(inner, 1000, Algorithm::direct, 77).all();
-  VerbLaws<float>(inner, 1000, Algorithm::ring, 78).all_reduce(true);
+  RankTest inner = test.of(*half);
+  VerbLaws<float>(inner, 1000, Algorithm::direct, 77, values).all();
+  VerbLaws<float>(inner, 1000, Algorithm::ring, 78, values).all_reduce(true);
   test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
 }
 
 /// Two channels of the same ranks in flight at once, launched in opposite orders on even and odd ranks.
-inline void check_concurrent_channels(RankTest& test) {
+/// NCCL's launch order needs the same one on all: `opposite` = false.
+inline void check_concurrent_channels(RankTest& test, bool opposite = true) {
   const auto first = test.comm.split(0, test.comm.rank());
   const auto second = test.comm.split(0, test.comm.rank());
-  RankTest a(*first, "first"), b(*second, "second");
+  RankTest a = test.of(*first, "first"), b = test.of(*second, "second");
   constexpr int64_t kElems = 50000;
   std::vector<std::byte> x(kElems * 4), y(kElems * 4);
   std::vector<float> ones(kElems, 1.0f + static_cast<float>(test.comm.rank()));
@@ -278,11 +311,11 @@ inline void check_concurrent_channels(RankTest& test) {
   const Slice whole{RankTest::kFrom, 0, kElems * 4};
   const Transfer transfer{.from = whole, .to = whole, .elems = kElems};
   const Work on_a = first->all_reduce(transfer), on_b = second->all_reduce(transfer);
-  const bool even = test.comm.rank() % 2 == 0;
+  const bool even = !opposite || test.comm.rank() % 2 == 0;
   (even ? a : b).launch(even ? on_a : on_b, even ? x : y, even ? x : y);
   (even ? b : a).launch(even ? on_b : on_a, even ? y : x, even ? y : x);
-  a.stream().synchronize();
-  b.stream().synchronize();
+  a.finish();
+  b.finish();
   const float n = static_cast<float>(test.comm.size());
   float got[2];
   std::memcpy(&got[0], x.data() + x.size() - 4, 4);

@@ -7,10 +7,14 @@
 
 namespace slipstream::test {
 
-/// Called before the host looks at device memory. Nothing to do where kernels run at once; tests/gpu waits for the card.
-inline void (*before_the_host_looks)() = [] {};
+/// How the host reads and writes device memory: directly where it is emulated; tests/gpu copies from and to the card.
+struct HostAccess {
+  void (*read)(void* host, const void* device, size_t size_bytes) = [](void* host, const void* device, size_t n) { std::memcpy(host, device, n); };
+  void (*write)(void* device, const void* host, size_t size_bytes) = [](void* device, const void* host, size_t n) { std::memcpy(device, host, n); };
+};
+inline HostAccess host_access;
 
-/// A tensor in memory of the emulated device (on a card, in tests/gpu: of managed memory). `shift` elements before it break the alignment to 16 bytes.
+/// A tensor in device memory. `shift` elements before it break the alignment to 16 bytes.
 class OnDevice {
  public:
   OnDevice(int64_t elems, DType dtype, const std::string& name, int64_t shift = 0)
@@ -20,31 +24,32 @@ class OnDevice {
     set(values);
   }
   OnDevice(const std::vector<int32_t>& values, const std::string& name) : OnDevice(static_cast<int64_t>(values.size()), DType::i32, name) {
-    std::memcpy(data(), values.data(), values.size() * 4);
+    host_access.write(data(), values.data(), values.size() * 4);
   }
   void set(const Doubles& values) {
     Tensor host(values, dtype_);
-    std::memcpy(data<void>(), host.data(), static_cast<size_t>(bytes_of(elems_, dtype_)));
+    host_access.write(data(), host.data(), static_cast<size_t>(bytes_of(elems_, dtype_)));
   }
+  /// For kernels; the host must not follow it.
   template <typename T = void>
   T* data(int64_t elems = 0) const {
-    before_the_host_looks();
     return reinterpret_cast<T*>(memory_.data() + bytes_of(shift_ + elems, dtype_));
   }
   Doubles doubles() const {
     Tensor host(elems_, dtype_);
-    std::memcpy(host.data(), data<void>(), static_cast<size_t>(bytes_of(elems_, dtype_)));
+    host_access.read(host.data(), data(), static_cast<size_t>(bytes_of(elems_, dtype_)));
     return host.doubles();
   }
   std::vector<uint8_t> bytes() const {
-    const auto* begin = data<uint8_t>();
-    return {begin, begin + bytes_of(elems_, dtype_)};
+    std::vector<uint8_t> bytes(static_cast<size_t>(bytes_of(elems_, dtype_)));
+    host_access.read(bytes.data(), data(), bytes.size());
+    return bytes;
   }
   /// Nothing beyond the tensor, nor before it, was written.
   bool intact() const {
-    before_the_host_looks();
-    const unsigned char* begin = memory_.data();
-    return memory_.intact() && std::all_of(begin, begin + bytes_of(shift_, dtype_), [](unsigned char byte) { return byte == 0xff; });
+    std::vector<uint8_t> before(static_cast<size_t>(bytes_of(shift_, dtype_)));
+    host_access.read(before.data(), memory_.data(), before.size());
+    return memory_.intact() && std::all_of(before.begin(), before.end(), [](uint8_t byte) { return byte == 0xff; });
   }
 
  private:

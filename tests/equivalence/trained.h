@@ -84,6 +84,8 @@ struct Layout {
   Recomputation recompute = Recomputation::none;
   bool align_grad_reduce = false;
   bool check_hazards = true;
+  bool graph = true;         // where the device has graphs
+  bool as_reached = false;   // training in the order in which passes append tasks, each issued when its points are reached; unproved
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;  // before it is planned
   std::function<void(cli::Rank&)> inspect;       // of every rank, after the last step; ranks are threads
@@ -115,6 +117,28 @@ struct Trained {
 inline int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab) {
   const Philox random(20, "tokens");
   return static_cast<int32_t>(random.below(static_cast<uint64_t>((step * 1000 + index) * 100 + position), static_cast<uint64_t>(vocab)));
+}
+
+/// Orders `plan` as a framework of hooks would: every task is issued as soon as what it waits for has been issued, the first appended
+/// first. Nothing is pruned or proved. Throws: PlanError if the spine waits for what is never reached.
+inline void order_as_reached(Plan& plan) {
+  const auto spine = static_cast<ItemId>(plan.spine.size());
+  for (ItemId t = spine; t < plan.size(); ++t)
+    if (plan.task(t).before) plan[plan.task(t).before->item].after.push_back({t});
+  std::vector<bool> issued(plan.size(), false);
+  const auto reached = [&](ItemId item) { return std::all_of(plan[item].after.begin(), plan[item].after.end(), [&](const Point& p) { return issued[p.item]; }); };
+  const auto issue = [&](ItemId item) { issued[item] = true, plan.order.push_back(item); };
+  plan.order.clear();
+  for (ItemId i = 0; i <= spine; ++i) {
+    for (bool again = true; again;) {
+      again = false;
+      for (ItemId t = spine; t < plan.size(); ++t)
+        if (!issued[t] && reached(t)) issue(t), again = true;
+    }
+    if (i == spine) break;
+    if (!reached(i)) throw PlanError("{} waits for a task that is not reached before it.", plan[i].name);
+    issue(i);
+  }
 }
 
 /// The jobs of all stages, finished together; that of the stage of `rank` as this rank sees it.
@@ -163,6 +187,10 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
        .recompute = layout.recompute, .align_grad_reduce = layout.align_grad_reduce})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
+    if (layout.as_reached && plan == &Job::train) {
+      for (const auto& job : jobs) order_as_reached(job->train);
+      break;
+    }
     std::vector<comm::Stage> stages;
     for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
     const comm::Proof proof = comm::finish(stages, mesh, jobs[0]->channels, price);
@@ -278,6 +306,75 @@ inline double evaluate(cli::Rank& rank, const Layout& layout, int context_rank) 
   return sum / static_cast<double>(layout.micro_batch * chunks.tokens);
 }
 
+inline cli::RankOptions rank_options(const Layout& layout, size_t r) {
+  return {.threads = layout.threads,
+          .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
+          .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
+          .delay_max_ns = layout.delay_seed ? 400'000 : 0,
+          .check_hazards = layout.check_hazards,
+          .graph = layout.graph};
+}
+
+/// What one rank brings home: losses, norms and evaluations, and what it holds of the model.
+struct Outcome {
+  Trained seen;
+  Held held;
+};
+
+/// Blocks. `steps` steps of a rank that was just made.
+inline Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinates& at, int steps) {
+  Outcome outcome;
+  rank.initialise(3);
+  rank.prime();
+  const double tokens = static_cast<double>(layout.ranks * layout.micro_batch * layout.micro_batches * layout.model.tokens);
+  const auto report = [&](int step) {
+    const cli::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
+    outcome.seen.losses.push_back(seen.loss_sum / tokens);
+    outcome.seen.norms.push_back(seen.norm);
+  };
+  for (int step = 1; step <= steps; ++step) {
+    rank.issue(static_cast<uint32_t>(step));
+    rank.wait_behind(1);
+    if (step > 1) report(step - 1);
+    if (layout.evaluate_between) outcome.seen.evaluations.push_back(evaluate(rank, layout, at.context));
+  }
+  rank.synchronize();
+  if (steps > 0) report(steps);
+  if (layout.inspect) layout.inspect(rank);
+  outcome.held = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
+  return outcome;
+}
+
+/// The whole model from the outcomes of all ranks. Throws if ranks report different losses or norms.
+inline Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
+  std::vector<std::shared_ptr<const Job>> stages;
+  for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
+  const Mesh mesh = stages[0]->mesh;
+  Trained& all = outcomes[0].seen;
+  for (int replica : mesh.group(Axis::replica, 0)) {
+    std::vector<std::vector<std::vector<Held>>> of_stages(stages.size(), std::vector<std::vector<Held>>(static_cast<size_t>(layout.tensor)));
+    for (size_t r = 0; r < outcomes.size(); ++r) {
+      Coordinates at = mesh.coordinates(static_cast<int>(r));
+      at.data = mesh.coordinates(replica).data;
+      at.context = mesh.coordinates(replica).context;
+      const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
+      const bool shares = stages[0]->options.zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
+      if (shares || mesh.rank(at) == static_cast<int>(r)) of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
+    }
+    Trained& seen = outcomes[static_cast<size_t>(replica)].seen;
+    collect(stages, of_stages, seen);
+    all.rank_hashes.push_back(seen.hash);
+  }
+  all.evaluations = outcomes[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].seen.evaluations;
+  for (int c = 1; c < layout.context; ++c)
+    for (size_t i = 0; i < all.evaluations.size(); ++i)
+      all.evaluations[i] += outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].seen.evaluations[i];
+  // Every rank reports the same loss and norm, whatever it holds of the model.
+  for (const Outcome& other : outcomes)
+    if (other.seen.losses != all.losses || other.seen.norms != all.norms) throw PlanError("{}: ranks report different losses or norms.", layout.name);
+  return all;
+}
+
 }  // namespace detail
 
 /// Blocks. `steps` steps on `layout.ranks` threads. Throws what the first failing rank threw.
@@ -291,8 +388,6 @@ inline Trained train(const Layout& layout, int steps) {
       if (layout.double_buffer) swap_buffers(*jobs.back());
     }
   }
-  std::vector<std::shared_ptr<const Job>> stages;
-  for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
   const Mesh mesh = jobs[0]->mesh;
   // [rank][connection]: a thread world for every group of every connection, dealt to its members.
   std::vector<std::vector<std::unique_ptr<comm::Communicator>>> connections(ranks), communicators(ranks);
@@ -309,8 +404,7 @@ inline Trained train(const Layout& layout, int steps) {
   for (size_t r = 0; r < ranks; ++r)
     for (int connection : comm::wire_up(*jobs[r]).connection_of)
       communicators[r].push_back(connection < 0 ? nullptr : std::move(connections[r][static_cast<size_t>(connection)]));
-  std::vector<Trained> results(ranks);
-  std::vector<detail::Held> held(ranks);
+  std::vector<detail::Outcome> outcomes(ranks);
   std::vector<cli::Rank*> running(ranks, nullptr);
   std::mutex mutex;
   std::exception_ptr failure;
@@ -319,36 +413,14 @@ inline Trained train(const Layout& layout, int steps) {
     int64_t staged = 0;
     try {
       std::unique_ptr<Device> device = layout.device ? layout.device(*jobs[r]) : make_cpu_device();
-      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]),
-                     {.threads = layout.threads,
-                      .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
-                      .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
-                      .delay_max_ns = layout.delay_seed ? 400'000 : 0,
-                      .check_hazards = layout.check_hazards},
+      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]), detail::rank_options(layout, r),
                      detail::loader(layout, at.data, staged, at.context));
       {
         std::lock_guard lock(mutex);
         running[r] = &rank;
       }
       try {
-        rank.initialise(3);
-        rank.prime();
-        const double tokens = static_cast<double>(layout.ranks * layout.micro_batch * layout.micro_batches * layout.model.tokens);
-        const auto report = [&](int step) {
-          const cli::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
-          results[r].losses.push_back(seen.loss_sum / tokens);
-          results[r].norms.push_back(seen.norm);
-        };
-        for (int step = 1; step <= steps; ++step) {
-          rank.issue(static_cast<uint32_t>(step));
-          rank.wait_behind(1);
-          if (step > 1) report(step - 1);
-          if (layout.evaluate_between) results[r].evaluations.push_back(detail::evaluate(rank, layout, at.context));
-        }
-        rank.synchronize();
-        if (steps > 0) report(steps);
-        if (layout.inspect) layout.inspect(rank);
-        held[r] = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
+        outcomes[r] = detail::run_steps(rank, layout, at, steps);
       } catch (...) {
         std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
@@ -366,28 +438,7 @@ inline Trained train(const Layout& layout, int steps) {
   for (size_t r = 0; r < ranks; ++r) threads.emplace_back(body, r);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
-  for (int replica : mesh.group(Axis::replica, 0)) {
-    std::vector<std::vector<std::vector<detail::Held>>> of_stages(stages.size(), std::vector<std::vector<detail::Held>>(static_cast<size_t>(layout.tensor)));
-    for (size_t r = 0; r < ranks; ++r) {
-      Coordinates at = mesh.coordinates(static_cast<int>(r));
-      at.data = mesh.coordinates(replica).data;
-      at.context = mesh.coordinates(replica).context;
-      const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
-      const bool shares = stages[0]->options.zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
-      if (shares || mesh.rank(at) == static_cast<int>(r)) of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(held[r]);
-    }
-    Trained& seen = results[static_cast<size_t>(replica)];
-    detail::collect(stages, of_stages, seen);
-    results[0].rank_hashes.push_back(seen.hash);
-  }
-  results[0].evaluations = results[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].evaluations;
-  for (int c = 1; c < layout.context; ++c)
-    for (size_t i = 0; i < results[0].evaluations.size(); ++i)
-      results[0].evaluations[i] += results[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].evaluations[i];
-  // Every rank reports the same loss and norm, whatever it holds of the model.
-  for (const Trained& other : results)
-    if (other.losses != results[0].losses || other.norms != results[0].norms) throw PlanError("{}: ranks report different losses or norms.", layout.name);
-  return results[0];
+  return detail::combine(layout, std::move(outcomes));
 }
 
 /// The largest difference of two tensors, relative to the largest element of `b`.

@@ -11,13 +11,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 
 #include "engine/base/dtype.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_cuda/shared_group.h"
 
 using slipstream::bfloat16;
+using slipstream::fake_nccl::SharedGroup;
 
 namespace {
 
@@ -37,7 +37,7 @@ struct Group {
   // Sent and not yet received, and the other way round, in order.
   std::map<std::pair<int, int>, std::vector<std::vector<std::byte>>> mail;
   std::map<int, std::vector<std::pair<int, int>>> split_wishes;    // by key of the split: (color, key) by rank
-  std::unique_ptr<slipstream::fake_nccl::SharedGroup> processes;   // null: the ranks are threads
+  std::unique_ptr<SharedGroup> processes;   // null: the ranks are threads
 };
 
 std::mutex mutex;
@@ -51,7 +51,6 @@ int ids_made = 0;
 
 thread_local bool in_group = false;
 thread_local std::vector<std::function<void()>> grouped;
-thread_local std::optional<Call> sent;  // between processes: what waits for its recv in the same group
 
 size_t size_of_type(ncclDataType_t type) {
   switch (type) {
@@ -154,35 +153,19 @@ ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
   return ncclInProgress;
 }
 
-/// Between processes the fake knows one thing only: every member sends to one and receives from one, in one group of calls.
-ncclResult_t exchange_between_processes(ncclComm_t comm, const Call& call, cudaStream_t stream) {
-  if (!in_group || (call.verb == "send") == sent.has_value()) return ncclInvalidUsage;
-  comm->looks_until_ready = 2;
-  if (call.verb == "send") {
-    sent = call;
-    return ncclSuccess;
-  }
-  grouped.push_back([stream, group = comm->group, rank = comm->rank, from = *sent, to = call] {
-    launch(stream, [=] {
-      const size_t bytes = to.count * size_of_type(to.type);
-      group->processes->meet(rank, group->size, from.from, bytes, [&](const std::vector<const std::byte*>& parts) {
-        std::memcpy(to.to, parts[static_cast<size_t>(to.peer)], bytes);
-      });
-    });
-  });
-  sent.reset();
-  return ncclSuccess;
-}
-
 ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stream) {
   std::lock_guard lock(mutex);
-  if (comm->group->processes) return exchange_between_processes(comm, call, stream);
   calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + (call.verb == "send" ? " to " : " from ") +
                               std::to_string(call.peer));
   const size_t bytes = call.count * size_of_type(call.type);
   const auto group = comm->group;
   std::function<void()> body;
-  if (call.verb == "send")
+  if (group->processes)
+    body = [=, rank = comm->rank] {
+      if (call.verb == "send") group->processes->send(rank, call.peer, call.from, bytes);
+      else group->processes->receive(rank, call.peer, call.to, bytes);
+    };
+  else if (call.verb == "send")
     body = [=, rank = comm->rank] {
       std::lock_guard inner(mutex);
       group->mail[{rank, call.peer}].emplace_back(call.from, call.from + bytes);
@@ -247,7 +230,7 @@ ncclResult_t ncclGetVersion(int* version) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   std::lock_guard lock(mutex);
   std::memset(id->internal, 0, sizeof id->internal);
-  const std::string name = ranks_are_processes ? slipstream::fake_nccl::SharedGroup::make() : "group " + std::to_string(++ids_made);
+  const std::string name = ranks_are_processes ? SharedGroup::make() : "group " + std::to_string(++ids_made);
   std::memcpy(id->internal, name.data(), name.size());
   return ncclSuccess;
 }
@@ -256,7 +239,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (config->blocking != 0) return ncclInvalidArgument;
   auto& group = groups[id.internal];
   if (!group) group = std::make_shared<Group>();
-  if (ranks_are_processes && !group->processes) group->processes = std::make_unique<slipstream::fake_nccl::SharedGroup>(id.internal);
+  if (ranks_are_processes && !group->processes) group->processes = std::make_unique<SharedGroup>(id.internal);
   group->size = size;
   *comm = new ncclComm{.group = group, .rank = rank};
   return ncclInProgress;
@@ -286,27 +269,46 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (comm->group->processes) comm->group->processes->abort();
   delete comm;
   return ncclSuccess;
 }
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t*) {
+  struct Wish {
+    int color, key;
+    char name[64];  // of a group between processes, if this rank is the first of its color
+  };
+  Wish mine{.color = color, .key = key, .name = {}};
+  std::vector<Wish> all(static_cast<size_t>(comm->group->size), Wish{.color = INT_MIN, .key = 0, .name = {}});
+  int number = 0;
+  if (comm->group->processes) {
+    SharedGroup::make().copy(mine.name, sizeof mine.name - 1);
+    comm->group->processes->meet(comm->rank, comm->group->size, &mine, sizeof mine, [&](const std::vector<const std::byte*>& wishes) {
+      for (size_t r = 0; r < wishes.size(); ++r) std::memcpy(&all[r], wishes[r], sizeof all[r]);
+    });
+  }
   std::unique_lock lock(mutex);
-  const int number = static_cast<int>(++comm->collectives);
-  auto& wishes = comm->group->split_wishes[number];
-  wishes.resize(static_cast<size_t>(comm->group->size), {INT_MIN, 0});
-  wishes[static_cast<size_t>(comm->rank)] = {color, key};
-  changed.notify_all();
-  changed.wait(lock, [&] { return std::none_of(wishes.begin(), wishes.end(), [](const auto& w) { return w.first == INT_MIN; }); });
+  if (!comm->group->processes) {
+    number = static_cast<int>(++comm->collectives);
+    auto& wishes = comm->group->split_wishes[number];
+    wishes.resize(all.size(), {INT_MIN, 0});
+    wishes[static_cast<size_t>(comm->rank)] = {color, key};
+    changed.notify_all();
+    changed.wait(lock, [&] { return std::none_of(wishes.begin(), wishes.end(), [](const auto& w) { return w.first == INT_MIN; }); });
+    for (size_t r = 0; r < all.size(); ++r) all[r].color = wishes[r].first, all[r].key = wishes[r].second;
+    comm->group->done = static_cast<uint64_t>(number);
+  }
   std::vector<std::pair<int, int>> members;  // (key, rank)
-  for (size_t r = 0; r < wishes.size(); ++r)
-    if (wishes[r].first == color) members.push_back({wishes[r].second, static_cast<int>(r)});
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].color == color) members.push_back({all[r].key, static_cast<int>(r)});
   std::sort(members.begin(), members.end());
   const auto at = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == comm->rank; });
-  auto& group = groups["split " + std::to_string(reinterpret_cast<uintptr_t>(comm->group.get())) + " " + std::to_string(number) +
-                       " " + std::to_string(color)];
+  const std::string between = all[static_cast<size_t>(members[0].second)].name;
+  auto& group = groups[!between.empty() ? between
+                                        : "split " + std::to_string(reinterpret_cast<uintptr_t>(comm->group.get())) + " " + std::to_string(number) + " " + std::to_string(color)];
   if (!group) group = std::make_shared<Group>();
+  if (!between.empty() && !group->processes) group->processes = std::make_unique<SharedGroup>(between);
   group->size = static_cast<int>(members.size());
-  comm->group->done = static_cast<uint64_t>(number);
   *child = new ncclComm{.group = group, .rank = static_cast<int>(at - members.begin())};
   comm->looks_until_ready = 2;
   return ncclInProgress;

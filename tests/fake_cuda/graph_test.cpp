@@ -145,6 +145,22 @@ TEST_CASE("spans of a replay have the step of the launch and the times of the ru
   }
 }
 
+TEST_CASE("a graph that goes leaves the times of its runs") {
+  Step s;
+  auto graph = s.record();
+  graph->launch(7);
+  s.ended->synchronize();
+  graph.reset();
+  s.issue();
+  s.synchronize();
+  std::vector<Span> compute;
+  s.compute->drain(compute);
+  REQUIRE(compute.size() == 6);
+  CHECK(compute[0].step == 7);
+  CHECK(compute[0].work == &s.f.works[0]);
+  CHECK(compute[2].end_ns <= compute[3].begin_ns);
+}
+
 TEST_CASE("what cannot be recorded is a sentence, and the device has failed") {
   Step s;
   s.f.works[1].fn = [&](LaunchContext&) { s.f.device->allocate(100, "more"); };

@@ -52,7 +52,7 @@ std::string on_ranks(int ranks, Body body) {
       std::string& mine = failures[static_cast<size_t>(rank)];
       try {
         const auto communicator = comm::make_nccl_communicator(rank, ranks, board.of(rank), {.name = "gradients"});
-        RankTest test(*communicator, "gradients", make_cuda_device(0));
+        RankTest test(*communicator, "gradients", [] { return make_cuda_device(0); });
         body(test);
         for (const std::string& failure : test.failures) mine += failure + "\n";
       } catch (const std::exception& error) {
@@ -87,7 +87,7 @@ TEST_CASE("a split orders by key") {
           const auto part = test.comm.split(rank % 2, -rank);
           test.expect(part->size() == 2, "split gave a group of the wrong size");
           test.expect(part->rank() == (rank < 2 ? 1 : 0), "split did not order by key");
-          RankTest inner(*part, "part", make_cuda_device(0));
+          RankTest inner = test.of(*part, "part");
           VerbLaws<float>(inner, 100, Algorithm::direct, 77).all();
           test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
         }) == "");

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -13,6 +14,7 @@
 #include "engine/base/json.h"
 #include "kernels/adamw/adamw.h"
 #include "models/model.h"
+#include "tests/golden/device.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -25,10 +27,15 @@ std::string bytes_of_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+/// A program that has moved is told.
+std::string golden_dir() {
+  const char* told = std::getenv("SLIPSTREAM_GOLDEN_DIR");
+  return told ? told : GOLDEN_DIR;
+}
+
 struct Golden {
-  explicit Golden(const std::string& name)
-      : json(Json::parse(bytes_of_file(std::string(GOLDEN_DIR) + "/" + name + ".json"))) {
-    const std::string data = bytes_of_file(std::string(GOLDEN_DIR) + "/" + name + ".bin");
+  explicit Golden(const std::string& name) : json(Json::parse(bytes_of_file(golden_dir() + "/" + name + ".json"))) {
+    const std::string data = bytes_of_file(golden_dir() + "/" + name + ".bin");
     for (const Json& row : json.at("tensors").as_array()) {
       size_t elems = 1;
       for (const Json& dim : row.at("shape").as_array()) elems *= static_cast<size_t>(dim.as_int());
@@ -185,7 +192,7 @@ Errors measure(const Golden& g, const Mutation& m = {}) {
   int64_t staged = 0;
   auto job = job_of(g);
   std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-  cli::Rank rank(std::move(job), make_cpu_device(), std::move(none), {.update = update_of(g, m)}, loader(g, m, staged));
+  cli::Rank rank(std::move(job), golden::make_device(), std::move(none), {.update = update_of(g, m)}, loader(g, m, staged));
   size_t named = 0;
   for_each_tensor(rank, [&](const std::string& tensor, size_t p, size_t t) {
     rank.set_tensor(p, t, first_weights(g, m, tensor));

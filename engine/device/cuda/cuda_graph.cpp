@@ -48,7 +48,17 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
   }
 }
 
+/// The marks go, so the times that nobody has asked for yet are taken first; those of a run that has not ended are lost.
 CudaGraph::~CudaGraph() {
+  std::lock_guard lock(core_->mutex);
+  for (CudaStream* stream : core_->streams) {
+    try {
+      stream->collect();
+    } catch (const std::exception&) {
+      // The device has failed, and whoever waited for it has been told.
+    }
+    std::erase_if(stream->open_, [&](const CudaStream::Open& open) { return open.done == end_->get(); });
+  }
   if (exec_) SLIP_CUDA_QUIETLY(cudaGraphExecDestroy(exec_));
 }
 
@@ -75,6 +85,7 @@ void CudaGraph::launch(uint32_t step) {
   core_->rethrow_if_failed();
   try {
     core_->enter();
+    core_->step_range.enter(step);
     // The marks are about to be recorded again: their times are taken first.
     if (was_launched_ && !SLIP_CUDA_READY(cudaEventQuery(end_->get()))) SLIP_CUDA(cudaEventSynchronize(end_->get()));
     if (was_launched_) {

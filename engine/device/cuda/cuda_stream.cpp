@@ -11,7 +11,6 @@
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "engine/device/cuda/cuda_check.h"
-#include "engine/device/cuda/ranges.h"
 
 namespace slipstream::cuda {
 namespace {
@@ -134,7 +133,10 @@ void CudaStream::guarded(Body body) {
 }
 
 void CudaStream::launch(const Work& work, const Frame& frame) {
-  guarded([&] { core_->capturing ? capture_work(*core_->capturing, work, frame) : run(work, frame); });
+  guarded([&] {
+    core_->step_range.enter(frame.step);
+    core_->capturing ? capture_work(*core_->capturing, work, frame) : run(work, frame);
+  });
 }
 
 /// The work's own commands.

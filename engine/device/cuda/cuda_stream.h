@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/device/cuda/ranges.h"
 #include "engine/device/device.h"
 
 namespace slipstream::cuda {
@@ -67,6 +68,7 @@ struct Core {
   std::mutex mutex;
   std::exception_ptr first_error;    // under mutex
   std::vector<CudaStream*> streams;  // that live, under mutex
+  StepRange step_range;              // of the one thread that drives the streams
   CudaGraph* capturing = nullptr;    // what the streams are being recorded into; of the one thread that drives them then
 };
 

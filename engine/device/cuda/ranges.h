@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Names for profilers: a range around every launch, and the name of every stream. Costs nothing without a profiler.
+// Names for profilers: a range per step, one around every launch, and the name of every stream. Costs nothing without a profiler.
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <string>
 
 #if __has_include(<nvtx3/nvToolsExtCudaRt.h>)
@@ -24,13 +25,32 @@ class Range {
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
 };
+inline void begin_range(const std::string& name) { nvtxRangePushA(name.c_str()); }
+inline void end_range() { nvtxRangePop(); }
 inline void name_stream(cudaStream_t stream, const std::string& name) { nvtxNameCudaStreamA(stream, name.c_str()); }
 #else
 class Range {
  public:
   explicit Range(const std::string&) {}
 };
+inline void begin_range(const std::string&) {}
+inline void end_range() {}
 inline void name_stream(cudaStream_t, const std::string&) {}
 #endif
+
+/// A range per step, from its first launch to that of the next; the launches nest in it. Of the thread that issues.
+class StepRange {
+ public:
+  /// 0: not a step.
+  void enter(uint32_t step) {
+    if (step == step_) return;
+    if (step_ != 0) end_range();
+    if (step != 0) begin_range("step " + std::to_string(step));
+    step_ = step;
+  }
+
+ private:
+  uint32_t step_ = 0;
+};
 
 }  // namespace slipstream::cuda

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for the emulator where its tests run on a card: device memory is managed memory between guard bytes, so that the
-// same tests read it, and nothing checks accesses but compute-sanitizer.
+// Stands in for the emulator where its tests run on a card: device memory between guard bytes, which the host reads and writes by
+// copies; nothing checks accesses but compute-sanitizer.
 
 #include "tests/gpu/cuda/card.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "engine/device/cuda/cuda_check.h"
 #include "tests/emulation/on_device.h"
@@ -13,10 +14,13 @@ namespace slipstream::emulation {
 namespace {
 
 constexpr size_t kGuardBytes = 256;
+constexpr unsigned char kOnes = 0xff;
 
+// cudaMemcpy waits for the kernels before it: the tests launch on the default stream.
 const bool has_card = [] {
   test::require_card();
-  test::before_the_host_looks = [] { SLIP_CUDA(cudaStreamSynchronize(cudaStreamLegacy)); };
+  test::host_access = {.read = [](void* host, const void* device, size_t n) { SLIP_CUDA(cudaMemcpy(host, device, n, cudaMemcpyDeviceToHost)); },
+                       .write = [](void* device, const void* host, size_t n) { SLIP_CUDA(cudaMemcpy(device, host, n, cudaMemcpyHostToDevice)); }};
   return true;
 }();
 
@@ -25,21 +29,20 @@ const bool has_card = [] {
 DeviceMemory::DeviceMemory(size_t size_bytes, std::string name) : name_(std::move(name)), size_bytes_(size_bytes) {
   pages_bytes_ = kGuardBytes + (size_bytes + 15) / 16 * 16 + kGuardBytes;
   void* pages = nullptr;
-  SLIP_CUDA(cudaMallocManaged(&pages, pages_bytes_, cudaMemAttachGlobal));
+  SLIP_CUDA(cudaMalloc(&pages, pages_bytes_));
   pages_ = static_cast<unsigned char*>(pages);
-  std::fill_n(pages_, pages_bytes_, static_cast<unsigned char>(0xff));
+  SLIP_CUDA(cudaMemset(pages_, kOnes, pages_bytes_));
   data_ = pages_ + kGuardBytes;
 }
 
-DeviceMemory::~DeviceMemory() {
-  SLIP_CUDA_QUIETLY(cudaStreamSynchronize(cudaStreamLegacy));
-  SLIP_CUDA_QUIETLY(cudaFree(pages_));
-}
+DeviceMemory::~DeviceMemory() { SLIP_CUDA_QUIETLY(cudaFree(pages_)); }
 
 bool DeviceMemory::intact() const {
-  SLIP_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
-  const auto ones = [](unsigned char byte) { return byte == 0xff; };
-  return std::all_of(pages_, data_, ones) && std::all_of(data_ + size_bytes_, pages_ + pages_bytes_, ones);
+  std::vector<unsigned char> bytes(pages_bytes_);
+  SLIP_CUDA(cudaMemcpy(bytes.data(), pages_, bytes.size(), cudaMemcpyDeviceToHost));
+  const auto ones = [](unsigned char byte) { return byte == kOnes; };
+  const auto begin = bytes.begin() + kGuardBytes, end = begin + static_cast<std::ptrdiff_t>(size_bytes_);
+  return std::all_of(bytes.begin(), begin, ones) && std::all_of(end, bytes.end(), ones);
 }
 
 bool DeviceMemory::protects(const void*) const { return false; }

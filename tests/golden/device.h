@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// On which device the golden values are compared.
+
+#include <memory>
+
+#include "engine/device/device.h"
+
+namespace slipstream::golden {
+
+/// Throws: ResourceError.
+std::unique_ptr<Device> make_device();
+
+}  // namespace slipstream::golden
