@@ -76,7 +76,7 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
        {"2 x 3 = 6 stages is more than model.layers = 4"}},
       {" --ranks 2 --set overlap.align_grad_reduce=true", {"overlap.align_grad_reduce = true", "parallel.pipeline = 1", "Use false"}},
       {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2", {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
-      {" --ranks 2 --set comm.emulate.bandwidth=1B/s", {"that a rank sends in a step would travel for", "days at 1 B/s", "Raise comm.emulate.bandwidth"}},
+      {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096", {"that a rank sends in a step would travel for", "days at 1 B/s", "Raise comm.emulate.bandwidth"}},
       {" --ranks 2 --set parallel.pipeline=2 --set comm.emulate.bandwidth=1B/s --set model.width=4096 --set model.layers=8", {"days at 1 B/s", "Raise comm.emulate.bandwidth"}},
       {" --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule_file=/no/such", {"pipeline.schedule_file = /no/such"}}};
   for (const Row& row : rows) {
