@@ -395,22 +395,25 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   return table;
 }
 
-std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned) {
+std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned, double planned_step_ms) {
   std::vector<UpdatePlace> places;
   const PlanOptions& chosen = planned.job->options;
   for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
     const bool beside = !places.empty(), doubled = places.size() == 2;
     if (doubled && request.config.zero.stage == 3) break;
+    if (chosen.double_buffer == doubled && chosen.update_on_spine == !beside) {
+      places.push_back({.name = name, .memory_bytes = planned.job->buffers.total_bytes(), .step_ms = planned_step_ms});
+      continue;
+    }
     JobRequest asked = request;
     asked.update_beside = beside;
     asked.proves = false;
     asked.config.optimizer.double_buffer = doubled ? Choice::yes : Choice::no;
-    const bool is_planned = chosen.double_buffer == doubled && chosen.update_on_spine == !beside;
-    const FinishedJob finished = is_planned ? planned : build_finished_job(asked);
+    const FinishedJob finished = build_finished_job(asked);
     const comm::RooflinePrice price = price_of(asked.config, asked.machine, finished.job->mesh);
-    const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 4), price);
+    const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price);
     places.push_back({.name = name, .memory_bytes = finished.job->buffers.total_bytes(),
-                      .step_ms = played.finished ? static_cast<double>(played.ranks[0].step_period_ns(2)) / 1e6 : 0});
+                      .step_ms = played.finished ? static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6 : 0});
   }
   return places;
 }

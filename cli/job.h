@@ -71,8 +71,9 @@ struct UpdatePlace {
   int64_t memory_bytes = 0;
   double step_ms = 0;
 };
-/// On the compute stream, beside it in place, beside it with two copies of the weights (not with stage 3). `planned` is the job of `request`. Pure.
-std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned);
+/// On the compute stream, beside it in place, beside it with two copies of the weights (not with stage 3). `planned` is the job of `request`,
+/// whose rehearsed step takes `planned_step_ms`. Pure.
+std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned, double planned_step_ms);
 
 /// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of the
 /// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n.

@@ -192,7 +192,8 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_zero_memory(planned);
   const int ranks = job.mesh.world();
   const std::vector<UpdatePlace> places =
-      update_places({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine}, planned.finished);
+      update_places({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine}, planned.finished,
+                    rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
   fmt::print("update:\n");
   for (const UpdatePlace& place : places)
     fmt::print("  {:<24}{:>12} of memory, step {:.2f} ms{}\n", place.name, format_bytes(place.memory_bytes), place.step_ms,
