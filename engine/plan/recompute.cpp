@@ -102,10 +102,12 @@ class Layer {
       for (const Slice& write : action->writes)
         if (overlaps(needed, write)) hit.push_back(write);
       if (hit.empty()) continue;
-      const Action* replay = replay_of(hit);
+      const Action* replay = replay_of(*action, hit);
       if (replay) action = replay;
       for (const Slice& write : action->writes) {
-        if (!overlaps(action->reads, write)) needed = without(needed, write);
+        std::vector<Slice> made{write};  // what of it is not also read: of a gather in place, what arrives
+        for (const Slice& read : action->reads) made = without(made, read);
+        for (const Slice& slice : made) needed = without(needed, slice);
         if (again_.contains(write.buffer) && (replay || last_writer(write) == static_cast<std::ptrdiff_t>(i))) there.push_back(write);
       }
       for (const Slice& read : action->reads)
@@ -135,11 +137,13 @@ class Layer {
     return -1;
   }
 
-  /// A work that makes all of `hit` from what is kept.
-  const Action* replay_of(const std::vector<Slice>& hit) const {
+  /// A work that makes what `action` does, or the part of it that `hit` is, from what is kept. Of several norms that write to the same memory each has its own.
+  const Action* replay_of(const Action& action, const std::vector<Slice>& hit) const {
+    const auto within = [](const std::vector<Slice>& some, const std::vector<Slice>& all) {
+      return std::all_of(some.begin(), some.end(), [&](const Slice& s) { return std::find(all.begin(), all.end(), s) != all.end(); });
+    };
     for (const Action& replay : replays_)
-      if (std::all_of(hit.begin(), hit.end(),
-                      [&](const Slice& s) { return std::find(replay.writes.begin(), replay.writes.end(), s) != replay.writes.end(); }) &&
+      if (within(hit, replay.writes) && within(replay.writes, action.writes) &&
           std::all_of(replay.reads.begin(), replay.reads.end(),
                       [&](const Slice& read) { return !is_temporary(read.buffer) || kept_.contains(read.buffer); }))
         return &replay;
@@ -169,10 +173,9 @@ class Layer {
         if (again_.contains(write.buffer) && !has_replay(write.buffer)) keep(write.buffer);
       for (const Slice& write : action.writes) {
         there.erase(write.buffer);
-        if (!again_.contains(write.buffer)) continue;
-        if (replay_of({write}))
+        if (replay_of(action, {write}))
           there.insert(write.buffer);
-        else
+        else if (again_.contains(write.buffer))
           keep(write.buffer);
       }
     }

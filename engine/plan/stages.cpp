@@ -4,6 +4,7 @@
 #include "engine/plan/stages.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -17,12 +18,6 @@ using Set = std::set<BufferId>;
 
 bool is_weight_gradient(const Buffers& buffers, BufferId buffer) {
   return buffers[buffer].owner == Owner::gradients;
-}
-
-/// A work whose only results are gradients of parameters waits for nothing and nothing waits for it but the update.
-bool may_wait(const Buffers& buffers, const Work& work) {
-  return !work.writes.empty() && std::all_of(work.writes.begin(), work.writes.end(),
-                                             [&](const Slice& slice) { return is_weight_gradient(buffers, slice.buffer); });
 }
 
 class Cutter {
@@ -73,29 +68,67 @@ class Cutter {
     for (uint32_t piece : model_.evaluate) chunk_of(piece).evaluate.push_back(piece);
   }
 
-  /// Buffers that only works that wait touch: what is sent there waits with them.
-  Set touched_later(const Chunk& chunk) const {
-    Set later, now;
-    for (uint32_t piece : chunk.backward)
-      for (const Work& work : model_.pieces[piece].works)
-        for (const std::vector<Slice>* slices : {&work.reads, &work.writes})
-          for (const Slice& slice : *slices) (may_wait(buffers_, work) ? later : now).insert(slice.buffer);
-    for (BufferId buffer : now) later.erase(buffer);
-    return later;
+  /// What of a backward pass may wait, by piece: works whose results are gradients of parameters, which nothing waits for but the update, and works and
+  /// communication that only make what such works read.
+  struct Waiting {
+    std::map<uint32_t, std::vector<bool>> works, communications;
+  };
+  Waiting find_waiting(const Chunk& chunk) const {
+    const auto is_scratch = [&](BufferId buffer) { return buffers_[buffer].owner == Owner::scratch && is_temporary(buffer); };
+    Waiting waiting;
+    for (uint32_t index : chunk.backward) {
+      const Piece& piece = model_.pieces[index];
+      for (const Work& work : piece.works)
+        waiting.works[index].push_back(!work.writes.empty() && std::all_of(work.writes.begin(), work.writes.end(), [&](const Slice& slice) {
+          return is_weight_gradient(buffers_, slice.buffer) || is_scratch(slice.buffer);
+        }));
+      for (const Communication& c : piece.communications) waiting.communications[index].push_back(c.to.size_bytes > 0 && is_scratch(c.to.buffer));
+    }
+    // Whoever writes what one that does not wait touches does not wait either, and so on.
+    for (bool changed = true; changed;) {
+      changed = false;
+      Set touched;
+      for (uint32_t index : chunk.backward) {
+        const Piece& piece = model_.pieces[index];
+        for (size_t i = 0; i < piece.works.size(); ++i)
+          for (const std::vector<Slice>* slices : {&piece.works[i].reads, &piece.works[i].writes})
+            for (const Slice& slice : *slices)
+              if (!waiting.works.at(index)[i]) touched.insert(slice.buffer);
+        for (size_t i = 0; i < piece.communications.size(); ++i)
+          for (const Slice& slice : {piece.communications[i].from, piece.communications[i].to})
+            if (slice.size_bytes > 0 && !waiting.communications.at(index)[i]) touched.insert(slice.buffer);
+      }
+      const auto stop = [&](std::vector<bool>::reference waits, const Slice& written) {
+        if (!waits || !touched.contains(written.buffer) || is_weight_gradient(buffers_, written.buffer)) return;
+        waits = false;
+        changed = true;
+      };
+      for (uint32_t index : chunk.backward) {
+        const Piece& piece = model_.pieces[index];
+        for (size_t i = 0; i < piece.works.size(); ++i)
+          for (const Slice& write : piece.works[i].writes) stop(waiting.works.at(index)[i], write);
+        for (size_t i = 0; i < piece.communications.size(); ++i) stop(waiting.communications.at(index)[i], piece.communications[i].to);
+      }
+    }
+    return waiting;
+  }
+
+  /// Moves those that wait from one list to the other, in order.
+  template <typename T>
+  static void move_waiting(std::vector<T>& from, const std::vector<bool>& waits, std::vector<T>& to) {
+    std::vector<T> stay;
+    for (size_t i = 0; i < from.size(); ++i) (waits[i] ? to : stay).push_back(std::move(from[i]));
+    from = std::move(stay);
   }
 
   void split_backward(Chunk& chunk) {
-    const Set later = touched_later(chunk);
+    Waiting waiting = find_waiting(chunk);
     Pieces inputs;
     for (uint32_t index : chunk.backward) {
       Piece weight{.name = model_.pieces[index].name + ".weight", .layer = model_.pieces[index].layer};
       Piece& piece = model_.pieces[index];
-      const auto waits = std::stable_partition(piece.works.begin(), piece.works.end(), [&](const Work& w) { return !may_wait(buffers_, w); });
-      weight.works.assign(waits, piece.works.end());
-      piece.works.erase(waits, piece.works.end());
-      const auto sent = std::stable_partition(piece.communications.begin(), piece.communications.end(), [&](const Communication& c) { return !later.contains(c.to.buffer); });
-      weight.communications.assign(sent, piece.communications.end());
-      piece.communications.erase(sent, piece.communications.end());
+      move_waiting(piece.works, waiting.works[index], weight.works);
+      move_waiting(piece.communications, waiting.communications[index], weight.communications);
       Set written;
       for (const Work& work : weight.works)
         for (const Slice& slice : work.writes) written.insert(slice.buffer);

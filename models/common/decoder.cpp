@@ -50,13 +50,13 @@ class Decoder {
     final_ = with_memory(f_.final_norm(b_), "norm_f");
     head_ = b_.head_table(table_, f_.head, {Init::Kind::normal, 0.02f});
     residual_out_ = b_.own_activation("residual_out", o_.width);
-    hidden_ = b_.own_activation("hidden", o_.width);
+    if (!b_.own_tokens()) hidden_ = b_.activation("hidden", o_.width);
     declare_scratch();
     declare_gradients();
   }
 
-  /// What the forward pass leaves for the backward pass. Norms that see a rank's own tokens only keep those: what products see of the others' is
-  /// gathered, and in the backward pass gathered again.
+  /// What the forward pass leaves for the backward pass. Where ranks share the tokens of norms, nothing of what norms make: in the backward pass each norms
+  /// its own tokens again, which costs what copying them would, and what products see is gathered again.
   void declare_block(int l) {
     const int64_t D = o_.width, F = b_.ffn_width(), R = b_.rows();
     const std::string a = fmt::format("layer{}.", l);
@@ -65,18 +65,16 @@ class Decoder {
     y.norm_2 = with_memory(y.norm_2, a + "norm_2");
     // The first block reads the embedding itself; the others store the sum that their first norm forms.
     y.residual_in = l == 0 ? embedded_ : b_.own_activation(a + "residual_in", D);
-    y.normed_1 = b_.own_activation(a + "normed_1", D);
+    if (!b_.own_tokens()) y.normed_1 = b_.activation(a + "normed_1", D);
     y.qkv_out = b_.activation(a + "qkv", b_.qkv_width());
     y.lse = b_.statistics(a + "lse", b_.heads() * R);
     y.attended = b_.activation(a + "attended", b_.attention_width());
     y.residual_mid = b_.own_activation(a + "residual_mid", D);
-    y.normed_2 = b_.own_activation(a + "normed_2", D);
+    if (!b_.own_tokens()) y.normed_2 = b_.activation(a + "normed_2", D);
     y.up_out = b_.activation(a + "up", y.up.out);
     y.active = b_.activation(a + "active", F);
-    for (const Norm* n : {&y.norm_1, &y.norm_2})
-      for (Slice made : {n->mean, n->inv_std})
-        if (made.size_bytes > 0) b_.cheap(made);
-    for (Slice made : {y.normed_1, y.normed_2}) b_.cheap(made);
+    for (Slice made : {y.normed_1, y.norm_1.mean, y.norm_1.inv_std, y.normed_2, y.norm_2.mean, y.norm_2.inv_std})
+      if (made.size_bytes > 0 && !b_.own_tokens()) b_.cheap(made);
     // Not GELU's: the product that makes it rounds what goes into it only afterwards, so that GELU of what is kept would have other bits.
     if (f_.gated) b_.cheap(y.active);
     blocks_.push_back(y);
@@ -95,6 +93,7 @@ class Decoder {
     if (!b_.own_tokens()) return;
     gathered_ = rows("gathered", D);
     gathered_again_ = rows("gathered_again", D);
+    for (Slice* made : {&mean_again_, &inv_std_again_}) *made = b_.scratch(made == &mean_again_ ? "mean_again" : "inv_std_again", bytes_of(b_.own_rows(), DType::f32));
     if (!o_.cuts.empty()) d_crosses_ = b_.scratch("d_crosses", bytes_of(b_.own_rows() * D, o_.dtype));
   }
 
@@ -125,8 +124,12 @@ class Decoder {
   /// What products read of the output of a norm, in a forward and in a backward pass.
   Slice seen(Slice normed) const { return b_.own_tokens() ? gathered_ : normed; }
   Slice seen_again(Slice normed) const { return b_.own_tokens() ? gathered_again_ : normed; }
-  /// Behind the current piece: chunk c of the output of a norm from all ranks, for gradients of weights.
-  void gather_again(Slice normed, TokenChunk c) { b_.gather(b_.chunk(normed, c), gathered_again_, c); }
+  /// Chunk c of the output of a norm from all ranks, for gradients of weights.
+  void gather_again(const Norm& n, Slice x, TokenChunk c) {
+    if (!b_.own_tokens()) return;
+    b_.norm(b_.chunk(x, c), {}, {}, {n.weight, n.bias, b_.chunk(mean_again_, c), b_.chunk(inv_std_again_, c)}, b_.own(gathered_again_, c));
+    b_.gather(b_.own(gathered_again_, c), gathered_again_, c);
+  }
 
   // Forward.
 
@@ -136,14 +139,12 @@ class Decoder {
   }
 
   /// delta: all rows, of which the norm sees the rank's own.
-  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, Slice x, Slice delta, Slice sum, Slice out) {
+  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, Slice x, Slice delta, Slice sum, Slice normed) {
     return {piece, part, l, [=, this](TokenChunk c) {
-      norm_forward(c, n, x, delta, sum, out);
+      const Slice out = seen(normed);
+      b_.norm(b_.chunk(x, c), delta.size_bytes > 0 ? b_.own(delta, c) : Slice{}, b_.chunk(sum, c), chunk_of(n, c), b_.own(out, c));
+      b_.gather(b_.own(out, c), out, c);
     }};
-  }
-  void norm_forward(TokenChunk c, const Norm& n, Slice x, Slice delta, Slice sum, Slice out) {
-    b_.norm(b_.chunk(x, c), delta.size_bytes > 0 ? b_.own(delta, c) : Slice{}, b_.chunk(sum, c), chunk_of(n, c), b_.chunk(out, c));
-    b_.gather(b_.chunk(out, c), gathered_, c);
   }
 
   void mlp(const Block& y, TokenChunk c) {
@@ -250,10 +251,11 @@ class Decoder {
       if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
     }};
   }
-  /// Behind a cut: what the next stage has sent, of all tokens.
-  void push_arrival(const char* name, int l, const ResidualGradient& d, std::vector<SpecBuilder::Stage>& stages) {
+  /// Behind a cut: of what the next stage has sent, all tokens.
+  void gather_arrived(const char* name, int l, const ResidualGradient& d) {
     if (d.crosses.size_bytes == 0 || !b_.own_tokens()) return;
-    stages.push_back({name, "gather", l, [=, this](TokenChunk c) { b_.gather(b_.chunk(d.crosses, c), d.all, c); }});
+    add_backward(b_.begin(name, l));
+    for (int i = 0; i < b_.chunks(); ++i) b_.gather(b_.chunk(d.crosses, {i, b_.chunks()}), d.all, {i, b_.chunks()});
   }
   void add_share(const char* name, int l, const Norm& n) {
     if (!b_.own_tokens()) return;
@@ -268,7 +270,7 @@ class Decoder {
     const int count = b_.chunks();
     if (b_.own_tokens()) {
       add(b_.begin("hidden_again", end()));
-      for (int i = 0; i < count; ++i) gather_again(hidden_, {i, count});
+      for (int i = 0; i < count; ++i) gather_again(final_, residual_out_, {i, count});
     }
     b_.in_chunks({{"head_input_gradient", "products", end(), [this](TokenChunk c) {
       b_.head_input_gradient(head_, d_norm_, c);
@@ -283,12 +285,16 @@ class Decoder {
     }
     for (int l = end() - 1; l >= 0; --l) {
       const Block& y = block(l);
-      push_arrival("mlp_input_gradient", l, y.d_out, stages);
+      if (b_.cut_before(l + 1)) {
+        b_.in_chunks(stages, count, add);
+        stages.clear();
+        gather_arrived("gather_gradient", l, y.d_out);
+      }
       stages.push_back({"mlp_input_gradient", "products", l, [this, &y](TokenChunk c) {
         mlp_input_gradient(y, c);
         b_.linear_input_gradient(b_.chunk(y.d_up, c), y.up, b_.chunk(d_norm_, c));
         b_.reduce(d_norm_, c);
-        gather_again(y.normed_2, c);
+        gather_again(y.norm_2, y.residual_mid, c);
       }});
       b_.in_chunks(stages, count, add);
       add(b_.begin("mlp_down_gradient", l));
@@ -301,7 +307,7 @@ class Decoder {
       b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
                     {"attention_input_gradient", "out", l, [this, &y](TokenChunk c) {
                        b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.out, b_.chunk(d_attended_, c));
-                       gather_again(y.normed_1, c);
+                       gather_again(y.norm_1, y.residual_in, c);
                      }}}, count, add);
       if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
       ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
@@ -321,8 +327,8 @@ class Decoder {
       stages.clear();
       add_share("norm_1_share", l, y.norm_1);
     }
-    push_arrival("embedding_gradient", -1, block(0).d_in, stages);
     b_.in_chunks(stages, count, add);
+    gather_arrived("gather_gradient", -1, block(0).d_in);
     add_share("norm_1_share", 0, block(0).norm_1);
     add(b_.begin("embedding_gradient", -1));
     b_.embed_gradient(table_, positions_, block(0).d_in.all);
@@ -338,6 +344,7 @@ class Decoder {
   int64_t positions_ = -1;  // -1: rotary
   Slice embedded_, residual_out_, hidden_, delta_, d_residual_, d_norm_, d_active_, d_wide_, d_attended_;
   Slice gathered_, gathered_again_;  // of all tokens: what products see of one norm's output
+  Slice mean_again_, inv_std_again_; // which nobody reads
   Slice d_crosses_;
 };
 

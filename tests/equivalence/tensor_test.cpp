@@ -30,6 +30,8 @@ Layout layout_of(bool llama) {
   return layout;
 }
 
+int64_t activations(const Job& job) { return job.buffers.bytes(Owner::activations); }
+
 /// Spine items between the one that a task begins behind and the one that waits for it.
 std::string under_task(const Plan& plan, const std::string& name) {
   std::string names;
@@ -225,9 +227,11 @@ TEST_CASE("sequence parallelism keeps a rank's share of residuals and norms, and
             return job.buffers[id].is_view ? int64_t{0} : job.buffers.instances(id) * job.buffers[id].size_bytes;
           };
           // Each of them, of every micro-batch in flight.
-          for (const char* name : {"residual_mid", "normed_1", "normed_2"})
-            for (int l = 0; l < 4; ++l) CHECK(held(*whole[s], fmt::format("layer{}.{}", l, name)) == tensor * held(*share[s], fmt::format("layer{}.{}", l, name)));
-          CHECK(held(*whole[s], "hidden") == tensor * held(*share[s], "hidden"));
+          for (int l = 0; l < 4; ++l) {
+            CHECK(held(*whole[s], fmt::format("layer{}.residual_mid", l)) == tensor * held(*share[s], fmt::format("layer{}.residual_mid", l)));
+            for (const char* name : {"normed_1", "normed_2"}) CHECK_THROWS_AS(share[s]->buffers.find(fmt::format("layer{}.{}", l, name)), PlanError);  // made again
+          }
+          CHECK(activations(*share[s]) < activations(*whole[s]));
           // What it takes: memory to gather in, once.
           for (const char* name : {"gathered", "gathered_again"}) CHECK(held(*share[s], name) == all);
           for (Op op : {Op::send, Op::recv}) {
@@ -363,7 +367,8 @@ TEST_CASE("recomputation on ranks that share layers gives the bits of keeping ev
         CHECK(trained.hash == expected.hash);
         CHECK(trained.losses == expected.losses);
         CHECK(trained.evaluations == expected.evaluations);
-        CHECK(make_job(again, 0)->recomputed.saved_bytes > 0);
+        // Sequence parallelism keeps nothing of norms anyway, and GPT-2 has nothing else that is cheap.
+        CHECK((make_job(again, 0)->recomputed.saved_bytes > 0) == (how == Recomputation::full || llama || !row.sequence));
       }
     }
 }
