@@ -46,7 +46,7 @@ void require_acquaintance(int size) {
   const int told = told_by_launcher();
   if (told > 1 && size == 1)
     throw CommError("[mpi] the launcher started {} processes, but this program's MPI knows of one: they do not speak the same language. Use the mpirun "
-                    "of the MPI that the program was built with, or srun --mpi=pmix (srun --mpi=list shows what this Slurm has).", told);
+                    "of the MPI that the program was built with; with Slurm srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH.", told);
 }
 
 }  // namespace
