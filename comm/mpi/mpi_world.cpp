@@ -6,9 +6,11 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <thread>
 
@@ -31,7 +33,11 @@ bool started_by_launcher() {
 /// Processes that the launcher says it has started; 1 where it says nothing.
 int told_by_launcher() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-    if (const char* count = std::getenv(name)) return std::atoi(count);
+    if (const char* text = std::getenv(name)) {
+      int count = 1;
+      std::from_chars(text, text + std::strlen(text), count);
+      return count;
+    }
   return 1;
 }
 
@@ -40,7 +46,7 @@ void require_acquaintance(int size) {
   const int told = told_by_launcher();
   if (told > 1 && size == 1)
     throw CommError("[mpi] the launcher started {} processes, but this program's MPI knows of one: they do not speak the same language. Use the mpirun "
-                    "of the MPI that the program was built with, or srun --mpi=pmix (srun --mpi=list shows what this Slurm has).", told);
+                    "of the MPI that the program was built with; with Slurm srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH.", told);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct HostAccess {
   void (*write)(void* device, const void* host, size_t size_bytes) = [](void* device, const void* host, size_t n) { std::memcpy(device, host, n); };
 };
 inline HostAccess host_access;
+inline bool on_card = false;  // true in tests/gpu: sizes need not be small there
 
 /// A tensor in device memory. `shift` elements before it break the alignment to 16 bytes.
 class OnDevice {

@@ -18,7 +18,7 @@ constexpr unsigned char kOnes = 0xff;
 
 // cudaMemcpy waits for the kernels before it: the tests launch on the default stream.
 const bool has_card = [] {
-  test::require_card();
+  test::on_card = test::require_card();
   test::host_access = {.read = [](void* host, const void* device, size_t n) { SLIP_CUDA(cudaMemcpy(host, device, n, cudaMemcpyDeviceToHost)); },
                        .write = [](void* device, const void* host, size_t n) { SLIP_CUDA(cudaMemcpy(device, host, n, cudaMemcpyHostToDevice)); }};
   return true;

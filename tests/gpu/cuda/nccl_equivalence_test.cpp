@@ -6,9 +6,9 @@
 // recorded, one replayed.
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <string>
 
 #include "tests/equivalence/trained.h"
 #include "tests/gpu/cuda/nccl_ranks.h"
@@ -158,7 +158,7 @@ std::string check(cli::World& world, int card, const Row& row) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> groups;
-  for (const Row& row : rows_of(argc > 2 ? std::atoi(argv[2]) : 0))
+  for (const Row& row : rows_of(argc > 2 ? std::stoi(argv[2]) : 0))
     if (groups.empty() || groups.back() != row.group) groups.push_back(row.group);
   if (test::lists(argc, argv, groups)) return 0;
   const std::string chosen = argc > 1 ? argv[1] : "";
