@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel of a GPT-2 124M step on a card (and the general ones of Llama), at sizes beyond the cache, beside the card's own copy and product.
+// Every kernel of a GPT-2 124M step on a card (and those of Llama), at sizes beyond the cache, beside the card's own copy and product.
 //
 // Times are of CUDA events around enough calls to fill 20 ms; the median of seven such turns, and the spread between the fastest
 // and the slowest. Data is random: products of zeros run faster. A causal attention counts half the operations, backward 2.5 times
@@ -7,11 +7,13 @@
 // prints PyTorch's beside them.
 
 #include <cuda_runtime_api.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "engine/base/dtype.h"
@@ -38,16 +40,22 @@ using namespace slipstream::kernels;
 
 namespace {
 
-constexpr int kTurns = 7;
-constexpr double kTurnMs = 20;
-constexpr int64_t kBatch = 32, kTokens = 1024, kWidth = 768, kHidden = 3072, kVocab = 50304, kHeads = 12;
+/// Those of GPT-2 124M, or of a trial where a kernel takes the host's time (tests/fake_gpu).
+struct Sizes {
+  int turns = 7;
+  double turn_ms = 20;
+  int64_t batch = 32, tokens = 1024, width = 768, hidden = 3072, vocab = 50304, ids = 50257, heads = 12;
+  int64_t copy_bytes = int64_t{1} << 30, square = 8192, parameters = 124'475'904;  // with a table of `vocab` rows
+};
+constexpr Sizes kTrial{.turns = 1, .turn_ms = 1e-3, .batch = 4, .tokens = 8, .width = 64, .hidden = 64, .vocab = 64, .ids = 61, .heads = 1, .copy_bytes = 4096, .square = 32,
+                       .parameters = 4099};
 
 class CardBench {
  public:
-  explicit CardBench(const char* csv) : csv_(csv ? std::fopen(csv, "w") : nullptr) {
+  CardBench(const char* csv, const Sizes& sizes) : sizes_(sizes), csv_(csv ? std::fopen(csv, "w") : nullptr) {
     SLIP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    SLIP_CUDA(cudaEventCreate(&begin_));
-    SLIP_CUDA(cudaEventCreate(&end_));
+    SLIP_CUDA(cudaEventCreateWithFlags(&begin_, cudaEventDefault));
+    SLIP_CUDA(cudaEventCreateWithFlags(&end_, cudaEventDefault));
     prepare_stream(stream_);
     context_.kind = DeviceKind::cuda;
     context_.native_stream = stream_;
@@ -64,9 +72,9 @@ class CardBench {
   void run() {
     ceilings();
     products();
-    attention_of(kHeads, kHeads, 64, kBatch, kTokens);
-    attention_of(16, 16, 128, 8, 2048);
-    attention_of(16, 4, 64, 16, kTokens);
+    attention_of(sizes_.heads, sizes_.heads, 64, sizes_.batch, sizes_.tokens);
+    attention_of(sizes_.heads, sizes_.heads, 128, sizes_.batch / 4, 2 * sizes_.tokens);
+    attention_of(4 * sizes_.heads, sizes_.heads, 64, sizes_.batch / 4, sizes_.tokens);
     norms();
     elementwise();
     embedding_and_loss();
@@ -84,6 +92,10 @@ class CardBench {
     for (void* memory : taken_) SLIP_CUDA_QUIETLY(cudaFree(memory));
     taken_.clear();
   }
+  void upload(void* device, const void* host, int64_t size_bytes) {
+    SLIP_CUDA(cudaMemcpyAsync(device, host, static_cast<size_t>(size_bytes), cudaMemcpyHostToDevice, stream_));
+    SLIP_CUDA(cudaStreamSynchronize(stream_));
+  }
   /// About normal, repeating after a few megabytes.
   template <typename T = bfloat16>
   T* values(int64_t elems, float scale = 1) {
@@ -93,7 +105,7 @@ class CardBench {
     for (int64_t i = 0; i < piece; ++i) host[static_cast<size_t>(i)] = T(scale * random.normal(static_cast<uint64_t>(i)));
     auto* device = static_cast<T*>(take(elems * static_cast<int64_t>(sizeof(T))));
     for (int64_t at = 0; at < elems; at += piece)
-      SLIP_CUDA(cudaMemcpy(device + at, host.data(), static_cast<size_t>(std::min(piece, elems - at)) * sizeof(T), cudaMemcpyHostToDevice));
+      upload(device + at, host.data(), std::min(piece, elems - at) * static_cast<int64_t>(sizeof(T)));
     return device;
   }
   int32_t* ids(int64_t count, int64_t below) {
@@ -101,7 +113,7 @@ class CardBench {
     std::vector<int32_t> host(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) host[static_cast<size_t>(i)] = static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(below)));
     auto* device = static_cast<int32_t*>(take(4 * count));
-    SLIP_CUDA(cudaMemcpy(device, host.data(), static_cast<size_t>(4 * count), cudaMemcpyHostToDevice));
+    upload(device, host.data(), 4 * count);
     return device;
   }
 
@@ -117,11 +129,11 @@ class CardBench {
   /// Prints one row; returns the median in us.
   double measure(const char* op, const std::string& shape, double flops, double bytes, const std::function<void()>& body) {
     for (int i = 0; i < 3; ++i) body();
-    const int calls = std::clamp(static_cast<int>(kTurnMs / std::max(1e-3f, ms_of(1, body))), 1, 2000);
+    const int calls = std::clamp(static_cast<int>(sizes_.turn_ms / std::max(1e-3f, ms_of(1, body))), 1, 2000);
     std::vector<double> us;
-    for (int turn = 0; turn < kTurns; ++turn) us.push_back(1e3 * ms_of(calls, body) / calls);
+    for (int turn = 0; turn < sizes_.turns; ++turn) us.push_back(1e3 * ms_of(calls, body) / calls);
     std::sort(us.begin(), us.end());
-    const double median = us[kTurns / 2], spread = us.back() / us.front() - 1;
+    const double median = us[us.size() / 2], spread = us.back() / us.front() - 1;
     const double tflops = flops / median / 1e6, gbytes = bytes / median / 1e3;
     std::printf("%-24s %-26s %10.1f us +-%4.1f %%  %8.1f TFLOP/s  %7.0f GB/s", op, shape.c_str(), median, 100 * spread, tflops, gbytes);
     if (copy_gbytes_ > 0) std::printf("  %4.0f %% of copy", 100 * gbytes / copy_gbytes_);
@@ -138,30 +150,32 @@ class CardBench {
   }
 
   void ceilings() {
-    constexpr int64_t kBytes = int64_t{1} << 30, kN = 8192;
-    auto *from = values(kBytes / 2), *to = values(kBytes / 2);
-    const double us = measure("copy", "1 GiB", 0, 2.0 * kBytes, [&] { SLIP_CUDA(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice, stream_)); });
-    copy_gbytes_ = 2.0 * kBytes / us / 1e3;
+    const int64_t bytes = sizes_.copy_bytes, n = sizes_.square;
+    const double moved = 2.0 * static_cast<double>(bytes);
+    auto *from = values(bytes / 2), *to = values(bytes / 2);
+    const double us = measure("copy", fmt::format("{} MiB", bytes >> 20), 0, moved,
+                              [&] { SLIP_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_)); });
+    copy_gbytes_ = moved / us / 1e3;
     free_all();
-    const MatmulForward square{.x = values(kN * kN), .weight = values(kN * kN), .y = take(2 * kN * kN), .rows = kN, .in = kN, .out = kN, .dtype = DType::bf16};
-    measure("matmul_forward", "8192 x 8192 x 8192", matmul_forward_cost(square), [&] { matmul_forward(context_, square); });
+    const MatmulForward square{.x = values(n * n), .weight = values(n * n), .y = take(2 * n * n), .rows = n, .in = n, .out = n, .dtype = DType::bf16};
+    measure("matmul_forward", fmt::format("{} x {} x {}", n, n, n), matmul_forward_cost(square), [&] { matmul_forward(context_, square); });
     free_all();
   }
 
   void products() {
-    const int64_t rows = kBatch * kTokens;
+    const int64_t rows = sizes_.batch * sizes_.tokens;
     const struct {
       const char* name;
       int64_t in, out, rows;
       bool gelu;
-    } layers[] = {{"qkv", kWidth, 3 * kWidth, rows, false}, {"projection", kWidth, kWidth, rows, false}, {"up", kWidth, kHidden, rows, true},
-                  {"down", kHidden, kWidth, rows, false}, {"head", kWidth, kVocab, rows / 4, false}};
+    } layers[] = {{"qkv", sizes_.width, 3 * sizes_.width, rows, false}, {"projection", sizes_.width, sizes_.width, rows, false}, {"up", sizes_.width, sizes_.hidden, rows, true},
+                  {"down", sizes_.hidden, sizes_.width, rows, false}, {"head", sizes_.width, sizes_.vocab, rows / 4, false}};
     for (const auto& l : layers) {
       const std::string shape = fmt::format("{} {} x {} x {}", l.name, l.rows, l.in, l.out);
       auto *x = values(l.rows * l.in), *w = values(l.out * l.in, 0.02f), *y = values(l.rows * l.out), *dx = values(l.rows * l.in), *bias = values(l.out);
       auto *dw = values<float>(l.out * l.in), *db = values<float>(l.out);
       void* pre = l.gelu ? take(2 * l.rows * l.out) : nullptr;
-      const bool head = l.out == kVocab;
+      const bool head = std::string(l.name) == "head";
       const MatmulForward forward{.x = x, .weight = w, .bias = head ? nullptr : bias, .y = y, .pre_activation = pre, .rows = l.rows, .in = l.in, .out = l.out, .dtype = DType::bf16};
       measure("matmul_forward", shape, matmul_forward_cost(forward), [&] { matmul_forward(context_, forward); });
       const MatmulBackwardInput input{.dy = y, .weight = w, .dx = dx, .rows = l.rows, .in = l.in, .out = l.out, .dtype = DType::bf16};
@@ -192,13 +206,14 @@ class CardBench {
   }
 
   void norms() {
-    for (int64_t width : {kWidth, int64_t{2048}}) {
-      const int64_t rows = kBatch * kTokens;
+    for (bool layer : {true, false}) {
+      const int64_t width = layer ? sizes_.width : 2 * sizes_.width;
+      const int64_t rows = sizes_.batch * sizes_.tokens;
       const std::string shape = fmt::format("{} x {}", rows, width);
       auto *x = values(rows * width), *delta = values(rows * width), *sum = values(rows * width), *y = values(rows * width), *weight = values(width), *bias = values(width);
       auto *mean = values<float>(rows), *inv = values<float>(rows), *dweight = values<float>(width), *dbias = values<float>(width);
-      auto* workspace = values<float>(std::max(layer_norm_backward_workspace_elems(rows, width), int64_t{1}));
-      if (width == kWidth) {
+      auto* workspace = values<float>(std::max(layer_norm_backward_workspace_elems(rows, width), rms_norm_backward_workspace_elems(rows, width)));
+      if (layer) {
         const LayerNormForward forward{.x = x, .delta = delta, .sum = sum, .weight = weight, .bias = bias, .y = y, .mean = mean, .inv_std = inv, .rows = rows, .width = width, .dtype = DType::bf16};
         measure("layer_norm_forward", shape, layer_norm_forward_cost(forward), [&] { layer_norm_forward(context_, forward); });
         const LayerNormBackward backward{.dy = y, .x = sum, .weight = weight, .mean = mean, .inv_std = inv, .residual = delta, .dx = x, .dweight = dweight, .dbias = dbias,
@@ -216,50 +231,50 @@ class CardBench {
   }
 
   void elementwise() {
-    const int64_t rows = kBatch * kTokens, elems = rows * kHidden;
-    const std::string shape = fmt::format("{} x {}", rows, kHidden);
+    const int64_t rows = sizes_.batch * sizes_.tokens, elems = rows * sizes_.hidden;
+    const std::string shape = fmt::format("{} x {}", rows, sizes_.hidden);
     auto *x = values(2 * elems), *y = values(elems), *d = values(2 * elems);
     const GeluForward gelu_f{.x = x, .y = y, .elems = elems, .dtype = DType::bf16};
     measure("gelu_forward", shape, gelu_forward_cost(gelu_f), [&] { gelu_forward(context_, gelu_f); });
     const GeluBackward gelu_b{.dy = y, .x = x, .dx = d, .elems = elems, .dtype = DType::bf16};
     measure("gelu_backward", shape, gelu_backward_cost(gelu_b), [&] { gelu_backward(context_, gelu_b); });
-    const SwigluForward swiglu_f{.gate_up = x, .y = y, .rows = rows, .width = kHidden, .dtype = DType::bf16};
+    const SwigluForward swiglu_f{.gate_up = x, .y = y, .rows = rows, .width = sizes_.hidden, .dtype = DType::bf16};
     measure("swiglu_forward", shape, swiglu_forward_cost(swiglu_f), [&] { swiglu_forward(context_, swiglu_f); });
-    const SwigluBackward swiglu_b{.dy = y, .gate_up = x, .dgate_up = d, .rows = rows, .width = kHidden, .dtype = DType::bf16};
+    const SwigluBackward swiglu_b{.dy = y, .gate_up = x, .dgate_up = d, .rows = rows, .width = sizes_.hidden, .dtype = DType::bf16};
     measure("swiglu_backward", shape, swiglu_backward_cost(swiglu_b), [&] { swiglu_backward(context_, swiglu_b); });
     const Residual residual_args{.a = x, .b = y, .y = d, .elems = elems, .dtype = DType::bf16};
     measure("residual", shape, residual_cost(residual_args), [&] { residual(context_, residual_args); });
-    std::vector<float> table(static_cast<size_t>(kTokens * 64));
-    rope_table(table.data(), kTokens, 64, 10000.0f);
-    auto* on_card = static_cast<float*>(take(4 * kTokens * 64));
-    SLIP_CUDA(cudaMemcpy(on_card, table.data(), 4 * table.size(), cudaMemcpyHostToDevice));
-    const Rope rope_args{.x = x, .batch = kBatch, .tokens = kTokens, .heads = 32, .head_dim = 64, .row_stride = 32 * 64, .dtype = DType::bf16, .table = on_card};
-    measure("rope", fmt::format("{} x 32 x 64", rows), rope_cost(rope_args), [&] { rope(context_, rope_args); });
+    std::vector<float> table(static_cast<size_t>(sizes_.tokens * 64));
+    rope_table(table.data(), sizes_.tokens, 64, 10000.0f);
+    auto* on_card = static_cast<float*>(take(4 * sizes_.tokens * 64));
+    upload(on_card, table.data(), 4 * std::ssize(table));
+    const Rope rope_args{.x = x, .batch = sizes_.batch, .tokens = sizes_.tokens, .heads = sizes_.hidden / 64, .head_dim = 64, .row_stride = sizes_.hidden, .dtype = DType::bf16, .table = on_card};
+    measure("rope", fmt::format("{} x {} x 64", rows, sizes_.hidden / 64), rope_cost(rope_args), [&] { rope(context_, rope_args); });
     free_all();
   }
 
   void embedding_and_loss() {
-    const int64_t rows = kBatch * kTokens;
-    auto* tokens = ids(rows, 50257);
-    auto* y = values(rows * kWidth);
-    const std::string shape = fmt::format("{} x {} of {}", rows, kWidth, kVocab);
-    const EmbeddingForward forward{.ids = tokens, .table = values(kVocab * kWidth), .positions = values(kTokens * kWidth), .y = y, .batch = kBatch, .tokens = kTokens, .width = kWidth,
-                                   .dtype = DType::bf16, .vocab = kVocab};
+    const int64_t rows = sizes_.batch * sizes_.tokens;
+    auto* tokens = ids(rows, sizes_.ids);
+    auto* y = values(rows * sizes_.width);
+    const std::string shape = fmt::format("{} x {} of {}", rows, sizes_.width, sizes_.vocab);
+    const EmbeddingForward forward{.ids = tokens, .table = values(sizes_.vocab * sizes_.width), .positions = values(sizes_.tokens * sizes_.width), .y = y, .batch = sizes_.batch, .tokens = sizes_.tokens, .width = sizes_.width,
+                                   .dtype = DType::bf16, .vocab = sizes_.vocab};
     measure("embedding_forward", shape, embedding_forward_cost(forward), [&] { embedding_forward(context_, forward); });
-    const EmbeddingBackward backward{.ids = tokens, .dy = y, .dtable = values<float>(kVocab * kWidth), .rows = rows, .width = kWidth, .vocab = kVocab, .dtype = DType::bf16, .accumulate = true};
+    const EmbeddingBackward backward{.ids = tokens, .dy = y, .dtable = values<float>(sizes_.vocab * sizes_.width), .rows = rows, .width = sizes_.width, .vocab = sizes_.vocab, .dtype = DType::bf16, .accumulate = true};
     measure("embedding_backward", shape, embedding_backward_cost(backward), [&] { embedding_backward(context_, backward); });
-    const PositionBackward position{.dy = y, .dpositions = values<float>(kTokens * kWidth), .batch = kBatch, .tokens = kTokens, .width = kWidth, .positions = kTokens, .dtype = DType::bf16};
+    const PositionBackward position{.dy = y, .dpositions = values<float>(sizes_.tokens * sizes_.width), .batch = sizes_.batch, .tokens = sizes_.tokens, .width = sizes_.width, .positions = sizes_.tokens, .dtype = DType::bf16};
     measure("position_backward", shape, position_backward_cost(position), [&] { position_backward(context_, position); });
     free_all();
     const int64_t some = rows / 4;
-    const CrossEntropy loss{.logits = values(some * kVocab), .targets = ids(some, 50257), .loss_sum = static_cast<double*>(take(8)), .row_losses = values<float>(some), .rows = some,
-                            .vocab = 50257, .stride = kVocab, .gradient_scale = 1.0f / static_cast<float>(rows), .dtype = DType::bf16, .backward = true};
-    measure("cross_entropy", fmt::format("{} x {}", some, kVocab), cross_entropy_cost(loss), [&] { cross_entropy(context_, loss); });
+    const CrossEntropy loss{.logits = values(some * sizes_.vocab), .targets = ids(some, sizes_.ids), .loss_sum = static_cast<double*>(take(8)), .row_losses = values<float>(some), .rows = some,
+                            .vocab = sizes_.ids, .stride = sizes_.vocab, .gradient_scale = 1.0f / static_cast<float>(rows), .dtype = DType::bf16, .backward = true};
+    measure("cross_entropy", fmt::format("{} x {}", some, sizes_.vocab), cross_entropy_cost(loss), [&] { cross_entropy(context_, loss); });
     free_all();
   }
 
   void update() {
-    const int64_t elems = 124'475'904;  // GPT-2's, with a table of kVocab rows
+    const int64_t elems = sizes_.parameters;
     const std::string shape = fmt::format("{}", elems);
     auto *p = values<float>(elems), *m = values<float>(elems, 1e-3f), *g = values<float>(elems);
     auto* v = static_cast<float*>(take(4 * elems));
@@ -267,7 +282,7 @@ class CardBench {
     auto* narrow = values(elems);
     const AdamwScalars scalars{.learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
     auto* on_card = static_cast<AdamwScalars*>(take(sizeof scalars));
-    SLIP_CUDA(cudaMemcpy(on_card, &scalars, sizeof scalars, cudaMemcpyHostToDevice));
+    upload(on_card, &scalars, sizeof scalars);
     const Adamw args{.parameters = p, .m = m, .v = v, .gradient = g, .working = narrow, .elems = elems, .scalars = on_card, .weight_decay = 0.1f};
     measure("adamw", shape, adamw_cost(args), [&] { adamw(context_, args); });
     const SumSquares squares{.x = g, .elems = elems, .result = static_cast<double*>(take(8))};
@@ -279,6 +294,7 @@ class CardBench {
     free_all();
   }
 
+  const Sizes sizes_;
   std::FILE* csv_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
@@ -292,7 +308,7 @@ class CardBench {
 int main(int argc, char** argv) {
   test::require_card();
   try {
-    CardBench(argc > 1 ? argv[1] : nullptr).run();
+    CardBench(argc > 1 ? argv[1] : nullptr, argc > 2 && std::string(argv[2]) == "trial" ? kTrial : Sizes{}).run();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
