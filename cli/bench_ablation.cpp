@@ -147,7 +147,7 @@ const std::vector<Ablation>& ablations() {
       {"overlap.param_gather", "false", [](R c) { return c.zero.stage > 0; }},
       {"overlap.optimizer_per_bucket", "false", always},
       {"overlap.p2p", "false", has_stages},
-      {"overlap.align_grad_reduce", "false", has_stages},
+      {"overlap.align_grad_reduce", "true", has_stages},
       {"overlap.tensor_chunks", "1", shares_layers},
       {"overlap.split_tied_embedding", "false", [](R c) { return c.zero.stage == 0 && c.model.tie_embeddings == Choice::yes && !shares_layers(c) && !has_stages(c); }},
       {"zero.prefetch_depth", "0", [](R c) { return c.zero.stage == 3 && c.zero.reshard_after_forward; }},
