@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "cli/bench_ablation.h"
 #include "cli/bench_zero.h"
 #include "cli/commands.h"
 #include "cli/contestant.h"
@@ -192,9 +193,10 @@ class OverlapBench {
 int bench_overlap(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
     world.together([&] {
-      if (place.kind == DeviceKind::cuda && (command.compute == "paced" || !command.zero.empty()))
+      if (place.kind == DeviceKind::cuda && (command.compute == "paced" || !command.zero.empty() || command.ablate))
         throw ConfigError("[bench] paced compute makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
     });
+    if (command.ablate) return bench_ablation(command, world, place, config);
     if (!command.zero.empty()) return bench_zero(command, world, place, config);
     OverlapBench(command, world, place, config).run();
   });

@@ -39,6 +39,7 @@ struct BenchCommand : RunOptions {
   std::vector<double> ratios;   // overlap: communication / compute; empty: the link of the run file; pipeline: hop / forward pass
   std::vector<int> zero;        // overlap: stages to measure instead of the ways of reducing; then a ratio is a layer's gather / its forward pass
   std::vector<int> prefetch = {1, 2};  // overlap: depths of stage 3
+  bool ablate = false;          // overlap: one knob at a time instead, paced as with --zero
   double layer_ms = 8;          // overlap: forward, of a paced layer of ZeRO; layers: of every layer
   std::vector<int> chunks = {1, 2, 4, 8};  // layers: overlap.tensor_chunks
   double forward_ms = 20;       // pipeline: of a stage and micro-batch

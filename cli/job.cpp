@@ -284,9 +284,8 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   return jobs;
 }
 
-}  // namespace
-
-FinishedJob build_finished_job(const JobRequest& request) {
+/// The update where the request says, with as many copies of the weights.
+FinishedJob finish_job(const JobRequest& request) {
   FinishedJob finished;
   const std::vector<std::shared_ptr<Job>> jobs = draft(request, finished);
   const Mesh& mesh = jobs[0]->mesh;
@@ -318,6 +317,48 @@ FinishedJob build_finished_job(const JobRequest& request) {
     finished.proof.pruned_count = pruned;
   }
   return finished;
+}
+
+JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool proves) {
+  JobRequest asked = request;
+  asked.update_beside = beside;
+  asked.proves = proves;
+  asked.config.optimizer.double_buffer = twice ? Choice::yes : Choice::no;
+  return asked;
+}
+
+/// Steps in a row in virtual time: from one's first work to the next one's. Negative: it deadlocks.
+int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished) {
+  const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
+  const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price, {.gate = comm::Gate::launch_order});
+  return played.finished ? played.ranks[0].step_period_ns(1) : -1;
+}
+
+int64_t most_bytes(const FinishedJob& finished) {
+  int64_t most = 0;
+  for (const auto& stage : finished.stages) most = std::max(most, stage->buffers.total_bytes());
+  return most;
+}
+
+}  // namespace
+
+FinishedJob build_finished_job(const JobRequest& request) {
+  const Choice asked = request.config.optimizer.double_buffer;
+  if (asked == Choice::yes) return finish_job(with_update(request, true, true, request.proves));
+  // On a CPU's compute stream an update comes after every reader of the weights anyway (docs/notes/0002, 0014).
+  FinishedJob best = finish_job(with_update(request, false, false, request.proves));
+  if (!request.update_beside) return best;
+  int64_t best_ns = step_period_ns(request, best);
+  for (bool twice : {false, true}) {
+    // In stage 3 no update waits for a reader.
+    if (twice && (asked == Choice::no || best.job->options.zero_stage >= 3)) continue;
+    const FinishedJob other = finish_job(with_update(request, true, twice, false));
+    const int64_t ns = step_period_ns(request, other);
+    if (ns < 0 || ns >= best_ns || (twice && most_bytes(other) > request.machine.memory_bytes)) continue;
+    best = finish_job(with_update(request, true, twice, request.proves));
+    best_ns = ns;
+  }
+  return best;
 }
 
 int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
@@ -399,21 +440,14 @@ std::vector<UpdatePlace> update_places(const JobRequest& request, const Finished
   std::vector<UpdatePlace> places;
   const PlanOptions& chosen = planned.job->options;
   for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
-    const bool beside = !places.empty(), doubled = places.size() == 2;
-    if (doubled && request.config.zero.stage == 3) break;
-    if (chosen.double_buffer == doubled && chosen.update_on_spine == !beside) {
-      places.push_back({.name = name, .memory_bytes = planned.job->buffers.total_bytes(), .step_ms = planned_step_ms});
+    const bool beside = !places.empty(), twice = places.size() == 2;
+    if (twice && chosen.zero_stage >= 3) break;
+    if (chosen.double_buffer == twice && chosen.update_on_spine == !beside) {
+      places.push_back({.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
       continue;
     }
-    JobRequest asked = request;
-    asked.update_beside = beside;
-    asked.proves = false;
-    asked.config.optimizer.double_buffer = doubled ? Choice::yes : Choice::no;
-    const FinishedJob finished = build_finished_job(asked);
-    const comm::RooflinePrice price = price_of(asked.config, asked.machine, finished.job->mesh);
-    const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price);
-    places.push_back({.name = name, .memory_bytes = finished.job->buffers.total_bytes(),
-                      .step_ms = played.finished ? static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6 : 0});
+    const FinishedJob finished = finish_job(with_update(request, beside, twice, false));
+    places.push_back({.name = name, .memory_bytes = most_bytes(finished), .step_ms = std::max(0.0, static_cast<double>(step_period_ns(request, finished)) / 1e6)});
   }
   return places;
 }
@@ -428,6 +462,9 @@ WireBytes wire_bytes_of_step(const Job& job) {
   const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
   const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
   bytes.theory = (gradients + parameters) * (ranks - 1) / ranks;
+  // Across groups that share: all of a shard, once in a step.
+  if (const int64_t groups = job.mesh.group_size(Axis::data_outer); job.is_hybrid())
+    bytes.theory += 2 * elems / ranks * (job.options.wire_dtype == DType::bf16 ? 2 : 4) * (groups - 1) / groups;
   return bytes;
 }
 

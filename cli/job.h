@@ -23,7 +23,7 @@ struct JobRequest {
   int rank = 0;
   int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
   Machine machine;
-  bool update_beside = false;  // the update on a stream of its own
+  bool update_beside = false;  // the update may have a stream of its own, which takes nothing from the compute stream: a GPU's
   bool proves = true;          // false: a plan that is only compared
   std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
 };
@@ -45,7 +45,9 @@ models::ModelOptions model_options(const JobRequest& request);
 /// What the machine and the run file's emulated link cost in virtual time.
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh);
 
-/// Builds and finishes the job of one rank, and those of the other stages, which must agree with it. Pure.
+/// Builds and finishes the job of one rank, and those of the other stages, which must agree with it. Where the update may have a stream of its
+/// own it has the place whose step rehearses shortest; with optimizer.double_buffer = "auto" two copies of the weights are such a place, if they fit. Pure: the
+/// same on all ranks that name the same machine.
 /// Throws: ConfigError (sizes, layout, batch), PlanError.
 FinishedJob build_finished_job(const JobRequest& request);
 
@@ -68,15 +70,17 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request);
 /// the first.
 struct UpdatePlace {
   std::string name;
-  int64_t memory_bytes = 0;
+  int64_t memory_bytes = 0;  // of the stage that needs most
   double step_ms = 0;
+  bool is_planned = false;
 };
 /// On the compute stream, beside it in place, beside it with two copies of the weights (not with stage 3). `planned` is the job of `request`,
 /// whose rehearsed step takes `planned_step_ms`. Pure.
 std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned, double planned_step_ms);
 
 /// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of the
-/// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n.
+/// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n; with hybrid sharding
+/// an all-reduce of the shard across groups besides.
 struct WireBytes {
   int64_t sent = 0;
   int64_t theory = 0;

@@ -69,7 +69,9 @@ int run(int argc, char** argv) {
   overlap->add_option("--zero", bench_options.zero, "stages to measure instead, for instance 1,3: paced, a ratio is a layer's gather / its forward pass")
       ->delimiter(',')->check(CLI::Range(0, 3));
   overlap->add_option("--prefetch", bench_options.prefetch, "with --zero: depths of stage 3, for instance 1,2")->delimiter(',')->check(CLI::Range(0, 65536));
-  overlap->add_option("--layer-ms", bench_options.layer_ms, "with --zero: what a layer takes forward")->check(CLI::PositiveNumber);
+  overlap->add_option("--layer-ms", bench_options.layer_ms, "with --zero and --ablate: what a layer takes forward")->check(CLI::PositiveNumber);
+  overlap->add_flag("--ablate", bench_options.ablate, "the run file as it is, and with one knob of the overlap turned at a time: paced, ratios as with --zero")
+      ->excludes("--zero");
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
   CLI::App* pipeline = bench_command->add_subcommand("pipeline", "the bubble of every schedule on stages that sleep, beside its closed form");
   bench_flags(pipeline);

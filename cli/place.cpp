@@ -3,7 +3,9 @@
 
 #include "cli/place.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "cli/job.h"
 #include "comm/nccl/nccl.h"
@@ -99,6 +101,29 @@ Machine machine_at(const Place& place, const RunConfig& config, int threads) {
           .intra_latency_ns = 10 * kMicrosecond,
           .inter_bytes_per_second = 12'500'000'000,
           .inter_latency_ns = 20 * kMicrosecond};
+}
+
+Machine agreed_machine(World& world, const Machine& machine) {
+  struct Numbers {
+    double flops_f32, flops_bf16, efficiency;
+    int64_t bytes_per_second, memory_bytes, launch_ns, ranks_per_node, intra_bytes, intra_ns, inter_bytes, inter_ns;
+  };
+  const Numbers own{machine.flops_per_second_f32, machine.flops_per_second_bf16, machine.matmul_efficiency, machine.bytes_per_second, machine.memory_bytes,
+                    machine.launch_ns, machine.ranks_per_node, machine.intra_bytes_per_second, machine.intra_latency_ns, machine.inter_bytes_per_second,
+                    machine.inter_latency_ns};
+  const std::vector<std::string> all = world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own));
+  Numbers first{};
+  std::memcpy(&first, all[0].data(), sizeof first);
+  int64_t memory_bytes = first.memory_bytes;
+  for (const std::string& bytes : all) {
+    Numbers theirs{};
+    std::memcpy(&theirs, bytes.data(), sizeof theirs);
+    memory_bytes = std::min(memory_bytes, theirs.memory_bytes);
+  }
+  return {.name = machine.name, .flops_per_second_f32 = first.flops_f32, .flops_per_second_bf16 = first.flops_bf16, .matmul_efficiency = first.efficiency,
+          .bytes_per_second = first.bytes_per_second, .memory_bytes = memory_bytes, .launch_ns = first.launch_ns, .ranks_per_node = first.ranks_per_node,
+          .intra_bytes_per_second = first.intra_bytes, .intra_latency_ns = first.intra_ns, .inter_bytes_per_second = first.inter_bytes,
+          .inter_latency_ns = first.inter_ns};
 }
 
 }  // namespace slipstream::cli

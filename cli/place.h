@@ -36,4 +36,7 @@ Place choose_place_alone(DeviceChoice kind);
 /// Blocks. Throws: ConfigError.
 Machine machine_at(const Place& place, const RunConfig& config, int threads);
 
+/// Blocks. Collective. Rank 0's machine with the least memory that any rank has: what plans are made for must be the same everywhere.
+Machine agreed_machine(World& world, const Machine& machine);
+
 }  // namespace slipstream::cli

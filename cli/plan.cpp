@@ -13,6 +13,7 @@
 #include "engine/base/check.h"
 #include "engine/base/json.h"
 #include "engine/base/units.h"
+#include "engine/config/fields.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "engine/plan/memory.h"
@@ -29,6 +30,9 @@ struct Planned {
   int64_t vocab = 0;
 };
 
+/// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their streams.
+bool updates_beside(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
+
 Planned make_plan(const PlanCommand& command) {
   Planned planned;
   planned.config = load_run_config(command.run_file, command.sets);
@@ -41,7 +45,8 @@ Planned make_plan(const PlanCommand& command) {
                            : !planned.config.device.machine.empty() ? "device.machine"
                                                                     : "this host";
   planned.vocab = vocab_of(planned.config);
-  planned.finished = build_finished_job({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine});
+  planned.finished = build_finished_job(
+      {.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine, .update_beside = updates_beside(planned.config)});
   return planned;
 }
 
@@ -155,6 +160,22 @@ void print_sequence_parallelism(const Planned& planned) {
   fmt::print("sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n", ranks, format_bytes(saved));
 }
 
+/// Where the update may run, what each place takes and gains, and which one a run with this device.kind takes.
+void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  const std::vector<UpdatePlace> places =
+      update_places({.config = planned.config, .world = job.mesh.world(), .vocab = planned.vocab, .machine = planned.machine}, planned.finished,
+                    rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
+  fmt::print("update (optimizer.double_buffer = {}):\n", field_text(planned.config, "optimizer.double_buffer"));
+  for (size_t i = 0; i < places.size(); ++i) {
+    // Two copies against one in the same place: under the next forward pass.
+    const double before = places[i == 2 ? 1 : 0].step_ms;
+    fmt::print("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name, format_bytes(places[i].memory_bytes), places[i].step_ms,
+               i == 0 ? "" : fmt::format(" ({:+.2f} % against {})", 100 * (places[i].step_ms / before - 1), i == 2 ? "one copy there" : "the compute stream"));
+  }
+  if (job.options.zero_stage >= 3) fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
+}
+
 void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
@@ -190,14 +211,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
     fmt::print("  zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)\n",
                planned.finished.micro_batches);
   print_zero_memory(planned);
-  const int ranks = job.mesh.world();
-  const std::vector<UpdatePlace> places =
-      update_places({.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine}, planned.finished,
-                    rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
-  fmt::print("update:\n");
-  for (const UpdatePlace& place : places)
-    fmt::print("  {:<24}{:>12} of memory, step {:.2f} ms{}\n", place.name, format_bytes(place.memory_bytes), place.step_ms,
-               &place == &places[0] ? "" : fmt::format(" ({:+.2f} %)", 100 * (place.step_ms / places[0].step_ms - 1)));
+  print_update_places(planned, rehearsal);
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
     fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n", format_bytes(wire.sent),
                format_bytes(wire.theory), static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
@@ -236,6 +250,11 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   memory["total"] = job.buffers.total_bytes();
   json["memory_bytes"] = memory;
   json["fits"] = fits(planned);
+  const WireBytes wire = wire_bytes_of_step(job);
+  json["wire_bytes"]["sent"] = wire.sent;
+  json["wire_bytes"]["theory"] = wire.theory;
+  json["update"]["double_buffer"] = job.options.double_buffer;
+  json["update"]["on_compute_stream"] = job.options.update_on_spine;
   json["recompute"]["how"] = name_of(job.recomputed.how);
   json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
   json["recompute"]["flops_again"] = job.recomputed.paid.flops;

@@ -77,7 +77,8 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   std::vector<comm::Communicator*> verbs;
   for (const auto& communicator : communicators_) verbs.push_back(communicator.get());
   reports_ = device_->allocate_host(static_cast<int64_t>(sizeof(Report)) * kReportSlots, "reports");
-  graph_ = options.graph && device_->kind() == DeviceKind::cuda;
+  // What a graph replays passes no stream, where the checker listens.
+  graph_ = options.graph && !options.check_hazards && device_->kind() == DeviceKind::cuda;
   const auto bound_works = [&](const Plan& plan) { return bind_works(*job_, plan, options.update, verbs, load, reports_->data()); };
   train_works_ = bound_works(job_->train);
   evaluate_works_ = bound_works(job_->evaluate);
@@ -257,6 +258,18 @@ std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
   std::vector<float> values(static_cast<size_t>(job_->model.parameters[parameter].tensors[tensor].elems()));
   read(&BucketHome::gradient, parameter, tensor, 0, values);
   return values;
+}
+
+std::optional<int64_t> Rank::sent_bytes() const {
+  int64_t bytes = 0;
+  for (ChannelId c = 0; c < communicators_.size(); ++c) {
+    const std::string& name = job_->channels[c].name;
+    if (!communicators_[c] || (name != "reduce" && name != "gather" && name != "reduce_across")) continue;
+    const std::optional<int64_t> sent = communicators_[c]->sent_bytes();
+    if (!sent) return {};
+    bytes += *sent;
+  }
+  return bytes;
 }
 
 void Rank::prime() { step_->run(job_->prime, 0); }

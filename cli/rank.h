@@ -75,6 +75,9 @@ class Rank {
   /// Of one of the last kReportSlots - 1 steps that have ended. Pure: it came to the host with the step.
   Report report(uint32_t step) const;
 
+  /// Bytes that this rank has sent so far for gradients and parameters, in whatever format; none where the library does not say.
+  std::optional<int64_t> sent_bytes() const;
+
   /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token, or nothing
   /// on a pipeline stage that has no head. Collective over stages.
   std::vector<float> evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets);

@@ -149,9 +149,9 @@ int train(const TrainCommand& command) {
     });
     require_same(world, "configuration", data::xxh3_128_hex(config_toml(config).data(), static_cast<int64_t>(config_toml(config).size())));
     if (!command.dry_run) place = choose_place(world, config);
+    int64_t vocab = 0;
     world.together([&] {
       machine = machine_at(place, config, threads);
-      int64_t vocab = 0;
       if (command.dry_run) {
         vocab = vocab_of(config);
       } else {
@@ -160,7 +160,11 @@ int train(const TrainCommand& command) {
                                       .tokenizer = config.data.tokenizer, .sequence_length = config.train.sequence_length});
         vocab = dataset.tokenizer->vocab_size();
       }
-      finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = machine});
+    });
+    const Machine agreed = agreed_machine(world, machine);
+    world.together([&] {
+      finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed,
+                                     .update_beside = place.kind == DeviceKind::cuda});
       if (!command.dry_run) require_memory(world, place, config, *finished.job, machine);
     });
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
@@ -181,7 +185,7 @@ int train(const TrainCommand& command) {
       run_dir->write("config.resolved.toml", config_toml(config));
       run_dir->write("run.json", run_json(world, place, config, finished, machine, threads));
     });
-    Trainer trainer(world, place, config, dataset, std::move(finished), machine, command.delay_seed, command.check_hazards);
+    Trainer trainer(world, place, config, dataset, std::move(finished), agreed, command.delay_seed, command.check_hazards);
     trainer.run(*run_dir);
     log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()), format_bytes(trainer.rank().job().buffers.total_bytes()));
     log_info("metrics: {}/metrics.jsonl{}", config.output.dir, config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));

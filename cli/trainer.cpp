@@ -99,6 +99,8 @@ void Trainer::run(RunDir& run_dir) {
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
                                            run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
   rank_->prime();
+  rank_->synchronize();
+  sent_before_ = rank_->sent_bytes();
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
   int64_t seen = 0;  // the last step whose times have been taken; those of a step wait for the next one's first work
@@ -118,6 +120,7 @@ void Trainer::run(RunDir& run_dir) {
     if (due(train.log_interval, step) || stop) flush(true);
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
+  print_wire();
   save_final();
   if (trace_) trace_->finish();
   if (world_.rank() != 0 || totals_.steps == 0) return;
@@ -127,6 +130,15 @@ void Trainer::run(RunDir& run_dir) {
              totals_.comm_ms / n, totals_.exposed_ms / n, 100 * std::max(0.0, 1 - totals_.exposed_ms / totals_.comm_ms), totals_.step_ms / n,
              totals_.compute_ms / n, totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
              bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
+}
+
+void Trainer::print_wire() const {
+  const Job& job = rank_->job();
+  if (world_.rank() != 0 || job.mesh.group_size(Axis::replica) == 1) return;
+  const WireBytes planned = wire_bytes_of_step(job);
+  const std::optional<int64_t> sent = rank_->sent_bytes();
+  log_info("wire: gradients and parameters of a step, bytes sent by rank 0: {} planned, {} counted; theory {}", planned.sent,
+           sent ? fmt::format("{}", (*sent - *sent_before_) / config_.train.steps) : "not", planned.theory);
 }
 
 void Trainer::look_back(uint32_t step, bool next_begins) {
@@ -198,6 +210,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
 
 double Trainer::evaluate() {
   if (!dataset_.validation) return 0;
+  const std::optional<int64_t> before = rank_->sent_bytes();
   const Job& job = rank_->job();
   const int data_ranks = job.mesh.group_size(Axis::data);
   const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
@@ -225,6 +238,7 @@ double Trainer::evaluate() {
     total = std::accumulate(sums.begin(), sums.end(), total);
   }
   rank_->drain();
+  if (before) *sent_before_ += *rank_->sent_bytes() - *before;  // evaluations are no steps
   return total / static_cast<double>(sampler.target_count());
 }
 

@@ -56,6 +56,7 @@ class Trainer {
   std::string params_hash();
   void save_final();
   void rehearse_bound();
+  void print_wire() const;
   bool due(int64_t interval, int64_t step) const;
 
   World& world_;
@@ -71,6 +72,7 @@ class Trainer {
   std::vector<uint64_t> meetings_;    // by item of the training plan
   std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
   std::optional<double> bound_ms_;
+  std::optional<int64_t> sent_before_;  // the first step, and by evaluations
   int64_t global_batch_ = 0;
   int64_t started_ns_ = 0;
   RunDir* run_dir_ = nullptr;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
@@ -47,6 +48,9 @@ class Communicator {
   virtual Work recv(const Transfer& transfer, int peer) = 0;  // writes to
   /// Sends `from` to `to_peer` and receives `to` from `from_peer` as one: a ring of exchanges cannot deadlock.
   virtual Work exchange(const Transfer& transfer, int to_peer, int from_peer) = 0;
+
+  /// Bytes of operands that the works of this rank have sent so far; none where the library does not say. From any thread.
+  virtual std::optional<int64_t> sent_bytes() const { return {}; }
 
   /// Blocks. Collective: members with the same color form a group, ordered by (key, rank).
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that Meson knows, counts Catch2 test cases, and ends with `N passed, N failed, N skipped`.
 
-A case skips by printing a line `SKIPPED what: reason` (or with Catch2 3's SKIP); a program that is not Catch2 is one case
+A script that runs such programs counts as their cases. A case skips by printing a line `SKIPPED what: reason` (or with Catch2 3's SKIP); a program that is not Catch2 is one case
 and may also exit with 77. A program that crashes, hangs, or says less than it should is a failed case.
 """
 
@@ -132,7 +132,11 @@ def run(test, build, everything):
             reason = skip_reason(text)
             if code == SKIP_EXIT_CODE or (code == 0 and reason is not None):
                 return [Case(program, "skipped", seconds, reason or tail or "no reason given")]
-            return [Case(program, "passed" if code == 0 else "failed", seconds, "" if code == 0 else f"{ended}\n{tail}")]
+            if code != 0:
+                return [Case(program, "failed", seconds, f"{ended}\n{tail}")]
+            # A script that runs Catch2 programs says how many cases each had.
+            count = sum(int(n) for n in re.findall(r"^All tests passed \(.* in (\d+) test cases?\)$", text, re.MULTILINE)) or 1
+            return [Case(f"{program}{f' {i + 1} of {count}' if count > 1 else ''}", "passed", seconds / count) for i in range(count)]
         cases, running, complete = cases_in(report, program)
         if code == SKIP_EXIT_CODE and not cases:  # before its first case: no card, for instance
             return [Case(program, "skipped", seconds, tail or "no reason given")]

@@ -50,6 +50,7 @@ class EmulatedCommunicator final : public Communicator {
                 inner_->exchange(transfer, to_peer, from_peer));
   }
   std::unique_ptr<Communicator> split(int color, int key) override { return emulate(inner_->split(color, key), port_); }
+  std::optional<int64_t> sent_bytes() const override { return inner_->sent_bytes(); }
   void abort() override {
     aborted_->store(true);
     inner_->abort();

@@ -106,6 +106,7 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
     bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
                          verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
     drive(*transport, post, bound->script.get(), what, timeout);
+    sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
   });
   bound->script = make_script(verb, rank(), size());  // after the checks of bind
   staging_.resize(std::max(staging_.size(), static_cast<size_t>(bound->script->staging_bytes())));

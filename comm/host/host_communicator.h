@@ -3,6 +3,7 @@
 // All verbs on top of a HostTransport. The stream's thread drives the messages: it polls, then yields, then sleeps for
 // growing times, so that it does not take the core from a computing thread.
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -31,6 +32,7 @@ class HostCommunicator final : public Communicator, public Meeting {
   Work exchange(const Transfer& transfer, int to_peer, int from_peer) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
   void abort() override { transport_->abort(); }
+  std::optional<int64_t> sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
 
   int64_t meet(int64_t entry_ns, const std::vector<int>& peers) override;
 
@@ -40,6 +42,7 @@ class HostCommunicator final : public Communicator, public Meeting {
   std::shared_ptr<HostTransport> transport_;
   CommOptions options_;
   std::vector<std::byte> staging_;  // of the verb that runs; verbs are bound before any of them runs
+  std::atomic<int64_t> sent_bytes_{0};
   std::vector<int64_t> times_;  // of a meeting: one per peer, the last one mine
 };
 

@@ -30,6 +30,7 @@ class Poster {
   explicit Poster(HostTransport& transport) : transport_(transport) {}
   void send(Phase phase, int peer, int index, const std::byte* data, int64_t size_bytes) {
     transport_.send(peer, tag(phase, index), data, size_bytes, token({false, phase, peer, index}));
+    sent_bytes_ += size_bytes;
   }
   void recv(Phase phase, int peer, int index, std::byte* data, int64_t size_bytes) {
     transport_.recv(peer, tag(phase, index), data, size_bytes, token({true, phase, peer, index}));
@@ -37,6 +38,8 @@ class Poster {
   /// As send and recv, in pieces of kLargestMessageBytes.
   void send_whole(int peer, const std::byte* data, int64_t size_bytes);
   void recv_whole(int peer, std::byte* data, int64_t size_bytes);
+
+  int64_t sent_bytes() const { return sent_bytes_; }
 
   static uint64_t token(const Arrival& arrival) {
     return uint64_t{arrival.received} << 63 | static_cast<uint64_t>(arrival.phase) << 56 |
@@ -51,6 +54,7 @@ class Poster {
   // MPI promises tags up to 32767; far fewer than 4096 messages of a phase are in flight.
   static int tag(Phase phase, int index) { return static_cast<int>(phase) * 4096 + index % 4096; }
   HostTransport& transport_;
+  int64_t sent_bytes_ = 0;
 };
 
 /// One bound verb. start is called once per launch; the launch ends when no message is outstanding. `staging` is memory of

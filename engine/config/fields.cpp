@@ -88,8 +88,8 @@ std::vector<Field<R>> make_fields() {
       F::real("optimizer.grad_clip", at(&R::optimizer, &Optimizer::grad_clip), {0, 1e9},
               "Gradients are scaled so that their norm is at most this. 0: no clipping."),
       F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
-                "Two copies of the weights that change places: the update runs beside compute and need not wait for readers. auto: false; plan prints "
-                "what it would gain and take."),
+                "Two copies of the weights that change places: the update runs beside compute and need not wait for readers. auto: on a GPU, if "
+                "they fit and the step rehearses faster; plan prints what they gain and take."),
 
       F::integer("parallel.data", at(&R::parallel, &Parallel::data), {-1, 1 << 24},
                  "Data ranks. -1: all ranks that the other axes leave."),

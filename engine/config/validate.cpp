@@ -108,9 +108,6 @@ void validate_zero(const RunConfig& config) {
   if (comm.quantize == Quantize::int8 && comm.grad_dtype != DType::f32)
     throw ConfigError("comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = \"{}\". Leave grad_dtype out, "
                       "or use quantize = \"none\".", name_of(comm.grad_dtype));
-  if (comm.quantize == Quantize::int8 && zero.shard_size > 0)
-    throw ConfigError("comm.quantize = \"int8\" with zero.shard_size = {} would round the sum of a group a second time on its way across. Use "
-                      "comm.grad_dtype = \"bfloat16\", or shard_size = 0.", zero.shard_size);
 }
 
 void validate_layout(const RunConfig& config) {

@@ -160,7 +160,7 @@ void place_wires(Job& job) {
   const int64_t wire_bytes = in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);
   job.ids.wire_out = add("wire.out", wire_bytes);
   if (!in_place) job.ids.wire_in = add("wire.in", wire_bytes);
-  if (job.is_hybrid()) job.ids.wire_across = add("wire.across", encoded_bytes(widest_elems / ranks, wire));
+  if (job.is_hybrid() && wire == DType::bf16) job.ids.wire_across = add("wire.across", encoded_bytes(widest_elems / ranks, wire));
 }
 
 }  // namespace

@@ -94,6 +94,11 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.ranks = 4, l.shard_size = 2, l.zero_stage = 3, l.wire_dtype = DType::bf16;
     });
+    // Quantised inside a group, and its sum in float across.
+    add(model + "ZeRO-2 in groups of 2 of 4, int8 gradients fed back, 2 micro-batches", family, [](Layout& l) {
+      l.model.split_tied_embedding = false;
+      l.ranks = 4, l.shard_size = 2, l.zero_stage = 2, l.wire_dtype = DType::u8, l.error_feedback = true, l.micro_batches = 2;
+    });
     add(model + "ZeRO-3, small parameters stay, 2 micro-batches", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
       l.zero_stage = 3, l.micro_batches = 2, l.persistent_elems = 48;

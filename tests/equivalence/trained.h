@@ -89,6 +89,7 @@ struct Layout {
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;  // before it is planned
   std::function<void(cli::Rank&)> inspect;       // of every rank, after the last step; ranks are threads
+  std::function<void(const comm::Proof&)> proved;  // of every plan that is made
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
   int world() const { return ranks * context * stages * tensor; }
@@ -194,6 +195,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     std::vector<comm::Stage> stages;
     for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
     const comm::Proof proof = comm::finish(stages, mesh, jobs[0]->channels, price);
+    if (layout.proved) layout.proved(proof);
     if (!proof.holds())
       throw PlanError("{}: {} {}", layout.name, proof.deadlock, proof.hazards.empty() ? "" : proof.hazards[0].sentence());
   }

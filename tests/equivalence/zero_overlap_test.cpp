@@ -3,10 +3,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
+#include "cli/bench_ablation.h"
 #include "cli/bench_zero.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/units.h"
+#include "engine/config/fields.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
 #include "engine/report/bounds.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
@@ -106,4 +111,19 @@ TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where it can b
       CHECK(seen.step_ms - seen.ideal_ms <= 0.05 * seen.gather_ms);
       CHECK(exposed.step_ms > seen.step_ms + 0.8 * seen.gather_ms);
     }
+}
+
+TEST_CASE("bench overlap --ablate turns every key of [overlap], but those that have one value only", "[overlap]") {
+  std::set<std::string> turned;
+  for (const cli::Ablation& knob : cli::ablations()) {
+    INFO(knob.key << " = " << knob.value);
+    CHECK_NOTHROW(default_run_config({knob.key + "=" + knob.value}));
+    turned.insert(knob.key);
+  }
+  for (const Field<RunConfig>& field : run_fields()) {
+    if (field.key.rfind("overlap.", 0) != 0) continue;
+    INFO(field.key);
+    const bool has_one_value = std::any_of(supported_rows().begin(), supported_rows().end(), [&](const SupportedRow& row) { return row.key == field.key; });
+    CHECK((turned.count(field.key) > 0) != has_one_value);
+  }
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory and bytes on the wire of ZeRO against closed forms of the paper (Rajbhandari et al. 2020), to the byte but for padding.
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "comm/link.h"
+#include "comm/rehearse/seams.h"
 #include "engine/plan/passes/residency.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
@@ -140,4 +142,42 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
   const Slots::Lease lease = slots.lease(9, 4);
   CHECK((lease.slot == 1 && lease.tenant_last_use == ItemId{2}));
   CHECK(slots.lease(8, 5).tenant_last_use == ItemId{3});
+}
+
+TEST_CASE("a second buffer for whole gradients would free nobody: no backward item waits for the step before", "[zero][double_buffer]") {
+  // Backward writes gradients after a forward pass that has waited for every update, and updates are what reads gradients last.
+  for (int stage : {0, 1})
+    for (int micro_batches : {1, 2})
+      for (float max_norm : {0.0f, 0.5f}) {
+        CAPTURE(stage, micro_batches, max_norm);
+        const auto job = make_job(with(wide(stage, 3, micro_batches), [&](Layout& l) { l.max_norm = max_norm, l.update_on_spine = false; }), 1);
+        const std::vector<const Plan*> runs(3, &job->train);
+        int forward = 0, backward = 0;
+        for (const SeamWait& wait : comm::link_all(runs, job->channels).back()) {
+          if (!job->train.is_spine(wait.to) || job->train[wait.to].op != Op::compute) continue;
+          const uint32_t piece = job->train.spine[wait.to].piece;
+          const bool is_backward = std::find(job->model.backward.begin(), job->model.backward.end(), piece) != job->model.backward.end();
+          ++(is_backward ? backward : forward);
+        }
+        CHECK(backward == 0);
+        CHECK(forward > 0);  // the control: those that read what was updated do wait
+      }
+}
+
+TEST_CASE("a second copy of the weights would free no update of stage 3: none waits for a reader", "[zero][double_buffer]") {
+  // What updates write are shards; layers read slots, and the last gather of a shard comes before the layer's gradient.
+  const auto job = make_job(with(wide(3, 3, 2), [](Layout& l) { l.max_norm = 0, l.update_on_spine = false; }), 1);
+  int updates = 0;
+  for (const Task& task : job->train.tasks) {
+    if (task.op != Op::adamw || job->layout.buckets[static_cast<size_t>(task.bucket)].layer < 0) continue;
+    ++updates;
+    INFO(task.name);
+    CHECK(!task.after.empty());
+    for (const Point& point : task.after) {
+      INFO(job->train[point.item].name);
+      CHECK(!job->train.is_spine(point.item));
+      CHECK(job->train[point.item].op != Op::all_gather);
+    }
+  }
+  CHECK(updates == job->model.layers);
 }

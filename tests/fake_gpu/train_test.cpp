@@ -91,6 +91,8 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", 1e-4, 1e-3},
       {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", 1e-7, 1e-4},
       {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", 1e-7, 2e-6},
+      {"gpt2, ZeRO-1, two copies of the weights, no clipping, two ranks, hazards checked", 2,
+       " --set zero.stage=1 --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --check-hazards", 1e-7, 2e-6},
       {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", 1e-7, 2e-6},
       {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2, llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", 1e-4, 1e-3},
       {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
@@ -138,6 +140,7 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
   same("");
   same(" --set device.graph=false");
   same(" --inject-delays 5");
+  same(" --check-hazards");  // every launch of the cuda device, none replayed
   // What was trained on one device continues text on the other.
   const std::string generate = " generate " + folder.path("a") + " --prompt the --tokens 12 --temperature 0 --device ";
   const Result on_gpu = shell(kFake + generate + "cuda");

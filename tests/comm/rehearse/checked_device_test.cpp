@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The laws of the live checker, on streams of the cpu device: what orders two accesses, what does not, and what it says.
+// The laws of the live checker, on streams of the cpu device and (tests/fake_cuda) of the cuda device: what orders two accesses, what does
+// not, and what it says.
 
 #include "comm/rehearse/checked_device.h"
 
@@ -11,13 +12,17 @@
 using namespace slipstream;
 using namespace slipstream::comm;
 
+#ifndef SLIP_DEVICE_UNDER_TEST
+#define SLIP_DEVICE_UNDER_TEST make_cpu_device()
+#endif
+
 namespace {
 
 /// Works that do nothing, on buffers of 64 bytes each, and one stream for each letter.
 struct Bench {
   Buffers buffers;
   BufferId x = buffers.add({.name = "x", .size_bytes = 64}), y = buffers.add({.name = "y", .size_bytes = 64});
-  std::unique_ptr<Device> device = make_checked_device(make_cpu_device(), buffers);
+  std::unique_ptr<Device> device = make_checked_device(SLIP_DEVICE_UNDER_TEST, buffers);
   std::unique_ptr<Stream> a = device->make_stream({.name = "a"}), b = device->make_stream({.name = "b"}), c = device->make_stream({.name = "c"});
   std::unique_ptr<Event> event = device->make_event(), other = device->make_event();
   std::deque<Work> works;
