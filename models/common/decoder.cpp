@@ -307,7 +307,8 @@ class Decoder {
       b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
                     {"attention_input_gradient", "out", l, [this, &y](TokenChunk c) {
                        b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.out, b_.chunk(d_attended_, c));
-                       gather_again(y.norm_1, y.residual_in, c);
+                       // Behind the last: under attention there is room on the wire, here the gathers of d_mid need it.
+                       for (int i = 0; i < c.count && c.index + 1 == c.count; ++i) gather_again(y.norm_1, y.residual_in, {i, c.count});
                      }}}, count, add);
       if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
       ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
