@@ -46,7 +46,8 @@ import json, os, subprocess, sys
 build = sys.argv[1]
 for kind, folder in (("--tests", "tests"), ("--benchmarks", "bench")):
     for test in json.loads(subprocess.run(["meson", "introspect", kind, build], check=True, capture_output=True).stdout):
-        path = test["cmd"][-1] if os.path.basename(test["cmd"][0]).startswith("mpi") else test["cmd"][0]
+        # Behind a launcher the program is its last argument, and relative to the build.
+        path = os.path.join(build, test["cmd"][-1] if os.path.basename(test["cmd"][0]).startswith("mpi") else test["cmd"][0])
         gpu = os.path.basename(path).startswith("gpu_") or any(s.split(":")[-1] == "gpu" for s in test["suite"])
         if gpu and os.access(path, os.X_OK):
             print("nccl" if "nccl" in os.path.basename(path) else folder, path)
