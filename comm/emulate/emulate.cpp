@@ -67,14 +67,14 @@ class EmulatedCommunicator final : public Communicator {
       int64_t entry_ns = 0;
       LinkPort::Ticket ticket;
     };
-    auto body = [move = std::move(inner.fn), port = port_, aborted = aborted_, cost, meeting, what = describe(verb),
+    auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send, aborted = aborted_, cost, meeting, what = describe(verb),
                  peers = peers_of(verb, rank(), size()), flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
       context.on_host([=, &state] {
         flight->entry_ns = monotonic_ns();
         int64_t last_entry_ns = meeting ? meeting->meet(flight->entry_ns, peers) : flight->entry_ns;
         if (last_entry_ns - flight->entry_ns > kSameClockNs) last_entry_ns = flight->entry_ns;
         state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
-        if (!peers.empty()) flight->ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes);
+        if (!peers.empty()) flight->ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes, sends, receives);
       });
       if (peers.empty()) return move(context);
       try {

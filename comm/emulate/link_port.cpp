@@ -22,8 +22,7 @@ int64_t ceil_ns(double ns) { return static_cast<int64_t>(std::ceil(ns)); }
 void share(std::vector<PortSchedule::Transfer*>& transfers, double bytes_per_ns, int64_t from_ns, int64_t to_ns) {
   while (true) {
     int64_t next_ns = to_ns;
-    int sending = 0;
-    double least_bytes = 0;
+    int out = 0, in = 0;  // transfers in flight in each direction
     for (PortSchedule::Transfer* transfer : transfers) {
       if (transfer->done) continue;
       if (transfer->sends_from_ns <= from_ns) {
@@ -32,18 +31,22 @@ void share(std::vector<PortSchedule::Transfer*>& transfers, double bytes_per_ns,
           transfer->end_ns = std::max(from_ns, transfer->sends_from_ns);
           continue;
         }
-        least_bytes = sending++ == 0 ? transfer->left_bytes : std::min(least_bytes, transfer->left_bytes);
+        out += transfer->sends;
+        in += transfer->receives;
       } else {
         next_ns = std::min(next_ns, transfer->sends_from_ns);
       }
     }
     if (from_ns >= to_ns) return;
-    if (sending > 0) {
-      const double first_end = least_bytes * sending / bytes_per_ns;
+    const auto moves = [&](const PortSchedule::Transfer& t) { return !t.done && t.sends_from_ns <= from_ns; };
+    const auto sharers = [&](const PortSchedule::Transfer& t) { return std::max({t.sends ? out : 0, t.receives ? in : 0, 1}); };
+    if (out + in > 0) {
+      double first_end = static_cast<double>(kNever);
+      for (const PortSchedule::Transfer* transfer : transfers)
+        if (moves(*transfer)) first_end = std::min(first_end, transfer->left_bytes * sharers(*transfer) / bytes_per_ns);
       if (first_end < static_cast<double>(next_ns - from_ns)) next_ns = from_ns + std::max<int64_t>(1, ceil_ns(first_end));
-      const double moved = static_cast<double>(next_ns - from_ns) * bytes_per_ns / sending;
       for (PortSchedule::Transfer* transfer : transfers)
-        if (!transfer->done && transfer->sends_from_ns <= from_ns) transfer->left_bytes -= moved;
+        if (moves(*transfer)) transfer->left_bytes -= static_cast<double>(next_ns - from_ns) * bytes_per_ns / sharers(*transfer);
     } else if (next_ns == kNever) {
       return;
     }
@@ -53,7 +56,7 @@ void share(std::vector<PortSchedule::Transfer*>& transfers, double bytes_per_ns,
 
 }  // namespace
 
-PortSchedule::Ticket PortSchedule::add(int64_t begin_ns, int64_t latency_ns, int64_t bytes) {
+PortSchedule::Ticket PortSchedule::add(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends, bool receives) {
   bool busy = false;
   int64_t given_until_ns = busy_until_ns_;
   for (const Transfer& transfer : transfers_) {
@@ -65,7 +68,7 @@ PortSchedule::Ticket PortSchedule::add(int64_t begin_ns, int64_t latency_ns, int
   else
     now_ns_ = std::max(begin_ns, given_until_ns);  // nothing moved since then, whatever the clock was
   const int64_t sends_from_ns = std::max(begin_ns + latency_ns, given_until_ns);
-  return transfers_.insert(transfers_.end(), Transfer{sends_from_ns, static_cast<double>(bytes)});
+  return transfers_.insert(transfers_.end(), Transfer{.sends_from_ns = sends_from_ns, .left_bytes = static_cast<double>(bytes), .sends = sends, .receives = receives});
 }
 
 void PortSchedule::remove(Ticket ticket) {
@@ -90,12 +93,12 @@ int64_t PortSchedule::predicted_end_ns(Ticket ticket) const {
                                                   std::list<Transfer>::const_iterator(ticket)))].end_ns;
 }
 
-LinkPort::Ticket LinkPort::begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes) {
+LinkPort::Ticket LinkPort::begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends, bool receives) {
   Ticket ticket;
   {
     std::lock_guard lock(mutex_);
     schedule_.advance(begin_ns);
-    ticket = schedule_.add(begin_ns, latency_ns, bytes);
+    ticket = schedule_.add(begin_ns, latency_ns, bytes, sends, receives);
     ++membership_;
   }
   changed_.notify_all();

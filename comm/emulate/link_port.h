@@ -11,13 +11,14 @@
 
 namespace slipstream::comm {
 
-/// Processor sharing: n transfers in flight get 1/n of the bandwidth each. A transfer of b bytes that begins at time t
+/// Processor sharing: n transfers in flight in one direction get 1/n of its bandwidth each, one that needs both the less of the two. A transfer of b bytes that begins at time t
 /// first lets its latency pass (which takes no bandwidth), then sends. Pure bookkeeping, no clock of its own; not locked.
 class PortSchedule {
  public:
   struct Transfer {
     int64_t sends_from_ns = 0;   // begin + latency
     double left_bytes = 0;
+    bool sends = true, receives = true;
     bool done = false;
     int64_t end_ns = 0;          // when done
   };
@@ -26,7 +27,7 @@ class PortSchedule {
   explicit PortSchedule(double bytes_per_second) : bytes_per_ns_(bytes_per_second * 1e-9) {}
 
   /// `begin_ns` may lie in the past, but what the port has already given to others is not taken back.
-  Ticket add(int64_t begin_ns, int64_t latency_ns, int64_t bytes);
+  Ticket add(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends = true, bool receives = true);
   void remove(Ticket ticket);
   /// Moves all transfers on to `now_ns` (never back).
   void advance(int64_t now_ns);
@@ -48,7 +49,7 @@ class LinkPort {
 
   using Ticket = PortSchedule::Ticket;
   /// Joins the port as of `begin_ns`, when the last member entered.
-  Ticket begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes);
+  Ticket begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends = true, bool receives = true);
   /// Blocks. Until the transfer's last byte has left; false if `cancelled` became true (see wake_all).
   template <typename Cancelled>
   bool wait(Ticket ticket, Cancelled cancelled) {

@@ -72,6 +72,22 @@ TEST_CASE("a transfer that is told late counts from its true begin") {
   CHECK(port.predicted_end_ns(c) == 4100);
 }
 
+TEST_CASE("a port is full duplex: what is sent and what is received do not disturb each other, what does both is disturbed by either") {
+  comm::PortSchedule port(1e9);
+  const auto out = port.add(0, 0, 4000, true, false), in = port.add(0, 0, 4000, false, true);
+  CHECK(port.predicted_end_ns(out) == 4000);
+  CHECK(port.predicted_end_ns(in) == 4000);
+  const auto second = port.add(0, 0, 4000, false, true);  // shares with `in` alone
+  CHECK(port.predicted_end_ns(out) == 4000);
+  CHECK(port.predicted_end_ns(in) == 8000);
+  CHECK(port.predicted_end_ns(second) == 8000);
+  comm::PortSchedule busy(1e9);
+  const auto sent = busy.add(0, 0, 4000, true, false), received = busy.add(0, 0, 4000, false, true), both = busy.add(0, 0, 2000);
+  CHECK(busy.predicted_end_ns(both) == 4000);
+  CHECK(busy.predicted_end_ns(sent) == 6000);
+  CHECK(busy.predicted_end_ns(received) == 6000);
+}
+
 TEST_CASE("no transfer beats the bandwidth, whatever joins and leaves") {
   const uint64_t seed = 2024;
   const Philox random(seed, "port");

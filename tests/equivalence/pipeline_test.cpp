@@ -89,6 +89,34 @@ TEST_CASE("what moves only the time of a pipeline does not move bits", "[pipelin
   }
 }
 
+TEST_CASE("when gradients travel does not change bits: bucketed, a chunk at once, all stages together; and every wait of it is needed", "[pipeline]") {
+  for (bool llama : {false, true})
+    for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b}) {
+      const Layout data = with(layout_of(llama, 4, 2), [](Layout& l) { l.ranks = 2; });
+      const Layout piped = with(data, [&](Layout& l) { l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1; });
+      const Trained expected = train(data, kSteps);
+      for (bool at_once : {false, true})
+        for (bool align : {false, true}) {
+          CAPTURE(llama, name_of(kind), at_once, align);
+          const Layout row = with(piped, [&](Layout& l) { l.reduced_at_once = at_once, l.align_grad_reduce = align, l.delay_seed = 9; });
+          const Trained trained = train(row, kSteps);
+          CHECK(trained.hash == expected.hash);
+          CHECK(trained.losses == expected.losses);
+          const auto jobs = make_jobs(row, 0);
+          const auto buckets = std::ssize(jobs[1]->layout.buckets), chunks = std::ssize(jobs[1]->chunks);
+          CHECK((at_once ? buckets <= chunks + 1 : buckets > chunks + 1));  // a table that is shared with the first stage is a bucket of its own
+          if (llama || !(at_once || align)) continue;
+          for (const auto& job : jobs) {
+            const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
+            const auto seams = comm::link_all(runs, job->channels);
+            const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
+            CAPTURE(job->stage(), mutations.redundant_names, mutations.missed_names);
+            CHECK(mutations.caught == mutations.waits);
+          }
+        }
+    }
+}
+
 TEST_CASE("bfloat16 crosses stages without a rounding of its own", "[pipeline]") {
   for (bool llama : {false, true}) {
     const Layout whole = with(layout_of(llama, 3, 2), [](Layout& l) { l.model.dtype = DType::bf16; });

@@ -83,6 +83,7 @@ struct Layout {
   bool accumulate_unsharded = false;
   Recomputation recompute = Recomputation::none;
   bool align_grad_reduce = false;
+  bool reduced_at_once = false;    // pipelines: all chunks of all stages but the first
   bool check_hazards = true;
   bool graph = true;         // where the device has graphs
   bool as_reached = false;   // training in the order in which passes append tasks, each issued when its points are reached; unproved
@@ -185,7 +186,8 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
        .schedule = schedule, .layers = layers,
        .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
        .double_buffer = layout.double_buffer, .update_on_spine = layout.update_on_spine,
-       .recompute = layout.recompute, .align_grad_reduce = layout.align_grad_reduce})));
+       .recompute = layout.recompute, .align_grad_reduce = layout.align_grad_reduce,
+       .reduced_at_once = std::vector<char>(static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1)})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
     if (layout.as_reached && plan == &Job::train) {
