@@ -25,13 +25,19 @@ constexpr GradReduce kWays[] = {GradReduce::naive, GradReduce::flat, GradReduce:
 class OverlapBench {
  public:
   OverlapBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
-      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
+      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())),
+        ranks_(command.ranks > 0 ? command.ranks : world.size()) {
     config_.device.threads = threads_;
   }
 
   void run() {
-    if (world_.size() < 2)
-      throw ConfigError("[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2.", world_.size());
+    if (command_.ranks > 0 && world_.size() > 1)
+      throw ConfigError("[bench] --ranks {} imitates ranks, and {} were started. Start one, or leave --ranks out.", command_.ranks, world_.size());
+    if (ranks_ < 2)
+      throw ConfigError("[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2, or with --ranks 2 "
+                        "imitate the others on an emulated link.", ranks_);
+    if (command_.ranks > 0 && command_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
+      throw ConfigError("[bench] ranks that are imitated move no bytes: only an emulated link takes time. Set comm.emulate.bandwidth, or give --ratios.");
     if (config_.parallel.pipeline > 1)
       throw ConfigError("[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of parallel.pipeline = {} idle for each "
                         "other too. Use 1, or slipstream bench pipeline.", config_.parallel.pipeline);
@@ -47,7 +53,7 @@ class OverlapBench {
     alone.reset();
     for (double ratio : command_.ratios) {
       auto probe = build(GradReduce::bucketed, true);
-      const IdealBound wire = ideal_bound(*probe.job, {.bytes_per_second = 1e9, .latency_ns = 0, .ranks = world_.size(),
+      const IdealBound wire = ideal_bound(*probe.job, {.bytes_per_second = 1e9, .latency_ns = 0, .ranks = ranks_,
                                                        .spine_ns = std::vector<int64_t>(probe.job->train.spine.size(), 1)});
       run_link(static_cast<double>(wire.wire_ns) / (ratio * compute_ms * 1e-3), ratio);
     }
@@ -58,9 +64,9 @@ class OverlapBench {
   FinishedJob build(GradReduce way, bool communicate) {
     RunConfig config = config_;
     config.overlap.grad_reduce = way;
-    const slipstream::Batch batch = resolve_batch(config, world_.size());
-    config.train.global_batch_size = communicate ? batch.global_batch_size : batch.global_batch_size / world_.size();
-    return build_bench_job(config, communicate ? world_.size() : 1, communicate ? world_.rank() : 0, threads_);
+    const slipstream::Batch batch = resolve_batch(config, ranks_);
+    config.train.global_batch_size = communicate ? batch.global_batch_size : batch.global_batch_size / ranks_;
+    return build_bench_job(config, communicate ? ranks_ : 1, communicate ? world_.rank() : 0, threads_);
   }
 
   std::unique_ptr<Contestant> make(const std::string& name, GradReduce way, double bytes_per_second, bool communicate) {
@@ -87,6 +93,15 @@ class OverlapBench {
   }
 
   void run_link(double bytes_per_second, double ratio) {
+    const EmulateForm asked = config_.comm.emulate.form;
+    for (const std::string& form : command_.forms.empty() ? std::vector<std::string>{""} : command_.forms) {
+      if (!form.empty()) config_.comm.emulate.form = form == "gate" ? EmulateForm::gate : form == "copies" ? EmulateForm::copies : EmulateForm::blocks;
+      run_form(bytes_per_second, ratio, form);
+    }
+    config_.comm.emulate.form = asked;
+  }
+
+  void run_form(double bytes_per_second, double ratio, const std::string& form) {
     std::vector<std::unique_ptr<Contestant>> contestants;
     contestants.push_back(make("no_communication", GradReduce::bucketed, 0, false));
     contestants.push_back(make("no_communication_again", GradReduce::bucketed, 0, false));
@@ -94,15 +109,16 @@ class OverlapBench {
     for (int round = -3; round < command_.steps; ++round)
       for (auto& c : contestants) step(*c, round >= 0);
     for (auto& c : contestants) c->means = mean_over_ranks(world_, c->times, comm::meetings_of(*c->job));
-    report(contestants, bytes_per_second, ratio);
+    report(contestants, bytes_per_second, ratio, form);
   }
 
-  void report(const std::vector<std::unique_ptr<Contestant>>& contestants, double bytes_per_second, double ratio) {
+  void report(const std::vector<std::unique_ptr<Contestant>>& contestants, double bytes_per_second, double ratio, const std::string& form) {
     // Op times come from the run without communication, never from the overlapped ones.
     const ItemTimes alone(contestants[0]->job->train, largest_over_ranks(world_, contestants[0]->spine_ns()));
     const double naive_ms = contestants[2]->median_of(&StepMeans::step_ms);
     const comm::RooflinePrice link(comm::Rates{}, {bytes_per_second, config_.comm.emulate.latency_ns});
-    const std::string link_name = bytes_per_second > 0 ? fmt::format("{:.3g} Gbit/s", bytes_per_second * 8e-9) : "real";
+    const std::string rate = bytes_per_second > 0 ? fmt::format("{:.3g} Gbit/s", bytes_per_second * 8e-9) : "real";
+    const std::string link_name = form.empty() ? rate : rate + " " + form;
     IdealBound ideal;
     double bucketed_ms = 0;
     for (const auto& c : contestants) {
@@ -139,12 +155,12 @@ class OverlapBench {
   }
 
   void print_header() {
-    fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n", build(GradReduce::bucketed, true).job->model.description, world_.size(),
+    fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n", build(GradReduce::bucketed, true).job->model.description, ranks_,
                threads_, threads_ == 1 ? "" : "s", command_.compute, command_.steps);
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (command_.compute == "real" && world_.ranks_on_host() * threads_ > cores)
       fmt::print("{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n", world_.ranks_on_host(), threads_, cores);
-    fmt::print("{:<24}{:>6}{:>12}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks", "link", "step ms", "x naive",
+    fmt::print("{:<24}{:>6}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks", "link", "step ms", "x naive",
                "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal");
     if (command_.csv.empty()) return;
     csv_.reset(std::fopen(command_.csv.c_str(), "w"));
@@ -160,17 +176,17 @@ class OverlapBench {
     for (const Task& task : job.train.tasks)
       if (is_communication(task.op)) {
         ++tasks;
-        bytes += comm::wire_bytes(task.op, task.algorithm, world_.size(), task.elems, task.dtype);
+        bytes += comm::wire_bytes(task.op, task.algorithm, ranks_, task.elems, task.dtype);
       }
     const double comm_ms = c.median_of(&StepMeans::comm_ms), exposed_ms = c.median_of(&StepMeans::exposed_ms);
     const double compute_ms = c.median_of(&StepMeans::compute_ms);
     const double hidden = comm_ms > 0 ? 1 - exposed_ms / comm_ms : 0;
-    fmt::print("{:<24}{:>6}{:>12}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9.2f}{:>8.3f}{:>9.2f}{:>8.3f}\n", c.name, tasks,
+    fmt::print("{:<24}{:>6}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9.2f}{:>8.3f}{:>9.2f}{:>8.3f}\n", c.name, tasks,
                job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms,
                plan_ms > 0 ? step_ms / plan_ms : 0, ideal_ms, ideal_ms > 0 ? step_ms / ideal_ms : 0);
     if (csv_)
       fmt::print(csv_.get(), "{},{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{},{},{:.17g},{:.17g},{},{}\n", c.name,
-                 job.model.parameter_elems(), config_.model.width, config_.model.layers, world_.size(), config_.overlap.bucket_size_bytes,
+                 job.model.parameter_elems(), config_.model.width, config_.model.layers, ranks_, config_.overlap.bucket_size_bytes,
                  job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, hidden, ideal_ms,
                  step_ms > 0 ? ideal_ms / step_ms : 0, tasks, bytes, plan_ms, ideal_ms, command_.compute, ratio);
   }
@@ -180,6 +196,7 @@ class OverlapBench {
   Place place_;
   RunConfig config_;
   int threads_;
+  int ranks_;  // of the plan; this is the only one that exists with --ranks
   std::optional<ItemTimes> paced_;
   struct SpeedUp {
     double ratio, promised, larger_of_both, with_dependencies, reached;
@@ -195,6 +212,10 @@ int bench_overlap(const BenchCommand& command) {
     world.together([&] {
       if (place.kind == DeviceKind::cuda && (command.compute == "paced" || !command.zero.empty() || command.ablate))
         throw ConfigError("[bench] paced compute makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
+    });
+    world.together([&] {
+      if (place.kind != DeviceKind::cuda && std::any_of(command.forms.begin(), command.forms.end(), [](const std::string& form) { return form != "gate"; }))
+        throw ConfigError("[bench] --forms other than gate take what a GPU has, and this run is on the CPU. Use --forms gate.");
     });
     if (command.ablate) return bench_ablation(command, world, place, config);
     if (!command.zero.empty()) return bench_zero(command, world, place, config);

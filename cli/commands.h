@@ -46,7 +46,9 @@ struct BenchCommand : RunOptions {
   std::string export_dir;       // step: where weights and batch are written; empty: nowhere
   bool plain_loop = false;      // step: the same works in a plain loop
   double line_rate = 0;         // step: bytes per second of the link whose bound is printed; 0: none
-  int ranks = 0;                // step: on so many ranks
+  int ranks = 0;                // step: on so many ranks; overlap, products: that one process imitates, 0: those started
+  std::vector<std::string> forms;  // overlap: of the emulated link, one table each; empty: the run file's
+  int64_t rotate_bytes = int64_t{256} << 20;  // products: operands come from so much memory in turn
   std::string only;             // kernels: rows of "op dtype size" that hold this text; empty: all
   std::vector<int> threads;     // kernels: one table each
 };
@@ -55,6 +57,7 @@ int bench_pipeline(const BenchCommand& command);
 int bench_layers(const BenchCommand& command);
 int bench_kernels(const BenchCommand& command);
 int bench_step(const BenchCommand& command);
+int bench_products(const BenchCommand& command);
 
 struct GenerateCommand {
   std::string checkpoint;

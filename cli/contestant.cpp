@@ -46,10 +46,13 @@ Contestant::Contestant(std::string named, World& world, const Place& place, cons
     : name(std::move(named)), job(finished.job) {
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
-  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns, config.comm.timeout_seconds, place.kind);
+  WireOptions wire = place.wire(config, *device);
+  wire.imitated = job->mesh.world() > 1 && world.size() == 1;
+  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns, config.comm.timeout_seconds, place.kind, wire);
   const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
                             .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
                             .graph = config.device.graph != Choice::no,
+                            .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
                             .paced_item_ns = paced_item_ns};
   rank = std::make_unique<Rank>(std::move(finished.job), std::move(device), std::move(communicators), options,
                                 [measured = job.get(), who = world.rank()](const StagedBatch& staged) { load_random(*measured, who, staged); });

@@ -72,6 +72,8 @@ int run(int argc, char** argv) {
   overlap->add_option("--layer-ms", bench_options.layer_ms, "with --zero and --ablate: what a layer takes forward")->check(CLI::PositiveNumber);
   overlap->add_flag("--ablate", bench_options.ablate, "the run file as it is, and with one knob of the overlap turned at a time: paced, ratios as with --zero")
       ->excludes("--zero");
+  overlap->add_option("--ranks", bench_options.ranks, "of the plan: one process measures it on an emulated link, the other ranks imitated")->check(CLI::Range(2, 65536));
+  overlap->add_option("--forms", bench_options.forms, "of the emulated link, for instance gate,copies,blocks")->delimiter(',')->check(CLI::IsMember({"gate", "copies", "blocks"}));
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
   CLI::App* pipeline = bench_command->add_subcommand("pipeline", "the bubble of every schedule on stages that sleep, beside its closed form");
   bench_flags(pipeline);
@@ -90,6 +92,17 @@ int run(int argc, char** argv) {
   kernels_command->add_option("--rounds", bench_options.steps, "turns that are counted");
   kernels_command->add_option("--csv", bench_options.csv, "write the table to this file");
   kernels_command->callback([&] { chosen = [&] { return bench_kernels(bench_options); }; });
+  CLI::App* products = bench_command->add_subcommand("products", "time cuBLASLt's algorithms for every product of a run, and keep the table");
+  bench_flags(products);
+  products->add_option("--ranks", bench_options.ranks, "of the layout whose products they are; default: 1")->check(CLI::Range(1, 65536));
+  std::string rotate;
+  products->add_option("--rotate", rotate, "memory that the operands come from in turn, more than the caches hold; default: 256MiB");
+  products->callback([&] {
+    chosen = [&] {
+      if (!rotate.empty()) bench_options.rotate_bytes = parse_bytes(rotate);
+      return bench_products(bench_options);
+    };
+  });
   CLI::App* bench_step_command = bench_command->add_subcommand("step", "whole training steps by the host's clock");
   bench_flags(bench_step_command);
   std::string line_rate;

@@ -12,6 +12,8 @@
 #include "engine/base/log.h"
 #include "engine/base/units.h"
 #include "engine/device/cuda/cuda_choice.h"
+#include "kernels/cuda/algorithms.h"
+#include "kernels/hold/hold.h"
 
 namespace slipstream::cli {
 namespace {
@@ -35,7 +37,9 @@ std::unique_ptr<Device> Place::make_device() const {
   return kind == DeviceKind::cuda ? make_cuda_device(gpu) : make_cpu_device();
 }
 
-Place choose_place(World& world, const RunConfig& config) {
+namespace {
+
+Place choose(World& world, const RunConfig& config) {
   if (config.device.kind == DeviceChoice::cpu || !ruled_out(config).empty()) return {};
   const bool asked = config.device.kind == DeviceChoice::cuda || config.comm.backend == Backend::nccl;
   const CudaDevices devices = find_cuda_devices();
@@ -73,6 +77,86 @@ Place choose_place(World& world, const RunConfig& config) {
   });
   comm::prepare_nccl_environment({.world_rank = world.rank(), .shares_gpu = shared, .deterministic = config.comm.deterministic == Choice::yes});
   return place;
+}
+
+/// Rank 0's tables are everybody's: what they say is part of the plan.
+void read_tables(World& world, const RunConfig& config, Place& place) {
+  std::string nccl;
+  world.together([&] {
+    if (world.rank() == 0) nccl = comm::NcclTable::read_text(config.comm.nccl);
+  });
+  nccl = world.all_gather(nccl)[0];
+  world.together([&] { place.nccl = comm::NcclTable::parse(nccl, config.comm.nccl); });
+  const kernels::GemmLibrary library = kernels::gemm_library();
+  place.algorithms = kernels::algorithms_path(config.device.algorithms, library);
+  std::string warning, text;
+  if (world.rank() == 0) text = kernels::read_algorithms(place.algorithms, library, warning).text();
+  if (!warning.empty()) log_warn("{}", warning);
+  text = world.all_gather(text)[0];
+  // Ranks on other cards take the library's first choices.
+  kernels::AlgorithmTable table(library);
+  try {
+    table = kernels::AlgorithmTable::parse(text, "the table of rank 0", library);
+  } catch (const Error& error) {
+    log_warn("[cuda] rank {}: {} Its products take cuBLASLt's first choice.", world.rank(), error.what());
+  }
+  place.timed_products = table.size();
+  if (place.timed_products == 0) place.algorithms.clear();
+  kernels::use_algorithms(std::move(table));
+}
+
+}  // namespace
+
+Place choose_place(World& world, const RunConfig& config) {
+  Place place = choose(world, config);
+  if (place.kind == DeviceKind::cuda) {
+    read_tables(world, config, place);
+  } else if (config.comm.emulate.form != EmulateForm::gate) {
+    world.together([&] {
+      throw ConfigError("[config] comm.emulate.form = \"{}\" takes what a GPU has, and this run is on the CPU. Use \"gate\".",
+                        config.comm.emulate.form == EmulateForm::copies ? "copies" : "blocks");
+    });
+  }
+  return place;
+}
+
+namespace {
+// Of an emulated link: memory that copies go through, and words that release what is held.
+constexpr int64_t kStagingBytes = 4 * kMiB;
+constexpr size_t kFlags = 4096;
+}  // namespace
+
+WireOptions Place::wire(const RunConfig& config, Device& device) const {
+  WireOptions wire{.nccl = nccl};
+  if (config.comm.emulate.form == EmulateForm::gate) return wire;
+  // Taken once, shared by all channels: what is copied here nobody reads.
+  struct Memory {
+    std::unique_ptr<Allocation> staging, scratch, flags;
+    size_t flags_taken = 0;
+  };
+  const auto memory = std::make_shared<Memory>();
+  if (config.comm.emulate.form == EmulateForm::copies) {
+    wire.traffic.form = comm::LinkForm::copies;
+    memory->staging = device.allocate_host(kStagingBytes, "staging of the emulated link");
+    memory->scratch = device.allocate(kStagingBytes, "scratch of the emulated link");
+    wire.traffic.copy = [memory](LaunchContext& context, const std::byte* from, int64_t size_bytes) {
+      kernels::copy_around(context, {.memory = from, .size_bytes = size_bytes, .staging = memory->staging->data(), .scratch = memory->scratch->data(),
+                                     .staging_bytes = kStagingBytes});
+    };
+    return wire;
+  }
+  wire.traffic.form = comm::LinkForm::blocks;
+  memory->flags = device.allocate_host(static_cast<int64_t>(kFlags * sizeof(uint32_t)), "flags of the emulated link");
+  wire.traffic.make_flag = [memory] {
+    if (memory->flags_taken == kFlags) throw ConfigError("[config] comm.emulate.form = \"blocks\" serves {} tasks. Use larger buckets.", kFlags);
+    return reinterpret_cast<uint32_t*>(memory->flags->data()) + memory->flags_taken++;
+  };
+  const auto limit_ns = config.comm.timeout_seconds * 1'000'000'000;
+  wire.traffic.hold = [memory, blocks = static_cast<int>(config.comm.emulate.blocks), limit_ns](LaunchContext& context, const std::byte* from, int64_t size_bytes,
+                                                                                               int64_t wire_ns, const uint32_t* release) {
+    kernels::hold_blocks(context, {.memory = from, .size_bytes = size_bytes, .release = release, .blocks = blocks, .ns = wire_ns, .limit_ns = limit_ns});
+  };
+  return wire;
 }
 
 Place choose_place_alone(DeviceChoice kind) {

@@ -17,9 +17,14 @@ struct Place {
   DeviceKind kind = DeviceKind::cpu;
   int gpu = 0;              // index among those that this process sees
   std::string name = "cpu"; // for run.json and people: "cpu" or the GPU's own name
+  comm::NcclTable nccl;     // of comm.nccl, rank 0's
+  std::string algorithms;   // path of the table of timed products that rank 0 has read; empty: none
+  size_t timed_products = 0;
 
   /// Throws: ResourceError when the GPU does not start.
   std::unique_ptr<Device> make_device() const;
+  /// How the channels of a run on `device` are wired.
+  WireOptions wire(const RunConfig& config, Device& device) const;
 };
 
 /// Blocks. Collective. The device that device.kind asks for. With "auto" it is a GPU where every rank has one, and one line

@@ -106,10 +106,32 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   bind(job_->train, train_works_);
   bind(job_->evaluate, evaluate_works_);
   bind(job_->prime, prime_works_);
-  if (!job_->options.double_buffer) return;
-  bind(job_->train_swapped, train_works_);
-  bind(job_->evaluate_swapped, evaluate_works_);
+  if (job_->options.double_buffer) {
+    bind(job_->train_swapped, train_works_);
+    bind(job_->evaluate_swapped, evaluate_works_);
+  }
+  if (device_->kind() != DeviceKind::cuda || std::all_of(verbs.begin(), verbs.end(), [](auto* v) { return v == nullptr; })) return;
+  register_arenas();
+  watchdog_ = std::make_unique<comm::Watchdog>(verbs, [this] { return scheduler_->in_flight(); },
+                                               comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds});
 }
+
+void Rank::register_arenas() {
+  for (ChannelId c = 0; c < communicators_.size(); ++c) {
+    if (!communicators_[c]) continue;
+    std::string& reason = unregistered_[job_->channels[c].name];
+    for (const auto& arena : arenas_) {
+      const auto holds = [&](const Slice& slice) { return address(slice.buffer) >= arena->data() && address(slice.buffer) < arena->data() + arena->size_bytes(); };
+      const bool named = std::any_of(job_->train.tasks.begin(), job_->train.tasks.end(), [&](const Task& task) {
+        return task.channel == c && is_communication(task.op) &&
+               (std::any_of(task.reads.begin(), task.reads.end(), holds) || std::any_of(task.writes.begin(), task.writes.end(), holds));
+      });
+      if (named && reason.empty()) reason = communicators_[c]->register_memory(arena->data(), arena->size_bytes());
+    }
+  }
+}
+
+void Rank::watch(const std::function<void()>& wait) { watchdog_ ? watchdog_->watch(wait) : wait(); }
 
 bool Rank::is_swapped() const { return job_->options.double_buffer && issued_ % 2 == 1; }
 
@@ -124,9 +146,11 @@ Rank::~Rank() {
   } catch (...) {
     abort();  // A stream has failed; the error has been or will be reported by whoever waited for it.
   }
+  watchdog_.reset();
   graphs_ = {};
   for (const auto& stream : streams_) stream->launch(release_stream_, {});
   streams_.clear();
+  communicators_.clear();  // they let go of registered memory, which goes next
 }
 
 void Rank::initialise(uint64_t seed) {
@@ -317,7 +341,7 @@ void Rank::run_plainly(ThreadPool& pool) {
 
 void Rank::wait_behind(int behind) {
   const auto index = static_cast<int>(ends_.size()) - 1 - behind;
-  if (index >= 0) ends_[static_cast<size_t>(index)]->synchronize();
+  if (index >= 0) watch([&] { ends_[static_cast<size_t>(index)]->synchronize(); });
 }
 
 Rank::Report Rank::report(uint32_t step) const {
@@ -355,7 +379,9 @@ std::vector<float> Rank::logits(int64_t row) {
 }
 
 void Rank::synchronize() {
-  for (const auto& stream : streams_) stream->synchronize();
+  watch([&] {
+    for (const auto& stream : streams_) stream->synchronize();
+  });
 }
 
 void Rank::abort() {

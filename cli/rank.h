@@ -12,6 +12,7 @@
 #include "cli/works.h"
 #include "comm/communicator.h"
 #include "comm/scheduler.h"
+#include "comm/watchdog.h"
 #include "engine/device/device.h"
 #include "engine/plan/job.h"
 #include "engine/report/overlap.h"
@@ -26,6 +27,7 @@ struct RankOptions {
   int64_t delay_max_ns = 0;
   bool check_hazards = false;    // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
   bool graph = true;             // replay steps as graphs, on a device that has them
+  double timeout_seconds = 600;  // that the host waits at one place for a GPU whose ranks communicate
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
@@ -93,12 +95,18 @@ class Rank {
   std::vector<std::vector<Span>> drain();
   std::vector<ChannelKind> channel_kinds() const;
   int64_t allocation_count() const { return device_->allocation_count(); }
+  /// By name of a channel that communicates: why its wire does without registered memory; empty where it knows the memory.
+  const std::map<std::string, std::string>& unregistered() const { return unregistered_; }
 
  private:
   /// Are the weights of the next step in the second buffer?
   bool is_swapped() const;
   std::byte* weights_at(const Slice& slice) const;
   std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
+  /// Tells every wire of the arenas that its tasks name.
+  void register_arenas();
+  /// Blocks. Runs `wait` under the watchdog where there is one.
+  void watch(const std::function<void()>& wait);
 
   std::shared_ptr<const Job> job_;
   std::unique_ptr<Device> device_;
@@ -112,6 +120,8 @@ class Rank {
   std::unique_ptr<Step> step_;
   std::vector<Event*> ends_;  // of the last two steps
   std::unique_ptr<Allocation> reports_;
+  std::map<std::string, std::string> unregistered_;
+  std::unique_ptr<comm::Watchdog> watchdog_;  // on cuda, where ranks communicate
   bool graph_ = false;
   int64_t issued_ = 0;
   std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod

@@ -26,6 +26,7 @@
 #include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
 #include "kernels/common/isa.h"
+#include "kernels/cuda/algorithms.h"
 
 namespace slipstream::cli {
 namespace {
@@ -41,7 +42,7 @@ void require_same(World& world, const std::string& what, const std::string& valu
   });
 }
 
-std::string run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine,
+Json run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine,
                      int threads) {
   const Job& job = *finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
@@ -57,7 +58,8 @@ std::string run_json(const World& world, const Place& place, const RunConfig& co
     run["device"] = "cuda";
     run["gpu"] = place.name;
     run["nccl"] = comm::nccl_version();
-    run["graph"] = config.device.graph != Choice::no;
+    run["graph"] = config.device.graph != Choice::no ? "whole steps" : "eager: device.graph = false";
+    run["timed_products"] = static_cast<int64_t>(place.timed_products);
   } else {
     run["device"] = "cpu";
     run["threads"] = threads;
@@ -67,7 +69,30 @@ std::string run_json(const World& world, const Place& place, const RunConfig& co
   run["model"] = job.model.description;
   run["parameters"] = job.parameter_elems;
   run["memory_bytes"] = job.buffers.total_bytes();
-  return run.dump(2) + "\n";
+  return run;
+}
+
+/// run.json with what the GPU's libraries chose: functions of the tables, the libraries and the card.
+Json with_choices(Json run, const Place& place, const Rank& rank) {
+  Json& products = run["products"] = Json::object();
+  products["table"] = place.algorithms;
+  Json& taken = products["taken"] = Json::object();
+  for (const auto& [product, chosen] : kernels::chosen_algorithms()) {
+    using From = kernels::ChosenAlgorithm::From;
+    taken[kernels::text_of(product)] = chosen.from == From::table ? "table" : chosen.from == From::library ? "first choice" : "kernel";
+  }
+  Json& channels = run["channels"] = Json::object();
+  for (const auto& [name, reason] : rank.unregistered()) channels[name]["registered"] = reason.empty() ? std::string("yes") : "no: " + reason;
+  for (const comm::NcclUse& use : comm::nccl_uses()) {
+    Json entry = Json::object();
+    entry["verb"] = name_of(use.op);
+    entry["up_to_bytes"] = use.up_to_bytes;
+    entry["algorithm"] = comm::name_of(use.algorithm);
+    entry["protocol"] = comm::name_of(use.protocol);
+    entry["from"] = use.from_table ? "table" : "NCCL";
+    channels[use.channel]["collectives"].push_back(std::move(entry));
+  }
+  return run;
 }
 
 /// A machine file speaks of one rank; this host is shared by as many ranks as were started on it, a GPU by whoever uses it.
@@ -178,15 +203,20 @@ int train(const TrainCommand& command) {
     }
     print_start(world, place, config, finished, machine, threads);
     std::unique_ptr<RunDir> run_dir;
+    Json written;
     world.together([&] {
       run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
       if (world.rank() != 0) return;
       require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
-      run_dir->write("run.json", run_json(world, place, config, finished, machine, threads));
+      written = run_json(world, place, config, finished, machine, threads);
+      run_dir->write("run.json", written.dump(2) + "\n");
     });
     Trainer trainer(world, place, config, dataset, std::move(finished), agreed, command.delay_seed, command.check_hazards);
-    trainer.run(*run_dir);
+    trainer.run(*run_dir, [&] {
+      if (world.rank() == 0 && place.kind == DeviceKind::cuda)
+        run_dir->write("run.json", with_choices(written, place, trainer.rank()).dump(2) + "\n");
+    });
     log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()), format_bytes(trainer.rank().job().buffers.total_bytes()));
     log_info("metrics: {}/metrics.jsonl{}", config.output.dir, config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
     return 0;

@@ -69,7 +69,7 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
-                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds, place.kind);
+                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds, place.kind, place.wire(config_, *device));
   item_ns_.assign(job.train.size(), -1);
   meetings_ = comm::meetings_of(job);
   rank_ = std::make_unique<Rank>(
@@ -80,7 +80,7 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
                              .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
                   .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards,
-                  .graph = config_.device.graph != Choice::no},
+                  .graph = config_.device.graph != Choice::no, .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds)},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
@@ -92,7 +92,7 @@ bool Trainer::due(int64_t interval, int64_t step) const {
   return step == config_.train.steps || (interval > 0 && step % interval == 0);
 }
 
-void Trainer::run(RunDir& run_dir) {
+void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   run_dir_ = &run_dir;
   const Train& train = config_.train;
   if (!config_.trace.steps.empty())
@@ -107,6 +107,7 @@ void Trainer::run(RunDir& run_dir) {
   for (int64_t step = 1; step <= train.steps; ++step) {
     rank_->issue(static_cast<uint32_t>(step));
     rank_->wait_behind(1);
+    if (step == 1 && chosen) chosen();
     if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
     const bool stop = due(train.eval_interval, step) || (train.hash_interval > 0 && step % train.hash_interval == 0);
     if (stop) {
@@ -122,6 +123,7 @@ void Trainer::run(RunDir& run_dir) {
   SLIP_ASSERT(rank_->allocation_count() == allocations);
   print_wire();
   save_final();
+  if (chosen) chosen();
   if (trace_) trace_->finish();
   if (world_.rank() != 0 || totals_.steps == 0) return;
   const double n = static_cast<double>(totals_.steps);

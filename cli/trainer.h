@@ -3,6 +3,7 @@
 // The training loop of one rank: issue, look back one step, evaluate, write metrics.
 
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,7 +36,8 @@ class Trainer {
   ~Trainer();
 
   /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
-  void run(RunDir& run_dir);
+  /// `chosen` is called when libraries have chosen what they do: after the first step was issued, and at the end.
+  void run(RunDir& run_dir, const std::function<void()>& chosen = {});
 
   Rank& rank() { return *rank_; }
 

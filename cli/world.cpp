@@ -7,10 +7,11 @@
 #include <cstdio>
 #include <map>
 
-#include "comm/emulate/emulate.h"
+#include "comm/imitated_communicator.h"
 #include "comm/mpi/mpi_world.h"
 #include "comm/nccl/nccl.h"
 #include "comm/wiring.h"
+#include "kernels/hold/hold.h"
 
 namespace slipstream::cli {
 
@@ -61,7 +62,8 @@ void World::together(const std::function<void()>& stage) {
 }
 
 std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job& job, double bytes_per_second,
-                                                                      int64_t latency_ns, int64_t timeout_seconds, DeviceKind kind) {
+                                                                      int64_t latency_ns, int64_t timeout_seconds, DeviceKind kind,
+                                                                      const WireOptions& wire) {
   std::vector<std::unique_ptr<comm::Communicator>> communicators(job.channels.size());
   std::shared_ptr<comm::LinkPort> port;
   if (bytes_per_second > 0) port = std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns});
@@ -69,19 +71,23 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
   std::vector<std::unique_ptr<comm::Communicator>> connections(wiring.connections.size());
   const auto timeout = static_cast<double>(timeout_seconds);
   for (size_t i = 0; i < connections.size(); ++i) {
-    const std::vector<int> group = job.mesh.group(wiring.connections[i], rank());
-    if (kind == DeviceKind::cuda) {
+    const int self = wire.imitated ? job.options.rank : rank();
+    const std::vector<int> group = job.mesh.group(wiring.connections[i], self);
+    const auto mine = static_cast<int>(std::find(group.begin(), group.end(), self) - group.begin());
+    if (wire.imitated) {
+      connections[i] = comm::make_imitated_communicator(mine, static_cast<int>(group.size()), kernels::copy_on_device);
+    } else if (kind == DeviceKind::cuda) {
       if (group.size() == 1) continue;  // its plan has no task here, and needs no NCCL
       const auto user = std::find(wiring.connection_of.begin(), wiring.connection_of.end(), static_cast<int>(i));
       const std::string name = user == wiring.connection_of.end() ? "unused" : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
       // All ranks make all connections in the same order, so all share at once.
       const auto share = [&](const std::string& bytes) { return all_gather(bytes)[static_cast<size_t>(group[0])]; };
-      const auto mine = static_cast<int>(std::find(group.begin(), group.end(), rank()) - group.begin());
-      connections[i] = comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share, {.name = name, .timeout_seconds = timeout});
+      connections[i] = comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,
+                                                    {.name = name, .channel = wire.nccl.of(name), .timeout_seconds = timeout});
     } else {
       connections[i] = comm::make_mpi_communicator(*mpi_, group, static_cast<int>(i), {.timeout_seconds = timeout});
     }
-    if (port) connections[i] = comm::emulate(std::move(connections[i]), port);
+    if (port) connections[i] = comm::emulate(std::move(connections[i]), port, wire.traffic);
   }
   for (ChannelId c = 0; c < job.channels.size(); ++c)
     if (wiring.connection_of[c] >= 0) communicators[c] = std::move(connections[static_cast<size_t>(wiring.connection_of[c])]);

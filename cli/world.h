@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/emulate/emulate.h"
+#include "comm/nccl/nccl_table.h"
 #include "engine/base/check.h"
 #include "engine/plan/job.h"
 
@@ -23,6 +25,13 @@ namespace slipstream::cli {
 class AgreedFailure : public Error {
  public:
   using Error::Error;
+};
+
+/// How channels are wired.
+struct WireOptions {
+  comm::NcclTable nccl;       // what NCCL may use on each channel
+  comm::LinkTraffic traffic;  // of an emulated link
+  bool imitated = false;      // this rank is the only one of its job: the others are imitated
 };
 
 class World {
@@ -51,7 +60,8 @@ class World {
   /// the wire of the run: NCCL between GPUs (`kind` cuda, whose device is the current one), else MPI; with an emulated
   /// link when `bytes_per_second` > 0.
   std::vector<std::unique_ptr<comm::Communicator>> communicators(const Job& job, double bytes_per_second, int64_t latency_ns,
-                                                                 int64_t timeout_seconds, DeviceKind kind = DeviceKind::cpu);
+                                                                 int64_t timeout_seconds, DeviceKind kind = DeviceKind::cpu,
+                                                                 const WireOptions& wire = {});
 
  private:
   std::unique_ptr<comm::MpiWorld> mpi_;

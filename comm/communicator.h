@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
@@ -56,6 +57,13 @@ class Communicator {
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
   /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once.
   virtual void abort() = 0;
+
+  /// Has the wire seen an error since it was made (a peer gone, a link down) that no work has thrown? Never blocks; from any thread.
+  /// Throws: CommError with the wire's own words.
+  virtual void check_for_errors() {}
+  /// Blocks. Tells the wire of memory that its works will name, so that it may reach it without copies; it must outlive this
+  /// communicator. Collective. Returns why the wire does without, empty when it knows the memory or needs nothing.
+  virtual std::string register_memory(std::byte* /*base*/, int64_t /*size_bytes*/) { return {}; }
 };
 
 }  // namespace slipstream::comm

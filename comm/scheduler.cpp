@@ -53,6 +53,19 @@ Event& Scheduler::end_of(const Plan& plan) {
   return *bound.events[(bound.runs - 1) % 2][plan.spine.size() - 1];
 }
 
+std::string Scheduler::in_flight() const {
+  for (const Run& run : history_) {
+    const Plan& plan = *run.bound->plan;
+    for (ItemId i : plan.order) {
+      if (!run.bound->recorded[i] || run.bound->events[run.parity][i]->query()) continue;
+      // All events of a replay are those of its end.
+      if (run.replayed) return "a step that is replayed as one graph (device.graph = false shows which task)";
+      return fmt::format("{} on channel {}", plan.is_spine(i) ? plan.spine[i].name : (*run.bound->works)[i].name, job_.channels[plan[i].channel].name);
+    }
+  }
+  return {};
+}
+
 const Scheduler::Seam& Scheduler::seam_for(const Bound& next) {
   std::vector<const Plan*> key;
   for (const Run& run : history_) key.push_back(run.bound->plan);
@@ -84,6 +97,7 @@ void Scheduler::begin(const Plan& plan, const Frame& frame) {
 
 void Scheduler::replayed(const Plan& plan) {
   enter(bound_.at(&plan));
+  current_.replayed = true;
   history_.push_back(current_);
 }
 

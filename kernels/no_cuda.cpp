@@ -2,6 +2,7 @@
 // The CUDA side of every op in a build without CUDA: one sentence.
 
 #include "engine/base/check.h"
+#include "kernels/cuda/algorithms.h"
 #include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
 
@@ -15,6 +16,13 @@ namespace {
 
 }  // namespace
 
+GemmLibrary gemm_library() { return {}; }
+void use_algorithms(AlgorithmTable) {}
+std::map<Product, ChosenAlgorithm> chosen_algorithms() { return {}; }
+AlgorithmTable search_algorithms(LaunchContext&, const std::vector<Product>&, const SearchOptions&,
+                                 const std::function<void(const Product&, const TimedAlgorithm&)>&) {
+  refuse("search_algorithms");
+}
 void prepare_stream(void*) { refuse("prepare_stream"); }
 void release_stream(void*) {}
 void adamw_cuda(LaunchContext&, const Adamw&) { refuse("adamw"); }
@@ -36,6 +44,9 @@ void embedding_rows_pack_cuda(LaunchContext&, const EmbeddingRowsPack&) { refuse
 void embedding_rows_add_cuda(LaunchContext&, const EmbeddingRowsAdd&) { refuse("embedding_rows_add"); }
 void gelu_forward_cuda(LaunchContext&, const GeluForward&) { refuse("gelu_forward"); }
 void gelu_backward_cuda(LaunchContext&, const GeluBackward&) { refuse("gelu_backward"); }
+void hold_blocks_cuda(LaunchContext&, const HoldBlocks&) { refuse("hold_blocks"); }
+void copy_around_cuda(LaunchContext&, const CopyAround&) { refuse("copy_around"); }
+void copy_on_device_cuda(LaunchContext&, std::byte*, const std::byte*, int64_t) { refuse("copy_on_device"); }
 void layer_norm_forward_cuda(LaunchContext&, const LayerNormForward&) { refuse("layer_norm_forward"); }
 void layer_norm_backward_cuda(LaunchContext&, const LayerNormBackward&) { refuse("layer_norm_backward"); }
 void matmul_forward_cuda(LaunchContext&, const MatmulForward&) { refuse("matmul_forward"); }

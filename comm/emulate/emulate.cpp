@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every work: learn the last entry, join the port as of then, move the bytes, sleep until the port is done. On a GPU the
-// sleeping is a host function between the transfer and what comes after it: a gate that takes no multiprocessor.
+// sleeping is a host function between the transfer and what comes after it, a gate that takes no multiprocessor, or a kernel that
+// holds some until the port says that it is done.
 
 #include "comm/emulate/emulate.h"
 
@@ -16,11 +17,13 @@ namespace {
 
 // Entries further apart than this come from clocks of different machines, not from a late rank.
 constexpr int64_t kSameClockNs = int64_t{3600} * 1000000000;
+// A piece of a copy is worth the function of the host that it waits in.
+constexpr int64_t kPieceBytes = int64_t{1} << 20, kMostPieces = 16;
 
 class EmulatedCommunicator final : public Communicator {
  public:
-  EmulatedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port)
-      : inner_(std::move(inner)), port_(std::move(port)) {}
+  EmulatedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port, const LinkTraffic& traffic)
+      : inner_(std::move(inner)), port_(std::move(port)), traffic_(traffic) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
@@ -49,7 +52,9 @@ class EmulatedCommunicator final : public Communicator {
     return wrap({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer},
                 inner_->exchange(transfer, to_peer, from_peer));
   }
-  std::unique_ptr<Communicator> split(int color, int key) override { return emulate(inner_->split(color, key), port_); }
+  std::unique_ptr<Communicator> split(int color, int key) override { return emulate(inner_->split(color, key), port_, traffic_); }
+  void check_for_errors() override { inner_->check_for_errors(); }
+  std::string register_memory(std::byte* base, int64_t size_bytes) override { return inner_->register_memory(base, size_bytes); }
   std::optional<int64_t> sent_bytes() const override { return inner_->sent_bytes(); }
   void abort() override {
     aborted_->store(true);
@@ -67,14 +72,23 @@ class EmulatedCommunicator final : public Communicator {
       int64_t entry_ns = 0;
       LinkPort::Ticket ticket;
     };
+    // What the traffic goes through: the bytes of this rank.
+    const bool reads = from_bytes(verb, size()) > 0;
+    const Slice touched = reads ? transfer.from : transfer.to;
+    const int64_t touched_bytes = reads ? from_bytes(verb, size()) : to_bytes(verb, size());
+    const LinkTraffic traffic = peers_of(verb, rank(), size()).empty() ? LinkTraffic{} : traffic_;
+    uint32_t* flag = traffic.form == LinkForm::blocks ? traffic.make_flag() : nullptr;
     auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send, aborted = aborted_, cost, meeting, what = describe(verb),
+                 traffic, touched, touched_bytes, flag,
                  peers = peers_of(verb, rank(), size()), flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
       context.on_host([=, &state] {
         flight->entry_ns = monotonic_ns();
         int64_t last_entry_ns = meeting ? meeting->meet(flight->entry_ns, peers) : flight->entry_ns;
         if (last_entry_ns - flight->entry_ns > kSameClockNs) last_entry_ns = flight->entry_ns;
         state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
+        if (flag) std::atomic_ref(*flag).store(0);
         if (!peers.empty()) flight->ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes, sends, receives);
+        if (flag) port->when_done(flight->ticket, [flag] { std::atomic_ref(*flag).store(1); });
       });
       if (peers.empty()) return move(context);
       try {
@@ -82,6 +96,16 @@ class EmulatedCommunicator final : public Communicator {
       } catch (...) {
         if (context.kind == DeviceKind::cpu) port->leave(flight->ticket);
         throw;
+      }
+      if (flag) return traffic.hold(context, context.at(touched), touched_bytes, cost.wire_ns, flag);
+      if (traffic.form == LinkForm::copies) {
+        // In pieces, each when the link has got so far: an engine at full speed would be done long before the link.
+        const int64_t pieces = std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces);
+        for (int64_t p = 0; p < pieces; ++p) {
+          if (p > 0)
+            context.on_host([=] { port->wait_for_part(flight->ticket, cost.bytes - p * (cost.bytes / pieces), [&] { return aborted->load(); }); });
+          traffic.copy(context, context.at(touched), std::min(cost.bytes / pieces, touched_bytes));
+        }
       }
       context.on_host([=] {
         if (!port->wait(flight->ticket, [&] { return aborted->load(); }))
@@ -94,13 +118,14 @@ class EmulatedCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> inner_;
   std::shared_ptr<LinkPort> port_;
+  LinkTraffic traffic_;
   std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port) {
-  return std::make_unique<EmulatedCommunicator>(std::move(inner), std::move(port));
+std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port, const LinkTraffic& traffic) {
+  return std::make_unique<EmulatedCommunicator>(std::move(inner), std::move(port), traffic);
 }
 
 }  // namespace slipstream::comm

@@ -84,8 +84,9 @@ void PortSchedule::advance(int64_t now_ns) {
   now_ns_ = now_ns;
 }
 
-int64_t PortSchedule::predicted_end_ns(Ticket ticket) const {
+int64_t PortSchedule::predicted_end_ns(Ticket ticket, double left_bytes) const {
   std::vector<Transfer> copies(transfers_.begin(), transfers_.end());
+  copies[static_cast<size_t>(std::distance(std::list<Transfer>::const_iterator(transfers_.begin()), std::list<Transfer>::const_iterator(ticket)))].left_bytes -= left_bytes;
   std::vector<Transfer*> all;
   for (Transfer& copy : copies) all.push_back(&copy);
   share(all, bytes_per_ns_, now_ns_, kNever);
@@ -105,14 +106,14 @@ LinkPort::Ticket LinkPort::begin(int64_t begin_ns, int64_t latency_ns, int64_t b
   return ticket;
 }
 
-bool LinkPort::sleep_until_done(std::unique_lock<std::mutex>& lock, Ticket ticket, bool (*cancelled)(void*),
-                                void* argument) {
+bool LinkPort::sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, double left_bytes, bool (*cancelled)(void*), void* argument) {
   while (true) {
     if (cancelled(argument)) return false;
-    schedule_.advance(monotonic_ns());
-    if (ticket->done) return true;
+    const int64_t now_ns = monotonic_ns();
+    schedule_.advance(now_ns);
+    if (ticket->done || (left_bytes > 0 && ticket->sends_from_ns <= now_ns && ticket->left_bytes <= left_bytes)) return true;
     // A change of membership moves the end: whoever joins or leaves wakes the others.
-    const int64_t end_ns = schedule_.predicted_end_ns(ticket);
+    const int64_t end_ns = schedule_.predicted_end_ns(ticket, left_bytes);
     const uint64_t seen = membership_;
     const auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns));
     changed_.wait_until(lock, deadline, [&] { return membership_ != seen || cancelled(argument); });
@@ -130,8 +131,60 @@ void LinkPort::leave(Ticket ticket) {
 }
 
 void LinkPort::wake_all() {
-  { std::lock_guard lock(mutex_); }
+  {
+    std::lock_guard lock(mutex_);
+    woken_ = true;
+  }
   changed_.notify_all();
+}
+
+void LinkPort::when_done(Ticket ticket, std::function<void()> done) {
+  {
+    std::lock_guard lock(mutex_);
+    released_.emplace_back(ticket, std::move(done));
+    if (!releaser_.joinable()) releaser_ = std::thread([this] { release(); });
+    ++membership_;
+  }
+  changed_.notify_all();
+}
+
+void LinkPort::release() {
+  std::unique_lock lock(mutex_);
+  while (!ends_) {
+    schedule_.advance(monotonic_ns());
+    // Of those that are done, who was done first: a thread that comes late keeps their order.
+    int64_t next_ns = kNever;
+    auto first = released_.end();
+    for (auto at = released_.begin(); at != released_.end(); ++at) {
+      if (!at->first->done && !woken_)
+        next_ns = std::min(next_ns, schedule_.predicted_end_ns(at->first));
+      else if (first == released_.end() || at->first->end_ns < first->first->end_ns)
+        first = at;
+    }
+    if (first != released_.end()) {
+      schedule_.remove(first->first);
+      first->second();
+      released_.erase(first);
+      ++membership_;
+      changed_.notify_all();
+      continue;  // who left makes the others faster
+    }
+    const uint64_t seen = membership_;
+    const auto moved = [&] { return ends_ || membership_ != seen || (woken_ && !released_.empty()); };
+    if (next_ns == kNever)
+      changed_.wait(lock, moved);
+    else
+      changed_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(next_ns)), moved);
+  }
+}
+
+LinkPort::~LinkPort() {
+  {
+    std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (releaser_.joinable()) releaser_.join();
 }
 
 }  // namespace slipstream::comm

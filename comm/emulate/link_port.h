@@ -4,8 +4,11 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <mutex>
+#include <thread>
+#include <utility>
 
 #include "comm/link.h"
 
@@ -31,8 +34,8 @@ class PortSchedule {
   void remove(Ticket ticket);
   /// Moves all transfers on to `now_ns` (never back).
   void advance(int64_t now_ns);
-  /// When `ticket` ends if nobody else joins.
-  int64_t predicted_end_ns(Ticket ticket) const;
+  /// When `ticket` has only `left_bytes` to send if nobody else joins; 0: when it ends.
+  int64_t predicted_end_ns(Ticket ticket, double left_bytes = 0) const;
 
  private:
   double bytes_per_ns_;      // 0: infinite
@@ -45,6 +48,9 @@ class PortSchedule {
 class LinkPort {
  public:
   explicit LinkPort(const Link& link) : link_(link), schedule_(link.bytes_per_second) {}
+  ~LinkPort();
+  LinkPort(const LinkPort&) = delete;
+  LinkPort& operator=(const LinkPort&) = delete;
   const Link& link() const { return link_; }
 
   using Ticket = PortSchedule::Ticket;
@@ -54,24 +60,36 @@ class LinkPort {
   template <typename Cancelled>
   bool wait(Ticket ticket, Cancelled cancelled) {
     std::unique_lock lock(mutex_);
-    const bool done = sleep_until_done(lock, ticket, [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
+    const bool done = sleep_until(lock, ticket, 0, [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
     schedule_.remove(ticket);
     ++membership_;
     lock.unlock();
     changed_.notify_all();
     return done;
   }
+  /// Blocks. Until it has only `left_bytes` to send, or `cancelled` became true; the transfer stays.
+  template <typename Cancelled>
+  void wait_for_part(Ticket ticket, int64_t left_bytes, Cancelled cancelled) {
+    std::unique_lock lock(mutex_);
+    sleep_until(lock, ticket, static_cast<double>(left_bytes), [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
+  }
+  /// Instead of wait: `done` is called from a thread of the port when the last byte has left, or at once after wake_all.
+  void when_done(Ticket ticket, std::function<void()> done);
   /// The transfer failed elsewhere: leaves the port.
   void leave(Ticket ticket);
   void wake_all();
 
  private:
-  bool sleep_until_done(std::unique_lock<std::mutex>& lock, Ticket ticket, bool (*cancelled)(void*), void* argument);
+  bool sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, double left_bytes, bool (*cancelled)(void*), void* argument);
+  void release();
   Link link_;
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t membership_ = 0;
   PortSchedule schedule_;
+  std::list<std::pair<Ticket, std::function<void()>>> released_;  // under mutex_, as all below
+  bool ends_ = false, woken_ = false;
+  std::thread releaser_;  // from the first when_done on
 };
 
 }  // namespace slipstream::comm

@@ -10,19 +10,16 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/nccl/nccl_table.h"
 
 namespace slipstream::comm {
 
 /// Blocks. Collective among one group: every rank gets the bytes of the group's rank 0.
 using ShareBytes = std::function<std::string(const std::string& bytes)>;
 
-/// What NCCL may use; what is not set is NCCL's own choice. Variables NCCL_* of the user come before all of them.
 struct NcclOptions {
   std::string name = "channel";  // reaches NCCL's log and every error text
-  int min_ctas = 0;              // blocks that a collective takes from the compute kernels; 0: not set
-  int max_ctas = 0;
-  int cluster_size = -1;         // blocks of a cluster; -1: not set, 0: no clusters
-  int traffic_class = -1;        // of the network; -1: not set
+  NcclChannel channel;           // what the table says of it
   double timeout_seconds = 600;  // of setting up, splitting and ending
 };
 
@@ -36,7 +33,8 @@ struct NcclEnvironment {
 };
 
 /// Sets what NCCL reads when its first communicator is made, where the user has not set it: launches of different
-/// communicators keep the host's order on every rank; with `deterministic` ring and simple protocol; with `shares_gpu` also
+/// communicators keep the host's order on every rank; our tuner, which applies the table and records what NCCL chose; with
+/// `deterministic` ring and simple protocol; with `shares_gpu` also
 /// what several ranks on one GPU need: a host name per rank, sockets on the loopback interface, few blocks.
 void prepare_nccl_environment(const NcclEnvironment& environment);
 
@@ -48,9 +46,5 @@ void prepare_nccl_environment(const NcclEnvironment& environment);
 /// Throws: CommError with a sentence when this build has no NCCL, versions differ or the group cannot connect.
 std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share,
                                                      const NcclOptions& options = {});
-
-/// Has NCCL seen an error of `communicator` since it was made (a peer gone, a link down)? Never blocks; for a watchdog,
-/// and before a wait. `communicator` may be of any kind. Throws: CommError with NCCL's words.
-void check_for_errors(Communicator& communicator);
 
 }  // namespace slipstream::comm

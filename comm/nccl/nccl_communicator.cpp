@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "comm/nccl/tuner.h"
 #include "engine/base/check.h"
 #include "engine/base/log.h"
 
@@ -73,12 +74,13 @@ void rest(int look) {
 ncclConfig_t config_of(const NcclOptions& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  if (options.min_ctas > 0) config.minCTAs = options.min_ctas;
-  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
-  if (options.cluster_size >= 0) config.cgaClusterSize = options.cluster_size;
+  const NcclChannel& channel = options.channel;
+  if (channel.min_ctas > 0) config.minCTAs = channel.min_ctas;
+  if (channel.max_ctas > 0) config.maxCTAs = channel.max_ctas;
+  if (channel.cluster_size >= 0) config.cgaClusterSize = channel.cluster_size;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   config.commName = options.name.c_str();
-  if (options.traffic_class >= 0) config.trafficClass = options.traffic_class;
+  if (channel.traffic_class >= 0) config.trafficClass = channel.traffic_class;
 #endif
   return config;
 }
@@ -96,6 +98,9 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, const NcclOptions& options) 
 NcclCommunicator::~NcclCommunicator() {
   std::lock_guard lock(mutex_);
   if (!comm_) return;
+  for (void* handle : registered_)
+    if (const ncclResult_t result = ncclCommDeregister(comm_, handle); result != ncclSuccess)
+      log_warn("[nccl] {}: rank {} could not let go of registered memory: {}", options_.name, rank_, ncclGetErrorString(result));
   const double limit_seconds = std::min(options_.timeout_seconds, kLongestEndSeconds);
   ncclResult_t result = settle(comm_, ncclCommFinalize(comm_), limit_seconds, rest);
   if (result == ncclSuccess) result = ncclCommDestroy(comm_);
@@ -188,6 +193,7 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
   if (color < 0) throw CommError("[nccl] {}: split with color {}, need at least 0. Give every rank a group.", options_.name, color);
   std::unique_lock lock(mutex_);
   require_alive("split");
+  const TunedChannel tuned(options_.name, options_.channel);
   ncclConfig_t config = config_of(options_);
   ncclComm_t child = nullptr;
   finish(lock, ncclCommSplit(comm_, color, key, &child, &config), "split");
@@ -201,6 +207,18 @@ void NcclCommunicator::abort() {
   if (!comm_) return;
   ncclCommAbort(comm_);
   comm_ = nullptr;
+}
+
+std::string NcclCommunicator::register_memory(std::byte* base, int64_t size_bytes) {
+  std::unique_lock lock(mutex_);
+  require_alive("registering memory");
+  void* handle = nullptr;
+  const ncclResult_t result = settle(comm_, ncclCommRegister(comm_, base, static_cast<size_t>(size_bytes), &handle), options_.timeout_seconds, rest);
+  if (result != ncclSuccess) return fmt::format("NCCL does not register memory here: {}", ncclGetErrorString(result));
+  // Success without a handle: this transport has no use for it.
+  if (!handle) return "NCCL has no use for registered memory on these links";
+  registered_.push_back(handle);
+  return {};
 }
 
 void NcclCommunicator::check_for_errors() {
@@ -219,6 +237,7 @@ int nccl_version() {
 
 void prepare_nccl_environment(const NcclEnvironment& environment) {
   set_if_unset("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
+  set_if_unset("NCCL_TUNER_PLUGIN", "STATIC_PLUGIN");  // comm/nccl/tuner.cpp
   if (environment.deterministic) {
     set_if_unset("NCCL_ALGO", "Ring");
     set_if_unset("NCCL_PROTO", "Simple");
@@ -249,6 +268,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const S
     throw CommError("[nccl] {}: rank {} has NCCL {}, rank 0 of its group has {}. Install the same version on all machines.",
                     options.name, rank, nccl_version(), std::stoi(shared.substr(0, version.size())));
   std::copy_n(shared.data() + version.size(), sizeof id.internal, id.internal);
+  const TunedChannel tuned(options.name, options.channel);
   ncclConfig_t config = config_of(options);
   ncclComm_t comm = nullptr;
   made = ncclCommInitRankConfig(&comm, size, id, rank, &config);
@@ -261,10 +281,6 @@ std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const S
   }
   if (made != ncclSuccess) fail_with(comm, options.name, made, what);
   return std::make_unique<NcclCommunicator>(comm, options);
-}
-
-void check_for_errors(Communicator& communicator) {
-  if (auto* nccl = dynamic_cast<NcclCommunicator*>(&communicator)) nccl->check_for_errors();
 }
 
 }  // namespace slipstream::comm

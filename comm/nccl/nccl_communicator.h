@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "comm/host/bind.h"
 #include "comm/nccl/nccl.h"
@@ -38,7 +39,8 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color, int key) override;
   void abort() override;
 
-  void check_for_errors();
+  void check_for_errors() override;
+  std::string register_memory(std::byte* base, int64_t size_bytes) override;
 
  private:
   Work bind_verb(const Verb& verb);
@@ -50,6 +52,7 @@ class NcclCommunicator final : public Communicator {
 
   std::mutex mutex_;
   ncclComm_t comm_;  // under mutex_; null after abort
+  std::vector<void*> registered_;  // under mutex_
   NcclOptions options_;
   int rank_ = 0;
   int size_ = 1;

@@ -21,6 +21,7 @@ enum class Recompute : uint8_t { none, selective, full };
 enum class GradReduce : uint8_t { bucketed, per_parameter, flat, naive };
 enum class Schedule : uint8_t { gpipe, one_f_one_b, interleaved_1f1b, zb_h1 };
 enum class Backend : uint8_t { automatic, nccl, mpi, thread };
+enum class EmulateForm : uint8_t { gate, copies, blocks };
 enum class Quantize : uint8_t { none, int8 };
 enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 enum class Choice : uint8_t { automatic, no, yes };  // true | false | "auto"
@@ -119,6 +120,8 @@ struct Pipeline {
 struct Emulate {
   int64_t bandwidth_bytes_per_second = 0;  // 0: no emulated link
   int64_t latency_ns = 0;
+  EmulateForm form = EmulateForm::gate;
+  int64_t blocks = 4;  // of form blocks
 };
 
 struct Comm {
@@ -129,6 +132,7 @@ struct Comm {
   Choice deterministic = Choice::automatic;  // automatic: yes on cpu, no on NCCL
   int64_t timeout_seconds = 600;
   Emulate emulate;
+  std::string nccl;  // path of a table; empty: NCCL's own choices
 };
 
 struct DeviceConfig {
@@ -136,6 +140,7 @@ struct DeviceConfig {
   int64_t threads = 0;  // 0: cores in the affinity mask / ranks that share it, at least 1
   std::string machine;  // path of a machine file; empty: this host
   Choice graph = Choice::automatic;  // automatic: yes on cuda
+  std::string algorithms = "auto";   // path of a table; empty: none
 };
 
 struct Checkpoint {

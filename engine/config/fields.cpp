@@ -163,12 +163,19 @@ std::vector<Field<R>> make_fields() {
                 "Sums in rank order: the same bits for every way of reducing. auto: true on cpu, false with NCCL."),
       F::integer("comm.timeout_seconds", at(&R::comm, &Comm::timeout_seconds), {1, 1'000'000'000},
                  "A collective that takes longer ends the run with exit code 6."),
+      F::text("comm.nccl", at(&R::comm, &Comm::nccl),
+              "JSON table of blocks, clusters, traffic class, algorithm and protocol by channel (docs/how-to/gpu.md). Empty: NCCL's choices."),
       F::quantity("comm.emulate.bandwidth", at(&R::comm, &Comm::emulate, &Emulate::bandwidth_bytes_per_second),
                   detail::optional_rate_quantity(), {1, int64_t{1} << 50},
                   "Every rank sends through an emulated port of this rate. Empty: no emulated link."),
       F::quantity("comm.emulate.latency", at(&R::comm, &Comm::emulate, &Emulate::latency_ns),
                   detail::duration_quantity(), {0, 60 * kSecond},
                   "Latency of one hop of the emulated link; without a bandwidth it has no effect."),
+      F::word("comm.emulate.form", at(&R::comm, &Comm::emulate, &Emulate::form), {"gate", "copies", "blocks"},
+              "What a busy emulated link takes of the device. gate: nothing; copies: memory bandwidth, by copies out and in (cuda); blocks: "
+              "multiprocessors, held as a collective's kernel does (cuda)."),
+      F::integer("comm.emulate.blocks", at(&R::comm, &Comm::emulate, &Emulate::blocks), {1, 1024},
+                 "comm.emulate.form = \"blocks\": how many, each a multiprocessor."),
 
       F::word("device.kind", at(&R::device, &DeviceConfig::kind), {"auto", "cpu", "cuda"},
               "Where the mathematics runs. auto: cuda where this build and this machine have it."),
@@ -179,6 +186,8 @@ std::vector<Field<R>> make_fields() {
               "Machine file for predictions, such as configs/machines/h100x8.toml. Empty: this host."),
       F::choice("device.graph", at(&R::device, &DeviceConfig::graph),
                 "cuda: record a whole step as a CUDA graph and replay it with one launch. auto: true."),
+      F::text("device.algorithms", at(&R::device, &DeviceConfig::algorithms),
+              "cuda: table of timed cuBLASLt algorithms, made by slipstream bench products. auto: of this card, in ~/.cache/slipstream. Empty: none."),
 
       F::text("checkpoint.dir", at(&R::checkpoint, &Checkpoint::dir),
               "Where weights go. Empty: output.dir/checkpoints."),

@@ -3,25 +3,18 @@
 
 #include "kernels/cuda/cublaslt.h"
 
-#include <cublasLt.h>
-#include <launch.h>
-
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "engine/base/check.h"
+#include "kernels/cuda/cublaslt_types.h"
 #include "kernels/cuda/workspace.h"
 
 namespace slipstream::kernels {
-namespace {
-
-// What NVIDIA advises for Hopper.
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+namespace lt {
 
 void check(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
@@ -29,64 +22,7 @@ void check(cublasStatus_t status, const char* what) {
                         cublasLtGetStatusString(status), static_cast<int>(status));
 }
 
-using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, DType, DType, bool, bool, bool, uint32_t>;
-
-struct Choice {
-  bool found = false;
-  cublasLtMatmulAlgo_t algorithm;
-};
-
-struct Owned {
-  void* scratch = nullptr;
-  void* workspace = nullptr;
-  cublasLtHandle_t handle = nullptr;
-  std::map<Key, Choice> choices;
-
-  Owned() = default;
-  /// Apart from the constructor: what was taken before a failure is given back.
-  void take() {
-    cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "taking the scratch memory of a stream");
-    cuda_check(cudaMalloc(&workspace, static_cast<size_t>(kWorkspaceBytes)), "taking the cuBLASLt workspace of a stream");
-    check(cublasLtCreate(&handle), "starting cuBLASLt");
-  }
-  ~Owned() {
-    if (handle) cublasLtDestroy(handle);
-    cudaFree(workspace);
-    cudaFree(scratch);
-  }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-};
-
-struct Streams {
-  std::mutex mutex;
-  std::unordered_map<void*, std::unique_ptr<Owned>> owned;
-};
-Streams& streams() {
-  // Never destroyed: at exit the driver may be gone before us.
-  static Streams* all = new Streams;
-  return *all;
-}
-
-Owned& owned_by(void* stream) {
-  Streams& all = streams();
-  const std::lock_guard lock(all.mutex);
-  auto& owned = all.owned[stream];
-  if (!owned) {
-    auto taken = std::make_unique<Owned>();
-    taken->take();
-    owned = std::move(taken);
-  }
-  return *owned;
-}
-
-template <typename T, cublasStatus_t (*kDestroy)(T*)>
-struct Destroy {
-  void operator()(T* p) const { kDestroy(p); }
-};
-using Description = std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescOpaque_t, cublasLtMatmulDescDestroy>>;
-using Layout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutOpaque_t, cublasLtMatrixLayoutDestroy>>;
-using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Destroy<cublasLtMatmulPreferenceOpaque_t, cublasLtMatmulPreferenceDestroy>>;
+namespace {
 
 cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
@@ -95,22 +31,31 @@ void set(const Description& description, cublasLtMatmulDescAttributes_t attribut
   check(cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof value), "describing a product");
 }
 
+cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
+  switch (epilogue) {
+    case Epilogue::none: return CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::gelu: return CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::gelu_bias: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::gelu_gradient: return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::bias_gradient: return CUBLASLT_EPILOGUE_BGRADB;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 Description describe(const Gemm& args) {
   cublasLtMatmulDesc_t made = nullptr;
   check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
   Description description(made);
   set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  const cublasLtEpilogue_t epilogue = args.pre_gelu ? args.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX
-                                      : args.bias   ? CUBLASLT_EPILOGUE_BIAS
-                                                    : CUBLASLT_EPILOGUE_DEFAULT;
-  set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-  if (args.bias) {
-    set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias);
-    set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(args.in)));
+  set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product_of(args).epilogue));
+  if (const void* vector = args.bias ? args.bias : args.b_sums) {
+    set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
+    set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(args.bias ? args.in : args.out)));
   }
-  if (args.pre_gelu) {
-    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.pre_gelu);
+  if (const void* matrix = args.pre_gelu ? args.pre_gelu : args.gelu_input) {
+    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, matrix);
     set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.d_ld);
     set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, static_cast<int32_t>(type_of(args.in)));
   }
@@ -130,11 +75,18 @@ uint32_t alignment_of(std::initializer_list<const void*> pointers) {
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
-Choice choose(Owned& owned, const Gemm& args, const Description& description, const Layout& a, const Layout& b, const Layout& d,
-              uint32_t alignment_bytes) {
+}  // namespace
+
+Described::Described(const Gemm& args)
+    : description(describe(args)),
+      a(args.a_transposed ? layout(args.in, args.k, args.m, args.a_ld) : layout(args.in, args.m, args.k, args.a_ld)),
+      b(args.b_transposed ? layout(args.in, args.n, args.k, args.b_ld) : layout(args.in, args.k, args.n, args.b_ld)),
+      d(layout(args.out, args.m, args.n, args.d_ld)) {}
+
+std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const {
   cublasLtMatmulPreference_t made = nullptr;
   check(cublasLtMatmulPreferenceCreate(&made), "asking for algorithms");
-  const Preference preference(made);
+  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Destroy<cublasLtMatmulPreferenceOpaque_t, cublasLtMatmulPreferenceDestroy>> preference(made);
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value), "asking for algorithms");
   };
@@ -142,16 +94,107 @@ Choice choose(Owned& owned, const Gemm& args, const Description& description, co
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     prefer(attribute, alignment_bytes);
-  cublasLtMatmulHeuristicResult_t result = {};
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(owned.handle, description.get(), a.get(), b.get(), d.get(), d.get(),
-                                                              preference.get(), 1, &result, &found);
-  if (status == CUBLAS_STATUS_SUCCESS && found > 0) return {true, result.algo};
-  if (!args.bias && !args.pre_gelu) check(status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status, "choosing an algorithm");
-  return {};
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(), d.get(), preference.get(), most,
+                                                              results.data(), &found);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) found = 0;
+  else check(status, "asking for algorithms");
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < found; ++i)
+    if (results[static_cast<size_t>(i)].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[static_cast<size_t>(i)].algo);
+  return algorithms;
+}
+
+bool Described::takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const {
+  cublasLtMatmulHeuristicResult_t result = {};
+  return cublasLtMatmulAlgoCheck(handle, description.get(), a.get(), b.get(), d.get(), d.get(), &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         static_cast<int64_t>(result.workspaceSize) <= kWorkspaceBytes;
+}
+
+cublasStatus_t Described::launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm, void* workspace,
+                                 cudaStream_t stream) const {
+  const float one = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
+  return cublasLtMatmul(handle, description.get(), &one, args.a, a.get(), args.b, b.get(), &beta, args.d, d.get(), args.d, d.get(), &algorithm,
+                        workspace, static_cast<size_t>(kWorkspaceBytes), stream);
+}
+
+Product product_of(const Gemm& args) {
+  return {.m = args.m, .n = args.n, .k = args.k, .a_ld = args.a_ld, .b_ld = args.b_ld, .d_ld = args.d_ld, .a_transposed = args.a_transposed,
+          .b_transposed = args.b_transposed, .in = args.in, .out = args.out, .accumulate = args.accumulate,
+          .epilogue = args.gelu_input ? Epilogue::gelu_gradient
+                      : args.b_sums   ? Epilogue::bias_gradient
+                      : args.pre_gelu ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
+                      : args.bias     ? Epilogue::bias
+                                      : Epilogue::none,
+          .alignment_bytes = alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.b_sums})};
+}
+
+}  // namespace lt
+
+namespace {
+
+using From = ChosenAlgorithm::From;
+
+struct Owned {
+  void* scratch = nullptr;
+  lt::Tools tools;
+  std::map<Product, ChosenAlgorithm> choices;
+
+  Owned() = default;
+  /// Apart from the constructor: what was taken before a failure is given back.
+  void take() {
+    cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "taking the scratch memory of a stream");
+    cuda_check(cudaMalloc(&tools.workspace, static_cast<size_t>(lt::kWorkspaceBytes)), "taking the cuBLASLt workspace of a stream");
+    lt::check(cublasLtCreate(&tools.handle), "starting cuBLASLt");
+  }
+  ~Owned() {
+    if (tools.handle) cublasLtDestroy(tools.handle);
+    cudaFree(tools.workspace);
+    cudaFree(scratch);
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+};
+
+struct Streams {
+  std::mutex mutex;
+  std::unordered_map<void*, std::unique_ptr<Owned>> owned;
+  AlgorithmTable table;
+  std::map<Product, ChosenAlgorithm> chosen;  // by streams that are gone, too
+};
+Streams& streams() {
+  // Never destroyed: at exit the driver may be gone before us.
+  static Streams* all = new Streams;
+  return *all;
+}
+
+Owned& owned_by(void* stream) {
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  auto& owned = all.owned[stream];
+  if (!owned) {
+    auto taken = std::make_unique<Owned>();
+    taken->take();
+    owned = std::move(taken);
+  }
+  return *owned;
+}
+
+ChosenAlgorithm choose(const lt::Tools& tools, const AlgorithmTable& table, const Product& product, const lt::Described& described) {
+  const bool can_be_apart = product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient;
+  const TimedAlgorithm* timed = table.find(product);
+  if (timed && timed->wins() && described.takes(tools.handle, lt::algorithm_of(timed->algorithm))) return {From::table, timed->algorithm};
+  if (can_be_apart) return {From::kernel, {}};
+  const std::vector<cublasLtMatmulAlgo_t> first = described.candidates(tools.handle, product.alignment_bytes, 1);
+  if (!first.empty()) return {From::library, lt::bits_of(first[0])};
+  if (product.epilogue == Epilogue::none) lt::check(CUBLAS_STATUS_NOT_SUPPORTED, "choosing an algorithm");
+  return {From::kernel, {}};
 }
 
 }  // namespace
+
+lt::Tools lt::tools_of(const LaunchContext& context) { return owned_by(context.native_stream).tools; }
 
 void* scratch_of(const LaunchContext& context) { return owned_by(context.native_stream).scratch; }
 void prepare_stream(void* native_stream) { owned_by(native_stream); }
@@ -161,24 +204,42 @@ void release_stream(void* native_stream) {
   all.owned.erase(native_stream);
 }
 
+GemmLibrary gemm_library() {
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), "asking for the current GPU");
+  cudaDeviceProp properties{};
+  cuda_check(cudaGetDeviceProperties(&properties, device), "asking for the name of a GPU");
+  return {.card = properties.name, .version = static_cast<int64_t>(cublasLtGetVersion())};
+}
+
+void use_algorithms(AlgorithmTable table) {
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  all.table = std::move(table);
+  all.chosen.clear();
+  for (auto& [stream, owned] : all.owned) owned->choices.clear();
+}
+
+std::map<Product, ChosenAlgorithm> chosen_algorithms() {
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  return all.chosen;
+}
+
 bool gemm(const LaunchContext& context, const Gemm& args) {
   Owned& owned = owned_by(context.native_stream);
-  const Description description = describe(args);
-  const Layout a = args.a_transposed ? layout(args.in, args.k, args.m, args.a_ld) : layout(args.in, args.m, args.k, args.a_ld);
-  const Layout b = args.b_transposed ? layout(args.in, args.n, args.k, args.b_ld) : layout(args.in, args.k, args.n, args.b_ld);
-  const Layout d = layout(args.out, args.m, args.n, args.d_ld);
-  const uint32_t alignment_bytes = alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu});
-  const Key key = {args.m, args.n, args.k, args.a_ld, args.b_ld, args.d_ld, args.a_transposed, args.b_transposed, args.in, args.out,
-                   args.accumulate, args.bias != nullptr, args.pre_gelu != nullptr, alignment_bytes};
-  auto known = owned.choices.find(key);
-  if (known == owned.choices.end())
-    known = owned.choices.emplace(key, choose(owned, args, description, a, b, d, alignment_bytes)).first;
-  if (!known->second.found) return false;
-  const float one = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
-  check(cublasLtMatmul(owned.handle, description.get(), &one, args.a, a.get(), args.b, b.get(), &beta, args.d, d.get(), args.d, d.get(),
-                       &known->second.algorithm, owned.workspace, static_cast<size_t>(kWorkspaceBytes),
-                       static_cast<cudaStream_t>(context.native_stream)),
-        "launching a product");
+  const Product product = lt::product_of(args);
+  const lt::Described described(args);
+  auto known = owned.choices.find(product);
+  if (known == owned.choices.end()) {
+    Streams& all = streams();
+    const std::lock_guard lock(all.mutex);
+    known = owned.choices.emplace(product, choose(owned.tools, all.table, product, described)).first;
+    all.chosen.insert(*known);
+  }
+  if (known->second.from == From::kernel) return false;
+  lt::check(described.launch(owned.tools.handle, args, lt::algorithm_of(known->second.algorithm), owned.tools.workspace, stream_of(context)),
+            "launching a product");
   return true;
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
+#include "kernels/hold/hold.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/residual/residual.h"
@@ -45,6 +46,9 @@ void embedding_rows_pack_cuda(LaunchContext& context, const EmbeddingRowsPack& a
 void embedding_rows_add_cuda(LaunchContext& context, const EmbeddingRowsAdd& args);
 void gelu_forward_cuda(LaunchContext& context, const GeluForward& args);
 void gelu_backward_cuda(LaunchContext& context, const GeluBackward& args);
+void hold_blocks_cuda(LaunchContext& context, const HoldBlocks& args);
+void copy_around_cuda(LaunchContext& context, const CopyAround& args);
+void copy_on_device_cuda(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes);
 void layer_norm_forward_cuda(LaunchContext& context, const LayerNormForward& args);
 void layer_norm_backward_cuda(LaunchContext& context, const LayerNormBackward& args);
 void matmul_forward_cuda(LaunchContext& context, const MatmulForward& args);

@@ -33,6 +33,21 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+/// Nanoseconds on a clock that all multiprocessors share; its last digits may stand still for a microsecond.
+__device__ __forceinline__ uint64_t global_timer_ns() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+/// A word that the host may be writing, read from its memory every time.
+__device__ __forceinline__ uint32_t load_of_host(const uint32_t* p) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+/// Leaves the scheduler to others for about so long.
+__device__ __forceinline__ void pause_ns(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l

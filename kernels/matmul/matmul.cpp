@@ -12,6 +12,7 @@
 #include "engine/base/units.h"
 #include "kernels/common/checks.h"
 #include "kernels/cuda/entry_points.h"
+#include "kernels/gelu/gelu.h"
 #include "kernels/matmul/matmul_cpu.h"
 #include "kernels/matmul/product.h"
 
@@ -87,8 +88,11 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   if (args.rows == 0 || args.in == 0) return;
   require_pointers("matmul_backward_input", {args.dx});
   if (args.out > 0) require_pointers("matmul_backward_input", {args.dy, args.weight});
+  if (args.pre_activation && args.accumulate)
+    throw ShapeError("[matmul_backward_input] the gradient of GELU is of the whole sum: add first, and call gelu_backward. Got accumulate with pre_activation.");
   if (context.kind == DeviceKind::cuda) return matmul_backward_input_cuda(context, args);
   SLIP_CALL_ISA(matmul_backward_input_cpu(context, args))
+  if (args.pre_activation) gelu_backward(context, {args.dx, args.pre_activation, args.dx, args.rows * args.in, args.dtype});
 }
 
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
@@ -122,8 +126,9 @@ Cost matmul_forward_cost(const MatmulForward& args) {
 
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
   const int64_t results = args.rows * args.in;
-  return {2 * results * args.out,
-          bytes_of(args.rows * args.out + args.out * args.in + results * (args.accumulate ? 2 : 1), args.dtype)};
+  // The gradient of GELU: the 32 operations of its card, and its input is read.
+  return {2 * results * args.out + (args.pre_activation ? 32 * results : 0),
+          bytes_of(args.rows * args.out + args.out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1), args.dtype)};
 }
 
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args) {

@@ -106,17 +106,33 @@ void matmul_backward_input_cuda(LaunchContext& context, const MatmulBackwardInpu
     if (!args.accumulate) zero(context, args.dx, bytes_of(args.rows * args.in, args.dtype));
     return;
   }
-  gemm(context, {.a = args.weight, .b = args.dy, .d = args.dx, .m = args.in, .n = args.rows, .k = args.out, .a_ld = args.in,
-                 .b_ld = args.out, .d_ld = args.in, .in = args.dtype, .out = args.dtype, .accumulate = args.accumulate});
+  Gemm product = {.a = args.weight, .b = args.dy, .d = args.dx, .gelu_input = args.pre_activation, .m = args.in, .n = args.rows, .k = args.out,
+                  .a_ld = args.in, .b_ld = args.out, .d_ld = args.in, .in = args.dtype, .out = args.dtype, .accumulate = args.accumulate};
+  if (gemm(context, product)) return;
+  product.gelu_input = nullptr;
+  gemm(context, product);
+  gelu_backward_cuda(context, {args.dx, args.pre_activation, args.dx, args.rows * args.in, args.dtype});
 }
 
 void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWeight& args) {
-  if (args.in > 0 && args.rows > 0)
-    gemm(context, {.a = args.x, .b = args.dy, .d = args.dweight, .m = args.in, .n = args.out, .k = args.rows, .a_ld = args.in,
-                   .b_ld = args.dy_stride, .d_ld = args.in, .b_transposed = true, .in = args.dtype, .out = DType::f32,
-                   .accumulate = args.accumulate});
-  else if (args.in > 0 && !args.accumulate)
+  if (args.in > 0 && args.rows > 0) {
+    // Fused sums are stored, not added: those of a later micro-batch go through the scratch.
+    const bool fits = bytes_of(args.out, DType::f32) <= kScratchBytes;
+    void* sums = args.accumulate ? scratch_of(context) : args.dbias;
+    Gemm product = {.a = args.x, .b = args.dy, .d = args.dweight, .b_sums = args.dbias && fits ? sums : nullptr, .m = args.in, .n = args.out,
+                    .k = args.rows, .a_ld = args.in, .b_ld = args.dy_stride, .d_ld = args.in, .b_transposed = true, .in = args.dtype,
+                    .out = DType::f32, .accumulate = args.accumulate};
+    if (product.b_sums && gemm(context, product)) {
+      if (args.accumulate)
+        launch(stream_of(context), column_finish_kernel, dim3(blocks_of(args.out)), dim3(kThreads), 0, static_cast<const float*>(sums), int64_t{1},
+               args.out, args.dbias, true);
+      return;
+    }
+    product.b_sums = nullptr;
+    gemm(context, product);
+  } else if (args.in > 0 && !args.accumulate) {
     zero(context, args.dweight, bytes_of(args.out * args.in, DType::f32));
+  }
   if (args.dbias)
     for_dtype(args.dtype, [&](auto type) { bias_gradient<decltype(type)>(context, args); });
 }

@@ -30,6 +30,7 @@ struct MatmulForward {
 };
 
 /// dx[rows,in] (+)= dy[rows,out] · weight[out,in].
+/// With `pre_activation` [rows,in], `dtype`: dx = that product times gelu'(pre_activation), and nothing is added.
 struct MatmulBackwardInput {
   const void* dy = nullptr;
   const void* weight = nullptr;
@@ -37,6 +38,7 @@ struct MatmulBackwardInput {
   int64_t rows = 0, in = 0, out = 0;
   DType dtype = DType::f32;
   bool accumulate = false;
+  const void* pre_activation = nullptr;  // optional
 };
 
 /// dweight[out,in] (+)= dy^T · x[rows,in]; dbias[out] (+)= sum over rows of dy, in row order.
@@ -52,7 +54,7 @@ struct MatmulBackwardWeight {
   int64_t dy_stride = 0;
 };
 
-/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand, stride below out),
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand, stride below out, a gradient of GELU added),
 /// ResourceError (no kernel for this device).
 void matmul_forward(LaunchContext& context, const MatmulForward& args);
 void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args);

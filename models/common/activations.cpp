@@ -1,22 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation functions of the MLP.
 
-#include "kernels/gelu/gelu.h"
 #include "kernels/swiglu/swiglu.h"
 #include "models/common/blocks.h"
 
 namespace slipstream::models {
-
-void SpecBuilder::gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width) {
-  const kernels::GeluBackward shape{.elems = rows_of(dx, width) * width, .dtype = options_.dtype};
-  work("gelu_gradient", kernels::gelu_backward_cost(shape), {dy, x}, {dx}, [=](LaunchContext& c) {
-    kernels::GeluBackward args = shape;
-    args.dy = c.at(dy);
-    args.x = c.at(x);
-    args.dx = c.at(dx);
-    kernels::gelu_backward(c, args);
-  });
-}
 
 void SpecBuilder::swiglu(Slice gate_up, Slice y, int64_t width) {
   const kernels::SwigluForward shape{.rows = rows_of(y, width), .width = width, .dtype = options_.dtype};

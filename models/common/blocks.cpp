@@ -12,6 +12,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/residual/residual.h"
@@ -165,14 +166,19 @@ void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, 
   });
 }
 
-void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx) {
+void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu) {
   const Slice weight = value(w.weight);
+  const bool of_gelu = pre_gelu.size_bytes > 0;
   const kernels::MatmulBackwardInput shape{.rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
-  work("matmul_input_gradient", kernels::matmul_backward_input_cost(shape), {dy, weight}, {dx}, [=](LaunchContext& c) {
+  Cost cost = kernels::matmul_backward_input_cost(shape);
+  // As two passes: only some cards and shapes do it in one.
+  if (of_gelu) cost += kernels::gelu_backward_cost({.elems = shape.rows * w.in, .dtype = options_.dtype});
+  work(of_gelu ? "matmul_gelu_gradient" : "matmul_input_gradient", cost, with({dy, weight}, pre_gelu), {dx}, [=](LaunchContext& c) {
     kernels::MatmulBackwardInput args = shape;
     args.dy = c.at(dy);
     args.weight = c.at(weight);
     args.dx = c.at(dx);
+    args.pre_activation = of_gelu ? c.at(pre_gelu) : nullptr;
     kernels::matmul_backward_input(c, args);
   });
 }

@@ -125,13 +125,13 @@ class SpecBuilder {
   void linear(Slice x, const Linear& w, Slice y, Slice pre_gelu = {}) { add_linear(x, w, y, pre_gelu, true); }
   /// linear() of which the sum over the ranks that share the layer is the result: the bias is added by the first.
   void partial_linear(Slice x, const Linear& w, Slice y) { add_linear(x, w, y, {}, options_.tensor_index == 0); }
-  void linear_input_gradient(Slice dy, const Linear& w, Slice dx);
+  /// With `pre_gelu`, dx is the gradient of the value that GELU was taken of.
+  void linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu = {});
   void linear_weight_gradient(Slice x, Slice dy, const Linear& w);
   /// y = norm(x + delta), the sum stored; without delta y = norm(x).
   void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
   /// dx = (residual) + d norm(x); the norm's parameters are ready after the piece of the last chunk, or their shares on their way.
   void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {});
-  void gelu_gradient(Slice dy, Slice x, Slice dx, int64_t width);
   /// y = silu(gate) up, gate_up [.., 2 width].
   void swiglu(Slice gate_up, Slice y, int64_t width);
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);

@@ -206,8 +206,8 @@ class Decoder {
   /// d_up from d_out.
   void mlp_input_gradient(const Block& y, TokenChunk c) {
     const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c), d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
-    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active);
-    f_.gated ? b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width()) : b_.gelu_gradient(d_active, up, d_up, b_.ffn_width());
+    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active, f_.gated ? Slice{} : up);
+    if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
   }
 
   void backward() {

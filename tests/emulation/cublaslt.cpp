@@ -1,66 +1,241 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated twin of kernels/cuda/cublaslt.cpp: products by their definition, and scratch memory.
+// The emulated cuBLASLt: descriptors are checked as the manual of the library states its rules, products follow their definition.
 
-#include "kernels/cuda/cublaslt.h"
+#include <cublasLt.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <mutex>
 
-#include "kernels/cuda/workspace.h"
+#include "engine/base/dtype.h"
 #include "tests/emulation/emulator.h"
+#include "tests/emulation/fake_cublaslt.h"
 
-namespace slipstream::kernels {
+struct cublasLtMatmulDescOpaque_t {
+  int32_t a_transposed = CUBLAS_OP_N, b_transposed = CUBLAS_OP_N;
+  uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  void* bias = nullptr;
+  int32_t bias_type = -1;
+  void* aux = nullptr;
+  int64_t aux_ld = 0;
+  int32_t aux_type = -1;
+};
+struct cublasLtMatrixLayoutOpaque_t {
+  cudaDataType_t type;
+  int64_t rows, columns, ld;
+};
+struct cublasLtMatmulPreferenceOpaque_t {
+  uint64_t workspace_bytes = 0;
+  uint32_t alignment_bytes = 256;
+};
+struct cublasLtContext {};
+
+namespace slipstream::emulation {
 namespace {
 
-float load(const void* p, int64_t i, DType dtype) {
-  return dtype == DType::f32 ? static_cast<const float*>(p)[i] : static_cast<float>(static_cast<const bfloat16*>(p)[i]);
+constexpr uint64_t kMagic = 0x736c697073747265;
+constexpr size_t kWorkspaceBytes = 4096;  // of every algorithm
+// Virtual times of the candidates, in fourths of what the shape says; 3 is refused.
+constexpr int64_t kFourths[kCandidates] = {4, 6, 2, 1, 3};
+
+std::mutex mutex;
+
+float load(const void* p, int64_t i, cudaDataType_t type) {
+  return type == CUDA_R_32F ? static_cast<const float*>(p)[i] : static_cast<float>(static_cast<const bfloat16*>(p)[i]);
 }
-void store(void* p, int64_t i, DType dtype, float value) {
-  if (dtype == DType::f32) static_cast<float*>(p)[i] = value;
-  else static_cast<bfloat16*>(p)[i] = bfloat16(value);
+void store(void* p, int64_t i, cudaDataType_t type, double value) {
+  if (type == CUDA_R_32F) static_cast<float*>(p)[i] = static_cast<float>(value);
+  else static_cast<bfloat16*>(p)[i] = bfloat16(static_cast<float>(value));
 }
 
-/// d[i, j] by its definition, in double.
-void multiply(const Gemm& args) {
-  for (int64_t j = 0; j < args.n; ++j)
-    for (int64_t i = 0; i < args.m; ++i) {
-      double sum = 0.0;
-      for (int64_t k = 0; k < args.k; ++k)
-        sum += static_cast<double>(load(args.a, args.a_transposed ? k + i * args.a_ld : i + k * args.a_ld, args.in)) *
-               static_cast<double>(load(args.b, args.b_transposed ? j + k * args.b_ld : k + j * args.b_ld, args.in));
-      const int64_t at = i + j * args.d_ld;
-      if (args.accumulate) sum += static_cast<double>(load(args.d, at, args.out));
-      if (args.bias) sum += static_cast<double>(load(args.bias, i, args.in));
-      if (args.pre_gelu) {
-        store(args.pre_gelu, at, args.in, static_cast<float>(sum));
-        sum = 0.5 * sum * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (sum + 0.044715 * sum * sum * sum)));
-      }
-      store(args.d, at, args.out, static_cast<float>(sum));
+constexpr double kRoot = 0.7978845608028654;  // sqrt(2/pi)
+double gelu(double v) { return 0.5 * v * (1 + std::tanh(kRoot * (v + 0.044715 * v * v * v))); }
+double gelu_slope(double v) {
+  const double t = std::tanh(kRoot * (v + 0.044715 * v * v * v));
+  return 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * kRoot * (1 + 3 * 0.044715 * v * v);
+}
+
+struct Call {
+  cublasLtMatmulDescOpaque_t description;
+  cublasLtMatrixLayoutOpaque_t a, b, d;
+  int64_t m() const { return d.rows; }
+  int64_t n() const { return d.columns; }
+  int64_t k() const { return description.a_transposed ? a.rows : a.columns; }
+  bool has_bias() const { return description.epilogue == CUBLASLT_EPILOGUE_BIAS || description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+  bool has_gelu() const { return description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+  bool fuses_gradient() const { return description.epilogue == CUBLASLT_EPILOGUE_DGELU || description.epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+  int64_t ns(uint64_t candidate) const {
+    return 1000 + m() * n() * k() * kFourths[candidate] / 4 + (fuses_gradient() ? fake_cublaslt().gradient_ns : 0);
+  }
+
+  cublasStatus_t status() const {
+    const auto& t = description;
+    const bool shapes = (t.a_transposed ? a.columns : a.rows) == m() && (t.b_transposed ? b.columns : b.rows) == k() &&
+                        (t.b_transposed ? b.rows : b.columns) == n() && a.ld >= a.rows && b.ld >= b.rows && d.ld >= d.rows && a.type == b.type;
+    if (!shapes) return CUBLAS_STATUS_INVALID_VALUE;
+    if (a.type == CUDA_R_32F && d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (has_bias() || t.epilogue == CUBLASLT_EPILOGUE_BGRADB)  // elements as those of D
+      if (!t.bias || (t.bias_type != -1 && t.bias_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (has_gelu() || t.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+      if (!t.aux || t.aux_ld < m() || (t.aux_type != -1 && t.aux_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
+      if (t.aux_ld % 8 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
+    if (fuses_gradient() && !fake_cublaslt().fuses_gradients) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+  }
+
+  void run(const void* pa, const void* pb, float beta, void* pd) const {
+    const auto at_b = [&](int64_t row, int64_t column) {
+      return static_cast<double>(load(pb, description.b_transposed ? column + row * b.ld : row + column * b.ld, b.type));
+    };
+    for (int64_t j = 0; j < n(); ++j)
+      for (int64_t i = 0; i < m(); ++i) {
+        double sum = 0;
+        for (int64_t l = 0; l < k(); ++l)
+          sum += static_cast<double>(load(pa, description.a_transposed ? l + i * a.ld : i + l * a.ld, a.type)) * at_b(l, j);
+        const int64_t at = i + j * d.ld, at_aux = i + j * description.aux_ld;
+        if (beta != 0) sum += static_cast<double>(beta) * static_cast<double>(load(pd, at, d.type));
+        if (has_bias()) sum += static_cast<double>(load(description.bias, i, d.type));
+        if (has_gelu()) {
+          store(description.aux, at_aux, d.type, sum);
+          sum = gelu(sum);
+        }
+        if (description.epilogue == CUBLASLT_EPILOGUE_DGELU) sum *= gelu_slope(static_cast<double>(load(description.aux, at_aux, d.type)));
+        store(pd, at, d.type, sum);
+      }
+    if (description.epilogue != CUBLASLT_EPILOGUE_BGRADB) return;
+    for (int64_t j = 0; j < n(); ++j) {
+      double sum = 0;
+      for (int64_t l = 0; l < k(); ++l) sum += at_b(l, j);
+      store(description.bias, j, d.type, sum);
+    }
+  }
+};
+
+cublasLtMatmulAlgo_t candidate_of(uint64_t index, const Call& call) {
+  return {{kMagic, index, static_cast<uint64_t>(call.m()), static_cast<uint64_t>(call.n()), static_cast<uint64_t>(call.k()), call.description.epilogue, 0, 0}};
 }
 
 }  // namespace
 
-void* scratch_of(const LaunchContext& context) {
-  static std::mutex mutex;
-  static std::map<void*, emulation::DeviceMemory> scratch;
-  const std::lock_guard lock(mutex);
-  return scratch.try_emplace(context.native_stream, static_cast<size_t>(kScratchBytes), "scratch").first->second.data();
-}
-void prepare_stream(void* native_stream) {
-  LaunchContext context;
-  context.native_stream = native_stream;
-  scratch_of(context);
-}
-void release_stream(void*) {}
-
-bool gemm(const LaunchContext& context, const Gemm& args) {
-  // As cuBLASLt: the rows of an auxiliary output come in whole 16 bytes.
-  if (args.pre_gelu && args.d_ld % 8 != 0) return false;
-  emulation::enqueue(context.native_stream, [args] { multiply(args); });
-  return true;
+FakeCublasLt& fake_cublaslt() {
+  static FakeCublasLt fake;
+  return fake;
 }
 
-}  // namespace slipstream::kernels
+}  // namespace slipstream::emulation
+
+using slipstream::emulation::Call;
+using slipstream::emulation::fake_cublaslt;
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : status == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported" : "an error of the emulated library";
+}
+size_t cublasLtGetVersion() { return fake_cublaslt().version; }
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = new cublasLtContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t, cudaDataType_t) {
+  *description = new cublasLtMatmulDescOpaque_t;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
+  delete description;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t t, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t size_bytes) {
+  const auto take = [&](auto& to) {
+    if (size_bytes != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&to, value, size_bytes);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return take(t->a_transposed);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return take(t->b_transposed);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(t->epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(t->bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return take(t->bias_type);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(t->aux);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(t->aux_ld);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return take(t->aux_type);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t ld) {
+  *layout = new cublasLtMatrixLayoutOpaque_t{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), ld};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete layout;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = new cublasLtMatmulPreferenceOpaque_t;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t size_bytes) {
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+    if (size_bytes != 8) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&preference->workspace_bytes, value, size_bytes);
+  } else {
+    if (size_bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&preference->alignment_bytes, value, size_bytes);
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int asked,
+                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
+  const Call call{*description, *a, *b, *d};
+  *found = 0;
+  if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
+  if (preference->workspace_bytes < slipstream::emulation::kWorkspaceBytes) return CUBLAS_STATUS_NOT_SUPPORTED;
+  for (uint64_t c = 0; c < slipstream::emulation::kCandidates && *found < asked; ++c)
+    results[(*found)++] = {slipstream::emulation::candidate_of(c, call), slipstream::emulation::kWorkspaceBytes, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algorithm,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  const Call call{*description, *a, *b, *d};
+  if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
+  const uint64_t candidate = algorithm->data[1];
+  if (candidate >= slipstream::emulation::kCandidates) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const cublasLtMatmulAlgo_t own = slipstream::emulation::candidate_of(candidate, call);
+  if (std::memcmp(&own, algorithm, sizeof own) != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *result = {own, slipstream::emulation::kWorkspaceBytes, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha, const void* a, cublasLtMatrixLayout_t a_layout,
+                              const void* b, cublasLtMatrixLayout_t b_layout, const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+  cublasLtMatmulHeuristicResult_t checked;
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, description, a_layout, b_layout, c_layout, d_layout, algorithm, &checked);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  const uint64_t candidate = algorithm->data[1];
+  if (candidate == slipstream::emulation::kFailingCandidate) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (*static_cast<const float*>(alpha) != 1 || c != d || !workspace || workspace_bytes < checked.workspaceSize) return CUBLAS_STATUS_INVALID_VALUE;
+  {
+    const std::lock_guard lock(slipstream::emulation::mutex);
+    ++fake_cublaslt().calls[candidate];
+  }
+  slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d, candidate, workspace,
+                                          factor = *static_cast<const float*>(beta)] {
+    std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // nobody else's meanwhile
+    call.run(a, b, factor, d);
+    slipstream::emulation::elapse(call.ns(candidate));
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}

@@ -34,6 +34,25 @@ constexpr int warpSize = 32;
 
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+struct cudaDeviceProp {
+  char name[256];
+};
+struct EmulatedEvent;
+using cudaEvent_t = EmulatedEvent*;
+// tests/emulation/runtime.cpp. Times of events are virtual: those of products and of the threads of kernels.
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaMalloc(void** block, size_t size_bytes);
+cudaError_t cudaFree(void* block);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t size_bytes, cudaStream_t stream) {
   slipstream::emulation::enqueue(stream, [=] { std::memset(p, value, size_bytes); });
   return cudaSuccess;

@@ -45,6 +45,9 @@ void set_streams(std::function<void(void* stream, std::function<void()> command)
 void set_descending(bool descending);
 /// Kernels run so far.
 int64_t launches();
+/// Virtual time of the device: a kernel takes 1 ns per thread, a product what its algorithm says.
+void elapse(int64_t ns);
+int64_t elapsed_ns();
 
 // --- called by device code, from a fiber
 

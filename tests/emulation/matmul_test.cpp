@@ -68,6 +68,12 @@ TEST_CASE("matmul: gradients of input, weight and bias equal double") {
             matmul_backward_input(context, {on_dy.data(), on_w.data(), dx.data(), s.rows, s.in, s.out, dtype, accumulate});
             CHECK(error_of(dx.doubles(), flat(reference::linear_dx(dy, matrix(w, s.out, s.in)) + kept * matrix(dx_before, s.rows, s.in))) <=
                   gradient_tolerance(dtype, s.out));
+            if (!accumulate) {
+              const Matrix product = reference::linear_dx(dy, matrix(w, s.out, s.in)), slopes = reference::tanh_gelu_slope(mx);
+              OnDevice on_pre(x, dtype, "pre");
+              matmul_backward_input(context, {on_dy.data(), on_w.data(), dx.data(), s.rows, s.in, s.out, dtype, false, on_pre.data()});
+              CHECK(error_of(dx.doubles(), flat(product.cwiseProduct(slopes))) <= gradient_tolerance(dtype, s.out));
+            }
             matmul_backward_weight(context, {on_x.data(), on_wide.data(), dw.data<float>(), db.data<float>(), s.rows, s.in, s.out, dtype, accumulate, stride});
             CHECK(error_of(dw.doubles(), flat(reference::linear_dweight(mx, dy) + kept * matrix(before, s.out, s.in))) <= gradient_tolerance(DType::f32, s.rows));
             CHECK(error_of(db.doubles(), flat(reference::linear_dbias(dy) + kept * matrix(bias_before, 1, s.out).row(0))) <= gradient_tolerance(DType::f32, s.rows));

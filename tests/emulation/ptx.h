@@ -6,7 +6,10 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "engine/base/dtype.h"
@@ -32,6 +35,12 @@ inline uint32_t bf16_pair(float low, float high) {
   return bfloat16(low).bits | static_cast<uint32_t>(bfloat16(high).bits) << 16;
 }
 inline float bf16_half(uint32_t pair, int half) { return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16); }
+
+inline uint64_t global_timer_ns() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+inline uint32_t load_of_host(const uint32_t* p) { return std::atomic_ref(*const_cast<uint32_t*>(p)).load(); }
+inline void pause_ns(uint32_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
 

@@ -43,5 +43,7 @@ Settings& settings();
 Counts counts();
 /// The next call of `function` returns `error` and does nothing.
 void fail_next(const std::string& function, cudaError_t error);
+/// Called with every block that is about to be freed; may not call CUDA.
+std::function<void(const void* block, int64_t bytes)>& before_free();
 
 }  // namespace slipstream::fake_cuda

@@ -14,6 +14,7 @@
 
 #include "engine/base/dtype.h"
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/fake_nccl_tuner.h"
 #include "tests/fake_cuda/shared_group.h"
 
 using slipstream::bfloat16;
@@ -149,6 +150,8 @@ ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
   std::lock_guard lock(mutex);
   calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + " " + name_of_type(call.type));
   comm->looks_until_ready = 2;
+  const bool whole = call.verb == "all_gather" || call.verb == "reduce_scatter";
+  slipstream::fake_nccl::tune(comm, call.verb, call.count * size_of_type(call.type) * static_cast<size_t>(whole ? comm->group->size : 1));
   launch(stream, [group = comm->group, rank = comm->rank, number = ++comm->collectives, call] { meet(group, rank, number, call); });
   return ncclInProgress;
 }
@@ -242,6 +245,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (ranks_are_processes && !group->processes) group->processes = std::make_unique<SharedGroup>(id.internal);
   group->size = size;
   *comm = new ncclComm{.group = group, .rank = rank};
+  slipstream::fake_nccl::began(*comm, rank, size, config);
   return ncclInProgress;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
@@ -265,10 +269,12 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  slipstream::fake_nccl::ended(comm);
   delete comm;
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  slipstream::fake_nccl::ended(comm);
   if (comm->group->processes) comm->group->processes->abort();
   delete comm;
   return ncclSuccess;

@@ -108,11 +108,11 @@ TEST_CASE("each verb is the NCCL call of its name, on elements") {
 
 TEST_CASE("an asynchronous error is a sentence with NCCL's words") {
   const std::string failures = on_ranks(2, [](RankTest& test) {
-    comm::check_for_errors(test.comm);
+    test.comm.check_for_errors();
     if (test.comm.rank() == 1) return;
     fake_nccl::break_rank(0, ncclRemoteError);
     try {
-      comm::check_for_errors(test.comm);
+      test.comm.check_for_errors();
       test.expect(false, "no error was seen");
     } catch (const CommError& error) {
       const std::string text = error.what();
@@ -132,7 +132,7 @@ TEST_CASE("works after an abort throw in their stream") {
           const comm::Transfer transfer{.from = {0, 0, 400}, .to = {1, 0, 400}, .elems = 100};
           test.expect(contract::throws_comm_error([&] { test.run(test.comm.all_reduce(transfer), bytes, bytes); }),
                       "a work after abort ran");
-          test.expect(contract::throws_comm_error([&] { comm::check_for_errors(test.comm); }), "the check passed");
+          test.expect(contract::throws_comm_error([&] { test.comm.check_for_errors(); }), "the check passed");
         }) == "");
 }
 

@@ -95,6 +95,9 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
        " --set zero.stage=1 --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --check-hazards", 1e-7, 2e-6},
       {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", 1e-7, 2e-6},
       {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2, llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", 1e-4, 1e-3},
+      {"gpt2, two copies of the weights, a link that copies, two ranks", 2,
+       " --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=copies", 1e-7, 2e-6},
+      {"gpt2, a link that holds blocks, two ranks", 2, " --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=blocks --set comm.emulate.blocks=2", 1e-7, 2e-6},
       {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
       {"gpt2, naive, no clipping, no graph, a slow link, two ranks", 2,
        " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms", 1e-7, 2e-6},
@@ -104,7 +107,7 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
   run_file(folder);
   for (const Row& row : rows) {
     INFO(row.name);
-    const Run cpu = train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set device.kind=cpu");
+    const Run cpu = train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set comm.emulate.form=gate --set device.kind=cpu");
     const Run gpu = train(folder, kFake, row.ranks, "gpu", same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
     CHECK(Json::parse(read(folder.path("gpu") + "/run.json")).at("device").as_string() == "cuda");
     const double loss = largest_difference(gpu.all("loss"), cpu.all("loss"));
@@ -146,6 +149,66 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
   const Result on_gpu = shell(kFake + generate + "cuda");
   CHECK(on_gpu.code == 0);
   CHECK(on_gpu.text == shell(kFake + generate + "cpu").text);
+}
+
+TEST_CASE("one process measures the overlap of several ranks on every form of a link", "[cuda]") {
+  Folder folder;
+  const std::string run = run_file(folder), bench = kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda ";
+  const Result result = shell(bench + "--ranks 4 --set train.global_batch_size=0 --forms gate,copies,blocks --set comm.emulate.bandwidth=1Gbit/s --set model.layers=1 --csv " +
+                              folder.path("table.csv"), 240);
+  INFO(result.text);
+  CHECK(result.code == 0);
+  CHECK(contains(result.text, "4 ranks"));
+  for (const char* form : {"Gbit/s gate", "Gbit/s copies", "Gbit/s blocks"}) CHECK(count(result.text, form) >= 4);
+  CHECK(count(read(folder.path("table.csv")), "\nbucketed,") == 3);
+  check_refused(shell(bench + "--ranks 4 --set train.global_batch_size=0"), 2, {"only an emulated link takes time", "comm.emulate.bandwidth"});
+  check_refused(shell(kFake + " bench overlap " + run + " --ranks 2 --forms blocks --ratios 1 --set device.kind=cpu"), 2, {"--forms gate"});
+  check_refused(shell(kFake + " train " + run + " --set comm.emulate.form=copies --set device.kind=cpu"), 2, {"comm.emulate.form", "on the CPU"});
+}
+
+TEST_CASE("products are timed once, kept in a file, and every run says what it takes", "[cuda]") {
+  Folder folder;
+  const std::string run = run_file(folder), table = folder.path("algorithms.json");
+  const std::string more = " --set device.kind=cuda --set device.algorithms=" + table;
+  const auto products = [&](const std::string& name) { return Json::parse(read(folder.path(name) + "/run.json")).at("products"); };
+  train(folder, kFake, 1, "before", more);
+  CHECK(products("before").at("table").as_string().empty());
+  const Result timed = shell(kFake + " bench products " + run + " --steps 1 --rotate 4KiB" + more);
+  INFO(timed.text);
+  REQUIRE(timed.code == 0);
+  CHECK(contains(timed.text, "Emulated card, cuBLASLt 130100"));
+  CHECK(contains(timed.text, "products timed: " + table));
+  const Run first = train(folder, kFake, 1, "after", more);
+  const Json taken = products("after").at("taken");
+  CHECK(products("after").at("table").as_string() == table);
+  CHECK(contains(taken.dump(), "gelu gradient"));
+  for (const auto& [product, from] : taken.as_object())
+    if (contains(product, "gradient")) CHECK(from.as_string() == "table");
+  CHECK(train(folder, kFake, 1, "again", more).hash() == first.hash());
+  // A file that is not ours is said once and left alone; the run goes on without it.
+  folder.write("algorithms.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
+  const Run without = train(folder, kFake, 1, "foreign", more);
+  CHECK(count(without.result.text, "device.algorithms is not used") == 1);
+  CHECK(without.result.text.find("is of a card named") != std::string::npos);
+  CHECK(products("foreign").at("table").as_string().empty());
+  check_refused(shell(kFake + " bench products " + run + " --set device.kind=cpu"), 2, {"on the CPU"});
+}
+
+TEST_CASE("what NCCL takes per channel and size is in run.json, and a table changes it", "[cuda]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  run_file(folder);
+  folder.write("nccl.json", "{\"channels\": {\"*\": {\"max_ctas\": 2, \"choices\": [{\"verb\": \"all_reduce\", \"algorithm\": \"ring\", \"protocol\": \"ll\"}]}}}");
+  const auto channels = [&](const std::string& name) { return Json::parse(read(folder.path(name) + "/run.json")).at("channels").dump(); };
+  const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda");
+  CHECK(contains(channels("own"), "\"from\": \"NCCL\""));
+  CHECK(contains(channels("own"), "\"registered\": \"yes\""));
+  const Run tabled = train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
+  CHECK(contains(channels("tabled"), "\"algorithm\": \"ring\", \"protocol\": \"ll\", \"from\": \"table\""));
+  CHECK(tabled.hash() == own.hash());  // the fake adds in one order whatever it is told
+  folder.write("nccl.json", "{\"channels\": {\"*\": {\"ctas\": 2}}}");
+  check_refused(shell(kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json")), 2,
+                {"unknown key", "min_ctas"});
 }
 
 TEST_CASE("bench overlap measures the cuda device", "[cuda]") {

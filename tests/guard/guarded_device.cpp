@@ -235,7 +235,15 @@ class Guard {
         if ((page.declared[i] & kAccess) == access) at[i] = value_of(poison, page.declared[i], i, salt_);
   }
 
-  void run(Stream& stream, const Work& work, const Frame& frame, const Pages& pages, std::vector<Violation>& violations) {
+  void run(Stream& stream, const Work& as_declared, const Frame& frame, const Pages& pages, std::vector<Violation>& violations) {
+    Work work = as_declared;
+    // What stages a batch and reports a loss is the runtime's, not a kernel's.
+    if (options_.runs_kernels && work.name != "load_next_batch" && work.name != "report")
+      work.fn = [fn = as_declared.fn](LaunchContext& context) {
+        LaunchContext on_gpu = context;
+        on_gpu.kind = DeviceKind::cuda;
+        fn(on_gpu);
+      };
     faults_->count = 0;
     for (const Arena& arena : faults_->arenas) mprotect(arena.begin, static_cast<size_t>(arena.end - arena.begin), PROT_NONE);
     for (const auto& [at, page] : pages) mprotect(at, kPage, page.all & kWrites ? PROT_READ | PROT_WRITE : PROT_READ);
@@ -247,7 +255,7 @@ class Guard {
       const Faults::Fault& fault = faults_->faults[i];
       auto* page = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(fault.at) / kPage * kPage);
       // The bytes up to the end of the page: it was forbidden as a whole.
-      violations.insert(violations.begin(), violation(work, fault.writes ? Violation::Kind::writes : Violation::Kind::reads, fault.at, page + kPage));
+      violations.insert(violations.begin(), violation(as_declared, fault.writes ? Violation::Kind::writes : Violation::Kind::reads, fault.at, page + kPage));
     }
   }
 

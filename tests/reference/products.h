@@ -20,6 +20,13 @@ inline Matrix tanh_gelu(const Matrix& v) {
   });
 }
 
+inline Matrix tanh_gelu_slope(const Matrix& v) {
+  return v.unaryExpr([](double a) {
+    const double root = std::sqrt(2.0 / 3.14159265358979323846), t = std::tanh(root * (a + 0.044715 * a * a * a));
+    return 0.5 * (1.0 + t) + 0.5 * a * (1.0 - t * t) * root * (1.0 + 3.0 * 0.044715 * a * a);
+  });
+}
+
 inline Matrix linear_dx(const Matrix& dy, const Matrix& weight) {
   return dy * weight;
 }

@@ -61,7 +61,8 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "overlap.optimizer_per_bucket overlap.p2p overlap.tensor_chunks overlap.split_tied_embedding overlap.align_grad_reduce "
       "pipeline.schedule pipeline.virtual_stages pipeline.layers pipeline.schedule_file "
       "comm.backend comm.grad_dtype comm.quantize comm.error_feedback comm.deterministic comm.timeout_seconds "
-      "comm.emulate.bandwidth comm.emulate.latency device.kind device.threads device.machine device.graph "
+      "comm.emulate.bandwidth comm.emulate.latency comm.emulate.form comm.emulate.blocks comm.nccl device.kind device.threads device.machine "
+      "device.graph device.algorithms "
       "checkpoint.dir checkpoint.interval checkpoint.keep checkpoint.async trace.steps output.dir");
   for (std::string word; words >> word;) frozen.insert(word);
   std::set<std::string> keys;
@@ -103,6 +104,7 @@ TEST_CASE("fields: a resolved configuration reads back as itself", "[config]") {
     config.output.dir = "a\"b\\c\n\t\x7f\x01 \xE2\x82\xAC#" + std::to_string(random());
     config.comm.deterministic = static_cast<Choice>(random() % 3);
     config.device.graph = static_cast<Choice>(random() % 3);
+    config.comm.emulate.form = static_cast<EmulateForm>(random() % 3);
     config.comm.grad_dtype = static_cast<DType>(random() % 2);
     config.overlap.grad_reduce = static_cast<GradReduce>(random() % 4);
     config.trace.steps = {1 + static_cast<int64_t>(random() % 9), 10};

@@ -4,6 +4,7 @@
 #include "kernels/matmul/matmul.h"
 
 #include "engine/base/check.h"
+#include "kernels/gelu/gelu.h"
 #include "kernels/matmul/matmul_cpu.h"
 #include "tests/kernels/products/cases.h"
 #include "tests/reference/products.h"
@@ -139,6 +140,20 @@ TEST_CASE("gradients of input, weight and bias equal the double products") {
     check_backward<float>(s);
     check_backward<bfloat16>(s);
   }
+}
+
+TEST_CASE("the gradient through GELU is the product times the slope, in one call or two") {
+  const Layer<float> f({33, 24, 17});
+  LaunchContext context = context_of(2);
+  std::vector<float> dx(f.dx.size()), two(f.dx.size());
+  matmul_backward_input(context, {f.dy.data(), f.weight.data(), dx.data(), 33, 24, 17, DType::f32, false, f.x.data()});
+  CHECK(error_of(dx, reference::linear_dx(f.mdy, f.mw).cwiseProduct(reference::tanh_gelu_slope(f.mx)).eval()) <= 1e-5);
+  matmul_backward_input(context, {f.dy.data(), f.weight.data(), two.data(), 33, 24, 17, DType::f32});
+  gelu_backward(context, {two.data(), f.x.data(), two.data(), 33 * 24, DType::f32});
+  CHECK(dx == two);
+  const Matrix slope_here = slope(f.mx, Matrix::Ones(33, 24), [](const Matrix& v) { return reference::tanh_gelu(v); });
+  CHECK((slope_here - reference::tanh_gelu_slope(f.mx)).cwiseAbs().maxCoeff() <= 1e-6);
+  CHECK_THROWS_AS(matmul_backward_input(context, {f.dy.data(), f.weight.data(), dx.data(), 33, 24, 17, DType::f32, true, f.x.data()}), ShapeError);
 }
 
 TEST_CASE("the tolerances see a transposed weight, a wrong GELU and a dropped row of the bias gradient") {

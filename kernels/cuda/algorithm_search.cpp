@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times cuBLASLt's algorithms on this card. Host waits are allowed here: nothing trains meanwhile.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "engine/base/check.h"
+#include "kernels/cuda/cublaslt_types.h"
+#include "kernels/cuda/entry_points.h"
+
+namespace slipstream::kernels {
+namespace {
+
+constexpr size_t kNoiseBytes = size_t{1} << 20;
+
+class Memory {
+ public:
+  explicit Memory(int64_t size_bytes) { cuda_check(cudaMalloc(&block_, static_cast<size_t>(std::max<int64_t>(size_bytes, 256))), "taking memory to time products in"); }
+  ~Memory() { cudaFree(block_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  unsigned char* data() const { return static_cast<unsigned char*>(block_); }
+
+ private:
+  void* block_ = nullptr;
+};
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    cuda_check(cudaEventCreate(&begin_), "making an event");
+    cuda_check(cudaEventCreate(&end_), "making an event");
+  }
+  ~Stopwatch() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  /// Median over rounds of the time of one of `calls` calls of body(i); infinite if one says false.
+  template <typename Body>
+  double us_of(int rounds, int calls, const Body& body) {
+    if (!body(0)) return std::numeric_limits<double>::infinity();
+    std::vector<double> seen;
+    for (int round = 0; round < rounds; ++round) {
+      cuda_check(cudaEventRecord(begin_, stream_), "timing products");
+      for (int i = 0; i < calls; ++i)
+        if (!body(i)) return std::numeric_limits<double>::infinity();
+      cuda_check(cudaEventRecord(end_, stream_), "timing products");
+      cuda_check(cudaEventSynchronize(end_), "timing products");
+      float ms = 0;
+      cuda_check(cudaEventElapsedTime(&ms, begin_, end_), "timing products");
+      seen.push_back(static_cast<double>(ms) * 1e3 / calls);
+    }
+    std::nth_element(seen.begin(), seen.begin() + static_cast<long>(seen.size() / 2), seen.end());
+    return seen[seen.size() / 2];
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+/// Several sets of the operands of one product, filled with noise: zeros and operands in the cache run faster than they will.
+class Operands {
+ public:
+  Operands(const Product& p, int64_t rotate_bytes, cudaStream_t stream)
+      : product_(p), sizes_{bytes(p.a_transposed ? p.m : p.k, p.a_ld, p.in), bytes(p.b_transposed ? p.k : p.n, p.b_ld, p.in), bytes(p.n, p.d_ld, p.out),
+                            bytes(1, std::max(p.m, p.n), DType::f32), bytes(p.n, p.d_ld, p.in)} {
+    for (int64_t size : sizes_) set_bytes_ += size;
+    sets_ = static_cast<int>(std::clamp<int64_t>(rotate_bytes / set_bytes_, 2, 64));
+    memory_ = std::make_unique<Memory>(sets_ * set_bytes_);
+    std::vector<uint32_t> noise(kNoiseBytes / 4);
+    uint32_t state = 1;
+    for (uint32_t& word : noise) {
+      state = state * 1664525u + 1013904223u;
+      word = 0x3c003c00u | (state >> 8 & 0x83ff83ffu);  // small values in float and in both bfloat16 halves
+    }
+    for (int64_t at = 0; at < sets_ * set_bytes_; at += static_cast<int64_t>(kNoiseBytes))
+      cuda_check(cudaMemcpyAsync(memory_->data() + at, noise.data(), static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(kNoiseBytes), sets_ * set_bytes_ - at)),
+                                 cudaMemcpyHostToDevice, stream), "filling operands");
+    cuda_check(cudaStreamSynchronize(stream), "filling operands");
+  }
+
+  int sets() const { return sets_; }
+  Gemm gemm(int call) const {
+    const Product& p = product_;
+    unsigned char* at[5];
+    unsigned char* next = memory_->data() + call % sets_ * set_bytes_;
+    for (size_t i = 0; i < sizes_.size(); next += sizes_[i++]) at[i] = next;
+    Gemm args{.a = at[0], .b = at[1], .d = at[2], .m = p.m, .n = p.n, .k = p.k, .a_ld = p.a_ld, .b_ld = p.b_ld, .d_ld = p.d_ld,
+              .a_transposed = p.a_transposed, .b_transposed = p.b_transposed, .in = p.in, .out = p.out, .accumulate = p.accumulate};
+    if (p.epilogue == Epilogue::bias || p.epilogue == Epilogue::gelu_bias) args.bias = at[3];
+    if (p.epilogue == Epilogue::bias_gradient) args.b_sums = at[3];
+    if (p.epilogue == Epilogue::gelu || p.epilogue == Epilogue::gelu_bias) args.pre_gelu = at[4];
+    if (p.epilogue == Epilogue::gelu_gradient) args.gelu_input = at[4];
+    return args;
+  }
+
+ private:
+  static int64_t bytes(int64_t columns, int64_t ld, DType dtype) { return (bytes_of(columns * ld, dtype) + 255) / 256 * 256; }
+
+  Product product_;
+  std::array<int64_t, 5> sizes_;
+  int64_t set_bytes_ = 0;
+  int sets_ = 0;
+  std::unique_ptr<Memory> memory_;
+};
+
+/// What the kernel takes that does what a fused gradient would do, less what the fused one still needs behind it.
+double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operands, const Product& p, int rounds) {
+  const auto us = [&](const auto& body) {
+    return watch.us_of(rounds, operands.sets(), [&](int i) {
+      body(operands.gemm(i));
+      return true;
+    });
+  };
+  if (p.epilogue == Epilogue::gelu_gradient)
+    return us([&](const Gemm& g) { gelu_backward_cuda(context, {.dy = g.d, .x = g.gelu_input, .dx = g.d, .elems = p.m * p.n, .dtype = p.out}); });
+  const auto sums = [&](int64_t rows) {
+    return us([&](const Gemm& g) {
+      matmul_backward_weight_cuda(context, {.dy = g.b, .dbias = static_cast<float*>(g.b_sums), .rows = rows, .out = p.n, .dtype = p.in,
+                                            .accumulate = p.accumulate, .dy_stride = p.b_ld});
+    });
+  };
+  return sums(p.k) - (p.accumulate ? sums(0) : 0);
+}
+
+/// The fastest of the library's candidates; us infinite if none runs.
+TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const Product& product, const SearchOptions& options) {
+  const lt::Tools tools = lt::tools_of(context);
+  const lt::Described described(operands.gemm(0));
+  TimedAlgorithm best{.us = std::numeric_limits<double>::infinity()};
+  for (const cublasLtMatmulAlgo_t& candidate : described.candidates(tools.handle, product.alignment_bytes, options.candidates)) {
+    const double us = watch.us_of(options.rounds, operands.sets(), [&](int i) {
+      const Gemm args = operands.gemm(i);
+      return lt::Described(args).launch(tools.handle, args, candidate, tools.workspace, stream_of(context)) == CUBLAS_STATUS_SUCCESS;
+    });
+    if (best.first_us == 0) best.first_us = us;
+    if (us < best.us) best.us = us, best.algorithm = lt::bits_of(candidate);
+  }
+  if (!(best.first_us < std::numeric_limits<double>::infinity())) best.first_us = best.us;
+  return best;
+}
+
+}  // namespace
+
+AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<Product>& products, const SearchOptions& options,
+                                 const std::function<void(const Product&, const TimedAlgorithm&)>& said) {
+  AlgorithmTable table(gemm_library());
+  Stopwatch watch(stream_of(context));
+  for (const Product& product : products) {
+    const Operands operands(product, options.rotate_bytes, stream_of(context));
+    TimedAlgorithm timed = fastest(context, watch, operands, product, options);
+    if (!(timed.us < std::numeric_limits<double>::infinity())) continue;
+    if (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient) {
+      Product plain = product;
+      plain.epilogue = Epilogue::none;
+      const Operands plain_operands(plain, options.rotate_bytes, stream_of(context));
+      timed.apart_us = fastest(context, watch, plain_operands, plain, options).us + apart_us(context, watch, operands, product, options.rounds);
+    }
+    table.set(product, timed);
+    if (said) said(product, timed);
+  }
+  return table;
+}
+
+}  // namespace slipstream::kernels

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Descriptors of cuBLASLt as values, for cublaslt.cpp and algorithm_search.cpp alone.
+
+#include <cublasLt.h>
+#include <launch.h>
+
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/cublaslt.h"
+
+namespace slipstream::kernels::lt {
+
+// What NVIDIA advises for Hopper; each stream has its own.
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+
+/// Throws: ResourceError with the library's words unless `status` is success.
+void check(cublasStatus_t status, const char* what);
+
+template <typename T, cublasStatus_t (*kDestroy)(T*)>
+struct Destroy {
+  void operator()(T* p) const { kDestroy(p); }
+};
+using Description = std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescOpaque_t, cublasLtMatmulDescDestroy>>;
+using Layout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutOpaque_t, cublasLtMatrixLayoutDestroy>>;
+
+/// A product as the library sees it.
+struct Described {
+  explicit Described(const Gemm& args);
+  /// Blocks. The library's candidates, best first, at most `most`.
+  std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const;
+  /// Enqueues.
+  cublasStatus_t launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm, void* workspace, cudaStream_t stream) const;
+  /// Would the library take this algorithm, with our workspace?
+  bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const;
+
+  Description description;
+  Layout a, b, d;
+};
+
+/// What the choice for `args` depends on. Pure.
+Product product_of(const Gemm& args);
+
+inline cublasLtMatmulAlgo_t algorithm_of(const AlgorithmBits& bits) {
+  static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof bits);
+  return std::bit_cast<cublasLtMatmulAlgo_t>(bits);
+}
+inline AlgorithmBits bits_of(const cublasLtMatmulAlgo_t& algorithm) { return std::bit_cast<AlgorithmBits>(algorithm); }
+
+/// What products of a stream need, made by prepare_stream.
+struct Tools {
+  cublasLtHandle_t handle = nullptr;
+  void* workspace = nullptr;
+};
+Tools tools_of(const LaunchContext& context);
+
+}  // namespace slipstream::kernels::lt

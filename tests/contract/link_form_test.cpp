@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an emulated link does while it is busy, on the CPU with stand-ins for copies and blocks; and groups of which one rank exists.
+
+#include <atomic>
+
+#include "comm/emulate/emulate.h"
+#include "comm/imitated_communicator.h"
+#include "engine/device/clock.h"
+#include "tests/contract/communicator_contract.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using comm::LinkForm;
+using comm::LinkPort;
+using comm::LinkTraffic;
+using contract::RankTest;
+
+namespace {
+
+constexpr int64_t kElems = 1 << 20;  // 4 MiB: several pieces
+
+struct Seen {
+  std::atomic<int64_t> copied_bytes{0}, copies{0}, holds{0};
+  uint32_t flags[8] = {};
+  size_t flags_taken = 0;
+};
+
+LinkTraffic traffic(LinkForm form, Seen& seen) {
+  return {.form = form,
+          .copy = [&](LaunchContext&, const std::byte*, int64_t size_bytes) { seen.copied_bytes += size_bytes, ++seen.copies; },
+          .hold = [&](LaunchContext&, const std::byte*, int64_t, int64_t, const uint32_t* release) {
+            while (std::atomic_ref(*const_cast<uint32_t*>(release)).load() == 0) std::this_thread::yield();
+            ++seen.holds;
+          },
+          .make_flag = [&] { return &seen.flags[seen.flags_taken++]; }};
+}
+
+std::string lines(const std::vector<std::string>& failures) {
+  std::string text;
+  for (const std::string& failure : failures) text += failure + "\n";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("every form takes at least the link's time and moves the same bytes") {
+  const comm::Link link{1e9, 200'000};
+  for (LinkForm form : {LinkForm::gate, LinkForm::copies, LinkForm::blocks}) {
+    CAPTURE(static_cast<int>(form));
+    Seen seen;
+    const auto lone = comm::emulate(comm::make_imitated_communicator(1, 4), std::make_shared<LinkPort>(link), traffic(form, seen));
+    RankTest test(*lone);
+    std::vector<std::byte> from(4 * kElems, std::byte{1}), to(4 * kElems, std::byte{2});
+    const Work work = lone->all_reduce({.from = {0, 0, 4 * kElems}, .to = {1, 0, 4 * kElems}, .elems = kElems});
+    const comm::WireCost cost = comm::wire_cost(Op::all_reduce, Algorithm::direct, 4, kElems, DType::f32, link);
+    for (int run = 0; run < 2; ++run) {
+      const int64_t begin_ns = monotonic_ns();
+      test.run(work, from, to);
+      CHECK(monotonic_ns() - begin_ns >= cost.latency_ns + cost.wire_ns);
+    }
+    CHECK(from == to);
+    CHECK(seen.holds == (form == LinkForm::blocks ? 2 : 0));
+    // Out as much as the wire carries; what the buffer is too small for is not read twice.
+    CHECK(seen.copies == (form == LinkForm::copies ? 2 * std::clamp<int64_t>(cost.bytes >> 20, 1, 16) : 0));
+    CHECK((seen.copied_bytes > 0) == (form == LinkForm::copies));
+    CHECK(seen.copied_bytes <= 2 * cost.bytes);
+    CHECK(seen.copied_bytes >= (form == LinkForm::copies ? 2 * cost.bytes - 32 : 0));
+  }
+}
+
+TEST_CASE("blocks of two channels are released in the order in which their bytes have left") {
+  Seen seen;
+  const auto port = std::make_shared<LinkPort>(comm::Link{1e8, 0});
+  const int64_t begin_ns = monotonic_ns();
+  std::atomic<int64_t> ended_ns[2];
+  const auto a = port->begin(begin_ns, 0, 1'000'000), b = port->begin(begin_ns, 0, 3'000'000);
+  std::atomic<int> ended{0};
+  int order[2] = {};
+  port->when_done(b, [&] { ended_ns[1] = monotonic_ns(), order[1] = ++ended; });
+  port->when_done(a, [&] { ended_ns[0] = monotonic_ns(), order[0] = ++ended; });
+  while (ended < 2) std::this_thread::yield();
+  CHECK((order[0] == 1 && order[1] == 2));
+  CHECK(ended_ns[0] - begin_ns >= 20'000'000);  // halves: 1 MB at 50 MB/s
+  CHECK(ended_ns[1] - begin_ns >= 40'000'000);
+}
+
+TEST_CASE("part of a transfer is waited for with the port shared") {
+  const auto port = std::make_shared<LinkPort>(comm::Link{1e8, 0});
+  const auto never = [] { return false; };
+  const int64_t begin_ns = monotonic_ns();
+  const auto a = port->begin(begin_ns, 0, 2'000'000), b = port->begin(begin_ns, 0, 500'000);
+  port->wait_for_part(a, 1'500'000, never);
+  CHECK(monotonic_ns() - begin_ns >= 10'000'000);
+  port->wait_for_part(a, 1'000'000, never);
+  CHECK(monotonic_ns() - begin_ns >= 15'000'000);  // b is gone by then
+  CHECK(port->wait(b, never));
+  CHECK(port->wait(a, never));
+  CHECK(monotonic_ns() - begin_ns >= 25'000'000);
+}
+
+TEST_CASE("what is held is released when the run is aborted") {
+  Seen seen;
+  const auto lone = comm::emulate(comm::make_imitated_communicator(0, 2), std::make_shared<LinkPort>(comm::Link{1, 0}), traffic(LinkForm::blocks, seen));
+  RankTest test(*lone);
+  std::vector<std::byte> bytes(400);
+  const Work work = lone->all_reduce({.from = {0, 0, 400}, .to = {1, 0, 400}, .elems = 100});
+  test.launch(work, bytes, bytes);
+  lone->abort();
+  test.stream().synchronize();
+  CHECK(seen.holds == 1);
+}
+
+TEST_CASE("an imitated rank gets what the others would send if they held zeros") {
+  for (int rank : {0, 1, 2}) {
+    const auto lone = comm::make_imitated_communicator(rank, 3);
+    CHECK((lone->rank() == rank && lone->size() == 3));
+    RankTest test(*lone);
+    const auto floats = [](std::initializer_list<float> values) {
+      std::vector<std::byte> bytes(values.size() * 4);
+      std::memcpy(bytes.data(), values.begin(), bytes.size());
+      return bytes;
+    };
+    const auto r = static_cast<float>(rank);
+    std::vector<std::byte> two = floats({1, 2}), six = floats({0, 1, 2, 3, 4, 5}), out2 = floats({9, 9}), out6 = floats({9, 9, 9, 9, 9, 9});
+    test.run(lone->all_reduce({.from = {0, 0, 8}, .to = {1, 0, 8}, .elems = 2}), two, out2);
+    test.expect(out2 == two, "all_reduce");
+    test.run(lone->reduce_scatter({.from = {0, 0, 24}, .to = {1, 0, 8}, .elems = 2}), six, out2);
+    test.expect(out2 == floats({2 * r, 2 * r + 1}), "reduce_scatter");
+    test.run(lone->all_gather({.from = {0, 0, 8}, .to = {1, 0, 24}, .elems = 2}), two, out6);
+    std::vector<std::byte> gathered = floats({9, 9, 9, 9, 9, 9});
+    std::memcpy(gathered.data() + 8 * rank, two.data(), 8);
+    test.expect(out6 == gathered, "all_gather");
+    out2 = floats({9, 9});
+    test.run(lone->exchange({.from = {0, 0, 8}, .to = {1, 0, 8}, .elems = 2}, (rank + 1) % 3, (rank + 2) % 3), two, out2);
+    test.expect(out2 == floats({9, 9}), "exchange");
+    test.run(lone->broadcast({.from = {0, 0, 8}, .to = {1, 0, 8}, .elems = 2}, 1), two, out2);
+    test.expect(out2 == (rank == 1 ? two : floats({9, 9})), "broadcast");
+    CHECK(lines(test.failures) == "");
+  }
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The watchdog ends waits that would last for ever, and nothing else.
+
+#include "comm/watchdog.h"
+
+#include <atomic>
+#include <future>
+
+#include "comm/imitated_communicator.h"
+#include "engine/base/check.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using comm::Watchdog;
+
+namespace {
+
+/// A wire whose works hang until they are aborted, and that says what it is told to.
+class Wire final : public comm::Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  Work all_reduce(const comm::Transfer&) override { return {}; }
+  Work reduce_scatter(const comm::Transfer&) override { return {}; }
+  Work all_gather(const comm::Transfer&) override { return {}; }
+  Work broadcast(const comm::Transfer&, int) override { return {}; }
+  Work all_to_all(const comm::Transfer&) override { return {}; }
+  Work send(const comm::Transfer&, int) override { return {}; }
+  Work recv(const comm::Transfer&, int) override { return {}; }
+  Work exchange(const comm::Transfer&, int, int) override { return {}; }
+  std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
+  void abort() override {
+    if (!aborted.exchange(true)) ended_.set_value();
+  }
+  void check_for_errors() override {
+    ++checks;
+    if (broken) throw CommError("[nccl] reduce: work in flight failed: remote process exited.");
+  }
+  void hang() { ended_.get_future().wait(); }
+
+  std::atomic<bool> broken{false}, aborted{false};
+  std::atomic<int> checks{0};
+
+ private:
+  std::promise<void> ended_;
+};
+
+std::string in_flight() { return "all_reduce of 7 float32 on channel reduce"; }
+constexpr comm::WatchdogOptions kFast{.timeout_seconds = 600, .poll = std::chrono::milliseconds(1)};
+
+}  // namespace
+
+TEST_CASE("an error of the wire ends the wait with its words and the work in flight") {
+  Wire wire, other;
+  Watchdog watchdog({&other, nullptr, &wire}, in_flight, kFast);
+  CHECK_THROWS_WITH(watchdog.watch([&] {
+    wire.broken = true;
+    wire.hang();
+  }), Catch::Contains("remote process exited") && Catch::Contains("In flight: all_reduce of 7 float32 on channel reduce."));
+  CHECK(other.aborted);
+  // It is said again, and nothing is waited for any more.
+  CHECK_THROWS_AS(watchdog.watch([] { FAIL("waited"); }), CommError);
+  CHECK_THROWS_AS(watchdog.rethrow(), CommError);
+}
+
+TEST_CASE("a wait that is too long names the work in flight and what to do") {
+  Wire wire;
+  Watchdog watchdog({&wire}, in_flight, {.timeout_seconds = 0.02, .poll = std::chrono::milliseconds(1)});
+  CHECK_THROWS_WITH(watchdog.watch([&] { wire.hang(); }),
+                    Catch::Contains("all_reduce of 7 float32 on channel reduce has not ended within 0.02 s") && Catch::Contains("comm.timeout_seconds"));
+  CHECK(wire.aborted);
+}
+
+TEST_CASE("waits that end are left alone, however many, and their own errors come through") {
+  Wire wire;
+  Watchdog watchdog({&wire}, in_flight, kFast);
+  for (int i = 0; i < 100; ++i) watchdog.watch([] {});
+  CHECK_THROWS_WITH(watchdog.watch([] { throw ResourceError("[cuda] lost"); }), Catch::Contains("[cuda] lost"));
+  while (wire.checks == 0) std::this_thread::yield();
+  watchdog.rethrow();
+  CHECK_FALSE(wire.aborted);
+}
+
+TEST_CASE("an error between waits is found, too") {
+  Wire wire;
+  Watchdog watchdog({&wire}, in_flight, kFast);
+  wire.broken = true;
+  while (!wire.aborted) std::this_thread::yield();
+  CHECK_THROWS_AS(watchdog.watch([] {}), CommError);
+}

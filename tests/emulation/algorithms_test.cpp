@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which algorithm a product takes: what the search measures, what the file keeps, and what is done with a file that is not ours.
+
+#include "kernels/cuda/algorithms.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "engine/base/check.h"
+#include "kernels/matmul/matmul.h"
+#include "tests/emulation/fake_cublaslt.h"
+#include "tests/emulation/on_device.h"
+
+using namespace slipstream;
+using namespace slipstream::kernels;
+using namespace slipstream::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+using From = ChosenAlgorithm::From;
+constexpr int64_t kRows = 48, kIn = 16, kOut = 24;
+const SearchOptions kSearch{.candidates = 8, .rounds = 1, .rotate_bytes = 1 << 16};
+
+/// One linear layer with GELU before it, on the device: gradients of input, weight and bias, in two micro-batches.
+struct Layer {
+  explicit Layer(DType type) : dtype(type) {}
+  struct Result {
+    Doubles dx, dweight, dbias;
+    int64_t kernels = 0;
+    bool operator==(const Result&) const = default;
+  };
+  Result run() const {
+    OnDevice x(random_doubles(kRows * kIn, dtype, 1), dtype, "x"), dy(random_doubles(kRows * kOut, dtype, 2), dtype, "dy"),
+        weight(random_doubles(kOut * kIn, dtype, 3), dtype, "weight"), pre(random_doubles(kRows * kIn, dtype, 4), dtype, "pre"), dx(kRows * kIn, dtype, "dx"),
+        dweight(kOut * kIn, DType::f32, "dweight"), dbias(kOut, DType::f32, "dbias");
+    LaunchContext context = cuda_context();
+    const int64_t before = emulation::launches();
+    for (bool accumulate : {false, true})
+      matmul_backward_weight(context, {x.data(), dy.data(), dweight.data<float>(), dbias.data<float>(), kRows, kIn, kOut, dtype, accumulate});
+    matmul_backward_input(context, {dy.data(), weight.data(), dx.data(), kRows, kIn, kOut, dtype, false, pre.data()});
+    CHECK((dx.intact() && dweight.intact() && dbias.intact()));
+    return {dx.doubles(), dweight.doubles(), dbias.doubles(), emulation::launches() - before};
+  }
+  DType dtype;
+};
+
+std::vector<Product> products_of_the_run() {
+  std::vector<Product> products;
+  for (const auto& [product, chosen] : chosen_algorithms()) products.push_back(product);
+  return products;
+}
+
+int count(From from) {
+  int found = 0;
+  for (const auto& [product, chosen] : chosen_algorithms()) found += chosen.from == from;
+  return found;
+}
+
+AlgorithmTable searched() {
+  LaunchContext context = cuda_context();
+  return search_algorithms(context, products_of_the_run(), kSearch, {});
+}
+
+struct Folder {
+  Folder() : path(fs::temp_directory_path() / fmt::format("slipstream-algorithms-{}", ::getpid())) { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  std::string file(const std::string& name) const { return (path / name).string(); }
+  fs::path path;
+};
+
+void write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+
+double error_between(const Doubles& a, const Doubles& b) {
+  double error = 0;
+  for (size_t i = 0; i < a.size(); ++i) error = std::max(error, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
+  return error;
+}
+
+}  // namespace
+
+TEST_CASE("without a table products take the library's first choice and gradients are not fused") {
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  Layer(DType::f32).run();
+  CHECK(count(From::table) == 0);
+  CHECK(count(From::kernel) == 3);  // two sums of a bias gradient, one gradient of GELU
+  CHECK(count(From::library) == 3);
+  CHECK(emulation::fake_cublaslt().calls == std::map<uint64_t, int>{{0, 3}});
+}
+
+TEST_CASE("a fused gradient is taken where the table says that it is faster, and equals the kernels") {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (bool wins : {true, false}) {
+      CAPTURE(name_of(dtype), wins);
+      use_algorithms({});
+      emulation::fake_cublaslt() = {};
+      const Layer layer(dtype);
+      const Layer::Result apart = layer.run();
+      emulation::fake_cublaslt().gradient_ns = wins ? 0 : 1'000'000;
+      AlgorithmTable table = searched();
+      CHECK(table.size() == 6);
+      use_algorithms(table);
+      emulation::fake_cublaslt().calls.clear();
+      const Layer::Result tabled = layer.run();
+      CHECK(emulation::fake_cublaslt().calls == std::map<uint64_t, int>{{emulation::kFastestCandidate, 3}});
+      CHECK(count(From::kernel) == (wins ? 0 : 3));
+      CHECK(count(From::table) == (wins ? 3 : 6 - 3));
+      CHECK((tabled.kernels < apart.kernels) == wins);
+      // The reference is the unfused path, which matmul_test holds against double; GELU's gradient is rounded once less when fused.
+      CHECK(error_between(tabled.dweight, apart.dweight) == 0);
+      CHECK(error_between(tabled.dbias, apart.dbias) <= 1e-6);
+      CHECK(error_between(tabled.dx, apart.dx) <= (dtype == DType::f32 ? 1e-6 : 0x1p-7));
+      CHECK(layer.run() == tabled);
+    }
+}
+
+TEST_CASE("the search takes the fastest candidate that runs, and says what the first one took") {
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  Layer(DType::bf16).run();
+  const AlgorithmTable table = searched();
+  for (const Product& product : products_of_the_run()) {
+    const TimedAlgorithm* timed = table.find(product);
+    REQUIRE(timed);
+    CAPTURE(text_of(product));
+    CHECK(timed->algorithm[1] == emulation::kFastestCandidate);
+    CHECK(timed->us < timed->first_us);
+    CHECK((timed->apart_us > 0) == (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient));
+  }
+  // Of a library that fuses no gradients the table has only the plain ones, and nothing is fused.
+  emulation::fake_cublaslt().fuses_gradients = false;
+  const AlgorithmTable plain = searched();
+  CHECK(plain.size() == 3);
+}
+
+TEST_CASE("an algorithm that the library does not take is not used") {
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  const Layer layer(DType::f32);
+  const Layer::Result first = layer.run();
+  AlgorithmTable table;
+  for (const Product& product : products_of_the_run()) table.set(product, {.algorithm = {1, 2, 3}, .us = 1, .first_us = 1});
+  use_algorithms(table);
+  CHECK(layer.run() == first);
+  CHECK(count(From::table) == 0);
+}
+
+TEST_CASE("the file reads back as it was written") {
+  const Folder folder;
+  use_algorithms({});
+  Layer(DType::bf16).run();
+  const AlgorithmTable table = searched();
+  const GemmLibrary library = gemm_library();
+  const std::string path = folder.file("deep/er/table.json");
+  write_algorithms(path, table);
+  std::string warning;
+  const AlgorithmTable read = read_algorithms(path, library, warning);
+  CHECK(warning == "");
+  CHECK(read.text() == table.text());
+  CHECK(read.size() == table.size());
+  AlgorithmTable merged = read;
+  merged.merge(table);
+  CHECK(merged.text() == table.text());
+  // Nothing but the file is left in the folder.
+  CHECK(std::distance(fs::directory_iterator(folder.path / "deep/er"), {}) == 1);
+  CHECK(read_algorithms(folder.file("none.json"), library, warning).size() == 0);
+  CHECK(read_algorithms("", library, warning).size() == 0);
+  CHECK(warning == "");
+}
+
+TEST_CASE("a file that is broken or of another card or version is left alone, with one sentence") {
+  const Folder folder;
+  use_algorithms({});
+  Layer(DType::f32).run();
+  const GemmLibrary library = gemm_library();
+  const std::string good = searched().text(), path = folder.file("table.json");
+  const auto said = [&](const std::string& text, const GemmLibrary& here) {
+    write(path, text);
+    std::string warning;
+    CHECK(read_algorithms(path, here, warning).size() == 0);
+    CHECK(std::count(warning.begin(), warning.end(), '\n') == 0);
+    CHECK(warning.find("[cuda] device.algorithms is not used: ") == 0);
+    CHECK(warning.find("slipstream bench products") != std::string::npos);
+    std::ifstream file(path);
+    CHECK(std::string(std::istreambuf_iterator<char>(file), {}) == text);
+    return warning;
+  };
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    REQUIRE(text.find(from) != std::string::npos);
+    return text.replace(text.find(from), from.size(), to);
+  };
+  CHECK(said(good, {"Another card", library.version}).find("is of a card named \"Emulated card\", this one is Another card") != std::string::npos);
+  CHECK(said(good, {library.card, 120100}).find("is of cuBLASLt 130100, this one is 120100") != std::string::npos);
+  CHECK(said(replaced("\"format\": 1", "\"format\": 2"), library).find("has format 2, this program reads 1") != std::string::npos);
+  CHECK(said(replaced("736c6970", "736c69"), library).find("an algorithm has 126 digits, need 128") != std::string::npos);
+  CHECK(said(replaced("736c6970", "x36c6970"), library).find("not hexadecimal") != std::string::npos);
+  CHECK(said(replaced("\"us\": ", "\"us\": -"), library).find("times must be positive") != std::string::npos);
+  said(replaced("\"us\"", "\"time\""), library);
+  said("", library);
+  said("not JSON", library);
+  said("[]", library);
+  // Cut anywhere it is refused, and never half read.
+  for (size_t size = 0; size + 2 < good.size(); size += 97) said(good.substr(0, size), library);
+}
+
+TEST_CASE("the default file is of the card and the version, in the user's cache") {
+  const GemmLibrary library{"NVIDIA H100 80GB", 130101};
+  setenv("XDG_CACHE_HOME", "/cache", 1);
+  CHECK(algorithms_path("auto", library) == "/cache/slipstream/nvidia-h100-80gb-cublaslt-130101.json");
+  unsetenv("XDG_CACHE_HOME");
+  setenv("HOME", "/home/me", 1);
+  CHECK(algorithms_path("auto", library) == "/home/me/.cache/slipstream/nvidia-h100-80gb-cublaslt-130101.json");
+  unsetenv("HOME");
+  CHECK(algorithms_path("auto", library) == "");
+  CHECK(algorithms_path("table.json", library) == "table.json");
+  CHECK(algorithms_path("", library) == "");
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream capture and its rules, as the CUDA programming guide states them; a graph runs its commands in the order of their calls.
+
+#include "tests/fake_cuda/machine.h"
+
+using namespace slipstream::fake_cuda::detail;
+
+extern "C" {
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  FAKE_ENTER("cudaStreamBeginCapture");
+  if (open_capture || stream->capture) return leave(cudaErrorIllegalState);
+  open_capture = std::make_shared<Capture>();
+  open_capture->origin = stream;
+  open_capture->mode = mode;
+  open_capture->thread = std::this_thread::get_id();
+  stream->capture = open_capture;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  FAKE_ENTER("cudaStreamIsCapturing");
+  *status = !stream->capture           ? cudaStreamCaptureStatusNone
+            : stream->capture->spoiled ? cudaStreamCaptureStatusInvalidated
+                                       : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  FAKE_ENTER("cudaStreamEndCapture");
+  *graph = nullptr;
+  const std::shared_ptr<Capture> capture = stream->capture;
+  if (!capture || capture->origin != stream) return leave(cudaErrorStreamCaptureUnmatched);
+  bool unjoined = false;
+  for (const auto& [captured, commands] : capture->commands) {
+    captured->capture.reset();
+    unjoined |= captured != stream && capture->joined_commands[captured] != commands;
+  }
+  stream->capture.reset();
+  open_capture.reset();
+  if (capture->spoiled) return leave(cudaErrorStreamCaptureInvalidated);
+  if (unjoined) return leave(cudaErrorStreamCaptureUnjoined);
+  *graph = new CUgraph_st{capture->ops};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  FAKE_ENTER("cudaGraphInstantiate");
+  *exec = new CUgraphExec_st{graph->ops};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  FAKE_ENTER("cudaGraphLaunch");
+  return leave(push(stream, [ops = exec->ops] {
+    for (const Op& op : ops) op();
+  }));
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of the device and of the host: garbage when fresh, closed to the host where that is asked for.
+
+#include <cstdlib>
+
+#include "tests/fake_cuda/machine.h"
+
+using namespace slipstream::fake_cuda::detail;
+
+namespace {
+
+Op copy_op(void* to, const void* from, size_t bytes) {
+  return [=] {
+    const Touch touch;
+    std::memcpy(to, from, bytes);
+  };
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** block, size_t size) {
+  FAKE_ENTER("cudaMalloc");
+  if (refused_by_capture()) return leave(cudaErrorStreamCaptureUnsupported);
+  const auto bytes = static_cast<int64_t>(size);
+  if (bytes > current_settings.memory_bytes - taken_bytes) return leave(cudaErrorMemoryAllocation);
+  // Aligned as promised and no better, and not zero.
+  const size_t taken = (size + 8191) / 4096 * 4096;
+  const Touch touch;
+  auto* memory = current_settings.guard_memory ? guarded.carve(taken) : static_cast<std::byte*>(std::aligned_alloc(4096, taken));
+  std::memset(memory, 0xCD, size + 256);
+  *block = memory + 256;
+  blocks[*block] = bytes;
+  taken_bytes += bytes;
+  ++current_counts.blocks;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* block) {
+  FAKE_ENTER("cudaFree");
+  if (!block) return cudaSuccess;
+  const auto found = blocks.find(block);
+  if (found == blocks.end()) return leave(cudaErrorInvalidValue);
+  if (slipstream::fake_cuda::before_free()) slipstream::fake_cuda::before_free()(block, found->second);
+  taken_bytes -= found->second;
+  blocks.erase(found);
+  if (!current_settings.guard_memory) std::free(static_cast<std::byte*>(block) - 256);
+  --current_counts.blocks;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  FAKE_ENTER("cudaMemGetInfo");
+  *free = static_cast<size_t>(current_settings.memory_bytes - taken_bytes);
+  *total = static_cast<size_t>(current_settings.memory_bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** block, size_t size, unsigned int) {
+  FAKE_ENTER("cudaHostAlloc");
+  if (refused_by_capture()) return leave(cudaErrorStreamCaptureUnsupported);
+  *block = std::malloc(size);
+  ++current_counts.pinned_blocks;
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* block) {
+  FAKE_ENTER("cudaFreeHost");
+  std::free(block);
+  --current_counts.pinned_blocks;
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* block, int value, size_t bytes) {
+  FAKE_ENTER("cudaMemset");
+  if (refused_by_capture()) return leave(cudaErrorStreamCaptureImplicit);
+  const Touch touch;
+  std::memset(block, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* block, int value, size_t bytes, cudaStream_t stream) {
+  FAKE_ENTER("cudaMemsetAsync");
+  return leave(push(stream, [=] {
+    const Touch touch;
+    std::memset(block, value, bytes);
+  }));
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  FAKE_ENTER("cudaMemcpyAsync");
+  return leave(push(stream, copy_op(to, from, bytes)));
+}
+
+}  // extern "C"

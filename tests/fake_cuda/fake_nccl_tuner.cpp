@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Costs are made up: small messages go through trees with LL, large ones through rings with Simple, the rest is ruled out.
+
+#include "tests/fake_cuda/fake_nccl_tuner.h"
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "comm/nccl/tuner.h"
+#include "tests/fake_cuda/fake_cuda.h"
+
+namespace slipstream::fake_nccl {
+namespace {
+
+constexpr int kAlgorithms = 7, kProtocols = 3;
+
+struct Range {
+  ncclComm_t comm;
+  const std::byte* begin;
+  size_t bytes;
+};
+
+std::mutex mutex;
+std::map<ncclComm_t, void*> contexts;
+std::map<int, std::vector<std::string>> configs;
+std::map<uintptr_t, Range> ranges;
+uintptr_t next_handle = 1;
+ncclResult_t says = ncclSuccess;
+bool handles = true;
+Registered counts;
+
+bool has_tuner() {
+  const char* plugin = std::getenv("NCCL_TUNER_PLUGIN");
+  return plugin && std::string(plugin) == "STATIC_PLUGIN";
+}
+
+std::string number(int value) { return value == NCCL_CONFIG_UNDEF_INT ? "-" : std::to_string(value); }
+
+const bool hooked = [] {
+  fake_cuda::before_free() = [](const void* block, int64_t bytes) {
+    const std::lock_guard lock(mutex);
+    for (const auto& [handle, range] : ranges)
+      if (range.begin < static_cast<const std::byte*>(block) + bytes && static_cast<const std::byte*>(block) < range.begin + range.bytes) ++counts.freed_while_registered;
+  };
+  return true;
+}();
+
+}  // namespace
+
+void began(ncclComm_t comm, int rank, int size, const ncclConfig_t* config) {
+  const std::lock_guard lock(mutex);
+  configs[rank].push_back(std::string(config->commName ? config->commName : "?") + ": ctas " + number(config->minCTAs) + " to " + number(config->maxCTAs) +
+                          ", cluster " + number(config->cgaClusterSize) + ", class " + number(config->trafficClass));
+  if (has_tuner()) ncclTunerPlugin_v4.init(static_cast<size_t>(size), 1, nullptr, &contexts[comm]);
+}
+
+void ended(ncclComm_t comm) {
+  const std::lock_guard lock(mutex);
+  for (const auto& [handle, range] : ranges) counts.ended_with_registered += range.comm == comm;
+  std::erase_if(ranges, [&](const auto& entry) { return entry.second.comm == comm; });
+  counts.now = static_cast<int>(ranges.size());
+  if (const auto found = contexts.find(comm); found != contexts.end()) {
+    ncclTunerPlugin_v4.destroy(found->second);
+    contexts.erase(found);
+  }
+}
+
+void tune(ncclComm_t comm, const std::string& verb, size_t bytes) {
+  const std::lock_guard lock(mutex);
+  const auto context = contexts.find(comm);
+  if (context == contexts.end()) return;
+  std::array<float, kAlgorithms * kProtocols> costs;
+  costs.fill(-1.0f);
+  const bool small = bytes < 65536;
+  const char* algorithm = std::getenv("NCCL_ALGO");
+  if (!algorithm || std::string(algorithm) == "Tree") costs[0 * kProtocols + 0] = small ? 1.0f : 9.0f;
+  costs[1 * kProtocols + 0] = small ? 2.0f : 8.0f;
+  costs[1 * kProtocols + 2] = algorithm ? 0.5f : small ? 3.0f : 1.0f;
+  const int function = verb == "broadcast" ? 0 : verb == "all_gather" ? 2 : verb == "reduce_scatter" ? 3 : 4;
+  int channels = 0;
+  ncclTunerPlugin_v4.get_coll_info(context->second, function, bytes, 1, reinterpret_cast<float**>(costs.data()), kAlgorithms, kProtocols, 0, &channels);
+}
+
+std::vector<std::string> configs_of(int rank) {
+  const std::lock_guard lock(mutex);
+  return configs[rank];
+}
+void register_says(ncclResult_t result, bool gives_handle) {
+  const std::lock_guard lock(mutex);
+  says = result;
+  handles = gives_handle;
+}
+Registered registered() {
+  const std::lock_guard lock(mutex);
+  return counts;
+}
+void reset_tuner() {
+  const std::lock_guard lock(mutex);
+  configs.clear();
+  ranges.clear();
+  counts = {};
+  says = ncclSuccess;
+  handles = true;
+}
+
+}  // namespace slipstream::fake_nccl
+
+using namespace slipstream::fake_nccl;
+
+extern "C" {
+
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buffer, size_t bytes, void** handle) {
+  const std::lock_guard lock(mutex);
+  *handle = nullptr;
+  if (says != ncclSuccess || !handles) return says;
+  *handle = reinterpret_cast<void*>(next_handle);
+  ranges[next_handle++] = {comm, static_cast<const std::byte*>(buffer), bytes};
+  ++counts.ever;
+  counts.now = static_cast<int>(ranges.size());
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t, void* handle) {
+  const std::lock_guard lock(mutex);
+  if (ranges.erase(reinterpret_cast<uintptr_t>(handle)) == 0) return ncclInvalidArgument;
+  counts.now = static_cast<int>(ranges.size());
+  return ncclSuccess;
+}
+
+}  // extern "C"

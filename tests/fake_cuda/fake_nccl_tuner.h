@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the fake NCCL asks and keeps beside moving bytes: its tuner, its configurations and registered memory.
+
+#include <nccl.h>
+
+#include <string>
+#include <vector>
+
+namespace slipstream::fake_nccl {
+
+// --- called by the fake itself
+void began(ncclComm_t comm, int rank, int size, const ncclConfig_t* config);
+void ended(ncclComm_t comm);
+/// `bytes`: of the larger buffer. Asks the tuner as NCCL does, if NCCL_TUNER_PLUGIN says that it is in the program.
+void tune(ncclComm_t comm, const std::string& verb, size_t bytes);
+
+// --- called by tests
+/// The configurations of one rank's communicators in order, such as "reduce: ctas 2 to 4, cluster 0, class 1"; what is not set is "-".
+std::vector<std::string> configs_of(int rank);
+/// What ncclCommRegister says from now on; with ncclSuccess and `gives_handle` false it has no use for the memory.
+void register_says(ncclResult_t result, bool gives_handle = true);
+struct Registered {
+  int now = 0, ever = 0;
+  int freed_while_registered = 0;     // cudaFree of memory that a communicator still knew
+  int ended_with_registered = 0;      // communicators destroyed with memory that they still knew
+};
+Registered registered();
+void reset_tuner();
+
+}  // namespace slipstream::fake_nccl

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The state of the fake machine, shared by the files that implement the runtime's calls. One lock for everything: it is a model of
+// order, not of speed.
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/device/clock.h"
+#include "tests/fake_cuda/fake_cuda.h"
+
+namespace slipstream::fake_cuda::detail {
+
+struct Record {
+  bool done = false;
+  int64_t ns = 0;
+};
+using Op = std::function<void()>;
+
+inline std::mutex mutex;
+inline std::condition_variable& changed = *new std::condition_variable;  // threads of lost streams wait for it even at exit
+inline Settings current_settings;
+inline Counts current_counts;
+inline std::map<std::string, cudaError_t> failures;
+inline std::map<void*, int64_t> blocks;
+inline int64_t taken_bytes = 0;
+inline thread_local bool in_host_function = false;
+inline thread_local cudaError_t last_error = cudaSuccess;
+inline thread_local int current_device = 0;
+inline std::atomic<cudaError_t> lost{cudaSuccess};
+inline std::atomic<int64_t> commands{0};
+
+/// Guarded device memory: one range of addresses, carved from the front, closed while nothing on the device runs.
+struct Guarded {
+  static constexpr size_t kRangeBytes = size_t{64} << 30;
+  std::byte* base = nullptr;
+  size_t carved_bytes = 0;
+  int touching = 0;
+  std::mutex guard;
+  void protect(int protection) {
+    if (carved_bytes > 0) mprotect(base, carved_bytes, protection);
+  }
+  std::byte* carve(size_t bytes) {
+    const std::lock_guard lock_here(guard);
+    if (!base) base = static_cast<std::byte*>(mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    std::byte* block = base + carved_bytes;
+    carved_bytes += bytes;
+    protect(touching > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+    return block;
+  }
+};
+inline Guarded guarded;
+
+/// While one lives, device memory is open. (To all threads: a page has no owner. After a wait for the device none lives.)
+struct Touch {
+  Touch() {
+    if (!current_settings.guard_memory) return;
+    const std::lock_guard lock_here(guarded.guard);
+    if (guarded.touching++ == 0) guarded.protect(PROT_READ | PROT_WRITE);
+  }
+  ~Touch() {
+    if (!current_settings.guard_memory) return;
+    const std::lock_guard lock_here(guarded.guard);
+    if (--guarded.touching == 0) guarded.protect(PROT_NONE);
+  }
+  Touch(const Touch&) = delete;
+  Touch& operator=(const Touch&) = delete;
+};
+
+/// What begins on one stream and spreads to those that wait for it.
+struct Capture {
+  cudaStream_t origin = nullptr;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  std::thread::id thread;
+  bool spoiled = false;
+  std::vector<Op> ops;                          // in the order of the calls, which is a legal one
+  std::map<cudaStream_t, int> commands;         // by captured stream
+  std::map<cudaStream_t, int> joined_commands;  // of that stream, how many the origin has waited for
+};
+
+}  // namespace slipstream::fake_cuda::detail
+
+struct CUevent_st {
+  unsigned flags = 0;
+  std::shared_ptr<slipstream::fake_cuda::detail::Record> latest;
+  std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;  // the latest record was captured
+  cudaStream_t captured_on = nullptr;
+  int captured_command = 0;
+};
+
+struct CUstream_st {
+  std::deque<slipstream::fake_cuda::detail::Op> queue;
+  bool busy = false, stopping = false;
+  std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;
+  std::thread worker;
+  CUstream_st() {
+    worker = std::thread([this] { run(); });
+  }
+  void run() {
+    std::unique_lock lock(slipstream::fake_cuda::detail::mutex);
+    while (true) {
+      slipstream::fake_cuda::detail::changed.wait(lock, [&] { return stopping || !queue.empty(); });
+      if (queue.empty()) return;
+      const slipstream::fake_cuda::detail::Op op = std::move(queue.front());
+      queue.pop_front();
+      busy = true;
+      lock.unlock();
+      op();
+      lock.lock();
+      busy = false;
+      slipstream::fake_cuda::detail::changed.notify_all();
+    }
+  }
+};
+
+struct CUgraph_st {
+  std::vector<slipstream::fake_cuda::detail::Op> ops;
+};
+struct CUgraphExec_st {
+  std::vector<slipstream::fake_cuda::detail::Op> ops;
+};
+
+namespace slipstream::fake_cuda::detail {
+
+inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
+
+inline cudaError_t leave(cudaError_t result) {
+  if (result != cudaSuccess) last_error = result;
+  return result;
+}
+
+/// Failures asked for, and the rule of host functions. Under the lock.
+inline cudaError_t enter(const char* function) {
+  if (in_host_function) return cudaErrorNotPermitted;
+  if (lost != cudaSuccess) return lost;
+  const auto failure = failures.find(function);
+  if (failure == failures.end()) return cudaSuccess;
+  const cudaError_t error = failure->second;
+  failures.erase(failure);
+  return error;
+}
+
+#define FAKE_ENTER(function)                    \
+  std::unique_lock lock(mutex);                 \
+  if (const cudaError_t entered = enter(function); entered != cudaSuccess) return leave(entered)
+
+/// A call that is not safe while a stream is captured: it fails and the capture is spoiled.
+inline bool refused_by_capture() {
+  if (!open_capture || open_capture->mode == cudaStreamCaptureModeRelaxed) return false;
+  if (open_capture->mode == cudaStreamCaptureModeThreadLocal && open_capture->thread != std::this_thread::get_id()) return false;
+  open_capture->spoiled = true;
+  return true;
+}
+
+inline cudaError_t push(cudaStream_t stream, Op op) {
+  if (stream->capture) {
+    if (stream->capture->spoiled) return cudaErrorStreamCaptureInvalidated;
+    stream->capture->ops.push_back(std::move(op));
+    ++stream->capture->commands[stream];
+  } else {
+    stream->queue.push_back(std::move(op));
+    changed.notify_all();
+  }
+  return cudaSuccess;
+}
+
+inline void complete(const std::shared_ptr<Record>& record) {
+  std::lock_guard lock(mutex);
+  record->ns = slipstream::monotonic_ns() + current_settings.clock_ahead_ns;
+  record->done = true;
+  changed.notify_all();
+}
+
+}  // namespace slipstream::fake_cuda::detail

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each channel asks of NCCL, what its tuner answers and records, and registered memory from first to last.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+
+#include "comm/nccl/nccl.h"
+#include "comm/nccl/tuner.h"
+#include "engine/base/check.h"
+#include "tests/contract/communicator_contract.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/fake_nccl.h"
+#include "tests/fake_cuda/fake_nccl_tuner.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using comm::NcclTable;
+using contract::RankTest;
+
+namespace {
+
+const char* const kTable = R"({"channels": {
+  "*": {"max_ctas": 8},
+  "reduce": {"min_ctas": 2, "max_ctas": 4, "cluster_size": 0, "traffic_class": 3,
+             "choices": [{"verb": "all_reduce", "up_to": "64KiB", "algorithm": "tree", "protocol": "simple"},
+                         {"verb": "all_reduce", "up_to": "4KiB", "algorithm": "ring", "protocol": "ll"},
+                         {"verb": "all_gather", "algorithm": "nvls", "protocol": "simple"}]}}})";
+
+/// A communicator of one rank, and its device.
+struct Alone {
+  explicit Alone(const std::string& channel, const NcclTable& table = NcclTable::parse(kTable, "table"))
+      : comm(comm::make_nccl_communicator(0, 1, [](const std::string& bytes) { return bytes; }, {.name = channel, .channel = table.of(channel)})),
+        test(*comm, channel, make_cuda_device(0)) {}
+  void all_reduce(int64_t elems) {
+    std::vector<std::byte> bytes(static_cast<size_t>(4 * elems));
+    const Slice slice{0, 0, 4 * elems};
+    test.run(comm->all_reduce({.from = slice, .to = slice, .elems = elems}), bytes, bytes);
+  }
+  std::unique_ptr<comm::Communicator> comm;
+  RankTest test;
+};
+
+void start() {
+  fake_cuda::reset();
+  fake_nccl::reset();
+  fake_nccl::reset_tuner();
+  comm::forget_nccl_uses();
+  unsetenv("NCCL_ALGO");
+  unsetenv("NCCL_PROTO");
+  unsetenv("NCCL_TUNER_PLUGIN");
+  comm::prepare_nccl_environment({});
+}
+
+std::string said(const comm::NcclUse& use) {
+  return fmt::format("{} {} {} {}/{}{}", use.channel, name_of(use.op), use.up_to_bytes, comm::name_of(use.algorithm), comm::name_of(use.protocol),
+                     use.from_table ? " of the table" : "");
+}
+std::vector<std::string> uses() {
+  std::vector<std::string> all;
+  for (const comm::NcclUse& use : comm::nccl_uses()) all.push_back(said(use));
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a channel asks for the blocks, clusters and traffic class that the table gives it") {
+  start();
+  { const Alone reduce("reduce"), gather("gather"); }
+  { const Alone plain("reduce", {}); }
+  CHECK(fake_nccl::configs_of(0) == std::vector<std::string>{"reduce: ctas 2 to 4, cluster 0, class 3", "gather: ctas - to 8, cluster -, class -",
+                                                             "reduce: ctas - to -, cluster -, class -"});
+}
+
+TEST_CASE("the tuner takes the table's choice where the links allow it, and records every size class") {
+  start();
+  Alone reduce("reduce"), other("other");
+  for (int64_t elems : {1024, 1000, 5000, 30000}) reduce.all_reduce(elems);
+  other.all_reduce(1000);
+  other.all_reduce(30000);
+  // The table's tree with Simple is ruled out by the (fake) links: NCCL's own choice stands.
+  CHECK(uses() == std::vector<std::string>{"other all_reduce 4096 tree/ll", "other all_reduce 131072 ring/simple", "reduce all_reduce 4096 ring/ll of the table",
+                                           "reduce all_reduce 32768 tree/ll", "reduce all_reduce 131072 ring/simple"});
+}
+
+TEST_CASE("one algorithm and protocol for all sizes are recorded as NCCL's, and a user's own tuner stays") {
+  start();
+  comm::prepare_nccl_environment({.deterministic = true});
+  {
+    Alone plain("plain", {});
+    plain.all_reduce(10);
+    plain.all_reduce(100000);
+  }
+  CHECK(uses() == std::vector<std::string>{"plain all_reduce 64 ring/simple", "plain all_reduce 524288 ring/simple"});
+  start();
+  setenv("NCCL_TUNER_PLUGIN", "libmine.so", 1);
+  comm::prepare_nccl_environment({});
+  CHECK(std::string(std::getenv("NCCL_TUNER_PLUGIN")) == "libmine.so");
+  Alone reduce("reduce");
+  reduce.all_reduce(10);
+  CHECK(uses().empty());
+  unsetenv("NCCL_TUNER_PLUGIN");
+}
+
+TEST_CASE("registered memory is let go before the communicator ends and before it is freed") {
+  start();
+  const auto device = make_cuda_device(0);
+  auto arena = device->allocate(1 << 20, "gradients");
+  {
+    const Alone reduce("reduce"), gather("gather");
+    CHECK(reduce.comm->register_memory(arena->data(), arena->size_bytes()) == "");
+    CHECK(gather.comm->register_memory(arena->data(), arena->size_bytes()) == "");
+    CHECK(fake_nccl::registered().now == 2);
+  }
+  arena.reset();
+  const fake_nccl::Registered end = fake_nccl::registered();
+  CHECK((end.now == 0 && end.ever == 2));
+  CHECK((end.ended_with_registered == 0 && end.freed_while_registered == 0));
+}
+
+TEST_CASE("the fake sees memory that is freed while a communicator knows it") {
+  start();
+  const auto device = make_cuda_device(0);
+  auto arena = device->allocate(1 << 20, "gradients");
+  const Alone reduce("reduce");
+  CHECK(reduce.comm->register_memory(arena->data(), arena->size_bytes()) == "");
+  arena.reset();
+  CHECK(fake_nccl::registered().freed_while_registered == 1);
+}
+
+TEST_CASE("memory that NCCL does not register is a reason and no error") {
+  start();
+  const auto device = make_cuda_device(0);
+  const auto arena = device->allocate(1000, "gradients");
+  Alone reduce("reduce");
+  fake_nccl::register_says(ncclInvalidUsage);
+  CHECK(reduce.comm->register_memory(arena->data(), 1000).find("NCCL does not register memory here: ") == 0);
+  fake_nccl::register_says(ncclSuccess, false);
+  CHECK(reduce.comm->register_memory(arena->data(), 1000).find("no use for registered memory") != std::string::npos);
+  reduce.all_reduce(10);
+  CHECK(fake_nccl::registered().ever == 0);
+}
+
+TEST_CASE("a table that says something unknown is one sentence with what there is") {
+  const auto refused = [](const std::string& text, const std::string& part) {
+    INFO(text);
+    CHECK_THROWS_WITH(NcclTable::parse(text, "table.json"), Catch::Contains(part));
+    CHECK_THROWS_AS(NcclTable::parse(text, "table.json"), ConfigError);
+  };
+  refused("{", "table.json");
+  refused(R"({"channel": {}})", "unknown key");
+  refused(R"({"channels": {"reduce": {"ctas": 1}}})", "min_ctas, max_ctas, cluster_size, traffic_class and choices");
+  refused(R"({"channels": {"reduce": {"max_ctas": 0}}})", "need 1 to 64");
+  refused(R"({"channels": {"reduce": {"min_ctas": 9, "max_ctas": 8}}})", "min_ctas 9 is more than max_ctas 8");
+  refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "rings", "protocol": "ll"}]}}})", "none of tree, ring");
+  refused(R"({"channels": {"reduce": {"choices": [{"verb": "send", "algorithm": "ring", "protocol": "ll"}]}}})", "none of all_reduce");
+  refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "ring"}]}}})", "protocol");
+  refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "ring", "protocol": "ll", "to": "1KiB"}]}}})", "unknown key");
+  CHECK_THROWS_AS(NcclTable::read_text("/no/such/table.json"), ConfigError);
+  CHECK(NcclTable::parse("", "none").of("reduce").choices.empty());
+}

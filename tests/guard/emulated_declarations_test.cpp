@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What works declare is what their CUDA kernels touch: the same plans as on the CPU, every work of a kernel run by the emulated device
+// on memory that is closed but for what the work declares.
+
+#include <cstdio>
+
+#include "tests/emulation/emulator.h"
+#include "tests/equivalence/table.h"
+#include "tests/guard/guarded_device.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+/// Both families and both types, with accumulation and clipping; everything that accumulates when everything is tested.
+std::vector<Layout> layouts() {
+  std::vector<Layout> rows = strategies(test_everything());
+  std::erase_if(rows, [](const Layout& row) {
+    const bool few = row.name.ends_with("bfloat16, on the wire too, 2 micro-batches") || row.name.ends_with("tied the other way, 2 micro-batches");
+    return test_everything() ? row.micro_batches == 1 : !few;
+  });
+  REQUIRE(rows.size() >= 4);
+  return rows;
+}
+
+Layout guarded(Layout layout, const guard::Options& options, std::vector<guard::Counts>& counts) {
+  counts.resize(static_cast<size_t>(layout.world()));
+  layout.check_hazards = false;
+  layout.device = [&counts, options](const Job& job) { return guard::make_guarded_device(job.buffers, options, &counts[static_cast<size_t>(job.options.rank)]); };
+  return layout;
+}
+
+}  // namespace
+
+TEST_CASE("kernels touch what their works declare and nothing else", "[guard]") {
+  int64_t works = 0;
+  const int64_t before = emulation::launches();
+  for (const Layout& row : layouts()) {
+    INFO(row.name);
+    std::vector<guard::Counts> counts;
+    train(guarded(row, {.runs_kernels = true}, counts), 1);
+    for (const guard::Counts& c : counts) works += c.works;
+  }
+  CHECK(emulation::launches() - before > works);  // it was the kernels that ran, each work twice
+  std::printf("  %lld works guarded, %lld kernels\n", static_cast<long long>(works), static_cast<long long>(emulation::launches() - before));
+}
+
+TEST_CASE("every declared read and write of a kernel that is deleted is noticed", "[guard]") {
+  int64_t removed = 0;
+  std::set<std::string> noticed, unnoticed;
+  for (const Layout& row : layouts()) {
+    INFO(row.name);
+    std::vector<guard::Counts> counts;
+    train(guarded(row, {.removes_declarations = true, .runs_kernels = true}, counts), 1);
+    for (const guard::Counts& c : counts) {
+      removed += c.removed;
+      noticed.insert(c.noticed.begin(), c.noticed.end());
+      unnoticed.insert(c.unnoticed.begin(), c.unnoticed.end());
+    }
+  }
+  for (const std::string& name : unnoticed) {
+    INFO(name);
+    CHECK(noticed.contains(name));
+  }
+  std::printf("  %lld declarations deleted, %zu different ones noticed\n", static_cast<long long>(removed), noticed.size());
+}
