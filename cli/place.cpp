@@ -122,7 +122,7 @@ Place choose_place(World& world, const RunConfig& config) {
 
 namespace {
 // Of an emulated link: memory that copies go through, and words that release what is held.
-constexpr int64_t kStagingBytes = 4 * kMiB;
+constexpr int64_t kStagingBytes = kMiB;
 constexpr size_t kFlags = 4096;
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "tests/emulation/cuda_runtime.h"
 
@@ -41,7 +42,8 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  std::strcpy(properties->name, "Emulated card");
+  *properties = {};
+  std::string("Emulated card").copy(properties->name, sizeof properties->name - 1);
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** block, size_t size_bytes) {

@@ -129,7 +129,7 @@ TEST_CASE("fields: the hash changes with every key", "[config]") {
              true, false, int64_t{2}, int64_t{3}, 0.5, std::string("other"), std::string("llama"),
              std::string("bfloat16"), std::string("3MiB"), std::string("7kbit/s"), std::string("7us"),
              std::string("full"), std::string("naive"), std::string("gpipe"), std::string("mpi"), std::string("int8"),
-             std::string("cpu"), std::vector<int64_t>{3, 4}}) {
+             std::string("cpu"), std::string("copies"), std::vector<int64_t>{3, 4}}) {
       try {
         field.set(config, value);
         if (field.get(config) != field.get(RunConfig{})) {
