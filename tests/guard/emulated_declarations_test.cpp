@@ -3,7 +3,9 @@
 // on memory that is closed but for what the work declares.
 
 #include <cstdio>
+#include <cstring>
 
+#include "kernels/step_scalars/step_scalars_devices.h"
 #include "tests/emulation/emulator.h"
 #include "tests/equivalence/table.h"
 #include "tests/guard/guarded_device.h"
@@ -11,6 +13,15 @@
 
 using namespace slipstream;
 using namespace slipstream::equivalence;
+
+// Copies and zeros are the runtime's.
+namespace slipstream::kernels {
+std::shared_ptr<UploadStaging> make_upload_staging() { return std::make_shared<UploadStaging>(); }
+void copy_cuda(LaunchContext&, const Copy& args) { std::memcpy(args.to, args.from, static_cast<size_t>(args.size_bytes)); }
+void zero_cuda(LaunchContext&, const Zero& args) { std::memset(args.to, 0, static_cast<size_t>(args.size_bytes)); }
+void upload_cuda(LaunchContext&, const Upload&) {}
+void prepare_upload_cuda(LaunchContext&, const Upload&) {}
+}  // namespace slipstream::kernels
 
 namespace {
 
