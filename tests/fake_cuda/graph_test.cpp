@@ -164,7 +164,7 @@ TEST_CASE("a graph that goes leaves the times of its runs") {
 TEST_CASE("what cannot be recorded is a sentence, and the device has failed") {
   Step s;
   s.f.works[1].fn = [&](LaunchContext&) { s.f.device->allocate(100, "more"); };
-  CHECK_THROWS_WITH(s.record(), Catch::Matchers::Contains("[cuda]"));
+  CHECK_THROWS_WITH(s.record(), Catch::Contains("[cuda]"));
   CHECK_THROWS(s.compute->synchronize());
 }
 
