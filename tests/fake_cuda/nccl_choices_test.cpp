@@ -31,7 +31,7 @@ const char* const kTable = R"({"channels": {
 struct Alone {
   explicit Alone(const std::string& channel, const NcclTable& table = NcclTable::parse(kTable, "table"))
       : comm(comm::make_nccl_communicator(0, 1, [](const std::string& bytes) { return bytes; }, {.name = channel, .channel = table.of(channel)})),
-        test(*comm, channel, make_cuda_device(0)) {}
+        test(*comm, channel, [] { return make_cuda_device(0); }) {}
   void all_reduce(int64_t elems) {
     std::vector<std::byte> bytes(static_cast<size_t>(4 * elems));
     const Slice slice{0, 0, 4 * elems};
