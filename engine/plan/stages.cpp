@@ -41,8 +41,11 @@ class Cutter {
   std::vector<Chunk> cut(int stage) {
     const uint32_t take_batch = model_.forward.front();
     sort_pieces(take_batch);
-    if (schedule_.splits_backward)
-      for (Chunk& chunk : parts_) split_backward(chunk);
+    if (schedule_.splits_backward) {
+      std::vector<Set> wanted(1);  // of each part by the one before it, whose backward pass comes next
+      for (const Chunk& chunk : parts_) wanted.push_back(exposed(chunk.backward));
+      for (size_t p = 0; p < parts_.size(); ++p) split_backward(parts_[p], wanted[p]);
+    }
     for (Chunk& chunk : parts_) find_crossings(chunk);
     std::vector<Chunk> chunks;
     for (int c = 0; c < schedule_.shape.virtual_stages; ++c) {
@@ -73,7 +76,7 @@ class Cutter {
   struct Waiting {
     std::map<uint32_t, std::vector<bool>> works, communications;
   };
-  Waiting find_waiting(const Chunk& chunk) const {
+  Waiting find_waiting(const Chunk& chunk, const Set& wanted) const {
     const auto is_scratch = [&](BufferId buffer) { return buffers_[buffer].owner == Owner::scratch && is_temporary(buffer); };
     Waiting waiting;
     for (uint32_t index : chunk.backward) {
@@ -87,7 +90,7 @@ class Cutter {
     // Whoever writes what one that does not wait touches does not wait either, and so on.
     for (bool changed = true; changed;) {
       changed = false;
-      Set touched;
+      Set touched = wanted;
       for (uint32_t index : chunk.backward) {
         const Piece& piece = model_.pieces[index];
         for (size_t i = 0; i < piece.works.size(); ++i)
@@ -121,8 +124,8 @@ class Cutter {
     from = std::move(stay);
   }
 
-  void split_backward(Chunk& chunk) {
-    Waiting waiting = find_waiting(chunk);
+  void split_backward(Chunk& chunk, const Set& wanted) {
+    Waiting waiting = find_waiting(chunk, wanted);
     Pieces inputs;
     for (uint32_t index : chunk.backward) {
       Piece weight{.name = model_.pieces[index].name + ".weight", .layer = model_.pieces[index].layer};

@@ -117,7 +117,8 @@ TEST_CASE("bench overlap --ablate turns every key of [overlap], but those that h
   std::set<std::string> turned;
   for (const cli::Ablation& knob : cli::ablations()) {
     INFO(knob.key << " = " << knob.value);
-    CHECK_NOTHROW(default_run_config({knob.key + "=" + knob.value}));
+    const bool of_stages = !knob.has_effect(default_run_config({})) && knob.has_effect(default_run_config({"parallel.pipeline=2"}));
+    CHECK_NOTHROW(default_run_config({knob.key + "=" + knob.value, of_stages ? "parallel.pipeline=2" : "parallel.pipeline=1"}));
     turned.insert(knob.key);
   }
   for (const Field<RunConfig>& field : run_fields()) {

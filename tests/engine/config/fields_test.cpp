@@ -179,6 +179,7 @@ TEST_CASE("runs: every shipped run file loads and is supported, complete in its 
       {"shakespeare_char", 4, 4, 4, 128, 512, 0, Choice::yes, {1, 2, 4}},
       {"gpt2_124m", 12, 12, 12, 768, 3072, 50257, Choice::yes, {1, 2, 4, 8, 16, 32}},
       {"gpt2_xl", 48, 25, 25, 1600, 6400, 50257, Choice::yes, {1, 2, 4, 8, 16, 32, 64, 128}},
+      {"gpt2_xl_2gpus", 48, 25, 25, 1600, 6400, 50304, Choice::yes, {1, 2}},
       {"llama_1b", 16, 32, 8, 2048, 8192, 128256, Choice::yes, {1, 8, 512}},
       {"llama_8b", 32, 32, 8, 4096, 14336, 128256, Choice::no, {1, 8, 512}},
       {"llama_70b", 80, 64, 8, 8192, 28672, 128256, Choice::no, {1, 8, 512}},
