@@ -54,7 +54,7 @@ TEST_CASE("70 billion parameters on 512 ranks over three axes: planned, proved a
     const Result result = call(plan + " --set pipeline.schedule=" + schedule);
     INFO(result.text);
     CHECK(result.code == 0);
-    CHECK(contains(result.text, "data 8 x pipeline 8 x tensor 8"));
+    CHECK(contains(result.text, "data 8 x context 1 x pipeline 8 x tensor 8"));
     CHECK(count(result.text, "micro-batches alive; rehearsed: bubble ") == 8);
     CHECK(contains(result.text, "rehearsed step: "));
   }
