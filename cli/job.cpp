@@ -416,6 +416,7 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   asked.config.zero = Zero{};  // as in the paper: parameters travel as they are computed with, and none persists
   asked.config.comm.error_feedback = false;
   asked.config.overlap.split_tied_embedding = false;  // whose second share arrives from all ranks: not a state
+  asked.config.optimizer.double_buffer = Choice::no;
   asked.config.parallel = Parallel{};
   asked.config.train.global_batch_size = 0;
   for (int stage = 0; stage <= 3; ++stage)
