@@ -148,7 +148,11 @@ Rank::~Rank() {
   }
   watchdog_.reset();
   graphs_ = {};
-  for (const auto& stream : streams_) stream->launch(release_stream_, {});
+  try {
+    for (const auto& stream : streams_) stream->launch(release_stream_, {});
+  } catch (...) {
+    // As above: what a failed stream holds goes with the process.
+  }
   streams_.clear();
   communicators_.clear();  // they let go of registered memory, which goes next
 }

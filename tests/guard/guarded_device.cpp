@@ -15,6 +15,7 @@
 #include <set>
 
 #include "engine/base/check.h"
+#include "kernels/cuda/workspace.h"
 
 namespace slipstream::guard {
 namespace {
@@ -102,6 +103,7 @@ class Guard {
     throw InternalError("[guard] more than {} guarded devices.", kGuards);
   }
   ~Guard() {
+    if (options_.runs_kernels) kernels::release_stream(this);
     for (std::atomic<Faults*>& entry : registry)
       if (entry.load() == faults_.get()) entry.store(nullptr);
   }
@@ -239,9 +241,10 @@ class Guard {
     Work work = as_declared;
     // What stages a batch and reports a loss is the runtime's, not a kernel's.
     if (options_.runs_kernels && work.name != "load_next_batch" && work.name != "report")
-      work.fn = [fn = as_declared.fn](LaunchContext& context) {
+      work.fn = [fn = as_declared.fn, this](LaunchContext& context) {
         LaunchContext on_gpu = context;
         on_gpu.kind = DeviceKind::cuda;
+        on_gpu.native_stream = this;  // ranks are threads here: each has scratch memory of its own, and one work at a time
         fn(on_gpu);
       };
     faults_->count = 0;
