@@ -8,6 +8,7 @@
 
 #include "cli/bench_zero.h"
 #include "cli/contestant.h"
+#include "cli/csv_file.h"
 #include "comm/wiring.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
@@ -104,10 +105,7 @@ class AblationBench {
     fmt::print("{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved steps\n", world_.size(), config_.model.layers,
                command_.layer_ms, command_.steps);
     fmt::print("{:<44}{:>7}{:>10}{:>11}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}\n", "run file", "ratio", "step ms", "of it", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan");
-    if (command_.csv.empty()) return;
-    csv_.reset(std::fopen(command_.csv.c_str(), "w"));
-    if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-    fmt::print(csv_.get(), "run_file,ratio,layers,layer_ms,world_size,step_ms,of_as_it_is,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms\n");
+    csv_.open(command_.csv, "run_file,ratio,layers,layer_ms,world_size,step_ms,of_as_it_is,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms\n");
   }
 
   void print_row(const Row& row, const Row& as_it_is, double bytes_per_second, double ratio) {
@@ -118,9 +116,8 @@ class AblationBench {
     const double plan_ms = rehearsed_ms(row, bytes_per_second), hidden = comm_ms > 0 ? 1 - exposed_ms / comm_ms : 0;
     fmt::print("{:<44}{:>7.2f}{:>10.2f}{:>+10.1f}%{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}\n", row.name, ratio, step_ms, 100 * (change - 1), compute_ms, comm_ms,
                exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms);
-    if (csv_)
-      fmt::print(csv_.get(), "\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, ratio, config_.model.layers, command_.layer_ms,
-                 world_.size(), step_ms, change, compute_ms, comm_ms, exposed_ms, hidden, plan_ms);
+    csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, ratio, config_.model.layers, command_.layer_ms,
+             world_.size(), step_ms, change, compute_ms, comm_ms, exposed_ms, hidden, plan_ms);
     std::fflush(stdout);
   }
 
@@ -129,7 +126,7 @@ class AblationBench {
   Place place_;
   RunConfig config_;
   int64_t layer_ns_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+  CsvFile csv_;
 };
 
 }  // namespace

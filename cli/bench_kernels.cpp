@@ -16,6 +16,7 @@
 
 #include "cli/commands.h"
 #include "cli/contestant.h"
+#include "cli/csv_file.h"
 #include "engine/base/parallel.h"
 #include "engine/device/clock.h"
 #include "kernels/adamw/adamw.h"
@@ -83,11 +84,7 @@ class KernelBench {
   explicit KernelBench(const BenchCommand& command) : command_(command) {}
 
   void run() {
-    if (!command_.csv.empty()) {
-      csv_.reset(std::fopen(command_.csv.c_str(), "w"));
-      if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-      fmt::print(csv_.get(), "op,dtype,size,shape,threads,time_us,gflops,gbytes_per_s,bound,bound_us,share_of_bound\n");
-    }
+    csv_.open(command_.csv, "op,dtype,size,shape,threads,time_us,gflops,gbytes_per_s,bound,bound_us,share_of_bound\n");
     for (int threads : command_.threads.empty() ? std::vector<int>{1} : command_.threads) {
       if (threads < 1) throw ConfigError("[bench] --threads {} must be at least 1.", threads);
       ThreadPool pool(threads);
@@ -181,9 +178,8 @@ class KernelBench {
     fmt::print("{:<26}{:<10}{:<8}{:<28}{:>12.1f}{:>10.1f}{:>9.1f}{:>12.1f}{:>8.0f}%  {}\n", op, name_of(dtype_), size_->name, shape, ns / 1e3, gflops, gbytes,
                bound_ns / 1e3, 100 * bound_ns / ns, bound);
     std::fflush(stdout);
-    if (csv_)
-      fmt::print(csv_.get(), "{},{},{},{},{},{:.6g},{:.6g},{:.6g},{},{:.6g},{:.6g}\n", op, name_of(dtype_), size_->name, shape, context_.pool->threads(), ns / 1e3,
-                 gflops, gbytes, bound, bound_ns / 1e3, bound_ns / ns);
+    csv_.row("{},{},{},{},{},{:.6g},{:.6g},{:.6g},{},{:.6g},{:.6g}\n", op, name_of(dtype_), size_->name, shape, context_.pool->threads(), ns / 1e3,
+             gflops, gbytes, bound, bound_ns / 1e3, bound_ns / ns);
   }
 
   void products() {
@@ -334,7 +330,7 @@ class KernelBench {
   std::vector<std::vector<Line>> memory_;
   std::vector<std::byte> from_, to_;
   double flops_per_ns_ = 0;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+  CsvFile csv_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/contestant.h"
+#include "cli/csv_file.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "engine/base/units.h"
@@ -157,9 +158,8 @@ class LayersBench {
     const double hidden = 1 - exposed_ms / wire_ms, plan_hidden = 1 - plan_exposed_ns / wire_ns;
     fmt::print("{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%\n", row.name, row.chunks, ratio, tasks, step_ms, compute_ms,
                wire_ms, exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, 100 * plan_hidden);
-    if (csv_)
-      fmt::print(csv_.get(), "\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, row.chunks, ratio, world_.size(),
-                 command_.layer_ms, tasks, step_ms, compute_ms, wire_ms, exposed_ms, hidden, plan_ms, plan_hidden);
+    csv_.row("\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, row.chunks, ratio, world_.size(),
+             command_.layer_ms, tasks, step_ms, compute_ms, wire_ms, exposed_ms, hidden, plan_ms, plan_hidden);
     std::fflush(stdout);
   }
 
@@ -171,10 +171,7 @@ class LayersBench {
                is_ring() ? "a hop of the ring / a block of attention" : "communication inside layers / compute, without sequence parallelism");
     fmt::print("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}\n", "layout", "chunks", "ratio", "tasks", "step ms", "compute", "comm", "exposed", "hidden",
                "plan bd", "/ plan", "plan hid.");
-    if (command_.csv.empty()) return;
-    csv_.reset(std::fopen(command_.csv.c_str(), "w"));
-    if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-    fmt::print(csv_.get(), "layout,chunks,ratio,world_size,layer_ms,tasks,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms,plan_hidden\n");
+    csv_.open(command_.csv, "layout,chunks,ratio,world_size,layer_ms,tasks,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms,plan_hidden\n");
   }
 
   const BenchCommand& command_;
@@ -182,7 +179,7 @@ class LayersBench {
   Place place_;
   RunConfig config_;
   double ns_per_flop_ = 0;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+  CsvFile csv_;
 };
 
 }  // namespace

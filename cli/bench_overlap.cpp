@@ -11,6 +11,7 @@
 #include "cli/bench_zero.h"
 #include "cli/commands.h"
 #include "cli/contestant.h"
+#include "cli/csv_file.h"
 #include "comm/link.h"
 #include "comm/wiring.h"
 #include "engine/base/units.h"
@@ -162,11 +163,8 @@ class OverlapBench {
       fmt::print("{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n", world_.ranks_on_host(), threads_, cores);
     fmt::print("{:<24}{:>6}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks", "link", "step ms", "x naive",
                "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal");
-    if (command_.csv.empty()) return;
-    csv_.reset(std::fopen(command_.csv.c_str(), "w"));
-    if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-    fmt::print(csv_.get(), "implementation,model_size,d_model,num_layers,world_size,bucket_bytes,link,avg_step_time_ms,speedup_vs_naive,compute_ms,comm_ms,"
-                           "exposed_ms,hidden_fraction,bound_ms,share_of_bound,tasks,bytes_sent,plan_bound_ms,ideal_bound_ms,compute_kind,ratio\n");
+    csv_.open(command_.csv, "implementation,model_size,d_model,num_layers,world_size,bucket_bytes,link,avg_step_time_ms,speedup_vs_naive,compute_ms,comm_ms,"
+              "exposed_ms,hidden_fraction,bound_ms,share_of_bound,tasks,bytes_sent,plan_bound_ms,ideal_bound_ms,compute_kind,ratio\n");
   }
 
   void print_row(const Contestant& c, double step_ms, double naive_ms, double plan_ms, double ideal_ms, const std::string& link, double ratio) {
@@ -184,11 +182,10 @@ class OverlapBench {
     fmt::print("{:<24}{:>6}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9.2f}{:>8.3f}{:>9.2f}{:>8.3f}\n", c.name, tasks,
                job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms,
                plan_ms > 0 ? step_ms / plan_ms : 0, ideal_ms, ideal_ms > 0 ? step_ms / ideal_ms : 0);
-    if (csv_)
-      fmt::print(csv_.get(), "{},{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{},{},{:.17g},{:.17g},{},{}\n", c.name,
-                 job.model.parameter_elems(), config_.model.width, config_.model.layers, ranks_, config_.overlap.bucket_size_bytes,
-                 job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, hidden, ideal_ms,
-                 step_ms > 0 ? ideal_ms / step_ms : 0, tasks, bytes, plan_ms, ideal_ms, command_.compute, ratio);
+    csv_.row("{},{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{},{},{:.17g},{:.17g},{},{}\n", c.name,
+             job.model.parameter_elems(), config_.model.width, config_.model.layers, ranks_, config_.overlap.bucket_size_bytes,
+             job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, hidden, ideal_ms,
+             step_ms > 0 ? ideal_ms / step_ms : 0, tasks, bytes, plan_ms, ideal_ms, command_.compute, ratio);
   }
 
   const BenchCommand& command_;
@@ -202,7 +199,7 @@ class OverlapBench {
     double ratio, promised, larger_of_both, with_dependencies, reached;
   };
   std::vector<SpeedUp> speed_ups_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+  CsvFile csv_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/contestant.h"
+#include "cli/csv_file.h"
 #include "cli/equal_stages.h"
 #include "comm/wiring.h"
 
@@ -86,12 +87,8 @@ class PipelineBench {
         "{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>22}\n",
         world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule", "micro", "hop", "step ms", "bubble", "closed form",
         "rehearsed ms", "/ rehearsed", "hops", "of which ends", "exposed", "F + B + W ms");
-    if (command_.csv.empty()) return;
-    csv_.reset(std::fopen(command_.csv.c_str(), "w"));
-    if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-    fmt::print(csv_.get(),
-               "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_form,rehearsed_step_ms,hops_"
-               "share,fill_share,exposed_share,measured_forward_ms,measured_backward_ms,measured_weight_ms\n");
+    csv_.open(command_.csv, "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_form,rehearsed_step_ms,hops_"
+              "share,fill_share,exposed_share,measured_forward_ms,measured_backward_ms,measured_weight_ms\n");
   }
 
   void print_row(const char* name, const Measured& m) {
@@ -103,10 +100,9 @@ class PipelineBench {
     fmt::print("{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>22}\n", name, shape.micro_batches, m.ratio, m.step_ms,
                100 * bubble, 100 * closed, m.rehearsed_ms, m.step_ms / m.rehearsed_ms, 100 * hops, 100 * fill, 100 * exposed,
                fmt::format("{:.2f} + {:.2f} + {:.2f}", m.took.forward, m.took.backward, m.took.weight));
-    if (csv_)
-      fmt::print(csv_.get(), "{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, shape.stages, shape.micro_batches,
-                 shape.virtual_stages, command_.forward_ms, m.ratio, m.step_ms, bubble, closed, m.rehearsed_ms, hops, fill, exposed, m.took.forward, m.took.backward,
-                 m.took.weight);
+    csv_.row("{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", name, shape.stages, shape.micro_batches,
+             shape.virtual_stages, command_.forward_ms, m.ratio, m.step_ms, bubble, closed, m.rehearsed_ms, hops, fill, exposed, m.took.forward, m.took.backward,
+             m.took.weight);
     std::fflush(stdout);
   }
 
@@ -115,7 +111,7 @@ class PipelineBench {
   Place place_;
   RunConfig config_;
   int64_t forward_ns_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+  CsvFile csv_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/contestant.h"
+#include "cli/csv_file.h"
 #include "cli/weights.h"
 #include "comm/wiring.h"
 #include "engine/base/parallel.h"
@@ -142,13 +143,11 @@ class StepBench {
                  command_.line_rate * 8e-9, bound, ms(static_cast<double>(front.forward_ns)), ms(static_cast<double>(front.first_gradient_ns)),
                  ms(static_cast<double>(wire)));
     }
-    if (command_.csv.empty()) return;
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv(std::fopen(command_.csv.c_str(), "w"), std::fclose);
-    if (!csv) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-    fmt::print(csv.get(), "ranks,threads,steps,loss,step_ms,fastest_ms,plain_loop_ms,overhead,compute_ms,comm_ms,exposed_ms,other_ms,bound_ms,wire_ms\n");
-    fmt::print(csv.get(), "{},{},{},{:.9g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g}\n", world_.size(), threads_, command_.steps, loss,
-               step, best, loop, overhead, compute, c.median_of(&StepMeans::comm_ms), c.median_of(&StepMeans::exposed_ms), other, bound,
-               ms(static_cast<double>(wire)));
+    CsvFile csv;
+    csv.open(command_.csv, "ranks,threads,steps,loss,step_ms,fastest_ms,plain_loop_ms,overhead,compute_ms,comm_ms,exposed_ms,other_ms,bound_ms,wire_ms\n");
+    csv.row("{},{},{},{:.9g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g}\n", world_.size(), threads_, command_.steps, loss,
+            step, best, loop, overhead, compute, c.median_of(&StepMeans::comm_ms), c.median_of(&StepMeans::exposed_ms), other, bound,
+            ms(static_cast<double>(wire)));
   }
 
   const BenchCommand& command_;

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "cli/contestant.h"
+#include "cli/csv_file.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/wiring.h"
@@ -101,10 +102,7 @@ class ZeroBench {
                config_.model.layers, command_.layer_ms, command_.steps);
     fmt::print("{:<36}{:>7}{:>10}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}{:>10}{:>8}{:>12}\n", "implementation", "ratio", "step ms", "compute", "comm", "exposed", "hidden",
                "plan bd", "/ plan", "ideal bd", "/ ideal", "gather exp.");
-    if (command_.csv.empty()) return;
-    csv_.reset(std::fopen(command_.csv.c_str(), "w"));
-    if (!csv_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", command_.csv);
-    fmt::print(csv_.get(), "implementation,ratio,layers,layer_ms,world_size,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms,ideal_bound_ms,gather_ms,gather_exposed\n");
+    csv_.open(command_.csv, "implementation,ratio,layers,layer_ms,world_size,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms,ideal_bound_ms,gather_ms,gather_exposed\n");
   }
 
   void print_row(const Contestant& c, double bandwidth, double ratio) {
@@ -120,9 +118,8 @@ class ZeroBench {
     const double gather_exposed = gather_ms > 0 ? std::max(0.0, step_ms - without_ms) / gather_ms : 0;
     fmt::print("{:<36}{:>7.2f}{:>10.2f}{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}{:>10.2f}{:>8.3f}{:>11.1f}%\n", c.name, ratio, step_ms, compute_ms, comm_ms,
                exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, ideal_ms, step_ms / ideal_ms, 100 * gather_exposed);
-    if (csv_)
-      fmt::print(csv_.get(), "\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", c.name, ratio, config_.model.layers,
-                 command_.layer_ms, world_.size(), step_ms, compute_ms, comm_ms, exposed_ms, hidden, plan_ms, ideal_ms, gather_ms, gather_exposed);
+    csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", c.name, ratio, config_.model.layers,
+             command_.layer_ms, world_.size(), step_ms, compute_ms, comm_ms, exposed_ms, hidden, plan_ms, ideal_ms, gather_ms, gather_exposed);
     std::fflush(stdout);
   }
 
@@ -131,7 +128,7 @@ class ZeroBench {
   Place place_;
   RunConfig config_;
   int64_t layer_ns_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> csv_{nullptr, std::fclose};
+  CsvFile csv_;
 };
 
 }  // namespace

@@ -11,18 +11,10 @@ usage() {
   echo "  program than build/slipstream."
 }
 steps=10 tensor=2,4 context=4 out=runs/bench_layers
-while (($#)); do
-  case "$1" in
-    --steps) steps=$2; shift 2 ;;
-    --tensor) tensor=$2; shift 2 ;;
-    --context) context=$2; shift 2 ;;
-    --out) out=$2; shift 2 ;;
-    --) shift; break ;;
-    -h | --help) usage; exit 0 ;;
-    *) usage >&2; exit 2 ;;
-  esac
-done
+# shellcheck source=scripts/on_ranks.sh
 source scripts/on_ranks.sh
+take_options "steps tensor context out" "$@"
+set -- ${flags[@]+"${flags[@]}"}
 mkdir -p "$out"
 bench() {
   local name=$1 ranks=$2

@@ -10,18 +10,10 @@ usage() {
   echo "  FLAGS go to slipstream bench overlap, for instance --set model.layers=12. SLIPSTREAM chooses another program than build/slipstream."
 }
 steps=30 ranks=2,4 ratios=0.25,0.5,1,2 out=runs/bench_overlap
-while (($#)); do
-  case "$1" in
-    --steps) steps=$2; shift 2 ;;
-    --ranks) ranks=$2; shift 2 ;;
-    --ratios) ratios=$2; shift 2 ;;
-    --out) out=$2; shift 2 ;;
-    --) shift; break ;;
-    -h | --help) usage; exit 0 ;;
-    *) usage >&2; exit 2 ;;
-  esac
-done
+# shellcheck source=scripts/on_ranks.sh
 source scripts/on_ranks.sh
+take_options "steps ranks ratios out" "$@"
+set -- ${flags[@]+"${flags[@]}"}
 mkdir -p "$out"
 for n in ${ranks//,/ }; do
   compute=real

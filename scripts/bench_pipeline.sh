@@ -10,20 +10,10 @@ usage() {
   echo "  slipstream bench pipeline. SLIPSTREAM chooses another program than build/slipstream."
 }
 steps=5 stages=2,4 micro_batches=16 forward_ms=20 ratios=0.1,0.25,0.5 out=runs/bench_pipeline
-while (($#)); do
-  case "$1" in
-    --steps) steps=$2; shift 2 ;;
-    --stages) stages=$2; shift 2 ;;
-    --micro-batches) micro_batches=$2; shift 2 ;;
-    --forward-ms) forward_ms=$2; shift 2 ;;
-    --ratios) ratios=$2; shift 2 ;;
-    --out) out=$2; shift 2 ;;
-    --) shift; break ;;
-    -h | --help) usage; exit 0 ;;
-    *) usage >&2; exit 2 ;;
-  esac
-done
+# shellcheck source=scripts/on_ranks.sh
 source scripts/on_ranks.sh
+take_options "steps stages micro_batches forward_ms ratios out" "$@"
+set -- ${flags[@]+"${flags[@]}"}
 mkdir -p "$out"
 for p in ${stages//,/ }; do
   {

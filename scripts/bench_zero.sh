@@ -11,17 +11,10 @@ usage() {
   echo "  most 5 % exposed. FLAGS go to slipstream bench overlap. SLIPSTREAM chooses another program than build/slipstream."
 }
 steps=20 ranks=4 out=runs/bench_zero
-while (($#)); do
-  case "$1" in
-    --steps) steps=$2; shift 2 ;;
-    --ranks) ranks=$2; shift 2 ;;
-    --out) out=$2; shift 2 ;;
-    --) shift; break ;;
-    -h | --help) usage; exit 0 ;;
-    *) usage >&2; exit 2 ;;
-  esac
-done
+# shellcheck source=scripts/on_ranks.sh
 source scripts/on_ranks.sh
+take_options "steps ranks out" "$@"
+set -- ${flags[@]+"${flags[@]}"}
 mkdir -p "$out"
 bench() {
   local name=$1

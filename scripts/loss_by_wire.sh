@@ -10,18 +10,10 @@ usage() {
   echo "  Trains configs/runs/quickstart.toml with ZeRO-1 once per format and prints validation losses. FLAGS go to slipstream train."
 }
 steps=300 ranks=2 text=data/quickstart.txt out=runs/loss_by_wire
-while (($#)); do
-  case "$1" in
-    --steps) steps=$2; shift 2 ;;
-    --ranks) ranks=$2; shift 2 ;;
-    --text) text=$2; shift 2 ;;
-    --out) out=$2; shift 2 ;;
-    --) shift; break ;;
-    -h | --help) usage; exit 0 ;;
-    *) usage >&2; exit 2 ;;
-  esac
-done
+# shellcheck source=scripts/on_ranks.sh
 source scripts/on_ranks.sh
+take_options "steps ranks text out" "$@"
+set -- ${flags[@]+"${flags[@]}"}
 mkdir -p "$out"
 formats=(
   "float32"
