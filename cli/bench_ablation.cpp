@@ -9,7 +9,6 @@
 #include "cli/bench_zero.h"
 #include "cli/contestant.h"
 #include "cli/csv_file.h"
-#include "comm/wiring.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
@@ -86,7 +85,7 @@ class AblationBench {
       }
     for (Row& row : rows) {
       Contestant& c = *row.contestant;
-      c.means = mean_over_ranks(world_, c.times, comm::meetings_of(*c.job));
+      c.means = mean_over_ranks(world_, c.times, PlanItems(*c.job));
       print_row(row, rows[0], bytes_per_second, ratio);
     }
   }

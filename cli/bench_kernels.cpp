@@ -309,7 +309,8 @@ class KernelBench {
     args.working = narrow;
     compare("adamw to bfloat16", shape, adamw_cost(args), [&] { adamw(context_, args); });
     double sum = 0;
-    const SumSquares squares{.x = g, .elems = elems, .result = &sum};
+    const SumSquaresPart whole{.begin = 0, .elems = elems, .result = 0};
+    const SumSquares squares{.x = g, .parts = &whole, .part_count = 1, .results = &sum};
     compare("sum_squares", shape, sum_squares_cost(squares), [&] { sum_squares(context_, squares); });
     const Cast down{.from = g, .to = narrow, .elems = elems, .from_dtype = DType::f32, .to_dtype = DType::bf16};
     compare("cast to bfloat16", shape, cast_cost(down), [&] { cast(context_, down); });

@@ -125,7 +125,7 @@ class LayersBench {
       double exposed = 0;
       for (const Exposure& e : times.exposures) {
         const auto axis = job.channels[static_cast<size_t>(e.awaited >> 32)].axis;
-        if (axis == Axis::tensor || axis == Axis::context) exposed += static_cast<double>(e.end_ns - e.begin_ns);
+        if (axis == Axis::tensor || axis == Axis::context) exposed += static_cast<double>(e.exposed_ns());
       }
       exposed_ns.push_back(exposed);
     }

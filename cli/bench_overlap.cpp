@@ -13,7 +13,6 @@
 #include "cli/contestant.h"
 #include "cli/csv_file.h"
 #include "comm/link.h"
-#include "comm/wiring.h"
 #include "engine/base/units.h"
 #include "engine/config/validate.h"
 #include "engine/report/bounds.h"
@@ -42,6 +41,9 @@ class OverlapBench {
     if (config_.parallel.pipeline > 1)
       throw ConfigError("[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of parallel.pipeline = {} idle for each "
                         "other too. Use 1, or slipstream bench pipeline.", config_.parallel.pipeline);
+    if (config_.parallel.tensor > 1 || config_.parallel.context > 1)
+      throw ConfigError("[bench] overlap compares ways of reducing gradients with a rank that communicates with nobody, and parallel.tensor x parallel.context = {} x "
+                        "{} ranks share sequences. Use 1 and 1, or slipstream bench layers.", config_.parallel.tensor, config_.parallel.context);
     if (world_.rank() == 0) print_header();
     const bool paced = command_.compute == "paced";
     if (paced) measure_for_pacing();
@@ -49,7 +51,7 @@ class OverlapBench {
     // The link that makes communication / compute what was asked for.
     auto alone = make("no_communication", GradReduce::bucketed, 0, false);
     for (int i = 0; i < 8; ++i) step(*alone, i >= 3);
-    alone->means = mean_over_ranks(world_, alone->times, comm::meetings_of(*alone->job));
+    alone->means = mean_over_ranks(world_, alone->times, PlanItems(*alone->job));
     const double compute_ms = alone->median_of(&StepMeans::compute_ms);
     alone.reset();
     for (double ratio : command_.ratios) {
@@ -109,7 +111,7 @@ class OverlapBench {
     for (GradReduce way : kWays) contestants.push_back(make(name_of(static_cast<ReduceWay>(way)), way, bytes_per_second, true));
     for (int round = -3; round < command_.steps; ++round)
       for (auto& c : contestants) step(*c, round >= 0);
-    for (auto& c : contestants) c->means = mean_over_ranks(world_, c->times, comm::meetings_of(*c->job));
+    for (auto& c : contestants) c->means = mean_over_ranks(world_, c->times, PlanItems(*c->job));
     report(contestants, bytes_per_second, ratio, form);
   }
 
@@ -128,10 +130,12 @@ class OverlapBench {
       std::vector<int64_t> item_ns = spine_ns;
       item_ns.resize(job.train.size(), 0);
       const bool communicates = job.mesh.world() > 1;
-      const double plan_bound_ms = communicates && bytes_per_second == 0 ? 0 : rehearsed_step_ms({c->job}, {item_ns}, link);
+      // Nobody knows what a real link can do: then there are no bounds.
+      const bool bounded = !communicates || bytes_per_second > 0;
+      const std::optional<double> plan_bound_ms = bounded ? std::optional<double>(rehearsed_step_ms({c->job}, {item_ns}, link)) : std::nullopt;
       const IdealBound bound = ideal_bound(job, {.bytes_per_second = std::max(1.0, bytes_per_second), .latency_ns = config_.comm.emulate.latency_ns,
                                                  .ranks = job.mesh.world(), .spine_ns = spine_ns});
-      const double ideal_ms = communicates && bytes_per_second == 0 ? 0 : static_cast<double>(bound.bound_ns) / 1e6;
+      const std::optional<double> ideal_ms = bounded ? std::optional(static_cast<double>(bound.bound_ns) / 1e6) : std::nullopt;
       const double step_ms = c->median_of(&StepMeans::step_ms);
       if (c.get() == contestants.back().get()) ideal = bound, bucketed_ms = step_ms;
       print_row(*c, step_ms, naive_ms, plan_bound_ms, ideal_ms, link_name, ratio);
@@ -161,31 +165,38 @@ class OverlapBench {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (command_.compute == "real" && world_.ranks_on_host() * threads_ > cores)
       fmt::print("{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n", world_.ranks_on_host(), threads_, cores);
-    fmt::print("{:<24}{:>6}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks", "link", "step ms", "x naive",
+    fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks", "MB sent (largest task)", "link", "step ms", "x naive",
                "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal");
     csv_.open(command_.csv, "implementation,model_size,d_model,num_layers,world_size,bucket_bytes,link,avg_step_time_ms,speedup_vs_naive,compute_ms,comm_ms,"
               "exposed_ms,hidden_fraction,bound_ms,share_of_bound,tasks,bytes_sent,plan_bound_ms,ideal_bound_ms,compute_kind,ratio\n");
   }
 
-  void print_row(const Contestant& c, double step_ms, double naive_ms, double plan_ms, double ideal_ms, const std::string& link, double ratio) {
+  void print_row(const Contestant& c, double step_ms, double naive_ms, std::optional<double> plan_ms, std::optional<double> ideal_ms,
+                 const std::string& link, double ratio) {
     if (world_.rank() != 0) return;
     const Job& job = *c.job;
-    int64_t tasks = 0, bytes = 0;
+    int64_t tasks = 0, bytes = 0, largest = 0;
     for (const Task& task : job.train.tasks)
       if (is_communication(task.op)) {
         ++tasks;
-        bytes += comm::wire_bytes(task.op, task.algorithm, ranks_, task.elems, task.dtype);
+        const int64_t sent = comm::wire_bytes(task.op, task.algorithm, ranks_, task.elems, task.dtype);
+        bytes += sent;
+        largest = std::max(largest, sent);
       }
     const double comm_ms = c.median_of(&StepMeans::comm_ms), exposed_ms = c.median_of(&StepMeans::exposed_ms);
     const double compute_ms = c.median_of(&StepMeans::compute_ms);
     const double hidden = comm_ms > 0 ? 1 - exposed_ms / comm_ms : 0;
-    fmt::print("{:<24}{:>6}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9.2f}{:>8.3f}{:>9.2f}{:>8.3f}\n", c.name, tasks,
-               job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms,
-               plan_ms > 0 ? step_ms / plan_ms : 0, ideal_ms, ideal_ms > 0 ? step_ms / ideal_ms : 0);
-    csv_.row("{},{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{},{},{:.17g},{:.17g},{},{}\n", c.name,
+    const auto shown = [](const std::optional<double>& value, int digits) { return value ? fmt::format("{:.{}f}", *value, digits) : std::string("-"); };
+    const auto times = [&](const std::optional<double>& bound) { return bound ? std::optional(step_ms / *bound) : std::nullopt; };
+    fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9}{:>8}{:>9}{:>8}\n", c.name, tasks,
+               fmt::format("{:.2f} ({:.2f})", static_cast<double>(bytes) / 1e6, static_cast<double>(largest) / 1e6), job.mesh.world() > 1 ? link : "none", step_ms,
+               naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, 100 * hidden, shown(plan_ms, 2), shown(times(plan_ms), 3), shown(ideal_ms, 2),
+               shown(times(ideal_ms), 3));
+    const auto field = [](const std::optional<double>& value) { return value ? fmt::format("{:.17g}", *value) : std::string(); };
+    csv_.row("{},{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{},{},{},{},{},{},{},{}\n", c.name,
              job.model.parameter_elems(), config_.model.width, config_.model.layers, ranks_, config_.overlap.bucket_size_bytes,
-             job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, hidden, ideal_ms,
-             step_ms > 0 ? ideal_ms / step_ms : 0, tasks, bytes, plan_ms, ideal_ms, command_.compute, ratio);
+             job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, hidden, field(ideal_ms),
+             field(ideal_ms ? std::optional(*ideal_ms / step_ms) : std::nullopt), tasks, bytes, field(plan_ms), field(ideal_ms), command_.compute, ratio);
   }
 
   const BenchCommand& command_;

@@ -8,7 +8,6 @@
 #include "cli/contestant.h"
 #include "cli/csv_file.h"
 #include "cli/equal_stages.h"
-#include "comm/wiring.h"
 
 namespace slipstream::cli {
 namespace {
@@ -63,7 +62,7 @@ class PipelineBench {
       world_.barrier();
       contestant.run(2, round >= 0);
     }
-    contestant.means = mean_over_ranks(world_, contestant.times, comm::meetings_of(*contestant.job));
+    contestant.means = mean_over_ranks(world_, contestant.times, PlanItems(*contestant.job));
     const double step_ms = contestant.median_of(&StepMeans::step_ms);
     if (world_.rank() == 0)
       print_row(name, {.schedule = kept.job->options.schedule, .ratio = ratio, .step_ms = step_ms, .alone_ms = alone_ms, .busy_ms = busy_ms, .rehearsed_ms = rehearsed_ms,

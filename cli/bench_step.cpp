@@ -12,7 +12,6 @@
 #include "cli/contestant.h"
 #include "cli/csv_file.h"
 #include "cli/weights.h"
-#include "comm/wiring.h"
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
 #include "engine/checkpoint/weights.h"
@@ -81,7 +80,7 @@ class StepBench {
       c.rank->run_plainly(*pool);
       loop_ns.push_back(static_cast<double>(monotonic_ns() - from));
     }
-    c.means = mean_over_ranks(world_, c.times, comm::meetings_of(*c.job));
+    c.means = mean_over_ranks(world_, c.times, PlanItems(*c.job));
     const std::vector<int64_t> spine_ns = largest_over_ranks(world_, c.spine_ns());
     if (world_.rank() == 0) report(c, loss, step_ns, loop_ns, spine_ns);
   }

@@ -11,7 +11,6 @@
 #include "cli/csv_file.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
-#include "comm/wiring.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
 #include "engine/report/bounds.h"
@@ -79,7 +78,7 @@ class ZeroBench {
       }
     for (Row& row : rows) {
       Contestant& c = *row.contestant;
-      c.means = mean_over_ranks(world_, c.times, comm::meetings_of(*c.job));
+      c.means = mean_over_ranks(world_, c.times, PlanItems(*c.job));
       if (world_.rank() == 0) print_row(c, bandwidth, ratio);
     }
   }
@@ -155,7 +154,7 @@ int64_t layer_gather_bytes(const Job& job) {
   std::vector<int64_t> elems(static_cast<size_t>(job.model.layers), 0);
   for (const ParameterSpec& parameter : job.model.parameters)
     if (parameter.layer >= 0 && parameter.layer < job.model.layers) elems[static_cast<size_t>(parameter.layer)] += parameter.elems;
-  const int ranks = job.mesh.group_size(Axis::data);
+  const int ranks = job.mesh.group_size(job.shard_axis());
   return encoded_bytes(*std::max_element(elems.begin(), elems.end()), job.gather_dtype()) * (ranks - 1) / ranks;
 }
 

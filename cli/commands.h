@@ -3,6 +3,7 @@
 // One function per subcommand. Each returns an exit code or throws an Error that carries one.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ struct RunOptions {
 struct TrainCommand : RunOptions {
   bool resume = false;
   bool dry_run = false;
-  uint64_t delay_seed = 0;  // --inject-delays
+  std::optional<int64_t> delay_seed;  // --inject-delays; at least 0
   bool check_hazards = false;
 };
 int train(const TrainCommand& command);
@@ -62,6 +63,7 @@ int bench_products(const BenchCommand& command);
 struct GenerateCommand {
   std::string checkpoint;
   std::string prompt;
+  std::vector<int32_t> prompt_ids;  // instead of a prompt; then ids are printed, too
   int tokens = 200;
   double temperature = 0.8;
   int top_k = 0;  // 0: all

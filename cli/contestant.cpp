@@ -52,7 +52,9 @@ Contestant::Contestant(std::string named, World& world, const Place& place, cons
   const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
                             .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
                             .graph = config.device.graph != Choice::no,
+                            .all_agree = [&world](bool mine) { return world.all_agree(mine); },
                             .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
+                            .leave = [&world](const std::string& sentence) { world.leave(sentence); },
                             .paced_item_ns = paced_item_ns};
   rank = std::make_unique<Rank>(std::move(finished.job), std::move(device), std::move(communicators), options,
                                 [measured = job.get(), who = world.rank()](const StagedBatch& staged) { load_random(*measured, who, staged); });

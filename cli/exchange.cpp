@@ -5,12 +5,17 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+
+#include "comm/wiring.h"
 
 namespace slipstream::cli {
 namespace {
 
 void put(std::string& bytes, int64_t value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof value); }
+void put(std::string& bytes, const std::string& text) {
+  put(bytes, static_cast<int64_t>(text.size()));
+  bytes += text;
+}
 
 /// Reads what put() wrote, in order.
 class Reader {
@@ -23,6 +28,12 @@ class Reader {
     at_ += sizeof value;
     return value;
   }
+  std::string next_text() {
+    const auto size = static_cast<size_t>(next());
+    SLIP_ASSERT(size <= bytes_.size() - at_);
+    at_ += size;
+    return bytes_.substr(at_ - size, size);
+  }
 
  private:
   const std::string& bytes_;
@@ -31,20 +42,26 @@ class Reader {
 
 }  // namespace
 
-std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const std::vector<uint64_t>& meetings) {
+PlanItems::PlanItems(const Job& job) : meetings(comm::meetings_of(job)) {
+  for (ItemId item = 0; item < job.train.size(); ++item) names.push_back(job.train[item].name);
+}
+
+std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const PlanItems& items) {
   std::string bytes;
   const int64_t to_common_ns = world.clock_offset_ns();  // entries of ranks on other machines are compared below
   for (const StepTimes& t : steps) {
     for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.bubble_ns, t.input_ns, t.other_ns}) put(bytes, ns);
     put(bytes, static_cast<int64_t>(t.tasks.size()));
     for (const TaskTime& task : t.tasks) {
-      put(bytes, static_cast<int64_t>(meetings[task.item]));
+      put(bytes, static_cast<int64_t>(items.meetings[task.item]));
       put(bytes, task.channel);
       put(bytes, task.begin_ns + to_common_ns);
       put(bytes, task.end_ns + to_common_ns);
     }
-    put(bytes, static_cast<int64_t>(t.stage_waits.size()));
-    for (const StageWait& wait : t.stage_waits) {
+    put(bytes, static_cast<int64_t>(t.exposures.size()));
+    for (const Exposure& wait : t.exposures) {
+      put(bytes, items.names[static_cast<ItemId>(wait.awaited)]);
+      put(bytes, static_cast<int64_t>(wait.kind));
       put(bytes, static_cast<int64_t>(wait.task));
       put(bytes, wait.begin_ns + to_common_ns);
       put(bytes, wait.end_ns + to_common_ns);
@@ -57,6 +74,7 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
   for (StepMeans& m : means) {
     std::vector<StepTimes> times(gathered.size());
     std::vector<std::vector<int64_t>> met(gathered.size());
+    std::vector<std::vector<std::string>> awaited(gathered.size());
     std::map<int64_t, int64_t> last_entry;  // by meeting
     for (size_t r = 0; r < times.size(); ++r) {
       StepTimes& t = times[r];
@@ -70,8 +88,10 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
         int64_t& last = last_entry.try_emplace(meeting, task.begin_ns).first->second;
         last = std::max(last, task.begin_ns);
       }
-      t.stage_waits.resize(static_cast<size_t>(readers[r].next()));
-      for (StageWait& wait : t.stage_waits) {
+      t.exposures.resize(static_cast<size_t>(readers[r].next()));
+      for (Exposure& wait : t.exposures) {
+        awaited[r].push_back(readers[r].next_text());
+        wait.kind = static_cast<ChannelKind>(readers[r].next());
         wait.task = static_cast<size_t>(readers[r].next());
         wait.begin_ns = readers[r].next();
         wait.end_ns = readers[r].next();
@@ -91,6 +111,8 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
       mean(m.input_ms, t.input_ns);
       mean(m.other_ms, t.other_ns);
       mean(m.skew_ms, t.skew_ns);
+      for (size_t i = 0; i < t.exposures.size(); ++i)
+        if (t.exposures[i].exposed_ns() > 0) mean(m.exposed_by[awaited[r][i]], t.exposures[i].exposed_ns());
       m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
     }
   }

@@ -151,24 +151,31 @@ int generate(const GenerateCommand& command) {
     throw CheckpointError("[generate] the tokenizer of {} has {} ids, but its model {}. Give the folder that training wrote.", folder,
                           tokenizer->vocab_size(), options.vocab);
 
+  if (command.prompt_ids.empty() && !tokenizer->knows_text())
+    throw ConfigError("[generate] {} was trained on ids of the tokenizer \"{}\", which is not here. Encode the prompt with it and give the ids, for instance "
+                      "--prompt-ids 15496,995; what follows is printed as ids.", folder, tokenizer->name());
+  for (const int32_t id : command.prompt_ids)
+    if (id >= tokenizer->vocab_size())
+      throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder, tokenizer->vocab_size(), tokenizer->vocab_size() - 1);
+
   const Place place = choose_place_alone(command.device == "cuda"  ? DeviceChoice::cuda
                                          : command.device == "cpu" ? DeviceChoice::cpu
                                                                    : DeviceChoice::automatic);
   Buffers buffers;
   ModelSpec model = model_of(options, buffers, folder);
-  auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), {}));
-  const comm::RooflinePrice price(comm::Rates{}, comm::Link{});
-  for (Plan* plan : {&job->train, &job->evaluate, &job->prime}) {
-    const comm::Stage stage{plan, nullptr};
-    comm::finish({&stage, 1}, job->mesh, job->channels, price);
-  }
+  const auto job = std::make_shared<Job>(build_job(std::move(model), std::move(buffers), {}));
+  require_holds(finish_plans({job}, comm::RooflinePrice(comm::Rates{}, comm::Link{})));
   std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-  Rank rank(std::move(job), place.make_device(), std::move(none), {.threads = threads_of(RunConfig{}, 1)}, {});
+  Rank rank(job, place.make_device(), std::move(none), {.threads = threads_of(RunConfig{}, 1)}, {});
   load_weights(rank, weights.weights);
 
-  std::vector<int32_t> text = tokenizer->encode(command.prompt);
+  const bool as_ids = !command.prompt_ids.empty();
+  std::vector<int32_t> text = as_ids ? command.prompt_ids : tokenizer->encode(command.prompt);
   if (text.empty()) text.push_back(first_token(*tokenizer));
-  fmt::print("{}", command.prompt);
+  const auto shown = [&](int32_t id) { return as_ids ? fmt::format("{},", id) : tokenizer->decode(std::vector<int32_t>{id}); };
+  std::string begin = command.prompt;
+  for (const int32_t id : command.prompt_ids) begin += shown(id);
+  fmt::print("{}", begin);
   const Philox random(command.seed, "generate");
   const auto context = static_cast<size_t>(options.context);
   std::vector<int32_t> window(context, 0);
@@ -182,7 +189,7 @@ int generate(const GenerateCommand& command) {
     logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // a padded vocabulary has ids that mean nothing
     const int32_t next = sample(std::move(logits), command.temperature, command.top_k, random.uniform(static_cast<uint64_t>(n)));
     text.push_back(next);
-    fmt::print("{}", tokenizer->decode(std::vector<int32_t>{next}));
+    fmt::print("{}", shown(next));
     std::fflush(stdout);
   }
   fmt::print("\n");

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include <fmt/ranges.h>
+
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
@@ -115,6 +117,7 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
           .error_feedback = config.comm.error_feedback,
+          .sums_by_exchange = request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
@@ -133,10 +136,10 @@ PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
 
 int64_t vocab_of(const RunConfig& config) {
   if (config.model.vocab_size > 0) return config.model.vocab_size;
-  if (config.data.tokenizer == "bytes") return 256;
+  if (config.data.tokenizer == "bytes" && !data::names_shards(config.data.train)) return 256;
   return data::open_dataset({.train = config.data.train, .validation = config.data.validation,
                              .validation_fraction = config.data.validation_fraction, .tokenizer = config.data.tokenizer,
-                             .sequence_length = config.train.sequence_length}).tokenizer->vocab_size();
+                             .sequence_length = config.train.sequence_length, .check = data::ShardCheck::size}).tokenizer->vocab_size();
 }
 
 models::ModelOptions model_options(const JobRequest& request) {
@@ -288,15 +291,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
 FinishedJob finish_job(const JobRequest& request) {
   FinishedJob finished;
   const std::vector<std::shared_ptr<Job>> jobs = draft(request, finished);
-  const Mesh& mesh = jobs[0]->mesh;
-  const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
-  const auto finish = [&](Plan Job::*plan) {
-    std::vector<comm::Stage> stages;
-    for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
-    return comm::finish(stages, mesh, jobs[0]->channels, price, request.proves);
-  };
-  finish(&Job::prime);
-  finish(&Job::evaluate);
+  const comm::RooflinePrice price = price_of(request.config, request.machine, jobs[0]->mesh);
   comm::MeasuredPrice told(price);
   for (const auto& job : jobs)
     if (request.spine_ns) {
@@ -304,18 +299,7 @@ FinishedJob finish_job(const JobRequest& request) {
       item_ns.resize(job->train.size(), -1);
       told.set(job->train, std::move(item_ns));
     }
-  std::vector<comm::Stage> stages;
-  for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
-  finished.proof = comm::finish(stages, mesh, jobs[0]->channels, told, request.proves);
-  if (jobs[0]->options.double_buffer) {
-    for (size_t s = 0; s < jobs.size(); ++s) {
-      swap_buffers(*jobs[s]);
-      stages[s].alternate = &jobs[s]->train_swapped;
-    }
-    const int64_t pruned = finished.proof.pruned_count;
-    if (request.proves) finished.proof = comm::prove(stages, mesh, jobs[0]->channels, told);
-    finished.proof.pruned_count = pruned;
-  }
+  finished.proof = finish_plans(jobs, told, request.proves);
   return finished;
 }
 
@@ -328,37 +312,99 @@ JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool 
 }
 
 /// Steps in a row in virtual time: from one's first work to the next one's. Negative: it deadlocks.
-int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished) {
+int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
   const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
-  const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price, {.gate = comm::Gate::launch_order});
+  const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
+                                                {.gate = comm::Gate::launch_order, .replayed = replayed});
   return played.finished ? played.ranks[0].step_period_ns(1) : -1;
 }
 
-int64_t most_bytes(const FinishedJob& finished) {
+/// Works that a step launches, on the stage that launches most.
+int64_t launches_of_step(const FinishedJob& finished) {
   int64_t most = 0;
-  for (const auto& stage : finished.stages) most = std::max(most, stage->buffers.total_bytes());
+  for (const auto& job : finished.stages) {
+    int64_t launches = std::ssize(job->train.tasks);
+    for (const SpineItem& item : job->train.spine) launches += item.op == Op::compute ? std::ssize(job->model.pieces[item.piece].works) : 1;
+    most = std::max(most, launches);
+  }
   return most;
 }
 
+int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished).buffers.total_bytes(); }
+
 }  // namespace
 
-FinishedJob build_finished_job(const JobRequest& request) {
-  const Choice asked = request.config.optimizer.double_buffer;
-  if (asked == Choice::yes) return finish_job(with_update(request, true, true, request.proves));
-  // On a CPU's compute stream an update comes after every reader of the weights anyway (docs/notes/0002, 0014).
-  FinishedJob best = finish_job(with_update(request, false, false, request.proves));
-  if (!request.update_beside) return best;
-  int64_t best_ns = step_period_ns(request, best);
-  for (bool twice : {false, true}) {
-    // In stage 3 no update waits for a reader.
-    if (twice && (asked == Choice::no || best.job->options.zero_stage >= 3)) continue;
-    const FinishedJob other = finish_job(with_update(request, true, twice, false));
-    const int64_t ns = step_period_ns(request, other);
-    if (ns < 0 || ns >= best_ns || (twice && most_bytes(other) > request.machine.memory_bytes)) continue;
-    best = finish_job(with_update(request, true, twice, request.proves));
-    best_ns = ns;
+const Job& largest_stage(const FinishedJob& finished) {
+  return **std::max_element(finished.stages.begin(), finished.stages.end(),
+                            [](const auto& a, const auto& b) { return a->buffers.total_bytes() < b->buffers.total_bytes(); });
+}
+
+comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves) {
+  const Job& first = *stages[0];
+  comm::Proof ordered;
+  for (Plan Job::*plan : {&Job::prime, &Job::train, &Job::evaluate}) {
+    std::vector<comm::Stage> of_all;
+    for (const auto& job : stages) of_all.push_back({&((*job).*plan), &job->buffers});
+    ordered.include(comm::finish(of_all, first.mesh, first.channels, price, proves ? comm::Checks::orders : comm::Checks::none));
   }
-  return best;
+  if (first.options.double_buffer)
+    for (const auto& job : stages) swap_buffers(*job);
+  if (!proves) return ordered;
+  std::vector<comm::StageRuns> rows;
+  for (const auto& job : stages) {
+    // Three steps and three evaluations in a row, and every seam between them. Evaluations after an odd number of steps find two copies of the weights exchanged.
+    const bool swaps = job->options.double_buffer;
+    const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step, *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
+    rows.push_back({{&job->prime, step, evaluate, evaluate, evaluate, other, step, other}, &job->buffers});
+  }
+  comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
+  proof.include(std::move(ordered));
+  return proof;
+}
+
+void require_holds(const comm::Proof& proof) {
+  if (proof.holds()) return;
+  throw PlanError("[plan] the plan does not hold and nothing was run: {}. Please report it with the run file; slipstream check prints all that was found.",
+                  !proof.deadlock.empty() ? "deadlock under " + proof.deadlock : proof.hazards[0].sentence());
+}
+
+FinishedJob build_finished_job(const JobRequest& request) {
+  FinishedJob finished = build_proved_job(request);
+  if (request.proves) require_holds(finished.proof);
+  return finished;
+}
+
+FinishedJob build_proved_job(const JobRequest& request) {
+  const Choice copies = request.config.optimizer.double_buffer, graph = request.config.device.graph;
+  const bool two_asked = copies == Choice::yes;
+  // On a CPU's compute stream an update comes after every reader of the weights anyway (docs/notes/0002, 0014).
+  FinishedJob first = finish_job(with_update(request, two_asked, two_asked, request.proves));
+  if (!request.on_gpus) return first;
+  struct Way {
+    bool beside, twice;
+    int64_t graph_ns = -1, task_by_task_ns = -1, launches = 0;
+  };
+  std::vector<Way> ways{{two_asked, two_asked}};
+  if (!two_asked) ways.push_back({true, false});
+  // In stage 3 no update waits for a reader.
+  if (copies == Choice::automatic && first.job->options.zero_stage < 3) ways.push_back({true, true});
+  const Way *by_graph = ways.data(), *by_task = ways.data();
+  for (Way& way : ways) {
+    const FinishedJob finished = &way == ways.data() ? first : finish_job(with_update(request, way.beside, way.twice, false));
+    if (&way != ways.data() && way.twice && most_bytes(finished) > request.machine.memory_bytes) continue;
+    way.graph_ns = step_period_ns(request, finished, true);
+    way.task_by_task_ns = step_period_ns(request, finished, false);
+    way.launches = launches_of_step(finished);
+    if (way.task_by_task_ns < 0) continue;
+    if (way.graph_ns < by_graph->graph_ns) by_graph = &way;
+    if (way.task_by_task_ns < by_task->task_by_task_ns) by_task = &way;
+  }
+  Replay replay{.graph_ns = by_graph->graph_ns, .task_by_task_ns = by_task->task_by_task_ns, .launches = by_task->launches, .launch_ns = request.machine.launch_ns};
+  replay.taken = graph == Choice::yes || (graph == Choice::automatic && replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
+  const Way& best = replay.taken ? *by_graph : *by_task;
+  FinishedJob finished = &best == ways.data() ? std::move(first) : finish_job(with_update(request, best.beside, best.twice, request.proves));
+  finished.replay = replay;
+  return finished;
 }
 
 int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
@@ -429,6 +475,8 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
       const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked, resolve_layout(asked.config, ranks)));
       ZeroMemory row{.stage = stage, .ranks = ranks};
       for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
+      for (size_t b = 0; b < job.homes.size(); ++b)
+        if (job.layout.buckets[b].layer < 0) row.outside_bytes += (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
       const int64_t elems = job.model.parameter_elems(), value = size_of(job.model.dtype), optimizer = value == 4 ? 8 : 12;
       const int64_t whole = (stage < 3 ? value : 0) + (stage < 2 ? 4 : 0) + (stage < 1 ? optimizer : 0);
       row.formula_bytes = elems * whole + elems * (value + 4 + optimizer - whole) / ranks;
@@ -448,9 +496,35 @@ std::vector<UpdatePlace> update_places(const JobRequest& request, const Finished
       continue;
     }
     const FinishedJob finished = finish_job(with_update(request, beside, twice, false));
-    places.push_back({.name = name, .memory_bytes = most_bytes(finished), .step_ms = std::max(0.0, static_cast<double>(step_period_ns(request, finished)) / 1e6)});
+    places.push_back({.name = name, .memory_bytes = most_bytes(finished), .step_ms = std::max(0.0, static_cast<double>(step_period_ns(request, finished, planned.replay.taken)) / 1e6)});
   }
   return places;
+}
+
+std::vector<std::string> remarks(const RunConfig& config, const Machine& machine, const FinishedJob& finished) {
+  std::vector<std::string> lines;
+  const Job& job = *finished.job;
+  const int64_t stage = job.options.zero_stage, parts = job.options.schedule.parts();
+  if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
+    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)",
+                                            finished.micro_batches)
+                              : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in shards, because {} (rounded in another order than "
+                                            "stage 0)", finished.micro_batches,
+                                            machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}", format_bytes(machine.memory_bytes))
+                                                                     : "nothing says how much memory a rank has"));
+  const std::vector<Bucket>& buckets = job.layout.buckets;
+  const std::vector<ParameterSpec>& parameters = job.model.parameters;
+  const auto larger = std::count_if(parameters.begin(), parameters.end(), [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
+  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return b.layer >= 0 && 4 * b.elems > job.options.bucket_bytes; }))
+    lines.push_back(fmt::format("zero.stage {}: a layer is one bucket; overlap.bucket_size = {} cuts the rest only", stage, format_bytes(job.options.bucket_bytes)));
+  else if (larger > 0 && job.options.way == ReduceWay::bucketed && stage < 2 && job.mesh.group_size(Axis::replica) > 1)
+    lines.push_back(fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with what is before it", larger,
+                                parameters.size(), format_bytes(job.options.bucket_bytes)));
+  if (config.pipeline.virtual_stages > 1 && config.pipeline.layers.empty() && config.model.layers % parts != 0)
+    lines.push_back(fmt::format("{} layers do not divide by the {} x {} parts of parallel.pipeline and pipeline.virtual_stages: {}, so that parts take about as "
+                                "long; pipeline.layers deals them otherwise", config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages,
+                                fmt::join(job.options.layers, " + ")));
+  return lines;
 }
 
 WireBytes wire_bytes_of_step(const Job& job) {
@@ -470,7 +544,7 @@ WireBytes wire_bytes_of_step(const Job& job) {
 }
 
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,
-                         const comm::Price& otherwise) {
+                         const comm::Price& otherwise, bool replayed) {
   comm::MeasuredPrice price(otherwise);
   for (size_t s = 0; s < stages.size(); ++s) {
     std::vector<int64_t> local = item_ns[s];
@@ -479,14 +553,14 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, 
     if (stages[s]->options.double_buffer) price.set(stages[s]->train_swapped, local);
     price.set(stages[s]->train, std::move(local));
   }
-  const comm::Rehearsal rehearsal = comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price);
+  const comm::Rehearsal rehearsal = comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price, {.replayed = replayed});
   return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
 }
 
-Machine machine_of(const RunConfig& config, const std::string& path, int threads) {
+Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host) {
   if (!path.empty()) return load_machine(path);
   if (!config.device.machine.empty()) return load_machine(config.device.machine);
-  return this_host(threads);
+  return this_host(threads, ranks_on_host);
 }
 
 int threads_of(const RunConfig& config, int ranks_on_host) {

@@ -33,7 +33,8 @@ int run(int argc, char** argv) {
   run_file(train_command, train_options);
   train_command->add_flag("--resume", train_options.resume, "continue from the newest checkpoint that verifies");
   train_command->add_flag("--dry-run", train_options.dry_run, "print the plan and the memory table, train nothing");
-  train_command->add_option("--inject-delays", train_options.delay_seed, "SEED: random pauses before works; results must not change");
+  train_command->add_option("--inject-delays", train_options.delay_seed, "SEED: random pauses before works; results must not change")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX))->type_name("SEED");
   train_command->add_flag("--check-hazards", train_options.check_hazards, "stop at the first work that no event orders behind one whose bytes it touches");
   train_command->callback([&] { chosen = [&] { return train(train_options); }; });
 
@@ -120,6 +121,8 @@ int run(int argc, char** argv) {
   CLI::App* generate_command = app.add_subcommand("generate", "continue a prompt with trained weights");
   generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")->required();
   generate_command->add_option("--prompt", generate_options.prompt, "text to continue");
+  generate_command->add_option("--prompt-ids", generate_options.prompt_ids, "ids to continue, for instance 15496,995; prints ids")
+      ->delimiter(',')->check(CLI::NonNegativeNumber)->excludes("--prompt");
   generate_command->add_option("--tokens", generate_options.tokens, "tokens to add")->check(CLI::Range(1, 1000000));
   generate_command->add_option("--temperature", generate_options.temperature, "0: always the likeliest")->check(CLI::Range(0.0, 10.0));
   generate_command->add_option("--top-k", generate_options.top_k, "sample among the K likeliest; 0: among all");

@@ -11,6 +11,7 @@
 #include "comm/nccl/nccl.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"
+#include "engine/config/validate.h"
 #include "engine/device/cuda/cuda_choice.h"
 #include "kernels/cuda/algorithms.h"
 #include "kernels/hold/hold.h"
@@ -111,8 +112,10 @@ Place choose_place(World& world, const RunConfig& config) {
   Place place = choose(world, config);
   if (place.kind == DeviceKind::cuda) {
     read_tables(world, config, place);
-  } else if (config.comm.emulate.form != EmulateForm::gate) {
+  } else {
     world.together([&] {
+      require_settings_of_cpu(config);
+      if (config.comm.emulate.form == EmulateForm::gate) return;
       throw ConfigError("[config] comm.emulate.form = \"{}\" takes what a GPU has, and this run is on the CPU. Use \"gate\".",
                         config.comm.emulate.form == EmulateForm::copies ? "copies" : "blocks");
     });
@@ -123,18 +126,28 @@ Place choose_place(World& world, const RunConfig& config) {
 namespace {
 // Of an emulated link: memory that copies go through, and words that release what is held.
 constexpr int64_t kStagingBytes = kMiB;
-constexpr size_t kFlags = 4096;
+constexpr size_t kFlags = 65536;
 }  // namespace
 
 WireOptions Place::wire(const RunConfig& config, Device& device) const {
   WireOptions wire{.nccl = nccl};
-  if (config.comm.emulate.form == EmulateForm::gate) return wire;
+  if (kind != DeviceKind::cuda) return wire;
   // Taken once, shared by all channels: what is copied here nobody reads.
   struct Memory {
     std::unique_ptr<Allocation> staging, scratch, flags;
     size_t flags_taken = 0;
   };
   const auto memory = std::make_shared<Memory>();
+  memory->flags = device.allocate_host(static_cast<int64_t>(kFlags * sizeof(uint32_t)), "flags of the emulated link");
+  wire.traffic.make_flag = [memory] {
+    if (memory->flags_taken == kFlags) throw ConfigError("[config] comm.emulate serves {} tasks. Use larger buckets.", kFlags);
+    return reinterpret_cast<uint32_t*>(memory->flags->data()) + memory->flags_taken++;
+  };
+  const auto limit_ns = config.comm.timeout_seconds * 1'000'000'000;
+  wire.traffic.await = [limit_ns](LaunchContext& context, const uint32_t* flag, uint32_t value) {
+    kernels::await_flag(context, {.flag = flag, .value = value, .limit_ns = limit_ns});
+  };
+  if (config.comm.emulate.form == EmulateForm::gate) return wire;
   if (config.comm.emulate.form == EmulateForm::copies) {
     wire.traffic.form = comm::LinkForm::copies;
     memory->staging = device.allocate_host(kStagingBytes, "staging of the emulated link");
@@ -146,12 +159,6 @@ WireOptions Place::wire(const RunConfig& config, Device& device) const {
     return wire;
   }
   wire.traffic.form = comm::LinkForm::blocks;
-  memory->flags = device.allocate_host(static_cast<int64_t>(kFlags * sizeof(uint32_t)), "flags of the emulated link");
-  wire.traffic.make_flag = [memory] {
-    if (memory->flags_taken == kFlags) throw ConfigError("[config] comm.emulate.form = \"blocks\" serves {} tasks. Use larger buckets.", kFlags);
-    return reinterpret_cast<uint32_t*>(memory->flags->data()) + memory->flags_taken++;
-  };
-  const auto limit_ns = config.comm.timeout_seconds * 1'000'000'000;
   wire.traffic.hold = [memory, blocks = static_cast<int>(config.comm.emulate.blocks), limit_ns](LaunchContext& context, const std::byte* from, int64_t size_bytes,
                                                                                                int64_t wire_ns, const uint32_t* release) {
     kernels::hold_blocks(context, {.memory = from, .size_bytes = size_bytes, .release = release, .blocks = blocks, .ns = wire_ns, .limit_ns = limit_ns});
@@ -167,8 +174,8 @@ Place choose_place_alone(DeviceChoice kind) {
   return {.kind = DeviceKind::cuda, .gpu = gpu, .name = describe_cuda_device(gpu).name};
 }
 
-Machine machine_at(const Place& place, const RunConfig& config, int threads) {
-  if (place.kind != DeviceKind::cuda || !config.device.machine.empty()) return machine_of(config, "", threads);
+Machine machine_at(const Place& place, const RunConfig& config, int threads, int ranks_on_host) {
+  if (place.kind != DeviceKind::cuda || !config.device.machine.empty()) return machine_of(config, "", threads, ranks_on_host);
   const CudaGpu gpu = describe_cuda_device(place.gpu);
   // Multiply-adds of a multiprocessor and clock: the dense bf16 rate doubled from Ampere to Hopper. Two flops each.
   const double clock_hz = static_cast<double>(gpu.clock_khz) * 1e3 * gpu.multiprocessors;
@@ -179,7 +186,7 @@ Machine machine_at(const Place& place, const RunConfig& config, int threads) {
           .bytes_per_second = static_cast<int64_t>(0.9 * static_cast<double>(gpu.bytes_per_second)),
           .memory_bytes = gpu.free_bytes,
           .launch_ns = 4 * kMicrosecond,
-          .ranks_per_node = 8,
+          .ranks_per_node = ranks_on_host,
           // PCIe 4 and 100 Gbit/s: what is known to be there without NVLink or a file that says more.
           .intra_bytes_per_second = 20'000'000'000,
           .intra_latency_ns = 10 * kMicrosecond,
@@ -195,19 +202,16 @@ Machine agreed_machine(World& world, const Machine& machine) {
   const Numbers own{machine.flops_per_second_f32, machine.flops_per_second_bf16, machine.matmul_efficiency, machine.bytes_per_second, machine.memory_bytes,
                     machine.launch_ns, machine.ranks_per_node, machine.intra_bytes_per_second, machine.intra_latency_ns, machine.inter_bytes_per_second,
                     machine.inter_latency_ns};
-  const std::vector<std::string> all = world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own));
-  Numbers first{};
-  std::memcpy(&first, all[0].data(), sizeof first);
-  int64_t memory_bytes = first.memory_bytes;
-  for (const std::string& bytes : all) {
+  std::vector<Machine> machines;
+  for (const std::string& bytes : world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own))) {
     Numbers theirs{};
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
-    memory_bytes = std::min(memory_bytes, theirs.memory_bytes);
+    machines.push_back({.name = machine.name, .flops_per_second_f32 = theirs.flops_f32, .flops_per_second_bf16 = theirs.flops_bf16,
+                        .matmul_efficiency = theirs.efficiency, .bytes_per_second = theirs.bytes_per_second, .memory_bytes = theirs.memory_bytes,
+                        .launch_ns = theirs.launch_ns, .ranks_per_node = theirs.ranks_per_node, .intra_bytes_per_second = theirs.intra_bytes,
+                        .intra_latency_ns = theirs.intra_ns, .inter_bytes_per_second = theirs.inter_bytes, .inter_latency_ns = theirs.inter_ns});
   }
-  return {.name = machine.name, .flops_per_second_f32 = first.flops_f32, .flops_per_second_bf16 = first.flops_bf16, .matmul_efficiency = first.efficiency,
-          .bytes_per_second = first.bytes_per_second, .memory_bytes = memory_bytes, .launch_ns = first.launch_ns, .ranks_per_node = first.ranks_per_node,
-          .intra_bytes_per_second = first.intra_bytes, .intra_latency_ns = first.intra_ns, .inter_bytes_per_second = first.inter_bytes,
-          .inter_latency_ns = first.inter_ns};
+  return common_machine(machines);
 }
 
 }  // namespace slipstream::cli

@@ -37,11 +37,12 @@ Place choose_place(World& world, const RunConfig& config);
 /// Throws: ResourceError: no GPU where "cuda" was asked for.
 Place choose_place_alone(DeviceChoice kind);
 
-/// The machine file of the run, else what is believed of the chosen GPU or of this host with `threads` threads.
+/// The machine file of the run, else what is believed of the chosen GPU or of this host with `threads` threads, with a node of the `ranks_on_host`
+/// ranks that were started here.
 /// Blocks. Throws: ConfigError.
-Machine machine_at(const Place& place, const RunConfig& config, int threads);
+Machine machine_at(const Place& place, const RunConfig& config, int threads, int ranks_on_host);
 
-/// Blocks. Collective. Rank 0's machine with the least memory that any rank has: what plans are made for must be the same everywhere.
+/// Blocks. Collective. The machine that all ranks have in common: what plans are made for must be the same everywhere.
 Machine agreed_machine(World& world, const Machine& machine);
 
 }  // namespace slipstream::cli

@@ -30,8 +30,8 @@ struct Planned {
   int64_t vocab = 0;
 };
 
-/// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their streams.
-bool updates_beside(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
+/// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their streams and graphs.
+bool computes_on_gpus(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
 
 Planned make_plan(const PlanCommand& command) {
   Planned planned;
@@ -40,22 +40,18 @@ Planned make_plan(const PlanCommand& command) {
   if (command.ranks < 0) throw ConfigError("--ranks {} must be at least 1.", command.ranks);
   const int ranks = std::max(1, command.ranks);
   const int threads = threads_of(planned.config, ranks);
-  planned.machine = machine_of(planned.config, command.machine, threads);
+  // Of a cluster that is not here this host is a node, with as many ranks as it has cores for.
+  planned.machine = machine_of(planned.config, command.machine, threads, std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
   planned.machine_source = !command.machine.empty()                ? "--machine"
                            : !planned.config.device.machine.empty() ? "device.machine"
                                                                     : "this host";
   planned.vocab = vocab_of(planned.config);
-  planned.finished = build_finished_job(
-      {.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine, .update_beside = updates_beside(planned.config)});
+  planned.finished = build_proved_job(
+      {.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine, .on_gpus = computes_on_gpus(planned.config)});
   return planned;
 }
 
-/// Of the stage that needs most.
-int64_t most_bytes(const Planned& planned) {
-  int64_t most = 0;
-  for (const auto& job : planned.finished.stages) most = std::max(most, job->buffers.total_bytes());
-  return most;
-}
+int64_t most_bytes(const Planned& planned) { return largest_stage(planned.finished).buffers.total_bytes(); }
 
 /// Memory that one rank may use: ranks of one node share a host, each card has its own.
 bool fits(const Planned& planned) {
@@ -69,7 +65,24 @@ double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (
 comm::Rehearsal rehearse_step(const Planned& planned) {
   const Job& job = *planned.finished.job;
   const comm::RooflinePrice price = price_of(planned.config, planned.machine, job.mesh);
-  return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, kRehearsedSteps), price, {.gate = comm::Gate::launch_order});
+  return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, kRehearsedSteps), price,
+                        {.gate = comm::Gate::launch_order, .replayed = planned.finished.replay.taken});
+}
+
+/// What it saves that the two shares of a tied table's gradient travel apart.
+void print_tied(const Planned& planned) {
+  const Job& job = *planned.finished.job;
+  if (!job.model.tied.split || job.mesh.group_size(Axis::replica) == 1) return;
+  Planned whole = planned;
+  whole.config.overlap.split_tied_embedding = false;
+  whole.finished = build_proved_job(
+      {.config = whole.config, .world = job.mesh.world(), .vocab = whole.vocab, .machine = whole.machine, .on_gpus = computes_on_gpus(whole.config), .proves = false});
+  const comm::Rehearsal both[] = {rehearse_step(planned), rehearse_step(whole)};
+  if (!both[0].finished || !both[1].finished) return;
+  const comm::RankTimes &apart = both[0].ranks.front(), &together = both[1].ranks.front();
+  fmt::print("         rehearsed: {:.2f} ms exposed in a step of {:.2f} ms, with overlap.split_tied_embedding = false {:.2f} in {:.2f} ms\n",
+             ms_of_a_step(apart.exposed_ns), static_cast<double>(apart.step_period_ns(1)) / 1e6, ms_of_a_step(together.exposed_ns),
+             static_cast<double>(together.step_period_ns(1)) / 1e6);
 }
 
 struct ChannelLoad {
@@ -110,13 +123,18 @@ void print_zero_memory(const Planned& planned) {
     if (row.stage != stage) fmt::print("\n  {:<6}", stage = row.stage);
     fmt::print("{:>25}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
   }
-  fmt::print("\n");
+  const auto outside_bytes = [&](int of_stage) {
+    return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })->outside_bytes;
+  };
+  fmt::print("\n  of these stay whole, because only layers are shared out: in stage 2 {} of gradients of embedding and head, in stage 3 {} of them and their parameters\n",
+             format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
 }
 
 /// Which group crosses which link, and who is in the first of them.
 void print_groups(const Planned& planned) {
   const Mesh& mesh = planned.finished.job->mesh;
   const Machine& machine = planned.machine;
+  const int64_t emulated = planned.config.comm.emulate.bandwidth_bytes_per_second;
   if (mesh.world() > 1) fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config.parallel.order, machine.ranks_per_node);
   for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
     const int size = mesh.group_size(axis);
@@ -124,10 +142,10 @@ void print_groups(const Planned& planned) {
     if (size == 1 || (part_of_data && mesh.group_size(Axis::data_outer) == 1)) continue;
     const bool across = mesh.crosses_nodes(axis, machine.ranks_per_node);
     const std::vector<int> ranks = mesh.group(axis, 0);
-    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size, across ? "across nodes:" : "inside a node:",
-               format_bytes(across ? machine.inter_bytes_per_second : machine.intra_bytes_per_second), ranks[0], ranks[1],
+    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size, emulated > 0 ? "comm.emulate:" : across ? "across nodes:" : "inside a node:",
+               format_bytes(emulated > 0 ? emulated : across ? machine.inter_bytes_per_second : machine.intra_bytes_per_second), ranks[0], ranks[1],
                size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
-    if (axis == Axis::tensor && across)
+    if (axis == Axis::tensor && across && emulated == 0)
       fmt::print("             tensor groups communicate in every layer: use parallel.tensor that divides {}, and put tp first in parallel.order\n", machine.ranks_per_node);
   }
 }
@@ -155,7 +173,8 @@ void print_recomputation(const Planned& planned) {
 void print_sequence_parallelism(const Planned& planned) {
   const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
   if (!planned.config.parallel.sequence_parallel) return;
-  const int64_t saved = saved_by_sequence_parallelism({.config = planned.config, .world = planned.finished.job->mesh.world(), .vocab = planned.vocab, .machine = planned.machine},
+  const int64_t saved = saved_by_sequence_parallelism({.config = planned.config, .world = planned.finished.job->mesh.world(), .vocab = planned.vocab, .machine = planned.machine,
+                                                       .on_gpus = computes_on_gpus(planned.config)},
                                                       planned.finished);
   fmt::print("sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n", ranks, format_bytes(saved));
 }
@@ -164,7 +183,7 @@ void print_sequence_parallelism(const Planned& planned) {
 void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const std::vector<UpdatePlace> places =
-      update_places({.config = planned.config, .world = job.mesh.world(), .vocab = planned.vocab, .machine = planned.machine}, planned.finished,
+      update_places({.config = planned.config, .world = job.mesh.world(), .vocab = planned.vocab, .machine = planned.machine, .on_gpus = computes_on_gpus(planned.config)}, planned.finished,
                     rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
   fmt::print("update (optimizer.double_buffer = {}):\n", field_text(planned.config, "optimizer.double_buffer"));
   for (size_t i = 0; i < places.size(); ++i) {
@@ -174,6 +193,15 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
                i == 0 ? "" : fmt::format(" ({:+.2f} % against {})", 100 * (places[i].step_ms / before - 1), i == 2 ? "one copy there" : "the compute stream"));
   }
   if (job.options.zero_stage >= 3) fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
+}
+
+/// Whether steps are launched as graphs, and what speaks for it and against it.
+void print_replay(const Planned& planned) {
+  const Replay& replay = planned.finished.replay;
+  if (replay.graph_ns == 0) return;
+  fmt::print("graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, {:.2f} without; {} launches of {} cost the host {:.2f}\n",
+             field_text(planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task", static_cast<double>(replay.graph_ns) / 1e6,
+             static_cast<double>(replay.task_by_task_ns) / 1e6, replay.launches, format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6);
 }
 
 void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
@@ -186,14 +214,12 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
              planned.config.train.sequence_length, planned.finished.micro_batches, job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());
-  const auto larger = std::count_if(job.model.parameters.begin(), job.model.parameters.end(), [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
-  if (larger > 0 && job.options.way == ReduceWay::bucketed && job.options.zero_stage < 2)
-    fmt::print("         {} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with what is before it\n", larger,
-               job.model.parameters.size(), format_bytes(job.options.bucket_bytes));
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
-  fmt::print("memory of a rank:\n{}", memory_table(job));
+  print_tied(planned);
+  const Job& largest = largest_stage(planned.finished);
+  fmt::print("memory of a rank{}:\n{}", sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "", memory_table(largest));
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
@@ -203,13 +229,21 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
       fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}\n", stage->stage(), format_bytes(stage->buffers.total_bytes()),
                  peak_in_flight(stage->options.schedule, stage->stage()),
                  rehearsal.finished ? fmt::format("; rehearsed: bubble {:.2f} ms of a step", ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns)) : "");
-    constexpr int64_t kColumns = 48;
-    if (job.options.schedule.shape.micro_batches <= 16 && sizes.pipeline <= 16)
-      fmt::print("{}", schedule_table(job.options.schedule, played, std::max<int64_t>(1, played.makespan_ns / kColumns)));
+    if (job.options.schedule.shape.micro_batches <= 16 && sizes.pipeline <= 16) {
+      // A column is no longer than the shortest pass: none is written over.
+      int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
+      for (const auto& passes : played.stages)
+        for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));
+      constexpr int64_t kColumns = 400;
+      if (played.makespan_ns / tick_ns <= kColumns)
+        fmt::print("{}", schedule_table(job.options.schedule, played, tick_ns));
+      else
+        fmt::print("  no table: its shortest pass is less than 1/{} of the step; --schedule-csv FILE writes the schedule\n", kColumns);
+    } else {
+      fmt::print("  no table of more than 16 micro-batches or stages; --schedule-csv FILE writes the schedule\n");
+    }
   }
-  if (job.options.accumulate_unsharded)
-    fmt::print("  zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)\n",
-               planned.finished.micro_batches);
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished)) fmt::print("note:    {}\n", remark);
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
@@ -219,10 +253,11 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   for (const auto& [name, load] : channel_loads(job, rehearsal))
     fmt::print("  {:<14}{:>7} tasks{:>14} sent per step{}\n", name, load.tasks, format_bytes(load.bytes),
                load.bytes > 0 && rehearsal.finished ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms) : "");
-  fmt::print("order:   {} spine items, {} tasks, {} waits ({} implied ones pruned), {} waits between steps, plan {:016x}\n",
+  fmt::print("order:   {} spine items and {} tasks in a step; {} waits in all plans ({} implied ones pruned), {} between steps, plan {:016x}\n",
              job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
              planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
   if (!rehearsal.finished) return;
+  print_replay(planned);
   const comm::RankTimes& times = rehearsal.ranks.front();
   const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
   fmt::print("rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
@@ -236,6 +271,7 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const MeshSizes& sizes = job.mesh.sizes();
   Json json = Json::object();
   json["machine"] = planned.machine.name;
+  json["machine_source"] = planned.machine_source;
   json["model"] = job.model.description;
   json["parameters"] = job.parameter_elems;
   json["ranks"] = job.mesh.world();
@@ -245,16 +281,26 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["layout"]["tensor"] = sizes.tensor;
   json["micro_batches"] = planned.finished.micro_batches;
   json["global_batch_size"] = planned.finished.global_batch;
+  const Job& largest = largest_stage(planned.finished);
   Json memory = Json::object();
-  for (int owner = 0; owner < kOwners; ++owner) memory[name_of(static_cast<Owner>(owner))] = job.buffers.bytes(static_cast<Owner>(owner));
-  memory["total"] = job.buffers.total_bytes();
+  for (int owner = 0; owner < kOwners; ++owner) memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));
+  memory["total"] = largest.buffers.total_bytes();
   json["memory_bytes"] = memory;
+  json["memory_stage"] = largest.stage();
   json["fits"] = fits(planned);
   const WireBytes wire = wire_bytes_of_step(job);
   json["wire_bytes"]["sent"] = wire.sent;
   json["wire_bytes"]["theory"] = wire.theory;
+  json["notes"] = Json::array();
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished)) json["notes"].push_back(remark);
   json["update"]["double_buffer"] = job.options.double_buffer;
   json["update"]["on_compute_stream"] = job.options.update_on_spine;
+  if (const Replay& replay = planned.finished.replay; replay.graph_ns > 0) {
+    json["graph"]["taken"] = replay.taken;
+    json["graph"]["step_ms"] = static_cast<double>(replay.graph_ns) / 1e6;
+    json["graph"]["task_by_task_ms"] = static_cast<double>(replay.task_by_task_ns) / 1e6;
+    json["graph"]["launches_ms"] = static_cast<double>(replay.launches_ns()) / 1e6;
+  }
   json["recompute"]["how"] = name_of(job.recomputed.how);
   json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
   json["recompute"]["flops_again"] = job.recomputed.paid.flops;
@@ -291,8 +337,11 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
 
 void require_fits(const Planned& planned) {
   if (fits(planned)) return;
-  throw ResourceError("[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.",
-                      format_bytes(most_bytes(planned)), planned.machine.name, format_bytes(planned.machine.memory_bytes), slots_remedy(*planned.finished.job, most_bytes(planned) - planned.machine.memory_bytes));
+  const Job& largest = largest_stage(planned.finished);
+  const int64_t need = most_bytes(planned), has = planned.machine.memory_bytes;
+  throw ResourceError("[plan] a rank{} needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
+                      planned.finished.stages.size() > 1 ? fmt::format(" of stage {}", largest.stage()) : "", format_bytes(need), planned.machine.name,
+                      format_bytes(has), slots_remedy(largest, need - has), memory_table(largest));
 }
 
 }  // namespace
@@ -304,6 +353,7 @@ int plan(const PlanCommand& command) {
   const comm::Rehearsal rehearsal = rehearse_step(planned);
   if (!command.schedule_csv.empty()) files::write_file(command.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
   command.json ? print_json(planned, rehearsal) : print_text(planned, rehearsal);
+  require_holds(planned.finished.proof);
   require_fits(planned);
   return 0;
 }
@@ -314,6 +364,7 @@ void print_proof_json(const Planned& planned) {
   const comm::Proof& proof = planned.finished.proof;
   Json json = Json::object();
   json["machine"] = planned.machine.name;
+  json["machine_source"] = planned.machine_source;
   json["holds"] = proof.holds();
   json["deadlock"] = proof.deadlock.empty() ? Json() : Json(proof.deadlock);
   Json hazards = Json::array();
@@ -332,7 +383,7 @@ void print_proof_json(const Planned& planned) {
 void print_proof(const Planned& planned) {
   const comm::Proof& proof = planned.finished.proof;
   fmt::print("machine: {} ({})\n", planned.machine.name, planned.machine_source);
-  fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial launches, three steps in a row" : proof.deadlock);
+  fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial launches, the first batch, steps and evaluations in a row" : proof.deadlock);
   fmt::print("hazards:   {}\n", proof.hazard_count == 0 ? fmt::format("none among {} items, {} waits, {} waits between steps", proof.items, proof.waits, proof.seam_waits)
                                                         : fmt::format("{}", proof.hazard_count));
   for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());

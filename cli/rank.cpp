@@ -10,6 +10,7 @@
 
 #include "comm/rehearse/checked_device.h"
 #include "engine/base/check.h"
+#include "engine/base/log.h"
 #include "engine/device/clock.h"
 #include "engine/base/philox.h"
 #include "kernels/cuda/workspace.h"
@@ -78,6 +79,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   for (const auto& communicator : communicators_) verbs.push_back(communicator.get());
   reports_ = device_->allocate_host(static_cast<int64_t>(sizeof(Report)) * kReportSlots, "reports");
   // What a graph replays passes no stream, where the checker listens.
+  all_agree_ = options.all_agree;
   graph_ = options.graph && !options.check_hazards && device_->kind() == DeviceKind::cuda;
   const auto bound_works = [&](const Plan& plan) { return bind_works(*job_, plan, options.update, verbs, load, reports_->data()); };
   train_works_ = bound_works(job_->train);
@@ -113,7 +115,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   if (device_->kind() != DeviceKind::cuda || std::all_of(verbs.begin(), verbs.end(), [](auto* v) { return v == nullptr; })) return;
   register_arenas();
   watchdog_ = std::make_unique<comm::Watchdog>(verbs, [this] { return scheduler_->in_flight(); },
-                                               comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds});
+                                               comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds, .leave = options.leave});
 }
 
 void Rank::register_arenas() {
@@ -143,8 +145,11 @@ std::byte* Rank::weights_at(const Slice& slice) const {
 Rank::~Rank() {
   try {
     synchronize();
-  } catch (...) {
-    abort();  // A stream has failed; the error has been or will be reported by whoever waited for it.
+  } catch (const std::exception& error) {
+    // A stream has failed; the error has been or will be reported by whoever waited for it.
+    abort(error.what());
+    // An abort makes a graph's run end, and ends itself when no graph holds its communicator any more.
+    if (watchdog_) watchdog_->watch_to_the_end([&] { graphs_ = {}; });
   }
   watchdog_.reset();
   graphs_ = {};
@@ -216,6 +221,7 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
 }
 
 std::vector<float> Rank::shards(Slice BucketHome::*what) {
+  synchronize();
   std::vector<float> values;
   for (const BucketHome& home : job_->homes) {
     const Slice& slice = home.*what;
@@ -254,6 +260,7 @@ std::span<const float> tensor_of(const Job& job, std::span<const float> flat, si
 }
 
 std::vector<float> Rank::held(Slice BucketHome::*what, int64_t begin, int64_t end) {
+  synchronize();
   std::vector<float> values;
   for (const BucketHome& home : job_->homes) {
     const int64_t first = std::max(begin, home.shard_offset_elems), last = std::min(end, home.shard_offset_elems + home.shard_elems);
@@ -300,28 +307,53 @@ std::optional<int64_t> Rank::sent_bytes() const {
   return bytes;
 }
 
-void Rank::prime() { step_->run(job_->prime, 0); }
+void Rank::prime() {
+  prepare(prime_works_, 0);
+  step_->run(job_->prime, 0);
+}
+
+void Rank::prepare(const BoundWorks& works, uint32_t step) {
+  const Frame frame{.memory = &memory_, .step = step};
+  LaunchContext host{.kind = device_->kind(), .frame = &frame};
+  for (const Work& work : works)
+    if (work.prepare) work.prepare(host);
+}
 
 void Rank::issue(uint32_t step) {
   const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
-  if (!graph_ || issued_ < kEagerSteps) {
-    step_->run(plan, step);
-  } else {
-    // The host's part first: it takes the memory that is recorded.
-    const Frame frame{.memory = &memory_, .step = step};
-    LaunchContext host{.kind = device_->kind(), .frame = &frame};
-    for (const Work& work : train_works_)
-      if (work.prepare) work.prepare(host);
-    std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
-    if (graph)
-      scheduler_->replayed(plan);
-    else
-      graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(plan, step); });
+  prepare(train_works_, step);  // takes the memory that a graph records
+  std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
+  if (graph)
+    scheduler_->replayed(plan);
+  else if (graph_ && issued_ >= kEagerSteps)
+    graph = record(plan, step);
+  if (graph)
     graph->launch(step);
-  }
+  else
+    step_->run(plan, step);
   ++issued_;
   ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
+}
+
+std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
+  std::unique_ptr<Graph> graph;
+  std::string refusal;
+  try {
+    graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(plan, step); });
+  } catch (const Error& error) {
+    refusal = error.what();
+  }
+  // NCCL wants the same of all ranks: each operation recorded, or none.
+  if (all_agree_(graph != nullptr)) return graph;
+  if (!refusal.empty())
+    log_warn("{} The step could not be recorded as a graph, so every rank issues every step task by task, which costs the host "
+             "more (device.graph = false says so from the start).", refusal);
+  // The scheduler has seen a step that did not run; with everything before it done, nobody needs to wait for that one.
+  synchronize();
+  graph_ = false;
+  graphs_ = {};
+  return nullptr;
 }
 
 void Rank::run_plainly(ThreadPool& pool) {
@@ -369,6 +401,7 @@ std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const 
 }
 
 std::vector<float> Rank::logits(int64_t row) {
+  synchronize();
   const int64_t vocab = job_->model.vocab;
   std::vector<float> values(static_cast<size_t>(vocab));
   const std::byte* from = address(job_->model.logits) + bytes_of(row * vocab, job_->model.dtype);
@@ -388,7 +421,8 @@ void Rank::synchronize() {
   });
 }
 
-void Rank::abort() {
+void Rank::abort(const std::string& reason) {
+  if (watchdog_) return watchdog_->give_up(reason);
   for (const auto& communicator : communicators_)
     if (communicator) communicator->abort();
 }

@@ -23,11 +23,13 @@ namespace slipstream::cli {
 struct RankOptions {
   int threads = 1;  // of the compute stream
   UpdateOptions update;
-  uint64_t delay_seed = 0;       // 0: none; else random pauses before works, at most delay_max_ns
-  int64_t delay_max_ns = 0;
+  uint64_t delay_seed = 0;
+  int64_t delay_max_ns = 0;      // of random pauses before works; 0: none
   bool check_hazards = false;    // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
   bool graph = true;             // replay steps as graphs, on a device that has them
+  std::function<bool(bool)> all_agree = [](bool mine) { return mine; };  // Blocks. Collective: do all ranks say yes?
   double timeout_seconds = 600;  // that the host waits at one place for a GPU whose ranks communicate
+  std::function<void(const std::string& sentence)> leave = {};  // the process, with a GPU that no abort frees; see comm/watchdog.h
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
@@ -48,7 +50,7 @@ class Rank {
   void write(size_t parameter, size_t tensor, int64_t begin, std::span<const float> values);
   /// Blocks. From the values of the whole tensor, of which tensor-parallel ranks hold parts.
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
-  /// Blocks. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
+  /// Blocks, as everything here that reads does until what was issued has ended. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
   std::vector<float> shards(Slice BucketHome::*what);
   /// Blocks. What this rank's shards have of elements [begin, end) of the flat order, bucket by bucket.
   std::vector<float> held(Slice BucketHome::*what, int64_t begin, int64_t end);
@@ -62,7 +64,7 @@ class Rank {
   /// Enqueues. Stages the first batch, and gathers parameters that travel encoded; call once, before the first step and after the weights are set. Collective.
   void prime();
   /// Enqueues one training step and returns; waits for nothing. On a device with graphs the first steps run as they are, the
-  /// next kStepPeriod are recorded, and all after are replayed.
+  /// next kStepPeriod are recorded, for which ranks meet, and all after are replayed. Where one is refused, steps stay as they are.
   void issue(uint32_t step);
   /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no events, no schedule.
   /// For benchmarks of one rank, when nothing is in flight.
@@ -88,8 +90,8 @@ class Rank {
 
   /// Blocks. Waits for everything issued.
   void synchronize();
-  /// Makes every collective in flight fail, so that no thread waits for ever.
-  void abort();
+  /// Makes every collective in flight fail, so that no thread waits for ever. On cuda it returns at once, and waits then throw `reason`.
+  void abort(const std::string& reason);
 
   /// Spans finished so far, by channel; moves them out.
   std::vector<std::vector<Span>> drain();
@@ -103,6 +105,10 @@ class Rank {
   bool is_swapped() const;
   std::byte* weights_at(const Slice& slice) const;
   std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
+  /// The host's part of a run of `works`.
+  void prepare(const BoundWorks& works, uint32_t step);
+  /// Blocks until all ranks have recorded. Null, after a warning and with graph_ off, where the device of one of them refuses.
+  std::unique_ptr<Graph> record(const Plan& plan, uint32_t step);
   /// Tells every wire of the arenas that its tasks name.
   void register_arenas();
   /// Blocks. Runs `wait` under the watchdog where there is one.
@@ -122,6 +128,7 @@ class Rank {
   std::unique_ptr<Allocation> reports_;
   std::map<std::string, std::string> unregistered_;
   std::unique_ptr<comm::Watchdog> watchdog_;  // on cuda, where ranks communicate
+  std::function<bool(bool)> all_agree_;
   bool graph_ = false;
   int64_t issued_ = 0;
   std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/base/log.h"
 
 namespace slipstream::cli {
@@ -55,19 +56,7 @@ RunDir::~RunDir() {
 }
 
 void RunDir::write(std::string_view name, std::string_view content) const {
-  const std::string final_path = path(name), temporary = final_path + ".tmp";
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) refuse(temporary, std::strerror(errno));
-  try {
-    write_all(file, content, temporary);
-  } catch (...) {
-    ::close(file);
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  ::fsync(file);
-  ::close(file);
-  if (std::rename(temporary.c_str(), final_path.c_str()) != 0) refuse(final_path, std::strerror(errno));
+  files::write_file(path(name), content);
 }
 
 void RunDir::append_metrics(std::string_view line) { write_all(metrics_, std::string(line) + "\n", path("metrics.jsonl")); }

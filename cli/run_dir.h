@@ -17,7 +17,7 @@ class RunDir {
   RunDir& operator=(const RunDir&) = delete;
 
   std::string path(std::string_view name) const { return dir_ + "/" + std::string(name); }
-  /// Blocks. Writes a whole file under a temporary name, then renames it.
+  /// Blocks. A whole file that survives a power cut, or an error: see files::write_file.
   void write(std::string_view name, std::string_view content) const;
   /// Appends a line to metrics.jsonl and flushes it.
   void append_metrics(std::string_view line);

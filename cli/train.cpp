@@ -53,12 +53,15 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   run["layout"]["tensor"] = sizes.tensor;
   run["layout"]["pipeline"] = sizes.pipeline;
   run["layout"]["context"] = sizes.context;
+  run["ranks_per_node"] = machine.ranks_per_node;
   run["plan_hash"] = fmt::format("{:016x}", finished.proof.order_hash);
   if (place.kind == DeviceKind::cuda) {
     run["device"] = "cuda";
     run["gpu"] = place.name;
     run["nccl"] = comm::nccl_version();
-    run["graph"] = config.device.graph != Choice::no ? "whole steps" : "eager: device.graph = false";
+    run["graph"] = finished.replay.taken                   ? "whole steps"
+                   : config.device.graph == Choice::no ? "eager: device.graph = false"
+                                                       : "eager: a graph's barrier would cost more than the launches";
     run["timed_products"] = static_cast<int64_t>(place.timed_products);
   } else {
     run["device"] = "cpu";
@@ -69,6 +72,8 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   run["model"] = job.model.description;
   run["parameters"] = job.parameter_elems;
   run["memory_bytes"] = job.buffers.total_bytes();
+  run["notes"] = Json::array();
+  for (const std::string& remark : remarks(config, machine, finished)) run["notes"].push_back(remark);
   return run;
 }
 
@@ -96,8 +101,9 @@ Json with_choices(Json run, const Place& place, const Rank& rank) {
 }
 
 /// A machine file speaks of one rank; this host is shared by as many ranks as were started on it, a GPU by whoever uses it.
-void require_memory(const World& world, const Place& place, const RunConfig& config, const Job& job, const Machine& machine) {
-  const int64_t need = job.buffers.total_bytes();
+/// `token_bytes`: of texts, which every rank keeps in the memory of its host.
+void require_memory(const World& world, const Place& place, const RunConfig& config, const Job& job, const Machine& machine, int64_t token_bytes) {
+  const int64_t need = job.buffers.total_bytes() + (place.kind == DeviceKind::cuda ? 0 : token_bytes);
   if (place.kind == DeviceKind::cuda) {
     const CudaGpu gpu = describe_cuda_device(place.gpu);
     if (need > gpu.free_bytes)
@@ -112,8 +118,8 @@ void require_memory(const World& world, const Place& place, const RunConfig& con
                           format_bytes(need), machine.name, format_bytes(machine.memory_bytes), slots_remedy(job, need - machine.memory_bytes), memory_table(job));
     return;
   }
-  const int64_t host_bytes = machine.memory_bytes * machine.ranks_per_node;
   const int ranks = world.ranks_on_host();
+  const int64_t host_bytes = machine.memory_bytes * ranks;
   if (host_bytes > 0 && need * ranks > host_bytes)
     throw ResourceError("[plan] {} rank{} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks here.\n{}",
                         ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes),
@@ -139,7 +145,7 @@ void require_folder(const std::string& path) {
                         error ? error.message() : std::strerror(errno));
 }
 
-void print_start(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine, int threads) {
+void print_start(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine, int threads, int64_t token_bytes) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
   const std::string of_a_rank = place.kind == DeviceKind::cuda ? place.name : fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
@@ -150,7 +156,9 @@ void print_start(const World& world, const Place& place, const RunConfig& config
            job.layout.buckets.size() == 1 ? "" : "s");
   if (finished.stages.size() > 1)
     log_info("{}", schedule_line(config, finished.stages, played_schedule(finished.stages, price_of(config, machine, job.mesh))));
-  log_info("memory of a rank: {}", format_bytes(job.buffers.total_bytes()));
+  for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
+  log_info("memory of a rank: {}{}", format_bytes(job.buffers.total_bytes()),
+           token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "");
 }
 
 }  // namespace
@@ -176,32 +184,34 @@ int train(const TrainCommand& command) {
     if (!command.dry_run) place = choose_place(world, config);
     int64_t vocab = 0;
     world.together([&] {
-      machine = machine_at(place, config, threads);
+      machine = machine_at(place, config, threads, world.ranks_on_host());
       if (command.dry_run) {
         vocab = vocab_of(config);
       } else {
         dataset = data::open_dataset({.train = config.data.train, .validation = config.data.validation,
                                       .validation_fraction = config.data.validation_fraction,
-                                      .tokenizer = config.data.tokenizer, .sequence_length = config.train.sequence_length});
+                                      .tokenizer = config.data.tokenizer, .sequence_length = config.train.sequence_length,
+                                      .check = world.rank_on_host() == 0 ? data::ShardCheck::whole : data::ShardCheck::size});
         vocab = dataset.tokenizer->vocab_size();
       }
     });
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
       finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed,
-                                     .update_beside = place.kind == DeviceKind::cuda});
-      if (!command.dry_run) require_memory(world, place, config, *finished.job, machine);
+                                     .on_gpus = place.kind == DeviceKind::cuda});
+      if (!command.dry_run) require_memory(world, place, config, *finished.job, machine, dataset.resident_bytes);
     });
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
       if (world.rank() == 0) {
-        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->parameter_elems, memory_table(*finished.job));
-        fmt::print("{} tasks, {} spine items, {} waits ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
+        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->parameter_elems, memory_table(largest_stage(finished)));
+        for (const std::string& remark : remarks(config, agreed, finished)) fmt::print("note: {}\n", remark);
+        fmt::print("{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
                    finished.job->train.spine.size(), finished.proof.waits, finished.proof.pruned_count, finished.proof.order_hash);
       }
       return 0;
     }
-    print_start(world, place, config, finished, machine, threads);
+    print_start(world, place, config, finished, agreed, threads, dataset.resident_bytes);
     std::unique_ptr<RunDir> run_dir;
     Json written;
     world.together([&] {
@@ -209,9 +219,10 @@ int train(const TrainCommand& command) {
       if (world.rank() != 0) return;
       require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
-      written = run_json(world, place, config, finished, machine, threads);
+      written = run_json(world, place, config, finished, agreed, threads);
       run_dir->write("run.json", written.dump(2) + "\n");
     });
+    if (command.delay_seed) log_info("--inject-delays {}: random pauses before works; results must not depend on them", *command.delay_seed);
     Trainer trainer(world, place, config, dataset, std::move(finished), agreed, command.delay_seed, command.check_hazards);
     trainer.run(*run_dir, [&] {
       if (world.rank() == 0 && place.kind == DeviceKind::cuda)

@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numbers>
 #include <numeric>
 
 #include "cli/exchange.h"
 #include "cli/shared_weights.h"
-#include "comm/wiring.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
+#include "engine/config/learning_rate.h"
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
 #include "kernels/adamw/adamw.h"
@@ -26,18 +25,27 @@ constexpr int64_t kWarmSteps = 2;
 // After this many steps the run's own op times give the bound that the step line is compared with.
 constexpr int64_t kBoundStep = 8;
 
-}  // namespace
-
-double learning_rate(const Optimizer& o, int64_t step) {
-  if (step < o.warmup_steps) return o.learning_rate * static_cast<double>(step) / static_cast<double>(o.warmup_steps);
-  if (step >= o.decay_steps) return o.min_learning_rate;
-  const double share = static_cast<double>(step - o.warmup_steps) / static_cast<double>(o.decay_steps - o.warmup_steps);
-  return o.min_learning_rate + 0.5 * (o.learning_rate - o.min_learning_rate) * (1 + std::cos(std::numbers::pi * share));
+/// The largest first.
+std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, double>& ms) {
+  std::vector<std::pair<std::string, double>> sorted(ms.begin(), ms.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  return sorted;
 }
 
+/// "; compute waited for reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms": three tasks at most, nothing if it waited for none.
+std::string waited_for(const std::map<std::string, double>& exposed_by, double steps) {
+  std::string text;
+  int named = 0;
+  for (const auto& [task, ms] : by_size(exposed_by))
+    if (ms / steps >= 0.05 && ++named <= 3) text += fmt::format("{} {} {:.1f} ms", named == 1 ? "; compute waited for" : ",", task, ms / steps);
+  return text + (named > 3 ? fmt::format(" and {} more", named - 3) : "");
+}
+
+}  // namespace
+
 Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
-                 const Machine& machine, uint64_t delay_seed, bool check_hazards)
-    : world_(world), config_(resolved), dataset_(dataset), machine_(machine), stages_(finished.stages), global_batch_(finished.global_batch) {
+                 const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards)
+    : world_(world), config_(resolved), dataset_(dataset), machine_(machine), stages_(finished.stages), replayed_(finished.replay.taken), global_batch_(finished.global_batch) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
   const int data_ranks = job.mesh.group_size(Axis::data);
@@ -71,7 +79,7 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                            config_.comm.emulate.latency_ns, config_.comm.timeout_seconds, place.kind, place.wire(config_, *device));
   item_ns_.assign(job.train.size(), -1);
-  meetings_ = comm::meetings_of(job);
+  items_.emplace(job);
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
       RankOptions{.threads = threads_of(config_, world.ranks_on_host()),
@@ -79,8 +87,10 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
                              .eps = static_cast<float>(config_.optimizer.eps),
                              .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
-                  .delay_seed = delay_seed, .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards,
-                  .graph = config_.device.graph != Choice::no, .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds)},
+                  .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)), .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards,
+                  .graph = finished.replay.taken, .all_agree = [&world](bool mine) { return world.all_agree(mine); },
+                  .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
+                  .leave = [&world](const std::string& sentence) { world.leave(sentence); }},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
@@ -128,10 +138,10 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   if (world_.rank() != 0 || totals_.steps == 0) return;
   const double n = static_cast<double>(totals_.steps);
   if (totals_.comm_ms > 0)
-    log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}{}",
+    log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}{}{}",
              totals_.comm_ms / n, totals_.exposed_ms / n, 100 * std::max(0.0, 1 - totals_.exposed_ms / totals_.comm_ms), totals_.step_ms / n,
              totals_.compute_ms / n, totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
-             bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
+             bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "", waited_for(totals_.exposed_by, n));
 }
 
 void Trainer::print_wire() const {
@@ -175,13 +185,13 @@ void Trainer::rehearse_bound() {
     const bool own = static_cast<int>(stage) == job.stage();
     item_ns.push_back(largest_over_ranks(world_, own ? item_ns_ : std::vector<int64_t>(stages_[stage]->train.size(), -1)));
   }
-  bound_ms_ = rehearsed_step_ms(stages_, item_ns, machine);
+  bound_ms_ = rehearsed_step_ms(stages_, item_ns, machine, replayed_);
 }
 
 void Trainer::flush(bool print) {
   std::vector<StepTimes> times;
   for (Pending& p : pending_) times.push_back(std::move(p.times));
-  const std::vector<StepMeans> means = mean_over_ranks(world_, times, meetings_);
+  const std::vector<StepMeans> means = mean_over_ranks(world_, times, *items_);
   for (size_t i = 0; i < pending_.size() && world_.rank() == 0; ++i)
     write_line(times[i].step, pending_[i], means[i], print && i + 1 == pending_.size());
   pending_.clear();
@@ -192,7 +202,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
   StepMetrics m{.step = step, .loss = p.report.loss_sum / static_cast<double>(tokens), .val_loss = p.val_loss,
                 .learning_rate = learning_rate(config_.optimizer, step), .grad_norm = {}, .tokens = tokens,
                 .step_ms = t.step_ms, .compute_ms = t.compute_ms, .comm_ms = t.comm_ms, .exposed_ms = t.exposed_ms, .bubble_ms = t.bubble_ms,
-                .exposed_ms_max = t.exposed_ms_max, .input_ms = t.input_ms, .other_ms = t.other_ms, .skew_ms = t.skew_ms,
+                .exposed_ms_max = t.exposed_ms_max, .exposed_by = by_size(t.exposed_by), .input_ms = t.input_ms, .other_ms = t.other_ms, .skew_ms = t.skew_ms,
                 .bound_ms = bound_ms_, .mfu = {}, .params_hash = p.params_hash};
   if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
   run_dir_->append_metrics(metrics_json(m));
@@ -202,6 +212,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
     totals_.comm_ms += m.comm_ms;
     totals_.exposed_ms += m.exposed_ms;
     totals_.bubble_ms += m.bubble_ms;
+    for (const auto& [task, ms] : m.exposed_by) totals_.exposed_by[task] += ms;
     ++totals_.steps;
   }
   if (!print) return;

@@ -25,14 +25,11 @@
 
 namespace slipstream::cli {
 
-/// Linear warm-up from 0 over warmup_steps, cosine to min_learning_rate at decay_steps, constant after. `step` from 1.
-double learning_rate(const Optimizer& optimizer, int64_t step);
-
 class Trainer {
  public:
   /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
   Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
-          const Machine& machine, uint64_t delay_seed, bool check_hazards);
+          const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
@@ -67,11 +64,12 @@ class Trainer {
   Machine machine_;
   std::unique_ptr<data::Loader> loader_;
   std::vector<std::shared_ptr<const Job>> stages_;
+  bool replayed_ = false;  // steps are launched as graphs
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<OverlapMeter> meter_;
   std::unique_ptr<TraceWriter> trace_;
   std::vector<Pending> pending_;
-  std::vector<uint64_t> meetings_;    // by item of the training plan
+  std::optional<PlanItems> items_;
   std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
   std::optional<double> bound_ms_;
   std::optional<int64_t> sent_before_;  // the first step, and by evaluations
@@ -80,6 +78,7 @@ class Trainer {
   RunDir* run_dir_ = nullptr;
   struct Totals {
     double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0;
+    std::map<std::string, double> exposed_by;
     int64_t steps = 0;
   } totals_;
 };

@@ -18,62 +18,51 @@ namespace {
 
 using Fn = std::function<void(LaunchContext&)>;
 
-/// Consecutive elements of a bucket's shard that share weight decay.
-struct UpdateRange {
+/// What this rank updates of a bucket.
+struct UpdateShard {
   Slice master, working, gradient, momentum, variance;
   Slice updated;  // where the master goes, == master unless weights have a second buffer
   int64_t elems = 0;
-  bool decay = false;
+  std::vector<int64_t> decay_edges;  // as in kernels::Adamw
 };
 
-Slice elements(const Slice& shard, int64_t begin, int64_t count, DType dtype) {
-  return {shard.buffer, shard.begin_bytes + bytes_of(begin, dtype), bytes_of(count, dtype)};
-}
-
-std::vector<UpdateRange> update_ranges(const Job& job, size_t bucket) {
-  std::vector<UpdateRange> ranges;
+UpdateShard update_shard(const Job& job, size_t bucket) {
   const BucketHome& home = job.homes[bucket];
   const auto moved_to = [&](Slice slice) {
     if (job.options.double_buffer && slice.buffer == job.ids.values) slice.buffer = job.ids.values_next;
     return slice;
   };
-  const int64_t begin = home.shard_offset_elems, end = begin + home.shard_elems;
-  int64_t at = begin;
+  UpdateShard shard{.master = home.master, .working = moved_to(home.working), .gradient = home.gradient, .momentum = home.momentum,
+                    .variance = home.variance, .updated = moved_to(home.master), .elems = home.shard_elems, .decay_edges = {}};
+  // Padding behind a part goes with it: its gradient is zero, so it stays zero.
   const Bucket& b = job.layout.buckets[bucket];
-  for (uint32_t p = b.first_part; p < b.first_part + b.part_count && at < end; ++p) {
-    // Padding behind a part goes with it: its gradient is zero, so it stays zero.
+  bool decays = true;
+  for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
+    const PlacedPart& placed = job.layout.parts[p];
     const int64_t next = p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
-    const int64_t count = std::min(next, end) - at;
-    if (count <= 0) continue;
-    const bool decay = job.model.parameters[job.layout.parts[p].part.parameter].decay;
-    const int64_t from = ranges.empty() || ranges.back().decay != decay ? at - begin : at - begin - ranges.back().elems;
-    const int64_t elems = at - begin + count - from;
-    if (from < at - begin) ranges.pop_back();
-    ranges.push_back({elements(home.master, from, elems, DType::f32), elements(moved_to(home.working), from, elems, job.gather_dtype()),
-                      elements(home.gradient, from, elems, DType::f32), elements(home.momentum, from, elems, DType::f32),
-                      elements(home.variance, from, elems, DType::f32), elements(moved_to(home.master), from, elems, DType::f32), elems, decay});
-    at += count;
+    const int64_t begin = std::max<int64_t>(0, placed.offset_elems - home.shard_offset_elems);
+    if (next <= home.shard_offset_elems || begin >= shard.elems || job.model.parameters[placed.part.parameter].decay == decays) continue;
+    decays = !decays;
+    shard.decay_edges.push_back(begin);
   }
-  SLIP_ASSERT(at == end);
-  return ranges;
+  return shard;
 }
 
 Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
-  std::vector<UpdateRange> ranges;
+  std::vector<UpdateShard> shards;
   for (size_t b = 0; b < job.homes.size(); ++b)
-    if (item.bucket < 0 || item.bucket == static_cast<int32_t>(b))
-      for (const UpdateRange& range : update_ranges(job, b)) ranges.push_back(range);
+    if (item.bucket < 0 || item.bucket == static_cast<int32_t>(b)) shards.push_back(update_shard(job, b));
   // What travels as int8 is made on the way, in blocks.
   const bool rounds = job.gather_dtype() == DType::bf16;
-  return [ranges, update, rounds, scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
-    for (const UpdateRange& range : ranges) {
-      kernels::Adamw args{.parameters = c.as<float>(range.master), .m = c.as<float>(range.momentum), .v = c.as<float>(range.variance),
-                          .gradient = c.as<float>(range.gradient), .elems = range.elems,
+  return [shards, update, rounds, scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
+    for (const UpdateShard& shard : shards) {
+      kernels::Adamw args{.parameters = c.as<float>(shard.master), .m = c.as<float>(shard.momentum), .v = c.as<float>(shard.variance),
+                          .gradient = c.as<float>(shard.gradient), .elems = shard.elems,
                           .scalars = c.as<kernels::AdamwScalars>(scalars),
-                          .beta1 = update.beta1, .beta2 = update.beta2, .eps = update.eps,
-                          .weight_decay = range.decay ? update.weight_decay : 0.0f};
-      if (!(range.updated == range.master)) args.updated = c.as<float>(range.updated);
-      if (rounds) args.working = c.as<bfloat16>(range.working);
+                          .beta1 = update.beta1, .beta2 = update.beta2, .eps = update.eps, .weight_decay = update.weight_decay,
+                          .decay_edges = shard.decay_edges.data(), .decay_edge_count = static_cast<int64_t>(shard.decay_edges.size())};
+      if (!(shard.updated == shard.master)) args.updated = c.as<float>(shard.updated);
+      if (rounds) args.working = c.as<bfloat16>(shard.working);
       kernels::adamw(c, args);
     }
   };
@@ -84,27 +73,19 @@ Fn sum_squares_work(const Job& job, const Item& item) {
   const auto bucket = static_cast<size_t>(item.bucket);
   const Bucket& b = job.layout.buckets[bucket];
   const BucketHome& home = job.homes[bucket];
-  struct Part {
-    Slice gradient, sum;
-    int64_t elems;
-  };
-  std::vector<Part> parts;
+  std::vector<kernels::SumSquaresPart> parts;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const PlacedPart& placed = job.layout.parts[p];
+    if (placed.norm_index < 0) continue;  // counted on another stage
     const int64_t begin = std::max(placed.offset_elems, home.shard_offset_elems);
     const int64_t end = std::min(placed.offset_elems + placed.part.elems, home.shard_offset_elems + home.shard_elems);
     const bool counts = job.counts_squares_of(job.model.parameters[placed.part.parameter]);  // else another rank does
     const int64_t elems = counts ? std::max<int64_t>(0, end - begin) : 0;
-    parts.push_back({elements(home.gradient, elems > 0 ? begin - home.shard_offset_elems : 0, elems, DType::f32),
-                     {job.ids.norm_parts, int64_t{placed.norm_index} * 8, 8}, elems});
+    parts.push_back({elems > 0 ? begin - home.shard_offset_elems : 0, elems, placed.norm_index});
   }
-  return [parts](LaunchContext& c) {
-    for (const Part& part : parts) {
-      if (part.elems == 0)
-        kernels::zero(c, {.to = c.at(part.sum), .size_bytes = part.sum.size_bytes});
-      else
-        kernels::sum_squares(c, {.x = c.as<float>(part.gradient), .elems = part.elems, .result = c.as<double>(part.sum)});
-    }
+  return [parts, gradient = home.gradient, results = Slice{job.ids.norm_parts, 0, 8}](LaunchContext& c) {
+    kernels::sum_squares(c, {.x = c.as<float>(gradient), .parts = parts.data(), .part_count = static_cast<int64_t>(parts.size()),
+                             .results = c.as<double>(results)});
   };
 }
 

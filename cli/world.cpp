@@ -24,9 +24,17 @@ int World::ranks_on_host() const { return mpi_->local_size(); }
 int World::rank_on_host() const { return mpi_->local_rank(); }
 int World::host() const { return mpi_->host(); }
 std::vector<std::string> World::all_gather(const std::string& bytes) { return mpi_->all_gather(bytes); }
+bool World::all_agree(bool mine) {
+  const std::vector<std::string> answers = all_gather(mine ? "yes" : "no");
+  return std::count(answers.begin(), answers.end(), "no") == 0;
+}
 void World::barrier() { mpi_->barrier(); }
 int64_t World::clock_offset_ns() { return mpi_->clock_offset_ns(); }
 void World::abort(ExitCode code) { mpi_->abort(static_cast<int>(code)); }
+void World::leave(const std::string& sentence) {
+  std::fprintf(stderr, "slipstream: on rank %d: %s\n", rank(), sentence.c_str());
+  std::_Exit(static_cast<int>(ExitCode::communication));
+}
 
 void World::together(const std::function<void()>& stage) {
   // "CODE sentence", or nothing when the stage succeeded here.

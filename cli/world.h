@@ -50,11 +50,16 @@ class World {
   void together(const std::function<void()>& stage);
   /// Blocks. Collective. Every rank's bytes, by rank.
   std::vector<std::string> all_gather(const std::string& bytes);
+  /// Blocks. Collective. Do all ranks say yes?
+  bool all_agree(bool mine);
   void barrier();
   /// Blocks. Collective. Nanoseconds to add to this rank's clock to get rank 0's.
   int64_t clock_offset_ns();
   /// Ends all ranks with this code; does not return when there are several.
   [[noreturn]] void abort(ExitCode code);
+  /// Prints the sentence and ends this process with code 6, at which the launcher ends the others. From any thread: for a rank whose
+  /// own is stuck, and with it MPI.
+  [[noreturn]] void leave(const std::string& sentence);
 
   /// Blocks. Collective, in the same order on all ranks: a communicator for every communication channel of `job`, on
   /// the wire of the run: NCCL between GPUs (`kind` cuda, whose device is the current one), else MPI; with an emulated

@@ -55,7 +55,8 @@ class Communicator {
 
   /// Blocks. Collective: members with the same color form a group, ordered by (key, rank).
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
-  /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once.
+  /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once. May block until the
+  /// other communicators of the device are aborted, too, and graphs with works of this one are gone (see comm/watchdog.h).
   virtual void abort() = 0;
 
   /// Has the wire seen an error since it was made (a peer gone, a link down) that no work has thrown? Never blocks; from any thread.

@@ -24,8 +24,7 @@ Watchdog::~Watchdog() {
 
 void Watchdog::run() {
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, options_.poll, [&] { return ends_; })) {
-    if (!trouble_.empty()) continue;
+  while (!changed_.wait_for(lock, options_.poll, [&] { return ends_ || !trouble_.empty(); })) {
     const bool waits = waits_;
     const bool late = waits && std::chrono::duration<double>(Clock::now() - waits_since_).count() > options_.timeout_seconds;
     lock.unlock();
@@ -44,35 +43,74 @@ void Watchdog::run() {
     if (!sentence.empty()) give_up(sentence);
     lock.lock();
   }
+  const bool trouble = !trouble_.empty();
+  lock.unlock();
+  if (trouble) abort_all();
+}
+
+void Watchdog::abort_all() {
+  size_t left = communicators_.size();
+  std::vector<std::thread> aborts;
+  for (Communicator* communicator : communicators_)
+    aborts.emplace_back([&, communicator] {
+      communicator->abort();
+      const std::lock_guard lock(mutex_);
+      --left;
+      changed_.notify_all();
+    });
+  {
+    // The owner has been told when it is back from its wait, or ends; what it does meanwhile may take its time.
+    std::unique_lock lock(mutex_);
+    auto since = Clock::now();
+    while (!(ends_ && left == 0)) {
+      changed_.wait_for(lock, options_.poll);
+      if (!waits_ && !ends_) since = Clock::now();
+      if (!options_.leave || std::chrono::duration<double>(Clock::now() - since).count() <= options_.patience_seconds) continue;
+      const std::string sentence = fmt::format("{} The communicators were told to abort, and the GPU has not become free within {} s.", trouble_,
+                                               options_.patience_seconds);
+      lock.unlock();
+      options_.leave(sentence);
+      lock.lock();
+      since = Clock::now();
+    }
+  }
+  for (std::thread& abort : aborts) abort.join();
 }
 
 void Watchdog::give_up(const std::string& sentence) {
   {
-    std::lock_guard lock(mutex_);
-    trouble_ = sentence;
+    const std::lock_guard lock(mutex_);
+    if (trouble_.empty()) trouble_ = sentence;
   }
-  for (Communicator* communicator : communicators_) communicator->abort();
+  changed_.notify_all();
 }
 
 void Watchdog::watch(const std::function<void()>& wait) {
   rethrow();
-  {
-    std::lock_guard lock(mutex_);
-    waits_ = true;
-    waits_since_ = Clock::now();
-  }
   std::exception_ptr thrown;
   try {
-    wait();
+    watch_to_the_end(wait);
   } catch (...) {
     thrown = std::current_exception();
   }
-  {
-    std::lock_guard lock(mutex_);
-    waits_ = false;
-  }
   rethrow();
   if (thrown) std::rethrow_exception(thrown);
+}
+
+void Watchdog::watch_to_the_end(const std::function<void()>& wait) {
+  const auto set = [&](bool waits) {
+    const std::lock_guard lock(mutex_);
+    waits_ = waits;
+    waits_since_ = Clock::now();
+  };
+  set(true);
+  try {
+    wait();
+  } catch (...) {
+    set(false);
+    throw;
+  }
+  set(false);
 }
 
 void Watchdog::rethrow() {

@@ -19,14 +19,21 @@ namespace slipstream::comm {
 struct WatchdogOptions {
   double timeout_seconds = 600;  // that the host may wait at one place
   std::chrono::milliseconds poll{100};
+  double patience_seconds = 60;  // that the host may go on waiting after the communicators were told to abort
+  /// What is left then: called with the sentence, from the watchdog's thread; should end the process. Empty: it waits on.
+  std::function<void(const std::string& sentence)> leave = {};
 };
 
 /// Aborts all communicators at the first trouble, so that whoever waits for the device returns; rethrow() then says why.
+///
+/// Each is aborted from a thread of its own: an abort may wait for the device, where the operations of the other communicators stand
+/// until they are aborted, too.
 class Watchdog {
  public:
   /// Borrows `communicators` (null ones are skipped). `in_flight` names the oldest work that has not ended, or is empty; called from
   /// the watchdog's thread, while the host waits.
   Watchdog(std::vector<Communicator*> communicators, std::function<std::string()> in_flight, const WatchdogOptions& options);
+  /// Blocks while communicators are being aborted.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -34,13 +41,17 @@ class Watchdog {
   /// Blocks. Runs `wait`, which blocks until the device is done with something, under the time limit.
   /// Throws: CommError of the wire or of the limit, naming the work in flight; else what `wait` throws.
   void watch(const std::function<void()>& wait);
+  /// Blocks. As watch, for what must be done in spite of trouble: throws only what `wait` throws.
+  void watch_to_the_end(const std::function<void()>& wait);
   /// Throws what was seen, if anything.
   void rethrow();
+  /// Trouble that somebody else has seen; the first counts. Returns at once.
+  void give_up(const std::string& sentence);
 
  private:
   using Clock = std::chrono::steady_clock;
   void run();
-  void give_up(const std::string& sentence);
+  void abort_all();
 
   std::vector<Communicator*> communicators_;
   std::function<std::string()> in_flight_;

@@ -45,6 +45,7 @@ void embedding_rows_add_cuda(LaunchContext&, const EmbeddingRowsAdd&) { refuse("
 void gelu_forward_cuda(LaunchContext&, const GeluForward&) { refuse("gelu_forward"); }
 void gelu_backward_cuda(LaunchContext&, const GeluBackward&) { refuse("gelu_backward"); }
 void hold_blocks_cuda(LaunchContext&, const HoldBlocks&) { refuse("hold_blocks"); }
+void await_flag_cuda(LaunchContext&, const AwaitFlag&) { refuse("await_flag"); }
 void copy_around_cuda(LaunchContext&, const CopyAround&) { refuse("copy_around"); }
 void copy_on_device_cuda(LaunchContext&, std::byte*, const std::byte*, int64_t) { refuse("copy_on_device"); }
 void layer_norm_forward_cuda(LaunchContext&, const LayerNormForward&) { refuse("layer_norm_forward"); }

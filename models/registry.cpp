@@ -26,14 +26,9 @@ ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {
   if (options.tokens > options.context)
     throw ConfigError("[model] train.sequence_length {} is longer than model.context {}. Lower the one or raise the other.",
                       options.tokens, options.context);
-  for (const auto& [name, value] : {std::pair{"heads", options.heads}, {"kv_heads", options.kv_heads}, {"ffn_width", options.ffn_width}})
-    if (value % options.tensor != 0)
-      throw ConfigError("parallel.tensor = {} does not divide model.{} = {}: each rank computes whole heads and equal parts of the hidden units. Use a "
-                        "divisor of both heads, kv_heads and ffn_width.", options.tensor, name, value);
-  const int64_t rows = options.batch * options.tokens;
-  if (options.sequence_parallel && rows % options.tensor != 0)
-    throw ConfigError("parallel.sequence_parallel needs the {} x {} = {} tokens of a micro-batch to be a multiple of parallel.tensor = {}. Change "
-                      "train.micro_batch_size or train.sequence_length.", options.batch, options.tokens, rows, options.tensor);
+  // The run file's laws (engine/config/validate.h).
+  SLIP_ASSERT(options.heads % options.tensor == 0 && options.kv_heads % options.tensor == 0 && options.ffn_width % options.tensor == 0);
+  SLIP_ASSERT(!options.sequence_parallel || options.batch * options.tokens % options.tensor == 0);
   for (const Row& row : kFamilies)
     if (row.family == options.family) return row.build(options, buffers);
   throw InternalError("[model] a family without a row in models/registry.cpp.");

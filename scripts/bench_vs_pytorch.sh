@@ -57,7 +57,7 @@ theirs() { # threads steps
 
 OMP_NUM_THREADS=${threads##*,} "${pytorch[@]}" scripts/bench_vs_pytorch.py - --about --threads "${threads##*,}"
 echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), medians of $rounds rounds in turn; ratio: how many times faster than the first column"
-printf '%-8s%-36s%8s%14s%14s%8s%16s\n' row "layers heads width context batch vocab" threads "peer ms" "ours ms" ratio "losses differ"
+printf '%-8s%-36s%8s%14s%14s%8s%12s%12s%12s\n' row "layers heads width context batch vocab" threads "peer ms" "ours ms" ratio "peer loss" "our loss" differ
 [[ -z $csv ]] || echo "row,threads,peer,peer_ms,ours_ms,ratio,peer_loss,our_loss" >"$csv"
 failed=0
 for row in ${rows//,/ }; do
@@ -84,7 +84,7 @@ for row in ${rows//,/ }; do
     [[ $row != bf16 ]] || tolerance=2e-2
     read -r differ equal ratio < <(awk -v a="$peer_loss" -v b="$our_loss" -v t="$tolerance" -v x="$x" -v y="$y" \
       'BEGIN {d = a > b ? a - b : b - a; printf "%.1e %d %.2f\n", d, d <= t, x / y}')
-    printf '%-8s%-36s%8s%14.2f%14.2f%8s%16s\n' "$row" "${s[*]:0:6}" "$n" "$x" "$y" "$ratio" "$differ"
+    printf '%-8s%-36s%8s%14.2f%14.2f%8s%12.6f%12.6f%12s\n' "$row" "${s[*]:0:6}" "$n" "$x" "$y" "$ratio" "$peer_loss" "$our_loss" "$differ"
     [[ -z $csv ]] || echo "$row,$n,$peer,$x,$y,$ratio,$peer_loss,$our_loss" >>"$csv"
     ((equal)) || { echo "bench_vs_pytorch: $row: the losses of step 1 are $peer_loss and $our_loss, more than $tolerance apart: the two did not do the same work." >&2; failed=1; }
   done

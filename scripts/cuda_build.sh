@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compiles the whole program and the tests for a card with CUDA for every architecture that we support, warnings as errors, and
-# starts them: without a driver they say so. Without nvcc: skipped with the reason (code 77).
+# Compiles the whole program and the tests for a card with CUDA, warnings as errors, and starts them: without a driver they say so.
+# Without nvcc: skipped with the reason (code 77).
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-  echo "usage: scripts/cuda_build.sh [DIR]   (default: build-cuda)"
+  echo "usage: scripts/cuda_build.sh [DIR [ARCHITECTURES]]   (default: build-cuda 80,90a,100, all that we support)"
   exit 0
 fi
-build=${1:-build-cuda}
+build=${1:-build-cuda} architectures=${2:-80,90a,100}
 
 nvcc=$(command -v nvcc || true)
 if [[ -z $nvcc && -x /usr/local/cuda/bin/nvcc ]]; then nvcc=/usr/local/cuda/bin/nvcc; fi
@@ -19,7 +19,7 @@ fi
 if [[ ! -f $build/build.ninja ]]; then
   mkdir -p "$(dirname -- "$build")"
   rm -rf "$build"
-  meson setup "$build" -Dcuda=enabled -Dnccl=auto -Dgpu_archs=80,90a,100 -Dtests=true -Dwerror=true >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+  meson setup "$build" -Dcuda=enabled -Dnccl=auto -Dgpu_archs="$architectures" -Dtests=true -Dwerror=true >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
   mv "$build.log" "$build/setup.log"
 fi
 mapfile -t tests < <(ninja -C "$build" -t targets all | sed -n 's|^\(tests/gpu/gpu_[a-z_]*\): .*|\1|p')

@@ -62,6 +62,13 @@ if [[ -f $root/MANIFEST ]]; then
   tests_of() { find "$root/$1" -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort; }
   cuda_major=$(sed -n 's/^cuda_major=//p' "$root/MANIFEST")
   note "bundle of commit $(sed -n 's/^commit=//p' "$root/MANIFEST")"
+  # Of the machine that built it; the oldest of the two must be that one.
+  glibc_needed=$(sed -n 's/^glibc=//p' "$root/MANIFEST")
+  glibc_here=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed -n 's/.* //p')
+  if [[ -n $glibc_needed && $(printf '%s\n' "$glibc_needed" "${glibc_here:-0}" | sort -V | head -n 1) != "$glibc_needed" ]]; then
+    note "missing: glibc $glibc_needed, which the bundle was built with; this machine has ${glibc_here:-none}. Build the bundle on a machine with an older one."
+    missing=1
+  fi
 else
   build=$(realpath -m -- "${SLIPSTREAM_BUILD:-$root/build}")
   program=$build/slipstream

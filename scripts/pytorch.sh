@@ -2,17 +2,26 @@
 # Sourced by benchmarks: finds PyTorch with the best BLAS that the distribution has, and installs both where it may.
 # After require_pytorch, "${pytorch[@]}" starts its Python.
 
+# The first Python that has numpy and PyTorch: PYTHON alone if it is set, else that of the path, else the distribution's.
+python_with_torch() {
+  local candidate
+  for candidate in ${PYTHON:-python3 /usr/bin/python3}; do
+    "$candidate" -c 'import numpy, torch' 2>/dev/null && { command -v "$candidate"; return; }
+  done
+  return 1
+}
+
 require_pytorch() {
-  local python=${PYTHON:-/usr/bin/python3} openmp as_root=()
+  local python openmp as_root=()
   ((EUID == 0)) || as_root=(sudo)
-  if ! "$python" -c 'import numpy, torch' 2>/dev/null || [[ -z $(find /usr/lib -maxdepth 2 -type d -name openblas-openmp 2>/dev/null) ]]; then
+  if ! python_with_torch >/dev/null || [[ -z $(find /usr/lib -maxdepth 2 -type d -name openblas-openmp 2>/dev/null) ]]; then
     if command -v apt-get >/dev/null && { ((EUID == 0)) || command -v sudo >/dev/null; }; then
       echo "installing python3-torch, python3-numpy and libopenblas0-openmp" >&2
       "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends python3-torch \
         python3-numpy libopenblas0-openmp </dev/null >/dev/null || true
     fi
   fi
-  "$python" -c 'import torch' 2>/dev/null || { echo "$python has no torch. Install python3-torch, or set PYTHON to a Python that has it." >&2; exit 2; }
+  python=$(python_with_torch) || { echo "none of ${PYTHON:-python3 /usr/bin/python3} has numpy and torch. Install python3-torch, or set PYTHON to a Python that has them." >&2; exit 2; }
   # Debian's PyTorch calls whatever BLAS it finds; with the reference BLAS it is twenty times slower, which proves nothing.
   # A PyTorch from elsewhere brings its own and ignores the path.
   openmp=$(find /usr/lib -maxdepth 2 -type d -name openblas-openmp 2>/dev/null | head -n 1)

@@ -58,7 +58,7 @@ def is_catch(program, build):
 
 
 def skip_reason(text):
-    found = re.search(r"^\s*SKIPPED\b[: ]*(.*)$", text or "", re.MULTILINE)
+    found = re.search(r"^\s*SKIPPED\b[: ]*(.*)$", text or "", re.MULTILINE | re.IGNORECASE)
     return found and found.group(1).strip()
 
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every work: learn the last entry, join the port as of then, move the bytes, sleep until the port is done. On a GPU the
-// sleeping is a host function between the transfer and what comes after it, a gate that takes no multiprocessor, or a kernel that
-// holds some until the port says that it is done.
+// Every work: learn the last entry, join the port as of then, move the bytes, wait until the port is done. A stream's thread sleeps; on a
+// GPU a word says how far the port is, and a kernel of one thread, or one that holds multiprocessors, waits for it.
 
 #include "comm/emulate/emulate.h"
 
@@ -17,7 +16,7 @@ namespace {
 
 // Entries further apart than this come from clocks of different machines, not from a late rank.
 constexpr int64_t kSameClockNs = int64_t{3600} * 1000000000;
-// A piece of a copy is worth the function of the host that it waits in.
+// A piece of a copy is worth the kernel that it waits for.
 constexpr int64_t kPieceBytes = int64_t{1} << 20, kMostPieces = 16;
 
 class EmulatedCommunicator final : public Communicator {
@@ -58,8 +57,8 @@ class EmulatedCommunicator final : public Communicator {
   std::optional<int64_t> sent_bytes() const override { return inner_->sent_bytes(); }
   void abort() override {
     aborted_->store(true);
+    port_->wake_all();  // first: the inner one may wait for what sleeps on the port
     inner_->abort();
-    port_->wake_all();
   }
 
  private:
@@ -77,9 +76,11 @@ class EmulatedCommunicator final : public Communicator {
     const Slice touched = reads ? transfer.from : transfer.to;
     const int64_t touched_bytes = reads ? from_bytes(verb, size()) : to_bytes(verb, size());
     const LinkTraffic traffic = peers_of(verb, rank(), size()).empty() ? LinkTraffic{} : traffic_;
-    uint32_t* flag = traffic.form == LinkForm::blocks ? traffic.make_flag() : nullptr;
+    uint32_t* flag = traffic.make_flag ? traffic.make_flag() : nullptr;
+    // In pieces, each when the link has got so far: an engine at full speed would be done long before the link.
+    const int64_t pieces = traffic.form == LinkForm::copies ? std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces) : 1;
     auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send, aborted = aborted_, cost, meeting, what = describe(verb),
-                 traffic, touched, touched_bytes, flag,
+                 traffic, touched, touched_bytes, flag, pieces,
                  peers = peers_of(verb, rank(), size()), flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
       context.on_host([=, &state] {
         flight->entry_ns = monotonic_ns();
@@ -88,25 +89,23 @@ class EmulatedCommunicator final : public Communicator {
         state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
         if (flag) std::atomic_ref(*flag).store(0);
         if (!peers.empty()) flight->ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes, sends, receives);
-        if (flag) port->when_done(flight->ticket, [flag] { std::atomic_ref(*flag).store(1); });
+        for (int64_t p = 1; flag && p <= pieces; ++p)
+          port->when_done(flight->ticket, [flag, p] { std::atomic_ref(*flag).store(static_cast<uint32_t>(p)); },
+                          p < pieces ? cost.bytes - p * (cost.bytes / pieces) : 0);
       });
       if (peers.empty()) return move(context);
       try {
         move(context);
       } catch (...) {
-        if (context.kind == DeviceKind::cpu) port->leave(flight->ticket);
+        if (context.kind == DeviceKind::cpu && !flag) port->leave(flight->ticket);
         throw;
       }
-      if (flag) return traffic.hold(context, context.at(touched), touched_bytes, cost.wire_ns, flag);
-      if (traffic.form == LinkForm::copies) {
-        // In pieces, each when the link has got so far: an engine at full speed would be done long before the link.
-        const int64_t pieces = std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces);
-        for (int64_t p = 0; p < pieces; ++p) {
-          if (p > 0)
-            context.on_host([=] { port->wait_for_part(flight->ticket, cost.bytes - p * (cost.bytes / pieces), [&] { return aborted->load(); }); });
-          traffic.copy(context, context.at(touched), std::min(cost.bytes / pieces, touched_bytes));
-        }
+      if (traffic.form == LinkForm::blocks) return traffic.hold(context, context.at(touched), touched_bytes, cost.wire_ns, flag);
+      for (int64_t p = 0; traffic.form == LinkForm::copies && p < pieces; ++p) {
+        if (p > 0) traffic.await(context, flag, static_cast<uint32_t>(p));
+        traffic.copy(context, context.at(touched), std::min(cost.bytes / pieces, touched_bytes));
       }
+      if (flag) return traffic.await(context, flag, static_cast<uint32_t>(pieces));
       context.on_host([=] {
         if (!port->wait(flight->ticket, [&] { return aborted->load(); }))
           throw CommError("[comm] {}: aborted on the emulated link after {:.3f} s. The first error of the run says why.", what,

@@ -15,15 +15,18 @@ namespace slipstream::comm {
 /// of order alone, copies add memory traffic, blocks add multiprocessors.
 enum class LinkForm : uint8_t { gate, copies, blocks };
 
-/// The forms other than gate exist on cuda; whoever wires gives them their works.
+/// The forms other than gate exist on cuda; whoever wires gives them their works. There nothing sleeps on the host, where functions of
+/// different streams may run one after the other: the port writes how far it is into a word, and the device waits for it.
 struct LinkTraffic {
   LinkForm form = LinkForm::gate;
+  /// A word that the host writes and kernels read, 0 at first; lives as long as the works. Empty on cpu: a stream's thread sleeps.
+  std::function<uint32_t*()> make_flag;
+  /// gate, copies. Enqueues: waits until *flag is at least `value`.
+  std::function<void(LaunchContext&, const uint32_t* flag, uint32_t value)> await;
   /// copies. Enqueues: moves `size_bytes` of `device` out of the device and back in, past the multiprocessors; changes nothing.
   std::function<void(LaunchContext&, const std::byte* device, int64_t size_bytes)> copy;
   /// blocks. Enqueues: holds multiprocessors, which read `device` meanwhile, about `wire_ns` long and until *release is not 0.
   std::function<void(LaunchContext&, const std::byte* device, int64_t size_bytes, int64_t wire_ns, const uint32_t* release)> hold;
-  /// blocks. A word that the host writes and kernels read; lives as long as the works.
-  std::function<uint32_t*()> make_flag;
 };
 
 /// A communicator whose transfers also pass `port`, which all channels of the rank share. A work ends no earlier than

@@ -106,14 +106,14 @@ LinkPort::Ticket LinkPort::begin(int64_t begin_ns, int64_t latency_ns, int64_t b
   return ticket;
 }
 
-bool LinkPort::sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, double left_bytes, bool (*cancelled)(void*), void* argument) {
+bool LinkPort::sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, bool (*cancelled)(void*), void* argument) {
   while (true) {
     if (cancelled(argument)) return false;
     const int64_t now_ns = monotonic_ns();
     schedule_.advance(now_ns);
-    if (ticket->done || (left_bytes > 0 && ticket->sends_from_ns <= now_ns && ticket->left_bytes <= left_bytes)) return true;
+    if (ticket->done) return true;
     // A change of membership moves the end: whoever joins or leaves wakes the others.
-    const int64_t end_ns = schedule_.predicted_end_ns(ticket, left_bytes);
+    const int64_t end_ns = schedule_.predicted_end_ns(ticket);
     const uint64_t seen = membership_;
     const auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns));
     changed_.wait_until(lock, deadline, [&] { return membership_ != seen || cancelled(argument); });
@@ -138,10 +138,10 @@ void LinkPort::wake_all() {
   changed_.notify_all();
 }
 
-void LinkPort::when_done(Ticket ticket, std::function<void()> done) {
+void LinkPort::when_done(Ticket ticket, std::function<void()> done, int64_t left_bytes) {
   {
     std::lock_guard lock(mutex_);
-    released_.emplace_back(ticket, std::move(done));
+    released_.push_back({ticket, std::move(done), static_cast<double>(left_bytes)});
     if (!releaser_.joinable()) releaser_ = std::thread([this] { release(); });
     ++membership_;
   }
@@ -151,19 +151,28 @@ void LinkPort::when_done(Ticket ticket, std::function<void()> done) {
 void LinkPort::release() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    schedule_.advance(monotonic_ns());
+    const int64_t now_ns = monotonic_ns();
+    schedule_.advance(now_ns);
     // Of those that are done, who was done first: a thread that comes late keeps their order.
     int64_t next_ns = kNever;
     auto first = released_.end();
-    for (auto at = released_.begin(); at != released_.end(); ++at) {
-      if (!at->first->done && !woken_)
-        next_ns = std::min(next_ns, schedule_.predicted_end_ns(at->first));
-      else if (first == released_.end() || at->first->end_ns < first->first->end_ns)
+    for (auto at = released_.begin(); at != released_.end();) {
+      const PortSchedule::Transfer& transfer = *at->ticket;
+      const bool is_part = at->left_bytes > 0;
+      if (!woken_ && !transfer.done && !(is_part && transfer.sends_from_ns <= now_ns && transfer.left_bytes <= at->left_bytes)) {
+        next_ns = std::min(next_ns, schedule_.predicted_end_ns(at->ticket, at->left_bytes));
+      } else if (is_part) {
+        at->done();
+        at = released_.erase(at);
+        continue;
+      } else if (first == released_.end() || transfer.end_ns < first->ticket->end_ns) {
         first = at;
+      }
+      ++at;
     }
     if (first != released_.end()) {
-      schedule_.remove(first->first);
-      first->second();
+      schedule_.remove(first->ticket);
+      first->done();
       released_.erase(first);
       ++membership_;
       changed_.notify_all();

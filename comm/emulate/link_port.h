@@ -60,34 +60,34 @@ class LinkPort {
   template <typename Cancelled>
   bool wait(Ticket ticket, Cancelled cancelled) {
     std::unique_lock lock(mutex_);
-    const bool done = sleep_until(lock, ticket, 0, [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
+    const bool done = sleep_until(lock, ticket, [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
     schedule_.remove(ticket);
     ++membership_;
     lock.unlock();
     changed_.notify_all();
     return done;
   }
-  /// Blocks. Until it has only `left_bytes` to send, or `cancelled` became true; the transfer stays.
-  template <typename Cancelled>
-  void wait_for_part(Ticket ticket, int64_t left_bytes, Cancelled cancelled) {
-    std::unique_lock lock(mutex_);
-    sleep_until(lock, ticket, static_cast<double>(left_bytes), [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
-  }
-  /// Instead of wait: `done` is called from a thread of the port when the last byte has left, or at once after wake_all.
-  void when_done(Ticket ticket, std::function<void()> done);
+  /// Instead of wait: `done` is called from a thread of the port when the last byte has left, or at once after wake_all. With
+  /// `left_bytes`, before that one, when it has only so many to send; the transfer stays.
+  void when_done(Ticket ticket, std::function<void()> done, int64_t left_bytes = 0);
   /// The transfer failed elsewhere: leaves the port.
   void leave(Ticket ticket);
   void wake_all();
 
  private:
-  bool sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, double left_bytes, bool (*cancelled)(void*), void* argument);
+  bool sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, bool (*cancelled)(void*), void* argument);
   void release();
   Link link_;
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t membership_ = 0;
   PortSchedule schedule_;
-  std::list<std::pair<Ticket, std::function<void()>>> released_;  // under mutex_, as all below
+  struct Release {
+    Ticket ticket;
+    std::function<void()> done;
+    double left_bytes = 0;
+  };
+  std::list<Release> released_;  // under mutex_, as all below
   bool ends_ = false, woken_ = false;
   std::thread releaser_;  // from the first when_done on
 };

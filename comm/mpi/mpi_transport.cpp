@@ -31,7 +31,7 @@ namespace {
 
 class MpiTransport final : public HostTransport {
  public:
-  explicit MpiTransport(MPI_Comm connection) : connection_(connection) {
+  MpiTransport(MPI_Comm connection, bool share_memory) : connection_(connection), share_memory_(share_memory) {
     check_mpi(MPI_Comm_set_errhandler(connection_, MPI_ERRORS_RETURN), "set the error handler");
     check_mpi(MPI_Comm_rank(connection_, &rank_), "ask for the rank");
     check_mpi(MPI_Comm_size(connection_, &size_), "ask for the size");
@@ -119,7 +119,7 @@ class MpiTransport final : public HostTransport {
   std::unique_ptr<HostTransport> split(int color, int key) override {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(connection_, color, key, &part), "split");
-    return make_mpi_transport(part);
+    return make_mpi_transport(part, share_memory_);
   }
 
  private:
@@ -158,6 +158,7 @@ class MpiTransport final : public HostTransport {
   }
 
   MPI_Comm connection_;
+  const bool share_memory_;             // of the parts that it is split into
   int rank_ = 0;
   int size_ = 1;
   int64_t moved_ns_ = 0;                // when a message last completed, or the first was posted
@@ -171,7 +172,7 @@ class MpiTransport final : public HostTransport {
 
 /// Memory that the ranks of `local` share; null when the machine has no room for it: messages then go through MPI. Collective.
 /// Not a window of MPI: freeing one waits for all ranks, and after a failure they do not come.
-std::shared_ptr<std::byte> share_memory(MPI_Comm local, int64_t size_bytes) {
+std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   static std::atomic<int> count{0};
   int rank = 0;
   MPI_Comm_rank(local, &rank);
@@ -236,8 +237,9 @@ class NearAndFar final : public HostTransport {
 
 }  // namespace
 
-std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection) {
-  auto far = std::make_unique<MpiTransport>(connection);
+std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, bool share_memory) {
+  auto far = std::make_unique<MpiTransport>(connection, share_memory);
+  if (!share_memory) return far;
   MPI_Comm local = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(connection, MPI_COMM_TYPE_SHARED, far->rank(), MPI_INFO_NULL, &local), "find the ranks of this machine");
   int local_rank = 0, local_size = 1;
@@ -248,7 +250,7 @@ std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection) {
   check_mpi(MPI_Allgather(&rank, 1, MPI_INT, names.data(), 1, MPI_INT, local), "name the ranks of this machine");
   for (int near = 0; near < local_size; ++near) near_of[static_cast<size_t>(names[static_cast<size_t>(near)])] = near;
   std::shared_ptr<std::byte> memory;
-  if (local_size > 1) memory = share_memory(local, local_size * shared_area_bytes(local_size));
+  if (local_size > 1) memory = memory_among(local, local_size * shared_area_bytes(local_size));
   if (!memory) {
     MPI_Comm_free(&local);
     return far;

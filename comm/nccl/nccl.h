@@ -41,8 +41,9 @@ void prepare_nccl_environment(const NcclEnvironment& environment);
 /// Blocks. Collective among `size` ranks, whose current CUDA device is the one they will use. `share` carries NCCL's
 /// identifier, and nothing else, from rank 0 to the others.
 ///
-/// A work enqueues and returns; it throws CommError when NCCL refuses it or has failed before. abort() ends what is in
-/// flight: its streams go on, with undefined data, and every later work throws.
+/// A work enqueues and returns; it throws CommError when NCCL refuses it or has failed before. abort() tells what is in
+/// flight to end: its streams go on, with undefined data, and every later work throws. It blocks until graphs that hold works of this
+/// communicator are destroyed and, where NCCL frees memory, until the device is idle, that is until all communicators are aborted.
 /// Throws: CommError with a sentence when this build has no NCCL, versions differ or the group cannot connect.
 std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share,
                                                      const NcclOptions& options = {});

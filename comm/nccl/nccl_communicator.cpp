@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "comm/nccl/tuner.h"
 #include "engine/base/check.h"
@@ -71,6 +73,14 @@ void rest(int look) {
     std::this_thread::sleep_for(kPollPause);
 }
 
+/// NCCL keeps the pointer for as long as the communicator and those that are split from it.
+const char* kept_name(const std::string& name) {
+  static std::mutex& mutex = *new std::mutex;
+  static std::set<std::string>& names = *new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  return names.insert(name).first->c_str();
+}
+
 ncclConfig_t config_of(const NcclOptions& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -79,7 +89,7 @@ ncclConfig_t config_of(const NcclOptions& options) {
   if (channel.max_ctas > 0) config.maxCTAs = channel.max_ctas;
   if (channel.cluster_size >= 0) config.cgaClusterSize = channel.cluster_size;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  config.commName = options.name.c_str();
+  config.commName = kept_name(options.name);
   if (channel.traffic_class >= 0) config.trafficClass = channel.traffic_class;
 #endif
   return config;
@@ -203,10 +213,13 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
 }
 
 void NcclCommunicator::abort() {
-  std::lock_guard lock(mutex_);
-  if (!comm_) return;
-  ncclCommAbort(comm_);
-  comm_ = nullptr;
+  ncclComm_t comm = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  // Unlocked: until NCCL has let go, whoever asks for the connection is told that it is gone.
+  if (comm) ncclCommAbort(comm);
 }
 
 std::string NcclCommunicator::register_memory(std::byte* base, int64_t size_bytes) {

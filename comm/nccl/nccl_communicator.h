@@ -2,7 +2,7 @@
 #pragma once
 // The verbs on one NCCL communicator, which never blocks: what it has not finished is polled, with a limit.
 //
-// NCCL lets one thread at a time use a communicator, except to abort it; the mutex keeps that.
+// NCCL lets one thread at a time use a communicator; the mutex keeps that. abort() takes it from all of them first.
 
 #include <nccl.h>
 

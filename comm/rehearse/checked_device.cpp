@@ -68,6 +68,17 @@ class Followed {
   void wait(uint32_t stream, const Clock& event) { join(streams_[stream].clock, event); }
   void host_waits(uint32_t stream) { join(host, streams_[stream].clock); }
 
+  /// The host touches memory itself, outside every step: it must know that all works given to streams are complete.
+  void host_copies() const {
+    for (uint32_t stream = 0; stream < streams_.size(); ++stream) {
+      const std::vector<uint32_t>& works = streams_[stream].works;
+      if (works.size() <= (stream < host.size() ? host[stream] : 0)) continue;
+      const Launched& last = works_[works.back()];
+      throw PlanError("[hazard] the host copies memory of the device while {} (channel {}, step {}) may still be running: synchronize the streams before.",
+                      last.work->name, streams_[stream].name, last.step);
+    }
+  }
+
   Clock host;
 
  private:
@@ -167,8 +178,14 @@ class CheckedDevice final : public Device {
   std::unique_ptr<Event> make_event(uint64_t tag) override { return std::make_unique<CheckedEvent>(followed_, inner_->make_event(tag)); }
   std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) override { return inner_->allocate(size_bytes, name); }
   std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override { return inner_->allocate_host(size_bytes, name); }
-  void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override { inner_->copy_to_host(host, device, size_bytes); }
-  void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override { inner_->copy_from_host(device, host, size_bytes); }
+  void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override {
+    followed_->host_copies();
+    inner_->copy_to_host(host, device, size_bytes);
+  }
+  void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override {
+    followed_->host_copies();
+    inner_->copy_from_host(device, host, size_bytes);
+  }
   int64_t now_ns() const override { return inner_->now_ns(); }
   int64_t allocation_count() const override { return inner_->allocation_count(); }
   void inject_delays(uint64_t seed, int64_t max_ns) override { inner_->inject_delays(seed, max_ns); }

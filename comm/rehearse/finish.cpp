@@ -14,18 +14,27 @@
 namespace slipstream::comm {
 namespace {
 
-constexpr size_t kRunsProved = 3;  // one run cannot show a wait between runs, two cannot show a steady state
-
-std::vector<RankRuns> representatives(std::span<const Stage> stages, const Mesh& mesh, size_t runs) {
+/// One rank of every pipeline stage, which stands for the others of its stage.
+std::vector<RankRuns> representatives(std::span<const StageRuns> stages, const Mesh& mesh) {
   if (stages.size() != static_cast<size_t>(mesh.sizes().pipeline))
     throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.sizes().pipeline);
   std::vector<RankRuns> ranks;
-  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage) {
-    const Stage& of = stages[static_cast<size_t>(stage)];
-    ranks.push_back({mesh.rank({.pipeline = stage}), std::vector<const Plan*>(runs, of.plan), {}});
-    for (size_t run = 1; run < runs && of.alternate; run += 2) ranks.back().runs[run] = of.alternate;
-  }
+  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage) ranks.push_back({mesh.rank({.pipeline = stage}), stages[static_cast<size_t>(stage)].runs, {}});
   return ranks;
+}
+
+std::vector<StageRuns> in_a_row(std::span<const Stage> stages, size_t runs) {
+  std::vector<StageRuns> rows;
+  for (const Stage& stage : stages) rows.push_back({std::vector<const Plan*>(runs, stage.plan), stage.buffers});
+  return rows;
+}
+
+/// Every plan once, in the order of its first run.
+std::vector<const Plan*> distinct(const std::vector<const Plan*>& runs) {
+  std::vector<const Plan*> plans;
+  for (const Plan* plan : runs)
+    if (std::find(plans.begin(), plans.end(), plan) == plans.end()) plans.push_back(plan);
+  return plans;
 }
 
 void add_waits_of_before(Plan& plan) {
@@ -115,14 +124,9 @@ void prove_gates(const std::vector<RankRuns>& ranks, const Mesh& mesh, const std
                  const Price& price, Proof& proof) {
   for (Gate gate : {Gate::none, Gate::launch_order, Gate::serial}) {
     Graph graph(mesh, channels, ranks, price, {.rehearse = {.gate = gate}});
-    if (!graph.solve()) {
-      if (!proof.deadlock.empty()) proof.deadlock += "\n";
-      proof.deadlock += std::string(name_of(gate)) + ": " + graph.why_stuck();
-      continue;
-    }
-    if (ranks[0].runs[0]->spine.empty()) continue;
-    proof.gate_period_ns[static_cast<size_t>(gate)] =
-        graph.time().start_ns(graph.node(0, 2, 0)) - graph.time().start_ns(graph.node(0, 1, 0));
+    if (graph.solve()) continue;
+    if (!proof.deadlock.empty()) proof.deadlock += "\n";
+    proof.deadlock += std::string(name_of(gate)) + ": " + graph.why_stuck();
   }
 }
 
@@ -133,22 +137,22 @@ int64_t prune(Plan& plan, size_t channel_count) {
   return Pruner(plan, channel_count).prune();
 }
 
-uint64_t order_hash(std::span<const Stage> stages) {
+uint64_t order_hash(std::span<const Plan* const> plans) {
   uint64_t hash = 14695981039346656037ull;  // FNV-1a, 64 bits
   auto add_byte = [&hash](uint8_t byte) { hash = (hash ^ byte) * 1099511628211ull; };
   auto add = [&add_byte](uint64_t value) {
     for (int shift = 0; shift < 64; shift += 8) add_byte(static_cast<uint8_t>(value >> shift));
   };
-  for (const Stage& stage : stages) {
-    add(stage.plan->order.size());
-    for (ItemId id : stage.plan->order) {
-      const Item& item = (*stage.plan)[id];
+  for (const Plan* plan : plans) {
+    add(plan->order.size());
+    for (ItemId id : plan->order) {
+      const Item& item = (*plan)[id];
       for (char c : item.name) add_byte(static_cast<uint8_t>(c));
       add(id);
       add(item.channel);
       add(static_cast<uint64_t>(item.op));
-      if (stage.plan->is_spine(id)) continue;
-      const Task& task = stage.plan->task(id);
+      if (plan->is_spine(id)) continue;
+      const Task& task = plan->task(id);
       add(static_cast<uint64_t>(task.elems));
       add(static_cast<uint64_t>(task.dtype));
       add(static_cast<uint64_t>(task.algorithm));
@@ -158,28 +162,38 @@ uint64_t order_hash(std::span<const Stage> stages) {
   return hash;
 }
 
-Proof prove(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
+void Proof::include(Proof finished) {
+  pruned_count += finished.pruned_count;
+  if (std::any_of(hazards.begin(), hazards.end(), [](const Hazard& hazard) { return !hazard.by_chance; })) return;
+  hazard_count += finished.hazard_count;
+  std::move(finished.hazards.begin(), finished.hazards.end(), std::back_inserter(hazards));
+}
+
+Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels,
             const Price& price) {
   Proof proof;
-  std::vector<RankRuns> ranks = representatives(stages, mesh, kRunsProved);
+  std::vector<RankRuns> ranks = representatives(stages, mesh);
+  std::vector<const Plan*> all;
   for (size_t s = 0; s < stages.size(); ++s) {
-    const Plan& plan = *stages[s].plan;
     ranks[s].seams = link_all(ranks[s].runs, channels);
     proof.seam_waits += static_cast<int64_t>(ranks[s].seams.back().size());
     HazardReport report = find_hazards({ranks[s].runs, ranks[s].seams}, channels, stages[s].buffers);
     proof.hazard_count += report.count;
     std::move(report.hazards.begin(), report.hazards.end(), std::back_inserter(proof.hazards));
-    proof.items += static_cast<int64_t>(plan.size());
-    for (ItemId id = 0; id < plan.size(); ++id) proof.waits += static_cast<int64_t>(plan[id].after.size());
+    for (const Plan* plan : distinct(stages[s].runs)) {
+      all.push_back(plan);
+      proof.items += static_cast<int64_t>(plan->size());
+      for (ItemId id = 0; id < plan->size(); ++id) proof.waits += static_cast<int64_t>((*plan)[id].after.size());
+    }
   }
   prove_gates(ranks, mesh, channels, price, proof);
-  proof.order_hash = order_hash(stages);
+  proof.order_hash = order_hash(all);
   return proof;
 }
 
 Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
-             const Price& price, bool proves) {
-  const std::vector<RankRuns> ranks = representatives(stages, mesh, 1);
+             const Price& price, Checks checks) {
+  const std::vector<RankRuns> ranks = representatives(in_a_row(stages, 1), mesh);
   for (const Stage& stage : stages) add_waits_of_before(*stage.plan);
 
   Graph unlimited(mesh, channels, ranks, price, {.rehearse = {.contention = false}, .in_order_channels = false});
@@ -194,20 +208,19 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
   require_same_meetings(stages, unlimited, in_order);
   sort_by_start(stages, in_order);
 
-  HazardReport unsaid;  // asked before pruning: channel order implies what a pass should have said
-  int64_t pruned_count = 0;
+  Proof ordered;
   for (const Stage& stage : stages) {
-    HazardReport report = proves ? find_unsaid(*stage.plan, channels, stage.buffers) : HazardReport{};
-    unsaid.count += report.count;
-    std::move(report.hazards.begin(), report.hazards.end(), std::back_inserter(unsaid.hazards));
-    pruned_count += prune(*stage.plan, channels.size());
+    if (checks != Checks::none) {  // before pruning: channel order implies what a pass should have said
+      HazardReport unsaid = find_unsaid(*stage.plan, channels, stage.buffers);
+      ordered.hazard_count += unsaid.count;
+      std::move(unsaid.hazards.begin(), unsaid.hazards.end(), std::back_inserter(ordered.hazards));
+    }
+    ordered.pruned_count += prune(*stage.plan, channels.size());
   }
-  Proof proof = proves ? prove(stages, mesh, channels, price) : Proof{};
-  proof.pruned_count = pruned_count;
-  // An access that nothing orders at all has been found by prove() too, with what it would take.
-  if (proof.hazard_count > 0) return proof;
-  proof.hazard_count = unsaid.count;
-  proof.hazards = std::move(unsaid.hazards);
+  if (checks != Checks::all) return ordered;
+  constexpr size_t kRunsProved = 3;
+  Proof proof = prove(in_a_row(stages, kRunsProved), mesh, channels, price);
+  proof.include(std::move(ordered));
   return proof;
 }
 

@@ -18,21 +18,35 @@ namespace slipstream::comm {
 struct Stage {
   Plan* plan = nullptr;
   const Buffers* buffers = nullptr;
-  const Plan* alternate = nullptr;  // prove(): every other run is of this plan, finished too; null: all are of `plan`
+};
+
+/// What one pipeline stage runs in a row: finished plans, as many runs on all stages. Borrows, as Stage.
+struct StageRuns {
+  std::vector<const Plan*> runs;
+  const Buffers* buffers = nullptr;
 };
 
 struct Proof {
-  std::string deadlock;             // empty: none under any gate, three runs in a row with the waits between them
-  std::vector<Hazard> hazards;      // of three runs in a row, all stages; if none, orders that no pass has said
+  std::string deadlock;             // empty: none under any gate, all runs in a row with the waits between them
+  std::vector<Hazard> hazards;      // of all runs in a row, all stages; if none, orders that no pass has said
   int64_t hazard_count = 0;
-  int64_t items = 0;                // of all stages
+  int64_t items = 0;                // of all stages, each plan once
   int64_t waits = 0;                // left in the plans
   int64_t pruned_count = 0;         // dropped as implied
-  int64_t seam_waits = 0;           // of the third run in a row, all stages
-  uint64_t order_hash = 0;          // of host order, names, channels and sizes of all stages; equal on all ranks
-  int64_t gate_period_ns[3] = {};   // step period under each Gate, third run of the first stage
+  int64_t seam_waits = 0;           // of the last run, all stages
+  uint64_t order_hash = 0;          // of host order, names, channels and sizes of all plans of all stages; equal on all ranks
 
   bool holds() const { return deadlock.empty() && hazard_count == 0; }
+  /// Takes over what finish() found of one of the plans with Checks::orders. An access that nothing orders at all is in there, too, and in a proof of
+  /// runs with what it would take: so orders that no pass has said count only beside their like.
+  void include(Proof finished);
+};
+
+/// What finish() looks for besides the order.
+enum class Checks : uint8_t {
+  none,    // plans that are compared and never run
+  orders,  // orders that no pass has said; the rest is for prove(), over several plans
+  all,     // and prove() of three runs in a row: one cannot show a wait between runs, two cannot show a steady state
 };
 
 /// Turns each Task::before into a wait of that item, orders all items, drops implied waits, and proves the result.
@@ -44,15 +58,15 @@ struct Proof {
 /// Append order matters only as the sequence that matches the tasks of one channel and group across ranks.
 /// Writes Plan::order and Item::after. Throws: PlanError naming the cycle if waits contradict each other, or if the
 /// groups' tasks cannot be matched.
-/// Without `proves` the proof has only the number of waits dropped: for plans that are compared and never run.
+/// The proof has what `checks` asks for, and the number of waits dropped.
 Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
-             const Price& price, bool proves = true);
+             const Price& price, Checks checks = Checks::all);
 
-/// The checks of finish() alone, on plans that are already finished. Changes nothing.
-Proof prove(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price);
+/// Deadlocks under any gate and hazards of finished plans that run in a row. Changes nothing.
+Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price);
 
 /// Hash of what ranks must agree on before the first step. Pure.
-uint64_t order_hash(std::span<const Stage> stages);
+uint64_t order_hash(std::span<const Plan* const> plans);
 
 /// Drops waits that channel order and other waits imply; `plan` must be finished. Returns how many.
 int64_t prune(Plan& plan, size_t channel_count);

@@ -109,6 +109,14 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
                         rank.rank, wait.from, wait.run);
       time_.edge(nodes_[rank_index][wait.run][wait.from], nodes[wait.to], After::end);
     }
+  if (!options_.rehearse.replayed || order.empty()) return;
+  // The tails of channels are what everything else of the run has ended before; who asks for a name of the barrier gets that of the last item.
+  const uint32_t barrier = time_.add_local(1);
+  origin_.push_back({static_cast<uint32_t>(rank_index), run, order.back()});
+  for (uint32_t& tail : state.tails) {
+    if (tail != kNoNode) time_.edge(tail, barrier, After::end);
+    tail = barrier;
+  }
 }
 
 uint32_t Graph::represented(Axis axis, const std::vector<int>& group) const {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "comm/rehearse/graph.h"
 
@@ -25,14 +26,19 @@ int64_t union_ns(std::vector<Span> spans) {
 /// Charges the idle time of one rank's compute stream to the tasks it waited for.
 class ExposedTime {
  public:
-  ExposedTime(const RankRuns& given, size_t channel_count, RankTimes& times) : given_(given), times_(times) {
-    std::vector<Place> tails(channel_count);
+  ExposedTime(const RankRuns& given, size_t channel_count, bool replayed, RankTimes& times) : given_(given), times_(times) {
+    std::vector<Place> tails(channel_count), ended;
     for (uint32_t run = 0; run < given.runs.size(); ++run) {
       const Plan& plan = *given.runs[run];
       waits_.emplace_back(plan.size());
+      if (replayed) ended = tails;
+      std::vector<char> has_begun(channel_count, 0);
       for (ItemId id : plan.order) {
         Place& tail = tails[plan[id].channel];
         if (tail.is_set) waits_[run][id].push_back(tail);
+        if (char& begun = has_begun[plan[id].channel]; !std::exchange(begun, 1))
+          for (const Place& end : ended)
+            if (end.is_set) waits_[run][id].push_back(end);
         for (const Point& point : plan[id].after) waits_[run][id].push_back({run, point.item, true});
         tail = {run, id, true};
       }
@@ -89,7 +95,7 @@ class ExposedTime {
   std::vector<std::vector<std::vector<Place>>> waits_;  // [run][item]
 };
 
-RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index, size_t channel_count) {
+RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index, size_t channel_count, bool replayed) {
   RankTimes times;
   times.rank = given.rank;
   std::vector<std::vector<Span>> by_channel(channel_count);
@@ -106,7 +112,7 @@ RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index,
   }
   for (std::vector<Span>& spans : by_channel) times.busy_ns.push_back(union_ns(std::move(spans)));
   times.communication_ns = union_ns(std::move(communication));
-  ExposedTime(given, channel_count, times).charge_all();
+  ExposedTime(given, channel_count, replayed, times).charge_all();
   return times;
 }
 
@@ -143,7 +149,7 @@ Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::
     return rehearsal;
   }
   rehearsal.makespan_ns = graph.time().makespan_ns();
-  for (size_t r = 0; r < ranks.size(); ++r) rehearsal.ranks.push_back(times_of(graph, ranks[r], r, channels.size()));
+  for (size_t r = 0; r < ranks.size(); ++r) rehearsal.ranks.push_back(times_of(graph, ranks[r], r, channels.size(), options.replayed));
   return rehearsal;
 }
 

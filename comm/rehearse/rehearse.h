@@ -37,6 +37,7 @@ struct RehearseOptions {
   /// them, alone in its groups; it still pays for the whole group. Otherwise all ranks of the mesh must be given.
   bool collapse = true;
   bool contention = true;  // transfers in flight on a port share it
+  bool replayed = false;   // a device launches every run as one graph, which is a barrier: nothing of a run begins before all of the last one has ended
 };
 
 struct Span {

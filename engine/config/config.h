@@ -139,7 +139,7 @@ struct DeviceConfig {
   DeviceChoice kind = DeviceChoice::automatic;
   int64_t threads = 0;  // 0: cores in the affinity mask / ranks that share it, at least 1
   std::string machine;  // path of a machine file; empty: this host
-  Choice graph = Choice::automatic;  // automatic: yes on cuda
+  Choice graph = Choice::automatic;  // automatic: on cuda, where the rehearsal says so
   std::string algorithms = "auto";   // path of a table; empty: none
 };
 

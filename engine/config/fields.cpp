@@ -44,7 +44,7 @@ std::vector<Field<R>> make_fields() {
       F::real("data.validation_fraction", at(&R::data, &Data::validation_fraction), {0, 1, true, true},
               "The share of the training data that is held out when data.validation is empty."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
-              "bytes (256 tokens), chars (the sorted characters of the text) or the path of a tokenizer.json."),
+              "Of a text: bytes (256 tokens) or chars (its sorted characters). Token shards bring their own."),
 
       F::integer("train.steps", at(&R::train, &Train::steps), {1, kMaxSteps}, "Optimizer steps; the first is step 1."),
       F::integer("train.sequence_length", at(&R::train, &Train::sequence_length), {0, 1 << 24},
@@ -104,7 +104,8 @@ std::vector<Field<R>> make_fields() {
               "stays inside a node."),
 
       F::integer("zero.stage", at(&R::zero, &Zero::stage), {0, 3},
-                 "What data ranks share out: 1 optimizer states, 2 and gradients, 3 and parameters. 0: nothing."),
+                 "What data ranks share out: 1 optimizer states, 2 and gradients, 3 and parameters, these two of layers: those of embedding and head stay "
+                 "whole. 0: nothing."),
       F::integer("zero.prefetch_depth", at(&R::zero, &Zero::prefetch_depth), {0, 65536},
                  "Layers whose parameters are gathered ahead of use."),
       F::boolean("zero.reshard_after_forward", at(&R::zero, &Zero::reshard_after_forward),
@@ -122,12 +123,14 @@ std::vector<Field<R>> make_fields() {
           "How gradients are reduced: bucketed (asynchronous, per bucket), per_parameter (asynchronous, one by one), "
           "flat (once, after backward) or naive (one by one, after backward)."),
       F::quantity("overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
-                  "Gradient bytes of a bucket; a larger parameter is a bucket of its own."),
+                  "Gradient bytes of a bucket. A larger parameter travels as one bucket, with what is before it; with zero.stage 2 and 3 a layer is one bucket, "
+                  "whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where another stage waits: what is encoded and "
+                  "what is sharded is bucketed on every stage."),
       F::quantity("overlap.first_bucket_size", at(&R::overlap, &Overlap::first_bucket_size_bytes), size,
                   {1, kMaxSizeBytes},
                   "Gradient bytes of the first bucket, which starts the wire early; never more than bucket_size."),
       F::integer("overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
-                 "Buckets on the wire at a time. 0: no bound."),
+                 "Buckets on the wire at a time, at most. 0: no bound. Channels are in order, so it is one, with zero.shard_size two."),
       F::boolean("overlap.param_gather", at(&R::overlap, &Overlap::param_gather),
                  "ZeRO gathers parameters under compute; false: only when compute needs them, to see what hiding them is worth."),
       F::boolean(
@@ -143,9 +146,10 @@ std::vector<Field<R>> make_fields() {
                  "Pipelines: no stage reduces gradients before all of them can, so that what communication takes from compute is taken from all at once."),
 
       F::word("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
-              {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"}, "Order of micro-batches in the stages."),
+              {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"}, "Order of micro-batches in the stages; with one stage, or a schedule_file, it has no effect and is refused."),
       F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
-                 "Pieces of the model per stage (interleaved_1f1b)."),
+                 "Pieces of the model per stage (interleaved_1f1b). Layers need not divide by pipeline x virtual_stages: they are dealt so that pieces take about "
+                 "as long."),
       F::integers("pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
                   "Blocks of each part of the model, in order. Empty: balanced by modelled cost, embedding and head counted."),
       F::text("pipeline.schedule_file", at(&R::pipeline, &Pipeline::schedule_file),
@@ -153,14 +157,16 @@ std::vector<Field<R>> make_fields() {
 
       F::word("comm.backend", at(&R::comm, &Comm::backend), {"auto", "nccl", "mpi", "thread"},
               "What carries the bytes. auto: nccl on cuda, else mpi."),
-      F::dtype("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype), "Gradients on the wire; sums are float32 or wider."),
+      F::dtype("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype), "Gradients on the wire. Sums are float32 or wider; with NCCL those of bfloat16 over ranks that all get the whole (zero.stage 0, groups of "
+               "zero.shard_size among each other) round as NCCL does, unless comm.deterministic = true."),
       F::word("comm.quantize", at(&R::comm, &Comm::quantize), {"none", "int8"},
               "Compression of gradients on the wire: int8 in blocks of 128 with a scale each, summed in float32 in rank order. ZeRO's parameters: "
               "zero.gather_dtype."),
       F::boolean("comm.error_feedback", at(&R::comm, &Comm::error_feedback),
                  "comm.quantize: what rounding takes from a gradient is added to the next one; 4 bytes per parameter on every rank."),
       F::choice("comm.deterministic", at(&R::comm, &Comm::deterministic),
-                "Sums in rank order: the same bits for every way of reducing. auto: true on cpu, false with NCCL."),
+                "cpu: always, sums in rank order, the same bits for every way of reducing. NCCL: true pins algorithm and protocol, which gives the same bits run "
+                "after run, and adds bfloat16 in float32 and rank order; auto is false."),
       F::integer("comm.timeout_seconds", at(&R::comm, &Comm::timeout_seconds), {1, 1'000'000'000},
                  "A collective that takes longer ends the run with exit code 6."),
       F::text("comm.nccl", at(&R::comm, &Comm::nccl),
@@ -183,9 +189,11 @@ std::vector<Field<R>> make_fields() {
           "device.threads", at(&R::device, &DeviceConfig::threads), {0, 4096},
           "cpu: threads of the compute stream. 0: cores of the affinity mask / ranks that share it, at least 1."),
       F::text("device.machine", at(&R::device, &DeviceConfig::machine),
-              "Machine file for predictions, such as configs/machines/h100x8.toml. Empty: this host."),
+              "Machine file for predictions, such as configs/machines/h100x8.toml. Empty: this host; a run takes its nodes from "
+              "the ranks that were started on each."),
       F::choice("device.graph", at(&R::device, &DeviceConfig::graph),
-                "cuda: record a whole step as a CUDA graph and replay it with one launch. auto: true."),
+                "cuda: record a whole step as a CUDA graph and replay it with one launch; a graph is a barrier behind each step. auto: unless the barrier "
+                "is rehearsed to cost more than launching a step task by task; plan says."),
       F::text("device.algorithms", at(&R::device, &DeviceConfig::algorithms),
               "cuda: table of timed cuBLASLt algorithms, made by slipstream bench products. auto: of this card, in ~/.cache/slipstream. Empty: none."),
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "engine/base/check.h"
@@ -58,13 +59,13 @@ Machine load_machine(const std::string& path) {
   return machine;
 }
 
-Machine this_host(int threads) {
+Machine this_host(int threads, int ranks) {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? std::max(CPU_COUNT(&mask), 1)
                                                                   : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   const int64_t memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  const int ranks = std::max(cores / std::max(threads, 1), 1);
+  if (ranks == 0) ranks = std::max(cores / std::max(threads, 1), 1);
   const double used_cores = std::min(std::max(threads, 1), cores);
   return {
       .name = fmt::format("this host ({} cores, {})", cores, format_bytes(memory_bytes)),
@@ -87,6 +88,15 @@ Machine this_host(int threads) {
       .inter_bytes_per_second = 125'000'000,
       .inter_latency_ns = 50 * kMicrosecond,
   };
+}
+
+Machine common_machine(const std::vector<Machine>& machines) {
+  Machine common = machines.at(0);
+  for (const Machine& machine : machines) {
+    common.memory_bytes = std::min(common.memory_bytes, machine.memory_bytes);
+    common.ranks_per_node = std::gcd(common.ranks_per_node, machine.ranks_per_node);
+  }
+  return common;
 }
 
 }  // namespace slipstream

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "engine/base/check.h"
+#include "engine/config/fields.h"
 
 namespace slipstream {
 namespace {
@@ -110,6 +112,23 @@ void validate_zero(const RunConfig& config) {
                       "or use quantize = \"none\".", name_of(comm.grad_dtype));
 }
 
+/// What ranks that share layers ask of the model and of a micro-batch.
+void validate_tensor(const RunConfig& config) {
+  const Model& model = config.model;
+  const int64_t tensor = config.parallel.tensor;
+  for (const auto& [name, value] : {std::pair{"heads", model.heads}, {"kv_heads", model.kv_heads}, {"ffn_width", model.ffn_width}})
+    if (value % tensor != 0)
+      throw ConfigError("parallel.tensor = {} does not divide model.{} = {}: each rank computes whole heads and equal parts of the hidden units. Use a "
+                        "divisor of both heads, kv_heads and ffn_width.", tensor, name, value);
+  if (!config.parallel.sequence_parallel) return;
+  if (tensor == 1)
+    throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
+  const int64_t batch = config.train.micro_batch_size, tokens = config.train.sequence_length / config.parallel.context;
+  if (batch * tokens % tensor != 0)
+    throw ConfigError("parallel.sequence_parallel needs the {} x {} = {} tokens of a micro-batch to be a multiple of parallel.tensor = {}. Change "
+                      "train.micro_batch_size or train.sequence_length.", batch, tokens, batch * tokens, tensor);
+}
+
 void validate_layout(const RunConfig& config) {
   if (config.parallel.data == 0)
     throw ConfigError("parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
@@ -119,8 +138,6 @@ void validate_layout(const RunConfig& config) {
     throw ConfigError("zero.shard_size = {} does not divide parallel.data{}. Use a divisor, or 0.", config.zero.shard_size,
                       config.parallel.context == 1 ? fmt::format(" = {}", ranks)
                                                    : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
-  if (config.parallel.sequence_parallel && config.parallel.tensor == 1)
-    throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
   if (config.overlap.align_grad_reduce && (config.parallel.pipeline == 1 || config.zero.stage >= 2))
     throw ConfigError("overlap.align_grad_reduce = true with {}. Use false.",
                       config.parallel.pipeline == 1 ? "parallel.pipeline = 1 has no effect: there are no stages to align"
@@ -135,6 +152,12 @@ void validate_layout(const RunConfig& config) {
   if (config.pipeline.virtual_stages > 1 && (config.parallel.pipeline == 1 || config.pipeline.schedule != Schedule::interleaved_1f1b))
     throw ConfigError("pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". Set both, or use 1.",
                       config.pipeline.virtual_stages);
+  if (!config.pipeline.schedule_file.empty() && config.pipeline.schedule != Pipeline{}.schedule)
+    throw ConfigError("pipeline.schedule = {} has no effect with pipeline.schedule_file = \"{}\", which is the schedule. Leave one of them out.",
+                      field_text(config, "pipeline.schedule"), config.pipeline.schedule_file);
+  if (config.parallel.pipeline == 1 && config.pipeline.schedule != Pipeline{}.schedule)
+    throw ConfigError("pipeline.schedule = {} has no effect with parallel.pipeline = 1: there is no bubble to fill. Leave it out, or use more stages.",
+                      field_text(config, "pipeline.schedule"));
   const int64_t stages = config.parallel.pipeline * config.pipeline.virtual_stages;
   if (stages > config.model.layers)
     throw ConfigError(
@@ -176,6 +199,7 @@ void validate_device(const RunConfig& config) {
     throw ConfigError("comm.backend = \"mpi\" moves host memory, but device.kind = \"cuda\". Use \"auto\" or \"nccl\".");
   if (config.device.kind == DeviceChoice::cpu && nccl)
     throw ConfigError("comm.backend = \"nccl\" moves GPU memory, but device.kind = \"cpu\". Use \"auto\" or \"mpi\".");
+  if (config.device.kind == DeviceChoice::cpu || mpi) require_settings_of_cpu(config);
 }
 
 }  // namespace
@@ -190,6 +214,8 @@ RunConfig resolve_defaults(RunConfig config) {
   if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
   if (config.zero.gather_dtype == DTypeChoice::automatic)
     config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
+  std::string& dir = config.output.dir;  // without the slashes behind it: an older run is moved to DIR.old-N beside it
+  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
   if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.output.dir + "/checkpoints";
   return config;
 }
@@ -197,50 +223,81 @@ RunConfig resolve_defaults(RunConfig config) {
 void validate(const RunConfig& config) {
   validate_model(config.model);
   validate_train(config);
+  validate_tensor(config);
   validate_layout(config);
   validate_zero(config);
   validate_trace(config);
   validate_device(config);
   if (config.output.dir.empty())
     throw ConfigError("output.dir is empty. Name the run's folder, such as \"runs/first\".");
+  const std::string last = config.output.dir.substr(config.output.dir.find_last_of('/') + 1);
+  if (last == "." || last == ".." || last.empty())
+    throw ConfigError("output.dir = {} has no name of its own, which an older run in it would be moved by. Name a folder, such as \"runs/first\".",
+                      field_text(config, "output.dir"));
 }
 
 namespace {
 
-/// "data 2 x pipeline 3 or data 6": layouts of `world` ranks over the axes in use, those nearest to what was asked for first.
+/// Whether a run file that is valid would be with this layout, too.
+bool is_legal(RunConfig config, const Layout& layout) {
+  if (config.zero.shard_size > 0 && int64_t{layout.data} * layout.context % config.zero.shard_size != 0) return false;
+  config.parallel.data = layout.data;
+  config.parallel.tensor = layout.tensor;
+  config.parallel.pipeline = layout.pipeline;
+  config.parallel.context = layout.context;
+  try {
+    validate(config);
+    resolve_batch(config, layout.data);
+    return true;
+  } catch (const ConfigError&) {
+    return false;
+  }
+}
+
+/// "Use data 2 x pipeline 3, data 6 or one of 3 others": layouts of `world` ranks that the run file allows, first those over the axes in use,
+/// of these those nearest to what was asked for.
 std::string legal_layouts(const RunConfig& config, int world) {
   constexpr size_t kNamed = 4;
   const Parallel& p = config.parallel;
   struct Candidate {
+    int more_axes = 0;  // that nobody asked for
     double distance = 0;
     std::string text;
+    bool operator<(const Candidate& other) const { return std::tie(more_axes, distance) < std::tie(other.more_axes, other.distance); }
   };
   std::vector<Candidate> candidates;
   std::vector<int> divisors;
   for (int d = 1; d <= world; ++d)
     if (world % d == 0) divisors.push_back(d);
-  const auto away = [](int64_t asked, int64_t is) { return std::abs(std::log2(static_cast<double>(asked) / static_cast<double>(is))); };
   for (int tensor : divisors)
     for (int pipeline : divisors)
       for (int context : divisors) {
         const int64_t others = int64_t{tensor} * pipeline * context;
-        // An axis that nobody asked for stays at 1.
-        if (world % others != 0 || (p.tensor == 1 && tensor > 1) || (p.pipeline == 1 && pipeline > 1) || (p.context == 1 && context > 1)) continue;
-        if (pipeline * config.pipeline.virtual_stages > config.model.layers && pipeline > 1) continue;
-        const int64_t data = world / others;
-        std::string text = fmt::format("data {}", data);
-        for (const auto& [name, size] : {std::pair{"tensor", tensor}, {"pipeline", pipeline}, {"context", context}})
-          if (size > 1) text += fmt::format(" x {} {}", name, size);
-        candidates.push_back({away(p.tensor, tensor) + away(p.pipeline, pipeline) + away(p.context, context) + (p.data > 0 ? away(p.data, data) : 0), text});
+        if (world % others != 0) continue;
+        const Layout layout{.data = static_cast<int>(world / others), .tensor = tensor, .pipeline = pipeline, .context = context};
+        if (!is_legal(config, layout)) continue;
+        Candidate candidate{.text = fmt::format("data {}", layout.data)};
+        for (const auto& [name, is, asked] : {std::tuple{"tensor", tensor, p.tensor}, {"pipeline", pipeline, p.pipeline}, {"context", context, p.context}, {"", layout.data, p.data}}) {
+          if (asked > 0) candidate.distance += std::abs(std::log2(static_cast<double>(asked) / is));
+          if (asked == 1 && is > 1 && *name) ++candidate.more_axes;
+          if (is > 1 && *name) candidate.text += fmt::format(" x {} {}", name, is);
+        }
+        candidates.push_back(std::move(candidate));
       }
-  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.distance < b.distance; });
-  std::string list;
-  for (size_t i = 0; i < std::min(kNamed, candidates.size()); ++i)
-    list += (i == 0 ? "" : i + 1 == std::min(kNamed, candidates.size()) ? " or " : ", ") + candidates[i].text;
-  return list;
+  if (candidates.empty()) return fmt::format("No layout of {} ranks suits the rest of the run file: change it", world);
+  std::stable_sort(candidates.begin(), candidates.end());
+  const size_t named = std::min(kNamed, candidates.size()), more = candidates.size() - named;
+  std::string list = "Use ";
+  for (size_t i = 0; i < named; ++i) list += (i == 0 ? "" : i + 1 == named && more == 0 ? " or " : ", ") + candidates[i].text;
+  return more == 0 ? list : list + (more == 1 ? " or another" : fmt::format(" or one of {} others", more));
 }
 
 }  // namespace
+
+void require_settings_of_cpu(const RunConfig& config) {
+  if (config.comm.deterministic == Choice::no)
+    throw ConfigError("comm.deterministic = false has no effect on the CPU: sums are made in rank order there in any case. Use \"auto\" or true, or GPUs.");
+}
 
 Layout resolve_layout(const RunConfig& config, int world) {
   const Parallel& p = config.parallel;
@@ -250,13 +307,14 @@ Layout resolve_layout(const RunConfig& config, int world) {
   const bool divides = world % others == 0;
   if (p.data == -1 && !divides) {
     throw ConfigError(
-        "[parallel] {} = {} ranks do not divide the {} that were started. Use {}, or start {} ranks.", axes,
+        "[parallel] {} = {} ranks do not divide the {} that were started. {}, or start {} ranks.", axes,
         others, world, legal_layouts(config, world), nearest_multiples(world, others));
   }
   if (p.data != -1 && (!divides || world / others != p.data)) {
     const std::string product = fmt::format("{:.0f}", static_cast<double>(others) * static_cast<double>(p.data));
+    const int data = divides ? static_cast<int>(world / others) : 0;
     const std::string remedy =
-        divides ? fmt::format("Set parallel.data = {} (or -1)", world / others) : fmt::format("Use {}", legal_layouts(config, world));
+        divides && is_legal(config, {data, static_cast<int>(p.tensor), static_cast<int>(p.pipeline), static_cast<int>(p.context)}) ? fmt::format("Set parallel.data = {} (or -1)", data) : legal_layouts(config, world);
     throw ConfigError("[parallel] data {} x {} = {} ranks, but {} were started. {}, or start {} ranks.", p.data, axes,
                       product, world, remedy, product);
   }

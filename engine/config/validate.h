@@ -36,6 +36,9 @@ struct Layout {
   int pipeline = 1;
   int context = 1;
 };
+/// Throws: ConfigError if something is set that has no effect where host memory is computed in. Pure.
+void require_settings_of_cpu(const RunConfig& config);
+
 /// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure.
 /// Throws: ConfigError with all axes and both counts of ranks when they do not multiply to `world`.
 Layout resolve_layout(const RunConfig& config, int world);

@@ -23,17 +23,17 @@ void check_length(const TokenSource& split, const char* name, const std::string&
 }
 
 void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted) {
-  if (wanted.empty() || wanted == shards.name()) return;
+  if (wanted.empty() || wanted == shards.name() || !shards.knows_text()) return;
   throw DataError(
       "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = "
       "\"{}\", or make the shard again with tokenize.",
       files::shown(path), shards.name(), files::shown(wanted), shards.name());
 }
 
-std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, const std::string& text,
-                                          const std::string& path) {
+/// Takes the text along: it is freed as soon as its ids are there.
+std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, std::string text, const std::string& path) {
   try {
-    return tokens_in_memory(tokenizer.encode(text), tokenizer.vocab_size());
+    return encoded_in_memory(tokenizer, text);
   } catch (const DataError& error) {
     throw DataError("{} (in {})", error.what(), files::shown(path));
   }
@@ -59,13 +59,13 @@ Dataset open_dataset(const DatasetOptions& options) {
   Shards train_shards, validation_shards;
   std::string train_text, validation_text;
   if (train_is_shards) {
-    train_shards = open_shards(options.train);
+    train_shards = open_shards(options.train, options.check);
     check_same(*train_shards.tokenizer, options.train, options.tokenizer);
   } else {
     train_text = read_text(options.train);
   }
   if (validation_is_shards) {
-    validation_shards = open_shards(options.validation);
+    validation_shards = open_shards(options.validation, options.check);
     check_same(*validation_shards.tokenizer, options.validation, options.tokenizer);
   } else if (!one_file) {
     validation_text = read_text(options.validation);
@@ -75,6 +75,7 @@ Dataset open_dataset(const DatasetOptions& options) {
   dataset.tokenizer = train_is_shards ? train_shards.tokenizer : validation_shards.tokenizer;
   if (train_is_shards && validation_is_shards &&
       (train_shards.tokenizer->name() != validation_shards.tokenizer->name() ||
+       train_shards.tokenizer->vocab_size() != validation_shards.tokenizer->vocab_size() ||
        train_shards.tokenizer->vocabulary() != validation_shards.tokenizer->vocabulary()))
     throw DataError(
         "[data] the shards {} and {} were made with different vocabularies ({} and {} ids). Make the second with "
@@ -92,13 +93,16 @@ Dataset open_dataset(const DatasetOptions& options) {
     }
   }
 
-  dataset.train = train_is_shards ? train_shards.tokens : encode(*dataset.tokenizer, train_text, options.train);
+  dataset.train = train_is_shards ? train_shards.tokens : encode(*dataset.tokenizer, std::move(train_text), options.train);
+  int64_t texts_count = train_is_shards ? 0 : dataset.train->count();
   if (one_file) {
     dataset = hold_out(dataset.train, dataset.tokenizer, options.validation_fraction);
   } else {
     dataset.validation = validation_is_shards ? validation_shards.tokens
-                                              : encode(*dataset.tokenizer, validation_text, options.validation);
+                                              : encode(*dataset.tokenizer, std::move(validation_text), options.validation);
+    if (!validation_is_shards) texts_count += dataset.validation->count();
   }
+  dataset.resident_bytes = resident_bytes(*dataset.tokenizer, texts_count);
   check_length(*dataset.train, "training", options.train, options.sequence_length);
   if (dataset.validation)
     check_length(*dataset.validation, "validation", one_file ? options.train : options.validation,

@@ -4,6 +4,7 @@
 //
 // A shard is NAME.bin, raw little-endian ids (uint16 if the vocabulary has at most 65536, else uint32), with NAME.json
 // beside it: dtype, vocab_size, count, hash, tokenizer, and for chars the vocabulary (engine/data/sidecar.h).
+// docs/how-to/token-shards.md makes one outside.
 
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,12 @@ class TokenSource {
 
 /// Ids kept in memory, two bytes each where `vocab_size` allows. Every id must be below `vocab_size`.
 std::shared_ptr<const TokenSource> tokens_in_memory(std::span<const int32_t> ids, int32_t vocab_size);
+
+/// The ids of `text`, kept the same way; beside it and them nothing as large exists on the way. Throws: DataError as Tokenizer::encode.
+std::shared_ptr<const TokenSource> encoded_in_memory(const Tokenizer& tokenizer, std::string_view text);
+
+/// Bytes that `count` ids take there. Pure.
+int64_t resident_bytes(const Tokenizer& tokenizer, int64_t count);
 
 /// The `count` ids from `begin` on of another source.
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count);

@@ -15,6 +15,13 @@ void add_vocabulary(Json& object, const std::vector<std::string>& vocabulary) {
   for (const std::string& text : vocabulary) object["vocabulary"].push_back(Json(text));
 }
 
+int64_t vocab_size_of(const Fields& fields) {
+  const uint64_t vocab_size = fields.natural("vocab_size");
+  if (vocab_size < 1 || vocab_size > std::numeric_limits<int32_t>::max())
+    fields.fail(fmt::format("says vocab_size = {}, need 1 to {}", vocab_size, std::numeric_limits<int32_t>::max()));
+  return static_cast<int64_t>(vocab_size);
+}
+
 }  // namespace
 
 std::string write_token_shard_info(const TokenShardInfo& info) {
@@ -32,11 +39,8 @@ TokenShardInfo parse_token_shard_info(const Document& document) {
   const Json root = parse_object(document);
   const Fields fields(document, root, "the outermost object");
   fields.allow_only({"dtype", "vocab_size", "count", "hash", "tokenizer", "vocabulary"});
-  const uint64_t vocab_size = fields.natural("vocab_size");
-  if (vocab_size < 1 || vocab_size > std::numeric_limits<int32_t>::max())
-    fields.fail(fmt::format("says vocab_size = {}, need 1 to {}", vocab_size, std::numeric_limits<int32_t>::max()));
   TokenShardInfo info{.dtype = fields.string("dtype"),
-                      .vocab_size = static_cast<int64_t>(vocab_size),
+                      .vocab_size = vocab_size_of(fields),
                       .count = fields.natural("count"),
                       .hash = fields.string("hash"),
                       .tokenizer = fields.string("tokenizer"),
@@ -52,6 +56,7 @@ TokenShardInfo parse_token_shard_info(const Document& document) {
 std::string write_vocabulary_info(const VocabularyInfo& info) {
   Json object = Json::object();
   object["tokenizer"] = Json(info.tokenizer);
+  if (info.vocab_size > 0) object["vocab_size"] = Json(info.vocab_size);
   add_vocabulary(object, info.vocabulary);
   return object.dump(2) + "\n";
 }
@@ -59,8 +64,9 @@ std::string write_vocabulary_info(const VocabularyInfo& info) {
 VocabularyInfo parse_vocabulary_info(const Document& document) {
   const Json root = parse_object(document);
   const Fields fields(document, root, "the outermost object");
-  fields.allow_only({"tokenizer", "vocabulary"});
-  VocabularyInfo info{.tokenizer = fields.string("tokenizer"), .vocabulary = {}};
+  fields.allow_only({"tokenizer", "vocab_size", "vocabulary"});
+  VocabularyInfo info{.tokenizer = fields.string("tokenizer"), .vocab_size = 0, .vocabulary = {}};
+  if (fields.has("vocab_size")) info.vocab_size = vocab_size_of(fields);
   if (fields.has("vocabulary")) info.vocabulary = fields.strings("vocabulary");
   return info;
 }

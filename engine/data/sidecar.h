@@ -17,8 +17,8 @@ struct TokenShardInfo {
   int64_t vocab_size = 0;               // 1 to 2^31 - 1
   uint64_t count = 0;                   // tokens
   std::string hash;                     // XXH3-128 of the bytes of NAME.bin, 32 hexadecimal digits
-  std::string tokenizer;                // "bytes" or "chars"
-  std::vector<std::string> vocabulary;  // the text of every id, for chars; empty for bytes
+  std::string tokenizer;                // "bytes", "chars", or the name of one that is elsewhere
+  std::vector<std::string> vocabulary;  // the text of every id, for chars; else empty
 
   bool operator==(const TokenShardInfo&) const = default;
 };
@@ -27,9 +27,10 @@ std::string write_token_shard_info(const TokenShardInfo& info);
 /// Checks form, types and ranges; what the shard's bytes say is checked by their reader. Throws: the owner's error.
 TokenShardInfo parse_token_shard_info(const Document& document);
 
-/// A tokenizer's sidecar: its name and, for chars, the text of every id.
+/// A tokenizer's sidecar: its name, its number of ids (0: not said) and, for chars, the text of every id.
 struct VocabularyInfo {
   std::string tokenizer;
+  int64_t vocab_size = 0;
   std::vector<std::string> vocabulary;
 };
 

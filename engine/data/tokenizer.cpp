@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two tokenizers that need no vocabulary file.
+// The two tokenizers that need no vocabulary file, and the one that is a name.
 
 #include "engine/data/tokenizer.h"
 
@@ -38,10 +38,13 @@ class BytesTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "bytes"; }
   int32_t vocab_size() const override { return 256; }
-  std::vector<int32_t> encode(std::string_view text) const override {
-    std::vector<int32_t> ids(text.size());
-    std::transform(text.begin(), text.end(), ids.begin(), [](char c) { return static_cast<uint8_t>(c); });
-    return ids;
+  void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take) const override {
+    std::vector<int32_t> ids;
+    for (; !text.empty(); text.remove_prefix(ids.size())) {
+      ids.resize(std::min(text.size(), kPieceIds));
+      std::transform(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(ids.size()), ids.begin(), [](char c) { return static_cast<uint8_t>(c); });
+      take(ids);
+    }
   }
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text(ids.size(), '\0');
@@ -63,9 +66,8 @@ class CharsTokenizer final : public Tokenizer {
   }
   std::string name() const override { return "chars"; }
   int32_t vocab_size() const override { return static_cast<int32_t>(code_points_.size()); }
-  std::vector<int32_t> encode(std::string_view text) const override {
+  void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take) const override {
     std::vector<int32_t> ids;
-    ids.reserve(text.size());
     for (size_t at = 0; at < text.size();) {
       const CodePoint point = checked_code_point(text, at);
       const int32_t id = point.value < id_of_.size() ? id_of_[point.value] : -1;
@@ -75,9 +77,13 @@ class CharsTokenizer final : public Tokenizer {
             "Take it out of the text, or make the vocabulary from a text that has it.",
             files::shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at, code_points_.size());
       ids.push_back(id);
+      if (ids.size() == kPieceIds) {
+        take(ids);
+        ids.clear();
+      }
       at += static_cast<size_t>(point.size_bytes);
     }
-    return ids;
+    if (!ids.empty()) take(ids);
   }
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
@@ -99,6 +105,27 @@ class CharsTokenizer final : public Tokenizer {
   std::vector<int32_t> id_of_;  // by code point, -1 if it has no id
 };
 
+/// Of a library outside: its ids can be trained on.
+class NamedTokenizer final : public Tokenizer {
+ public:
+  NamedTokenizer(std::string_view name, int64_t vocab_size) : name_(name), vocab_size_(static_cast<int32_t>(vocab_size)) {}
+  std::string name() const override { return name_; }
+  int32_t vocab_size() const override { return vocab_size_; }
+  bool knows_text() const override { return false; }
+  void encode_pieces(std::string_view, const std::function<void(std::span<const int32_t>)>&) const override {
+    throw DataError("[data] the tokenizer {} is known by name only and cannot encode a text. Encode it where that tokenizer is, into token shards.",
+                    files::shown(name_));
+  }
+  std::string decode(std::span<const int32_t>) const override {
+    throw DataError("[data] the tokenizer {} is known by name only and cannot decode ids. Decode them where that tokenizer is.", files::shown(name_));
+  }
+  std::vector<std::string> vocabulary() const override { return {}; }
+
+ private:
+  std::string name_;
+  int32_t vocab_size_;
+};
+
 std::vector<uint32_t> sorted_code_points(std::span<const std::string_view> texts) {
   std::vector<bool> seen(kCodePoints, false);
   for (const std::string_view text : texts)
@@ -114,6 +141,12 @@ std::vector<uint32_t> sorted_code_points(std::span<const std::string_view> texts
 }
 
 }  // namespace
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  encode_pieces(text, [&](std::span<const int32_t> piece) { ids.insert(ids.end(), piece.begin(), piece.end()); });
+  return ids;
+}
 
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const std::string_view> texts) {
   if (name == "bytes") return std::make_shared<BytesTokenizer>();
@@ -135,17 +168,9 @@ std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::stri
   return make_tokenizer(name, std::span<const std::string_view>(&text, 1));
 }
 
-std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary,
-                                                   std::string_view where) {
-  if (name == "bytes") {
-    if (!vocabulary.empty())
-      throw DataError("[data] {} lists {} entries for the tokenizer \"bytes\", need none. Make the file again.", where,
-                      vocabulary.size());
-    return std::make_shared<BytesTokenizer>();
-  }
-  if (name != "chars")
-    throw DataError("[data] {} names the tokenizer {}, need \"bytes\" or \"chars\". Make the file again.", where,
-                    files::shown(name));
+namespace {
+
+std::shared_ptr<const Tokenizer> restore_chars(std::span<const std::string> vocabulary, std::string_view where) {
   std::vector<uint32_t> code_points;
   for (const std::string& entry : vocabulary) {
     const CodePoint point = entry.empty() ? CodePoint{} : next_code_point(entry, 0);
@@ -165,15 +190,36 @@ std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::s
   return std::make_shared<CharsTokenizer>(std::move(code_points));
 }
 
+}  // namespace
+
+std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary, int64_t vocab_size,
+                                                   std::string_view where) {
+  if (name != "chars" && !vocabulary.empty())
+    throw DataError("[data] {} lists {} entries for the tokenizer {}, need none. Make the file again.", where, vocabulary.size(), files::shown(name));
+  std::shared_ptr<const Tokenizer> tokenizer;
+  if (name == "bytes")
+    tokenizer = std::make_shared<BytesTokenizer>();
+  else if (name == "chars")
+    tokenizer = restore_chars(vocabulary, where);
+  else if (!name.empty() && vocab_size > 0)
+    tokenizer = std::make_shared<NamedTokenizer>(name, vocab_size);
+  else
+    throw DataError("[data] {} names the tokenizer {} without vocab_size, need \"bytes\", \"chars\" or the name and vocab_size of another. Make the file again.",
+                    where, files::shown(name));
+  if (vocab_size != 0 && vocab_size != tokenizer->vocab_size())
+    throw DataError("[data] {} says vocab_size = {}, but its tokenizer {} has {}. Make the file again.", where, vocab_size, name, tokenizer->vocab_size());
+  return tokenizer;
+}
+
 std::string write_tokenizer(const Tokenizer& tokenizer) {
-  return write_vocabulary_info({.tokenizer = tokenizer.name(), .vocabulary = tokenizer.vocabulary()});
+  return write_vocabulary_info({.tokenizer = tokenizer.name(), .vocab_size = tokenizer.vocab_size(), .vocabulary = tokenizer.vocabulary()});
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& path) {
   const std::string text = files::read_file(path, files::Owner::data, kSidecarBytesMax);
   const std::string where = files::shown(path);
   const VocabularyInfo info = parse_vocabulary_info({.text = text, .where = where, .owner = files::Owner::data});
-  return restore_tokenizer(info.tokenizer, info.vocabulary, where);
+  return restore_tokenizer(info.tokenizer, info.vocabulary, info.vocab_size, where);
 }
 
 }  // namespace slipstream::data

@@ -98,7 +98,8 @@ class Device {
   virtual std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) { return allocate(size_bytes, name); }
   /// Records instead of running: what `issue` gives to the device's streams becomes a graph, which has not run yet. Waits for
   /// events of before are left out, because a launch waits for all of that. Null on a device without graphs; then nothing
-  /// was called. `origin` carries the launches. Throws: the first error of the device's streams.
+  /// was called. `origin` carries the launches. Throws: the first error of the device's streams; or what could not be
+  /// recorded: then nothing ran, the events of `issue` count as recorded now, and it may be called without a capture.
   virtual std::unique_ptr<Graph> capture(Stream& /*origin*/, const std::function<void()>& /*issue*/) { return nullptr; }
   /// Enqueues nothing, blocks until the copy is done; for set-up, evaluation and saving, never inside a step.
   virtual void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) = 0;

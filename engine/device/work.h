@@ -118,7 +118,8 @@ struct LaunchContext {
   }
 
   /// Runs `body` on the host when everything given to this stream before is complete, and before everything after: at once
-  /// on cpu, enqueued on cuda, where it may not throw, call CUDA, or wait for another stream's host function.
+  /// on cpu, enqueued on cuda, where it may not throw, call CUDA, or wait: bodies of different
+  /// streams may run one after the other, and NCCL's own would stand behind one that sleeps.
   void on_host(std::function<void()> body) { enqueue_on_host ? enqueue_on_host(*this, std::move(body)) : body(); }
   void (*enqueue_on_host)(LaunchContext&, std::function<void()>) = nullptr;
   void* stream = nullptr;  // of the device, for enqueue_on_host
@@ -134,7 +135,7 @@ struct Work {
   std::vector<Slice> writes;  // all bytes it may write
   std::function<void(LaunchContext&)> fn;
   /// What the host does before each run, where the device runs behind it (cuda): fn may have been recorded long ago and is
-  /// then not called again. Never called on cpu and sim.
+  /// then not called again. Whoever issues a plan calls it, once per run and before the first launch; empty on cpu and sim.
   std::function<void(LaunchContext&)> prepare = {};
 };
 

@@ -72,7 +72,8 @@ void take_stage(Job& job) {
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
-                       .group_size = job.mesh.group_size(options.zero_stage > 0 ? job.shard_axis() : Axis::replica),
+                       // Shards that are summed by exchange are cut into a part for every group.
+                       .group_size = job.mesh.group_size(options.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
                        .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32, .alone = {}, .by_layer = options.zero_stage >= 2, .passes = {}, .whole = {},
                        .persistent_elems = options.zero_stage >= 3 ? options.persistent_elems : 0};
   uint32_t position = 0;

@@ -27,6 +27,7 @@ struct PlanOptions {
   DType wire_dtype = DType::f32;        // of reduced gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
   bool error_feedback = false;          // wire u8: what rounding takes from a gradient is added to the next one
   Algorithm algorithm = Algorithm::direct;
+  bool sums_by_exchange = false;        // wire bf16: sums of whole gradients are made from parts that are exchanged, in float and rank order; else by the collective
   bool clip = true;                     // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
   int zero_stage = 0;                   // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
@@ -68,6 +69,7 @@ struct JobBuffers {
   BufferId wire_out = 0;      // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
   BufferId wire_in = 0;       // of one bucket: what all ranks sent of this rank's part; in place of it where they are reduced on the way
   BufferId wire_across = 0;   // hybrid sharding: an encoded shard
+  BufferId wire_across_in = 0;  // sums_by_exchange: what all groups sent of this rank's part of it
   BufferId gather_wire = 0;   // encoded parameters of one bucket, as gathered
   BufferId aligned = 0;       // with align_grad_reduce: what stages exchange to know of each other
   BufferId norm_sums = 0;     // norm_parts summed over ranks; == norm_parts where a rank has them all

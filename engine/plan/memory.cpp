@@ -156,11 +156,14 @@ void place_wires(Job& job) {
   const int ranks = job.mesh.group_size(sharded ? job.shard_axis() : Axis::replica);
   if (job.gathers_encoded()) job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, job.gather_dtype()));
   if (wire == DType::f32 || ranks == 1) return;
-  const bool in_place = !sharded && wire == DType::bf16;
+  const bool rounds_once = wire == DType::bf16 && !job.options.sums_by_exchange;  // what the collective adds up stays in place
+  const bool in_place = !sharded && rounds_once;
   const int64_t wire_bytes = in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);
   job.ids.wire_out = add("wire.out", wire_bytes);
   if (!in_place) job.ids.wire_in = add("wire.in", wire_bytes);
-  if (job.is_hybrid() && wire == DType::bf16) job.ids.wire_across = add("wire.across", encoded_bytes(widest_elems / ranks, wire));
+  if (!job.is_hybrid() || wire != DType::bf16) return;
+  job.ids.wire_across = add("wire.across", encoded_bytes(widest_elems / ranks, wire));
+  if (!rounds_once) job.ids.wire_across_in = add("wire.across.in", encoded_bytes(widest_elems / ranks, wire));
 }
 
 }  // namespace
@@ -174,8 +177,8 @@ int value_slots(const Job& job) {
 }
 
 std::string slots_remedy(const Job& job, int64_t missing_bytes) {
-  if (job.options.zero_stage < 3) return "";
-  const int slots = value_slots(job);
+  const int slots = job.options.zero_stage < 3 ? 0 : value_slots(job);
+  if (slots == 0) return "";
   const int64_t slot_bytes = std::max<int64_t>(1, job.buffers[job.ids.value_slots].size_bytes / slots);
   const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
   const std::string costs = fmt::format("{} slots for gathered layers take {} each: ", slots, format_bytes(slot_bytes));

@@ -15,7 +15,8 @@ void place_memory(Job& job);
 /// Whether a bucket is a table that the head and the embedding share across stages: alone in it, on both. Pure.
 bool holds_copy(const Job& job, size_t bucket);
 
-/// Slots for gathered layers (stage 3): a layer in use and those ahead of it, never more than there are layers. Pure.
+/// Slots for gathered layers (stage 3): a layer in use and those ahead of it, never more than there are layers that are gathered: none where all persist, or
+/// on a pipeline stage without any. Pure.
 int value_slots(const Job& job);
 
 /// What to do about `missing_bytes` of memory where layers are gathered into slots: the deepest prefetch that fits. Empty without such slots. Pure.

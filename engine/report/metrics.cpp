@@ -33,6 +33,7 @@ std::string metrics_json(const StepMetrics& m) {
   line["exposed_ms"] = m.exposed_ms;
   if (m.bubble_ms > 0) line["bubble_ms"] = m.bubble_ms;
   line["hidden"] = maybe(m.hidden());
+  for (const auto& [task, ms] : m.exposed_by) line["exposed_by"][task] = ms;
   if (m.mfu) line["mfu"] = *m.mfu;
   line["exposed_ms_max"] = m.exposed_ms_max;
   line["input_ms"] = m.input_ms;

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace slipstream {
 
@@ -22,6 +24,7 @@ struct StepMetrics {
   double exposed_ms = 0;
   double bubble_ms = 0;             // pipelines: waits for what another stage had not computed yet; no part of exposed_ms
   double exposed_ms_max = 0;        // of the rank that waited longest
+  std::vector<std::pair<std::string, double>> exposed_by;  // the task that compute waited for, and its part of exposed_ms; the largest first
   double input_ms = 0;
   double other_ms = 0;
   double skew_ms = 0;

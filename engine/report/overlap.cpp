@@ -25,7 +25,7 @@ namespace {
 bool is_communication(ChannelKind kind) { return kind == ChannelKind::communication || kind == ChannelKind::stages; }
 
 /// How much of `wait` nothing on the channel travelled, because what is awaited had not begun on some stage.
-int64_t bubble_of(const StageWait& wait, const StepTimes& times, const std::vector<Interval>& together) {
+int64_t bubble_of(const Exposure& wait, const StepTimes& times, const std::vector<Interval>& together) {
   if (wait.task == SIZE_MAX) return wait.end_ns - wait.begin_ns;
   const int64_t end_ns = std::min(wait.end_ns, together[wait.task].begin_ns);
   if (end_ns <= wait.begin_ns) return 0;
@@ -50,7 +50,7 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
       if (span.kind == Span::Kind::work)
         step.works.push_back({span.begin_ns, span.end_ns});
       else
-        step.waits.push_back({span.awaited, span.item, span.begin_ns, span.end_ns});
+        step.waits.push_back({.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
     } else if (is_communication(kinds_[channel]) && span.kind == Span::Kind::work) {
       step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
     }
@@ -88,12 +88,12 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     const ChannelKind kind = kinds_[wait.awaited >> 32];
     if (!is_communication(kind) && kind != ChannelKind::input) continue;
     (kind == ChannelKind::input ? input : exposed).push_back({wait.begin_ns, wait.end_ns});
-    times.exposures.push_back(wait);
-    if (kind != ChannelKind::stages) continue;
+    wait.kind = kind;
     const auto of_this_step = std::find_if(times.tasks.begin(), times.tasks.end(), [&](const TaskTime& task) {
-      return task.channel == wait.awaited >> 32 && task.item == static_cast<uint32_t>(wait.awaited) && task.end_ns > wait.begin_ns;
+      return kind == ChannelKind::stages && task.channel == wait.awaited >> 32 && task.item == static_cast<uint32_t>(wait.awaited) && task.end_ns > wait.begin_ns;
     });
-    times.stage_waits.push_back({of_this_step == times.tasks.end() ? SIZE_MAX : static_cast<size_t>(of_this_step - times.tasks.begin()), wait.begin_ns, wait.end_ns});
+    if (of_this_step != times.tasks.end()) wait.task = static_cast<size_t>(of_this_step - times.tasks.begin());
+    times.exposures.push_back(wait);
   }
   times.exposed_ns = union_ns(exposed);
   times.input_ns = union_ns(input);
@@ -117,7 +117,11 @@ void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entri
   times.skew_ns = union_ns(entered) - times.comm_ns;
   times.exposed_ns += times.bubble_ns;
   times.bubble_ns = 0;
-  for (const StageWait& wait : times.stage_waits) times.bubble_ns += bubble_of(wait, times, together);
+  for (Exposure& wait : times.exposures) {
+    if (wait.kind != ChannelKind::stages) continue;
+    wait.bubble_ns = bubble_of(wait, times, together);
+    times.bubble_ns += wait.bubble_ns;
+  }
   times.exposed_ns -= times.bubble_ns;
 }
 

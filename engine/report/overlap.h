@@ -39,19 +39,20 @@ struct TaskTime {
   int64_t end_ns = 0;
 };
 
+enum class ChannelKind : uint8_t { compute, communication, stages, input, local };  // stages: communication among those of a pipeline
+
 /// A wait of compute, by what it waited for.
 struct Exposure {
   uint64_t awaited = 0;  // tag of the event
   uint32_t item = 0;     // that waited
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-};
+  ChannelKind kind = ChannelKind::communication;  // of what was awaited: input, communication or stages
+  size_t task = SIZE_MAX;  // stages: index into StepTimes::tasks; SIZE_MAX: of the next step, which another stage has not begun
+  int64_t bubble_ns = 0;   // stages: of it
 
-/// A wait of compute for communication among pipeline stages.
-struct StageWait {
-  size_t task = SIZE_MAX;  // index into StepTimes::tasks; SIZE_MAX: of the next step, which another stage has not begun
-  int64_t begin_ns = 0;
-  int64_t end_ns = 0;
+  /// Its part of StepTimes::exposed_ns. Pure.
+  int64_t exposed_ns() const { return kind == ChannelKind::input ? 0 : end_ns - begin_ns - bubble_ns; }
 };
 
 struct StepTimes {
@@ -68,10 +69,7 @@ struct StepTimes {
   std::vector<TaskTime> tasks;       // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
   std::vector<Exposure> exposures;   // of communication and input, in time order
-  std::vector<StageWait> stage_waits;  // of exposures: for communication among stages
 };
-
-enum class ChannelKind : uint8_t { compute, communication, stages, input, local };  // stages: communication among those of a pipeline
 
 /// Collects the spans of all streams of one rank and closes steps when the next one has begun.
 class OverlapMeter {

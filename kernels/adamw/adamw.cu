@@ -11,8 +11,16 @@ constexpr int kThreads = 256;
 // A pack of the bf16 copy.
 constexpr int kElems = 8;
 
+/// Where weight decay ends and begins again. They travel with the launch, so that a recorded step needs no memory for them.
+struct Edges {
+  static constexpr int kMost = 256;  // 2 KiB of the 4 that a launch carries; even, so that decay is on where a further launch begins
+  int count = 0;
+  int64_t at[kMost] = {};
+};
+static_assert(Edges::kMost % 2 == 0);
+
 template <bool kAligned>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args) {
+__global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges) {
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = args.elems - first;
   if (count <= 0) return;
   const AdamwScalars scalars = *args.scalars;
@@ -21,10 +29,17 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args) {
   load_floats<kAligned>(args.parameters + first, count, p);
   load_floats<kAligned>(args.m + first, count, m);
   load_floats<kAligned>(args.v + first, count, v);
+  int passed = 0;  // edges at or before an element: decay is off behind an odd number of them
+  for (int beyond = edges.count; passed < beyond;) {
+    const int middle = (passed + beyond) / 2;
+    if (edges.at[middle] <= first) passed = middle + 1;
+    else beyond = middle;
+  }
 #pragma unroll
   for (int i = 0; i < kElems; ++i) {
+    while (passed < edges.count && edges.at[passed] <= first + i) ++passed;
     const float gradient = scalars.clip * g[i];
-    p[i] -= scalars.learning_rate * args.weight_decay * p[i];
+    p[i] -= scalars.learning_rate * (passed % 2 == 0 ? args.weight_decay : 0.0f) * p[i];
     m[i] = args.beta1 * m[i] + (1.0f - args.beta1) * gradient;
     v[i] = args.beta2 * v[i] + (1.0f - args.beta2) * gradient * gradient;
     p[i] -= scalars.learning_rate * (m[i] * scalars.inv_bias1) / (sqrtf(v[i] * scalars.inv_bias2) + args.eps);
@@ -35,13 +50,34 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args) {
   if (args.working) store_floats<kAligned>(args.working + first, count, p);
 }
 
+/// Elements [begin, end) as a range of their own.
+Adamw part_of(Adamw args, int64_t begin, int64_t end) {
+  args.parameters += begin;
+  args.m += begin;
+  args.v += begin;
+  args.gradient += begin;
+  if (args.working) args.working += begin;
+  if (args.updated) args.updated += begin;
+  args.elems = end - begin;
+  return args;
+}
+
 }  // namespace
 
 void adamw_cuda(LaunchContext& context, const Adamw& args) {
-  for_flag(all_aligned(args.parameters, args.updated, args.m, args.v, args.gradient, args.working), [&](auto aligned) {
-    launch(stream_of(context), adamw_kernel<aligned.value>, dim3(static_cast<unsigned>(blocks_for(args.elems, kThreads * kElems))),
-           dim3(kThreads), 0, args);
-  });
+  int64_t edge = 0;
+  for (int64_t begin = 0; begin < args.elems;) {
+    Edges edges;
+    while (edges.count < Edges::kMost && edge < args.decay_edge_count) edges.at[edges.count++] = args.decay_edges[edge++] - begin;
+    // More edges than one launch carries: the next begins at the last of them.
+    const Adamw part = part_of(args, begin, edge < args.decay_edge_count ? args.decay_edges[edge - 1] : args.elems);
+    begin += part.elems;
+    if (part.elems == 0) continue;
+    for_flag(all_aligned(part.parameters, part.updated, part.m, part.v, part.gradient, part.working), [&](auto aligned) {
+      launch(stream_of(context), adamw_kernel<aligned.value>, dim3(static_cast<unsigned>(blocks_for(part.elems, kThreads * kElems))),
+             dim3(kThreads), 0, part, edges);
+    });
+  }
 }
 
 }  // namespace slipstream::kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One AdamW step on a contiguous range of parameters.
+// One AdamW step on a contiguous range of parameters, of which some decay and others do not.
 //
 //   g = clip · gradient;  p -= lr · weight_decay · p
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g²
@@ -37,9 +37,13 @@ struct Adamw {
   float eps = 1e-8f;
   float weight_decay = 0.0f;
   float* updated = nullptr;     // optional: gets the parameters, which then stay as they are
+  /// Host memory, read before adamw returns: elements at which weight decay ends, begins again and so on, ascending within
+  /// [0, elems]. It starts on, so without edges all decay.
+  const int64_t* decay_edges = nullptr;
+  int64_t decay_edge_count = 0;
 };
 
-/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand), ResourceError (device).
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand, edges out of order), ResourceError (device).
 void adamw(LaunchContext& context, const Adamw& args);
 
 /// 16 flops and 28 bytes an element, 30 with `working`. Pointers may be null. Pure.

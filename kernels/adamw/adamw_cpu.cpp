@@ -31,33 +31,46 @@ inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
   return p * f.decay - f.learning_rate * ((m * f.inv_bias1) / denominator);
 }
 
+/// Elements [begin, end), which decay all or not at all.
+void update_range(const Adamw& args, const Factors& f, int64_t begin, int64_t end) {
+  float* updated = args.updated != nullptr ? args.updated : args.parameters;
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    Vf m = load(args.m + i), v = load(args.v + i);
+    const Vf p = update(f, load(args.parameters + i), load(args.gradient + i), m, v);
+    store(args.m + i, m);
+    store(args.v + i, v);
+    store(updated + i, p);
+    if (args.working != nullptr) store(args.working + i, p);
+  }
+  if (i == end) return;
+  const int64_t rest = end - i;
+  Vf m = load_part(args.m + i, rest), v = load_part(args.v + i, rest);
+  const Vf p = update(f, load_part(args.parameters + i, rest), load_part(args.gradient + i, rest), m, v);
+  store_part(args.m + i, m, rest);
+  store_part(args.v + i, v, rest);
+  store_part(updated + i, p, rest);
+  if (args.working != nullptr) store_part(args.working + i, p, rest);
+}
+
 }  // namespace
 
 void adamw_cpu(LaunchContext& context, const Adamw& args) {
   const AdamwScalars s = *args.scalars;
-  float* updated = args.updated != nullptr ? args.updated : args.parameters;
-  const Factors f = {
+  const Factors on = {
       s.clip,      args.beta1,  1.0f - args.beta1, args.beta2,      1.0f - args.beta2,
       s.inv_bias1, s.inv_bias2, args.eps,          s.learning_rate, 1.0f - s.learning_rate * args.weight_decay};
+  Factors off = on;
+  off.decay = 1.0f;
   context.parallel_for((args.elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {
     const int64_t end = last * kUnit < args.elems ? last * kUnit : args.elems;
-    int64_t i = first * kUnit;
-    for (; i + kLanes <= end; i += kLanes) {
-      Vf m = load(args.m + i), v = load(args.v + i);
-      const Vf p = update(f, load(args.parameters + i), load(args.gradient + i), m, v);
-      store(args.m + i, m);
-      store(args.v + i, v);
-      store(updated + i, p);
-      if (args.working != nullptr) store(args.working + i, p);
+    int64_t edge = 0;
+    for (int64_t i = first * kUnit; i < end;) {
+      while (edge < args.decay_edge_count && args.decay_edges[edge] <= i) ++edge;
+      const int64_t next = edge < args.decay_edge_count && args.decay_edges[edge] < end ? args.decay_edges[edge] : end;
+      update_range(args, edge % 2 == 0 ? on : off, i, next);
+      i = next;
     }
-    if (i == end) return;
-    const int64_t rest = end - i;
-    Vf m = load_part(args.m + i, rest), v = load_part(args.v + i, rest);
-    const Vf p = update(f, load_part(args.parameters + i, rest), load_part(args.gradient + i, rest), m, v);
-    store_part(args.m + i, m, rest);
-    store_part(args.v + i, v, rest);
-    store_part(updated + i, p, rest);
-    if (args.working != nullptr) store_part(args.working + i, p, rest);
   });
 }
 

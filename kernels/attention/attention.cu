@@ -134,18 +134,24 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   }
 }
 
-/// delta[b, h, t] = dout . out, a warp each.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args, float* delta) {
-  const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
-  if (index >= args.batch * args.heads * args.tokens) return;  // the whole warp
+/// delta[b, h, t] = dout . out, `lanes` neighbours of a warp each, a power of two.
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args, int lanes, float* delta) {
+  const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / lanes;
+  const bool inside = index < args.batch * args.heads * args.tokens;  // no early return: the others of the warp wait for its lanes
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
   const int64_t token = index % args.tokens, head = index / args.tokens % args.heads, sequence = index / args.tokens / args.heads;
   const int64_t offset = (sequence * args.tokens + token) * args.out_stride + head * args.head_dim;
   float sum = 0.0f;
-  for (int64_t e = threadIdx.x % kWarp; e < args.head_dim; e += kWarp)
-    sum += to_float(static_cast<const T*>(args.dout)[offset + e]) * to_float(static_cast<const T*>(args.out)[offset + e]);
-  sum = warp_sum(sum);
-  if (threadIdx.x % kWarp == 0) delta[index] = sum;
+  for (int64_t e = lane * kPack<T>; inside && e < args.head_dim; e += lanes * kPack<T>) {
+    float d[kPack<T>], o[kPack<T>];
+    load_floats<kAligned>(static_cast<const T*>(args.dout) + offset + e, args.head_dim - e, d);
+    load_floats<kAligned>(static_cast<const T*>(args.out) + offset + e, args.head_dim - e, o);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) sum += d[i] * o[i];
+  }
+  for (int bits = lanes / 2; bits > 0; bits /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, bits);
+  if (inside && lane == 0) delta[index] = sum;
 }
 
 /// Row statistics of a query of the block: of no query, weights become 0.
@@ -314,8 +320,13 @@ namespace {
 
 template <typename T>
 void launch_delta(LaunchContext& context, const AttentionBackward& args) {
-  launch(stream_of(context), delta_kernel<T>, dim3(static_cast<unsigned>(blocks_for(args.batch * args.heads * args.tokens, kThreads / kWarp))),
-         dim3(kThreads), 0, args, args.workspace);
+  int lanes = 1;
+  while (lanes < kWarp && lanes * kPack<T> < args.head_dim) lanes *= 2;
+  const bool whole = args.head_dim % kPack<T> == 0 && args.out_stride % kPack<T> == 0 && all_aligned(args.dout, args.out);
+  for_flag(whole, [&](auto aligned) {
+    launch(stream_of(context), delta_kernel<aligned.value, T>, dim3(static_cast<unsigned>(blocks_for(args.batch * args.heads * args.tokens, kThreads / lanes))),
+           dim3(kThreads), 0, args, lanes, args.workspace);
+  });
 }
 
 template <typename T>

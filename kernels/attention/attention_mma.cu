@@ -76,6 +76,23 @@ __device__ __forceinline__ void multiply_weights(float (&sums)[kHead / 8][4], co
   }
 }
 
+/// Of lane c of every four, words[i] goes to word c of lane i: afterwards a lane has 16 neighbouring bytes of a row.
+__device__ __forceinline__ ptx::Words gathered(const uint32_t (&words)[4]) {
+  const int c = lane_of() % 4;
+  ptx::Words whole = {};
+#pragma unroll
+  for (int turn = 0; turn < 4; ++turn) {
+    const int other = c ^ turn;
+    uint32_t word = words[0];
+#pragma unroll
+    for (int i = 1; i < 4; ++i) word = i == other ? words[i] : word;
+    word = __shfl_xor_sync(kWholeWarp, word, turn);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) whole.word[i] = i == other ? word : whole.word[i];
+  }
+  return whole;
+}
+
 /// Writes factor[half] * sums to rows `begin` + 8 half + l / 4 of `to`, as far as they are below `tokens`.
 template <int kHead>
 __device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t begin, int64_t tokens, const float (&sums)[kHead / 8][4],
@@ -83,11 +100,14 @@ __device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t row = begin + 8 * half + lane_of() / 4;
-    if (row >= tokens) continue;
 #pragma unroll
-    for (int j = 0; j < kHead / 8; ++j)
-      *reinterpret_cast<uint32_t*>(to + row * stride + 8 * j + 2 * (lane_of() % 4)) =
-          ptx::bf16_pair(factor[half] * sums[j][2 * half], factor[half] * sums[j][2 * half + 1]);
+    for (int j = 0; j < kHead / 8; j += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = ptx::bf16_pair(factor[half] * sums[j + i][2 * half], factor[half] * sums[j + i][2 * half + 1]);
+      const ptx::Words whole = gathered(words);
+      if (row < tokens) ptx::store_16(to + row * stride + 8 * (j + lane_of() % 4), whole);
+    }
   }
 }
 
@@ -179,12 +199,19 @@ template <int kHead>
 __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
   constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems;
-  const Tile q(bytes, kElems), d(bytes + kTileBytes, kElems), k(bytes + 2 * kTileBytes, kElems), v(bytes + 3 * kTileBytes, kElems);
+  const Tile q(bytes, kElems), d(bytes + kTileBytes, kElems);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
   const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z * args.tokens, begin = tile * kRows;
   const int64_t kv_offset = sequence * args.kv_stride + head / (args.heads / args.kv_heads) * kHead;
+  const auto load_keys = [&](int64_t at) {
+    const int stage = static_cast<int>(at % 2);
+    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems), static_cast<const bfloat16*>(args.k) + kv_offset, args.kv_stride, at * kRows, args.tokens);
+    load_rows<kRows, kHead>(Tile(bytes + (3 + 2 * stage) * kTileBytes, kElems), static_cast<const bfloat16*>(args.v) + kv_offset, args.kv_stride, at * kRows, args.tokens);
+  };
   load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
   load_rows<kRows, kHead>(d, static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead, args.out_stride, begin, args.tokens);
+  load_keys(0);
+  ptx::copy_async_commit();
   float lse[2], slope[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -195,12 +222,12 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args,
   const float scale = args.scale * kLog2E;
   float dq[kHead / 8][4] = {};
   for (int64_t at = 0; at <= tile; ++at) {
-    __syncthreads();
-    load_rows<kRows, kHead>(k, static_cast<const bfloat16*>(args.k) + kv_offset, args.kv_stride, at * kRows, args.tokens);
-    load_rows<kRows, kHead>(v, static_cast<const bfloat16*>(args.v) + kv_offset, args.kv_stride, at * kRows, args.tokens);
+    if (at < tile) load_keys(at + 1);
     ptx::copy_async_commit();
-    ptx::copy_async_wait<0>();
+    ptx::copy_async_wait<1>();
     __syncthreads();
+    const int stage = static_cast<int>(at % 2);
+    const Tile k(bytes + (2 + 2 * stage) * kTileBytes, kElems), v(bytes + (3 + 2 * stage) * kTileBytes, kElems);
     float scores[kRows / 8][4] = {}, slopes[kRows / 8][4] = {};
     multiply_rows<kRows, kHead>(scores, q, 16 * warp, k);
     multiply_rows<kRows, kHead>(slopes, d, 16 * warp, v);
@@ -213,6 +240,7 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args,
         slopes[j][i] = hidden ? 0.0f : weight * (slopes[j][i] - slope[i / 2]);
       }
     multiply_weights<kRows, kHead>(dq, slopes, k);
+    __syncthreads();  // the next copies overwrite this stage
   }
   store_rows<kHead>(static_cast<bfloat16*>(args.dq) + sequence * args.dq_stride + head * kHead, args.dq_stride, begin + 16 * warp,
                     args.tokens, dq, {args.scale, args.scale});
@@ -223,45 +251,66 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args,
 template <int kHead, int kQueries>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
-  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems, kQueryBytes = 2 * kQueries * kHead;
-  const Tile k(bytes, kElems), v(bytes + kTileBytes, kElems), q(bytes + 2 * kTileBytes, kQueries * kHead),
-      d(bytes + 2 * kTileBytes + kQueryBytes, kQueries * kHead);
-  const Shared<float> lses(bytes + 2 * kTileBytes + 2 * kQueryBytes, kQueries), deltas(bytes + 2 * kTileBytes + 2 * kQueryBytes + 4 * kQueries, kQueries);
+  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems, kQueryElems = kQueries * kHead, kQueryBytes = 2 * kQueryElems;
+  const Tile k(bytes, kElems), v(bytes + kTileBytes, kElems);
+  const auto queries_at = [&](int stage) { return Tile(bytes + 2 * kTileBytes + 2 * stage * kQueryBytes, kQueryElems); };
+  const auto gradients_at = [&](int stage) { return Tile(bytes + 2 * kTileBytes + (2 * stage + 1) * kQueryBytes, kQueryElems); };
+  unsigned char* const behind = bytes + 2 * kTileBytes + 4 * kQueryBytes;
+  const Shared<float> lses(behind, 2 * kQueries), deltas(behind + 8 * kQueries, 2 * kQueries);  // of both stages
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
   const int64_t key_begin = int64_t{blockIdx.x} * kRows, kv_head = blockIdx.y, sequence = blockIdx.z * args.tokens, group = args.heads / args.kv_heads;
   const int64_t kv_offset = sequence * args.kv_stride + kv_head * kHead;
+  const int64_t per_head = (args.tokens - key_begin + kQueries - 1) / kQueries, steps = group * per_head;
+  const auto begin_of = [&](int64_t step) { return key_begin + step % per_head * kQueries; };
+  float next_lse = 0.0f, next_delta = 0.0f;
+  const auto load_queries = [&](int64_t step) {
+    const int stage = static_cast<int>(step % 2);
+    const int64_t head = kv_head * group + step / per_head, begin = begin_of(step);
+    load_rows<kQueries, kHead>(queries_at(stage), static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
+    load_rows<kQueries, kHead>(gradients_at(stage), static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead, args.out_stride, begin, args.tokens);
+    if (thread < kQueries) {
+      const int64_t index = (blockIdx.z * args.heads + head) * args.tokens + begin + thread;
+      next_lse = begin + thread < args.tokens ? args.lse[index] * kLog2E : kInfinity;
+      next_delta = begin + thread < args.tokens ? delta[index] : 0.0f;
+    }
+  };
+  // These wait in registers while the step before is computed.
+  const auto keep_statistics = [&](int64_t step) {
+    const int at = static_cast<int>(step % 2) * kQueries + thread;
+    if (thread < kQueries) lses[at] = next_lse, deltas[at] = next_delta;
+  };
   load_rows<kRows, kHead>(k, static_cast<const bfloat16*>(args.k) + kv_offset, args.kv_stride, key_begin, args.tokens);
   load_rows<kRows, kHead>(v, static_cast<const bfloat16*>(args.v) + kv_offset, args.kv_stride, key_begin, args.tokens);
+  load_queries(0);
+  keep_statistics(0);
+  ptx::copy_async_commit();
   const float scale = args.scale * kLog2E;
   float dk[kHead / 8][4] = {}, dv[kHead / 8][4] = {};
-  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = key_begin; begin < args.tokens; begin += kQueries) {
-      __syncthreads();
-      load_rows<kQueries, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
-      load_rows<kQueries, kHead>(d, static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead, args.out_stride, begin, args.tokens);
-      ptx::copy_async_commit();
-      if (thread < kQueries) {
-        const int64_t index = (blockIdx.z * args.heads + head) * args.tokens + begin + thread;
-        lses[thread] = begin + thread < args.tokens ? args.lse[index] * kLog2E : kInfinity;
-        deltas[thread] = begin + thread < args.tokens ? delta[index] : 0.0f;
+  for (int64_t step = 0; step < steps; ++step) {
+    if (step + 1 < steps) load_queries(step + 1);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    __syncthreads();
+    const int stage = static_cast<int>(step % 2);
+    const int64_t begin = begin_of(step);
+    const Tile q = queries_at(stage), d = gradients_at(stage);
+    float weights[kQueries / 8][4] = {}, slopes[kQueries / 8][4] = {};
+    multiply_rows<kQueries, kHead>(weights, k, 16 * warp, q);
+    multiply_rows<kQueries, kHead>(slopes, v, 16 * warp, d);
+#pragma unroll
+    for (int j = 0; j < kQueries / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int query = 8 * j + column + i % 2;
+        const bool hidden = key_begin + 16 * warp + row + 8 * (i / 2) > begin + query;
+        weights[j][i] = hidden ? 0.0f : ptx::exp2_approx(weights[j][i] * scale - lses[stage * kQueries + query]);
+        slopes[j][i] = hidden ? 0.0f : weights[j][i] * (slopes[j][i] - deltas[stage * kQueries + query]);
       }
-      ptx::copy_async_wait<0>();
-      __syncthreads();
-      float weights[kQueries / 8][4] = {}, slopes[kQueries / 8][4] = {};
-      multiply_rows<kQueries, kHead>(weights, k, 16 * warp, q);
-      multiply_rows<kQueries, kHead>(slopes, v, 16 * warp, d);
-#pragma unroll
-      for (int j = 0; j < kQueries / 8; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int query = 8 * j + column + i % 2;
-          const bool hidden = key_begin + 16 * warp + row + 8 * (i / 2) > begin + query;
-          weights[j][i] = hidden ? 0.0f : ptx::exp2_approx(weights[j][i] * scale - lses[query]);
-          slopes[j][i] = hidden ? 0.0f : weights[j][i] * (slopes[j][i] - deltas[query]);
-        }
-      multiply_weights<kQueries, kHead>(dv, weights, d);
-      multiply_weights<kQueries, kHead>(dk, slopes, q);
-    }
+    multiply_weights<kQueries, kHead>(dv, weights, d);
+    multiply_weights<kQueries, kHead>(dk, slopes, q);
+    if (step + 1 < steps) keep_statistics(step + 1);
+    __syncthreads();  // the next copies overwrite this stage
+  }
   const int64_t offset = sequence * args.dkv_stride + kv_head * kHead;
   store_rows<kHead>(static_cast<bfloat16*>(args.dk) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dk, {args.scale, args.scale});
   store_rows<kHead>(static_cast<bfloat16*>(args.dv) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dv, {1.0f, 1.0f});
@@ -283,8 +332,8 @@ void run_backward(const LaunchContext& context, const AttentionBackward& args, c
   // Wide heads take half of the queries: dk and dv fill half of the registers.
   constexpr int kQueries = kHead == 64 ? 64 : 32;
   launch(stream_of(context), key_kernel<kHead, kQueries>, grid_of(args.tokens, args.kv_heads, args.batch), dim3(kThreads),
-         2 * kTileBytes + size_t{4} * kQueries * kHead + size_t{8} * kQueries, args, delta);
-  launch(stream_of(context), query_kernel<kHead>, grid_of(args.tokens, args.heads, args.batch), dim3(kThreads), 4 * kTileBytes, args, delta);
+         2 * kTileBytes + 2 * (size_t{4} * kQueries * kHead + size_t{8} * kQueries), args, delta);
+  launch(stream_of(context), query_kernel<kHead>, grid_of(args.tokens, args.heads, args.batch), dim3(kThreads), 6 * kTileBytes, args, delta);
 }
 
 }  // namespace

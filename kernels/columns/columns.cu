@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns on CUDA: a thread per element, neighbours on neighbouring columns.
+// Columns on CUDA: a thread per 16 bytes of a row where operands are aligned.
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/entry_points.h"
@@ -9,33 +9,51 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <typename T>
+/// Moved as they are: whole packs where rows and width are aligned, else elements.
+template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  constexpr int kElems = kAligned ? kPack<T> : 1;
+  const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems;
   if (index >= args.rows * args.width) return;
-  static_cast<T*>(args.to)[index] = static_cast<const T*>(args.from)[index / args.width * args.from_stride + index % args.width];
+  T* to = static_cast<T*>(args.to) + index;
+  const T* from = static_cast<const T*>(args.from) + index / args.width * args.from_stride + index % args.width;
+  if constexpr (kAligned) ptx::store_16(to, ptx::load_16(from));
+  else *to = *from;
 }
 
-template <typename T>
+/// A thread per pack of a row.
+template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) sum_kernel(ColumnsSum args) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (index >= args.rows * args.width) return;
-  static_cast<T*>(args.to)[index / args.width * args.to_stride + index % args.width] = from_float<T>(args.a[index] + args.b[index]);
+  const int64_t packs = (args.width + kPack<T> - 1) / kPack<T>, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t row = index / packs, column = index % packs * kPack<T>, left = args.width - column;
+  if (row >= args.rows) return;
+  float a[kPack<T>], b[kPack<T>];
+  load_floats<kAligned>(args.a + row * args.width + column, left, a);
+  load_floats<kAligned>(args.b + row * args.width + column, left, b);
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) a[i] += b[i];
+  store_floats<kAligned>(static_cast<T*>(args.to) + row * args.to_stride + column, left, a);
 }
 
-dim3 grid_of(int64_t elems) { return dim3(static_cast<unsigned>(blocks_for(elems, kThreads))); }
+dim3 grid_of(int64_t threads) { return dim3(static_cast<unsigned>(blocks_for(threads, kThreads))); }
 
 }  // namespace
 
 void columns_take_cuda(LaunchContext& context, const ColumnsTake& args) {
   for_dtype(args.dtype, [&](auto type) {
-    launch(stream_of(context), take_kernel<decltype(type)>, grid_of(args.rows * args.width), dim3(kThreads), 0, args);
+    using T = decltype(type);
+    for_flag(args.width % kPack<T> == 0 && args.from_stride % kPack<T> == 0 && all_aligned(args.from, args.to), [&](auto aligned) {
+      launch(stream_of(context), take_kernel<aligned.value, T>, grid_of(args.rows * args.width / (aligned.value ? kPack<T> : 1)), dim3(kThreads), 0, args);
+    });
   });
 }
 
 void columns_sum_cuda(LaunchContext& context, const ColumnsSum& args) {
   for_dtype(args.dtype, [&](auto type) {
-    launch(stream_of(context), sum_kernel<decltype(type)>, grid_of(args.rows * args.width), dim3(kThreads), 0, args);
+    using T = decltype(type);
+    for_flag(args.width % kPack<T> == 0 && args.to_stride % kPack<T> == 0 && all_aligned(args.a, args.b, args.to), [&](auto aligned) {
+      launch(stream_of(context), sum_kernel<aligned.value, T>, grid_of(args.rows * blocks_for(args.width, kPack<T>)), dim3(kThreads), 0, args);
+    });
   });
 }
 

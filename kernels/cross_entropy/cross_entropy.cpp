@@ -31,9 +31,15 @@ void cross_entropy(LaunchContext& context, const CrossEntropy& args) {
             args.targets[row], row, args.vocab);
     SLIP_CALL_ISA(cross_entropy_cpu(context, args))
   }
-  double sum = 0.0;
-  for (int64_t row = 0; row < args.rows; ++row) sum += static_cast<double>(args.row_losses[row]);
-  *args.loss_sum = sum;
+  *args.loss_sum = sum_of_losses(args.row_losses, args.rows);
+}
+
+double sum_of_losses(const float* row_losses, int64_t rows) {
+  double lanes[kLossLanes] = {};
+  for (int64_t row = 0; row < rows; ++row) lanes[row % kLossLanes] += static_cast<double>(row_losses[row]);
+  for (int64_t width = kLossLanes / 2; width > 0; width /= 2)
+    for (int64_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
 }
 
 Cost cross_entropy_cost(const CrossEntropy& args) {

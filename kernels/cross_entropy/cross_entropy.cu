@@ -128,19 +128,22 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(CrossEntropyMerge args)
   }
 }
 
-/// loss_sum = the losses of the rows, in row order.
-__global__ void __launch_bounds__(kThreads) sum_kernel(const float* row_losses, int64_t rows, double* loss_sum) {
-  __shared__ float storage[kThreads];
-  const Shared<float> tile(storage);
+constexpr int kSumThreads = static_cast<int>(kLossLanes);
+
+/// loss_sum = sum_of_losses: a thread per lane of the card.
+__global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* row_losses, int64_t rows, double* loss_sum) {
+  __shared__ double storage[kSumThreads];
+  const Shared<double> lanes(storage);
+  const int thread = static_cast<int>(threadIdx.x);
   double sum = 0.0;
-  for (int64_t first = 0; first < rows; first += kThreads) {
-    if (first + threadIdx.x < rows) tile[threadIdx.x] = row_losses[first + threadIdx.x];
+#pragma unroll 8
+  for (int64_t row = thread; row < rows; row += kSumThreads) sum += static_cast<double>(row_losses[row]);
+  lanes[thread] = sum;
+  for (int width = kSumThreads / 2; width > 0; width /= 2) {
     __syncthreads();
-    if (threadIdx.x == 0)
-      for (int i = 0; i < kThreads && first + i < rows; ++i) sum += static_cast<double>(tile[i]);
-    __syncthreads();
+    if (thread < width) lanes[thread] += lanes[thread + width];
   }
-  if (threadIdx.x == 0) *loss_sum = sum;
+  if (thread == 0) *loss_sum = lanes[0];
 }
 
 }  // namespace
@@ -153,7 +156,7 @@ void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args) {
         launch(stream_of(context), row_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
       });
     });
-  launch(stream_of(context), sum_kernel, dim3(1), dim3(kThreads), 0, args.row_losses, args.rows, args.loss_sum);
+  launch(stream_of(context), sum_kernel, dim3(1), dim3(kSumThreads), 0, args.row_losses, args.rows, args.loss_sum);
 }
 
 void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& args) {
@@ -173,7 +176,7 @@ void cross_entropy_merge_cuda(LaunchContext& context, const CrossEntropyMerge& a
         launch(stream_of(context), merge_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
       });
     });
-  launch(stream_of(context), sum_kernel, dim3(1), dim3(kThreads), 0, args.row_losses, args.rows, args.loss_sum);
+  launch(stream_of(context), sum_kernel, dim3(1), dim3(kSumThreads), 0, args.row_losses, args.rows, args.loss_sum);
 }
 
 }  // namespace slipstream::kernels

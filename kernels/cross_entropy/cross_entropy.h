@@ -6,7 +6,8 @@
 //   with `backward`: logits[row, j] = gradient_scale (p[j] - [j == target]), and columns vocab..stride become 0
 // The probabilities exist only as the gradient, in place of the logits. Maximum and sum are found together (Milakov &
 // Gimelshein 2018, "Online normalizer calculation for softmax"); a row is then still in cache when it is overwritten.
-// Rows are computed alone and added in row order in double: the same bits for any number of threads.
+// Rows are computed alone and added in double on kLossLanes interleaved lanes, which are then folded in halves: the same bits
+// for any number of threads.
 
 #include <cstdint>
 
@@ -29,6 +30,11 @@ struct CrossEntropy {
 /// Enqueues on cuda, blocks on cpu. Throws: ShapeError (sizes, dtype, null operand), DataError (a target outside the
 /// vocabulary, before anything is written), ResourceError (device).
 void cross_entropy(LaunchContext& context, const CrossEntropy& args);
+
+/// Lanes of the sum over rows: row r is added to lane r % kLossLanes.
+constexpr int64_t kLossLanes = 1024;
+/// The sum over rows that every device forms. Pure.
+double sum_of_losses(const float* row_losses, int64_t rows);
 
 /// About 8 flops a logit (an exponential counted as one); logits are read once, and written once when `backward`.
 /// Pointers may be null. Pure.

@@ -44,9 +44,7 @@ void cross_entropy_merge(LaunchContext& context, const CrossEntropyMerge& args) 
   if (args.rows > 0) {
     SLIP_CALL_ISA(cross_entropy_merge_cpu(context, args))
   }
-  double sum = 0.0;
-  for (int64_t row = 0; row < args.rows; ++row) sum += static_cast<double>(args.row_losses[row]);
-  *args.loss_sum = sum;
+  *args.loss_sum = sum_of_losses(args.row_losses, args.rows);
 }
 
 Cost cross_entropy_part_cost(const CrossEntropyPart& args) {

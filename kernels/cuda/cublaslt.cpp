@@ -79,6 +79,7 @@ uint32_t alignment_of(std::initializer_list<const void*> pointers) {
 
 Described::Described(const Gemm& args)
     : description(describe(args)),
+      has_epilogue(product_of(args).epilogue != Epilogue::none),
       a(args.a_transposed ? layout(args.in, args.k, args.m, args.a_ld) : layout(args.in, args.m, args.k, args.a_ld)),
       b(args.b_transposed ? layout(args.in, args.n, args.k, args.b_ld) : layout(args.in, args.k, args.n, args.b_ld)),
       d(layout(args.out, args.m, args.n, args.d_ld)) {}
@@ -94,12 +95,15 @@ std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle,
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     prefer(attribute, alignment_bytes);
+  // A product whose sums are split is added up as it is computed, never as it is stored: bfloat16 parts would round every part.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(), d.get(), preference.get(), most,
                                                               results.data(), &found);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) found = 0;
-  else check(status, "asking for algorithms");
+  // What the library says of an epilogue that it has not differs (GELU wants leading dimensions that are multiples of 8); a kernel has it.
+  if (status != CUBLAS_STATUS_SUCCESS) found = 0;
+  if (!has_epilogue) check(status, "asking for algorithms");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < found; ++i)
     if (results[static_cast<size_t>(i)].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[static_cast<size_t>(i)].algo);

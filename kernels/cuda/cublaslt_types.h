@@ -30,7 +30,7 @@ using Layout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMat
 /// A product as the library sees it.
 struct Described {
   explicit Described(const Gemm& args);
-  /// Blocks. The library's candidates, best first, at most `most`.
+  /// Blocks. The library's candidates, best first, at most `most`; none if it has not this epilogue.
   std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const;
   /// Enqueues.
   cublasStatus_t launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm, void* workspace, cudaStream_t stream) const;
@@ -38,6 +38,7 @@ struct Described {
   bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const;
 
   Description description;
+  bool has_epilogue;
   Layout a, b, d;
 };
 

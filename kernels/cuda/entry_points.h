@@ -47,6 +47,7 @@ void embedding_rows_add_cuda(LaunchContext& context, const EmbeddingRowsAdd& arg
 void gelu_forward_cuda(LaunchContext& context, const GeluForward& args);
 void gelu_backward_cuda(LaunchContext& context, const GeluBackward& args);
 void hold_blocks_cuda(LaunchContext& context, const HoldBlocks& args);
+void await_flag_cuda(LaunchContext& context, const AwaitFlag& args);
 void copy_around_cuda(LaunchContext& context, const CopyAround& args);
 void copy_on_device_cuda(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes);
 void layer_norm_forward_cuda(LaunchContext& context, const LayerNormForward& args);

@@ -18,6 +18,12 @@ void hold_blocks(LaunchContext& context, const HoldBlocks& args) {
   hold_blocks_cuda(context, args);
 }
 
+void await_flag(LaunchContext& context, const AwaitFlag& args) {
+  if (context.kind != DeviceKind::cuda) no_kernel("await_flag", context.kind);
+  require_pointers("await_flag", {args.flag});
+  await_flag_cuda(context, args);
+}
+
 void copy_around(LaunchContext& context, const CopyAround& args) {
   if (context.kind != DeviceKind::cuda) no_kernel("copy_around", context.kind);
   require_at_least("copy_around", "size_bytes", args.size_bytes, 0);

@@ -8,10 +8,13 @@ namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 512;
-// Two blocks never share a multiprocessor of sm_80 (164 KiB) or sm_90 (228 KiB), and no product's block fits beside one.
-constexpr size_t kSharedBytes = 160 * 1024;
 constexpr int64_t kPieceBytes = int64_t{kThreads} * 16;
 constexpr uint64_t kPollNs = 1000;
+
+/// Waits until the host has written at least `value` or `ns` have passed since `begin`. For one thread of a block: every look crosses PCIe.
+__device__ void await_host(const uint32_t* word, uint32_t value, uint64_t begin, uint64_t ns) {
+  while (ptx::load_of_host(word) < value && ptx::global_timer_ns() - begin < ns) ptx::pause_ns(kPollNs);
+}
 
 /// Block b reads pieces b, b + blocks, ..., each when its share of `ns` has passed; then it waits for the host's word.
 __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool aligned) {
@@ -23,22 +26,25 @@ __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool al
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     // In float: a product of two of these numbers may be larger than 64 bits hold.
     const auto due = static_cast<uint64_t>(static_cast<float>(args.ns) * (static_cast<float>(piece) / static_cast<float>(pieces)));
-    while (ptx::global_timer_ns() - begin < due) {
-      if (ptx::load_of_host(args.release) != 0) break;
-      ptx::pause_ns(kPollNs);
-    }
+    if (threadIdx.x == 0) await_host(args.release, 1, begin, due);
+    __syncthreads();
     const ptx::Words words = ptx::load_16(args.memory + piece * kPieceBytes + int64_t{threadIdx.x} * 16);
     sum ^= words.word[0] ^ words.word[1] ^ words.word[2] ^ words.word[3];
   }
   seen[static_cast<int>(threadIdx.x)] = sum;  // or the reads are not needed
-  while (ptx::load_of_host(args.release) == 0 && ptx::global_timer_ns() - begin < static_cast<uint64_t>(args.limit_ns)) ptx::pause_ns(kPollNs);
+  if (threadIdx.x == 0) await_host(args.release, 1, begin, static_cast<uint64_t>(args.limit_ns));
+  __syncthreads();  // the others keep their registers meanwhile
 }
+
+__global__ void await_kernel(AwaitFlag args) { await_host(args.flag, args.value, ptx::global_timer_ns(), static_cast<uint64_t>(args.limit_ns)); }
 
 }  // namespace
 
 void hold_blocks_cuda(LaunchContext& context, const HoldBlocks& args) {
-  launch(stream_of(context), hold_kernel, dim3(static_cast<unsigned>(args.blocks)), dim3(kThreads), kSharedBytes, args, all_aligned(args.memory));
+  launch(stream_of(context), hold_kernel, dim3(static_cast<unsigned>(args.blocks)), dim3(kThreads), shared_memory_bytes(), args, all_aligned(args.memory));
 }
+
+void await_flag_cuda(LaunchContext& context, const AwaitFlag& args) { launch(stream_of(context), await_kernel, dim3(1), dim3(1), 0, args); }
 
 void copy_around_cuda(LaunchContext& context, const CopyAround& args) {
   for (int64_t at = 0; at < args.size_bytes; at += args.staging_bytes) {

@@ -9,8 +9,8 @@
 
 namespace slipstream::kernels {
 
-/// Holds multiprocessors as a collective's kernel does: `blocks` blocks of 512 threads with so much shared memory that no block of a
-/// product fits beside one. They read `memory` once, spread over `ns`, and leave when *release, which the host writes, is not 0; after
+/// Holds multiprocessors as a collective's kernel does: `blocks` blocks of 512 threads with all the shared memory that a block may have,
+/// so that nothing which needs any fits beside one. They read `memory` once, spread over `ns`, and leave when *release, which the host writes, is not 0; after
 /// `limit_ns` in any case. Changes nothing.
 ///
 /// Shapes:  memory [size_bytes] of the device
@@ -26,6 +26,14 @@ struct HoldBlocks {
   int64_t limit_ns = int64_t{600} * 1000000000;
 };
 
+/// Holds up its stream until *flag, which the host writes, is at least `value`; after `limit_ns` in any case. One thread: takes nothing that
+/// others would miss.
+struct AwaitFlag {
+  const uint32_t* flag = nullptr;  // of the host, pinned
+  uint32_t value = 1;
+  int64_t limit_ns = int64_t{600} * 1000000000;
+};
+
 /// Copies `memory` to `staging` and back in, and what does not fit in several turns; on a GPU by its copy engines. The way back ends in
 /// `scratch` of the device. Changes nothing else.
 struct CopyAround {
@@ -38,6 +46,7 @@ struct CopyAround {
 
 /// Enqueues. Throws: ShapeError, ResourceError.
 void hold_blocks(LaunchContext& context, const HoldBlocks& args);
+void await_flag(LaunchContext& context, const AwaitFlag& args);
 void copy_around(LaunchContext& context, const CopyAround& args);
 /// Enqueues. to = from, both of the device, which do not overlap; memcpy on cpu.
 void copy_on_device(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes);

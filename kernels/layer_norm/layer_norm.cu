@@ -21,7 +21,7 @@ void layer_norm_backward_cuda(LaunchContext& context, const LayerNormBackward& a
     norm_backward<true>(context, NormBackward<T>{static_cast<const T*>(args.dy), static_cast<const T*>(args.x),
                                                  static_cast<const T*>(args.weight), args.mean, args.inv_std,
                                                  static_cast<const T*>(args.residual), static_cast<T*>(args.dx), args.dweight, args.dbias,
-                                                 args.workspace, args.rows, args.width, args.accumulate});
+                                                 args.rows, args.width, args.accumulate});
   });
 }
 

@@ -39,7 +39,7 @@ struct LayerNormForward {
 /// With n = (x - mean) * inv_std and g = dy * weight: dx = residual + inv_std * (g - mean(g) - n * mean(g * n)),
 /// dweight = sum over rows of dy * n, dbias = sum over rows of dy. x is the sum that the forward normalised.
 ///
-/// Shapes:  as above; workspace layer_norm_backward_workspace_elems(rows, width) floats
+/// Shapes:  as above; workspace layer_norm_backward_workspace_elems(rows, width) floats (of the CPU's sums)
 /// Types:   dy, x, weight, residual, dx f32 or bf16; dweight, dbias f32; accumulate adds to dweight and dbias
 /// Alias:   dx may be dy, x or residual
 /// Cost:    17·rows·D flops (18 with residual); ((3 or 4)·rows·D + D)·sizeof(T) + (2 or 4)·4·D + 8·rows bytes

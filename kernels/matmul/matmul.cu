@@ -11,35 +11,51 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// y[row] += bias for every row (= without inputs). A thread per element.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) bias_kernel(int64_t elems, int64_t out, const T* bias, T* y, bool start) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (index >= elems) return;
-  const float value = start ? 0.0f : to_float(y[index]);
-  y[index] = from_float<T>(value + (bias ? to_float(bias[index % out]) : 0.0f));
+/// y[row] += bias for every row (= without inputs). A thread per pack of a row.
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads) bias_kernel(int64_t rows, int64_t out, const T* bias, T* y, bool start) {
+  const int64_t packs = (out + kPack<T> - 1) / kPack<T>, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t column = index % packs * kPack<T>, left = out - column;
+  if (index >= rows * packs) return;
+  T* to = y + index / packs * out + column;
+  float v[kPack<T>] = {}, b[kPack<T>] = {};
+  if (!start) load_floats<kAligned>(to, left, v);
+  if (bias) load_floats<kAligned>(bias + column, left, b);
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) v[i] += b[i];
+  store_floats<kAligned>(to, left, v);
 }
 
 constexpr int kColumns = 32, kRowLanes = 8;
 
-/// partial[block] (+)= the column sums of a block of rows: a thread per column and eighth of the rows, eighths in order.
-template <typename T>
+/// partial[block] (+)= the column sums of a block of rows: a thread per pack of columns and eighth of the rows, eighths in order.
+template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kColumns* kRowLanes) column_sums_kernel(const T* dy, int64_t stride, int64_t rows, int64_t rows_per_block,
                                                                          int64_t out, float* partial, bool add) {
-  __shared__ float storage[kColumns * kRowLanes];
-  const Shared<float> sums(storage);
-  const int lane = threadIdx.x % kColumns, part = threadIdx.x / kColumns;
-  const int64_t column = int64_t{blockIdx.x} * kColumns + lane;
+  __shared__ float storage[kRowLanes * kPack<T> * kColumns];  // element i of a pack: neighbouring lanes in neighbouring banks
+  const Shared<float> all(storage);
+  const int lane = static_cast<int>(threadIdx.x) % kColumns, part = static_cast<int>(threadIdx.x) / kColumns;
+  const int64_t column = (int64_t{blockIdx.x} * kColumns + lane) * kPack<T>, left = out - column;  // 0 or less: no column
   const int64_t begin = blockIdx.y * rows_per_block, end = begin + rows_per_block < rows ? begin + rows_per_block : rows;
-  float sum = 0.0f;
-  if (column < out)
-    for (int64_t row = begin + part; row < end; row += kRowLanes) sum += to_float(dy[row * stride + column]);
-  sums[threadIdx.x] = sum;
+  float sums[kPack<T>] = {};
+  if (left > 0) {
+#pragma unroll 4
+    for (int64_t row = begin + part; row < end; row += kRowLanes) {
+      float values[kPack<T>];
+      load_floats<kAligned>(dy + row * stride + column, left, values);
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) sums[i] += values[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) all[(part * kPack<T> + i) * kColumns + lane] = sums[i];
   __syncthreads();
-  if (part > 0 || column >= out) return;
-  for (int i = 1; i < kRowLanes; ++i) sum += sums[i * kColumns + lane];
-  float* to = partial + blockIdx.y * out + column;
-  *to = add ? *to + sum : sum;
+  for (int i = part; i < kPack<T> && i < left; i += kRowLanes) {
+    float sum = all[i * kColumns + lane];
+    for (int other = 1; other < kRowLanes; ++other) sum += all[(other * kPack<T> + i) * kColumns + lane];
+    float* to = partial + blockIdx.y * out + column + i;
+    *to = add ? *to + sum : sum;
+  }
 }
 
 /// dbias (+)= the partial sums, block by block.
@@ -59,8 +75,10 @@ void zero(const LaunchContext& context, void* p, int64_t size_bytes) {
 
 template <typename T>
 void add_bias(const LaunchContext& context, const MatmulForward& args, void* y, bool start) {
-  launch(stream_of(context), bias_kernel<T>, dim3(blocks_of(args.rows * args.out)), dim3(kThreads), 0, args.rows * args.out, args.out,
-         static_cast<const T*>(args.bias), static_cast<T*>(y), start);
+  for_flag(args.out % kPack<T> == 0 && all_aligned(args.bias, y), [&](auto aligned) {
+    launch(stream_of(context), bias_kernel<aligned.value, T>, dim3(blocks_of(args.rows * blocks_for(args.out, kPack<T>))), dim3(kThreads), 0, args.rows,
+           args.out, static_cast<const T*>(args.bias), static_cast<T*>(y), start);
+  });
 }
 
 template <typename T>
@@ -74,9 +92,11 @@ void bias_gradient(const LaunchContext& context, const MatmulBackwardWeight& arg
   blocks = rows_per_block > 0 ? blocks_for(args.rows, rows_per_block) : 0;
   float* partial = blocks == 1 ? args.dbias : static_cast<float*>(scratch_of(context));
   if (blocks > 0)
-    launch(stream_of(context), column_sums_kernel<T>, dim3(static_cast<unsigned>(blocks_for(args.out, kColumns)), static_cast<unsigned>(blocks)),
-           dim3(kColumns * kRowLanes), 0, static_cast<const T*>(args.dy), args.dy_stride, args.rows, rows_per_block, args.out, partial,
-           partial == args.dbias && args.accumulate);
+    for_flag(args.dy_stride % kPack<T> == 0 && all_aligned(args.dy), [&](auto aligned) {
+      launch(stream_of(context), column_sums_kernel<aligned.value, T>,
+             dim3(static_cast<unsigned>(blocks_for(args.out, kColumns * kPack<T>)), static_cast<unsigned>(blocks)), dim3(kColumns * kRowLanes), 0,
+             static_cast<const T*>(args.dy), args.dy_stride, args.rows, rows_per_block, args.out, partial, partial == args.dbias && args.accumulate);
+    });
   if (partial != args.dbias)
     launch(stream_of(context), column_finish_kernel, dim3(blocks_of(args.out)), dim3(kThreads), 0, partial, blocks, args.out, args.dbias,
            args.accumulate);

@@ -21,7 +21,7 @@ void rms_norm_backward_cuda(LaunchContext& context, const RmsNormBackward& args)
     norm_backward<false>(context, NormBackward<T>{static_cast<const T*>(args.dy), static_cast<const T*>(args.x),
                                                   static_cast<const T*>(args.weight), nullptr, args.inv_rms,
                                                   static_cast<const T*>(args.residual), static_cast<T*>(args.dx), args.dweight, nullptr,
-                                                  args.workspace, args.rows, args.width, args.accumulate});
+                                                  args.rows, args.width, args.accumulate});
   });
 }
 

@@ -36,7 +36,7 @@ struct RmsNormForward {
 /// With n = x * inv_rms and g = dy * weight: dx = residual + inv_rms * (g - n * mean(g * n)), dweight = sum over rows
 /// of dy * n. x is the sum that the forward normalised.
 ///
-/// Shapes:  as above; workspace rms_norm_backward_workspace_elems(rows, width) floats
+/// Shapes:  as above; workspace rms_norm_backward_workspace_elems(rows, width) floats (of the CPU's sums)
 /// Types:   dy, x, weight, residual, dx f32 or bf16; dweight f32; accumulate adds to dweight
 /// Alias:   dx may be dy, x or residual
 /// Cost:    11·rows·D flops (12 with residual); ((3 or 4)·rows·D + D)·sizeof(T) + (1 or 2)·4·D + 4·rows bytes

@@ -11,56 +11,102 @@ namespace {
 constexpr int64_t kBlock = 4096;  // elements, of the card
 constexpr int kLanes = 16;        // of the card
 constexpr int kThreads = 256;
-constexpr int kBlocksPerLaunchBlock = kThreads / kLanes;
-// One double a block, and the running total in front.
-constexpr int64_t kBlocksAtOnce = kScratchBytes / 8 - 1;
+constexpr int kPerThread = kPack<float>;                // lanes of the card that a thread adds
+constexpr int kThreadsOfBlock = kLanes / kPerThread;    // of the card's
+constexpr int kBlocksOfThreads = kThreads / kThreadsOfBlock;
+constexpr int64_t kBlocksAtOnce = kScratchBytes / 8;    // one double each
 
-/// sums[i] = the sum of block first + i; 16 lanes each.
-__global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, int64_t elems, int64_t first, int64_t count, double* sums) {
-  const int64_t block = int64_t{blockIdx.x} * kBlocksPerLaunchBlock + threadIdx.x / kLanes;
-  const int64_t begin = (first + block) * kBlock;
-  const int64_t end = block >= count ? begin : begin + kBlock < elems ? begin + kBlock : elems;
-  double sum = 0.0;
-  for (int64_t i = begin + threadIdx.x % kLanes; i < end; i += kLanes) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+/// A part, or as much of it as a launch takes.
+struct Piece {
+  int64_t begin, elems;
+  int64_t first_block;  // of the launch
+  int64_t result;
+  bool starts;  // else the sums of its beginning are in the result
+};
+/// They travel with the launch, so that a recorded step needs no memory for them.
+struct Pieces {
+  static constexpr int kMost = 96;  // of 40 bytes: just below the 4 KiB that a launch carries
+  int count = 0;
+  int64_t blocks = 0;
+  Piece at[kMost] = {};
+};
+
+/// sums[block] = the sum of that block; four threads each, four lanes of the card a thread.
+__global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces pieces, double* sums) {
+  const int64_t block = int64_t{blockIdx.x} * kBlocksOfThreads + threadIdx.x / kThreadsOfBlock;
+  const bool whole = block < pieces.blocks;  // no early return: the others of the warp wait for its lanes
+  int piece = 0;
+  for (int beyond = pieces.count; beyond - piece > 1;) {
+    const int middle = (piece + beyond) / 2;
+    if (pieces.at[middle].first_block <= block) piece = middle;
+    else beyond = middle;
+  }
+  const int64_t at = (block - pieces.at[piece].first_block) * kBlock, left = pieces.at[piece].elems - at;
+  const int64_t elems = !whole ? 0 : left < kBlock ? left : kBlock;
+  const float* from = x + pieces.at[piece].begin + at;
+  const bool aligned = reinterpret_cast<uintptr_t>(from) % 16 == 0;
+  double lanes[kPerThread] = {};
+#pragma unroll 8
+  for (int64_t i = threadIdx.x % kThreadsOfBlock * kPerThread; i < elems; i += kLanes) {
+    float values[kPerThread];
+    if (aligned) load_floats<true>(from + i, elems - i, values);
+    else load_floats<false>(from + i, elems - i, values);
 #pragma unroll
-  for (int width = kLanes / 2; width > 0; width /= 2) sum += __shfl_down_sync(kWholeWarp, sum, width, kLanes);
-  if (threadIdx.x % kLanes == 0 && block < count) sums[block] = sum;
+    for (int lane = 0; lane < kPerThread; ++lane) lanes[lane] += static_cast<double>(values[lane]) * static_cast<double>(values[lane]);
+  }
+#pragma unroll
+  for (int width = kThreadsOfBlock / 2; width > 0; width /= 2)
+#pragma unroll
+    for (int lane = 0; lane < kPerThread; ++lane) lanes[lane] += __shfl_down_sync(kWholeWarp, lanes[lane], width, kThreadsOfBlock);
+#pragma unroll
+  for (int width = kPerThread / 2; width > 0; width /= 2)
+#pragma unroll
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  if (threadIdx.x % kThreadsOfBlock == 0 && whole) sums[block] = lanes[0];
 }
 
-/// total (+)= sums in order; the last launch writes the result.
-__global__ void __launch_bounds__(kThreads) finish_kernel(const double* sums, int64_t count, double* total, bool start, bool last,
-                                                          double* result, bool accumulate) {
+/// A block a piece: its result (+)= its sums in order.
+__global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const double* sums, double* results) {
   __shared__ double storage[kThreads];
   const Shared<double> tile(storage);
-  double sum = start || threadIdx.x > 0 ? 0.0 : *total;
+  const Piece& piece = pieces.at[blockIdx.x];
+  const int64_t count = (piece.elems + kBlock - 1) / kBlock;
+  double sum = piece.starts || threadIdx.x > 0 ? 0.0 : results[piece.result];
   for (int64_t first = 0; first < count; first += kThreads) {
-    if (first + threadIdx.x < count) tile[threadIdx.x] = sums[first + threadIdx.x];
+    if (first + threadIdx.x < count) tile[threadIdx.x] = sums[piece.first_block + first + threadIdx.x];
     __syncthreads();
     if (threadIdx.x == 0)
       for (int i = 0; i < kThreads && first + i < count; ++i) sum += tile[i];
     __syncthreads();
   }
-  if (threadIdx.x > 0) return;
-  *total = sum;
-  if (last) *result = accumulate ? *result + sum : sum;
+  if (threadIdx.x == 0) results[piece.result] = sum;
+}
+
+void run(const LaunchContext& context, const SumSquares& args, Pieces& pieces) {
+  auto* sums = static_cast<double*>(scratch_of(context));
+  if (pieces.blocks > 0)
+    launch(stream_of(context), blocks_kernel, dim3(static_cast<unsigned>(blocks_for(pieces.blocks, kBlocksOfThreads))), dim3(kThreads), 0, args.x,
+           pieces, sums);
+  launch(stream_of(context), finish_kernel, dim3(static_cast<unsigned>(pieces.count)), dim3(kThreads), 0, pieces, sums, args.results);
+  pieces = {};
 }
 
 }  // namespace
 
 void sum_squares_cuda(LaunchContext& context, const SumSquares& args) {
-  double* total = static_cast<double*>(scratch_of(context));
-  double* sums = total + 1;
-  const int64_t blocks = blocks_for(args.elems, kBlock);
-  int64_t first = 0;
-  do {
-    const int64_t count = blocks - first < kBlocksAtOnce ? blocks - first : kBlocksAtOnce;
-    if (count > 0)
-      launch(stream_of(context), blocks_kernel, dim3(static_cast<unsigned>(blocks_for(count, kBlocksPerLaunchBlock))), dim3(kThreads), 0,
-             args.x, args.elems, first, count, sums);
-    launch(stream_of(context), finish_kernel, dim3(1), dim3(kThreads), 0, sums, count, total, first == 0, first + count == blocks,
-           args.result, args.accumulate);
-    first += count;
-  } while (first < blocks);
+  Pieces pieces;
+  for (int64_t i = 0; i < args.part_count; ++i) {
+    const SumSquaresPart& part = args.parts[i];
+    int64_t done = 0;
+    do {
+      if (pieces.count == Pieces::kMost || pieces.blocks == kBlocksAtOnce) run(context, args, pieces);
+      const int64_t most = (kBlocksAtOnce - pieces.blocks) * kBlock, left = part.elems - done, elems = left < most ? left : most;
+      pieces.at[pieces.count++] = {part.begin + done, elems, pieces.blocks, part.result, done == 0};
+      pieces.blocks += blocks_for(elems, kBlock);
+      done += elems;
+    } while (done < part.elems);
+  }
+  run(context, args, pieces);
 }
 
 }  // namespace slipstream::kernels

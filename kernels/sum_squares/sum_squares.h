@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The sum of the squares of a range of floats, in double: a piece of the gradient norm.
+// The sums of the squares of ranges of floats, in double: pieces of the gradient norm.
 //
-//   *result (+)= sum over i of x[i]²
-// Blocks of 4096 elements are summed on 16 interleaved lanes, then added in block order. The square of a float is exact
-// in double, so the result has the same bits for any number of threads and any instruction set.
+//   results[part.result] = sum over i in [0, part.elems) of x[part.begin + i]², for every part
+// Blocks of 4096 elements of a part are summed on 16 interleaved lanes, then added in block order. The square of a float is exact
+// in double, so a result has the same bits for any number of threads and any instruction set.
 
 #include <cstdint>
 
@@ -12,17 +12,22 @@
 
 namespace slipstream::kernels {
 
+struct SumSquaresPart {
+  int64_t begin = 0, elems = 0;
+  int64_t result = 0;  // index of its sum
+};
+
 struct SumSquares {
   const float* x = nullptr;
-  int64_t elems = 0;
-  double* result = nullptr;  // one number in device memory
-  bool accumulate = false;
+  const SumSquaresPart* parts = nullptr;  // host memory, read before sum_squares returns
+  int64_t part_count = 0;
+  double* results = nullptr;  // in device memory
 };
 
 /// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand), ResourceError (device).
 void sum_squares(LaunchContext& context, const SumSquares& args);
 
-/// 2 flops and 4 bytes an element. Pointers may be null. Pure.
+/// 2 flops and 4 bytes an element, 8 bytes a part. `x` and `results` may be null. Pure.
 Cost sum_squares_cost(const SumSquares& args);
 
 }  // namespace slipstream::kernels

@@ -36,10 +36,8 @@ double block_sum(const float* x, int64_t elems) {
   return lanes[0];
 }
 
-}  // namespace
-
-void sum_squares_cpu(LaunchContext& context, const SumSquares& args) {
-  const int64_t blocks = (args.elems + kBlock - 1) / kBlock;
+double part_sum(LaunchContext& context, const float* x, int64_t elems) {
+  const int64_t blocks = (elems + kBlock - 1) / kBlock;
   double total = 0.0;
   for (int64_t first = 0; first < blocks; first += kBlocksAtOnce) {
     const int64_t count = blocks - first < kBlocksAtOnce ? blocks - first : kBlocksAtOnce;
@@ -47,12 +45,19 @@ void sum_squares_cpu(LaunchContext& context, const SumSquares& args) {
     context.parallel_for(count, 8, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t at = (first + block) * kBlock;
-        sums[block] = block_sum(args.x + at, args.elems - at < kBlock ? args.elems - at : kBlock);
+        sums[block] = block_sum(x + at, elems - at < kBlock ? elems - at : kBlock);
       }
     });
     for (int64_t block = 0; block < count; ++block) total += sums[block];
   }
-  *args.result = args.accumulate ? *args.result + total : total;
+  return total;
+}
+
+}  // namespace
+
+void sum_squares_cpu(LaunchContext& context, const SumSquares& args) {
+  for (int64_t i = 0; i < args.part_count; ++i)
+    args.results[args.parts[i].result] = part_sum(context, args.x + args.parts[i].begin, args.parts[i].elems);
 }
 
 }  // namespace slipstream::kernels::SLIP_ISA

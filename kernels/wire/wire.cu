@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels instead of floats on CUDA: a warp per block of 128, four values a lane.
+// What travels instead of floats on CUDA: a warp per block of 128, four values a lane, 16 bytes of float.
 
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/entry_points.h"
@@ -32,14 +32,18 @@ __device__ __forceinline__ Lane lane_of(int64_t block, int64_t elems, int64_t pa
 
 __device__ __forceinline__ float byte_of(uint32_t word, int i) { return static_cast<float>(static_cast<int8_t>(word >> (8 * i))); }
 
+template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t part_bytes) {
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
   if (block >= blocks) return;
   const Lane lane = lane_of(block, args.elems, part_bytes);
-  float x[kLaneElems] = {}, top = 0.0f, finite = 0.0f;
-  for (int i = 0; i < lane.count; ++i) {
-    x[i] = args.from[lane.value + i] + (args.residual ? args.residual[lane.value + i] : 0.0f);
+  float x[kLaneElems], rest[kLaneElems] = {}, top = 0.0f, finite = 0.0f;
+  load_floats<kAligned>(args.from + lane.value, lane.count, x);
+  if (args.residual) load_floats<kAligned>(args.residual + lane.value, lane.count, rest);
+#pragma unroll
+  for (int i = 0; i < kLaneElems; ++i) {
+    x[i] += rest[i];
     top = fmaxf(top, fabsf(x[i]));
     finite += x[i] - x[i];
   }
@@ -51,15 +55,17 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t p
   if (threadIdx.x % kWarp == 0) *reinterpret_cast<float*>(to + lane.scale) = scale;
   if (lane.count == 0) return;
   uint32_t word = 0;
+#pragma unroll
   for (int i = 0; i < kLaneElems; ++i) {
     const float whole = rintf(fminf(fmaxf(x[i] * inverse, -127.0f), 127.0f));
     word |= (static_cast<uint32_t>(static_cast<int>(whole)) & 0xffu) << (8 * i);
-    if (args.residual) args.residual[lane.value + i] = x[i] - whole * scale;
+    rest[i] = x[i] - whole * scale;
   }
+  if (args.residual) store_floats<kAligned>(args.residual + lane.value, lane.count, rest);
   *reinterpret_cast<uint32_t*>(to + lane.word) = word;
 }
 
-template <typename To>
+template <bool kAligned, typename To>
 __global__ void __launch_bounds__(kThreads) decode_kernel(Decode args, int64_t part_bytes) {
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
@@ -69,9 +75,19 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(Decode args, int64_t p
   const auto* from = static_cast<const unsigned char*>(args.from);
   const float scale = *reinterpret_cast<const float*>(from + lane.scale);
   const uint32_t word = *reinterpret_cast<const uint32_t*>(from + lane.word);
-  for (int i = 0; i < kLaneElems; ++i) static_cast<To*>(args.to)[lane.value + i] = from_float<To>(byte_of(word, i) * scale);
+  float x[kLaneElems];
+#pragma unroll
+  for (int i = 0; i < kLaneElems; ++i) x[i] = byte_of(word, i) * scale;
+  To* to = static_cast<To*>(args.to) + lane.value;
+  if constexpr (kLaneElems % kPack<To> == 0) {
+    store_floats<kAligned>(to, lane.count, x);
+  } else {  // half a pack of bf16
+#pragma unroll
+    for (int i = 0; i < kLaneElems; ++i) to[i] = from_float<To>(x[i]);
+  }
 }
 
+template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int64_t part_bytes) {
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (block >= (args.elems + kWireBlockElems - 1) / kWireBlockElems) return;
@@ -84,16 +100,23 @@ __global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int6
     const uint32_t word = *reinterpret_cast<const uint32_t*>(from + lane.word);
     for (int i = 0; i < kLaneElems; ++i) total[i] = part == 0 ? byte_of(word, i) * scale : total[i] + byte_of(word, i) * scale;
   }
-  for (int i = 0; i < kLaneElems; ++i) args.to[lane.value + i] = total[i];
+  store_floats<kAligned>(args.to + lane.value, lane.count, total);
 }
 
+template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) sum_rounded_kernel(SumParts args) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= args.elems) return;
-  const auto* from = static_cast<const bfloat16*>(args.from) + i;
-  float total = to_float(*from);
-  for (int64_t part = 1; part < args.parts; ++part) total += to_float(from[part * args.elems]);
-  args.to[i] = total;
+  constexpr int kElems = kPack<bfloat16>;
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, left = args.elems - first;
+  if (left <= 0) return;
+  const auto* from = static_cast<const bfloat16*>(args.from) + first;
+  float total[kElems], more[kElems];
+  load_floats<kAligned>(from, left, total);
+  for (int64_t part = 1; part < args.parts; ++part) {
+    load_floats<kAligned>(from + part * args.elems, left, more);
+#pragma unroll
+    for (int i = 0; i < kElems; ++i) total[i] += more[i];
+  }
+  store_floats<kAligned>(args.to + first, left, total);
 }
 
 dim3 grid_for(int64_t warps) { return dim3(static_cast<unsigned>(blocks_for(warps, kWarps))); }
@@ -102,24 +125,35 @@ dim3 grid_for(int64_t warps) { return dim3(static_cast<unsigned>(blocks_for(warp
 
 void encode_cuda(LaunchContext& context, const Encode& args) {
   if (args.wire == DType::bf16) return map(context, args.parts * args.elems, args.from, static_cast<bfloat16*>(args.to), Same{});
-  launch(stream_of(context), encode_kernel, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args, encoded_bytes(args.elems, DType::u8));
+  for_flag(all_aligned(args.from, args.residual), [&](auto aligned) {
+    launch(stream_of(context), encode_kernel<aligned.value>, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
+           encoded_bytes(args.elems, DType::u8));
+  });
 }
 
 void decode_cuda(LaunchContext& context, const Decode& args) {
   for_dtype(args.to_dtype, [&](auto to) {
     using To = decltype(to);
     if (args.wire == DType::bf16) return map(context, args.parts * args.elems, static_cast<const bfloat16*>(args.from), static_cast<To*>(args.to), Same{});
-    launch(stream_of(context), decode_kernel<To>, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
-           encoded_bytes(args.elems, DType::u8));
+    for_flag(all_aligned(args.to), [&](auto aligned) {
+      launch(stream_of(context), decode_kernel<aligned.value, To>, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
+             encoded_bytes(args.elems, DType::u8));
+    });
   });
 }
 
 void sum_parts_cuda(LaunchContext& context, const SumParts& args) {
+  constexpr int kElems = kPack<bfloat16>;
   if (args.wire == DType::u8)
-    launch(stream_of(context), sum_bytes_kernel, grid_for(blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
-           encoded_bytes(args.elems, DType::u8));
+    for_flag(all_aligned(args.to), [&](auto aligned) {
+      launch(stream_of(context), sum_bytes_kernel<aligned.value>, grid_for(blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
+             encoded_bytes(args.elems, DType::u8));
+    });
   else
-    launch(stream_of(context), sum_rounded_kernel, dim3(static_cast<unsigned>(blocks_for(args.elems, kThreads))), dim3(kThreads), 0, args);
+    for_flag(args.elems % kElems == 0 && all_aligned(args.from, args.to), [&](auto aligned) {
+      launch(stream_of(context), sum_rounded_kernel<aligned.value>, dim3(static_cast<unsigned>(blocks_for(args.elems, kThreads * kElems))), dim3(kThreads), 0,
+             args);
+    });
 }
 
 }  // namespace slipstream::kernels

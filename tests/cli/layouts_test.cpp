@@ -50,7 +50,7 @@ TEST_CASE("a plan tells the bubble of a pipeline from communication that compute
 TEST_CASE("70 billion parameters on 512 ranks over three axes: planned, proved and rehearsed here, with the memory of every stage", "[cli][pipeline]") {
   const std::string plan = "plan " SOURCE_DIR "/configs/runs/llama_70b.toml --ranks 512 --machine " SOURCE_DIR "/configs/machines/h100x8.toml"
                            " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full";
-  for (const std::string& schedule : {std::string("1f1b"), std::string("interleaved_1f1b --set pipeline.virtual_stages=2")}) {
+  for (const std::string& schedule : {std::string("1f1b --set pipeline.virtual_stages=1"), std::string("interleaved_1f1b --set pipeline.virtual_stages=2")}) {
     const Result result = call(plan + " --set pipeline.schedule=" + schedule);
     INFO(result.text);
     CHECK(result.code == 0);

@@ -105,7 +105,7 @@ inline Result on_ranks(int ranks, const std::string& arguments) {
   return shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " " + arguments);
 }
 inline bool has_mpirun() {
-  if (std::string(MPIRUN).empty()) WARN("skipped: no mpirun in this build");
+  if (std::string(MPIRUN).empty()) WARN("SKIPPED more than one rank: no mpirun in this build");
   return !std::string(MPIRUN).empty();
 }
 

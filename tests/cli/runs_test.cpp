@@ -160,6 +160,18 @@ TEST_CASE("two ranks train the model of one", "[cli]") {
         Json::parse(read(folder.path("two") + "/run.json")).at("plan_hash").as_string());
 }
 
+TEST_CASE("ranks that were started on one host are planned as one node, though it has fewer cores or more", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder, "[zero]\nstage = 2\n");
+  for (int ranks : {1, 2, 5}) {
+    const Result trained = on_ranks(ranks, "train " + run + " --set train.steps=1 --set train.global_batch_size=" + std::to_string(4 * ranks));
+    INFO(trained.text);
+    REQUIRE(trained.code == 0);
+    CHECK(Json::parse(read(folder.path("run") + "/run.json")).at("ranks_per_node").as_int() == ranks);
+  }
+}
+
 TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weights", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
@@ -172,6 +184,17 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
   REQUIRE(result.code == 0);
   const std::vector<Json> lines = metrics(dir);
   CHECK(lines.back().at("params_hash").as_string() == hash);
+  // What is exposed is somebody's: the tasks that compute waited for, the largest first.
+  CHECK(contains(result.text, "; compute waited for "));
+  for (const Json& line : lines) {
+    REQUIRE(line.at("exposed_ms").as_double() > 0);
+    double sum = 0, before = line.at("exposed_ms").as_double() + 1;
+    for (const auto& [task, ms] : line.at("exposed_by").as_object()) {
+      CHECK(ms.as_double() <= before);
+      sum += before = ms.as_double();
+    }
+    CHECK(sum == Approx(line.at("exposed_ms").as_double()));
+  }
   const Json& last = lines[4];
   CHECK(last.at("comm_ms").as_double() > 20);
   CHECK(last.at("exposed_ms").as_double() > 0.5 * last.at("comm_ms").as_double());
@@ -201,13 +224,15 @@ TEST_CASE("delays and the way of reducing do not change the weights of three pro
   Folder folder;
   const std::string run = run_file(folder);
   std::string expected;
-  for (const char* more : {"", " --inject-delays 7", " --set overlap.grad_reduce=naive", " --set overlap.bucket_size=1MiB"}) {
+  for (const char* more : {"", " --inject-delays 7", " --inject-delays 0", " --set overlap.grad_reduce=naive", " --set overlap.bucket_size=1MiB"}) {
     const Result result = on_ranks(3, "train " + run + " --set train.global_batch_size=6" + more);
     INFO(more << "\n" << result.text);
     REQUIRE(result.code == 0);
     const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string();
     if (expected.empty()) expected = hash;
     CHECK(hash == expected);
+    // Every seed is one, 0 too.
+    CHECK(contains(result.text, "random pauses before works") == contains(more, "--inject-delays"));
   }
 }
 
@@ -313,10 +338,12 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   kill(ranks.back(), SIGKILL);
   const auto begin = std::chrono::steady_clock::now();
   job.join();
-  std::printf("  the job ended %.1f s after the kill\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("  the job ended %.1f s after the kill\n", seconds);
   INFO(result.text);
+  if (contains(shell(std::string(MPIRUN) + " --version").text, "Open MPI")) CHECK(result.code == 128 + SIGKILL);
   CHECK(result.code != 0);
-  CHECK(result.code != 124);  // it ended by itself
+  CHECK(seconds < 60);                  // seconds on a quiet machine; a job that hangs is stopped much later
   CHECK(ranks_running(run).empty());
   CHECK(!fs::exists(dir + "/checkpoints/final/model.safetensors"));
   CHECK_NOTHROW(Json::parse(read(dir + "/run.json")));
@@ -327,9 +354,9 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
 TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks", "[.slow]") {
   if (!has_mpirun()) return;
   const char* given = std::getenv("SLIPSTREAM_SHAKESPEARE");
-  const std::string text = given ? given : SOURCE_DIR "/data/shakespeare.txt";
+  const std::string text = given ? given : SOURCE_DIR "/../shared/data/tinyshakespeare.txt";
   if (!fs::exists(text)) {
-    WARN("skipped: no " + text + "; SLIPSTREAM_SHAKESPEARE names another place");
+    WARN("SKIPPED the recipe: no " + text + "; SLIPSTREAM_SHAKESPEARE names another place");
     return;
   }
   Folder folder;

@@ -167,6 +167,43 @@ TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one c
   CHECK(!Json::parse(between.text).at("update").at("double_buffer").as_bool());
 }
 
+TEST_CASE("a step as a graph is rehearsed with the barrier behind it, and auto takes what its numbers say", "[cli][zero]") {
+  const std::string gpus = " --machine " SOURCE_DIR "/configs/machines/h100x8.toml --set device.kind=cuda";
+  const std::string gpt2 = "plan " SOURCE_DIR "/configs/runs/gpt2_124m.toml --ranks 8" + gpus + " --set zero.stage=1";
+  Folder folder;
+  const std::string tiny = "plan " + run_file(folder) + " --ranks 2" + gpus + " --set zero.stage=1";
+  int graphs = 0, task_by_task = 0;
+  // On a slow link all gathers behind the barrier are more than the launches; on a fast one they are not.
+  for (const std::string& plan : {gpt2, tiny, gpt2 + " --set comm.emulate.bandwidth=20Gbit/s"}) {
+    const auto planned = [&](const std::string& graph) {
+      const Result printed = call(plan + " --json --set device.graph=" + graph);
+      INFO(printed.text);
+      REQUIRE(printed.code == 0);
+      return Json::parse(printed.text);
+    };
+    const Json yes = planned("true"), no = planned("false"), automatic = planned("auto");
+    const auto step_ms = [](const Json& of) { return of.at("rehearsed").at("step_ms").as_double(); };
+    CAPTURE(plan, step_ms(yes), step_ms(no), step_ms(automatic), automatic.at("graph").at("launches_ms").as_double());
+    CHECK(yes.at("graph").at("taken").as_bool());
+    CHECK(!no.at("graph").at("taken").as_bool());
+    CHECK(step_ms(yes) >= step_ms(no));
+    CHECK(automatic.at("graph").at("step_ms").as_double() == Approx(step_ms(yes)));
+    CHECK(automatic.at("graph").at("task_by_task_ms").as_double() == Approx(step_ms(no)));
+    const bool dear = step_ms(yes) - step_ms(no) > automatic.at("graph").at("launches_ms").as_double();
+    CHECK(automatic.at("graph").at("taken").as_bool() == !dear);
+    CHECK(step_ms(automatic) == Approx(dear ? step_ms(no) : step_ms(yes)));
+    ++(dear ? task_by_task : graphs);
+  }
+  CHECK(graphs > 0);
+  CHECK(task_by_task > 0);
+  const Result text = call(gpt2);
+  INFO(text.text);
+  CHECK(contains(text.text, "\ngraph:   device.graph = \"auto\": steps are launched "));
+  CHECK(contains(text.text, "with a graph's barrier behind each"));
+  // A CPU has no graphs, and no line about them.
+  CHECK(!contains(call("plan " + run_file(folder) + " --ranks 2").text, "graph:"));
+}
+
 TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and every knob of the overlap alone", "[cli][zero]") {
   if (!has_mpirun()) return;
   Folder folder;
@@ -176,6 +213,23 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
   INFO(zero.text);
   CHECK(zero.code == 0);
   for (const char* row : {"zero-1 ", "zero-1, gathers exposed", "zero-3, prefetch 0", "zero-3, prefetch 1", "zero-3, prefetch 1, gathers exposed"}) CHECK(contains(zero.text, row));
+  // Ranks that share sequences gather parameters among them, too.
+  const Result ring = on_ranks(2, "bench overlap " + run + " --zero 1,3 --prefetch 1 --set parallel.context=2 --set train.global_batch_size=2" + quick);
+  INFO(ring.text);
+  CHECK(ring.code == 0);
+  const std::string table = read(csv);
+  CHECK(count(table, "\n") == 5);
+  for (size_t line = table.find('\n') + 1; line < table.size(); line = table.find('\n', line) + 1) {
+    // ..., gather_ms, gather_exposed
+    const std::string row = table.substr(line, table.find('\n', line) - line);
+    const size_t last = row.rfind(','), before = row.rfind(',', last - 1);
+    INFO(row);
+    CHECK(std::stod(row.substr(before + 1)) > 0);
+    CHECK(!contains(row, "inf"));
+  }
+  for (const char* axis : {"context", "tensor"})
+    check_refused(on_ranks(2, "bench overlap " + run + " --set parallel." + std::string(axis) + "=2 --set train.global_batch_size=2" + quick), 2,
+                  {"parallel.tensor x parallel.context", "slipstream bench layers"});
   const struct {
     int ranks;
     std::string sets;

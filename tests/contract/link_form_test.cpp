@@ -2,6 +2,8 @@
 // What an emulated link does while it is busy, on the CPU with stand-ins for copies and blocks; and groups of which one rank exists.
 
 #include <atomic>
+#include <map>
+#include <mutex>
 
 #include "comm/emulate/emulate.h"
 #include "comm/imitated_communicator.h"
@@ -27,12 +29,15 @@ struct Seen {
 
 LinkTraffic traffic(LinkForm form, Seen& seen) {
   return {.form = form,
+          .make_flag = [&] { return &seen.flags[seen.flags_taken++]; },
+          .await = [&](LaunchContext&, const uint32_t* flag, uint32_t value) {
+            while (std::atomic_ref(*const_cast<uint32_t*>(flag)).load() < value) std::this_thread::yield();
+          },
           .copy = [&](LaunchContext&, const std::byte*, int64_t size_bytes) { seen.copied_bytes += size_bytes, ++seen.copies; },
           .hold = [&](LaunchContext&, const std::byte*, int64_t, int64_t, const uint32_t* release) {
             while (std::atomic_ref(*const_cast<uint32_t*>(release)).load() == 0) std::this_thread::yield();
             ++seen.holds;
-          },
-          .make_flag = [&] { return &seen.flags[seen.flags_taken++]; }};
+          }};
 }
 
 std::string lines(const std::vector<std::string>& failures) {
@@ -84,18 +89,33 @@ TEST_CASE("blocks of two channels are released in the order in which their bytes
   CHECK(ended_ns[1] - begin_ns >= 40'000'000);
 }
 
-TEST_CASE("part of a transfer is waited for with the port shared") {
+TEST_CASE("parts of a transfer are told in order, with the port shared, and none sleeps in the caller") {
   const auto port = std::make_shared<LinkPort>(comm::Link{1e8, 0});
-  const auto never = [] { return false; };
   const int64_t begin_ns = monotonic_ns();
   const auto a = port->begin(begin_ns, 0, 2'000'000), b = port->begin(begin_ns, 0, 500'000);
-  port->wait_for_part(a, 1'500'000, never);
-  CHECK(monotonic_ns() - begin_ns >= 10'000'000);
-  port->wait_for_part(a, 1'000'000, never);
-  CHECK(monotonic_ns() - begin_ns >= 15'000'000);  // b is gone by then
-  CHECK(port->wait(b, never));
-  CHECK(port->wait(a, never));
-  CHECK(monotonic_ns() - begin_ns >= 25'000'000);
+  std::mutex mutex;
+  std::vector<std::pair<std::string, int64_t>> told;
+  const auto tell = [&](const char* name) {
+    return [&, name] {
+      const std::lock_guard lock(mutex);
+      told.emplace_back(name, monotonic_ns() - begin_ns);
+    };
+  };
+  port->when_done(a, tell("half"), 1'000'000);
+  port->when_done(a, tell("quarter"), 1'500'000);
+  port->when_done(a, tell("all"));
+  port->when_done(b, tell("other"));
+  const auto count = [&] {
+    const std::lock_guard lock(mutex);
+    return told.size();
+  };
+  while (count() < 4) std::this_thread::yield();
+  const std::map<std::string, int64_t> at(told.begin(), told.end());
+  CHECK(at.at("quarter") >= 10'000'000);
+  CHECK(at.at("half") >= 15'000'000);  // the other is gone by then
+  CHECK(at.at("all") >= 25'000'000);
+  CHECK(told.back().first == "all");
+  CHECK(at.at("quarter") <= at.at("half"));
 }
 
 TEST_CASE("what is held is released when the run is aborted") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator contract on ranks that are processes. Every rank collects its failures; rank 0 prints all.
+// The communicator contract on ranks that are processes, with memory that they share and through MPI alone. Every rank collects its failures; rank 0 prints all.
 
 #include <cstdio>
 #include <numeric>
@@ -27,9 +27,9 @@ void check_control_plane(RankTest& test, comm::MpiWorld& world) {
 }
 
 /// A rank that waits for a peer that stays away is told after the timeout, with the op and the peer.
-void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks) {
+void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks, bool share_memory) {
   if (world.size() == 1) return;
-  const auto impatient = comm::make_mpi_communicator(world, ranks, 2, {.timeout_seconds = 0.05});
+  const auto impatient = comm::make_mpi_communicator(world, ranks, 2, {.timeout_seconds = 0.05, .share_memory = share_memory});
   if (world.rank() != 0) return world.barrier();
   std::vector<std::byte> bytes(400);
   const Slice whole{RankTest::kFrom, 0, 400};
@@ -70,8 +70,8 @@ void check_emulated(RankTest& test, comm::MpiWorld& world) {
 }
 
 /// Without an emulated link, the last entry is known where it was asked for.
-void check_measured_entries(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks) {
-  const auto measured = comm::make_mpi_communicator(world, ranks, 3, {.timeout_seconds = 20, .measures_entries = true});
+void check_measured_entries(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks, bool share_memory) {
+  const auto measured = comm::make_mpi_communicator(world, ranks, 3, {.timeout_seconds = 20, .measures_entries = true, .share_memory = share_memory});
   std::vector<std::byte> bytes(400);
   const Slice whole{RankTest::kFrom, 0, 400};
   RankTest inner(*measured);
@@ -90,15 +90,17 @@ int main() {
   try {
     std::vector<int> ranks(static_cast<size_t>(world.size()));
     std::iota(ranks.begin(), ranks.end(), 0);
-    const auto communicator = comm::make_mpi_communicator(world, ranks, 1, {.timeout_seconds = 20});
-    RankTest test(*communicator);
-    check_control_plane(test, world);
-    contract::check_communicator(test);
-    check_emulated(test, world);
-    check_measured_entries(test, world, ranks);
-    contract::check_abort(test, false);
-    check_timeout(test, world, ranks);
-    for (const std::string& failure : test.failures) report += failure + "\n";
+    for (const bool share_memory : {true, false}) {
+      const auto communicator = comm::make_mpi_communicator(world, ranks, 1, {.timeout_seconds = 20, .share_memory = share_memory});
+      RankTest test(*communicator);
+      check_control_plane(test, world);
+      contract::check_communicator(test);
+      check_emulated(test, world);
+      check_measured_entries(test, world, ranks, share_memory);
+      contract::check_abort(test, false);
+      check_timeout(test, world, ranks, share_memory);
+      for (const std::string& failure : test.failures) report += failure + (share_memory ? "\n" : " (through MPI alone)\n");
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", world.rank(), error.what());
     world.abort(1);

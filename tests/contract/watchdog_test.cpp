@@ -15,7 +15,8 @@ using comm::Watchdog;
 
 namespace {
 
-/// A wire whose works hang until they are aborted, and that says what it is told to.
+/// A wire whose works hang until they are aborted, and that says what it is told to. Its abort may wait for another's, as NCCL's does
+/// where it frees memory while the other's operations stand on the device.
 class Wire final : public comm::Communicator {
  public:
   int rank() const override { return 0; }
@@ -30,7 +31,10 @@ class Wire final : public comm::Communicator {
   Work exchange(const comm::Transfer&, int, int) override { return {}; }
   std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
   void abort() override {
-    if (!aborted.exchange(true)) ended_.set_value();
+    if (aborted.exchange(true)) return;
+    ended_.set_value();
+    while (waits_for && !waits_for->aborted) std::this_thread::yield();
+    while (stands) std::this_thread::yield();
   }
   void check_for_errors() override {
     ++checks;
@@ -38,7 +42,8 @@ class Wire final : public comm::Communicator {
   }
   void hang() { ended_.get_future().wait(); }
 
-  std::atomic<bool> broken{false}, aborted{false};
+  std::atomic<bool> broken{false}, aborted{false}, stands{false};
+  Wire* waits_for = nullptr;
   std::atomic<int> checks{0};
 
  private:
@@ -46,7 +51,7 @@ class Wire final : public comm::Communicator {
 };
 
 std::string in_flight() { return "all_reduce of 7 float32 on channel reduce"; }
-constexpr comm::WatchdogOptions kFast{.timeout_seconds = 600, .poll = std::chrono::milliseconds(1)};
+const comm::WatchdogOptions kFast{.timeout_seconds = 600, .poll = std::chrono::milliseconds(1)};
 
 }  // namespace
 
@@ -87,4 +92,47 @@ TEST_CASE("an error between waits is found, too") {
   wire.broken = true;
   while (!wire.aborted) std::this_thread::yield();
   CHECK_THROWS_AS(watchdog.watch([] {}), CommError);
+}
+
+TEST_CASE("communicators whose aborts wait for each other are all aborted") {
+  Wire first, second;
+  first.waits_for = &second;
+  second.waits_for = &first;
+  Watchdog watchdog({&first, &second}, in_flight, kFast);
+  second.broken = true;
+  CHECK_THROWS_AS(watchdog.watch([&] { first.hang(); }), CommError);
+}
+
+TEST_CASE("trouble that somebody else has seen aborts, and the first sentence counts") {
+  Wire wire;
+  Watchdog watchdog({&wire}, in_flight, kFast);
+  CHECK_THROWS_WITH(watchdog.watch([&] {
+    watchdog.give_up("[cuda] lost.");
+    wire.hang();
+    watchdog.give_up("[comm] a consequence.");
+  }), Catch::Contains("[cuda] lost."));
+  CHECK_THROWS_WITH(watchdog.rethrow(), Catch::Contains("[cuda] lost."));
+}
+
+TEST_CASE("a device that no abort frees is left with the sentence, but not while the host is elsewhere") {
+  Wire wire;
+  std::promise<std::string> left;
+  std::atomic<bool> may_leave{false};
+  comm::WatchdogOptions options{.poll = std::chrono::milliseconds(1), .patience_seconds = 0.02};
+  options.leave = [&](const std::string& sentence) {
+    if (!wire.stands.exchange(false)) return;
+    CHECK(may_leave);
+    left.set_value(sentence);
+  };
+  {
+    wire.stands = true;
+    Watchdog watchdog({&wire}, in_flight, options);
+    watchdog.give_up("[nccl] reduce: a peer is gone.");
+    while (!wire.aborted) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));  // saves weights, say
+    may_leave = true;
+  }
+  const std::string sentence = left.get_future().get();
+  CHECK(sentence.find("[nccl] reduce: a peer is gone. ") == 0);
+  CHECK(sentence.find("has not become free within 0.02 s") != std::string::npos);
 }

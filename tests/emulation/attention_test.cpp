@@ -2,6 +2,7 @@
 // Attention on the emulated device against the whole matrix in double: the general path and the tensor cores.
 
 #include "kernels/attention/attention.h"
+#include "kernels/hold/hold.h"
 
 #include "kernels/attention/attention_cuda.h"
 #include "tests/emulation/on_device.h"
@@ -148,4 +149,22 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
   CHECK((taken(64, DType::bf16, 0, 384) && taken(128, DType::bf16, 0, 384)));
   CHECK_FALSE((taken(96, DType::bf16, 0, 384) || taken(64, DType::f32, 0, 384)));
   CHECK_FALSE((taken(64, DType::bf16, 1, 384) || taken(64, DType::bf16, 0, 385)));
+}
+
+TEST_CASE("a card with too little shared memory for the general path is refused with the numbers, and a held block takes what there is") {
+  constexpr int64_t kWidth = 256, kTokens = 8;
+  OnDevice x(random_doubles(3 * kTokens * kWidth, DType::f32, 1), DType::f32, "x"), out(kTokens * kWidth, DType::f32, "out"), lse(kTokens, DType::f32, "lse");
+  LaunchContext context = cuda_context();
+  const auto attend = [&] {
+    attention_forward(context, {x.data(), x.data(kWidth), x.data(2 * kWidth), out.data(), lse.data<float>(), 1, kTokens, 1, 1, kWidth, 3 * kWidth, 3 * kWidth,
+                                kWidth, 0.0625f, DType::f32});
+  };
+  attend();
+  if (on_card) return;  // it has what it has
+  emulation::set_shared_memory_bytes(99 * 1024);
+  CHECK_THROWS_WITH(attend(), Catch::Contains("bytes of shared memory, but this GPU gives at most 101376"));
+  const uint32_t released = 1;
+  CHECK_NOTHROW(hold_blocks(context, {.memory = x.data<std::byte>(), .size_bytes = 8192, .release = &released, .blocks = 2, .ns = 1000}));
+  CHECK_NOTHROW(await_flag(context, {.flag = &released}));
+  emulation::set_shared_memory_bytes(227 * 1024);
 }

@@ -28,6 +28,7 @@ struct cublasLtMatrixLayoutOpaque_t {
 struct cublasLtMatmulPreferenceOpaque_t {
   uint64_t workspace_bytes = 0;
   uint32_t alignment_bytes = 256;
+  uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 struct cublasLtContext {};
 
@@ -37,7 +38,7 @@ namespace {
 constexpr uint64_t kMagic = 0x736c697073747265;
 constexpr size_t kWorkspaceBytes = 4096;  // of every algorithm
 // Virtual times of the candidates, in fourths of what the shape says; 3 is refused.
-constexpr int64_t kFourths[kCandidates] = {4, 6, 2, 1, 3};
+constexpr int64_t kFourths[kCandidates] = {4, 6, 2, 1, 3, 1};
 
 std::mutex mutex;
 
@@ -79,21 +80,23 @@ struct Call {
       if (!t.bias || (t.bias_type != -1 && t.bias_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
     if (has_gelu() || t.epilogue == CUBLASLT_EPILOGUE_DGELU) {
       if (!t.aux || t.aux_ld < m() || (t.aux_type != -1 && t.aux_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
-      if (t.aux_ld % 8 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+      if (t.aux_ld % 8 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     }
     if (fuses_gradient() && !fake_cublaslt().fuses_gradients) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
   }
 
-  void run(const void* pa, const void* pb, float beta, void* pd) const {
+  void run(const void* pa, const void* pb, float beta, void* pd, bool rounds_halves) const {
     const auto at_b = [&](int64_t row, int64_t column) {
       return static_cast<double>(load(pb, description.b_transposed ? column + row * b.ld : row + column * b.ld, b.type));
     };
     for (int64_t j = 0; j < n(); ++j)
       for (int64_t i = 0; i < m(); ++i) {
         double sum = 0;
-        for (int64_t l = 0; l < k(); ++l)
+        for (int64_t l = 0; l < k(); ++l) {
+          if (rounds_halves && l == k() / 2 && d.type != CUDA_R_32F) sum = static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(sum))));
           sum += static_cast<double>(load(pa, description.a_transposed ? l + i * a.ld : i + l * a.ld, a.type)) * at_b(l, j);
+        }
         const int64_t at = i + j * d.ld, at_aux = i + j * description.aux_ld;
         if (beta != 0) sum += static_cast<double>(beta) * static_cast<double>(load(pd, at, d.type));
         if (has_bias()) sum += static_cast<double>(load(description.bias, i, d.type));
@@ -190,7 +193,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     std::memcpy(&preference->workspace_bytes, value, size_bytes);
   } else {
     if (size_bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
-    std::memcpy(&preference->alignment_bytes, value, size_bytes);
+    std::memcpy(attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ? &preference->reduction_schemes : &preference->alignment_bytes, value, size_bytes);
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -201,7 +204,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   *found = 0;
   if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
   if (preference->workspace_bytes < slipstream::emulation::kWorkspaceBytes) return CUBLAS_STATUS_NOT_SUPPORTED;
-  for (uint64_t c = 0; c < slipstream::emulation::kCandidates && *found < asked; ++c)
+  // What the library likes best where it may: two halves of the sum, each rounded as D is.
+  if ((preference->reduction_schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) && call.k() > 1)
+    results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kRoundingCandidate, call), slipstream::emulation::kWorkspaceBytes,
+                           CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+  for (uint64_t c = 0; c < slipstream::emulation::kRoundingCandidate && *found < asked; ++c)
     results[(*found)++] = {slipstream::emulation::candidate_of(c, call), slipstream::emulation::kWorkspaceBytes, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -234,7 +241,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d, candidate, workspace,
                                           factor = *static_cast<const float*>(beta)] {
     std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // nobody else's meanwhile
-    call.run(a, b, factor, d);
+    call.run(a, b, factor, d, candidate == slipstream::emulation::kRoundingCandidate);
     slipstream::emulation::elapse(call.ns(candidate));
   });
   return CUBLAS_STATUS_SUCCESS;

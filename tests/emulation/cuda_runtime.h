@@ -132,6 +132,12 @@ T atomicMax(T* p, T value) {
   return old;
 }
 template <typename T>
+T atomicOr(T* p, T value) {
+  const T old = *p;
+  *p = old | value;
+  return old;
+}
+template <typename T>
 T atomicCAS(T* p, T compare, T value) {
   const T old = *p;
   if (old == compare) *p = value;

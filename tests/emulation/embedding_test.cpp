@@ -13,8 +13,8 @@ namespace {
 struct Shape {
   int64_t batch, tokens, width, vocab;
 };
-// Around a pack of columns, a block of rows (256) and a tile of columns (1024).
-const std::vector<Shape> kShapes = {{1, 1, 1, 1}, {3, 7, 5, 11}, {2, 16, 64, 31}, {1, 257, 9, 4}, {2, 150, 33, 1000}, {1, 3, 1030, 2}};
+// Around a pack of columns, a chunk of rows (256) and a tile of columns (1024 of float, 2048 of bf16).
+const std::vector<Shape> kShapes = {{1, 1, 1, 1}, {3, 7, 5, 11}, {2, 16, 64, 31}, {1, 257, 9, 4}, {2, 150, 33, 1000}, {1, 3, 1030, 2}, {1, 3, 2056, 2}};
 
 std::vector<int32_t> ids_of(int64_t count, int64_t vocab, uint32_t seed) {
   std::mt19937 generator(seed);
@@ -87,6 +87,31 @@ TEST_CASE("embedding: dense gradients have the CPU's bits") {
           CHECK((dtable.intact() && dposition.intact()));
         });
       }
+}
+
+TEST_CASE("embedding: thousands of rows, ids that lie far apart or are taken for each other") {
+  // 34 chunks of 256 rows, so that their bits take two words; ids equal modulo 65536 share the bits that say where they are.
+  constexpr int64_t kRows = 33 * 256 + 7, kVocab = 140'000;
+  std::vector<int32_t> ids;
+  std::mt19937 generator(5);
+  for (int64_t i = 0; i < kRows; ++i)
+    ids.push_back(i % 3 == 0 ? static_cast<int32_t>(5 + 65536 * (generator() % 3)) : static_cast<int32_t>(generator() % (i % 3 == 1 ? kVocab : 2500)));
+  ids.back() = ids.front() = 139'999;
+  const Doubles dy = random_doubles(kRows, DType::f32, 2);
+  Tensor host_dy(dy, DType::f32), host_table(kVocab, DType::f32), host_rows(kRows, DType::f32);
+  std::vector<int32_t> host_ids(ids.size());
+  LaunchContext cpu = cpu_context();
+  embedding_backward(cpu, {ids.data(), host_dy.data(), host_table.data<float>(), kRows, 1, kVocab});
+  embedding_rows_pack(cpu, {ids.data(), host_dy.data(), host_ids.data(), host_rows.data<float>(), kRows, kRows, 1});
+  OnDevice on_ids(ids, "ids"), on_dy(dy, DType::f32, "dy");
+  for_orders([&](LaunchContext& context) {
+    OnDevice dtable(kVocab, DType::f32, "dtable"), row_ids(kRows, DType::i32, "row_ids"), rows(kRows, DType::f32, "rows");
+    embedding_backward(context, {on_ids.data<int32_t>(), on_dy.data(), dtable.data<float>(), kRows, 1, kVocab});
+    CHECK(dtable.doubles() == host_table.doubles());
+    embedding_rows_pack(context, {on_ids.data<int32_t>(), on_dy.data(), row_ids.data<int32_t>(), rows.data<float>(), kRows, kRows, 1});
+    CHECK(rows.doubles() == host_rows.doubles());
+    CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
+  });
 }
 
 TEST_CASE("embedding: ids outside the vocabulary are left out of the gradient") {

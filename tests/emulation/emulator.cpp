@@ -292,6 +292,12 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
 }  // namespace
 
 void fail(const std::string& what) { throw Error(sentence(what)); }
+size_t& shared_memory() {
+  static size_t bytes = 227 * 1024;
+  return bytes;
+}
+size_t shared_memory_bytes() { return shared_memory(); }
+void set_shared_memory_bytes(size_t bytes) { shared_memory() = bytes; }
 void set_descending(bool descending) { m.descending = descending; }
 int64_t launches() { return m.launches; }
 int lane() { return static_cast<int>(m.current % 32); }

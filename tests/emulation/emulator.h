@@ -41,6 +41,10 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
 void enqueue(void* stream, std::function<void()> command);
 void set_streams(std::function<void(void* stream, std::function<void()> command)> streams);
 
+/// What the device gives to a block: as a card of compute capability 9.0, unless set.
+size_t shared_memory_bytes();
+void set_shared_memory_bytes(size_t bytes);
+
 /// Order of the threads between two barriers; results of a correct kernel do not change.
 void set_descending(bool descending);
 /// Kernels run so far.

@@ -19,7 +19,7 @@ template <typename Kernel, typename... Args>
 std::string error_of(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, const Args&... args) {
   try {
     launch(cudaStream_t{}, kernel, grid, block, shared_bytes, args...);
-  } catch (const emulation::Error& error) {
+  } catch (const std::exception& error) {  // of the emulated device, or of what asks it before a launch
     return error.what();
   }
   return {};

@@ -15,7 +15,8 @@ struct FakeCublasLt {
   std::map<uint64_t, int> calls;  // products launched, by candidate
 };
 /// Candidates in the order that the library proposes: it takes candidate 0 first, 2 is the fastest, 3 is refused when launched.
-constexpr uint64_t kFastestCandidate = 2, kFailingCandidate = 3, kCandidates = 5;
+/// Before all of them comes 5, where parts of a sum may be added as D is stored.
+constexpr uint64_t kFastestCandidate = 2, kFailingCandidate = 3, kRoundingCandidate = 5, kCandidates = 6;
 FakeCublasLt& fake_cublaslt();
 
 }  // namespace slipstream::emulation

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "engine/device/work.h"
+#include "kernels/common/checks.h"
 
 namespace slipstream::kernels {
 
@@ -20,9 +21,11 @@ struct Site {
 
 inline cudaStream_t stream_of(const LaunchContext& context) { return context.native_stream; }
 inline void cuda_check(cudaError_t, const char*) {}
+inline size_t shared_memory_bytes() { return emulation::shared_memory_bytes(); }
 
 template <typename... Parameters, typename... Args>
 void launch(Site site, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const Args&... args) {
+  require_shared_memory(static_cast<int64_t>(shared_bytes), static_cast<int64_t>(shared_memory_bytes()));
   const std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
   emulation::enqueue(site.stream, [=, at = site.at] {
     emulation::run({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, [&] { std::apply(kernel, values); }, at);

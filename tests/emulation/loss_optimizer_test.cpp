@@ -57,7 +57,7 @@ ThreadPool& one_thread() {
 
 TEST_CASE("cross-entropy: loss and gradient equal double, padding columns become zero") {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {3, 2, 4}, {5, 65, 65}, {3, 1023, 1024}, {3, 1025, 1100}, {257, 9, 16}, {2, 2049, 2056}}) {
+    for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {3, 2, 4}, {5, 65, 65}, {3, 1023, 1024}, {3, 1025, 1100}, {257, 9, 16}, {2051, 2, 8}, {2, 2049, 2056}}) {
       CAPTURE(rows, vocab, stride, name_of(dtype));
       Doubles logits = Tensor(random_doubles(rows * stride, dtype, 1, 5.0), dtype).doubles();
       std::vector<int32_t> targets;
@@ -76,9 +76,9 @@ TEST_CASE("cross-entropy: loss and gradient equal double, padding columns become
         CHECK(losses.bytes() == forward_losses);
         CHECK(error_of(x.doubles(), want.gradient) < (dtype == DType::f32 ? 1e-5 : 0x1p-7));
         CHECK(sum.value() == Approx(want.sum).epsilon(1e-6).margin(1e-6));
-        double in_order = 0.0;
-        for (double loss : losses.doubles()) in_order += loss;
-        CHECK(sum.value() == in_order);
+        std::vector<float> of_rows(static_cast<size_t>(rows));
+        host_access.read(of_rows.data(), losses.data(), of_rows.size() * 4);
+        CHECK(sum.value() == sum_of_losses(of_rows.data(), rows));
         CHECK((x.intact() && losses.intact() && sum.memory.intact()));
       });
     }
@@ -176,6 +176,36 @@ TEST_CASE("adamw: three steps equal the double optimizer, aligned or not") {
     }
 }
 
+TEST_CASE("adamw: edges of the weight decay give the bits of ranges of their own, however many there are") {
+  for (const int64_t count : {1, 2, 5, 255, 256, 257, 600}) {
+    CAPTURE(count);
+    std::vector<int64_t> edges{3};
+    while (static_cast<int64_t>(edges.size()) < count) edges.push_back(edges.back() + static_cast<int64_t>(edges.size()) * 7 % 11);
+    const int64_t elems = edges.back() + 9;
+    const Doubles start = random_doubles(elems, DType::f32, 1), g = random_doubles(elems, DType::f32, 2);
+    OnDevice scalars(Doubles{1e-2, 1.5, 1.2, 0.5}, DType::f32, "scalars"), gradient(g, DType::f32, "gradient");
+    std::vector<uint8_t> bytes[2];
+    for (bool apart : {false, true}) {
+      OnDevice p(start, DType::f32, "parameters"), m(Doubles(start.size()), DType::f32, "m"), v(Doubles(start.size()), DType::f32, "v"), working(elems, DType::bf16, "working");
+      LaunchContext context = cuda_context();
+      const auto update = [&](int64_t begin, int64_t end, float decay, int64_t edge_count) {
+        adamw(context, {p.data<float>(begin), m.data<float>(begin), v.data<float>(begin), gradient.data<float>(begin), working.data<bfloat16>(begin), end - begin,
+                        scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f, decay, nullptr, edges.data(), edge_count});
+      };
+      const int64_t before = emulation::launches();
+      if (!apart) update(0, elems, 0.1f, count);
+      if (!apart && !on_card) CHECK(emulation::launches() - before == 1 + (count - 1) / 256);
+      for (size_t i = 0; apart && i <= edges.size(); ++i)
+        update(i == 0 ? 0 : edges[i - 1], i < edges.size() ? edges[i] : elems, i % 2 == 0 ? 0.1f : 0.0f, 0);
+      bytes[apart] = p.bytes();
+      const auto more = working.bytes();
+      bytes[apart].insert(bytes[apart].end(), more.begin(), more.end());
+      CHECK((p.intact() && m.intact() && v.intact() && working.intact()));
+    }
+    CHECK(bytes[0] == bytes[1]);
+  }
+}
+
 TEST_CASE("sum of squares: the CPU's bits") {
   for (int64_t elems : {0, 1, 15, 17, 4095, 4096, 4097, 65537, 4096 * 300 + 3}) {
     CAPTURE(elems);
@@ -184,15 +214,43 @@ TEST_CASE("sum of squares: the CPU's bits") {
     LaunchContext cpu;
     cpu.pool = &one_thread();
     double want = 0.0;
-    sum_squares(cpu, {host.data<float>(), elems, &want});
+    const SumSquaresPart whole{0, elems, 0};
+    sum_squares(cpu, {host.data<float>(), &whole, 1, &want});
     for_orders([&](LaunchContext& context) {
       OnDevice on(x, DType::f32, "x");
       Sum sum;
-      sum_squares(context, {on.data<float>(), elems, sum.data()});
+      sum_squares(context, {on.data<float>(), &whole, 1, sum.data()});
       CHECK(sum.value() == want);
-      sum.set(3.0);
-      sum_squares(context, {on.data<float>(), elems, sum.data(), true});
-      CHECK(sum.value() == 3.0 + want);
+    });
+  }
+}
+
+TEST_CASE("sum of squares: parts of a bucket have the CPU's bits, aligned or not, in one pair of launches up to 96 of them") {
+  for (const int64_t count : {1, 7, 96, 97, 200}) {
+    std::vector<SumSquaresPart> parts;
+    int64_t begin = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t elems = i % 5 == 3 ? 0 : i % 7 == 1 ? 4096 * (1 + i % 3) + i : 1 + i * 37 % 300;
+      parts.push_back({begin, elems, (i * 3 + 1) % (4 * count)});
+      begin += elems + i % 3;
+    }
+    const Doubles x = random_doubles(begin, DType::f32, 3);
+    Tensor host(x, DType::f32);
+    LaunchContext cpu;
+    cpu.pool = &one_thread();
+    std::vector<double> want(static_cast<size_t>(4 * count), 7.0);
+    sum_squares(cpu, {host.data<float>(), parts.data(), count, want.data()});
+    for_orders([&](LaunchContext& context) {
+      OnDevice on(x, DType::f32, "x"), results(4 * count, DType::f64, "results");
+      const std::vector<double> untouched(want.size(), 7.0);
+      host_access.write(results.data(), untouched.data(), 8 * untouched.size());
+      const int64_t before = emulation::launches();
+      sum_squares(context, {on.data<float>(), parts.data(), count, results.data<double>()});
+      if (!on_card) CHECK(emulation::launches() - before == 2 * ((count + 95) / 96));
+      std::vector<double> got(want.size());
+      host_access.read(got.data(), results.data(), 8 * got.size());
+      CHECK(got == want);
+      CHECK(results.intact());
     });
   }
 }

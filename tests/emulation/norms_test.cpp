@@ -96,6 +96,9 @@ TEST_CASE("norms: backward equals double, bits the same in any order") {
       for (int64_t width : {1, 7, 8, 31, 33, 264})
         for (bool residual : {false, true}) check_backward(3, width, dtype, residual, residual, centre);
       for (int64_t rows : {1, 15, 16, 17, 33, 1025}) check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0, centre);
+      // Sums that leave room for one warp of a block, and sums that shared memory does not hold at all.
+      check_backward(67, 7000, dtype, true, false, centre);
+      check_backward(35, 24600, dtype, false, true, centre);
     }
 }
 

@@ -200,9 +200,10 @@ TEST_CASE("sizes: the update of a whole model's share") {
   Both p(elems, kF32, 1), m(elems, kF32, 3, 0.1), v(second, kF32, "v"), g(gradient, kF32, "gradient"), working(elems, kBf16, 4), rounded(elems, kBf16, 5);
   Both scalars(Doubles{1e-3, 1.5, 1.2, 0.5}, kF32, "scalars");
   double on_cpu = 0;
+  const SumSquaresPart whole{.begin = 0, .elems = elems, .result = 0};
   Both sum(Doubles(2), kF32, "sum");
   on_both([&](LaunchContext& context, bool device) {
-    sum_squares(context, {.x = g.at<float>(device), .elems = elems, .result = device ? sum.at<double>(true) : &on_cpu});
+    sum_squares(context, {.x = g.at<float>(device), .parts = &whole, .part_count = 1, .results = device ? sum.at<double>(true) : &on_cpu});
     cast(context, {.from = g.at(device), .to = rounded.at(device), .elems = elems, .from_dtype = kF32, .to_dtype = kBf16});
     adamw(context, {.parameters = p.at<float>(device), .m = m.at<float>(device), .v = v.at<float>(device), .gradient = g.at<float>(device), .working = working.at<bfloat16>(device), .elems = elems,
                     .scalars = scalars.at<AdamwScalars>(device), .weight_decay = 0.1f});

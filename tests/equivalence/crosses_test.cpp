@@ -126,8 +126,7 @@ std::string refusal_of(const Row& row) {
   try {
     const RunConfig config = config_of(row);
     require_supported(config);
-    const cli::FinishedJob finished = cli::build_finished_job({.config = config, .world = ranks_of(row), .machine = this_host(1)});
-    if (!finished.proof.holds()) throw PlanError("{}: {} {}", name_of(row), finished.proof.deadlock, finished.proof.hazards[0].sentence());
+    cli::build_finished_job({.config = config, .world = ranks_of(row), .machine = this_host(1)});
   } catch (const ConfigError& error) {
     return error.what();
   }

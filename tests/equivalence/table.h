@@ -115,6 +115,26 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.dtype = l.wire_dtype = DType::bf16;
       l.micro_batches = 2;
     });
+    for (bool hybrid : {false, true})
+      add(model + "bfloat16 gradients summed by exchange" + (hybrid ? ", ZeRO-1 in groups of 2 of 4" : ""), family, [&](Layout& l) {
+        l.wire_dtype = DType::bf16, l.sums_by_exchange = true;
+        if (hybrid) l.model.split_tied_embedding = false, l.ranks = 4, l.shard_size = 2, l.zero_stage = 1;
+      });
+    // Stages: hops, copies of a tied table, residuals that are cut, gradients of weights that are split off, and stages that wait for each other to reduce.
+    const auto add_pipeline = [&](bool in_sample, std::string name, ScheduleKind schedule, auto change) {
+      if (!everything && !in_sample) return;
+      add(model + std::move(name), family, [&](Layout& l) {
+        l.ranks = 1, l.stages = 2, l.schedule = schedule, l.micro_batches = 2;
+        change(l);
+      });
+    };
+    add_pipeline(family == F::llama, "1f1b 2", ScheduleKind::one_f_one_b, [](Layout&) {});
+    add_pipeline(family == F::gpt2, "1f1b 2 x data 2, stages reduce together", ScheduleKind::one_f_one_b, [](Layout& l) { l.ranks = 2, l.align_grad_reduce = true; });
+    add_pipeline(family == F::gpt2, "interleaved 2 x 2", ScheduleKind::interleaved_1f1b, [](Layout& l) { l.virtual_stages = 2, l.model.layers = 4; });
+    add_pipeline(family == F::llama, "zb_h1 2 x data 2, ZeRO-3", ScheduleKind::zb_h1, [](Layout& l) {
+      l.model.split_tied_embedding = false;
+      l.ranks = 2, l.zero_stage = 3;
+    });
     add(model + "3 ranks, tied the other way, 2 micro-batches", family, [](Layout& l) {
       l.ranks = 3;
       l.micro_batches = 2;

@@ -311,28 +311,7 @@ TEST_CASE("what stands in padding reaches no softmax, no loss, no gradient, no n
     }
 }
 
-TEST_CASE("sizes that ranks cannot share are refused with the numbers", "[tensor]") {
-  const auto refusal = [](auto change) -> std::string {
-    models::ModelOptions options = layout_of(true).model;
-    options.batch = 1, options.tensor = 4;
-    change(options);
-    try {
-      Buffers buffers;
-      models::build_model(options, buffers);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  const auto names = [](const std::string& text, std::initializer_list<const char*> words) {
-    return std::all_of(words.begin(), words.end(), [&](const char* word) { return text.find(word) != std::string::npos; });
-  };
-  CHECK(refusal([](auto&) {}).empty());
-  CHECK(names(refusal([](auto& o) { o.kv_heads = 2; }), {"parallel.tensor = 4", "model.kv_heads = 2"}));
-  CHECK(names(refusal([](auto& o) { o.heads = o.kv_heads = 2; }), {"parallel.tensor = 4", "model.heads = 2"}));
-  CHECK(names(refusal([](auto& o) { o.ffn_width = 42; }), {"parallel.tensor = 4", "model.ffn_width = 42"}));
-  CHECK(names(refusal([](auto& o) { o.sequence_parallel = true, o.tokens = 7; }), {"1 x 7 = 7", "parallel.tensor = 4"}));
-  // Chunks are equal; where they cannot be as many as asked for, there are fewer.
+TEST_CASE("chunks of tokens are equal, and fewer than asked for where they cannot be as many", "[tensor]") {
   CHECK(models::token_chunks(24, 4, 2, false) == 4);
   CHECK(models::token_chunks(24, 5, 2, false) == 4);
   CHECK(models::token_chunks(24, 8, 2, true) == 6);

@@ -61,6 +61,7 @@ struct Layout {
   bool error_feedback = false;
   bool double_buffer = false;
   Algorithm algorithm = Algorithm::direct;
+  bool sums_by_exchange = false;
   float max_norm = 0.5f;  // 0: no clipping
   bool optimizer_per_bucket = true;
   bool update_on_spine = true;
@@ -179,7 +180,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     if (layout.change_model) layout.change_model(model);
     jobs.push_back(std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
       {.sizes = sizes, .rank = as_rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
-       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .error_feedback = layout.error_feedback, .algorithm = layout.algorithm,
+       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .error_feedback = layout.error_feedback, .algorithm = layout.algorithm, .sums_by_exchange = layout.sums_by_exchange,
        .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
        .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
        .gather_dtype = layout.gather_dtype, .persistent_elems = layout.persistent_elems,
@@ -429,7 +430,7 @@ inline Trained train(const Layout& layout, int steps) {
         std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
         for (cli::Rank* other : running)
-          if (other) other->abort();
+          if (other) other->abort("[test] another rank has failed.");
       }
       std::lock_guard lock(mutex);
       running[r] = nullptr;

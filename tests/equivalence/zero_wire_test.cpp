@@ -60,6 +60,26 @@ TEST_CASE("bfloat16 gradients add in float: every stage, way and bucket size giv
     }
 }
 
+TEST_CASE("bfloat16 gradients that are summed by exchange give the bits of a collective that adds in float and rounds once", "[wire]") {
+  for (models::Family family : kFamilies)
+    for (int ranks : {2, 3, 4})
+      for (int stage : {0, 1, 2, 3})
+        for (int group : {0, 2}) {
+          if (group > 0 && (ranks != 4 || stage == 0)) continue;
+          CAPTURE(ranks, stage, group);
+          const Layout collective = with(zero(family, stage, ranks), [&](Layout& l) { l.wire_dtype = DType::bf16, l.shard_size = group; });
+          const Layout exchange = with(collective, [](Layout& l) { l.sums_by_exchange = true, l.delay_seed = 3; });
+          CHECK(train(exchange, kSteps).hash == train(collective, kSteps).hash);
+          // No collective is left that could round on its way.
+          const auto job = make_job(exchange, 0);
+          for (const Task& task : job->train.tasks) CHECK((task.op != Op::all_reduce || task.dtype != DType::bf16));
+          if (stage == 0 || group > 0) {
+            const auto other = make_job(collective, 0);
+            CHECK(std::any_of(other->train.tasks.begin(), other->train.tasks.end(), [](const Task& t) { return t.op == Op::all_reduce && t.dtype == DType::bf16; }));
+          }
+        }
+}
+
 TEST_CASE("bfloat16 and int8 send a half and a little more than a quarter of the bytes", "[wire]") {
   for (int stage : {1, 2, 3}) {
     const auto as = [&](DType grads, std::optional<DType> parameters) {

@@ -43,6 +43,11 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> command) {
     }
   }));
 }
+int priority_now() { return running_priority; }
+void enqueue_always(cudaStream_t stream, std::function<void()> command) {
+  const std::lock_guard lock(mutex);
+  push(stream, std::move(command));
+}
 std::function<void(const void*, int64_t)>& before_free() {
   static std::function<void(const void*, int64_t)> hook;
   return hook;

@@ -24,6 +24,7 @@ struct Settings {
   bool record_elsewhere = false;               // mutation: ordering events complete at once, as on an idle stream
   bool guard_memory = false;                   // device memory can be touched only while a command of a stream runs
   int64_t lost_after = INT64_MAX;              // commands that enqueue() takes before the GPU is lost
+  int64_t captures = INT64_MAX;                // that succeed; later ones end as if a call in them was illegal
 };
 
 /// What exists now and what was done since reset().
@@ -36,6 +37,11 @@ struct Counts {
 /// As a kernel launch: `command` runs in the order of `stream`, with access to device memory. What it throws is printed and is
 /// from then on the error of every call, as after a kernel that faulted.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> command);
+/// What the fake itself does in the order of `stream`: on a lost GPU too, and without access to device memory.
+void enqueue_always(cudaStream_t stream, std::function<void()> command);
+
+/// For a command that runs: that of its stream, in a graph that of the node or of the stream that the graph was launched on.
+int priority_now();
 
 /// Settings as declared above, counts of calls zero, no pending failure. Nothing may be alive.
 void reset();

@@ -36,20 +36,23 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   }
   stream->capture.reset();
   open_capture.reset();
-  if (capture->spoiled) return leave(cudaErrorStreamCaptureInvalidated);
+  const std::vector<Op> ops = std::exchange(capture->ops, {});  // events of the capture outlive it
+  if (capture->spoiled || current_settings.captures-- <= 0) return leave(cudaErrorStreamCaptureInvalidated);
   if (unjoined) return leave(cudaErrorStreamCaptureUnjoined);
-  *graph = new CUgraph_st{capture->ops};
+  *graph = new CUgraph_st{ops};
   return cudaSuccess;
 }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
   FAKE_ENTER("cudaGraphInstantiate");
-  *exec = new CUgraphExec_st{graph->ops};
+  *exec = new CUgraphExec_st{(flags & cudaGraphInstantiateFlagUseNodePriority) != 0, graph->ops};
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   FAKE_ENTER("cudaGraphLaunch");
-  return leave(push(stream, [ops = exec->ops] {
+  return leave(push(stream, [ops = exec->ops, keeps = exec->keeps_node_priority] {
+    keeps_node_priority = keeps;
     for (const Op& op : ops) op();
+    keeps_node_priority = false;
   }));
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

@@ -4,8 +4,11 @@
 #include "tests/fake_cuda/fake_nccl.h"
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -14,10 +17,13 @@
 
 #include "engine/base/dtype.h"
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/fake_nccl_abort.h"
 #include "tests/fake_cuda/fake_nccl_tuner.h"
 #include "tests/fake_cuda/shared_group.h"
 
 using slipstream::bfloat16;
+using slipstream::fake_nccl::kOrdersDiffer;
+using slipstream::fake_nccl::operation;
 using slipstream::fake_nccl::SharedGroup;
 
 namespace {
@@ -50,8 +56,45 @@ bool connects_never = false, ranks_are_processes = false;
 int fake_version = NCCL_VERSION_CODE;
 int ids_made = 0;
 
+/// The worst GPU: one operation fills it, so those of a process run one after the other as they were launched, on whatever
+/// stream and communicator. Ranks that launch in the same order never notice; others wait for each other.
+class Turns {
+ public:
+  uint64_t take() {
+    const std::lock_guard lock(mutex_);
+    return taken_++;
+  }
+  void wait_for(uint64_t turn) {
+    std::unique_lock lock(mutex_);
+    while (served_ < turn) {
+      const uint64_t before = served_;
+      if (changed_.wait_for(lock, patience, [&] { return served_ >= turn || served_ != before; })) continue;
+      std::fprintf(stderr, "[fake nccl] operation %llu of this process is not over and operation %llu waits for it: ranks launch in different orders.\n",
+                   static_cast<unsigned long long>(served_), static_cast<unsigned long long>(turn));
+      std::_Exit(kOrdersDiffer);
+    }
+  }
+  void serve() {
+    const std::lock_guard lock(mutex_);
+    ++served_;
+    changed_.notify_all();
+  }
+
+  std::chrono::milliseconds patience{60000};
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t taken_ = 0, served_ = 0;
+};
+Turns& turns = *new Turns;  // threads of lost streams wait for it even at exit
+
+struct Grouped {
+  cudaStream_t stream = nullptr;
+  std::function<void()> body;
+};
 thread_local bool in_group = false;
-thread_local std::vector<std::function<void()>> grouped;
+thread_local std::vector<Grouped> grouped;
 
 size_t size_of_type(ncclDataType_t type) {
   switch (type) {
@@ -140,7 +183,16 @@ void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const 
   }
 }
 
-void launch(cudaStream_t stream, std::function<void()> body) { slipstream::fake_cuda::enqueue(stream, std::move(body)); }
+void launch(cudaStream_t stream, std::function<void()> body) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &capture);
+  // A graph runs its operations in the order of their calls, and nothing beside it.
+  const bool takes_turns = ranks_are_processes && capture == cudaStreamCaptureStatusNone;
+  // Beside the operation: a lost GPU runs no operations any more, and nobody may wait for their turns then.
+  if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [turn = turns.take()] { turns.wait_for(turn); });
+  slipstream::fake_cuda::enqueue(stream, std::move(body));
+  if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [] { turns.serve(); });
+}
 
 const char* name_of_type(ncclDataType_t type) {
   return type == ncclFloat32 ? "f32" : type == ncclFloat64 ? "f64" : type == ncclBfloat16 ? "bf16" : type == ncclInt32 ? "i32" : "u8";
@@ -152,7 +204,7 @@ ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
   comm->looks_until_ready = 2;
   const bool whole = call.verb == "all_gather" || call.verb == "reduce_scatter";
   slipstream::fake_nccl::tune(comm, call.verb, call.count * size_of_type(call.type) * static_cast<size_t>(whole ? comm->group->size : 1));
-  launch(stream, [group = comm->group, rank = comm->rank, number = ++comm->collectives, call] { meet(group, rank, number, call); });
+  launch(stream, operation(comm, [group = comm->group, rank = comm->rank, number = ++comm->collectives, call] { meet(group, rank, number, call); }));
   return ncclInProgress;
 }
 
@@ -182,14 +234,14 @@ ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stre
       std::memcpy(call.to, mail.front().data(), bytes);
       mail.erase(mail.begin());
     };
+  body = operation(comm, std::move(body));
   comm->looks_until_ready = 2;
-  const auto run = [stream, body] { launch(stream, body); };
   if (!in_group) {
-    run();
+    launch(stream, body);
     return ncclInProgress;
   }
   // Within a group the order of the calls does not matter: what is sent goes first.
-  grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), run);
+  grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), {stream, body});
   return ncclSuccess;
 }
 
@@ -217,7 +269,10 @@ void break_rank(int rank, ncclResult_t error) {
   broken[rank] = error;
 }
 void never_connect(bool never) { connects_never = never; }
-void between_processes() { ranks_are_processes = true; }
+void between_processes(std::chrono::milliseconds patience) {
+  ranks_are_processes = true;
+  turns.patience = patience;
+}
 void set_version(int version) { fake_version = version; }
 
 }  // namespace slipstream::fake_nccl
@@ -274,8 +329,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  const auto& processes = comm->group->processes;
+  slipstream::fake_nccl::end_operations(comm, [&] { if (processes) processes->abort(); }, ranks_are_processes);
   slipstream::fake_nccl::ended(comm);
-  if (comm->group->processes) comm->group->processes->abort();
   delete comm;
   return ncclSuccess;
 }
@@ -348,7 +404,7 @@ ncclResult_t ncclGroupStart() {
 }
 ncclResult_t ncclGroupEnd() {
   in_group = false;
-  for (const auto& run : grouped) run();
+  for (const Grouped& call : grouped) launch(call.stream, call.body);
   grouped.clear();
   return ncclInProgress;
 }

@@ -6,6 +6,7 @@
 
 #include <nccl.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,10 @@ void break_rank(int rank, ncclResult_t error);
 /// The next communicators never finish connecting.
 void never_connect(bool never);
 void set_version(int version);
-/// From now on the ranks of a group are processes; then there are collectives only.
-void between_processes();
+/// The exit code of a process whose operations waited longer than `patience` for each other.
+constexpr int kOrdersDiffer = 86;
+/// From now on the ranks of a group are processes, and the operations of each run one at a time in the order of their
+/// launches, as on a GPU that one of them fills: launched in another order on another rank they never end.
+void between_processes(std::chrono::milliseconds patience = std::chrono::milliseconds(60000));
 
 }  // namespace slipstream::fake_nccl

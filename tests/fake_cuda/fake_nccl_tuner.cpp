@@ -25,6 +25,7 @@ struct Range {
 std::mutex mutex;
 std::map<ncclComm_t, void*> contexts;
 std::map<int, std::vector<std::string>> configs;
+std::map<int, const char*> names;
 std::map<uintptr_t, Range> ranges;
 uintptr_t next_handle = 1;
 ncclResult_t says = ncclSuccess;
@@ -51,6 +52,7 @@ const bool hooked = [] {
 
 void began(ncclComm_t comm, int rank, int size, const ncclConfig_t* config) {
   const std::lock_guard lock(mutex);
+  names[rank] = config->commName;
   configs[rank].push_back(std::string(config->commName ? config->commName : "?") + ": ctas " + number(config->minCTAs) + " to " + number(config->maxCTAs) +
                           ", cluster " + number(config->cgaClusterSize) + ", class " + number(config->trafficClass));
   if (has_tuner()) ncclTunerPlugin_v4.init(static_cast<size_t>(size), 1, nullptr, &contexts[comm]);
@@ -86,6 +88,10 @@ void tune(ncclComm_t comm, const std::string& verb, size_t bytes) {
 std::vector<std::string> configs_of(int rank) {
   const std::lock_guard lock(mutex);
   return configs[rank];
+}
+std::string name_of_latest(int rank) {
+  const std::lock_guard lock(mutex);
+  return names[rank];
 }
 void register_says(ncclResult_t result, bool gives_handle) {
   const std::lock_guard lock(mutex);

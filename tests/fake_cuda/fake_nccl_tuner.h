@@ -18,6 +18,8 @@ void tune(ncclComm_t comm, const std::string& verb, size_t bytes);
 // --- called by tests
 /// The configurations of one rank's communicators in order, such as "reduce: ctas 2 to 4, cluster 0, class 1"; what is not set is "-".
 std::vector<std::string> configs_of(int rank);
+/// What the name of that rank's latest communicator points to now: NCCL keeps the pointer.
+std::string name_of_latest(int rank);
 /// What ncclCommRegister says from now on; with ncclSuccess and `gives_handle` false it has no use for the memory.
 void register_says(ncclResult_t result, bool gives_handle = true);
 struct Registered {

@@ -7,9 +7,10 @@ using namespace slipstream::fake_cuda::detail;
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int priority) {
   FAKE_ENTER("cudaStreamCreateWithPriority");
   *stream = new CUstream_st;
+  (*stream)->priority = priority;
   ++current_counts.streams;
   return cudaSuccess;
 }
@@ -65,6 +66,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   FAKE_ENTER("cudaLaunchHostFunc");
   return leave(push(stream, [=] {
+    if (lost != cudaSuccess) return;  // not called in the event of an error
+    static std::mutex& one = *new std::mutex;  // those of all streams may be serialised, so they are
+    const std::lock_guard alone(one);
     in_host_function = true;
     function(data);
     in_host_function = false;
@@ -109,6 +113,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   if (!stream->capture) return leave(cudaErrorIllegalState);
   // A node of the graph: every run of it is a record. Until the first, the event is as before.
   return leave(push(stream, [event] {
+    if (lost != cudaSuccess) return;  // nobody waits for it, and the event may be gone
     std::lock_guard inner(mutex);
     event->latest = std::make_shared<Record>(Record{true, slipstream::monotonic_ns() + current_settings.clock_ahead_ns});
     changed.notify_all();

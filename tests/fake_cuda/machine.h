@@ -37,6 +37,8 @@ inline std::map<std::string, cudaError_t> failures;
 inline std::map<void*, int64_t> blocks;
 inline int64_t taken_bytes = 0;
 inline thread_local bool in_host_function = false;
+inline thread_local int running_priority = 0;        // of the command that this thread runs
+inline thread_local bool keeps_node_priority = false;  // in a graph that was instantiated so
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
 inline std::atomic<cudaError_t> lost{cudaSuccess};
@@ -103,6 +105,7 @@ struct CUevent_st {
 struct CUstream_st {
   std::deque<slipstream::fake_cuda::detail::Op> queue;
   bool busy = false, stopping = false;
+  int priority = 0;
   std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;
   std::thread worker;
   CUstream_st() {
@@ -117,6 +120,7 @@ struct CUstream_st {
       queue.pop_front();
       busy = true;
       lock.unlock();
+      slipstream::fake_cuda::detail::running_priority = priority;
       op();
       lock.lock();
       busy = false;
@@ -129,6 +133,7 @@ struct CUgraph_st {
   std::vector<slipstream::fake_cuda::detail::Op> ops;
 };
 struct CUgraphExec_st {
+  bool keeps_node_priority = false;
   std::vector<slipstream::fake_cuda::detail::Op> ops;
 };
 
@@ -167,7 +172,10 @@ inline bool refused_by_capture() {
 inline cudaError_t push(cudaStream_t stream, Op op) {
   if (stream->capture) {
     if (stream->capture->spoiled) return cudaErrorStreamCaptureInvalidated;
-    stream->capture->ops.push_back(std::move(op));
+    stream->capture->ops.push_back([op = std::move(op), priority = stream->priority] {
+      if (keeps_node_priority) running_priority = priority;
+      op();
+    });
     ++stream->capture->commands[stream];
   } else {
     stream->queue.push_back(std::move(op));

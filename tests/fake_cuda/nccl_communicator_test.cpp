@@ -8,6 +8,7 @@
 #include "tests/contract/communicator_contract.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_cuda/fake_nccl.h"
+#include "tests/fake_cuda/fake_nccl_tuner.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -134,6 +135,40 @@ TEST_CASE("works after an abort throw in their stream") {
                       "a work after abort ran");
           test.expect(contract::throws_comm_error([&] { test.comm.check_for_errors(); }), "the check passed");
         }) == "");
+}
+
+TEST_CASE("an abort lasts until graphs let go, and meanwhile works and checks say that the connection is gone") {
+  CHECK(on_ranks(1, [](RankTest& test) {
+          const auto device = make_cuda_device(0);
+          const auto stream = device->make_stream({.name = "reduce"});
+          std::vector<std::byte> bytes(400);
+          const Memory memory({{bytes.data(), 0, Instances::one}});
+          const Frame frame{.memory = &memory};
+          const Work work = test.comm.all_reduce({.from = {0, 0, 400}, .to = {0, 0, 400}, .elems = 100});
+          auto graph = device->capture(*stream, [&] { stream->launch(work, frame); });
+          std::atomic<bool> ended{false};
+          std::thread aborting([&] {
+            test.comm.abort();
+            ended = true;
+          });
+          const auto is_gone = [&] { return contract::throws_comm_error([&] { test.comm.check_for_errors(); }); };
+          while (!is_gone()) std::this_thread::yield();
+          test.comm.abort();  // a second one has nothing to do
+          test.expect(!ended, "the abort did not wait for the graph");
+          graph.reset();
+          aborting.join();
+        }) == "");
+}
+
+TEST_CASE("a communicator's name outlives the options that it was made with") {
+  fake_cuda::reset();
+  fake_nccl::reset();
+  Board board;
+  comm::NcclOptions options{.name = "a name that is too long to be kept inside of a string"};
+  const auto communicator = comm::make_nccl_communicator(0, 1, board.of(0), options);
+  const std::string name = options.name;
+  std::fill(options.name.begin(), options.name.end(), '?');
+  CHECK(fake_nccl::name_of_latest(0) == name);
 }
 
 TEST_CASE("a peer that never comes is named after the timeout") {

@@ -30,6 +30,13 @@ struct Uploads {
     work.fn = [this](LaunchContext& context) { kernels::upload(context, args); };
     work.prepare = [this](LaunchContext& context) { kernels::prepare_upload(context, args); };
   }
+  /// The next step: the host's part, then the stream's.
+  void upload_next() {
+    ++frame.step;
+    LaunchContext host{.kind = DeviceKind::cuda, .frame = &frame};
+    work.prepare(host);
+    stream->launch(work, frame);
+  }
   /// What the device holds.
   std::pair<int, int> now() {
     unsigned char a = 0, b = 0;
@@ -53,8 +60,7 @@ TEST_CASE("every step sees the bytes of its own upload") {
   Uploads u;
   const auto event = u.device->make_event(1);
   for (int step = 1; step <= 10; ++step) {
-    ++u.frame.step;
-    u.stream->launch(u.work, u.frame);
+    u.upload_next();
     u.stream->record(*event);
     event->synchronize();
     CHECK(u.now() == std::pair(step, step + 100));
@@ -76,8 +82,7 @@ TEST_CASE("a copy in flight is never overwritten, however far the host runs ahea
                     kernels::copy(context, {.from = u.batch->data(), .to = copies[step]->data(), .size_bytes = 40});
                   }};
     u.stream->launch(slow, u.frame);
-    ++u.frame.step;
-    u.stream->launch(u.work, u.frame);
+    u.upload_next();
     u.stream->launch(keep[step], u.frame);
   }
   u.stream->synchronize();
@@ -91,8 +96,7 @@ TEST_CASE("a host one step ahead never waits for an upload") {
   Event* ends[] = {first.get(), second.get()};
   const int before = fake_cuda::counts().host_waits;
   for (int step = 0; step < 30; ++step) {
-    ++u.frame.step;
-    u.stream->launch(u.work, u.frame);
+    u.upload_next();
     u.stream->record(*ends[step % 2]);
     if (step > 0) ends[(step + 1) % 2]->synchronize();  // the step before this one
   }

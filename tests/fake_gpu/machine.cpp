@@ -2,11 +2,13 @@
 // The machine of the program on fake GPUs: kernels become commands of the fake runtime's streams; the environment says what
 // the machine looks like and what breaks.
 //
-//   FAKE_GPU_COUNT        GPUs of this host (default 2)
-//   FAKE_GPU_DRIVER       version of the driver, 0 for none (default 13000)
-//   FAKE_GPU_MEMORY       bytes of a GPU
-//   FAKE_GPU_LOST_AFTER   kernels until the GPU is gone
-//   FAKE_NCCL_VERSION     of this rank's NCCL
+//   FAKE_GPU_COUNT         GPUs of this host (default 2)
+//   FAKE_GPU_DRIVER        version of the driver, 0 for none (default 13000)
+//   FAKE_GPU_MEMORY        bytes of a GPU
+//   FAKE_GPU_LOST_AFTER    kernels until the GPU is gone
+//   FAKE_GPU_CAPTURES      graphs that rank 0 may record until recording is refused
+//   FAKE_NCCL_VERSION      of this rank's NCCL
+//   FAKE_NCCL_BREAKS_AFTER operations of this rank that end; later ones stand, and its communicators see an error
 
 #include <cstdlib>
 #include <string>
@@ -15,6 +17,7 @@
 #include "tests/emulation/emulator.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_cuda/fake_nccl.h"
+#include "tests/fake_cuda/fake_nccl_abort.h"
 
 namespace slipstream::fake_cuda {
 namespace {
@@ -30,8 +33,10 @@ const bool made = [] {
   machine.driver = static_cast<int>(variable("FAKE_GPU_DRIVER", machine.driver));
   machine.memory_bytes = variable("FAKE_GPU_MEMORY", machine.memory_bytes);
   machine.lost_after = variable("FAKE_GPU_LOST_AFTER", machine.lost_after);
+  if (variable("OMPI_COMM_WORLD_RANK", 0) == 0) machine.captures = variable("FAKE_GPU_CAPTURES", machine.captures);
   machine.guard_memory = true;
   if (const int64_t version = variable("FAKE_NCCL_VERSION", 0)) fake_nccl::set_version(static_cast<int>(version));
+  fake_nccl::break_after(variable("FAKE_NCCL_BREAKS_AFTER", INT64_MAX));
   fake_nccl::between_processes();
   emulation::set_streams([](void* stream, std::function<void()> command) {
     enqueue(static_cast<cudaStream_t>(stream), std::move(command));

@@ -151,6 +151,22 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
   CHECK(on_gpu.text == shell(kFake + generate + "cpu").text);
 }
 
+TEST_CASE("steps that cannot be recorded are issued task by task, with the same bits and one warning", "[cuda]") {
+  Folder folder;
+  run_file(folder);
+  const int ranks = has_mpirun() ? 2 : 1;
+  const std::string steps = " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
+  const Run recorded = train(folder, kFake, ranks, "a", steps);
+  CHECK(count(recorded.result.text, "could not be recorded") == 0);
+  for (const char* captures : {"0", "2"}) {
+    // Of rank 0: the other one's would succeed, and goes too.
+    const Run refused = train(folder, "env FAKE_GPU_CAPTURES=" + std::string(captures) + " " + kFake, ranks, "b", steps);
+    CHECK(count(refused.result.text, "could not be recorded") == 1);
+    CHECK(refused.hash() == recorded.hash());
+    CHECK(refused.all("loss") == recorded.all("loss"));
+  }
+}
+
 TEST_CASE("one process measures the overlap of several ranks on every form of a link", "[cuda]") {
   Folder folder;
   const std::string run = run_file(folder), bench = kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda ";
@@ -254,6 +270,20 @@ TEST_CASE("a GPU that is lost ends the run with one sentence", "[cuda]") {
   const Result one = shell(mpirun() + "-np 1 -x FAKE_GPU_LOST_AFTER=300 " + kFake + " train " + run + " --set device.kind=cuda : -np 1 " +
                            kFake + " train " + run + " --set device.kind=cuda");
   check_refused(one, 7, {"on rank 0", "The GPU may be lost"});
+}
+
+TEST_CASE("a wire that breaks on all ranks at once ends the run, also where graphs hold its operations", "[cuda]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  // Gathers and reductions are on channels of their own; the operations of either stand until both are aborted.
+  const std::string train = kFake + " train " + run + " --set train.steps=1000 --set train.log_interval=1 --set zero.stage=2 --set device.kind=cuda";
+  const std::string emulated = " --set comm.emulate.bandwidth=1Gbit/s";
+  for (const std::string& more : {std::string(), std::string(" --set device.graph=false"), emulated}) {
+    const Result broken = shell("FAKE_NCCL_BREAKS_AFTER=200 " + mpirun() + "-np 2 " + train + more, 60);
+    check_refused(broken, 6, {"remote process exited"});
+    CHECK(contains(broken.text, "step 10/1000 "));  // beyond what is issued task by task
+  }
 }
 
 TEST_CASE("ranks share GPUs only when asked, and have one NCCL", "[cuda]") {

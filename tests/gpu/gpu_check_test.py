@@ -75,6 +75,13 @@ with tempfile.TemporaryDirectory() as folder:
     check(code == 7 and "missing: an NVIDIA driver with a GPU" in said and not called, said)
     script(machine / "nvidia-smi", "#!/bin/sh\necho 'A GPU, 580.0, 80000 MiB'\n")
 
+    # A bundle of a newer machine: its programs would not start.
+    manifest = (bundle / "MANIFEST").read_text()
+    (bundle / "MANIFEST").write_text(manifest + "glibc=99.1\n")
+    code, said, called = run("--stage", "kernels")
+    check(code == 7 and "missing: glibc 99.1" in said and not called, said)
+    (bundle / "MANIFEST").write_text(manifest + "glibc=2.0\n")
+
     # A failure is one line and the code; the next call runs only what was not ok.
     (bundle / "tests/gpu_b_test.code").write_text("1")
     code, said, called = run("--stage", "kernels")

@@ -27,29 +27,50 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
       begin_on(*stream);
     }
     issue();
-    core_->rethrow_if_failed();
+    if (refusal_) std::rethrow_exception(refusal_);
     for (CudaStream* stream : others()) {
       events_.push_back(std::make_unique<EventHandle>(cudaEventDisableTiming));
       SLIP_CUDA(cudaEventRecord(events_.back()->get(), stream->stream_));
       SLIP_CUDA(cudaStreamWaitEvent(origin_.stream_, events_.back()->get(), 0));
     }
-    for (CudaEvent* event : recorded_) event->captured_in_ = nullptr;
-    core_->capturing = nullptr;
+    leave();
     SLIP_CUDA(cudaStreamEndCapture(origin_.stream_, &graph));
-    SLIP_CUDA(cudaGraphInstantiate(&exec_, graph, 0));
+    // Kernels keep the priority of the stream that they were recorded on, or communication would run at the origin's, the lowest.
+    SLIP_CUDA(cudaGraphInstantiate(&exec_, graph, cudaGraphInstantiateFlagUseNodePriority));
     SLIP_CUDA(cudaGraphDestroy(graph));
   } catch (...) {
     // Ends the capture, or its streams stay in it for ever; what it says is a consequence of the first error.
-    if (std::exchange(core_->capturing, nullptr)) (void)cudaStreamEndCapture(origin_.stream_, &graph);
+    if (core_->capturing) {
+      leave();
+      (void)cudaStreamEndCapture(origin_.stream_, &graph);
+    }
     if (graph) SLIP_CUDA_QUIETLY(cudaGraphDestroy(graph));
     (void)cudaGetLastError();
-    core_->fail(std::current_exception());
+    release_events();
     throw;
   }
 }
 
-/// The marks go, so the times that nobody has asked for yet are taken first; those of a run that has not ended are lost.
+/// CUDA allows no stream to wait for a record in a capture, so one that will never run is replaced.
+void CudaGraph::release_events() {
+  for (CudaEvent* event : recorded_) {
+    SLIP_CUDA_QUIETLY(cudaEventRecord(event->event_, origin_.stream_));
+    event->recorded_on_ = &origin_;
+    event->graph_end_.reset();
+  }
+}
+
+void CudaGraph::leave() {
+  for (CudaEvent* event : recorded_) event->captured_in_ = nullptr;
+  core_->capturing = nullptr;
+}
+
+/// The marks and functions of the host go, so the last run has to end, and the times that nobody has asked for yet are taken first.
 CudaGraph::~CudaGraph() {
+  if (was_launched_)
+    SLIP_CUDA_QUIETLY(cudaEventSynchronize(end_->get()));
+  else
+    release_events();
   std::lock_guard lock(core_->mutex);
   for (CudaStream* stream : core_->streams) {
     try {

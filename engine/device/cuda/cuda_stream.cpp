@@ -120,15 +120,19 @@ CudaStream::~CudaStream() {
   SLIP_CUDA_QUIETLY(cudaStreamDestroy(stream_));
 }
 
-/// After the first failure nothing is enqueued any more; a failure here is kept for whoever waits.
+/// After the first failure nothing is enqueued any more; a failure here is kept for whoever waits, or captures.
 template <typename Body>
 void CudaStream::guarded(Body body) {
-  if (core_->failed.load(std::memory_order_acquire)) return;
+  CudaGraph* const graph = core_->capturing;
+  if (core_->failed.load(std::memory_order_acquire) || (graph && graph->refusal_)) return;
   try {
     core_->enter();
     body();
   } catch (...) {
-    core_->fail(std::current_exception());
+    if (graph)
+      graph->refusal_ = std::current_exception();
+    else
+      core_->fail(std::current_exception());
   }
 }
 
@@ -148,7 +152,6 @@ void CudaStream::call(const Work& work, const Frame& frame) {
     context.enqueue_on_host = [](LaunchContext& c, std::function<void()> body) {
       static_cast<CudaStream*>(c.stream)->launch_on_host(std::move(body));
     };
-    if (work.prepare && !core_->capturing) work.prepare(context);
     work.fn(context);
   }
   const cudaError_t launched = cudaGetLastError();

@@ -179,8 +179,9 @@ class CudaStream final : public Stream {
 /// the host, so the mark that ends a command begins the next one.
 class CudaGraph final : public Graph {
  public:
-  /// Records `issue`. Throws: what a call refused by the capture, or a failed work, threw.
+  /// Records `issue`. Throws: what a call refused by the capture, or a failed work, threw; nothing has run then.
   CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue);
+  /// Blocks until its last run has ended.
   ~CudaGraph() override;
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -192,6 +193,9 @@ class CudaGraph final : public Graph {
     CudaStream* stream = nullptr;
     CudaStream::Open open;
   };
+  /// The streams run again what they are given.
+  void leave();
+  void release_events();
   void begin_on(CudaStream& stream);
   cudaEvent_t mark_on(CudaStream& stream);
   cudaEvent_t last_mark_of(const CudaStream& stream) const { return last_marks_.at(&stream); }
@@ -205,6 +209,7 @@ class CudaGraph final : public Graph {
   std::vector<CudaEvent*> recorded_;                         // events with a record in the graph
   std::vector<std::unique_ptr<std::function<void()>>> on_host_;
   std::shared_ptr<EventHandle> end_;
+  std::exception_ptr refusal_;                               // the first command that the capture did not take
   cudaGraphExec_t exec_ = nullptr;
   bool was_launched_ = false;
 };

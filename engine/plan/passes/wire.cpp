@@ -44,7 +44,7 @@ void keep_residual(Task& encode, const Slice& residual) {
 
 Slice part_of(const Slice& whole, int index, int64_t part_bytes) { return {whole.buffer, whole.begin_bytes + index * part_bytes, part_bytes}; }
 
-/// All-reduce in place of bfloat16, which collectives add in float and round once.
+/// All-reduce in place of bfloat16. Collectives of hosts add in float and round once; NCCL may round at every hop.
 Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const std::string& name, size_t bucket, BufferId buffer, const Slice& values,
                          const std::vector<Point>& after, std::vector<Turn>& turns, ItemId ready) {
   const int64_t elems = values.size_bytes / 4;
@@ -60,6 +60,54 @@ Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const st
   Task decode = coding(job, channel, Op::decode, "decode." + name, bucket, DType::bf16, elems, wire, values);
   decode.after = {append_task(plan, std::move(sum))};
   const Point done = append_task(plan, std::move(decode));
+  turns.push_back({ready, encoded, done});
+  return done;
+}
+
+/// A sum of what is encoded: everybody gets all contributions to a part and adds them in float, in rank order.
+struct Exchange {
+  ChannelId channel;
+  std::string label;
+  size_t bucket;
+  DType wire;
+  BufferId out, in;               // encoded parts by receiver, and what all ranks sent of this rank's
+  Slice residual, sum_residual;   // error feedback; empty: none
+};
+
+/// `to` is this rank's part of the sum, or (not `scattered`) all of it.
+Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice& from, const Slice& to, bool scattered, const std::vector<Point>& after,
+                      std::optional<Point> before, std::vector<Turn>& turns, ItemId ready) {
+  const Axis axis = job.channels[x.channel].axis;
+  const int ranks = job.mesh.group_size(axis), index = job.mesh.index_in_group(axis, job.options.rank);
+  const int64_t elems = from.size_bytes / 4 / ranks, part_bytes = encoded_bytes(elems, x.wire);
+  const Slice out{x.out, 0, ranks * part_bytes}, in{x.in, 0, ranks * part_bytes};
+  const Slice mine = scattered ? to : part_of(to, index, 4 * elems);
+  const auto exchange = [&](Op op, const Slice& sent, const Slice& received, Point sendable) {
+    Task task = task_of(job, x.channel, op, fmt::format("{}.{}", name_of(op), x.label), x.bucket);
+    task.dtype = x.wire;
+    task.elems = part_bytes / size_of(x.wire);
+    task.reads = {sent};
+    task.writes = {received};
+    task.after = {sendable};
+    return append_task(plan, std::move(task));
+  };
+  Task encode = coding(job, x.channel, Op::encode, "encode." + x.label, x.bucket, x.wire, elems, from, out);
+  keep_residual(encode, x.residual);
+  encode.after = after;
+  encode.before = before;
+  const Point encoded = append_task(plan, std::move(encode));
+  Task sum = coding(job, x.channel, Op::sum_parts, "sum_parts." + x.label, x.bucket, x.wire, elems, in, mine);
+  sum.after = {exchange(Op::all_to_all, out, in, encoded)};
+  Point done = append_task(plan, std::move(sum));
+  if (!scattered) {
+    // What the ranks have summed goes back to all of them the same way, from the buffer that is free now.
+    Task again = coding(job, x.channel, Op::encode, "encode_sum." + x.label, x.bucket, x.wire, elems, mine, part_of(in, index, part_bytes));
+    keep_residual(again, x.sum_residual);
+    again.after = {done};
+    Task decode = coding(job, x.channel, Op::decode, "decode." + x.label, x.bucket, x.wire, elems, in, to);
+    decode.after = {exchange(Op::all_gather, part_of(in, index, part_bytes), in, append_task(plan, std::move(again)))};
+    done = append_task(plan, std::move(decode));
+  }
   turns.push_back({ready, encoded, done});
   return done;
 }
@@ -82,51 +130,22 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
     task.before = what.before;
     return append_task(plan, std::move(task));
   }
-  if (!sharded && wire == DType::bf16)
+  if (!sharded && wire == DType::bf16 && !job.options.sums_by_exchange)
     return all_reduce_rounded(job, plan, channel, what.label, what.bucket, job.ids.wire_out, what.from, after, reduced.turns, what.ready.item);
 
-  const Axis axis = job.channels[channel].axis;
-  const int ranks = job.mesh.group_size(axis), index = job.mesh.index_in_group(axis, job.options.rank);
-  const int64_t elems = what.from.size_bytes / 4 / ranks, part_bytes = encoded_bytes(elems, wire);
-  const Slice out{job.ids.wire_out, 0, ranks * part_bytes}, in{job.ids.wire_in, 0, ranks * part_bytes};
-  const Slice mine = sharded ? what.to : part_of(what.to, index, 4 * elems);
-  const auto exchange = [&](Op op, const Slice& from, const Slice& to, Point ready) {
-    Task task = task_of(job, channel, op, fmt::format("{}.{}", name_of(op), what.label), what.bucket);
-    task.dtype = wire;
-    task.elems = part_bytes / size_of(wire);
-    task.reads = {from};
-    task.writes = {to};
-    task.after = {ready};
-    return append_task(plan, std::move(task));
-  };
-  Task encode = coding(job, channel, Op::encode, "encode." + what.label, what.bucket, wire, elems, what.from, out);
-  keep_residual(encode, home.residual);
-  encode.after = after;
-  encode.before = what.before;
-  const Point encoded = append_task(plan, std::move(encode));
-  Task sum = coding(job, channel, Op::sum_parts, "sum_parts." + what.label, what.bucket, wire, elems, in, mine);
-  sum.after = {exchange(Op::all_to_all, out, in, encoded)};
-  Point done = append_task(plan, std::move(sum));
-  if (!sharded) {
-    // What the ranks have summed goes back to all of them the same way, from the buffer that is free now.
-    Task again = coding(job, channel, Op::encode, "encode_sum." + what.label, what.bucket, wire, elems, mine,
-                        part_of(in, index, part_bytes));
-    keep_residual(again, home.sum_residual);
-    again.after = {done};
-    Task decode = coding(job, channel, Op::decode, "decode." + what.label, what.bucket, wire, elems, in, what.to);
-    decode.after = {exchange(Op::all_gather, part_of(in, index, part_bytes), in, append_task(plan, std::move(again)))};
-    done = append_task(plan, std::move(decode));
-  }
-  reduced.turns.push_back({what.ready.item, encoded, done});
-  return done;
+  const Exchange exchange{channel, what.label, what.bucket, wire, job.ids.wire_out, job.ids.wire_in, home.residual, home.sum_residual};
+  return sum_by_exchange(job, plan, exchange, what.from, what.to, sharded, after, what.before, reduced.turns, what.ready.item);
 }
 
 Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside) {
   const BucketHome& home = job.homes[bucket];
   const ChannelId channel = job.channel("reduce_across");
+  const std::string label = fmt::format("across.bucket{}", bucket);
+  if (job.options.wire_dtype == DType::bf16 && !job.options.sums_by_exchange)
+    return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, home.gradient, {inside}, reduced.turns_across, ready.item);
   if (job.options.wire_dtype == DType::bf16)
-    return all_reduce_rounded(job, plan, channel, fmt::format("across.bucket{}", bucket), bucket, job.ids.wire_across, home.gradient, {inside},
-                              reduced.turns_across, ready.item);
+    return sum_by_exchange(job, plan, {channel, label, bucket, DType::bf16, job.ids.wire_across, job.ids.wire_across_in, {}, {}}, home.gradient, home.gradient,
+                           false, {inside}, {}, reduced.turns_across, ready.item);
   Task task = task_of(job, channel, Op::all_reduce, fmt::format("reduce_across.bucket{}", bucket), bucket);
   task.elems = home.shard_elems;
   task.reads = task.writes = {home.gradient};

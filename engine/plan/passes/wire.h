@@ -30,6 +30,7 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
 
 /// Hybrid sharding: appends the sum of a bucket's shard over the groups that each hold all shards, on a channel of its own. It travels as
 /// bfloat16 where gradients do, else as floats: after int8 a second rounding would have no error feedback, and a shard is an n-th of the bytes.
+/// Where a collective's own sum of bfloat16 may round at every hop (PlanOptions::sums_by_exchange) it goes by exchange, too.
 Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside);
 
 /// Says in which order reductions use the buffers for what is encoded: as they become ready. Call when all are appended.

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "engine/base/check.h"
@@ -14,6 +16,35 @@ namespace slipstream {
 namespace {
 
 constexpr const char* kHeader = "stage,position,pass,chunk,micro_batch";
+
+/// What a sentence may show of a line that can be anything: at most 80 characters, none of them unprintable.
+std::string shown(const std::string& line) {
+  constexpr size_t kShown = 80;
+  std::string text;
+  for (char c : line.substr(0, kShown)) text += std::isprint(static_cast<unsigned char>(c)) ? fmt::format("{}", c) : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return line.size() > kShown ? text + "..." : text;
+}
+
+/// "0,3,F,0,1" as kHeader says; none where it is anything else, a number too large among it.
+struct Row {
+  int stage = -1, position = -1, chunk = -1, micro_batch = -1;
+  char pass = '?';
+};
+std::optional<Row> row_of(const std::string& line) {
+  Row row;
+  const char *at = line.data(), *end = at + line.size();
+  const auto number = [&](int& value) {
+    const auto [next, error] = std::from_chars(at, end, value);
+    at = next;
+    return error == std::errc{};
+  };
+  const auto letter = [&](char& value) { return at < end && (value = *at++, true); };
+  const auto comma = [&] { return at < end && *at++ == ','; };
+  const bool read = number(row.stage) && comma() && number(row.position) && comma() && letter(row.pass) && comma() && number(row.chunk) && comma() &&
+                    number(row.micro_batch) && at == end;
+  if (!read || (row.pass != 'F' && row.pass != 'B' && row.pass != 'W')) return {};
+  return row;
+}
 
 char letter_of(Pass pass) { return pass == Pass::forward ? 'F' : pass == Pass::backward ? 'B' : 'W'; }
 
@@ -59,13 +90,11 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
     while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
-    if (number == 1 && line != kHeader) throw ConfigError("[pipeline] {}: the first line is \"{}\", expected \"{}\".", source, line, kHeader);
+    if (number == 1 && line != kHeader) throw ConfigError("[pipeline] {}: the first line is \"{}\", expected \"{}\".", source, shown(line), kHeader);
     if (number == 1 || line.empty()) continue;
-    int stage = -1, position = -1, chunk = -1, micro_batch = -1, used = 0;
-    char pass = '?';
-    if (std::sscanf(line.c_str(), "%d,%d,%c,%d,%d%n", &stage, &position, &pass, &chunk, &micro_batch, &used) != 5 ||
-        used != static_cast<int>(line.size()) || (pass != 'F' && pass != 'B' && pass != 'W'))
-      throw ConfigError("[pipeline] {}, line {}: \"{}\" is not {} with pass F, B or W.", source, number, line, kHeader);
+    const std::optional<Row> row = row_of(line);
+    if (!row) throw ConfigError("[pipeline] {}, line {}: \"{}\" is not {} with pass F, B or W.", source, number, shown(line), kHeader);
+    const auto [stage, position, chunk, micro_batch, pass] = *row;
     if (stage < 0 || stage >= shape.stages)
       throw ConfigError("[pipeline] {}, line {}: stage {} is not among the {} of parallel.pipeline.", source, number, stage, shape.stages);
     const Use use{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, chunk, micro_batch};

@@ -63,6 +63,25 @@ TEST_CASE("two reads need no order; a write after a read, a read after a write a
       }
 }
 
+TEST_CASE("the host copies only when it has waited for every stream that was given work", "[hazards]") {
+  for (bool to_host : {true, false})
+    for (int waited : {0, 1, 2}) {
+      CAPTURE(to_host, waited);
+      Bench bench;
+      const auto memory = bench.device->allocate(64, "x");
+      std::vector<std::byte> host(64);
+      const auto copy = [&] { to_host ? bench.device->copy_to_host(host.data(), memory->data(), 64) : bench.device->copy_from_host(memory->data(), host.data(), 64); };
+      CHECK(said(copy).empty());
+      bench.writes(*bench.a, bench.x);
+      bench.reads(*bench.b, bench.y);
+      if (waited > 0) bench.a->synchronize();
+      if (waited > 1) bench.b->synchronize();
+      const std::string text = said(copy);
+      CHECK(text.empty() == (waited == 2));
+      if (waited < 2) CHECK(text.find(waited == 0 ? "writer (channel a" : "reader (channel b") != std::string::npos);
+    }
+}
+
 TEST_CASE("an event recorded too early orders nothing behind it, and the sentence says where it was", "[hazards]") {
   Bench bench;
   bench.launch(*bench.a, "early", {}, {bench.whole(bench.y)}, 7);

@@ -11,13 +11,14 @@ using namespace slipstream::comm;
 namespace {
 
 /// Finishes a plan on `data` ranks and returns its steady period; checks the proof on the way.
-int64_t period(ToyJob& job, Plan& plan, int data = 4) {
+int64_t period(ToyJob& job, Plan& plan, int data = 4, bool replayed = false) {
   const Mesh mesh(MeshSizes{.data = data});
   const Proof proof = finish(job, plan, data);
   INFO(proof.deadlock << (proof.hazards.empty() ? "" : proof.hazards[0].sentence()));
   CHECK(proof.holds());
-  const Rehearsal rehearsal = rehearse_in_a_row(job, {&plan}, mesh, 6);
+  const Rehearsal rehearsal = rehearse_in_a_row(job, {&plan}, mesh, 6, {.replayed = replayed});
   REQUIRE(rehearsal.finished);
+  if (replayed) CHECK(rehearsal.ranks[0].bubble_ns == 0);  // the end of the step before is what its first item waits for
   return rehearsal.ranks[0].step_period_ns(4);
 }
 
@@ -44,6 +45,19 @@ TEST_CASE("ZeRO-1: updates and gathers hide under the next step's forward, by li
   // Gathers slower than a forward use the backward's time, unless they must wait for the norm.
   CHECK(of({.gather_ns = 150}) == 8 * 300 + 60 + 10 + 150);
   CHECK(of({.gather_ns = 150, .clip = true}) == 8 * 200 + 60 + 2 + 20 + 10 + 8 * 150 + 100);
+}
+
+TEST_CASE("ZeRO-1 as a graph: what is gathered behind the norm is exposed, all of it, for a graph is a barrier") {
+  constexpr int64_t kBarrier = 1;
+  auto of = [](const Zero1Shape& shape) {
+    ToyJob job;
+    return period(job, toy_zero1(job, shape), 4, true);
+  };
+  // Without clipping gathers follow reductions under the backward pass, and only the last is behind it.
+  CHECK(of({}) == 8 * 300 + 60 + 10 + 80 + kBarrier);
+  CHECK(of({.gather_ns = 150}) == 8 * 300 + 60 + 10 + 150 + kBarrier);
+  CHECK(of({.clip = true}) == 8 * 300 + 60 + 2 + 20 + 10 + 8 * 80 + kBarrier);
+  CHECK(of({.gather_ns = 150, .clip = true}) == 8 * 300 + 60 + 2 + 20 + 10 + 8 * 150 + kBarrier);
 }
 
 TEST_CASE("ZeRO-3: one slot gathers in the open; two hide all but the first gather") {

@@ -219,7 +219,9 @@ TEST_CASE("ties broken differently on two ranks: the hash differs and serial lau
   std::vector<ItemId>& order = plans[1]->order;
   std::swap(*std::find(order.begin(), order.end(), item_named(*plans[1], "a")),
             *std::find(order.begin(), order.end(), item_named(*plans[1], "b")));
-  const Proof mutant = prove(stages_of(job, plans), mesh, job.channels, job.price);
+  std::vector<StageRuns> rows;
+  for (const Plan* plan : plans) rows.push_back({{plan, plan, plan}, &job.buffers});
+  const Proof mutant = prove(rows, mesh, job.channels, job.price);
   CHECK(mutant.order_hash != proof.order_hash);
   CHECK(mutant.deadlock.find("serial") != std::string::npos);
   CHECK(mutant.deadlock.find("launch order") == std::string::npos);

@@ -181,8 +181,8 @@ TEST_CASE("runs: every shipped run file loads and is supported, complete in its 
       {"gpt2_xl", 48, 25, 25, 1600, 6400, 50257, Choice::yes, {1, 2, 4, 8, 16, 32, 64, 128}},
       {"gpt2_xl_2gpus", 48, 25, 25, 1600, 6400, 50304, Choice::yes, {1, 2}},
       {"llama_1b", 16, 32, 8, 2048, 8192, 128256, Choice::yes, {1, 8, 512}},
-      {"llama_8b", 32, 32, 8, 4096, 14336, 128256, Choice::no, {1, 8, 512}},
-      {"llama_70b", 80, 64, 8, 8192, 28672, 128256, Choice::no, {1, 8, 512}},
+      {"llama_8b", 32, 32, 8, 4096, 14336, 128256, Choice::no, {8, 32, 512}},
+      {"llama_70b", 80, 64, 8, 8192, 28672, 128256, Choice::no, {1, 16, 32}},
   };
   size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs/runs"))
@@ -271,4 +271,32 @@ TEST_CASE("machines: this host has at least one core and one rank, whatever the 
     CHECK(machine.bytes_per_second > 0);
   }
   CHECK(this_host(1).memory_bytes * this_host(1).ranks_per_node <= this_host(1000).memory_bytes);
+}
+
+TEST_CASE("machines: ranks that were started here share this host, however many cores it has for their threads", "[config]") {
+  const Machine alone = this_host(1, 1);
+  CHECK(alone.ranks_per_node == 1);
+  CHECK(alone.memory_bytes == this_host(1000, 1).memory_bytes);  // all of it
+  for (int ranks : {2, 3, 1000}) {
+    CHECK(this_host(1, ranks).ranks_per_node == ranks);
+    CHECK(this_host(1, ranks).memory_bytes == alone.memory_bytes / ranks);
+  }
+}
+
+TEST_CASE("machines: what ranks have in common is the least memory, and nodes that cross none of theirs", "[config]") {
+  // Ranks in a row on each host, and the longest rows that divide all hosts.
+  const std::vector<std::pair<std::vector<int>, int>> hosts{{{1}, 1}, {{4}, 4}, {{4, 4}, 4}, {{8, 4}, 4}, {{4, 8, 8}, 4}, {{3, 5}, 1}, {{6, 4}, 2}, {{1, 1, 1}, 1}};
+  for (const auto& [counts, expected] : hosts) {
+    std::vector<Machine> machines;
+    for (int count : counts)
+      for (int rank = 0; rank < count; ++rank) machines.push_back({.name = "rank 0's", .memory_bytes = 1000 / count, .launch_ns = count, .ranks_per_node = count});
+    const Machine common = common_machine(machines);
+    CHECK(common.ranks_per_node == expected);
+    CHECK(common.memory_bytes == 1000 / *std::max_element(counts.begin(), counts.end()));
+    CHECK(common.launch_ns == counts[0]);
+    // No row of so many ranks has two hosts.
+    std::vector<int> host_of;
+    for (size_t host = 0; host < counts.size(); ++host) host_of.insert(host_of.end(), static_cast<size_t>(counts[host]), static_cast<int>(host));
+    for (size_t rank = 0; rank < host_of.size(); ++rank) CHECK(host_of[rank] == host_of[rank - rank % static_cast<size_t>(common.ranks_per_node)]);
+  }
 }

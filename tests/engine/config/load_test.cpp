@@ -92,6 +92,7 @@ TEST_CASE("load: units become bytes, bytes per second and nanoseconds", "[config
 
 TEST_CASE("load: every word is the enum value of its name", "[config]") {
   const auto with = [](const std::string& set) { return default_run_config({set}); };
+  const auto piped = [](const std::string& set) { return default_run_config({set, "parallel.pipeline=2"}); };
   CHECK(with("model.family=gpt2").model.family == Family::gpt2);
   CHECK(with("model.family=llama").model.family == Family::llama);
   CHECK(with("optimizer.name=adamw").optimizer.name == OptimizerName::adamw);
@@ -105,10 +106,10 @@ TEST_CASE("load: every word is the enum value of its name", "[config]") {
   CHECK(with("overlap.grad_reduce=per_parameter").overlap.grad_reduce == GradReduce::per_parameter);
   CHECK(with("overlap.grad_reduce=flat").overlap.grad_reduce == GradReduce::flat);
   CHECK(with("overlap.grad_reduce=naive").overlap.grad_reduce == GradReduce::naive);
-  CHECK(with("pipeline.schedule=gpipe").pipeline.schedule == Schedule::gpipe);
-  CHECK(with("pipeline.schedule=1f1b").pipeline.schedule == Schedule::one_f_one_b);
-  CHECK(with("pipeline.schedule=interleaved_1f1b").pipeline.schedule == Schedule::interleaved_1f1b);
-  CHECK(with("pipeline.schedule=zb_h1").pipeline.schedule == Schedule::zb_h1);
+  CHECK(piped("pipeline.schedule=gpipe").pipeline.schedule == Schedule::gpipe);
+  CHECK(piped("pipeline.schedule=1f1b").pipeline.schedule == Schedule::one_f_one_b);
+  CHECK(piped("pipeline.schedule=interleaved_1f1b").pipeline.schedule == Schedule::interleaved_1f1b);
+  CHECK(piped("pipeline.schedule=zb_h1").pipeline.schedule == Schedule::zb_h1);
   CHECK(with("comm.backend=auto").comm.backend == Backend::automatic);
   CHECK(with("comm.backend=nccl").comm.backend == Backend::nccl);
   CHECK(with("comm.backend=mpi").comm.backend == Backend::mpi);

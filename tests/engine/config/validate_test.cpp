@@ -4,6 +4,7 @@
 #include "engine/config/validate.h"
 
 #include <map>
+#include <sstream>
 
 #include "engine/base/check.h"
 #include "engine/config/fields.h"
@@ -90,6 +91,10 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"trace.steps=[12, 10]"}) == "trace.steps = [12, 10] ends before it begins. Write [10, 12].");
   CHECK(load_refusal({"trace.steps=[10, 12]", "train.steps=9"}) ==
         "trace.steps = [10, 12] begins after the last step, train.steps = 9. Trace earlier, or set [].");
+  for (const char* dir : {".", "..", "runs/.", "runs/..//", "/", "//"})
+    CHECK(load_refusal({std::string("output.dir=") + dir}).find("has no name of its own") != std::string::npos);
+  CHECK(with({"output.dir=runs/x//"}).output.dir == "runs/x");
+  CHECK(with({"output.dir=runs/x/"}).checkpoint.dir == "runs/x/checkpoints");
   CHECK(load_refusal({"output.dir="}) == "output.dir is empty. Name the run's folder, such as \"runs/first\".");
   CHECK(load_refusal({"parallel.data=0"}) ==
         "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
@@ -175,20 +180,86 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
         "or start 4 ranks.");
   CHECK(layout_refusal({"parallel.data=4", "parallel.tensor=4"}, 6) ==
         "[parallel] data 4 x tensor 4 x pipeline 1 x context 1 = 16 ranks, but 6 were started. Use data 3 x tensor 2, "
-        "data 2 x tensor 3, data 6 or data 1 x tensor 6, or start 16 ranks.");
+        "data 2 x tensor 3, data 6, data 1 x tensor 6 or one of 8 others, or start 16 ranks.");
   CHECK(layout_refusal({"parallel.tensor=4"}, 6) ==
         "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 6 that were started. Use data 2 x "
-        "tensor 3, data 1 x tensor 6, data 3 x tensor 2 or data 6, or start 4 or 8 ranks.");
-  // Nearest first, at most four, and none with more stages than layers.
+        "tensor 3, data 1 x tensor 6, data 3 x tensor 2, data 6 or one of 8 others, or start 4 or 8 ranks.");
+  // Over the axes in use first, of these the nearest first.
   CHECK(layout_refusal({"parallel.tensor=3", "parallel.pipeline=3"}, 16) ==
         "[parallel] tensor 3 x pipeline 3 x context 1 = 9 ranks do not divide the 16 that were started. Use data 1 x tensor 4 x pipeline 4, "
-        "data 2 x tensor 2 x pipeline 4, data 2 x tensor 4 x pipeline 2 or data 4 x tensor 2 x pipeline 2, or start 9 or 18 ranks.");
+        "data 2 x tensor 2 x pipeline 4, data 2 x tensor 4 x pipeline 2, data 4 x tensor 2 x pipeline 2 or one of 26 others, or start 9 or 18 ranks.");
   CHECK(layout_refusal({"parallel.pipeline=12"}, 26).find("pipeline 13") == std::string::npos);
   CHECK(layout_refusal({"parallel.tensor=4"}, 3) ==
         "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 3 that were started. Use data 1 x "
-        "tensor 3 or data 3, or start 4 ranks.");
-  CHECK(layout_refusal({"model.context=131072", "parallel.data=16777216", "parallel.tensor=65536", "parallel.context=65536"}, 6)
+        "tensor 3, data 3 or data 1 x pipeline 3, or start 4 ranks.");
+  CHECK(layout_refusal({"model.heads=65536", "model.width=65536", "model.context=131072", "parallel.data=16777216", "parallel.tensor=65536", "parallel.context=65536"}, 6)
             .find("= 72057594037927936 ranks, but 6 were started.") != std::string::npos);
+  CHECK(layout_refusal({"model.layers=5", "model.heads=5", "model.width=160", "parallel.pipeline=4", "train.sequence_length=127", "train.micro_batch_size=2", "train.global_batch_size=16"}, 7) ==
+        "[parallel] tensor 1 x pipeline 4 x context 1 = 4 ranks do not divide the 7 that were started. No layout of 7 ranks suits the rest of the run file: change "
+        "it, or start 4 or 8 ranks.");
+}
+
+TEST_CASE("layout: what is offered instead is legal, and what is legal is offered or counted", "[config]") {
+  // Sizes that tensor, pipeline, context and data each allow in part.
+  constexpr int64_t kLayers = 5, kHeads = 6, kTokens = 48, kMicro = 2, kGlobal = 24;
+  const std::vector<std::string> sizes{"model.layers=5", "model.heads=6", "model.width=96", "model.context=48", "train.sequence_length=48",
+                                       "train.micro_batch_size=2", "train.global_batch_size=24"};
+  const auto may_be = [&](int64_t data, int64_t tensor, int64_t pipeline, int64_t context) {
+    return kHeads % tensor == 0 && pipeline <= kLayers && (context == 1 || kTokens % (2 * context) == 0) && kGlobal % (kMicro * data) == 0;
+  };
+  int checked = 0;
+  for (const char* asked : {"parallel.tensor=6", "parallel.pipeline=5", "parallel.context=8", "parallel.data=12"})
+    for (int world = 1; world <= 72; ++world) {
+      std::vector<std::string> sets = sizes;
+      sets.push_back(asked);
+      const std::string sentence = refusal([&] { resolve_layout(with(sets), world); });
+      const size_t use = sentence.find("Use data ");
+      if (use == std::string::npos) continue;
+      INFO(sentence);
+      int legal = 0;
+      for (int data = 1; data <= world; ++data)
+        for (int tensor = 1; tensor <= world / data; ++tensor)
+          for (int pipeline = 1; pipeline <= world / data / tensor; ++pipeline) {
+            const int context = world / data / tensor / pipeline;
+            legal += data * tensor * pipeline * context == world && may_be(data, tensor, pipeline, context);
+          }
+      // "Use data 2 x pipeline 3, data 6 or one of 3 others, or start ..."
+      int offered = 0;
+      std::string list = sentence.substr(use + 4, sentence.find(", or start") - use - 4);
+      if (const size_t others = list.find(" or one of "); others != std::string::npos) {
+        offered = std::stoi(list.substr(others + 11));
+        list.resize(others);
+      } else if (const size_t another = list.find(" or another"); another != std::string::npos) {
+        offered = 1;
+        list.resize(another);
+      }
+      for (size_t at = list.find("data "); at != std::string::npos; at = list.find("data ", at + 1)) {
+        std::map<std::string, int64_t> axes;
+        std::istringstream words(list.substr(at));
+        for (std::string axis, size; words >> axis >> size;) {
+          axes[axis] = std::stoll(size);  // to its comma
+          if (std::string times; !(words >> times) || times != "x" || size.back() == ',') break;
+        }
+        const auto on = [&](const char* axis) { return axes.contains(axis) ? axes[axis] : 1; };
+        CHECK(on("data") * on("tensor") * on("pipeline") * on("context") == world);
+        CHECK(may_be(on("data"), on("tensor"), on("pipeline"), on("context")));
+        ++offered;
+      }
+      CHECK(offered == legal);
+      ++checked;
+    }
+  CHECK(checked > 50);
+}
+
+TEST_CASE("tensor parallelism: sizes that ranks cannot share are refused with the numbers", "[config]") {
+  CHECK(load_refusal({"model.family=llama", "model.heads=12", "model.kv_heads=2", "parallel.tensor=4"}) ==
+        "parallel.tensor = 4 does not divide model.kv_heads = 2: each rank computes whole heads and equal parts of the hidden units. Use a divisor of both "
+        "heads, kv_heads and ffn_width.");
+  CHECK(load_refusal({"parallel.tensor=5"}).find("does not divide model.heads = 12") != std::string::npos);
+  CHECK(load_refusal({"model.ffn_width=42", "parallel.tensor=4"}).find("does not divide model.ffn_width = 42") != std::string::npos);
+  CHECK(load_refusal({"parallel.tensor=4", "parallel.sequence_parallel=true", "train.micro_batch_size=1", "train.sequence_length=7"}) ==
+        "parallel.sequence_parallel needs the 1 x 7 = 7 tokens of a micro-batch to be a multiple of parallel.tensor = 4. Change train.micro_batch_size or "
+        "train.sequence_length.");
 }
 
 TEST_CASE("batch: micro-batch x data ranks divides the global batch, or the sentence has the nearest", "[config]") {
@@ -220,7 +291,7 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   require_supported(with({"train.dtype=bfloat16"}));
   const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
                                                           {"data.tokenizer", "tokenizer.json"},
-                                                          {"overlap.max_inflight_buckets", "2"},
+                                                          {"overlap.max_inflight_buckets", "1"},
                                                           {"comm.backend", "thread"},
                                                           {"checkpoint.interval", "5"},
                                                           {"checkpoint.keep", "3"},
@@ -229,11 +300,16 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
     const std::string key(row.key);
     INFO(key);
     REQUIRE(unsupported.count(key) == 1);
-    const RunConfig config = with({key + "=" + unsupported.at(key)});
+    RunConfig config = with({key + "=" + unsupported.at(key)});
+    config.zero.shard_size = 2;  // which one of them needs
     CHECK(refusal([&] { require_supported(config); }) ==
           key + " = " + field_text(config, key) + " is not supported by this version: " + std::string(row.remedy) +
               ".");
   }
+  for (const char* bound : {"1", "2", "100"}) require_supported(with({std::string("overlap.max_inflight_buckets=") + bound}));
+  RunConfig groups = with({"overlap.max_inflight_buckets=2"});
+  groups.zero.shard_size = 2;
+  require_supported(groups);
   CHECK(refusal([&] { require_supported(with({"comm.backend=thread"})); }) ==
         "comm.backend = \"thread\" is not supported by this version: use \"auto\", \"nccl\" or \"mpi\".");
 }

@@ -5,6 +5,8 @@
 
 #include <iostream>
 
+#include "engine/data/hash.h"
+#include "engine/data/sidecar.h"
 #include "engine/data/tokenize.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
@@ -50,6 +52,7 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
     CHECK(text_of(*data->train, *data->tokenizer) == bytes_in(folder / "t.txt"));
     CHECK(text_of(*data->validation, *data->tokenizer) == "quick dog");
     CHECK(data->tokenizer->vocabulary() == texts.tokenizer->vocabulary());
+    CHECK(data->resident_bytes == 2 * ((data == &texts ? 43 : 0) + 9));  // of texts, 2 bytes an id; shards stay on disk
   }
   put(folder / "w.txt", "quick cat!");
   const Dataset both = open_dataset({.train = folder / "t.txt", .validation = folder / "w.txt", .tokenizer = "chars"});
@@ -59,6 +62,35 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
                 "data.tokenizer = \"bytes\"");
   tokenize({.text = folder / "v.txt", .out = folder / "v", .tokenizer = "chars"});
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "v.bin"}), "different vocabularies");
+}
+
+TEST_CASE("dataset: shards of a tokenizer that is elsewhere go with any word, and with each other", "[data]") {
+  const TempFolder folder;
+  const auto shard = [&](const std::string& name, const std::string& tokenizer, int64_t vocab_size, const std::string& hash = "") {
+    const std::string bytes("\x50\xc4\x00\x00\x50\xc4\x07\x00", 8);  // 50256 0 50256 7
+    put(folder / (name + ".bin"), bytes);
+    put(folder / (name + ".json"),
+        write_token_shard_info({.dtype = "uint16", .vocab_size = vocab_size, .count = 4, .hash = hash.empty() ? xxh3_128_hex(bytes.data(), 8) : hash, .tokenizer = tokenizer, .vocabulary = {}}));
+    return folder / (name + ".bin");
+  };
+  const std::string t = shard("t", "gpt2", 50257), v = shard("v", "gpt2", 50257);
+  for (const char* word : {"", "bytes", "chars"}) {
+    const Dataset data = open_dataset({.train = t, .validation = v, .tokenizer = word});
+    std::vector<int32_t> ids(4);
+    data.train->read(0, ids);
+    CHECK(ids == std::vector<int32_t>{50256, 0, 50256, 7});
+    CHECK(data.tokenizer->name() == "gpt2");
+    CHECK(data.tokenizer->vocab_size() == 50257);
+  }
+  CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("w", "gpt2", 50304)}), "different vocabularies", "50257", "50304");
+  CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("l", "llama", 50257)}), "different vocabularies");
+  CHECK_REFUSED(DataError, open_dataset({.train = shard("small", "gpt2", 50256)}), "id 50256");
+  put(folder / "v.txt", "some text");
+  CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = folder / "v.txt"}), "by name only", "v.txt");
+  // One rank of a host reads the whole shard; the others look at what the sidecar says.
+  const std::string changed = shard("changed", "gpt2", 50257, std::string(32, '0'));
+  CHECK_REFUSED(DataError, open_dataset({.train = changed}), "was changed");
+  CHECK(open_dataset({.train = changed, .validation_fraction = 0, .check = ShardCheck::size}).tokenizer->vocab_size() == 50257);
 }
 
 TEST_CASE("dataset: a split shorter than one window is refused with the numbers", "[data]") {

@@ -216,6 +216,19 @@ TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
   CHECK(folder.entries() == 2);
 }
 
+TEST_CASE("tokenize: a shard that would replace its own text is refused, and the text is whole", "[data]") {
+  const TempFolder folder;
+  for (const char* name : {"x.bin", "x.json", "x-00001.bin"}) {
+    put(folder / name, "some text");
+    const int64_t shard_tokens = std::string(name).starts_with("x-") ? 5 : 0;
+    for (const std::string& out : {folder / "x", folder / "./x"})
+      CHECK_REFUSED(ConfigError, tokenize({.text = folder / name, .out = out, .shard_tokens = shard_tokens}), "would be overwritten", name);
+    CHECK(bytes_in(folder / name) == "some text");
+    CHECK(folder.entries() == 1);
+    std::filesystem::remove(folder / name);
+  }
+}
+
 TEST_CASE("shards: different vocabularies in one pattern are refused", "[data]") {
   const TempFolder folder;
   put(folder / "a.txt", "abc");

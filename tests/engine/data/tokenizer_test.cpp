@@ -82,9 +82,29 @@ TEST_CASE("chars: ids are the ranks of the sorted distinct code points", "[data]
     const std::string text = random_utf8(random, points);
     const auto own = make_tokenizer("chars", text);
     CHECK(own->decode(own->encode(text)) == text);
-    const auto restored = restore_tokenizer("chars", own->vocabulary(), "here");
+    const auto restored = restore_tokenizer("chars", own->vocabulary(), own->vocab_size(), "here");
     CHECK(restored->encode(text) == own->encode(text));
   }
+}
+
+TEST_CASE("tokenizers: pieces are bounded and make up the whole; a place is counted from the beginning of the text", "[data]") {
+  std::mt19937_64 random(17);
+  for (const size_t points : {size_t{0}, Tokenizer::kPieceIds - 1, Tokenizer::kPieceIds, 2 * Tokenizer::kPieceIds + 5}) {
+    const std::string text = random_utf8(random, points) + "a";
+    for (const char* name : {"bytes", "chars"}) {
+      const auto tokenizer = make_tokenizer(name, text);
+      std::vector<int32_t> ids;
+      tokenizer->encode_pieces(text, [&](std::span<const int32_t> piece) {
+        REQUIRE(!piece.empty());
+        REQUIRE(piece.size() <= Tokenizer::kPieceIds);
+        ids.insert(ids.end(), piece.begin(), piece.end());
+      });
+      CHECK(ids == tokenizer->encode(text));
+      CHECK(tokenizer->decode(ids) == text);
+    }
+  }
+  const std::string late = std::string(Tokenizer::kPieceIds + 3, 'a') + "z";
+  CHECK_REFUSED(DataError, make_tokenizer("chars", "a")->encode(late), "byte " + std::to_string(Tokenizer::kPieceIds + 3));
 }
 
 TEST_CASE("tokenizers: bad input is refused with the place", "[data]") {
@@ -125,7 +145,11 @@ TEST_CASE("tokenizers: the sidecar brings them back, a damaged one is refused", 
   refused(R"({"tokenizer":"bytes","tokenizer":"chars"})", "duplicate key");
   refused(R"({"tokenizer":"bytes","x":1})", "unknown key \"x\"");
   refused(R"({"tokenizer":7})", "an integer in \"tokenizer\"");
-  refused(R"({"tokenizer":"words"})", "names the tokenizer \"words\"");
+  refused(R"({"tokenizer":"words"})", "names the tokenizer \"words\" without vocab_size");
+  refused(R"({"tokenizer":"","vocab_size":7})", "names the tokenizer \"\"");
+  refused(R"({"tokenizer":"words","vocab_size":0})", "vocab_size = 0");
+  refused(R"({"tokenizer":"words","vocab_size":1,"vocabulary":["a"]})", "need none");
+  refused(R"({"tokenizer":"bytes","vocab_size":257})", "vocab_size = 257");
   refused(R"({"tokenizer":"chars"})", "lists no characters");
   refused(R"({"tokenizer":"chars","vocabulary":["a","a"]})", "sorted and distinct");
   refused(R"({"tokenizer":"chars","vocabulary":["b","a"]})", "sorted and distinct");
@@ -137,6 +161,20 @@ TEST_CASE("tokenizers: the sidecar brings them back, a damaged one is refused", 
   refused(std::string("{\"tokenizer\":\"bytes\"}\0x", 23), "not JSON");
   refused("{\"tokenizer\":" + std::string(100000, '['), "deeper than 64");
   CHECK_REFUSED(DataError, load_tokenizer(folder / "none.json"), "does not exist");
+}
+
+TEST_CASE("tokenizers: one that is elsewhere has a name and a number of ids, and no text", "[data]") {
+  const TempFolder folder;
+  const std::string path = folder / kTokenizerFile;
+  put(path, write_tokenizer(*restore_tokenizer("gpt2", {}, 50257, "here")));
+  const auto tokenizer = load_tokenizer(path);
+  CHECK(tokenizer->name() == "gpt2");
+  CHECK(tokenizer->vocab_size() == 50257);
+  CHECK(!tokenizer->knows_text());
+  CHECK(tokenizer->vocabulary().empty());
+  CHECK_REFUSED(DataError, tokenizer->encode("a"), "gpt2", "by name only", "token shards");
+  CHECK_REFUSED(DataError, tokenizer->decode(std::vector<int32_t>{1}), "gpt2", "by name only");
+  CHECK(make_tokenizer("bytes", "")->knows_text());
 }
 
 TEST_CASE("hash: published values, and pieces equal the whole", "[data]") {

@@ -189,6 +189,12 @@ TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]"
   const std::string head = "stage,position,pass,chunk,micro_batch\n";
   CHECK(refusal([&] { parse_schedule("stage\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv: the first line is \"stage\", expected \"stage,position,pass,chunk,micro_batch\".");
+  // A file that is something else is shown in part and in print; a number that is none of an int is no number.
+  CHECK(refusal([&] { parse_schedule("\x1b[31m" + std::string(100, 'x'), shape, "a.csv"); }) ==
+        "[pipeline] a.csv: the first line is \"\\x1b[31m" + std::string(75, 'x') + "...\", expected \"stage,position,pass,chunk,micro_batch\".");
+  for (const char* row : {"4294967296,0,F,0,0", "0,99999999999999999999,F,0,0", "0,0,F,0,", "0,0,F,0,0,", " 0,0,F,0,0", "0,0,FF,0,0"})
+    CHECK(refusal([&] { parse_schedule(head + row + "\n", shape, "a.csv"); }) ==
+          std::string("[pipeline] a.csv, line 2: \"") + row + "\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,1,B,0\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv, line 3: \"0,1,B,0\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n1,1,B,0,0\n", shape, "a.csv"); }) ==

@@ -42,6 +42,7 @@ TEST_CASE("a line of metrics.jsonl has the documented keys and reads back exactl
   StepMetrics m = example();
   m.val_loss = 1.0 / 3;
   m.mfu = 0.41;
+  m.exposed_by = {{"reduce.3", 0.7}, {"gather.0", 0.1}};
   m.params_hash = "0123456789abcdef0123456789abcdef";
   const std::string line = metrics_json(m);
   CHECK(line.find('\n') == std::string::npos);
@@ -49,13 +50,15 @@ TEST_CASE("a line of metrics.jsonl has the documented keys and reads back exactl
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.as_object()) keys.push_back(key);
   CHECK(keys == std::vector<std::string>{"step", "loss", "val_loss", "lr", "grad_norm", "tokens", "step_ms", "tokens_per_s",
-                                         "compute_ms", "comm_ms", "exposed_ms", "hidden", "mfu", "exposed_ms_max", "input_ms",
+                                         "compute_ms", "comm_ms", "exposed_ms", "hidden", "exposed_by", "mfu", "exposed_ms_max", "input_ms",
                                          "other_ms", "skew_ms", "bound_ms", "params_hash"});
   CHECK(json.at("step").as_int() == 120);
   CHECK(json.at("tokens").as_int() == 768);
   CHECK(json.at("loss").as_double() == m.loss);
   CHECK(json.at("val_loss").as_double() == *m.val_loss);
   CHECK(json.at("grad_norm").as_double() == 0.1 + 0.2);
+  CHECK(json.at("exposed_by").at("reduce.3").as_double() == 0.7);
+  CHECK(json.at("exposed_by").at("gather.0").as_double() == 0.1);
   CHECK(json.at("hidden").as_double() == 1.0 - 0.8 / 12.3);
   CHECK(json.at("tokens_per_s").as_double() == 1e3 * 768 / 45.2);
   CHECK(json.at("params_hash").as_string() == m.params_hash);

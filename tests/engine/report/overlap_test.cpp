@@ -202,6 +202,11 @@ TEST_CASE("waiting for what another stage has not computed is a bubble, waiting 
     CHECK(t.bubble_ns == (14 - 10 + 30 - 20) * kMs);
     CHECK(t.exposed_ns == (18 - 14 + 34 - 30 + 45 - 40) * kMs);  // a late peer of other communication is exposed as it always was
     check_parts_sum(t);
+    // What is exposed belongs to the tasks that compute waited for, the bubble to none.
+    REQUIRE(t.exposures.size() == 3);
+    CHECK(t.exposures[0].exposed_ns() == (18 - 14) * kMs);
+    CHECK(t.exposures[1].exposed_ns() == (34 - 30) * kMs);
+    CHECK(t.exposures[2].exposed_ns() == (45 - 40) * kMs);
   }
   // A hop that waits behind another one on its channel is not waiting for a stage: the first travels until 24, the second from then on.
   OverlapMeter queued = meter();
@@ -248,6 +253,8 @@ TEST_CASE("waiting for the batch is its own cause", "[overlap]") {
   REQUIRE(t.exposures.size() == 2);
   CHECK(t.exposures[0].awaited == tag(kReduce, 9));
   CHECK(t.exposures[1].awaited == tag(kInput, 8));
+  CHECK(t.exposures[0].exposed_ns() == 3 * kMs);
+  CHECK(t.exposures[1].exposed_ns() == 0);
   check_parts_sum(t);
 }
 

@@ -47,6 +47,9 @@ bool DeviceMemory::intact() const {
 
 bool DeviceMemory::protects(const void*) const { return false; }
 
-void set_descending(bool) {}  // the card has its own order
+// The card has its own order and its own memory, and nobody counts its launches: tests that ask ask `on_card` first.
+void set_descending(bool) {}
+void set_shared_memory_bytes(size_t) {}
+int64_t launches() { return 0; }
 
 }  // namespace slipstream::emulation

@@ -285,7 +285,8 @@ class CardBench {
     upload(on_card, &scalars, sizeof scalars);
     const Adamw args{.parameters = p, .m = m, .v = v, .gradient = g, .working = narrow, .elems = elems, .scalars = on_card, .weight_decay = 0.1f};
     measure("adamw", shape, adamw_cost(args), [&] { adamw(context_, args); });
-    const SumSquares squares{.x = g, .elems = elems, .result = static_cast<double*>(take(8))};
+    const SumSquaresPart whole{.begin = 0, .elems = elems, .result = 0};
+    const SumSquares squares{.x = g, .parts = &whole, .part_count = 1, .results = static_cast<double*>(take(8))};
     measure("sum_squares", shape, sum_squares_cost(squares), [&] { sum_squares(context_, squares); });
     const Cast down{.from = g, .to = narrow, .elems = elems, .from_dtype = DType::f32, .to_dtype = DType::bf16};
     measure("cast to bfloat16", shape, cast_cost(down), [&] { cast(context_, down); });

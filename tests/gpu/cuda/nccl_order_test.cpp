@@ -84,15 +84,15 @@ std::string trained(cli::World& world, int card, const Layout& layout) {
   std::atomic<bool> gave_up{false};
   cli::Rank rank(std::move(job), std::move(device), std::move(communicators), equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
                  equivalence::detail::loader(layout, 0, staged));
-  // NCCL's abort may itself wait: then the process leaves.
+  // NCCL's abort may itself wait: then the process leaves, and what was to be found out is said.
   const Watchdog harder(2 * kPatienceSeconds, [&] {
-    std::printf("rank %d: abort did not end what was in flight\n", world.rank());
+    std::printf("%s: stands still on rank %d, and abort did not end it within %.0f s\n", layout.name.c_str(), world.rank(), kPatienceSeconds);
     std::fflush(stdout);
-    world.abort(ExitCode::communication);
+    world.abort(layout.as_reached ? ExitCode::ok : ExitCode::communication);
   });
   const Watchdog watchdog(kPatienceSeconds, [&] {
     gave_up = true;
-    rank.abort();
+    rank.abort("[test] nothing has moved for too long.");
   });
   try {
     equivalence::detail::run_steps(rank, layout, {}, kSteps);

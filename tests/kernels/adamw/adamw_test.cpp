@@ -3,6 +3,8 @@
 
 #include "kernels/adamw/adamw.h"
 
+#include <utility>
+
 #include "engine/base/check.h"
 #include "kernels/adamw/adamw_cpu.h"
 #include "tests/kernels/products/cases.h"
@@ -17,9 +19,12 @@ namespace {
 constexpr float kBeta1 = 0.9f, kBeta2 = 0.95f, kEps = 1e-8f, kDecay = 0.1f, kRate = 1e-2f, kClip = 0.5f;
 constexpr int kSteps = 3;
 
+/// Of step `t`. AdamW does not see a factor that is the same in all steps.
+float clip_of(int t, float clip) { return t == 2 ? clip : 1.0f; }
+
 AdamwScalars scalars(int t) {
   return {kRate, static_cast<float>(1.0 / (1.0 - std::pow(double{kBeta1}, t))),
-          static_cast<float>(1.0 / (1.0 - std::pow(double{kBeta2}, t))), kClip};
+          static_cast<float>(1.0 / (1.0 - std::pow(double{kBeta2}, t))), clip_of(t, kClip)};
 }
 
 struct State {
@@ -47,15 +52,16 @@ std::vector<float> gradient(int64_t elems, int t) {
   return random<float>(elems, "g" + std::to_string(t));
 }
 
-/// Parameters after kSteps steps in double.
-std::vector<double> expected(int64_t elems, const reference::AdamwRule& rule, double clip) {
+/// Parameters after kSteps steps in double. `coupled`: decay as a part of the gradient, as Adam had it before AdamW.
+std::vector<double> expected(int64_t elems, reference::AdamwRule rule, double clip, bool coupled = false) {
+  const double in_gradient = coupled ? std::exchange(rule.weight_decay, 0.0) : 0.0;
   const auto start = random<float>(elems, "p");
   std::vector<reference::AdamwState> states;
   for (float p : start) states.push_back({static_cast<double>(p), 0.0, 0.0});
   for (int t = 1; t <= kSteps; ++t) {
     const auto g = gradient(elems, t);
     for (size_t i = 0; i < states.size(); ++i)
-      states[i] = adamw_step(states[i], clip * static_cast<double>(g[i]), rule, t);
+      states[i] = adamw_step(states[i], double{clip_of(t, static_cast<float>(clip))} * static_cast<double>(g[i]) + in_gradient * states[i].p, rule, t);
   }
   std::vector<double> p;
   for (const auto& state : states) p.push_back(state.p);
@@ -96,7 +102,7 @@ TEST_CASE("three steps equal the double optimizer") {
   }
 }
 
-TEST_CASE("the tolerance sees beta2 used for beta1, coupled decay, a forgotten clip and a forgotten bias correction") {
+TEST_CASE("the tolerance sees beta2 used for beta1, a forgotten and a coupled decay, another eps, a forgotten clip and a forgotten bias correction") {
   const int64_t elems = 1000;
   LaunchContext context = context_of(1);
   const State state = run(isas().back(), context, elems, {elems});
@@ -109,9 +115,11 @@ TEST_CASE("the tolerance sees beta2 used for beta1, coupled decay, a forgotten c
   wrong = kRule;
   wrong.eps = 1e-4;
   CHECK(error_against(state.p, expected(elems, wrong, kClip)) > 1e-6);
+  CHECK(error_against(state.p, expected(elems, kRule, 1.0)) > 1e-6);
+  CHECK(error_against(state.p, expected(elems, kRule, kClip, true)) > 1e-6);
   State uncorrected(elems);
   for (int t = 1; t <= kSteps; ++t) {
-    const AdamwScalars s{kRate, 1.0f, scalars(t).inv_bias2, kClip};
+    const AdamwScalars s{kRate, 1.0f, scalars(t).inv_bias2, clip_of(t, kClip)};
     adamw(context, uncorrected.args(gradient(elems, t), s, 0, elems));
   }
   CHECK(error_against(uncorrected.p, expected(elems, kRule, kClip)) > 1e-6);
@@ -129,6 +137,41 @@ TEST_CASE("any threads and any cut of the range give the same bits") {
       CHECK(same_bits(whole.m, cut.m));
       CHECK(same_bits(whole.v, cut.v));
     }
+  }
+}
+
+TEST_CASE("edges of the weight decay in one range give the bits of ranges of their own") {
+  const int64_t elems = 20011;
+  const std::vector<int64_t> edges = {0, 5, 1024, 1031, 10007, 10007, 20000};  // off, on, ... from 0; the pair at 10007 changes nothing
+  for (Isa isa : isas())
+    for (int threads : {1, 3}) {
+      LaunchContext context = context_of(threads);
+      State together(elems), apart(elems);
+      const auto g = gradient(elems, 1);
+      const AdamwScalars s = scalars(1);
+      Adamw args = together.args(g, s, 0, elems);
+      args.decay_edges = edges.data(), args.decay_edge_count = static_cast<int64_t>(edges.size());
+      SLIP_CALL_ON(isa, adamw_cpu(context, args));
+      for (size_t i = 0; i < edges.size(); ++i) {
+        Adamw range = apart.args(g, s, edges[i], i + 1 < edges.size() ? edges[i + 1] : elems);
+        if (i % 2 == 0) range.weight_decay = 0.0f;
+        SLIP_CALL_ON(isa, adamw_cpu(context, range));
+      }
+      CHECK(same_bits(together.p, apart.p));
+      CHECK(same_bits(together.m, apart.m));
+      CHECK(same_bits(together.v, apart.v));
+    }
+}
+
+TEST_CASE("edges out of order or behind the end are refused") {
+  LaunchContext context = context_of(1);
+  State state(8);
+  const auto g = gradient(8, 1);
+  const AdamwScalars s = scalars(1);
+  for (const std::vector<int64_t>& edges : {std::vector<int64_t>{3, 2}, {-1}, {9}}) {
+    Adamw args = state.args(g, s, 0, 8);
+    args.decay_edges = edges.data(), args.decay_edge_count = static_cast<int64_t>(edges.size());
+    CHECK_THROWS_AS(adamw(context, args), ShapeError);
   }
 }
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The learning rate at the steps where its formula is a number that one can write down.
+
+#include "engine/config/learning_rate.h"
+
+#include <cmath>
+
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+Optimizer schedule(int64_t warmup, int64_t decay) {
+  Optimizer o;
+  o.learning_rate = 1.0;
+  o.min_learning_rate = 0.1;
+  o.warmup_steps = warmup;
+  o.decay_steps = decay;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("learning rate: a straight line up, half a cosine down, constant after", "[config]") {
+  const Optimizer o = schedule(10, 130);
+  for (int64_t step = 1; step <= 10; ++step) CHECK(learning_rate(o, step) == Approx(0.1 * static_cast<double>(step)));
+  // A sixth, a quarter, a third, half ... of the way: 1 + cos is 1 + sqrt(3)/2, 1 + sqrt(1/2), 3/2, 1 ...
+  const std::pair<int64_t, double> known[] = {{10, 2}, {30, 1 + std::sqrt(3.0) / 2}, {40, 1 + std::sqrt(0.5)}, {50, 1.5}, {70, 1},
+                                              {90, 0.5}, {100, 1 - std::sqrt(0.5)}, {110, 1 - std::sqrt(3.0) / 2}, {130, 0}};
+  for (const auto& [step, one_plus_cosine] : known) CHECK(learning_rate(o, step) == Approx(0.1 + 0.45 * one_plus_cosine));
+  for (int64_t step : {130, 131, 1000000}) CHECK(learning_rate(o, step) == 0.1);
+  for (int64_t step = 10; step < 130; ++step) CHECK(learning_rate(o, step + 1) < learning_rate(o, step));
+}
+
+TEST_CASE("learning rate: without warm-up, without decay, and with the same least rate", "[config]") {
+  CHECK(learning_rate(schedule(0, 100), 50) == Approx(0.55));
+  CHECK(learning_rate(schedule(5, 5), 4) == Approx(0.8));
+  CHECK(learning_rate(schedule(5, 5), 5) == 0.1);
+  Optimizer constant = schedule(0, 100);
+  constant.min_learning_rate = 1.0;
+  for (int64_t step : {1, 50, 100, 200}) CHECK(learning_rate(constant, step) == 1.0);
+}
