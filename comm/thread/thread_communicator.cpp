@@ -89,13 +89,13 @@ class ThreadCommunicator final : public Communicator, public Meeting {
 
   static void run_collective(ThreadGroup& group, int rank, const Verb& verb, const std::string& what,
                              Scratch& scratch, LaunchContext& context, BoundState& state) {
-    ThreadGroup::Post& mine = group.posts[static_cast<size_t>(rank)];
     const bool reads = verb.op != Op::broadcast || rank == verb.root;
-    mine = {&verb, reads ? context.at(verb.transfer.from) : nullptr, context.at(verb.transfer.to), monotonic_ns()};
+    group.show(rank, {verb, reads ? context.at(verb.transfer.from) : nullptr, context.at(verb.transfer.to), monotonic_ns()},
+               what);
     group.barrier(rank, what);
     check_agreement(group, rank, verb);
     int64_t last_entry = 0;
-    for (const ThreadGroup::Post& post : group.posts) last_entry = std::max(last_entry, post.entry_ns);
+    for (const ThreadGroup::Post& post : group.posts()) last_entry = std::max(last_entry, post.entry_ns);
     state.last_entry_ns.store(last_entry, std::memory_order_release);
     move_bytes(group, rank, verb, what, scratch);
     group.barrier(rank, what);
@@ -103,7 +103,7 @@ class ThreadCommunicator final : public Communicator, public Meeting {
 
   static void check_agreement(ThreadGroup& group, int rank, const Verb& verb) {
     for (int r = 0; r < group.size(); ++r) {
-      const Verb& other = *group.posts[static_cast<size_t>(r)].verb;
+      const Verb& other = group.posts()[static_cast<size_t>(r)].verb;
       if (other.op == verb.op && other.root == verb.root && other.transfer.elems == verb.transfer.elems &&
           other.transfer.dtype == verb.transfer.dtype && other.transfer.algorithm == verb.transfer.algorithm)
         continue;
@@ -120,7 +120,7 @@ class ThreadCommunicator final : public Communicator, public Meeting {
     const DType dtype = verb.transfer.dtype;
     const int64_t elems = verb.transfer.elems;
     const int64_t bytes = bytes_of(elems, dtype);
-    std::byte* to = group.posts[static_cast<size_t>(rank)].to;
+    std::byte* to = group.posts()[static_cast<size_t>(rank)].to;
     switch (verb.op) {
       case Op::all_reduce: {
         const Part mine = part_of(elems, size, rank);
@@ -130,7 +130,7 @@ class ThreadCommunicator final : public Communicator, public Meeting {
           const int peer = (rank + step) % size;
           const Part part = part_of(elems, size, peer);
           const int64_t begin_bytes = bytes_of(part.begin, dtype);
-          copy_bytes(to + begin_bytes, group.posts[static_cast<size_t>(peer)].to + begin_bytes, bytes_of(part.elems, dtype));
+          copy_bytes(to + begin_bytes, group.posts()[static_cast<size_t>(peer)].to + begin_bytes, bytes_of(part.elems, dtype));
         }
         return;
       }
@@ -138,14 +138,14 @@ class ThreadCommunicator final : public Communicator, public Meeting {
       case Op::all_gather:
         for (int step = 0; step < size; ++step) {
           const int peer = (rank + step) % size;
-          copy_bytes(to + peer * bytes, group.posts[static_cast<size_t>(peer)].from, bytes);
+          copy_bytes(to + peer * bytes, group.posts()[static_cast<size_t>(peer)].from, bytes);
         }
         return;
-      case Op::broadcast: return copy_bytes(to, group.posts[static_cast<size_t>(verb.root)].from, bytes);
+      case Op::broadcast: return copy_bytes(to, group.posts()[static_cast<size_t>(verb.root)].from, bytes);
       case Op::all_to_all:
         for (int step = 0; step < size; ++step) {
           const int peer = (rank + step) % size;
-          copy_bytes(to + peer * bytes, group.posts[static_cast<size_t>(peer)].from + rank * bytes, bytes);
+          copy_bytes(to + peer * bytes, group.posts()[static_cast<size_t>(peer)].from + rank * bytes, bytes);
         }
         return;
       default: SLIP_ASSERT(!"a collective verb");
@@ -159,7 +159,7 @@ class ThreadCommunicator final : public Communicator, public Meeting {
     const int first = verb.transfer.algorithm == Algorithm::ring ? rank + 1 : 0;
     for (int step = 0; step < size; ++step)
       scratch.from[static_cast<size_t>(step)] =
-          group.posts[static_cast<size_t>((first + step) % size)].from + bytes_of(part.begin, dtype);
+          group.posts()[static_cast<size_t>((first + step) % size)].from + bytes_of(part.begin, dtype);
     if (!is_rounded_each_hop(verb)) return sum(dtype, to, scratch.from.data(), size, part.elems);
     copy_bytes(scratch.partial.data(), scratch.from[0], std::ssize(scratch.partial));
     for (int step = 1; step < size; ++step) {

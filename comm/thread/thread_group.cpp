@@ -11,7 +11,7 @@
 namespace slipstream::comm {
 
 ThreadGroup::ThreadGroup(int size, const CommOptions& options)
-    : posts(static_cast<size_t>(size)), size_(size), options_(options), arrived_(static_cast<size_t>(size)),
+    : size_(size), options_(options), posts_(static_cast<size_t>(size)), arrived_(static_cast<size_t>(size)),
       boxes_(static_cast<size_t>(size * size)), times_(static_cast<size_t>(size * size)),
       requests_(static_cast<size_t>(size)) {}
 
@@ -21,6 +21,12 @@ void ThreadGroup::abort() {
     aborted_ = true;
   }
   changed_.notify_all();
+}
+
+void ThreadGroup::show(int rank, const Post& post, const std::string& what) {
+  std::lock_guard lock(mutex_);
+  if (aborted_) throw CommError("[comm] {}: aborted before rank {} came. The first error of the run says why.", what, rank);
+  posts_[static_cast<size_t>(rank)] = post;
 }
 
 void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, int rank,

@@ -18,17 +18,22 @@ class ThreadGroup {
  public:
   ThreadGroup(int size, const CommOptions& options);
 
-  /// What a rank shows the others while a collective runs; written before the first barrier, stable until the last.
+  /// What a rank shows the others while a collective runs; stable from its first barrier to its last. The verb is a copy:
+  /// a rank that leaves early, aborted, takes its own with it while others still compare.
   struct Post {
-    const Verb* verb = nullptr;
+    Verb verb;
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
     int64_t entry_ns = 0;
   };
-  std::vector<Post> posts;
 
   int size() const { return size_; }
   void abort();
+
+  /// Shows `post` to the others, who may read it after the next barrier. Throws: CommError if the group was aborted,
+  /// because others may still read what this rank showed before.
+  void show(int rank, const Post& post, const std::string& what);
+  const std::vector<Post>& posts() const { return posts_; }
 
   /// Blocks. Returns when all ranks are here.
   void barrier(int rank, const std::string& what);
@@ -68,6 +73,7 @@ class ThreadGroup {
 
   int size_;
   CommOptions options_;
+  std::vector<Post> posts_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool aborted_ = false;
