@@ -1,200 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translates the run file's words into the planner's, builds the job and gives its plans their order.
+// Builds the job of every stage, gives the plans their order and chooses where the update runs and what is launched as a graph.
 
 #include "cli/job.h"
 
-#include <sched.h>
-
 #include <algorithm>
 
-#include <fmt/ranges.h>
-
 #include "comm/link.h"
-#include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
 #include "engine/base/wire.h"
-#include "engine/config/validate.h"
-#include "engine/data/dataset.h"
-#include "engine/base/files.h"
 
 namespace slipstream::cli {
-namespace {
-
-ReduceWay way_of(GradReduce way) {
-  switch (way) {
-    case GradReduce::bucketed: return ReduceWay::bucketed;
-    case GradReduce::per_parameter: return ReduceWay::per_parameter;
-    case GradReduce::flat: return ReduceWay::flat;
-    case GradReduce::naive: return ReduceWay::naive;
-  }
-  return ReduceWay::bucketed;
-}
-
-ScheduleKind kind_of(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::gpipe: return ScheduleKind::gpipe;
-    case Schedule::one_f_one_b: return ScheduleKind::one_f_one_b;
-    case Schedule::interleaved_1f1b: return ScheduleKind::interleaved_1f1b;
-    case Schedule::zb_h1: return ScheduleKind::zb_h1;
-  }
-  return ScheduleKind::one_f_one_b;
-}
-
-Recomputation recomputation_of(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::none: return Recomputation::none;
-    case Recompute::selective: return Recomputation::selective;
-    case Recompute::full: return Recomputation::full;
-  }
-  return Recomputation::none;
-}
-
-std::string read_schedule(const std::string& path) {
-  constexpr int64_t kLimitBytes = 64 << 20;
-  try {
-    return files::read_file(path, files::Owner::data, kLimitBytes);
-  } catch (const DataError& error) {
-    throw ConfigError("pipeline.schedule_file = {} cannot be read: {}", path, error.what());
-  }
-}
-
-PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops) {
-  const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline), .micro_batches = micro_batches,
-                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages), .hides_hops = hides_hops};
-  if (config.pipeline.schedule_file.empty()) return make_schedule(kind_of(config.pipeline.schedule), shape);
-  return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
-}
-
-/// How a model is dealt to stages, from what its pieces cost at the machine's rates.
-struct Dealing {
-  std::vector<int> layers;  // of each part: as the run file says, else balanced
-  bool hides_hops = false;  // a hop takes long enough to be worth one more micro-batch alive per stage
-};
-
-Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
-  constexpr double kWorthHiding = 0.01;  // of a micro-batch's pass through a stage
-  const RunConfig& config = request.config;
-  const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
-  if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
-  Buffers buffers;
-  ModelSpec model = models::build_model(sizes, buffers);
-  // What layers compute again counts: embedding and head do not.
-  std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
-  recompute(model, buffers, whole, recomputation_of(config.train.recompute));
-  const comm::RooflinePrice price = price_of(config, request.machine, mesh);
-  const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
-  double pass_s = 0;
-  for (const std::vector<uint32_t>* pieces : {&model.forward, &model.backward})
-    for (uint32_t piece : *pieces)
-      for (const Work& work : model.pieces[piece].works) pass_s += seconds(work.cost) / static_cast<double>(config.parallel.pipeline);
-  const int64_t hop_elems = sizes.batch * sizes.tokens * sizes.width / (sizes.sequence_parallel ? sizes.tensor : 1);
-  const comm::WireCost hop = comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
-  Dealing dealing{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
-                  .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s};
-  if (dealing.layers.empty()) dealing.layers = balanced_layers(model, parts, seconds);
-  return dealing;
-}
-
-std::optional<DType> gather_dtype_of(DTypeChoice choice) {
-  switch (choice) {
-    case DTypeChoice::automatic: return {};
-    case DTypeChoice::float32: return DType::f32;
-    case DTypeChoice::bfloat16: return DType::bf16;
-    case DTypeChoice::int8: return DType::u8;
-  }
-  return {};
-}
-
-PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
-  const RunConfig& config = request.config;
-  return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
-                    .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
-          .mesh_order = config.parallel.order,
-          .rank = request.rank,
-          .way = way_of(config.overlap.grad_reduce),
-          .bucket_bytes = config.overlap.bucket_size_bytes,
-          .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
-          .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
-          .error_feedback = config.comm.error_feedback,
-          .sums_by_exchange = request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
-          .clip = config.optimizer.grad_clip > 0,
-          .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
-          .zero_stage = static_cast<int>(config.zero.stage),
-          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
-          .gather_dtype = gather_dtype_of(config.zero.gather_dtype),
-          .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
-          .param_gather = config.overlap.param_gather,
-          .reshard_after_forward = config.zero.reshard_after_forward,
-          .double_buffer = config.optimizer.double_buffer == Choice::yes,
-          .update_on_spine = !request.update_beside,
-          .recompute = recomputation_of(config.train.recompute),
-          .align_grad_reduce = config.overlap.align_grad_reduce};
-}
-
-}  // namespace
-
-int64_t vocab_of(const RunConfig& config) {
-  if (config.model.vocab_size > 0) return config.model.vocab_size;
-  if (config.data.tokenizer == "bytes" && !data::names_shards(config.data.train)) return 256;
-  return data::open_dataset({.train = config.data.train, .validation = config.data.validation,
-                             .validation_fraction = config.data.validation_fraction, .tokenizer = config.data.tokenizer,
-                             .sequence_length = config.train.sequence_length, .check = data::ShardCheck::size}).tokenizer->vocab_size();
-}
-
-models::ModelOptions model_options(const JobRequest& request) {
-  const RunConfig& config = request.config;
-  const Layout layout = resolve_layout(config, request.world);
-  const slipstream::Batch batch = resolve_batch(config, layout.data);
-  const PlanOptions planned = plan_options(request, layout);
-  const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
-  if (request.vocab > vocab)
-    throw ConfigError("[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
-                      "to take the tokenizer's.", vocab, request.vocab);
-  return {.family = config.model.family == Family::gpt2 ? models::Family::gpt2 : models::Family::llama,
-          .layers = config.model.layers,
-          .heads = config.model.heads,
-          .kv_heads = config.model.kv_heads,
-          .width = config.model.width,
-          .ffn_width = config.model.ffn_width,
-          .context = config.model.context,
-          .vocab = vocab,
-          .tie_embeddings = config.model.tie_embeddings == Choice::yes,
-          .rope_theta = static_cast<float>(config.model.rope_theta),
-          .norm_eps = static_cast<float>(config.model.norm_eps),
-          .dtype = config.train.dtype,
-          .batch = config.train.micro_batch_size,
-          .tokens = config.train.sequence_length / layout.context,
-          .context_ranks = layout.context,
-          .context_rank = Mesh(planned.sizes, planned.mesh_order).coordinates(request.rank).context,
-          .global_tokens = batch.global_batch_size * config.train.sequence_length,
-          .micro_batches = static_cast<int>(batch.micro_batches),
-          .ranks = layout.data * layout.context,
-          // With sharded updates both shares of a tied table travel together.
-          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
-          .tensor = layout.tensor,
-          .sequence_parallel = config.parallel.sequence_parallel,
-          .tensor_chunks = models::token_chunks(config.train.micro_batch_size * config.train.sequence_length / layout.context, static_cast<int>(config.overlap.tensor_chunks),
-                                                layout.tensor, config.parallel.sequence_parallel),
-          .whole_layers = config.zero.stage >= 2,
-          .head_chunk_bytes = config.overlap.bucket_size_bytes};
-}
-
-comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
-  const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
-  const comm::Rates rates{.flops_per_second = peak * machine.matmul_efficiency,
-                          .bytes_per_second = static_cast<double>(machine.bytes_per_second),
-                          .launch_ns = machine.launch_ns};
-  const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
-  const comm::Link intra = emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second), config.comm.emulate.latency_ns}
-                                    : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
-  comm::RooflinePrice price(rates, intra);
-  const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
-  for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world})
-    if (!emulated && mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
-  return price;
-}
-
 namespace {
 
 /// The job of one pipeline stage; that of the rank that asked as it sees it.
@@ -311,14 +127,6 @@ JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool 
   return asked;
 }
 
-/// Steps in a row in virtual time: from one's first work to the next one's. Negative: it deadlocks.
-int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
-  const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
-  const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
-                                                {.gate = comm::Gate::launch_order, .replayed = replayed});
-  return played.finished ? played.ranks[0].step_period_ns(1) : -1;
-}
-
 /// Works that a step launches, on the stage that launches most.
 int64_t launches_of_step(const FinishedJob& finished) {
   int64_t most = 0;
@@ -330,14 +138,14 @@ int64_t launches_of_step(const FinishedJob& finished) {
   return most;
 }
 
-int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished).buffers.total_bytes(); }
-
 }  // namespace
 
 const Job& largest_stage(const FinishedJob& finished) {
   return **std::max_element(finished.stages.begin(), finished.stages.end(),
                             [](const auto& a, const auto& b) { return a->buffers.total_bytes() < b->buffers.total_bytes(); });
 }
+
+int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished).buffers.total_bytes(); }
 
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves) {
   const Job& first = *stages[0];
@@ -407,16 +215,24 @@ FinishedJob build_proved_job(const JobRequest& request) {
   return finished;
 }
 
-int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
-  if (!request.config.parallel.sequence_parallel) return 0;
-  JobRequest asked = request;
-  asked.config.parallel.sequence_parallel = false;
-  FinishedJob without;
-  draft(asked, without);
-  int64_t saved_bytes = 0;
-  for (size_t s = 0; s < without.stages.size(); ++s)
-    saved_bytes = std::max(saved_bytes, without.stages[s]->buffers.total_bytes() - finished.stages[s]->buffers.total_bytes());
-  return saved_bytes;
+FinishedJob build_job_with_update(const JobRequest& request, bool beside, bool twice) {
+  return finish_job(with_update(request, beside, twice, false));
+}
+
+FinishedJob build_drafted_job(const JobRequest& request) {
+  FinishedJob drafted;
+  draft(request, drafted);
+  return drafted;
+}
+
+Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price) {
+  return play(stages[0]->options.schedule, {.use_ns = [&](int stage, const Use& use) {
+                const Job& job = *stages[static_cast<size_t>(stage)];
+                double seconds = 0;
+                for (uint32_t piece : job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass))
+                  for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
+                return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
+              }, .hop_ns = {}});
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {
@@ -430,117 +246,11 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
   return ranks;
 }
 
-Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price) {
-  return play(stages[0]->options.schedule, {.use_ns = [&](int stage, const Use& use) {
-                const Job& job = *stages[static_cast<size_t>(stage)];
-                double seconds = 0;
-                for (uint32_t piece : job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass))
-                  for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
-                return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
-              }, .hop_ns = {}});
-}
-
-std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages, const Played& played) {
-  const PlanOptions& options = stages[0]->options;
-  const ScheduleShape& shape = options.schedule.shape;
-  std::string layers;
-  for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
-  std::string line = fmt::format("pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute time",
-                                 config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule)) : config.pipeline.schedule_file,
-                                 shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "", layers,
-                                 shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
-  if (shape.hides_hops && shape.virtual_stages == 1) line += ", with more micro-batches alive so that hops travel under compute";
-  if (shape.micro_batches < shape.stages)
-    line += fmt::format("; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower train.micro_batch_size",
-                        shape.micro_batches, shape.stages);
-  return line;
-}
-
-std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
-  std::vector<ZeroMemory> table;
-  JobRequest asked = request;
-  asked.config.zero = Zero{};  // as in the paper: parameters travel as they are computed with, and none persists
-  asked.config.comm.error_feedback = false;
-  asked.config.overlap.split_tied_embedding = false;  // whose second share arrives from all ranks: not a state
-  asked.config.optimizer.double_buffer = Choice::no;
-  asked.config.parallel = Parallel{};
-  asked.config.train.global_batch_size = 0;
-  for (int stage = 0; stage <= 3; ++stage)
-    for (int ranks : {2, 4, 8, 64}) {
-      asked.config.zero.stage = stage;
-      asked.world = ranks;
-      asked.rank = 0;
-      Buffers buffers;
-      ModelSpec model = models::build_model(model_options(asked), buffers);
-      const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked, resolve_layout(asked.config, ranks)));
-      ZeroMemory row{.stage = stage, .ranks = ranks};
-      for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
-      for (size_t b = 0; b < job.homes.size(); ++b)
-        if (job.layout.buckets[b].layer < 0) row.outside_bytes += (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
-      const int64_t elems = job.model.parameter_elems(), value = size_of(job.model.dtype), optimizer = value == 4 ? 8 : 12;
-      const int64_t whole = (stage < 3 ? value : 0) + (stage < 2 ? 4 : 0) + (stage < 1 ? optimizer : 0);
-      row.formula_bytes = elems * whole + elems * (value + 4 + optimizer - whole) / ranks;
-      table.push_back(row);
-    }
-  return table;
-}
-
-std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned, double planned_step_ms) {
-  std::vector<UpdatePlace> places;
-  const PlanOptions& chosen = planned.job->options;
-  for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
-    const bool beside = !places.empty(), twice = places.size() == 2;
-    if (twice && chosen.zero_stage >= 3) break;
-    if (chosen.double_buffer == twice && chosen.update_on_spine == !beside) {
-      places.push_back({.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
-      continue;
-    }
-    const FinishedJob finished = finish_job(with_update(request, beside, twice, false));
-    places.push_back({.name = name, .memory_bytes = most_bytes(finished), .step_ms = std::max(0.0, static_cast<double>(step_period_ns(request, finished, planned.replay.taken)) / 1e6)});
-  }
-  return places;
-}
-
-std::vector<std::string> remarks(const RunConfig& config, const Machine& machine, const FinishedJob& finished) {
-  std::vector<std::string> lines;
-  const Job& job = *finished.job;
-  const int64_t stage = job.options.zero_stage, parts = job.options.schedule.parts();
-  if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
-    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)",
-                                            finished.micro_batches)
-                              : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in shards, because {} (rounded in another order than "
-                                            "stage 0)", finished.micro_batches,
-                                            machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}", format_bytes(machine.memory_bytes))
-                                                                     : "nothing says how much memory a rank has"));
-  const std::vector<Bucket>& buckets = job.layout.buckets;
-  const std::vector<ParameterSpec>& parameters = job.model.parameters;
-  const auto larger = std::count_if(parameters.begin(), parameters.end(), [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
-  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return b.layer >= 0 && 4 * b.elems > job.options.bucket_bytes; }))
-    lines.push_back(fmt::format("zero.stage {}: a layer is one bucket; overlap.bucket_size = {} cuts the rest only", stage, format_bytes(job.options.bucket_bytes)));
-  else if (larger > 0 && job.options.way == ReduceWay::bucketed && stage < 2 && job.mesh.group_size(Axis::replica) > 1)
-    lines.push_back(fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with what is before it", larger,
-                                parameters.size(), format_bytes(job.options.bucket_bytes)));
-  if (config.pipeline.virtual_stages > 1 && config.pipeline.layers.empty() && config.model.layers % parts != 0)
-    lines.push_back(fmt::format("{} layers do not divide by the {} x {} parts of parallel.pipeline and pipeline.virtual_stages: {}, so that parts take about as "
-                                "long; pipeline.layers deals them otherwise", config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages,
-                                fmt::join(job.options.layers, " + ")));
-  return lines;
-}
-
-WireBytes wire_bytes_of_step(const Job& job) {
-  WireBytes bytes;
-  for (const Task& task : job.train.tasks)
-    if (task.bucket >= 0 && is_communication(task.op))
-      bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
-  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()), elems = job.model.parameter_elems();
-  const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
-  const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
-  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
-  bytes.theory = (gradients + parameters) * (ranks - 1) / ranks;
-  // Across groups that share: all of a shard, once in a step.
-  if (const int64_t groups = job.mesh.group_size(Axis::data_outer); job.is_hybrid())
-    bytes.theory += 2 * elems / ranks * (job.options.wire_dtype == DType::bf16 ? 2 : 4) * (groups - 1) / groups;
-  return bytes;
+int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
+  const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
+  const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
+                                                {.gate = comm::Gate::launch_order, .replayed = replayed});
+  return played.finished ? played.ranks[0].step_period_ns(1) : -1;
 }
 
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,
@@ -555,20 +265,6 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, 
   }
   const comm::Rehearsal rehearsal = comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price, {.replayed = replayed});
   return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
-}
-
-Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host) {
-  if (!path.empty()) return load_machine(path);
-  if (!config.device.machine.empty()) return load_machine(config.device.machine);
-  return this_host(threads, ranks_on_host);
-}
-
-int threads_of(const RunConfig& config, int ranks_on_host) {
-  if (config.device.threads > 0) return static_cast<int>(config.device.threads);
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
-  return std::max(1, cores / std::max(1, ranks_on_host));
 }
 
 }  // namespace slipstream::cli

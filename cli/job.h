@@ -1,34 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// From a run file to a finished job: the options of the model and of the planner, and the plans in their global order.
+// From a run file to a finished job: the plans of all stages, in their global order, proved.
 
-#include <functional>
+#include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
+#include "cli/plan_options.h"
 #include "comm/rehearse/finish.h"
-#include "comm/rehearse/price.h"
 #include "comm/rehearse/rehearse.h"
-#include "engine/config/config.h"
-#include "engine/config/machine.h"
 #include "engine/plan/job.h"
-#include "models/model.h"
 
 namespace slipstream::cli {
-
-struct JobRequest {
-  RunConfig config;
-  int world = 1;
-  int rank = 0;
-  int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
-  Machine machine;
-  /// The update may have a stream of its own, which takes nothing from the compute stream; a step may be launched as one graph; collectives are NCCL's.
-  bool on_gpus = false;
-  bool update_beside = false;  // build_finished_job() says
-  bool proves = true;          // false: a plan that is only compared
-  std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
-};
 
 /// Steps in virtual time, each launched as one graph or task by task. A graph is a barrier at the end of a step: what would run under the next one is
 /// exposed. Task by task the host launches everything itself, in the time that the machine says for one work; beside a device that computes, mostly in
@@ -53,15 +36,6 @@ struct FinishedJob {
   int64_t global_batch = 1;  // sequences
 };
 
-/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards must read the data for it. Blocks.
-/// Throws: DataError.
-int64_t vocab_of(const RunConfig& config);
-
-models::ModelOptions model_options(const JobRequest& request);
-
-/// What the machine and the run file's emulated link cost in virtual time.
-comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh);
-
 /// Builds and finishes the job of one rank, and those of the other stages, which must agree with it. Where the update may have a stream of its
 /// own it has the place whose step rehearses shortest; with optimizer.double_buffer = "auto" two copies of the weights are such a place, if they fit. Where steps
 /// may be launched as graphs, they are with device.graph = "auto" unless the barrier costs more than launching task by task. Pure: the same on all ranks that
@@ -71,6 +45,12 @@ FinishedJob build_finished_job(const JobRequest& request);
 
 /// The same, but plans that do not hold are an answer: for those who print the proof and run nothing.
 FinishedJob build_proved_job(const JobRequest& request);
+
+/// The job with the update where it is told to run, `beside` the compute stream or on it, with one or two copies of the weights: to compare places. Pure.
+FinishedJob build_job_with_update(const JobRequest& request, bool beside, bool twice);
+
+/// Jobs whose plans have no order yet: their memory is known. Pure.
+FinishedJob build_drafted_job(const JobRequest& request);
 
 /// Gives the plans of one job, of all its stages, their order. With `proves`: and proves the first batch, steps and evaluations in a row; the proof may
 /// not hold. Throws: PlanError.
@@ -82,65 +62,21 @@ void require_holds(const comm::Proof& proof);
 /// The pipeline stage whose ranks need most memory; the first of equals. Pure.
 const Job& largest_stage(const FinishedJob& finished);
 
-/// Memory that the rank of the stage that gains most would need more without parallel.sequence_parallel; 0 where it is not set. Pure.
-int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished);
-
-/// States of a rank (parameters, gradients, optimizer) as the planner places them, beside the formula of the ZeRO paper
-/// (Rajbhandari et al. 2020, figure 1) for the same bytes: of `parameters` each `whole`, and `shared` among the ranks.
-struct ZeroMemory {
-  int stage = 0;
-  int ranks = 0;
-  int64_t planned_bytes = 0;  // without slots
-  int64_t outside_bytes = 0;  // of these: gradients (stages 2, 3) and parameters (3) outside the layers, in embedding and head, which stay whole
-  int64_t formula_bytes = 0;
-};
-
-/// Stages 0 to 3 on 2, 4, 8 and 64 data ranks, one row after the other. Pure. Empty when the model does not fit a layout.
-std::vector<ZeroMemory> zero_memory(const JobRequest& request);
-
-/// Where the update can run, and what each costs: memory of a rank, and the step in virtual time, where a second stream takes nothing from
-/// the first.
-struct UpdatePlace {
-  std::string name;
-  int64_t memory_bytes = 0;  // of the stage that needs most
-  double step_ms = 0;
-  bool is_planned = false;
-};
-/// On the compute stream, beside it in place, beside it with two copies of the weights (not with stage 3). `planned` is the job of `request`,
-/// whose rehearsed step takes `planned_step_ms`; the others are launched as it is. Pure.
-std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned, double planned_step_ms);
-
-/// What the planner has decided that the run file does not say, one line each, for whoever starts the run: where ZeRO-2 accumulates, what buckets
-/// are where overlap.bucket_size does not cut, how layers are dealt that do not divide. Pure.
-std::vector<std::string> remarks(const RunConfig& config, const Machine& machine, const FinishedJob& finished);
-
-/// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of the
-/// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n; with hybrid sharding
-/// an all-reduce of the shard across groups besides.
-struct WireBytes {
-  int64_t sent = 0;
-  int64_t theory = 0;
-};
-WireBytes wire_bytes_of_step(const Job& job);
+/// Memory that its ranks need. Pure.
+int64_t most_bytes(const FinishedJob& finished);
 
 /// The schedule played with what the pieces of every stage should take. Pure.
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price);
 
-/// "1f1b over 4 stages of 3 + 3 + 3 + 3 layers, 8 micro-batches: stages idle 37% of a step's compute", and what to do when there are too few. Pure.
-std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages, const Played& played);
+/// The training plans of all stages, `runs` times in a row, ready for a rehearsal. Pure.
+std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs);
+
+/// Steps in a row in virtual time at the machine's prices: from one's first work to the next one's. Pure. Negative: the rehearsal deadlocks.
+int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed);
 
 /// Step period of the training plans in virtual time when every local item of stage s takes item_ns[s][i] (negative: as `otherwise`
 /// says) and communication takes what `otherwise` says, `replayed` as a graph or not. Pure. Negative if the rehearsal deadlocks.
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,
                          const comm::Price& otherwise, bool replayed = false);
-
-/// The training plans of all stages, `runs` times in a row, ready for a rehearsal. Pure.
-std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs);
-
-/// device.machine of the run file or `path`, else this host; `threads` of the compute stream, `ranks_on_host` as this_host() takes them.
-Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host = 0);
-
-/// Threads of the compute stream: device.threads, or cores of the affinity mask / ranks that share it, at least 1.
-int threads_of(const RunConfig& config, int ranks_on_host);
 
 }  // namespace slipstream::cli

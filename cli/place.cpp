@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cli/job.h"
+#include "cli/plan_options.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"

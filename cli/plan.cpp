@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/job.h"
+#include "cli/plan_facts.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/plan_facts.h"
 #include "cli/trainer.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/json.h"

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "cli/exchange.h"
+#include "cli/plan_facts.h"
 #include "cli/shared_weights.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"

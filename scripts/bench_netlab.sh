@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Data parallelism over a real 1 Gbit/s link on one machine: two processes of one thread, each in a network namespace of its own.
 #
-# The namespaces are joined by a veth pair whose ends send at the line rate (tc tbf), so bytes really pass a TCP stack and a
-# queue. Ours, with float32 and with bfloat16 on the wire, takes turns with PyTorch's DDP (gloo) and its flat all-reduce: the same
+# Ours, with float32 and with bfloat16 on the wire, takes turns with PyTorch's DDP (gloo) and its flat all-reduce: the same
 # weights and batches, the same clock, one core each. Beside all stands the bound: the gradients of each moment at the line rate.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -35,56 +34,18 @@ esac
 program=$(realpath -- "${SLIPSTREAM:-build/slipstream}")
 [[ -x $program ]] || { echo "bench_netlab: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
 wants() { [[ ,$only, == *,$1,* ]]; }
+# shellcheck source=scripts/netlab.sh
+source scripts/netlab.sh
 # shellcheck source=scripts/pytorch.sh
 source scripts/pytorch.sh
 if wants ddp || wants flat; then require_pytorch; fi
 
-((EUID == 0)) || { echo "bench_netlab: needs root to make network namespaces. Start it with sudo." >&2; exit 7; }
-for tool in ip tc mpirun taskset; do
-  command -v "$tool" >/dev/null || { echo "bench_netlab: $tool is missing. Install iproute2, openmpi-bin and util-linux." >&2; exit 7; }
-done
+netlab_require bench_netlab
 (($(nproc) >= 2)) || { echo "bench_netlab: needs 2 cores, one for each process; this machine has $(nproc)." >&2; exit 7; }
 
 work=$(mktemp -d)
-net=10.201.0
-space() { echo "slipstream$1"; }
-remove() {
-  for i in 0 1; do
-    ip netns del "$(space $i)" 2>/dev/null || true
-    rm -rf "/etc/netns/$(space $i)"
-  done
-  rm -rf "$work"
-}
-trap remove EXIT
-
-make_link() {
-  for i in 0 1; do
-    ip netns add "$(space $i)" || return 1
-    # Without names of their own the launcher asks a name server that nobody can reach, and waits for it.
-    mkdir -p "/etc/netns/$(space $i)"
-    : >"/etc/netns/$(space $i)/resolv.conf"
-    printf '127.0.0.1 localhost\n%s.1 %s\n%s.2 %s\n' "$net" "$(space 0)" "$net" "$(space 1)" >"/etc/netns/$(space $i)/hosts"
-  done
-  ip link add wire netns "$(space 0)" type veth peer name wire netns "$(space 1)" || return 1
-  for i in 0 1; do
-    ip -n "$(space $i)" addr add "$net.$((i + 1))/24" dev wire
-    ip -n "$(space $i)" link set lo up
-    ip -n "$(space $i)" link set wire up
-    # A smaller burst than 256 kB does not reach the line rate: a segment of TCP's is 64 kB.
-    tc -n "$(space $i)" qdisc add dev wire root tbf rate "$rate" burst 256kb latency 50ms || return 1
-  done
-}
-make_link || { echo "bench_netlab: this machine refuses network namespaces, veth or tc tbf (the message is above). Run it on a kernel that has them, as root." >&2; exit 7; }
-
-# Open MPI starts its daemons with "AGENT HOST COMMAND"; a host is a namespace with a host name.
-cat >"$work/agent" <<'AGENT'
-#!/usr/bin/env bash
-while [[ $1 == -* ]]; do shift; done
-exec ip netns exec "$1" unshare --uts bash -c "hostname $1 && ${*:2}"
-AGENT
-# One core for each process and all its threads, on both sides.
-printf '#!/usr/bin/env bash\nexec taskset -c "$OMPI_COMM_WORLD_RANK" "$@"\n' >"$work/pinned"
-chmod +x "$work/agent" "$work/pinned"
+trap 'netlab_down; rm -rf "$work"' EXIT
+netlab_up bench_netlab 2 "$rate"
 
 read -r layers heads width batch vocab <<<"${shape[*]}"
 flags=(configs/runs/gpt2_124m.toml --set train.dtype=float32 --set device.threads=1 --set "model.layers=$layers" --set "model.heads=$heads"
@@ -92,18 +53,15 @@ flags=(configs/runs/gpt2_124m.toml --set train.dtype=float32 --set device.thread
   --set "model.vocab_size=$vocab" --set optimizer.grad_clip=0)
 field() { awk -F, -v name="$2" 'NR==1 {for (i=1;i<=NF;++i) if ($i==name) at=i} NR==2 {print $at}' "$1"; }
 ours() { # dtype of the wire; prints "loss ms"
-  local tcp=(--mca plm_rsh_agent "$work/agent" --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include "$net.0/24" --mca btl_tcp_if_include "$net.0/24"
-    --mca pml ob1 --mca btl tcp,self --host "$(space 0):1,$(space 1):1" --bind-to none)
-  "$work/agent" "$(space 0)" "cd $PWD && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 900 mpirun ${tcp[*]} -np 2 $work/pinned $program \
-    bench step ${flags[*]} --set comm.grad_dtype=$1 --set train.global_batch_size=$((2 * batch)) --steps $steps --csv $work/ours.csv --export $work/start" \
-    >"$work/log" 2>&1 </dev/null || { cat "$work/log" >&2; return 1; }
+  netlab_mpirun "$program" bench step "${flags[@]}" --set comm.grad_dtype="$1" --set train.global_batch_size=$((2 * batch)) --steps "$steps" --csv "$work/ours.csv" --export "$work/start" \
+    >"$work/log" 2>&1 || { cat "$work/log" >&2; return 1; }
   echo "$(field "$work/ours.csv" loss) $(field "$work/ours.csv" step_ms)"
 }
 theirs() { # ddp | flat; prints "loss ms"
   local i pids=()
   for i in 0 1; do
-    OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=wire ip netns exec "$(space $i)" timeout 900 taskset -c $i "${pytorch[@]}" scripts/bench_vs_pytorch.py "$work/start" \
-      --threads 1 --steps "$steps" --way "$1" --rank $i --world 2 --meet "tcp://$net.1:29500" >"$work/out$i" 2>"$work/err$i" </dev/null &
+    OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=wire ip netns exec "$(netlab_host $i)" timeout 900 taskset -c $i "${pytorch[@]}" scripts/bench_vs_pytorch.py "$work/start" \
+      --threads 1 --steps "$steps" --way "$1" --rank $i --world 2 --meet "tcp://$netlab_net.1:29500" >"$work/out$i" 2>"$work/err$i" </dev/null &
     pids+=($!)
   done
   wait "${pids[0]}" && wait "${pids[1]}" || { cat "$work/err0" "$work/err1" >&2; return 1; }

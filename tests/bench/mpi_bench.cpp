@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host collectives between processes of one machine: time per size, and what a transfer costs a computing thread.
-// mpirun -np 2 --bind-to none mpi_bench
+// mpirun -np 2 --bind-to none mpi_bench; over links of a given rate: scripts/bench_collectives.sh
 
 #include <mpi.h>
 

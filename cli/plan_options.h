@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a run file says, in the words of the models, the planner and the rehearsal.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/rehearse/price.h"
+#include "engine/config/config.h"
+#include "engine/config/machine.h"
+#include "engine/config/validate.h"
+#include "engine/plan/job.h"
+#include "models/model.h"
+
+namespace slipstream::cli {
+
+struct JobRequest {
+  RunConfig config;
+  int world = 1;
+  int rank = 0;
+  int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
+  Machine machine;
+  /// The update may have a stream of its own, which takes nothing from the compute stream; a step may be launched as one graph; collectives are NCCL's.
+  bool on_gpus = false;
+  bool update_beside = false;  // build_finished_job() says
+  bool proves = true;          // false: a plan that is only compared
+  std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
+};
+
+/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards must read the data for it. Blocks.
+/// Throws: DataError.
+int64_t vocab_of(const RunConfig& config);
+
+/// Sizes of the model on one rank; how its layers are dealt to stages is not in it. Pure. Throws: ConfigError.
+models::ModelOptions model_options(const JobRequest& request);
+
+/// The planner's options on `layout`; the schedule and the dealing of layers are not in it. Pure.
+PlanOptions plan_options(const JobRequest& request, const Layout& layout);
+
+/// How a model is dealt to stages, from what its pieces cost at the machine's rates.
+struct Dealing {
+  std::vector<int> layers;  // of each part: as the run file says, else balanced
+  bool hides_hops = false;  // a hop takes long enough to be worth one more micro-batch alive per stage
+};
+Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh);
+
+/// pipeline.schedule, or pipeline.schedule_file. Blocks. Throws: ConfigError, PlanError.
+PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops);
+/// What pipeline.schedule is called where it is printed: the file's name, or the schedule's. Pure.
+std::string schedule_name(const RunConfig& config);
+
+/// What the machine and the run file's emulated link cost in virtual time.
+comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh);
+
+/// device.machine of the run file or `path`, else this host; `threads` of the compute stream, `ranks_on_host` as this_host() takes them.
+Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host = 0);
+
+/// Threads of the compute stream: device.threads, or cores of the affinity mask / ranks that share it, at least 1.
+int threads_of(const RunConfig& config, int ranks_on_host);
+
+}  // namespace slipstream::cli
