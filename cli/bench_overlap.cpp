@@ -26,7 +26,7 @@ class OverlapBench {
  public:
   OverlapBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
       : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())),
-        ranks_(command.ranks > 0 ? command.ranks : world.size()) {
+        machine_(bench_machine(world, place, config, threads_)), ranks_(command.ranks > 0 ? command.ranks : world.size()) {
     config_.device.threads = threads_;
   }
 
@@ -55,7 +55,7 @@ class OverlapBench {
     const double compute_ms = alone->median_of(&StepMeans::compute_ms);
     alone.reset();
     for (double ratio : command_.ratios) {
-      auto probe = build(GradReduce::bucketed, true);
+      auto probe = build(GradReduce::bucketed, 0, true);
       const IdealBound wire = ideal_bound(*probe.job, {.bytes_per_second = 1e9, .latency_ns = 0, .ranks = ranks_,
                                                        .spine_ns = std::vector<int64_t>(probe.job->train.spine.size(), 1)});
       run_link(static_cast<double>(wire.wire_ns) / (ratio * compute_ms * 1e-3), ratio);
@@ -64,16 +64,17 @@ class OverlapBench {
   }
 
  private:
-  FinishedJob build(GradReduce way, bool communicate) {
+  FinishedJob build(GradReduce way, double bytes_per_second, bool communicate) {
     RunConfig config = config_;
+    config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
     config.overlap.grad_reduce = way;
     const slipstream::Batch batch = resolve_batch(config, ranks_);
     config.train.global_batch_size = communicate ? batch.global_batch_size : batch.global_batch_size / ranks_;
-    return build_bench_job(config, communicate ? ranks_ : 1, communicate ? world_.rank() : 0, threads_);
+    return build_bench_job(place_, machine_, config, communicate ? ranks_ : 1, communicate ? world_.rank() : 0);
   }
 
   std::unique_ptr<Contestant> make(const std::string& name, GradReduce way, double bytes_per_second, bool communicate) {
-    FinishedJob finished = build(way, communicate);
+    FinishedJob finished = build(way, bytes_per_second, communicate);
     const std::vector<int64_t> paced = paced_ ? paced_->of(finished.job->train) : std::vector<int64_t>{};
     return std::make_unique<Contestant>(name, world_, place_, config_, std::move(finished), bytes_per_second, paced);
   }
@@ -132,7 +133,7 @@ class OverlapBench {
       const bool communicates = job.mesh.world() > 1;
       // Nobody knows what a real link can do: then there are no bounds.
       const bool bounded = !communicates || bytes_per_second > 0;
-      const std::optional<double> plan_bound_ms = bounded ? std::optional<double>(rehearsed_step_ms({c->job}, {item_ns}, link)) : std::nullopt;
+      const std::optional<double> plan_bound_ms = bounded ? std::optional<double>(rehearsed_step_ms({c->job}, {item_ns}, link, c->replayed)) : std::nullopt;
       const IdealBound bound = ideal_bound(job, {.bytes_per_second = std::max(1.0, bytes_per_second), .latency_ns = config_.comm.emulate.latency_ns,
                                                  .ranks = job.mesh.world(), .spine_ns = spine_ns});
       const std::optional<double> ideal_ms = bounded ? std::optional(static_cast<double>(bound.bound_ns) / 1e6) : std::nullopt;
@@ -160,7 +161,7 @@ class OverlapBench {
   }
 
   void print_header() {
-    fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n", build(GradReduce::bucketed, true).job->model.description, ranks_,
+    fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n", build(GradReduce::bucketed, 0, true).job->model.description, ranks_,
                threads_, threads_ == 1 ? "" : "s", command_.compute, command_.steps);
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (command_.compute == "real" && world_.ranks_on_host() * threads_ > cores)
@@ -204,6 +205,7 @@ class OverlapBench {
   Place place_;
   RunConfig config_;
   int threads_;
+  Machine machine_;
   int ranks_;  // of the plan; this is the only one that exists with --ranks
   std::optional<ItemTimes> paced_;
   struct SpeedUp {

@@ -18,7 +18,8 @@ constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
 class PipelineBench {
  public:
   PipelineBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
-      : command_(command), world_(world), place_(place), config_(config), forward_ns_(static_cast<int64_t>(command.forward_ms * 1e6)) {
+      : command_(command), world_(world), place_(place), config_(config), machine_(bench_machine(world, place, config, 1)),
+        forward_ns_(static_cast<int64_t>(command.forward_ms * 1e6)) {
     config_.device.threads = 1;
     config_.parallel.pipeline = world.size();
     config_.parallel.data = 1;
@@ -50,7 +51,7 @@ class PipelineBench {
     const auto hop_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) / static_cast<double>(config.pipeline.virtual_stages));
     const double bytes_per_second = ratio > 0 ? static_cast<double>(hop_bytes()) / (static_cast<double>(hop_ns) * 1e-9) : 0;
     config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
-    FinishedJob finished = build_bench_job(config, world_.size(), world_.rank(), 1);
+    FinishedJob finished = build_bench_job(place_, machine_, config, world_.size(), world_.rank());
     const Job& job = *finished.job;
     const PipelineSchedule& order = job.options.schedule;
     const double busy_ms = static_cast<double>(busy_ns(order, forward_ns_)) / 1e6,
@@ -109,6 +110,7 @@ class PipelineBench {
   World& world_;
   Place place_;
   RunConfig config_;
+  Machine machine_;
   int64_t forward_ns_;
   CsvFile csv_;
 };

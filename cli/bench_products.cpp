@@ -17,7 +17,7 @@ namespace {
 /// The products of one training step, fused gradients and what stands in for them.
 std::vector<kernels::Product> products_of_a_step(World& world, const Place& place, const RunConfig& config, int ranks) {
   kernels::use_algorithms({});  // with a table, what it replaces would not be seen
-  Contestant step("one step", world, place, config, build_bench_job(config, ranks, 0, threads_of(config, 1)), 0);
+  Contestant step("one step", world, place, config, build_bench_job(place, bench_machine(world, place, config, threads_of(config, 1)), config, ranks, 0), 0);
   step.run(1, false);
   std::vector<kernels::Product> products;
   for (const auto& [product, chosen] : kernels::chosen_algorithms()) products.push_back(product);

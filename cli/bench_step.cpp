@@ -52,14 +52,15 @@ Front front_of(const Job& job, const std::vector<int64_t>& spine_ns) {
 class StepBench {
  public:
   StepBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
-      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())) {
+      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())),
+        machine_(bench_machine(world, place, config, threads_)) {
     config_.device.threads = threads_;
   }
 
   void run() {
     const bool plain = world_.size() == 1 && command_.plain_loop;
     const double link = static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second);
-    Contestant c("step", world_, place_, config_, build_bench_job(config_, world_.size(), world_.rank(), threads_), link);
+    Contestant c("step", world_, place_, config_, build_bench_job(place_, machine_, config_, world_.size(), world_.rank()), link);
     if (!command_.export_dir.empty()) write_start(c);
     c.run(1, false);
     const double tokens = static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches * world_.size());
@@ -133,7 +134,7 @@ class StepBench {
       const int ranks = std::max(command_.ranks, world_.size());
       RunConfig config = config_;
       config.train.global_batch_size = config.train.micro_batch_size * ranks * c.job->buffers.micro_batches;
-      const FinishedJob many = build_bench_job(config, ranks, 0, threads_);
+      const FinishedJob many = build_bench_job(place_, machine_, config, ranks, 0);
       const std::vector<int64_t> ns = ItemTimes(c.job->train, spine_ns).of(many.job->train);
       const IdealBound ideal = ideal_bound(*many.job, {.bytes_per_second = command_.line_rate, .latency_ns = 0, .ranks = ranks, .spine_ns = ns});
       const Front front = front_of(*many.job, ns);
@@ -154,6 +155,7 @@ class StepBench {
   Place place_;
   RunConfig config_;
   int threads_;
+  Machine machine_;
 };
 
 }  // namespace

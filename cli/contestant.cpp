@@ -36,14 +36,18 @@ void load_random(const Job& job, int rank, const StagedBatch& staged) {
   *reinterpret_cast<kernels::AdamwScalars*>(staged.scalars) = {.learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
 }
 
-FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads) {
-  return build_finished_job({.config = config, .world = world, .rank = rank, .vocab = config.model.vocab_size > 0 ? 0 : 256,
-                             .machine = machine_of(config, "", threads)});
+Machine bench_machine(World& world, const Place& place, const RunConfig& config, int threads) {
+  return agreed_machine(world, machine_at(place, config, threads, world.ranks_on_host()));
+}
+
+FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank) {
+  return build_finished_job({.config = config, .world = world, .rank = rank, .vocab = config.model.vocab_size > 0 ? 0 : 256, .machine = machine,
+                             .on_gpus = place.kind == DeviceKind::cuda});
 }
 
 Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
                        const std::vector<int64_t>& paced_item_ns)
-    : name(std::move(named)), job(finished.job) {
+    : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
   WireOptions wire = place.wire(config, *device);
@@ -51,7 +55,7 @@ Contestant::Contestant(std::string named, World& world, const Place& place, cons
   auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns, config.comm.timeout_seconds, place.kind, wire);
   const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
                             .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
-                            .graph = config.device.graph != Choice::no,
+                            .graph = replayed,
                             .all_agree = [&world](bool mine) { return world.all_agree(mine); },
                             .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
                             .leave = [&world](const std::string& sentence) { world.leave(sentence); },

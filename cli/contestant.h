@@ -26,12 +26,16 @@ double median(std::vector<double> values);
 /// update is AdamW's of step 1 at a learning rate that changes little. Pure.
 void load_random(const Job& job, int rank, const StagedBatch& staged);
 
-/// The job of the benchmarks: the run file's, with the bytes tokenizer where it leaves the vocabulary open. Pure.
-FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads);
+/// The machine that benchmarks plan for, as train does. Blocks. Collective.
+Machine bench_machine(World& world, const Place& place, const RunConfig& config, int threads);
+
+/// The job of the benchmarks: as train plans it at this place, with the bytes tokenizer where the run file leaves the vocabulary open. Pure.
+FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank);
 
 struct Contestant {
   std::string name;
   std::shared_ptr<const Job> job;
+  bool replayed = false;          // steps are launched as graphs
   std::unique_ptr<Rank> rank;
   std::unique_ptr<OverlapMeter> meter;
   uint32_t step = 0;              // issued so far

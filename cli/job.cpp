@@ -9,6 +9,7 @@
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
 #include "engine/base/wire.h"
+#include "engine/config/validate.h"
 
 namespace slipstream::cli {
 namespace {
@@ -77,7 +78,7 @@ void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs,
 std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& finished) {
   const Layout layout = resolve_layout(request.config, request.world);
   const slipstream::Batch batch = resolve_batch(request.config, layout.data);
-  PlanOptions options = plan_options(request, layout);
+  PlanOptions options = plan_options(request);
   models::ModelOptions sizes = model_options(request);
   const Mesh mesh(options.sizes, options.mesh_order);
   const Dealing dealing = deal(request, sizes, mesh);

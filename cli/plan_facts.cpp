@@ -13,6 +13,26 @@
 
 namespace slipstream::cli {
 
+std::string plan_listing(const Job& job) {
+  std::string text = fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", "channel", "operation", "item", "elements", "dtype", "sent", "after");
+  for (ItemId id : job.train.order) {
+    const Item& item = job.train[id];
+    std::string name = item.name, elems, dtype, sent, after;
+    if (job.train.is_spine(id)) {
+      const SpineItem& spine = job.train.spine[id];
+      if (job.buffers.micro_batches > 1) name += fmt::format(" of micro-batch {}", spine.micro_batch);
+    } else {
+      const Task& task = job.train.task(id);
+      if (task.elems > 0) elems = fmt::format("{}", task.elems), dtype = name_of(task.dtype);
+      if (is_communication(task.op))
+        sent = fmt::format("{}", comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype));
+    }
+    for (const Point& point : item.after) after += fmt::format("{}{}", after.empty() ? "" : ", ", job.train[point.item].name);
+    text += fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", job.channels[item.channel].name, name_of(item.op), name, elems, dtype, sent, after);
+  }
+  return text;
+}
+
 int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
   if (!request.config.parallel.sequence_parallel) return 0;
   JobRequest asked = request;
@@ -40,7 +60,7 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
       asked.rank = 0;
       Buffers buffers;
       ModelSpec model = models::build_model(model_options(asked), buffers);
-      const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked, resolve_layout(asked.config, ranks)));
+      const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked));
       ZeroMemory row{.stage = stage, .ranks = ranks};
       for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
       for (size_t b = 0; b < job.homes.size(); ++b)
@@ -98,7 +118,7 @@ std::vector<std::string> remarks(const RunConfig& config, const Machine& machine
 WireBytes wire_bytes_of_step(const Job& job) {
   WireBytes bytes;
   for (const Task& task : job.train.tasks)
-    if (task.bucket >= 0 && is_communication(task.op))
+    if (is_communication(task.op) && carries_states(job.channels[task.channel]))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
   const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()), elems = job.model.parameter_elems();
   const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;

@@ -11,6 +11,10 @@
 
 namespace slipstream::cli {
 
+/// A step as a rank issues it, one line for an item: channel, what it does, elements and bytes it sends, and for whom it waits
+/// beside its channel's order. Pure.
+std::string plan_listing(const Job& job);
+
 /// Memory that the rank of the stage that gains most would need more without parallel.sequence_parallel; 0 where it is not set. Pure.
 int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished);
 
@@ -45,7 +49,7 @@ std::vector<std::string> remarks(const RunConfig& config, const Machine& machine
 
 /// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of the
 /// whole model: per element gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 of every micro-batch, x (n-1)/n; with hybrid sharding
-/// an all-reduce of the shard across groups besides.
+/// an all-reduce of the shard across groups besides. A split tied table (docs/notes/0003) sends its two shares apart: rows, or the table once more.
 struct WireBytes {
   int64_t sent = 0;
   int64_t theory = 0;

@@ -11,6 +11,7 @@
 #include "comm/link.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/config/validate.h"
 #include "engine/data/dataset.h"
 
 namespace slipstream::cli {
@@ -101,8 +102,9 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   return dealing;
 }
 
-PlanOptions plan_options(const JobRequest& request, const Layout& layout) {
+PlanOptions plan_options(const JobRequest& request) {
   const RunConfig& config = request.config;
+  const Layout layout = resolve_layout(config, request.world);
   return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
                     .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
           .mesh_order = config.parallel.order,
@@ -139,7 +141,7 @@ models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = request.config;
   const Layout layout = resolve_layout(config, request.world);
   const slipstream::Batch batch = resolve_batch(config, layout.data);
-  const PlanOptions planned = plan_options(request, layout);
+  const PlanOptions planned = plan_options(request);
   const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
   if (request.vocab > vocab)
     throw ConfigError("[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "

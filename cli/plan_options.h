@@ -10,7 +10,6 @@
 #include "comm/rehearse/price.h"
 #include "engine/config/config.h"
 #include "engine/config/machine.h"
-#include "engine/config/validate.h"
 #include "engine/plan/job.h"
 #include "models/model.h"
 
@@ -36,8 +35,8 @@ int64_t vocab_of(const RunConfig& config);
 /// Sizes of the model on one rank; how its layers are dealt to stages is not in it. Pure. Throws: ConfigError.
 models::ModelOptions model_options(const JobRequest& request);
 
-/// The planner's options on `layout`; the schedule and the dealing of layers are not in it. Pure.
-PlanOptions plan_options(const JobRequest& request, const Layout& layout);
+/// The planner's options; the schedule and the dealing of layers are not in it. Pure. Throws: ConfigError.
+PlanOptions plan_options(const JobRequest& request);
 
 /// How a model is dealt to stages, from what its pieces cost at the machine's rates.
 struct Dealing {

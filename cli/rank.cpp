@@ -298,8 +298,7 @@ std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
 std::optional<int64_t> Rank::sent_bytes() const {
   int64_t bytes = 0;
   for (ChannelId c = 0; c < communicators_.size(); ++c) {
-    const std::string& name = job_->channels[c].name;
-    if (!communicators_[c] || (name != "reduce" && name != "gather" && name != "reduce_across")) continue;
+    if (!communicators_[c] || !carries_states(job_->channels[c])) continue;
     const std::optional<int64_t> sent = communicators_[c]->sent_bytes();
     if (!sent) return {};
     bytes += *sent;

@@ -199,13 +199,13 @@ int train(const TrainCommand& command) {
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
       finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed,
-                                     .on_gpus = place.kind == DeviceKind::cuda});
+                                     .on_gpus = command.dry_run ? config.device.kind == DeviceChoice::cuda : place.kind == DeviceKind::cuda});
       if (!command.dry_run) require_memory(world, place, config, *finished.job, machine, dataset.resident_bytes);
     });
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
       if (world.rank() == 0) {
-        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->parameter_elems, memory_table(largest_stage(finished)));
+        fmt::print("{}\n{}: {} parameters\n{}", plan_listing(*finished.job), finished.job->model.description, finished.job->parameter_elems, memory_table(largest_stage(finished)));
         for (const std::string& remark : remarks(config, agreed, finished)) fmt::print("note: {}\n", remark);
         fmt::print("{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
                    finished.job->train.spine.size(), finished.proof.waits, finished.proof.pruned_count, finished.proof.order_hash);

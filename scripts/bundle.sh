@@ -57,6 +57,7 @@ while read -r folder path; do
   mkdir -p "$root/$folder"
   cp -f -- "$path" "$root/$folder/"
 done < <(list_gpu_programs | sort -u)
+[[ -n $(ls -A "$root/tests") ]] || { echo "bundle: $build has no GPU tests. Set it up with -Dcuda=enabled -Dnccl=enabled -Dtests=true and build it." >&2; exit 3; }
 cp -r configs "$root/"
 cp scripts/gpu_check.sh scripts/bench_gpu_pytorch.py "$root/scripts/"
 mkdir "$root/tests/golden"

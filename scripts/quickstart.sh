@@ -63,7 +63,7 @@ if [[ -z $text ]]; then
 fi
 echo "$text: $(wc -c <"$text") bytes"
 
-say "train: mpirun -np 2 build/slipstream train configs/runs/quickstart.toml"
+say "train: mpirun --bind-to none -np 2 build/slipstream train configs/runs/quickstart.toml --set data.train=$text"
 # Open MPI refuses root, and more ranks than cores, unless told otherwise.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 if (($(nproc) < 2)); then export OMPI_MCA_rmaps_base_oversubscribe=1; fi

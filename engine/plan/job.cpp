@@ -190,4 +190,8 @@ std::string memory_table(const Job& job) {
   return table + fmt::format("  {:<14}{:>12}\n", "total", format_bytes(job.buffers.total_bytes()));
 }
 
+bool carries_states(const Channel& channel) {
+  return channel.name == "reduce" || channel.name == "gather" || channel.name == "reduce_across";
+}
+
 }  // namespace slipstream

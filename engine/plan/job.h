@@ -150,4 +150,7 @@ Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dty
 /// The memory table: one line per owner, then the total.
 std::string memory_table(const Job& job);
 
+/// Gradients and parameters travel on it: what the ZeRO paper counts. Pure.
+bool carries_states(const Channel& channel);
+
 }  // namespace slipstream

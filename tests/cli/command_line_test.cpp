@@ -96,6 +96,9 @@ TEST_CASE("every shipped run file passes --dry-run, and fits where it says that 
       CHECK(dry.code == 0);
       CHECK(contains(dry.text, "parameters"));
       CHECK(contains(dry.text, "total"));
+      // The whole step, in the order in which it is issued.
+      CHECK(contains(dry.text, "adamw"));
+      CHECK(dry.text.find("load") < dry.text.find("parameters\n"));
     }
     CHECK(!fs::exists(folder.path("run")));
     // Its own head says on how many ranks of which machine it is planned; there it fits.
