@@ -44,6 +44,7 @@ FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int th
 Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
                        const std::vector<int64_t>& paced_item_ns)
     : name(std::move(named)), job(finished.job) {
+  world.limit_waits(static_cast<double>(config.comm.timeout_seconds));
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
   WireOptions wire = place.wire(config, *device);
@@ -52,7 +53,7 @@ Contestant::Contestant(std::string named, World& world, const Place& place, cons
   const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
                             .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
                             .graph = config.device.graph != Choice::no,
-                            .all_agree = [&world](bool mine) { return world.all_agree(mine); },
+                            .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
                             .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
                             .leave = [&world](const std::string& sentence) { world.leave(sentence); },
                             .paced_item_ns = paced_item_ns};
