@@ -257,6 +257,11 @@ void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs,
   }
 }
 
+/// Does a rank of this job have the memory that it takes?
+bool fits(const JobRequest& request, const Job& job) {
+  return job.buffers.total_bytes() + (request.beside_bytes ? request.beside_bytes(job) : 0) <= request.machine.memory_bytes;
+}
+
 /// Jobs whose plans have no order yet; what is known of `finished` before that.
 std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& finished) {
   const Layout layout = resolve_layout(request.config, request.world);
@@ -274,8 +279,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every micro-batch.
   options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
   std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
-  const bool fits = std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->buffers.total_bytes() <= request.machine.memory_bytes; });
-  if (options.accumulate_unsharded && !fits) {
+  if (options.accumulate_unsharded && !std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return fits(request, *job); })) {
     options.accumulate_unsharded = false;
     jobs = build_stages(request, options, sizes);
   }
@@ -391,7 +395,7 @@ FinishedJob build_proved_job(const JobRequest& request) {
   const Way *by_graph = ways.data(), *by_task = ways.data();
   for (Way& way : ways) {
     const FinishedJob finished = &way == ways.data() ? first : finish_job(with_update(request, way.beside, way.twice, false));
-    if (&way != ways.data() && way.twice && most_bytes(finished) > request.machine.memory_bytes) continue;
+    if (&way != ways.data() && way.twice && !std::all_of(finished.stages.begin(), finished.stages.end(), [&](const auto& job) { return fits(request, *job); })) continue;
     way.graph_ns = step_period_ns(request, finished, true);
     way.task_by_task_ns = step_period_ns(request, finished, false);
     way.launches = launches_of_step(finished);

@@ -27,6 +27,7 @@ struct JobRequest {
   bool on_gpus = false;
   bool update_beside = false;  // build_finished_job() says
   bool proves = true;          // false: a plan that is only compared
+  std::function<int64_t(const Job&)> beside_bytes;  // memory that a rank takes beside its plan; empty: none
   std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
 };
 

@@ -14,6 +14,8 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/gpu_memory.h"
+#include "cli/tables.h"
 #include "cli/trainer.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/json.h"
@@ -23,7 +25,6 @@
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
-#include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
 #include "kernels/common/isa.h"
 #include "kernels/cuda/algorithms.h"
@@ -59,6 +60,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
     run["device"] = "cuda";
     run["gpu"] = place.name;
     run["nccl"] = comm::nccl_version();
+    if (!place.nccl_hash.empty()) run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, place.nccl_hash);
     run["graph"] = finished.replay.taken                   ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
                                                        : "eager: a graph's barrier would cost more than the launches";
@@ -72,6 +74,8 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   run["model"] = job.model.description;
   run["parameters"] = job.parameter_elems;
   run["memory_bytes"] = job.buffers.total_bytes();
+  if (place.kind == DeviceKind::cuda)
+    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) run["beside_plan_bytes"][row.owner] = row.size_bytes;
   run["notes"] = Json::array();
   for (const std::string& remark : remarks(config, machine, finished)) run["notes"].push_back(remark);
   return run;
@@ -81,6 +85,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
 Json with_choices(Json run, const Place& place, const Rank& rank) {
   Json& products = run["products"] = Json::object();
   products["table"] = place.algorithms;
+  products["table_hash"] = place.algorithms_hash;
   Json& taken = products["taken"] = Json::object();
   for (const auto& [product, chosen] : kernels::chosen_algorithms()) {
     using From = kernels::ChosenAlgorithm::From;
@@ -100,18 +105,10 @@ Json with_choices(Json run, const Place& place, const Rank& rank) {
   return run;
 }
 
-/// A machine file speaks of one rank; this host is shared by as many ranks as were started on it, a GPU by whoever uses it.
+/// On CPUs. A machine file speaks of one rank; this host is shared by as many ranks as were started on it.
 /// `token_bytes`: of texts, which every rank keeps in the memory of its host.
-void require_memory(const World& world, const Place& place, const RunConfig& config, const Job& job, const Machine& machine, int64_t token_bytes) {
-  const int64_t need = job.buffers.total_bytes() + (place.kind == DeviceKind::cuda ? 0 : token_bytes);
-  if (place.kind == DeviceKind::cuda) {
-    const CudaGpu gpu = describe_cuda_device(place.gpu);
-    if (need > gpu.free_bytes)
-      throw ResourceError("[plan] a rank needs {} but {} has {} free of {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
-                          "model, or end what else uses this GPU.\n{}",
-                          format_bytes(need), gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes), slots_remedy(job, need - gpu.free_bytes), memory_table(job));
-    return;
-  }
+void require_memory(const World& world, const RunConfig& config, const Job& job, const Machine& machine, int64_t token_bytes) {
+  const int64_t need = job.buffers.total_bytes() + token_bytes;
   if (!config.device.machine.empty()) {
     if (machine.memory_bytes > 0 && need > machine.memory_bytes)
       throw ResourceError("[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
@@ -157,8 +154,11 @@ void print_start(const World& world, const Place& place, const RunConfig& config
   if (finished.stages.size() > 1)
     log_info("{}", schedule_line(config, finished.stages, played_schedule(finished.stages, price_of(config, machine, job.mesh))));
   for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
-  log_info("memory of a rank: {}{}", format_bytes(job.buffers.total_bytes()),
-           token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "");
+  std::string beside;
+  if (place.kind == DeviceKind::cuda)
+    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) beside += fmt::format(", {} {}", row.owner, format_bytes(row.size_bytes));
+  log_info("memory of a rank: {}{}{}", format_bytes(job.buffers.total_bytes()), token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "",
+           beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 
 }  // namespace
@@ -196,15 +196,24 @@ int train(const TrainCommand& command) {
       }
     });
     const Machine agreed = agreed_machine(world, machine);
+    const bool on_gpus = place.kind == DeviceKind::cuda;
     world.together([&] {
-      finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed,
-                                     .on_gpus = place.kind == DeviceKind::cuda});
-      if (!command.dry_run) require_memory(world, place, config, *finished.job, machine, dataset.resident_bytes);
+      JobRequest request{.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed, .on_gpus = on_gpus};
+      if (on_gpus) request.beside_bytes = [&](const Job& job) { return sum_of(beside_plan_on_gpu(job, place.nccl, agreed.ranks_per_node)); };
+      finished = build_finished_job(request);
+      if (!command.dry_run && !on_gpus) require_memory(world, config, *finished.job, machine, dataset.resident_bytes);
     });
+    if (on_gpus) require_gpu_memory(world, place, *finished.job, agreed.ranks_per_node);
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
       if (world.rank() == 0) {
-        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->parameter_elems, memory_table(largest_stage(finished)));
+        const bool asks_for_gpus = config.device.kind == DeviceChoice::cuda;
+        const comm::NcclTable nccl = comm::NcclTable::parse(asks_for_gpus ? comm::NcclTable::read_text(config.comm.nccl) : "", config.comm.nccl);
+        const Job& largest = largest_stage(finished);
+        fmt::print("{}: {} parameters\n{}", finished.job->model.description, finished.job->parameter_elems,
+                   memory_table(largest, asks_for_gpus ? beside_plan_on_gpu(largest, nccl, agreed.ranks_per_node) : std::vector<Beside>{}));
+        if (asks_for_gpus && !config.comm.nccl.empty()) fmt::print("comm.nccl: {}\n", nccl_table_name(config.comm.nccl));
+        for (const std::string& line : nccl_choices(*finished.job, nccl)) fmt::print("  {}\n", line);
         for (const std::string& remark : remarks(config, agreed, finished)) fmt::print("note: {}\n", remark);
         fmt::print("{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
                    finished.job->train.spine.size(), finished.proof.waits, finished.proof.pruned_count, finished.proof.order_hash);

@@ -104,8 +104,7 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
       connections[i] = comm::make_imitated_communicator(mine, static_cast<int>(group.size()), kernels::copy_on_device);
     } else if (kind == DeviceKind::cuda) {
       if (group.size() == 1) continue;  // its plan has no task here, and needs no NCCL
-      const auto user = std::find(wiring.connection_of.begin(), wiring.connection_of.end(), static_cast<int>(i));
-      const std::string name = user == wiring.connection_of.end() ? "unused" : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
+      const std::string name = comm::name_of_connection(job, wiring, i);
       // All ranks make all connections in the same order, so all share at once.
       const auto share = [&](const std::string& bytes) { return all_gather(bytes)[static_cast<size_t>(group[0])]; };
       connections[i] = comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,
