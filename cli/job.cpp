@@ -10,8 +10,10 @@
 #include <fmt/ranges.h>
 
 #include "comm/link.h"
+#include "comm/nccl/launch_order.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
+#include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
@@ -315,11 +317,18 @@ JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool 
   return asked;
 }
 
+/// Does NCCL run the operations of this job one after the other, of whatever channels?
+bool serialises(const JobRequest& request, const Job& job, bool captured) {
+  const comm::Wiring wiring = comm::wire_up(job);
+  const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(), [&](Axis axis) { return job.mesh.group_size(axis) > 1; });
+  return several > 1 && comm::nccl_serialises(request.driver, captured);
+}
+
 /// Steps in a row in virtual time: from one's first work to the next one's. Negative: it deadlocks.
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
   const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
   const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
-                                                {.gate = comm::Gate::launch_order, .replayed = replayed});
+                                                {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order, .replayed = replayed});
   return played.finished ? played.ranks[0].step_period_ns(1) : -1;
 }
 
@@ -403,7 +412,8 @@ FinishedJob build_proved_job(const JobRequest& request) {
     if (way.graph_ns < by_graph->graph_ns) by_graph = &way;
     if (way.task_by_task_ns < by_task->task_by_task_ns) by_task = &way;
   }
-  Replay replay{.graph_ns = by_graph->graph_ns, .task_by_task_ns = by_task->task_by_task_ns, .launches = by_task->launches, .launch_ns = request.machine.launch_ns};
+  Replay replay{.graph_ns = by_graph->graph_ns, .task_by_task_ns = by_task->task_by_task_ns, .launches = by_task->launches, .launch_ns = request.machine.launch_ns,
+                .serialised_by = serialises(request, *first.job, true) ? request.driver : 0};
   replay.taken = graph == Choice::yes || (graph == Choice::automatic && replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
   const Way& best = replay.taken ? *by_graph : *by_task;
   FinishedJob finished = &best == ways.data() ? std::move(first) : finish_job(with_update(request, best.beside, best.twice, request.proves));

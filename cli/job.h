@@ -25,6 +25,7 @@ struct JobRequest {
   Machine machine;
   /// The update may have a stream of its own, which takes nothing from the compute stream; a step may be launched as one graph; collectives are NCCL's.
   bool on_gpus = false;
+  int driver = 0;              // the oldest of all ranks: older ones serialise NCCL's operations (comm/nccl/launch_order.h); 0: not known
   bool update_beside = false;  // build_finished_job() says
   bool proves = true;          // false: a plan that is only compared
   std::function<int64_t(const Job&)> beside_bytes;  // memory that a rank takes beside its plan; empty: none
@@ -40,6 +41,7 @@ struct Replay {
   int64_t task_by_task_ns = 0;
   int64_t launches = 0;  // works of a step, of the stage that has most
   int64_t launch_ns = 0; // of one
+  int serialised_by = 0; // the driver with which NCCL ends one operation of a replayed step before the next begins; 0: with this one, or one channel, it does not
 
   /// What the barrier may cost before launching task by task is better.
   int64_t launches_ns() const { return launches * launch_ns; }

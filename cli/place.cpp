@@ -76,8 +76,11 @@ Place choose(World& world, const RunConfig& config) {
       if (versions[r] != versions[0])
         throw CommError("[nccl] rank {} has NCCL {}, rank 0 has {} (22809 is 2.28.9). Install the same version on all machines.", r,
                         versions[r], versions[0]);
-    place.name = describe_cuda_device(place.gpu).name;
+    const CudaGpu gpu = describe_cuda_device(place.gpu);
+    place.name = gpu.name;
+    place.driver = gpu.driver;
   });
+  for (const std::string& theirs : world.all_gather(fmt::format("{}", place.driver))) place.driver = std::min(place.driver, std::stoi(theirs));
   comm::prepare_nccl_environment({.world_rank = world.rank(), .shares_gpu = shared, .deterministic = config.comm.deterministic == Choice::yes});
   return place;
 }

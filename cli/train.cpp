@@ -17,6 +17,7 @@
 #include "cli/gpu_memory.h"
 #include "cli/tables.h"
 #include "cli/trainer.h"
+#include "comm/nccl/launch_order.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -41,6 +42,19 @@ void require_same(World& world, const std::string& what, const std::string& valu
         throw ConfigError("[train] rank {} has another {} than rank 0 ({} against {}). Start all ranks with the same run file, "
                           "flags and build.", r, what, values[r], values[0]);
   });
+}
+
+/// What an old driver costs: NCCL's operations of different channels do not overlap each other in replayed steps, or in none. Empty: nothing.
+std::string driver_note(const RunConfig& config, const FinishedJob& finished) {
+  const int driver = finished.replay.serialised_by;
+  if (driver == 0) return "";
+  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
+  const int needed = comm::nccl_serialises(driver, false) ? comm::kConcurrentLaunches : comm::kConcurrentCaptures;
+  if (needed == comm::kConcurrentCaptures && config.device.graph == Choice::no) return "";
+  const std::string text = fmt::format("this driver serves CUDA {}; before {} NCCL ends the collectives of one channel before it begins those of another in steps that are "
+                                       "replayed as graphs", version(driver), version(comm::kConcurrentCaptures));
+  if (needed == comm::kConcurrentLaunches) return text + fmt::format(", and before {} in all steps. Install a newer driver.", version(needed));
+  return finished.replay.taken ? text + ". Install a newer driver, or set device.graph = false." : text + ". Steps are launched task by task.";
 }
 
 Json run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine,
@@ -78,6 +92,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
     for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) run["beside_plan_bytes"][row.owner] = row.size_bytes;
   run["notes"] = Json::array();
   for (const std::string& remark : remarks(config, machine, finished)) run["notes"].push_back(remark);
+  if (const std::string note = driver_note(config, finished); !note.empty()) run["notes"].push_back(note);
   return run;
 }
 
@@ -154,6 +169,7 @@ void print_start(const World& world, const Place& place, const RunConfig& config
   if (finished.stages.size() > 1)
     log_info("{}", schedule_line(config, finished.stages, played_schedule(finished.stages, price_of(config, machine, job.mesh))));
   for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
+  if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
   std::string beside;
   if (place.kind == DeviceKind::cuda)
     for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) beside += fmt::format(", {} {}", row.owner, format_bytes(row.size_bytes));
@@ -198,7 +214,7 @@ int train(const TrainCommand& command) {
     const Machine agreed = agreed_machine(world, machine);
     const bool on_gpus = place.kind == DeviceKind::cuda;
     world.together([&] {
-      JobRequest request{.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed, .on_gpus = on_gpus};
+      JobRequest request{.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed, .on_gpus = on_gpus, .driver = place.driver};
       if (on_gpus) request.beside_bytes = [&](const Job& job) { return sum_of(beside_plan_on_gpu(job, place.nccl, agreed.ranks_per_node)); };
       finished = build_finished_job(request);
       if (!command.dry_run && !on_gpus) require_memory(world, config, *finished.job, machine, dataset.resident_bytes);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run on GPUs takes beside its plan: arithmetic on plans, without a GPU.
+// What a run on GPUs takes beside its plan, and what an old driver does to its steps: arithmetic on plans, without a GPU.
 
 #include <cstdlib>
 
 #include "cli/gpu_memory.h"
 #include "cli/job.h"
 #include "cli/tables.h"
+#include "comm/nccl/launch_order.h"
 #include "comm/nccl/nccl_memory.h"
 #include "engine/base/units.h"
 #include "engine/config/load.h"
@@ -96,6 +97,39 @@ TEST_CASE("gpu_memory: the planner does not choose two copies of the weights whe
   CHECK(!build_finished_job(asked).job->options.double_buffer);
   INFO("without libraries " << alone);
   CHECK(alone);
+}
+
+TEST_CASE("launch_order: NCCL serialises captures before CUDA 12.9 and all launches before 12.3", "[nccl]") {
+  CHECK(comm::nccl_serialises(12080, true));
+  CHECK(!comm::nccl_serialises(12080, false));
+  CHECK(comm::nccl_serialises(12020, false));
+  CHECK(!comm::nccl_serialises(12090, true));
+  CHECK(!comm::nccl_serialises(0, true));
+  const Variable order("NCCL_LAUNCH_ORDER_IMPLICIT", "0");
+  CHECK(!comm::nccl_serialises(12020, true));
+}
+
+TEST_CASE("launch_order: a replayed step of several channels is rehearsed one operation at a time with an old driver, and auto weighs it", "[nccl]") {
+  // Sums inside layers wait for whole buckets of gradients.
+  JobRequest asked = request({"parallel.tensor=2", "overlap.bucket_size=200MiB", "overlap.first_bucket_size=200MiB", "comm.emulate.bandwidth=400Gbit/s"});
+  const Replay now = build_finished_job(asked).replay;
+  CHECK(now.serialised_by == 0);
+  asked.driver = 13000;
+  const Replay recent = build_finished_job(asked).replay;
+  CHECK(recent.graph_ns == now.graph_ns);
+  asked.driver = 12080;
+  const Replay old = build_finished_job(asked).replay;
+  CAPTURE(now.graph_ns, now.task_by_task_ns, now.launches_ns(), old.graph_ns, old.task_by_task_ns);
+  CHECK(old.serialised_by == 12080);
+  CHECK(old.graph_ns > now.graph_ns);
+  CHECK(old.task_by_task_ns == now.task_by_task_ns);
+  CHECK(old.taken == (old.graph_ns - old.task_by_task_ns <= old.launches_ns()));
+  asked.driver = 12020;
+  CHECK(build_finished_job(asked).replay.task_by_task_ns > now.task_by_task_ns);
+  // One rank has nothing to put in order.
+  JobRequest alone = request({}, 1);
+  alone.driver = 12080;
+  CHECK(build_finished_job(alone).replay.serialised_by == 0);
 }
 
 TEST_CASE("tables: what the table of NCCL says of a job's connections is one line each", "[nccl]") {

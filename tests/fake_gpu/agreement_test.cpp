@@ -102,6 +102,28 @@ TEST_CASE("ranks with another library than the table's are refused, or all go wi
   CHECK(run_json(folder).at("products").at("table").as_string().empty());
 }
 
+TEST_CASE("a driver that makes NCCL serialise what graphs hold is named once, and in run.json", "[cuda]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  run_file(folder);
+  const std::string two = mpirun() + "-np 2 " + train(folder, "--set train.steps=1 --set zero.stage=2 ");
+  const auto with = [&](const std::string& driver, const std::string& more) {
+    const Result result = shell("FAKE_GPU_RUNTIME=12000 FAKE_GPU_DRIVER=" + driver + " " + two + more);
+    INFO(result.text);
+    CHECK(result.code == 0);
+    bool noted = false;
+    const Json run = run_json(folder);
+    for (const Json& note : run.at("notes").as_array()) noted |= contains(note.as_string(), "NCCL ends the collectives of one channel");
+    CHECK(count(result.text, "NCCL ends the collectives of one channel") == (noted ? 1 : 0));
+    return noted ? result.text : std::string();
+  };
+  CHECK(contains(with("12080", "--set device.graph=true"), "this driver serves CUDA 12.8; before 12.9"));
+  CHECK(contains(with("12080", "--set device.graph=true"), "set device.graph = false"));
+  CHECK(with("12090", "--set device.graph=true").empty());
+  CHECK(contains(with("12020", "--set device.graph=false"), "and before 12.3 in all steps"));
+  CHECK(with("12080", "--set device.graph=false").empty());
+}
+
 TEST_CASE("a rank that stands still while the others agree ends the run with what they waited for", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
