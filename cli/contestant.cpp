@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <iterator>
 
+#include "cli/gpu_memory.h"
 #include "engine/base/philox.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
@@ -41,13 +42,13 @@ Machine bench_machine(World& world, const Place& place, const RunConfig& config,
 }
 
 FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank) {
-  return build_finished_job({.config = config, .world = world, .rank = rank, .vocab = config.model.vocab_size > 0 ? 0 : 256, .machine = machine,
-                             .on_gpus = place.kind == DeviceKind::cuda});
+  return build_finished_job(request_at(place, config, machine, world, rank, config.model.vocab_size > 0 ? 0 : 256));
 }
 
 Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
                        const std::vector<int64_t>& paced_item_ns)
     : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
+  world.limit_waits(static_cast<double>(config.comm.timeout_seconds));
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
   WireOptions wire = place.wire(config, *device);
@@ -56,7 +57,7 @@ Contestant::Contestant(std::string named, World& world, const Place& place, cons
   const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
                             .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
                             .graph = replayed,
-                            .all_agree = [&world](bool mine) { return world.all_agree(mine); },
+                            .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
                             .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
                             .leave = [&world](const std::string& sentence) { world.leave(sentence); },
                             .paced_item_ns = paced_item_ns};

@@ -67,7 +67,7 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
       put(bytes, wait.end_ns + to_common_ns);
     }
   }
-  const std::vector<std::string> gathered = world.all_gather(bytes);
+  const std::vector<std::string> gathered = world.all_gather(bytes, "the times of steps");
   std::vector<Reader> readers(gathered.begin(), gathered.end());
   const double ranks = static_cast<double>(gathered.size());
   std::vector<StepMeans> means(steps.size());
@@ -123,7 +123,7 @@ std::vector<int64_t> largest_over_ranks(World& world, const std::vector<int64_t>
   std::string bytes;
   for (int64_t value : values) put(bytes, value);
   std::vector<int64_t> largest = values;
-  for (const std::string& theirs : world.all_gather(bytes)) {
+  for (const std::string& theirs : world.all_gather(bytes, "the times of works")) {
     Reader reader(theirs);
     for (int64_t& value : largest) value = std::max(value, reader.next());
   }

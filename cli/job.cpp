@@ -6,7 +6,9 @@
 #include <algorithm>
 
 #include "comm/link.h"
+#include "comm/nccl/launch_order.h"
 #include "comm/rehearse/seams.h"
+#include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
@@ -74,6 +76,11 @@ void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs,
   }
 }
 
+/// Does a rank of this job have the memory that it takes?
+bool fits(const JobRequest& request, const Job& job) {
+  return job.buffers.total_bytes() + (request.beside_bytes ? request.beside_bytes(job) : 0) <= request.machine.memory_bytes;
+}
+
 /// Jobs whose plans have no order yet; what is known of `finished` before that.
 std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& finished) {
   const Layout layout = resolve_layout(request.config, request.world);
@@ -91,8 +98,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every micro-batch.
   options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
   std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
-  const bool fits = std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->buffers.total_bytes() <= request.machine.memory_bytes; });
-  if (options.accumulate_unsharded && !fits) {
+  if (options.accumulate_unsharded && !std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return fits(request, *job); })) {
     options.accumulate_unsharded = false;
     jobs = build_stages(request, options, sizes);
   }
@@ -126,6 +132,13 @@ JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool 
   asked.proves = proves;
   asked.config.optimizer.double_buffer = twice ? Choice::yes : Choice::no;
   return asked;
+}
+
+/// Does NCCL run the operations of this job one after the other, of whatever channels?
+bool serialises(const JobRequest& request, const Job& job, bool captured) {
+  const comm::Wiring wiring = comm::wire_up(job);
+  const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(), [&](Axis axis) { return job.mesh.group_size(axis) > 1; });
+  return several > 1 && comm::nccl_serialises(request.driver, captured);
 }
 
 /// Works that a step launches, on the stage that launches most.
@@ -200,7 +213,7 @@ FinishedJob build_proved_job(const JobRequest& request) {
   const Way *by_graph = ways.data(), *by_task = ways.data();
   for (Way& way : ways) {
     const FinishedJob finished = &way == ways.data() ? first : finish_job(with_update(request, way.beside, way.twice, false));
-    if (&way != ways.data() && way.twice && most_bytes(finished) > request.machine.memory_bytes) continue;
+    if (&way != ways.data() && way.twice && !std::all_of(finished.stages.begin(), finished.stages.end(), [&](const auto& job) { return fits(request, *job); })) continue;
     way.graph_ns = step_period_ns(request, finished, true);
     way.task_by_task_ns = step_period_ns(request, finished, false);
     way.launches = launches_of_step(finished);
@@ -208,7 +221,8 @@ FinishedJob build_proved_job(const JobRequest& request) {
     if (way.graph_ns < by_graph->graph_ns) by_graph = &way;
     if (way.task_by_task_ns < by_task->task_by_task_ns) by_task = &way;
   }
-  Replay replay{.graph_ns = by_graph->graph_ns, .task_by_task_ns = by_task->task_by_task_ns, .launches = by_task->launches, .launch_ns = request.machine.launch_ns};
+  Replay replay{.graph_ns = by_graph->graph_ns, .task_by_task_ns = by_task->task_by_task_ns, .launches = by_task->launches, .launch_ns = request.machine.launch_ns,
+                .serialised_by = serialises(request, *first.job, true) ? request.driver : 0};
   replay.taken = graph == Choice::yes || (graph == Choice::automatic && replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
   const Way& best = replay.taken ? *by_graph : *by_task;
   FinishedJob finished = &best == ways.data() ? std::move(first) : finish_job(with_update(request, best.beside, best.twice, request.proves));
@@ -250,7 +264,7 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
   const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
   const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
-                                                {.gate = comm::Gate::launch_order, .replayed = replayed});
+                                                {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order, .replayed = replayed});
   return played.finished ? played.ranks[0].step_period_ns(1) : -1;
 }
 

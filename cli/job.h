@@ -22,6 +22,7 @@ struct Replay {
   int64_t task_by_task_ns = 0;
   int64_t launches = 0;  // works of a step, of the stage that has most
   int64_t launch_ns = 0; // of one
+  int serialised_by = 0; // the driver with which NCCL ends one operation of a replayed step before the next begins; 0: with this one, or one channel, it does not
 
   /// What the barrier may cost before launching task by task is better.
   int64_t launches_ns() const { return launches * launch_ns; }

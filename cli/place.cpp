@@ -8,12 +8,12 @@
 #include <cstring>
 
 #include "cli/plan_options.h"
+#include "cli/tables.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"
 #include "engine/config/validate.h"
 #include "engine/device/cuda/cuda_choice.h"
-#include "kernels/cuda/algorithms.h"
 #include "kernels/hold/hold.h"
 
 namespace slipstream::cli {
@@ -70,40 +70,19 @@ Place choose(World& world, const RunConfig& config) {
     for (const std::string& entry : taken)
       if (entry.starts_with(host)) here.push_back(entry.substr(host.size()));
     require_own_gpus(here, shared);
+    for (int r = 0; r < world.size(); ++r)
+      if (taken[static_cast<size_t>(r)] == host + id) place.ranks_on_gpu.push_back(r);
     for (size_t r = 1; r < versions.size(); ++r)
       if (versions[r] != versions[0])
         throw CommError("[nccl] rank {} has NCCL {}, rank 0 has {} (22809 is 2.28.9). Install the same version on all machines.", r,
                         versions[r], versions[0]);
-    place.name = describe_cuda_device(place.gpu).name;
+    const CudaGpu gpu = describe_cuda_device(place.gpu);
+    place.name = gpu.name;
+    place.driver = gpu.driver;
   });
+  for (const std::string& theirs : world.all_gather(fmt::format("{}", place.driver))) place.driver = std::min(place.driver, std::stoi(theirs));
   comm::prepare_nccl_environment({.world_rank = world.rank(), .shares_gpu = shared, .deterministic = config.comm.deterministic == Choice::yes});
   return place;
-}
-
-/// Rank 0's tables are everybody's: what they say is part of the plan.
-void read_tables(World& world, const RunConfig& config, Place& place) {
-  std::string nccl;
-  world.together([&] {
-    if (world.rank() == 0) nccl = comm::NcclTable::read_text(config.comm.nccl);
-  });
-  nccl = world.all_gather(nccl)[0];
-  world.together([&] { place.nccl = comm::NcclTable::parse(nccl, config.comm.nccl); });
-  const kernels::GemmLibrary library = kernels::gemm_library();
-  place.algorithms = kernels::algorithms_path(config.device.algorithms, library);
-  std::string warning, text;
-  if (world.rank() == 0) text = kernels::read_algorithms(place.algorithms, library, warning).text();
-  if (!warning.empty()) log_warn("{}", warning);
-  text = world.all_gather(text)[0];
-  // Ranks on other cards take the library's first choices.
-  kernels::AlgorithmTable table(library);
-  try {
-    table = kernels::AlgorithmTable::parse(text, "the table of rank 0", library);
-  } catch (const Error& error) {
-    log_warn("[cuda] rank {}: {} Its products take cuBLASLt's first choice.", world.rank(), error.what());
-  }
-  place.timed_products = table.size();
-  if (place.timed_products == 0) place.algorithms.clear();
-  kernels::use_algorithms(std::move(table));
 }
 
 }  // namespace
@@ -184,7 +163,7 @@ Machine machine_at(const Place& place, const RunConfig& config, int threads, int
           .flops_per_second_bf16 = 2.0 * (gpu.capability >= 90 ? 2048 : 1024) * clock_hz,
           .matmul_efficiency = 0.7,
           .bytes_per_second = static_cast<int64_t>(0.9 * static_cast<double>(gpu.bytes_per_second)),
-          .memory_bytes = gpu.free_bytes,
+          .memory_bytes = gpu.free_bytes / std::max<int64_t>(1, std::ssize(place.ranks_on_gpu)),
           .launch_ns = 4 * kMicrosecond,
           .ranks_per_node = ranks_on_host,
           // PCIe 4 and 100 Gbit/s: what is known to be there without NVLink or a file that says more.

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/world.h"
 #include "engine/config/config.h"
@@ -16,9 +17,13 @@ namespace slipstream::cli {
 struct Place {
   DeviceKind kind = DeviceKind::cpu;
   int gpu = 0;              // index among those that this process sees
+  std::vector<int> ranks_on_gpu;  // of the world, this one among them; more than one only where GPUs are shared
   std::string name = "cpu"; // for run.json and people: "cpu" or the GPU's own name
+  int driver = 0;           // the oldest of all ranks, as CudaGpu has it
   comm::NcclTable nccl;     // of comm.nccl, rank 0's
+  std::string nccl_hash;    // of its text, XXH3-128; empty: no table
   std::string algorithms;   // path of the table of timed products that rank 0 has read; empty: none
+  std::string algorithms_hash;
   size_t timed_products = 0;
 
   /// Throws: ResourceError when the GPU does not start.

@@ -6,8 +6,10 @@
 #include <map>
 
 #include "cli/commands.h"
+#include "cli/gpu_memory.h"
 #include "cli/job.h"
 #include "cli/plan_facts.h"
+#include "cli/tables.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
@@ -29,10 +31,17 @@ struct Planned {
   FinishedJob finished;
   std::string machine_source;
   int64_t vocab = 0;
+  comm::NcclTable nccl;          // of comm.nccl, where the run is on GPUs
+  std::string nccl_table;        // its name and hash; empty: none
 };
 
 /// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their streams and graphs.
 bool computes_on_gpus(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
+
+/// What GPUs hold beside the plan of a stage.
+std::vector<Beside> beside_plan(const Planned& planned, const Job& job) {
+  return computes_on_gpus(planned.config) ? beside_plan_on_gpu(job, planned.nccl, planned.machine.ranks_per_node) : std::vector<Beside>{};
+}
 
 Planned make_plan(const PlanCommand& command) {
   Planned planned;
@@ -47,12 +56,19 @@ Planned make_plan(const PlanCommand& command) {
                            : !planned.config.device.machine.empty() ? "device.machine"
                                                                     : "this host";
   planned.vocab = vocab_of(planned.config);
-  planned.finished = build_proved_job(
-      {.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine, .on_gpus = computes_on_gpus(planned.config)});
+  if (computes_on_gpus(planned.config)) {
+    planned.nccl_table = nccl_table_name(planned.config.comm.nccl);
+    planned.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(planned.config.comm.nccl), planned.config.comm.nccl);
+  }
+  JobRequest request{.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine, .on_gpus = computes_on_gpus(planned.config)};
+  request.beside_bytes = [&](const Job& job) { return sum_of(beside_plan(planned, job)); };
+  planned.finished = build_proved_job(request);
   return planned;
 }
 
-int64_t most_bytes(const Planned& planned) { return largest_stage(planned.finished).buffers.total_bytes(); }
+std::vector<Beside> beside_largest(const Planned& planned) { return beside_plan(planned, largest_stage(planned.finished)); }
+
+int64_t most_bytes(const Planned& planned) { return largest_stage(planned.finished).buffers.total_bytes() + sum_of(beside_largest(planned)); }
 
 /// Memory that one rank may use: ranks of one node share a host, each card has its own.
 bool fits(const Planned& planned) {
@@ -220,7 +236,7 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
   print_tied(planned);
   const Job& largest = largest_stage(planned.finished);
-  fmt::print("memory of a rank{}:\n{}", sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "", memory_table(largest));
+  fmt::print("memory of a rank{}:\n{}", sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "", memory_table(largest, beside_largest(planned)));
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
@@ -254,6 +270,8 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   for (const auto& [name, load] : channel_loads(job, rehearsal))
     fmt::print("  {:<14}{:>7} tasks{:>14} sent per step{}\n", name, load.tasks, format_bytes(load.bytes),
                load.bytes > 0 && rehearsal.finished ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms) : "");
+  if (!planned.nccl_table.empty()) fmt::print("nccl:    {}\n", planned.nccl_table);
+  for (const std::string& line : nccl_choices(job, planned.nccl)) fmt::print("  {}\n", line);
   fmt::print("order:   {} spine items and {} tasks in a step; {} waits in all plans ({} implied ones pruned), {} between steps, plan {:016x}\n",
              job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
              planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
@@ -285,7 +303,8 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& largest = largest_stage(planned.finished);
   Json memory = Json::object();
   for (int owner = 0; owner < kOwners; ++owner) memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));
-  memory["total"] = largest.buffers.total_bytes();
+  for (const Beside& row : beside_largest(planned)) memory[row.owner] = row.size_bytes;
+  memory["total"] = most_bytes(planned);
   json["memory_bytes"] = memory;
   json["memory_stage"] = largest.stage();
   json["fits"] = fits(planned);
@@ -320,6 +339,11 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     tasks.push_back(row);
   }
   json["tasks"] = tasks;
+  if (!planned.nccl_table.empty()) {
+    json["nccl"]["table"] = planned.nccl_table;
+    json["nccl"]["choices"] = Json::array();
+    for (const std::string& line : nccl_choices(job, planned.nccl)) json["nccl"]["choices"].push_back(line);
+  }
   json["spine_items"] = static_cast<int64_t>(job.train.spine.size());
   json["plan_hash"] = fmt::format("{:016x}", planned.finished.proof.order_hash);
   if (rehearsal.finished) {
@@ -342,7 +366,7 @@ void require_fits(const Planned& planned) {
   const int64_t need = most_bytes(planned), has = planned.machine.memory_bytes;
   throw ResourceError("[plan] a rank{} needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
                       planned.finished.stages.size() > 1 ? fmt::format(" of stage {}", largest.stage()) : "", format_bytes(need), planned.machine.name,
-                      format_bytes(has), slots_remedy(largest, need - has), memory_table(largest));
+                      format_bytes(has), slots_remedy(largest, need - has), memory_table(largest, beside_largest(planned)));
 }
 
 }  // namespace

@@ -23,8 +23,10 @@ struct JobRequest {
   Machine machine;
   /// The update may have a stream of its own, which takes nothing from the compute stream; a step may be launched as one graph; collectives are NCCL's.
   bool on_gpus = false;
+  int driver = 0;              // the oldest of all ranks: older ones serialise NCCL's operations (comm/nccl/launch_order.h); 0: not known
   bool update_beside = false;  // build_finished_job() says
   bool proves = true;          // false: a plan that is only compared
+  std::function<int64_t(const Job&)> beside_bytes;  // memory that a rank takes beside its plan; empty: none
   std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
 };
 

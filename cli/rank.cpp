@@ -344,7 +344,7 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
     refusal = error.what();
   }
   // NCCL wants the same of all ranks: each operation recorded, or none.
-  if (all_agree_(graph != nullptr)) return graph;
+  if (all_agree_(graph != nullptr, fmt::format("whether step {} was recorded as a graph", step))) return graph;
   if (!refusal.empty())
     log_warn("{} The step could not be recorded as a graph, so every rank issues every step task by task, which costs the host "
              "more (device.graph = false says so from the start).", refusal);

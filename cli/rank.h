@@ -27,7 +27,8 @@ struct RankOptions {
   int64_t delay_max_ns = 0;      // of random pauses before works; 0: none
   bool check_hazards = false;    // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
   bool graph = true;             // replay steps as graphs, on a device that has them
-  std::function<bool(bool)> all_agree = [](bool mine) { return mine; };  // Blocks. Collective: do all ranks say yes?
+  /// Blocks. Collective: do all ranks say yes? `awaited` names what it is about.
+  std::function<bool(bool mine, const std::string& awaited)> all_agree = [](bool mine, const std::string&) { return mine; };
   double timeout_seconds = 600;  // that the host waits at one place for a GPU whose ranks communicate
   std::function<void(const std::string& sentence)> leave = {};  // the process, with a GPU that no abort frees; see comm/watchdog.h
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
@@ -128,7 +129,7 @@ class Rank {
   std::unique_ptr<Allocation> reports_;
   std::map<std::string, std::string> unregistered_;
   std::unique_ptr<comm::Watchdog> watchdog_;  // on cuda, where ranks communicate
-  std::function<bool(bool)> all_agree_;
+  std::function<bool(bool, const std::string&)> all_agree_;
   bool graph_ = false;
   int64_t issued_ = 0;
   std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod

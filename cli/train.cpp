@@ -14,8 +14,11 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/gpu_memory.h"
 #include "cli/plan_facts.h"
+#include "cli/tables.h"
 #include "cli/trainer.h"
+#include "comm/nccl/launch_order.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -24,7 +27,6 @@
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
-#include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
 #include "kernels/common/isa.h"
 #include "kernels/cuda/algorithms.h"
@@ -41,6 +43,19 @@ void require_same(World& world, const std::string& what, const std::string& valu
         throw ConfigError("[train] rank {} has another {} than rank 0 ({} against {}). Start all ranks with the same run file, "
                           "flags and build.", r, what, values[r], values[0]);
   });
+}
+
+/// What an old driver costs: NCCL's operations of different channels do not overlap each other in replayed steps, or in none. Empty: nothing.
+std::string driver_note(const RunConfig& config, const FinishedJob& finished) {
+  const int driver = finished.replay.serialised_by;
+  if (driver == 0) return "";
+  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
+  const int needed = comm::nccl_serialises(driver, false) ? comm::kConcurrentLaunches : comm::kConcurrentCaptures;
+  if (needed == comm::kConcurrentCaptures && config.device.graph == Choice::no) return "";
+  const std::string text = fmt::format("this driver serves CUDA {}; before {} NCCL ends the collectives of one channel before it begins those of another in steps that are "
+                                       "replayed as graphs", version(driver), version(comm::kConcurrentCaptures));
+  if (needed == comm::kConcurrentLaunches) return text + fmt::format(", and before {} in all steps. Install a newer driver.", version(needed));
+  return finished.replay.taken ? text + ". Install a newer driver, or set device.graph = false." : text + ". Steps are launched task by task.";
 }
 
 Json run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine,
@@ -60,6 +75,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
     run["device"] = "cuda";
     run["gpu"] = place.name;
     run["nccl"] = comm::nccl_version();
+    if (!place.nccl_hash.empty()) run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, place.nccl_hash);
     run["graph"] = finished.replay.taken                   ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
                                                        : "eager: a graph's barrier would cost more than the launches";
@@ -73,8 +89,11 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   run["model"] = job.model.description;
   run["parameters"] = job.parameter_elems;
   run["memory_bytes"] = job.buffers.total_bytes();
+  if (place.kind == DeviceKind::cuda)
+    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) run["beside_plan_bytes"][row.owner] = row.size_bytes;
   run["notes"] = Json::array();
   for (const std::string& remark : remarks(config, machine, finished)) run["notes"].push_back(remark);
+  if (const std::string note = driver_note(config, finished); !note.empty()) run["notes"].push_back(note);
   return run;
 }
 
@@ -82,6 +101,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
 Json with_choices(Json run, const Place& place, const Rank& rank) {
   Json& products = run["products"] = Json::object();
   products["table"] = place.algorithms;
+  products["table_hash"] = place.algorithms_hash;
   Json& taken = products["taken"] = Json::object();
   for (const auto& [product, chosen] : kernels::chosen_algorithms()) {
     using From = kernels::ChosenAlgorithm::From;
@@ -101,18 +121,10 @@ Json with_choices(Json run, const Place& place, const Rank& rank) {
   return run;
 }
 
-/// A machine file speaks of one rank; this host is shared by as many ranks as were started on it, a GPU by whoever uses it.
+/// On CPUs. A machine file speaks of one rank; this host is shared by as many ranks as were started on it.
 /// `token_bytes`: of texts, which every rank keeps in the memory of its host.
-void require_memory(const World& world, const Place& place, const RunConfig& config, const Job& job, const Machine& machine, int64_t token_bytes) {
-  const int64_t need = job.buffers.total_bytes() + (place.kind == DeviceKind::cuda ? 0 : token_bytes);
-  if (place.kind == DeviceKind::cuda) {
-    const CudaGpu gpu = describe_cuda_device(place.gpu);
-    if (need > gpu.free_bytes)
-      throw ResourceError("[plan] a rank needs {} but {} has {} free of {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
-                          "model, or end what else uses this GPU.\n{}",
-                          format_bytes(need), gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes), slots_remedy(job, need - gpu.free_bytes), memory_table(job));
-    return;
-  }
+void require_memory(const World& world, const RunConfig& config, const Job& job, const Machine& machine, int64_t token_bytes) {
+  const int64_t need = job.buffers.total_bytes() + token_bytes;
   if (!config.device.machine.empty()) {
     if (machine.memory_bytes > 0 && need > machine.memory_bytes)
       throw ResourceError("[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
@@ -158,8 +170,12 @@ void print_start(const World& world, const Place& place, const RunConfig& config
   if (finished.stages.size() > 1)
     log_info("{}", schedule_line(config, finished.stages, played_schedule(finished.stages, price_of(config, machine, job.mesh))));
   for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
-  log_info("memory of a rank: {}{}", format_bytes(job.buffers.total_bytes()),
-           token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "");
+  if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
+  std::string beside;
+  if (place.kind == DeviceKind::cuda)
+    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) beside += fmt::format(", {} {}", row.owner, format_bytes(row.size_bytes));
+  log_info("memory of a rank: {}{}{}", format_bytes(job.buffers.total_bytes()), token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "",
+           beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 
 }  // namespace
@@ -198,14 +214,23 @@ int train(const TrainCommand& command) {
     });
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
-      finished = build_finished_job({.config = config, .world = world.size(), .rank = world.rank(), .vocab = vocab, .machine = agreed,
-                                     .on_gpus = command.dry_run ? config.device.kind == DeviceChoice::cuda : place.kind == DeviceKind::cuda});
-      if (!command.dry_run) require_memory(world, place, config, *finished.job, machine, dataset.resident_bytes);
+      if (command.dry_run && config.device.kind == DeviceChoice::cuda) {  // as on a GPU that is not here
+        place.kind = DeviceKind::cuda;
+        place.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(config.comm.nccl), config.comm.nccl);
+      }
+      finished = build_finished_job(request_at(place, config, agreed, world.size(), world.rank(), vocab));
+      if (!command.dry_run && place.kind == DeviceKind::cpu) require_memory(world, config, *finished.job, machine, dataset.resident_bytes);
     });
+    const bool on_gpus = place.kind == DeviceKind::cuda;
+    if (on_gpus && !command.dry_run) require_gpu_memory(world, place, *finished.job, agreed.ranks_per_node);
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
       if (world.rank() == 0) {
-        fmt::print("{}\n{}: {} parameters\n{}", plan_listing(*finished.job), finished.job->model.description, finished.job->parameter_elems, memory_table(largest_stage(finished)));
+        const Job& largest = largest_stage(finished);
+        fmt::print("{}\n{}: {} parameters\n{}", plan_listing(*finished.job), finished.job->model.description, finished.job->parameter_elems,
+                   memory_table(largest, on_gpus ? beside_plan_on_gpu(largest, place.nccl, agreed.ranks_per_node) : std::vector<Beside>{}));
+        if (on_gpus && !config.comm.nccl.empty()) fmt::print("comm.nccl: {}\n", nccl_table_name(config.comm.nccl));
+        for (const std::string& line : nccl_choices(*finished.job, place.nccl)) fmt::print("  {}\n", line);
         for (const std::string& remark : remarks(config, agreed, finished)) fmt::print("note: {}\n", remark);
         fmt::print("{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
                    finished.job->train.spine.size(), finished.proof.waits, finished.proof.pruned_count, finished.proof.order_hash);

@@ -75,6 +75,7 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
         .clip = 1};
     std::memcpy(staged.scalars, &scalars, sizeof scalars);
   };
+  world.limit_waits(static_cast<double>(config_.comm.timeout_seconds));
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
@@ -89,7 +90,7 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
                              .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
                   .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)), .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards,
-                  .graph = finished.replay.taken, .all_agree = [&world](bool mine) { return world.all_agree(mine); },
+                  .graph = finished.replay.taken, .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
                   .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
                   .leave = [&world](const std::string& sentence) { world.leave(sentence); }},
       load);
@@ -247,7 +248,7 @@ double Trainer::evaluate() {
   }
   const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
   double total = 0;
-  for (const std::string& theirs : world_.all_gather(bytes)) {
+  for (const std::string& theirs : world_.all_gather(bytes, "the losses of an evaluation")) {
     std::memcpy(sums.data(), theirs.data(), theirs.size());
     total = std::accumulate(sums.begin(), sums.end(), total);
   }

@@ -23,13 +23,31 @@ int World::size() const { return mpi_->size(); }
 int World::ranks_on_host() const { return mpi_->local_size(); }
 int World::rank_on_host() const { return mpi_->local_rank(); }
 int World::host() const { return mpi_->host(); }
-std::vector<std::string> World::all_gather(const std::string& bytes) { return mpi_->all_gather(bytes); }
-bool World::all_agree(bool mine) {
-  const std::vector<std::string> answers = all_gather(mine ? "yes" : "no");
+std::vector<std::string> World::all_gather(const std::string& bytes, const std::string& awaited) {
+  if (!limit_ || awaited.empty()) return mpi_->all_gather(bytes);
+  std::vector<std::string> all;
+  limit_->watch(awaited, [&] { all = mpi_->all_gather(bytes); });
+  return all;
+}
+void World::limit_waits(double seconds) {
+  limit_.reset();
+  if (seconds <= 0 || size() == 1) return;
+  limit_ = std::make_unique<comm::WaitLimit>(seconds, [this, seconds](const std::string& awaited) {
+    leave(fmt::format("[mpi] not all ranks have come within {} s to exchange {}. One may be gone, stuck or late: look for the first error among the ranks, or "
+                      "raise comm.timeout_seconds.", seconds, awaited));
+  });
+}
+bool World::all_agree(bool mine, const std::string& awaited) {
+  const std::vector<std::string> answers = all_gather(mine ? "yes" : "no", awaited);
   return std::count(answers.begin(), answers.end(), "no") == 0;
 }
 void World::barrier() { mpi_->barrier(); }
-int64_t World::clock_offset_ns() { return mpi_->clock_offset_ns(); }
+int64_t World::clock_offset_ns() {
+  int64_t offset_ns = 0;
+  const auto ask = [&] { offset_ns = mpi_->clock_offset_ns(); };
+  limit_ ? limit_->watch("the times of their clocks", ask) : ask();
+  return offset_ns;
+}
 void World::abort(ExitCode code) { mpi_->abort(static_cast<int>(code)); }
 void World::leave(const std::string& sentence) {
   std::fprintf(stderr, "slipstream: on rank %d: %s\n", rank(), sentence.c_str());
@@ -86,8 +104,7 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
       connections[i] = comm::make_imitated_communicator(mine, static_cast<int>(group.size()), kernels::copy_on_device);
     } else if (kind == DeviceKind::cuda) {
       if (group.size() == 1) continue;  // its plan has no task here, and needs no NCCL
-      const auto user = std::find(wiring.connection_of.begin(), wiring.connection_of.end(), static_cast<int>(i));
-      const std::string name = user == wiring.connection_of.end() ? "unused" : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
+      const std::string name = comm::name_of_connection(job, wiring, i);
       // All ranks make all connections in the same order, so all share at once.
       const auto share = [&](const std::string& bytes) { return all_gather(bytes)[static_cast<size_t>(group[0])]; };
       connections[i] = comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,

@@ -12,6 +12,7 @@
 #include "comm/communicator.h"
 #include "comm/emulate/emulate.h"
 #include "comm/nccl/nccl_table.h"
+#include "comm/wait_limit.h"
 #include "engine/base/check.h"
 #include "engine/plan/job.h"
 
@@ -48,10 +49,13 @@ class World {
   /// Blocks. Collective. Runs `stage` on every rank; if it throws an Error anywhere, each distinct sentence is printed
   /// once, by the lowest rank that has it, and AgreedFailure leaves every rank.
   void together(const std::function<void()>& stage);
-  /// Blocks. Collective. Every rank's bytes, by rank.
-  std::vector<std::string> all_gather(const std::string& bytes);
+  /// Blocks. Collective. Every rank's bytes, by rank. One that says what is awaited is under the limit of limit_waits().
+  std::vector<std::string> all_gather(const std::string& bytes, const std::string& awaited = {});
   /// Blocks. Collective. Do all ranks say yes?
-  bool all_agree(bool mine);
+  bool all_agree(bool mine, const std::string& awaited = {});
+  /// From now on an exchange that has a name ends this process (code 6, at which the launcher ends the others) when it waits longer for other ranks.
+  /// 0: no limit. Nothing in a world of one.
+  void limit_waits(double seconds);
   void barrier();
   /// Blocks. Collective. Nanoseconds to add to this rank's clock to get rank 0's.
   int64_t clock_offset_ns();
@@ -70,6 +74,7 @@ class World {
 
  private:
   std::unique_ptr<comm::MpiWorld> mpi_;
+  std::unique_ptr<comm::WaitLimit> limit_;
 };
 
 }  // namespace slipstream::cli

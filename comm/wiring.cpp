@@ -3,6 +3,7 @@
 
 #include "comm/wiring.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -45,6 +46,11 @@ Wiring wire_up(const Job& job) {
     wiring.connection_of[c] = found->second + (size % 2 == 1 && hop + 1 == size ? 2 : hop % 2);
   }
   return wiring;
+}
+
+std::string name_of_connection(const Job& job, const Wiring& wiring, size_t connection) {
+  const auto user = std::find(wiring.connection_of.begin(), wiring.connection_of.end(), static_cast<int>(connection));
+  return user == wiring.connection_of.end() ? "unused" : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
 }
 
 std::vector<uint64_t> meetings_of(const Job& job) {

@@ -3,6 +3,7 @@
 // Which connection serves which channel: one each, but the two ends of a wire ("x_out" here, "x_in" at the peer) share one.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "engine/plan/job.h"
@@ -19,6 +20,9 @@ struct Wiring {
 
 /// The same `connections` on all ranks. Pure.
 Wiring wire_up(const Job& job);
+
+/// What a connection is called: the first channel that uses it here, or "unused". Pure.
+std::string name_of_connection(const Job& job, const Wiring& wiring, size_t connection);
 
 /// A number for every communication task of the training plan, the same on the ranks that take part in it and on no other:
 /// by item, 0 for the rest. Pure; the plan must be finished.

@@ -3,6 +3,8 @@
 
 #include "engine/plan/job.h"
 
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "engine/base/check.h"
@@ -181,13 +183,20 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   return job;
 }
 
-std::string memory_table(const Job& job) {
-  std::string table;
-  for (int owner = 0; owner < kOwners; ++owner) {
-    const int64_t size_bytes = job.buffers.bytes(static_cast<Owner>(owner));
-    if (size_bytes > 0) table += fmt::format("  {:<14}{:>12}\n", name_of(static_cast<Owner>(owner)), format_bytes(size_bytes));
+std::string memory_table(const Job& job, const std::vector<Beside>& beside) {
+  std::vector<Beside> rows;
+  for (int owner = 0; owner < kOwners; ++owner) rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
+  rows.insert(rows.end(), beside.begin(), beside.end());
+  int64_t total_bytes = 0;
+  size_t width = 14;
+  for (const Beside& row : rows) {
+    total_bytes += row.size_bytes;
+    width = std::max(width, row.owner.size() + 1);
   }
-  return table + fmt::format("  {:<14}{:>12}\n", "total", format_bytes(job.buffers.total_bytes()));
+  std::string table;
+  for (const Beside& row : rows)
+    if (row.size_bytes > 0) table += fmt::format("  {:<{}}{:>12}\n", row.owner, width, format_bytes(row.size_bytes));
+  return table + fmt::format("  {:<{}}{:>12}\n", "total", width, format_bytes(total_bytes));
 }
 
 bool carries_states(const Channel& channel) {

@@ -147,8 +147,14 @@ void swap_buffers(Job& job);
 /// Bytes of the flat range [offset, offset + elems) of a buffer.
 Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);
 
-/// The memory table: one line per owner, then the total.
-std::string memory_table(const Job& job);
+/// Memory that somebody takes beside a plan.
+struct Beside {
+  std::string owner;
+  int64_t size_bytes = 0;
+};
+
+/// The memory table: one line per owner, those `beside` the plan after those in it, then the total of all.
+std::string memory_table(const Job& job, const std::vector<Beside>& beside = {});
 
 /// Gradients and parameters travel on it: what the ZeRO paper counts. Pure.
 bool carries_states(const Channel& channel);

@@ -149,7 +149,7 @@ struct Owned {
   /// Apart from the constructor: what was taken before a failure is given back.
   void take() {
     cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "taking the scratch memory of a stream");
-    cuda_check(cudaMalloc(&tools.workspace, static_cast<size_t>(lt::kWorkspaceBytes)), "taking the cuBLASLt workspace of a stream");
+    cuda_check(cudaMalloc(&tools.workspace, static_cast<size_t>(kWorkspaceBytes)), "taking the cuBLASLt workspace of a stream");
     lt::check(cublasLtCreate(&tools.handle), "starting cuBLASLt");
   }
   ~Owned() {

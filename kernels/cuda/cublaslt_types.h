@@ -14,9 +14,6 @@
 
 namespace slipstream::kernels::lt {
 
-// What NVIDIA advises for Hopper; each stream has its own.
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
-
 /// Throws: ResourceError with the library's words unless `status` is success.
 void check(cublasStatus_t status, const char* what);
 

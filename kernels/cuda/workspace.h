@@ -10,6 +10,8 @@ namespace slipstream::kernels {
 
 /// Bytes that one kernel launch, and the one that follows it, may use as scratch.
 constexpr int64_t kScratchBytes = int64_t{8} << 20;
+/// Bytes that cuBLASLt may use as workspace on a stream: what NVIDIA advises for Hopper; each stream has its own.
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
 /// Memory of the context's stream, kScratchBytes, aligned to 256. What it holds lasts until the next op on that stream.
 /// The first call on a stream allocates: make it before a step is captured (prepare_stream). Throws: ResourceError.

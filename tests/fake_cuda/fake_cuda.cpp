@@ -19,6 +19,7 @@ void reset() {
   failures.clear();
   last_error = lost = cudaSuccess;
   commands = 0;
+  clock_origin_ns = slipstream::monotonic_ns();
 }
 Settings& settings() { return current_settings; }
 Counts counts() {
@@ -76,13 +77,13 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
+  *version = current_settings.runtime;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
   FAKE_ENTER("cudaGetDeviceCount");
   *count = 0;
-  if (current_settings.driver < CUDART_VERSION) return leave(cudaErrorInsufficientDriver);
+  if (current_settings.driver < current_settings.runtime) return leave(cudaErrorInsufficientDriver);
   if (current_settings.devices == 0) return leave(cudaErrorNoDevice);
   *count = current_settings.devices;
   return cudaSuccess;

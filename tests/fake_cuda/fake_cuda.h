@@ -18,13 +18,16 @@ namespace slipstream::fake_cuda {
 struct Settings {
   int devices = 2;
   int driver = 13000;                          // 0: none
+  int runtime = CUDART_VERSION;
   int64_t memory_bytes = int64_t{8} << 30;     // of a device
-  int64_t clock_ahead_ns = 0;                  // added to every record that completes from now on
+  double clock_ppm = 0;                        // by which the GPU's clock is faster than the host's, from reset() on
   bool drop_waits = false;                     // mutation: cudaStreamWaitEvent does nothing
   bool record_elsewhere = false;               // mutation: ordering events complete at once, as on an idle stream
   bool guard_memory = false;                   // device memory can be touched only while a command of a stream runs
   int64_t lost_after = INT64_MAX;              // commands that enqueue() takes before the GPU is lost
   int64_t captures = INT64_MAX;                // that succeed; later ones end as if a call in them was illegal
+  int64_t captures_until_lost = INT64_MAX;     // that begin; with the next one the GPU is lost
+  int64_t captures_until_stuck = INT64_MAX;    // that begin; the next call never returns
 };
 
 /// What exists now and what was done since reset().

@@ -9,6 +9,11 @@ extern "C" {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   FAKE_ENTER("cudaStreamBeginCapture");
+  if (current_settings.captures_until_lost-- <= 0) return leave(lost = cudaErrorDevicesUnavailable);
+  if (current_settings.captures_until_stuck-- <= 0) {
+    lock.unlock();
+    while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
   if (open_capture || stream->capture) return leave(cudaErrorIllegalState);
   open_capture = std::make_shared<Capture>();
   open_capture->origin = stream;

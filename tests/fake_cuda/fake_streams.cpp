@@ -100,7 +100,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->capture.reset();
   event->latest = std::make_shared<Record>();
   if (current_settings.record_elsewhere && (event->flags & cudaEventBlockingSync)) {
-    event->latest->ns = slipstream::monotonic_ns() + current_settings.clock_ahead_ns;
+    event->latest->ns = device_ns();
     event->latest->done = true;
     return cudaSuccess;
   }
@@ -115,7 +115,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   return leave(push(stream, [event] {
     if (lost != cudaSuccess) return;  // nobody waits for it, and the event may be gone
     std::lock_guard inner(mutex);
-    event->latest = std::make_shared<Record>(Record{true, slipstream::monotonic_ns() + current_settings.clock_ahead_ns});
+    event->latest = std::make_shared<Record>(Record{true, device_ns()});
     changed.notify_all();
   }));
 }

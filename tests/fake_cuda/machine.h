@@ -43,6 +43,12 @@ inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
 inline std::atomic<cudaError_t> lost{cudaSuccess};
 inline std::atomic<int64_t> commands{0};
+inline int64_t clock_origin_ns = slipstream::monotonic_ns();
+/// The GPU's clock.
+inline int64_t device_ns() {
+  const int64_t host_ns = slipstream::monotonic_ns();
+  return host_ns + static_cast<int64_t>(current_settings.clock_ppm * 1e-6 * static_cast<double>(host_ns - clock_origin_ns));
+}
 
 /// Guarded device memory: one range of addresses, carved from the front, closed while nothing on the device runs.
 struct Guarded {
@@ -186,7 +192,7 @@ inline cudaError_t push(cudaStream_t stream, Op op) {
 
 inline void complete(const std::shared_ptr<Record>& record) {
   std::lock_guard lock(mutex);
-  record->ns = slipstream::monotonic_ns() + current_settings.clock_ahead_ns;
+  record->ns = device_ns();
   record->done = true;
   changed.notify_all();
 }

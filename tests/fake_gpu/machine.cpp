@@ -6,7 +6,11 @@
 //   FAKE_GPU_DRIVER        version of the driver, 0 for none (default 13000)
 //   FAKE_GPU_MEMORY        bytes of a GPU
 //   FAKE_GPU_LOST_AFTER    kernels until the GPU is gone
+//   FAKE_GPU_RUNTIME       version of the runtime (default: that of the toolkit)
 //   FAKE_GPU_CAPTURES      graphs that rank 0 may record until recording is refused
+//   FAKE_GPU_LOST_AT_CAPTURE  captures of this rank that begin; with the next one its GPU is lost
+//   FAKE_GPU_STUCK_AFTER   captures of this rank that begin; the next one never returns
+//   FAKE_CUBLASLT_VERSION  of this rank's library
 //   FAKE_NCCL_VERSION      of this rank's NCCL
 //   FAKE_NCCL_BREAKS_AFTER operations of this rank that end; later ones stand, and its communicators see an error
 
@@ -15,6 +19,7 @@
 #include <utility>
 
 #include "tests/emulation/emulator.h"
+#include "tests/emulation/fake_cublaslt.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_cuda/fake_nccl.h"
 #include "tests/fake_cuda/fake_nccl_abort.h"
@@ -31,6 +36,11 @@ const bool made = [] {
   Settings& machine = settings();
   machine.devices = static_cast<int>(variable("FAKE_GPU_COUNT", machine.devices));
   machine.driver = static_cast<int>(variable("FAKE_GPU_DRIVER", machine.driver));
+  machine.runtime = static_cast<int>(variable("FAKE_GPU_RUNTIME", machine.runtime));
+  machine.captures_until_lost = variable("FAKE_GPU_LOST_AT_CAPTURE", machine.captures_until_lost);
+  machine.captures_until_stuck = variable("FAKE_GPU_STUCK_AFTER", machine.captures_until_stuck);
+  emulation::FakeCublasLt& products = emulation::fake_cublaslt();
+  products.version = static_cast<size_t>(variable("FAKE_CUBLASLT_VERSION", static_cast<int64_t>(products.version)));
   machine.memory_bytes = variable("FAKE_GPU_MEMORY", machine.memory_bytes);
   machine.lost_after = variable("FAKE_GPU_LOST_AFTER", machine.lost_after);
   if (variable("OMPI_COMM_WORLD_RANK", 0) == 0) machine.captures = variable("FAKE_GPU_CAPTURES", machine.captures);

@@ -27,6 +27,7 @@ struct CudaGpu {
   int64_t bytes_per_second = 0;  // of its memory
   int64_t memory_bytes = 0;
   int64_t free_bytes = 0;        // now; others may use the GPU too
+  int driver = 0;                // the CUDA that the driver serves: 12090 is 12.9
 };
 
 /// Blocks (the GPU's context starts). Throws: ResourceError.

@@ -12,6 +12,8 @@ namespace {
 
 // Float milliseconds below this resolve 0.12 us, finer than the events themselves.
 constexpr double kEpochMs = 1000;
+// A reading that was seen to be complete later than this says little: another one is asked for.
+constexpr int64_t kWideNs = 100'000;
 
 double elapsed_ms(cudaEvent_t from, cudaEvent_t to) {
   float ms = 0;
@@ -28,7 +30,7 @@ Clock::Clock() {
   SLIP_CUDA(cudaEventCreateWithFlags(&epoch_, cudaEventDefault));
   SLIP_CUDA(cudaEventCreateWithFlags(&next_epoch_, cudaEventDefault));
   // The narrowest of a few brackets: the record happened between the two readings of the host's clock.
-  int64_t narrowest_ns = INT64_MAX;
+  int64_t narrowest_ns = INT64_MAX, at_epoch_ns = 0;
   for (int attempt = 0; attempt < 8; ++attempt) {
     const int64_t before_ns = monotonic_ns();
     SLIP_CUDA(cudaEventRecord(next_epoch_, stream_));
@@ -36,9 +38,10 @@ Clock::Clock() {
     const int64_t width_ns = monotonic_ns() - before_ns;
     if (width_ns >= narrowest_ns) continue;
     narrowest_ns = width_ns;
-    epoch_ns_ = before_ns + width_ns / 2;
+    at_epoch_ns = before_ns + width_ns / 2;
     std::swap(epoch_, next_epoch_);
   }
+  host_.emplace(0, at_epoch_ns);
 }
 
 Clock::~Clock() {
@@ -50,21 +53,29 @@ Clock::~Clock() {
 int64_t Clock::at_ns(cudaEvent_t completed) {
   std::lock_guard lock(mutex_);
   const double ms = elapsed_ms(epoch_, completed);
-  const int64_t time_ns = epoch_ns_ + to_ns(ms);
+  const int64_t time_ns = host_->at_ns(epoch_ns_ + to_ns(ms));
   move_epoch(ms);
   return time_ns;
 }
 
+void Clock::record_next() {
+  next_asked_ns_ = monotonic_ns();
+  SLIP_CUDA(cudaEventRecord(next_epoch_, stream_));
+  next_is_recorded_ = true;
+}
+
 void Clock::move_epoch(double ms_since_epoch) {
   if (!next_is_recorded_) {
-    if (ms_since_epoch < kEpochMs) return;
-    SLIP_CUDA(cudaEventRecord(next_epoch_, stream_));
-    next_is_recorded_ = true;
-  } else if (SLIP_CUDA_READY(cudaEventQuery(next_epoch_))) {
-    epoch_ns_ += to_ns(elapsed_ms(epoch_, next_epoch_));
-    std::swap(epoch_, next_epoch_);
-    next_is_recorded_ = false;
+    if (ms_since_epoch >= kEpochMs) record_next();
+    return;
   }
+  if (!SLIP_CUDA_READY(cudaEventQuery(next_epoch_))) return;
+  const int64_t seen_ns = monotonic_ns();
+  epoch_ns_ += to_ns(elapsed_ms(epoch_, next_epoch_));
+  host_->correct(epoch_ns_, next_asked_ns_, seen_ns);
+  std::swap(epoch_, next_epoch_);
+  next_is_recorded_ = false;
+  if (seen_ns - next_asked_ns_ > kWideNs) record_next();
 }
 
 }  // namespace slipstream::cuda

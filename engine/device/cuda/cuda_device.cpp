@@ -237,6 +237,8 @@ CudaGpu describe_cuda_device(int index) {
   SLIP_CUDA(cudaGetDeviceProperties(&properties, index));
   size_t free_bytes = 0, total_bytes = 0;
   SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  int driver = 0;
+  SLIP_CUDA(cudaDriverGetVersion(&driver));
   return {.name = properties.name,
           .capability = properties.major * 10 + properties.minor,
           .multiprocessors = properties.multiProcessorCount,
@@ -244,7 +246,8 @@ CudaGpu describe_cuda_device(int index) {
           // Two transfers a clock, a bit per line.
           .bytes_per_second = attribute(cudaDevAttrMemoryClockRate) * 1000 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
           .memory_bytes = static_cast<int64_t>(total_bytes),
-          .free_bytes = static_cast<int64_t>(free_bytes)};
+          .free_bytes = static_cast<int64_t>(free_bytes),
+          .driver = driver};
 }
 
 std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<cuda::CudaDevice>(index); }

@@ -18,15 +18,17 @@
 #include <string>
 #include <vector>
 
+#include "engine/device/clock_map.h"
 #include "engine/device/cuda/ranges.h"
 #include "engine/device/device.h"
 
 namespace slipstream::cuda {
 
-/// Times of completed events on CLOCK_MONOTONIC, calibrated once.
+/// Times of completed events on CLOCK_MONOTONIC.
 ///
 /// CUDA gives differences as float milliseconds: after an hour their last bit is 0.2 ms. So the epoch that times are
-/// counted from moves along with the run.
+/// counted from moves along with the run, once a second when it reads times back. Each new epoch is also a reading of the GPU's clock, which drifts: it was
+/// recorded no earlier than its call and no later than it was seen to be complete. Nobody waits for it.
 class Clock {
  public:
   /// Blocks.
@@ -40,13 +42,16 @@ class Clock {
 
  private:
   void move_epoch(double ms_since_epoch);
+  void record_next();
 
   std::mutex mutex_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t epoch_ = nullptr;
   cudaEvent_t next_epoch_ = nullptr;
   bool next_is_recorded_ = false;
-  int64_t epoch_ns_ = 0;
+  int64_t next_asked_ns_ = 0;  // on the host's clock, just before it was recorded
+  int64_t epoch_ns_ = 0;       // on the GPU's clock, whose zero is the first epoch
+  std::optional<ClockMap> host_;
 };
 
 class CudaStream;
