@@ -9,6 +9,7 @@
 
 #include <fmt/ranges.h>
 
+#include "cli/least_memory.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
@@ -17,6 +18,7 @@
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
 #include "engine/base/files.h"
+#include "engine/plan/memory.h"
 
 namespace slipstream::cli {
 namespace {
@@ -263,6 +265,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   const slipstream::Batch batch = resolve_batch(request.config, layout.data);
   PlanOptions options = plan_options(request, layout);
   models::ModelOptions sizes = model_options(request);
+  require_hope(sizes, options, request.machine);
   const Mesh mesh(options.sizes, options.mesh_order);
   const Dealing dealing = deal(request, sizes, mesh);
   options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), dealing.hides_hops);
@@ -477,9 +480,9 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
       for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
       for (size_t b = 0; b < job.homes.size(); ++b)
         if (job.layout.buckets[b].layer < 0) row.outside_bytes += (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
-      const int64_t elems = job.model.parameter_elems(), value = size_of(job.model.dtype), optimizer = value == 4 ? 8 : 12;
-      const int64_t whole = (stage < 3 ? value : 0) + (stage < 2 ? 4 : 0) + (stage < 1 ? optimizer : 0);
-      row.formula_bytes = elems * whole + elems * (value + 4 + optimizer - whole) / ranks;
+      const int64_t elems = job.model.parameter_elems();
+      const StateBytes states = state_bytes(job.model.dtype, stage);
+      row.formula_bytes = elems * states.whole + elems * states.shared / ranks;
       table.push_back(row);
     }
   return table;
