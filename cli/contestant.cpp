@@ -36,9 +36,9 @@ void load_random(const Job& job, int rank, const StagedBatch& staged) {
   *reinterpret_cast<kernels::AdamwScalars*>(staged.scalars) = {.learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
 }
 
-FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads) {
+FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads, std::function<std::vector<int64_t>(const Job&)> spine_ns) {
   return build_finished_job({.config = config, .world = world, .rank = rank, .vocab = config.model.vocab_size > 0 ? 0 : 256,
-                             .machine = machine_of(config, "", threads)});
+                             .machine = machine_of(config, "", threads), .spine_ns = std::move(spine_ns)});
 }
 
 Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,

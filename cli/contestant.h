@@ -26,8 +26,8 @@ double median(std::vector<double> values);
 /// update is AdamW's of step 1 at a learning rate that changes little. Pure.
 void load_random(const Job& job, int rank, const StagedBatch& staged);
 
-/// The job of the benchmarks: the run file's, with the bytes tokenizer where it leaves the vocabulary open. Pure.
-FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads);
+/// The job of the benchmarks: the run file's, with the bytes tokenizer where it leaves the vocabulary open. `spine_ns` as in JobRequest. Pure.
+FinishedJob build_bench_job(const RunConfig& config, int world, int rank, int threads, std::function<std::vector<int64_t>(const Job&)> spine_ns = {});
 
 struct Contestant {
   std::string name;

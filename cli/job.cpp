@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "cli/least_memory.h"
+#include "cli/pass_times.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
@@ -72,6 +73,7 @@ PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hi
 struct Dealing {
   std::vector<int> layers;  // of each part: as the run file says, else balanced
   bool hides_hops = false;  // a hop takes long enough to be worth one more micro-batch alive per stage
+  int64_t hop_ns = 0;
 };
 
 Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
@@ -93,7 +95,8 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   const int64_t hop_elems = sizes.batch * sizes.tokens * sizes.width / (sizes.sequence_parallel ? sizes.tensor : 1);
   const comm::WireCost hop = comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
   Dealing dealing{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
-                  .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s};
+                  .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s,
+                  .hop_ns = hop.latency_ns + hop.wire_ns};
   if (dealing.layers.empty()) dealing.layers = balanced_layers(model, parts, seconds);
   return dealing;
 }
@@ -216,6 +219,38 @@ std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const 
   return jobs;
 }
 
+/// ZB-H1 with the lags that suit what passes of these stages take. No stage takes more memory for it than the largest one takes with the published lags.
+void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes, const comm::RooflinePrice& price, int64_t hop_ns,
+                  std::vector<std::shared_ptr<Job>>& jobs) {
+  if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() || jobs.size() == 1) return;
+  constexpr int kAttempts = 3;
+  ScheduleShape shape = options.schedule.shape;
+  const PlayTimes times = pass_times(jobs, request.spine_ns, price, hop_ns);
+  int64_t limit_bytes = 0;
+  for (const auto& job : jobs) limit_bytes = std::max(limit_bytes, job->buffers.total_bytes());
+  std::vector<int> most = most_lags(shape);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    shape.lags = best_lags(shape, times, most);
+    if (shape.lags.empty()) return;
+    PlanOptions lagged = options;
+    lagged.schedule = make_schedule(ScheduleKind::zb_h1, shape);
+    std::vector<std::shared_ptr<Job>> others = build_stages(request, lagged, sizes);
+    bool fits = true;
+    for (size_t s = 0; s < jobs.size(); ++s) {
+      const int64_t before_bytes = jobs[s]->buffers.total_bytes(), after_bytes = others[s]->buffers.total_bytes();
+      if (after_bytes <= limit_bytes) continue;
+      fits = false;
+      const int published = static_cast<int>(s);
+      const int64_t bytes_of_one = ceil_div(after_bytes - before_bytes, std::max(1, shape.lags[s] - published));
+      most[s] = std::min(shape.lags[s] - 1, published + static_cast<int>((limit_bytes - before_bytes) / bytes_of_one));
+    }
+    if (!fits) continue;
+    options = std::move(lagged);
+    jobs = std::move(others);
+    return;
+  }
+}
+
 /// Buckets are for gradients that others wait for. Stages that end early have time to reduce a chunk at once: fewer, larger messages, and none under their
 /// last backward pass. Not for what is encoded, which takes a buffer as wide as a bucket, nor for shards, whose parameters come back bucket by bucket.
 void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes, const comm::RooflinePrice& price,
@@ -284,6 +319,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   }
   const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
   require_travels_within_a_day(jobs, price, request.config.comm.emulate.bandwidth_bytes_per_second > 0);
+  lag_by_times(request, options, sizes, price, dealing.hop_ns, jobs);
   bucket_the_critical_path_only(request, options, sizes, price, jobs);
   for (const auto& job : jobs) finished.stages.push_back(job);
   finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];
@@ -453,6 +489,7 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
                                  shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "", layers,
                                  shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
   if (shape.hides_hops && shape.virtual_stages == 1) line += ", with more micro-batches alive so that hops travel under compute";
+  if (!shape.lags.empty()) line += fmt::format(", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's number)", fmt::join(shape.lags, ", "));
   if (shape.micro_batches < shape.stages)
     line += fmt::format("; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower train.micro_batch_size",
                         shape.micro_batches, shape.stages);
