@@ -51,7 +51,7 @@ class PipelineBench {
     const auto hop_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) / static_cast<double>(config.pipeline.virtual_stages));
     const double bytes_per_second = ratio > 0 ? static_cast<double>(hop_bytes()) / (static_cast<double>(hop_ns) * 1e-9) : 0;
     config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
-    FinishedJob finished = build_bench_job(place_, machine_, config, world_.size(), world_.rank());
+    FinishedJob finished = build_bench_job(place_, machine_, config, world_.size(), world_.rank(), [this](const Job& job) { return equal_stage_ns(job, forward_ns_); });
     const Job& job = *finished.job;
     const PipelineSchedule& order = job.options.schedule;
     const double busy_ms = static_cast<double>(busy_ns(order, forward_ns_)) / 1e6,

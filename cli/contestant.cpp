@@ -41,8 +41,11 @@ Machine bench_machine(World& world, const Place& place, const RunConfig& config,
   return agreed_machine(world, machine_at(place, config, threads, world.ranks_on_host()));
 }
 
-FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank) {
-  return build_finished_job(request_at(place, config, machine, world, rank, config.model.vocab_size > 0 ? 0 : 256));
+FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank,
+                            std::function<std::vector<int64_t>(const Job&)> spine_ns) {
+  JobRequest request = request_at(place, config, machine, world, rank, config.model.vocab_size > 0 ? 0 : 256);
+  request.spine_ns = std::move(spine_ns);
+  return build_finished_job(request);
 }
 
 Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,

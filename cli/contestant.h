@@ -29,8 +29,10 @@ void load_random(const Job& job, int rank, const StagedBatch& staged);
 /// The machine that benchmarks plan for, as train does. Blocks. Collective.
 Machine bench_machine(World& world, const Place& place, const RunConfig& config, int threads);
 
-/// The job of the benchmarks: as train plans it at this place, with the bytes tokenizer where the run file leaves the vocabulary open. Pure.
-FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank);
+/// The job of the benchmarks: as train plans it at this place, with the bytes tokenizer where the run file leaves the vocabulary open. `spine_ns` as
+/// in JobRequest. Pure.
+FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank,
+                            std::function<std::vector<int64_t>(const Job&)> spine_ns = {});
 
 struct Contestant {
   std::string name;

@@ -46,6 +46,7 @@ PassMs pass_ms(const Job& job, const std::vector<int64_t>& spine_ns) {
 
 double closed_form_bubble(const PipelineSchedule& schedule) {
   const ScheduleShape& shape = schedule.shape;
+  if (!shape.lags.empty()) return play(schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}}).bubble();
   const double fill = static_cast<double>(shape.stages - 1) / (static_cast<double>(shape.micro_batches) * shape.virtual_stages);
   return schedule.splits_backward ? fill / 3 : fill;
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "cli/least_memory.h"
+#include "cli/pass_times.h"
 #include "comm/link.h"
 #include "comm/nccl/launch_order.h"
 #include "comm/rehearse/seams.h"
@@ -31,6 +33,38 @@ std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const 
   std::vector<std::shared_ptr<Job>> jobs;
   for (int stage = 0; stage < options.sizes.pipeline; ++stage) jobs.push_back(build_stage(request, options, sizes, stage));
   return jobs;
+}
+
+/// ZB-H1 with the lags that suit what passes of these stages take. No stage takes more memory for it than the largest one takes with the published lags.
+void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes, const comm::RooflinePrice& price, int64_t hop_ns,
+                  std::vector<std::shared_ptr<Job>>& jobs) {
+  if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() || jobs.size() == 1) return;
+  constexpr int kAttempts = 3;
+  ScheduleShape shape = options.schedule.shape;
+  const PlayTimes times = pass_times(jobs, request.spine_ns, price, hop_ns);
+  int64_t limit_bytes = 0;
+  for (const auto& job : jobs) limit_bytes = std::max(limit_bytes, job->buffers.total_bytes());
+  std::vector<int> most = most_lags(shape);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    shape.lags = best_lags(shape, times, most);
+    if (shape.lags.empty()) return;
+    PlanOptions lagged = options;
+    lagged.schedule = make_schedule(ScheduleKind::zb_h1, shape);
+    std::vector<std::shared_ptr<Job>> others = build_stages(request, lagged, sizes);
+    bool fits = true;
+    for (size_t s = 0; s < jobs.size(); ++s) {
+      const int64_t before_bytes = jobs[s]->buffers.total_bytes(), after_bytes = others[s]->buffers.total_bytes();
+      if (after_bytes <= limit_bytes) continue;
+      fits = false;
+      const int published = static_cast<int>(s);
+      const int64_t bytes_of_one = ceil_div(after_bytes - before_bytes, std::max(1, shape.lags[s] - published));
+      most[s] = std::min(shape.lags[s] - 1, published + static_cast<int>((limit_bytes - before_bytes) / bytes_of_one));
+    }
+    if (!fits) continue;
+    options = std::move(lagged);
+    jobs = std::move(others);
+    return;
+  }
 }
 
 /// Buckets are for gradients that others wait for. Stages that end early have time to reduce a chunk at once: fewer, larger messages, and none under their
@@ -87,6 +121,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   const slipstream::Batch batch = resolve_batch(request.config, layout.data);
   PlanOptions options = plan_options(request);
   models::ModelOptions sizes = model_options(request);
+  require_hope(sizes, options, request.machine);
   const Mesh mesh(options.sizes, options.mesh_order);
   const Dealing dealing = deal(request, sizes, mesh);
   options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), dealing.hides_hops);
@@ -104,6 +139,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   }
   const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
   require_travels_within_a_day(jobs, price, request.config.comm.emulate.bandwidth_bytes_per_second > 0);
+  lag_by_times(request, options, sizes, price, dealing.hop_ns, jobs);
   bucket_the_critical_path_only(request, options, sizes, price, jobs);
   for (const auto& job : jobs) finished.stages.push_back(job);
   finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];

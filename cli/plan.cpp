@@ -300,6 +300,10 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["layout"]["tensor"] = sizes.tensor;
   json["micro_batches"] = planned.finished.micro_batches;
   json["global_batch_size"] = planned.finished.global_batch;
+  if (const std::vector<int>& lags = job.options.schedule.shape.lags; !lags.empty()) {
+    json["weight_gradient_lags"] = Json::array();
+    for (int lag : lags) json["weight_gradient_lags"].push_back(static_cast<int64_t>(lag));
+  }
   const Job& largest = largest_stage(planned.finished);
   Json memory = Json::object();
   for (int owner = 0; owner < kOwners; ++owner) memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));

@@ -10,6 +10,7 @@
 #include "comm/link.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
+#include "engine/plan/memory.h"
 
 namespace slipstream::cli {
 
@@ -65,9 +66,9 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
       for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
       for (size_t b = 0; b < job.homes.size(); ++b)
         if (job.layout.buckets[b].layer < 0) row.outside_bytes += (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
-      const int64_t elems = job.model.parameter_elems(), value = size_of(job.model.dtype), optimizer = value == 4 ? 8 : 12;
-      const int64_t whole = (stage < 3 ? value : 0) + (stage < 2 ? 4 : 0) + (stage < 1 ? optimizer : 0);
-      row.formula_bytes = elems * whole + elems * (value + 4 + optimizer - whole) / ranks;
+      const int64_t elems = job.model.parameter_elems();
+      const StateBytes states = state_bytes(job.model.dtype, stage);
+      row.formula_bytes = elems * states.whole + elems * states.shared / ranks;
       table.push_back(row);
     }
   return table;
@@ -141,6 +142,7 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
                                  shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "", layers,
                                  shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
   if (shape.hides_hops && shape.virtual_stages == 1) line += ", with more micro-batches alive so that hops travel under compute";
+  if (!shape.lags.empty()) line += fmt::format(", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's number)", fmt::join(shape.lags, ", "));
   if (shape.micro_batches < shape.stages)
     line += fmt::format("; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower train.micro_batch_size",
                         shape.micro_batches, shape.stages);

@@ -97,7 +97,8 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   const int64_t hop_elems = sizes.batch * sizes.tokens * sizes.width / (sizes.sequence_parallel ? sizes.tensor : 1);
   const comm::WireCost hop = comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
   Dealing dealing{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
-                  .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s};
+                  .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s,
+                  .hop_ns = hop.latency_ns + hop.wire_ns};
   if (dealing.layers.empty()) dealing.layers = balanced_layers(model, parts, seconds);
   return dealing;
 }

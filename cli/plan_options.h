@@ -44,6 +44,7 @@ PlanOptions plan_options(const JobRequest& request);
 struct Dealing {
   std::vector<int> layers;  // of each part: as the run file says, else balanced
   bool hides_hops = false;  // a hop takes long enough to be worth one more micro-batch alive per stage
+  int64_t hop_ns = 0;
 };
 Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh);
 

@@ -168,6 +168,12 @@ void place_wires(Job& job) {
 
 }  // namespace
 
+StateBytes state_bytes(DType dtype, int zero_stage) {
+  const int64_t value = size_of(dtype), gradient = 4, optimizer = dtype == DType::f32 ? 8 : 12;  // and the master
+  const int64_t whole = (zero_stage < 3 ? value : 0) + (zero_stage < 2 ? gradient : 0) + (zero_stage < 1 ? optimizer : 0);
+  return {.whole = whole, .shared = value + gradient + optimizer - whole};
+}
+
 int value_slots(const Job& job) {
   std::set<int> layers;
   for (const Bucket& bucket : job.layout.buckets)

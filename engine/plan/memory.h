@@ -9,6 +9,13 @@ namespace slipstream {
 /// Layers whose gradients may wait for their reduction at once (stages 2 and 3).
 constexpr int kGradientSlots = 2;
 
+/// Bytes of a parameter, its gradient and its optimizer states that a rank keeps of all parameters, and of its share of them (Rajbhandari et al. 2020, figure 1). Pure.
+struct StateBytes {
+  int64_t whole = 0;
+  int64_t shared = 0;
+};
+StateBytes state_bytes(DType dtype, int zero_stage);
+
 /// Adds all buffers of `job` (layout known) and fills homes and ids.
 void place_memory(Job& job);
 

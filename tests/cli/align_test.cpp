@@ -25,6 +25,7 @@ FinishedJob planned(const std::string& schedule, const std::vector<std::string>&
   std::vector<std::string> sets{"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257", "model.tie_embeddings=false", "train.dtype=bfloat16",
                                 "train.micro_batch_size=4", "train.global_batch_size=128", "parallel.pipeline=4", "parallel.data=4", "parallel.order=dp-tp-cp-pp",
                                 "pipeline.schedule=" + schedule};
+  if (schedule == "zb_h1") sets.push_back("overlap.p2p=false");  // as published: its stages end together
   if (schedule == "interleaved_1f1b") sets.push_back("pipeline.virtual_stages=2");
   sets.insert(sets.end(), more.begin(), more.end());
   return build_finished_job({.config = default_run_config(sets), .world = 16, .machine = machine()});

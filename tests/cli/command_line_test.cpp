@@ -278,6 +278,8 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   check_refused(call("check " + run + " --machine " + machine), 7, {"100.0 KiB"});
   check_refused(call("train " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
   check_refused(call("plan " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
+  // Hopeless models are not planned first.
+  for (const char* command : {"plan ", "check ", "train "}) check_refused(call(command + run + " --set model.layers=60000 --set model.width=4096"), 7, {"60000 layers of", "at least"});
   // Between what two and one layers ahead need: the sentence has the depth that fits.
   const auto total = [&](int depth) {
     const Result plan = call("plan " + run + " --ranks 2 --json --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=" + std::to_string(depth));

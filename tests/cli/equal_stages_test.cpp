@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pipelines of the real planner on stages of equal times, rehearsed: the bubbles of the papers, and hops under compute.
 
+#include <algorithm>
 #include <cmath>
 
 #include "cli/equal_stages.h"
+#include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "tests/test.hpp"
 
@@ -14,7 +16,10 @@ namespace {
 
 constexpr int64_t kForwardNs = 12'000'000;
 
-FinishedJob planned(Schedule schedule, int stages, int micro_batches, bool hides_hops) {
+/// The planner is told what passes take: it chooses by that.
+FinishedJob planned(Schedule schedule, int stages, int micro_batches, bool hides_hops, const std::function<std::vector<int64_t>(const Job&)>& told = [](const Job& job) {
+  return equal_stage_ns(job, kForwardNs);
+}) {
   RunConfig config;
   config.model = {.layers = 2 * stages, .heads = 2, .width = 16, .context = 8, .vocab_size = 32};
   config.data.train = "none";
@@ -24,8 +29,8 @@ FinishedJob planned(Schedule schedule, int stages, int micro_batches, bool hides
   config.pipeline.schedule = schedule;
   config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
   config.overlap.p2p = hides_hops;
-  config.comm.emulate.bandwidth_bytes_per_second = 1000;
-  return build_finished_job({.config = resolve_defaults(config), .world = stages, .machine = this_host(1)});
+  config.comm.emulate.bandwidth_bytes_per_second = hides_hops ? 1000 : 1'000'000'000;
+  return build_finished_job({.config = resolve_defaults(config), .world = stages, .machine = this_host(1), .spine_ns = told});
 }
 
 }  // namespace
@@ -41,6 +46,47 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
         CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
         CHECK(std::abs(bubble - closed_form_bubble(order)) < 0.03 * closed_form_bubble(order));
       }
+}
+
+TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is not as published", "[pipeline]") {
+  const auto line = [](const FinishedJob& finished) {
+    RunConfig config;
+    config.pipeline.schedule = Schedule::zb_h1;
+    return schedule_line(config, finished.stages, play(finished.job->options.schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}}));
+  };
+  const FinishedJob equal = planned(Schedule::zb_h1, 2, 2, false);
+  CHECK(equal.job->options.schedule.stages == make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
+  CHECK(line(equal).find("lag") == std::string::npos);
+  // Forwards of the first stage and weight gradients of the second one take long, everything else almost nothing.
+  const FinishedJob unequal = planned(Schedule::zb_h1, 2, 2, false, [](const Job& job) {
+    std::vector<int64_t> ns = equal_stage_ns(job, kForwardNs);
+    size_t at = job.takes_batch ? 1 : 0;
+    for (const Use& use : job.uses) {
+      if (use.pass != (job.stage() == 0 ? Pass::forward : Pass::weight)) ns[at] /= 10;
+      at += job.chunks[0].pieces(use.pass).size();
+    }
+    return ns;
+  });
+  CHECK(unequal.job->options.schedule.shape.lags == std::vector<int>{0, 0});
+  CHECK(unequal.proof.holds());
+  CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, by what passes take") != std::string::npos);
+}
+
+TEST_CASE("ZB-H1 lags further where hops keep more micro-batches alive, in the memory that its first stage takes anyway", "[pipeline]") {
+  Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  machine.ranks_per_node = 1;  // hops cross nodes
+  const FinishedJob finished = build_finished_job(
+      {.config = default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257", "model.tie_embeddings=false", "train.dtype=bfloat16",
+                                     "train.micro_batch_size=4", "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
+       .world = 4, .machine = machine, .proves = false});
+  const ScheduleShape& shape = finished.job->options.schedule.shape;
+  REQUIRE(shape.hides_hops);
+  REQUIRE(shape.lags.size() == 4);
+  CHECK(std::max_element(shape.lags.begin(), shape.lags.end()) == shape.lags.end() - 1);
+  CHECK(shape.lags.back() > 3);
+  // Stage 0 lags by nothing, as published, and has more alive than the others have then.
+  CHECK(shape.lags[0] == 0);
+  CHECK(largest_stage(finished).stage() == 0);
 }
 
 TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the first and the last of them", "[pipeline]") {

@@ -43,14 +43,15 @@ Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
   return order;
 }
 
-/// 1F1B whose weight gradients lag `stage` backwards behind: later stages, which end their backwards first, keep work
+/// 1F1B whose weight gradients lag behind, as published by `stage` backwards: later stages, which end their backwards first, keep work
 /// for the bubble in which earlier ones still wait.
 Order zero_bubble(const ScheduleShape& shape, int stage) {
+  const int lag = shape.lags.empty() ? stage : shape.lags[static_cast<size_t>(stage)];
   Order order;
   int backwards = 0, weights = 0;
   for (const Use& use : one_forward_one_backward(shape, stage)) {
     order.push_back(use);
-    if (use.pass != Pass::backward || ++backwards <= stage) continue;
+    if (use.pass != Pass::backward || ++backwards <= lag) continue;
     order.push_back({Pass::weight, 0, weights++});
   }
   while (weights < shape.micro_batches) order.push_back({Pass::weight, 0, weights++});
@@ -88,6 +89,7 @@ PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
     throw ConfigError("[pipeline] interleaved_1f1b goes round {} stages with {} micro-batches per step, which is no multiple. "
                       "Change train.global_batch_size so that a rank has {}.", shape.stages, shape.micro_batches,
                       nearest_counts(shape.micro_batches, shape.stages));
+  SLIP_ASSERT(shape.lags.empty() || (kind == ScheduleKind::zb_h1 && std::ssize(shape.lags) == shape.stages));
   PipelineSchedule schedule{.shape = shape, .splits_backward = kind == ScheduleKind::zb_h1};
   for (int stage = 0; stage < shape.stages; ++stage)
     schedule.stages.push_back(kind == ScheduleKind::gpipe   ? gpipe(shape)

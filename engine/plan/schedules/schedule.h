@@ -34,6 +34,8 @@ struct ScheduleShape {
   /// 1F1B as published waits for every hop: between two stages one micro-batch goes there while one comes back, and nothing is left to do
   /// while both travel. With one more alive per stage behind, hops of up to half a pass travel under compute.
   bool hides_hops = false;
+  /// ZB-H1: by how many gradients of inputs the gradients of weights lag, for each stage; empty: as published, by as many as there are stages before it.
+  std::vector<int> lags = {};
 };
 
 enum class ScheduleKind : uint8_t {
@@ -82,6 +84,16 @@ struct PlayTimes {
 /// Every use begins when its stage is free and its input has arrived. Throws: ConfigError naming the stages that wait for
 /// each other if it never ends.
 Played play(const PipelineSchedule& schedule, const PlayTimes& times);
+
+/// The lags of ZB-H1 with which a step is shortest by `times`; empty where those that were published are as good, but for a thousandth of the step. With them no
+/// step is longer than with the published ones or than 1F1B's, and no stage has more micro-batches alive than the first one has in 1F1B of the same shape. Pure, in
+/// integers: the same on all ranks that are told the same times; of equals the first that is tried, the published lags before all. `most` for each stage, no more
+/// than most_lags() says; empty: as that says.
+/// Source: Qi et al. 2024, arXiv:2401.10241, section 3, whose schedule for unequal times also looks for the best by trying.
+std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, std::vector<int> most = {});
+
+/// How far a stage's weight gradients may lag before it has more micro-batches alive than the first one. Pure.
+std::vector<int> most_lags(const ScheduleShape& shape);
 
 /// Which chunks of `stage` lose nothing if all of their gradients are reduced at once, when the last micro-batch is done with them: that ends before the next
 /// chunk makes any, and before the last stage is done computing, for which the norm and the next step wait. `reduce_ns` of all gradients of a chunk. Pure.
