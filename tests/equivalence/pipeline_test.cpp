@@ -48,6 +48,20 @@ TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage",
     }
 }
 
+TEST_CASE("weight gradients that lag by other times give the bits of one stage", "[pipeline]") {
+  const Layout whole = layout_of(false, 4, 5);
+  const Trained expected = train(whole, kSteps);
+  for (bool hides_hops : {false, true}) {
+    const std::vector<int> most = most_lags({.stages = 4, .micro_batches = 5, .hides_hops = hides_hops});
+    for (const std::vector<int>& lags : {std::vector<int>{0, 0, 0, 0}, {0, 1, 1, 0}, most}) {
+      CAPTURE(hides_hops, lags);
+      check_same_bits(train(with(whole, [&](Layout& l) {
+        l.stages = 4, l.schedule = ScheduleKind::zb_h1, l.hides_hops = hides_hops, l.lags = lags;
+      }), kSteps), expected);
+    }
+  }
+}
+
 TEST_CASE("interleaving gives the bits of one stage", "[pipeline]") {
   for (bool llama : {false, true})
     for (const auto& [stages, virtual_stages, micro_batches] : {std::tuple{2, 2, 2}, {2, 3, 4}, {3, 2, 3}, {4, 2, 4}, {2, 2, 6}}) {

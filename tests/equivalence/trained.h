@@ -48,6 +48,7 @@ struct Layout {
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int virtual_stages = 1;
   bool hides_hops = false;
+  std::vector<int> lags;     // of weight gradients under zb_h1, for each stage; empty: as published
   std::vector<int> layers;   // of each part; empty: balanced
   int tensor = 1;            // ranks that share layers
   bool sequence_parallel = false;
@@ -158,7 +159,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   options.tokens /= layout.context;
   options.context_ranks = layout.context;
   options.context_rank = mesh.coordinates(rank).context;
-  const PipelineSchedule schedule = make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops});
+  const PipelineSchedule schedule = make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops, layout.lags});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   std::vector<int> layers = layout.layers;
   if (layers.empty()) {
