@@ -53,6 +53,8 @@ def is_catch(program, build):
     program = pathlib.Path(program)
     if not program.is_relative_to(pathlib.Path(build).resolve()):
         return False
+    if not program.exists():
+        sys.exit(f"run_tests: {program} is not built. Run ninja -C {build} first.")
     code = program.read_bytes()
     return b"_ZN5Catch" in code or b"Reports test results" in code
 

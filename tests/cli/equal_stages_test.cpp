@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cli/equal_stages.h"
+#include "cli/plan_facts.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "tests/test.hpp"
