@@ -16,6 +16,8 @@
 #include "cli/commands.h"
 #include "cli/plan_facts.h"
 #include "cli/trainer.h"
+#include "cli/version.h"
+#include "comm/mpi/mpi_world.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -48,7 +50,12 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   const Job& job = *finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
-  run["version"] = "0.1.0";
+  run["version"] = version();
+  run["compiler"] = compiler();
+  if (const std::string mpi = comm::mpi_version(); !mpi.empty()) run["mpi"] = mpi;
+  run["products_library"] = products_library();
+  char host[256] = "";
+  if (::gethostname(host, sizeof host - 1) == 0) run["host"] = std::string(host);
   run["ranks"] = world.size();
   run["layout"]["data"] = sizes.data;
   run["layout"]["tensor"] = sizes.tensor;
@@ -60,6 +67,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
     run["device"] = "cuda";
     run["gpu"] = place.name;
     run["nccl"] = comm::nccl_version();
+    run["cublaslt"] = kernels::gemm_library().version;
     run["graph"] = finished.replay.taken                   ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
                                                        : "eager: a graph's barrier would cost more than the launches";
@@ -166,7 +174,7 @@ void print_start(const World& world, const Place& place, const RunConfig& config
 
 int train(const TrainCommand& command) {
   World world;
-  log_setup({.rank = world.rank(), .ranks = 1});
+  log_setup(world.rank());
   RunConfig config;
   Machine machine;
   FinishedJob finished;
