@@ -112,7 +112,7 @@ class AblationBench {
     const Contestant& c = *row.contestant;
     const double step_ms = c.median_of(&StepMeans::step_ms), change = step_ms / as_it_is.contestant->median_of(&StepMeans::step_ms);
     const double compute_ms = c.median_of(&StepMeans::compute_ms), comm_ms = c.median_of(&StepMeans::comm_ms), exposed_ms = c.median_of(&StepMeans::exposed_ms);
-    const double plan_ms = rehearsed_ms(row, bytes_per_second), hidden = comm_ms > 0 ? 1 - exposed_ms / comm_ms : 0;
+    const double plan_ms = rehearsed_ms(row, bytes_per_second), hidden = hidden_share(comm_ms, exposed_ms);
     fmt::print("{:<44}{:>7.2f}{:>10.2f}{:>+10.1f}%{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}\n", row.name, ratio, step_ms, 100 * (change - 1), compute_ms, comm_ms,
                exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms);
     csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, ratio, config_.model.layers, command_.layer_ms,

@@ -155,7 +155,7 @@ class LayersBench {
       if (!job.train.is_spine(exposed.awaited) && is_inside(job, job.train.task(exposed.awaited))) plan_exposed_ns += static_cast<double>(exposed.time_ns) / kRuns;
     const double plan_ms = static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6;
     const double step_ms = static_cast<double>(worst[0]) / 1e6, exposed_ms = static_cast<double>(worst[1]) / 1e6, wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6;
-    const double hidden = 1 - exposed_ms / wire_ms, plan_hidden = 1 - plan_exposed_ns / wire_ns;
+    const double hidden = hidden_share(wire_ms, exposed_ms), plan_hidden = hidden_share(wire_ns, plan_exposed_ns);
     fmt::print("{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%\n", row.name, row.chunks, ratio, tasks, step_ms, compute_ms,
                wire_ms, exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, 100 * plan_hidden);
     csv_.row("\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, row.chunks, ratio, world_.size(),

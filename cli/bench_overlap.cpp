@@ -186,7 +186,7 @@ class OverlapBench {
       }
     const double comm_ms = c.median_of(&StepMeans::comm_ms), exposed_ms = c.median_of(&StepMeans::exposed_ms);
     const double compute_ms = c.median_of(&StepMeans::compute_ms);
-    const double hidden = comm_ms > 0 ? 1 - exposed_ms / comm_ms : 0;
+    const double hidden = hidden_share(comm_ms, exposed_ms);
     const auto shown = [](const std::optional<double>& value, int digits) { return value ? fmt::format("{:.{}f}", *value, digits) : std::string("-"); };
     const auto times = [&](const std::optional<double>& bound) { return bound ? std::optional(step_ms / *bound) : std::nullopt; };
     fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9}{:>8}{:>9}{:>8}\n", c.name, tasks,

@@ -15,11 +15,11 @@ namespace slipstream::cli {
 namespace {
 
 /// The products of one training step, fused gradients and what stands in for them.
-std::vector<kernels::Product> products_of_a_step(World& world, const Place& place, const RunConfig& config, int ranks) {
+std::vector<kernels::ProductShape> products_of_a_step(World& world, const Place& place, const RunConfig& config, int ranks) {
   kernels::use_algorithms({});  // with a table, what it replaces would not be seen
   Contestant step("one step", world, place, config, build_bench_job(place, bench_machine(world, place, config, threads_of(config, 1)), config, ranks, 0), 0);
   step.run(1, false);
-  std::vector<kernels::Product> products;
+  std::vector<kernels::ProductShape> products;
   for (const auto& [product, chosen] : kernels::chosen_algorithms()) products.push_back(product);
   return products;
 }
@@ -33,7 +33,7 @@ int bench_products(const BenchCommand& command) {
     const kernels::GemmLibrary library = kernels::gemm_library();
     const std::string path = kernels::algorithms_path(config.device.algorithms, library);
     if (path.empty()) throw ConfigError("[bench] there is no place for the table. Set device.algorithms to a path, or HOME.");
-    const std::vector<kernels::Product> products = products_of_a_step(world, place, config, std::max(1, command.ranks));
+    const std::vector<kernels::ProductShape> products = products_of_a_step(world, place, config, std::max(1, command.ranks));
     const std::unique_ptr<Device> device = place.make_device();
     const std::unique_ptr<Stream> stream = device->make_stream({.name = "products"});
     std::string warning;
@@ -45,7 +45,7 @@ int bench_products(const BenchCommand& command) {
     const Work search{"search", {}, {}, {}, [&](LaunchContext& context) {
                         kernels::prepare_stream(context.native_stream);
                         const kernels::SearchOptions options{.rounds = std::clamp(command.steps, 1, 9), .rotate_bytes = command.rotate_bytes};
-                        table.merge(kernels::search_algorithms(context, products, options, [&](const kernels::Product& product, const kernels::TimedAlgorithm& timed) {
+                        table.merge(kernels::search_algorithms(context, products, options, [&](const kernels::ProductShape& product, const kernels::TimedAlgorithm& timed) {
                           ++found;
                           fmt::print("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us, timed.first_us / timed.us,
                                      timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "", kernels::text_of(product),

@@ -110,7 +110,7 @@ class ZeroBench {
     const double plan_ms = rehearsed_ms(c, bandwidth, false), without_ms = rehearsed_ms(c, bandwidth, true);
     const IdealBound ideal = ideal_bound(*c.job, {.bytes_per_second = bandwidth, .latency_ns = config_.comm.emulate.latency_ns, .ranks = world_.size(),
                                                   .spine_ns = even_spine_ns(*c.job, layer_ns_)});
-    const double ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6, hidden = comm_ms > 0 ? 1 - exposed_ms / comm_ms : 0;
+    const double ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6, hidden = hidden_share(comm_ms, exposed_ms);
     double gather_ms = 0;
     for (const Task& task : c.job->train.tasks)
       if (task.op == Op::all_gather) gather_ms += static_cast<double>(comm::wire_bytes(task.op, task.algorithm, world_.size(), task.elems, task.dtype)) / bandwidth * 1e3;

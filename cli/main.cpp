@@ -4,21 +4,21 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
+#include "cli/version.h"
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 
 namespace slipstream::cli {
 namespace {
 
-constexpr const char* kVersion = "slipstream 0.1.0";
-
 int run(int argc, char** argv) {
   CLI::App app{"Slipstream trains transformers with communication hidden behind compute.", "slipstream"};
-  app.set_version_flag("--version", kVersion);
+  app.set_version_flag("--version", std::string("slipstream ") + version());
   app.require_subcommand(1);
   std::function<int()> chosen;
 
@@ -55,7 +55,7 @@ int run(int argc, char** argv) {
   check_command->callback([&] { chosen = [&] { return check(check_options); }; });
 
   BenchCommand bench_options;
-  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, pipeline, layers, kernels, step");
+  CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, pipeline, layers, kernels, products, step");
   bench_command->require_subcommand(1);
   const auto bench_flags = [&](CLI::App* command) {
     run_file(command, bench_options);
@@ -136,6 +136,18 @@ int run(int argc, char** argv) {
   tokenize_command->add_option("out", tokenize_options.out, "path of the shards, without .bin")->required();
   tokenize_command->add_option("--tokenizer", tokenize_options.tokenizer, "bytes or chars");
   tokenize_command->callback([&] { chosen = [&] { return tokenize(tokenize_options); }; });
+
+  // Named in the design, written later: whoever calls one is told so, whatever else is on the line.
+  const auto later = [&](CLI::App* parent, const std::string& name, const std::string& what, const std::string& instead) {
+    CLI::App* command = parent->add_subcommand(name, "a later version: " + what);
+    command->allow_extras();
+    command->callback([&chosen, name = parent == &app ? name : parent->get_name() + " " + name, instead] {
+      chosen = [name, instead]() -> int { throw ConfigError("[{}] is not in this version. {}", name, instead); };
+    });
+  };
+  later(bench_command, "comm", "collectives beside their bounds", "scripts/bench_collectives.sh measures sums over links of a given rate.");
+  later(&app, "report", "a run as a page of HTML", "Read metrics.jsonl of the run folder, and open its trace/*.json in Perfetto.");
+  later(&app, "convert", "weights from and to Hugging Face", "Final weights are safetensors with Hugging Face names already, in checkpoints/final of the run folder.");
 
   try {
     app.parse(argc, argv);

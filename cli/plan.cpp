@@ -135,10 +135,10 @@ void print_zero_memory(const Planned& planned) {
   int stage = -1;
   const std::vector<ZeroMemory> table = zero_memory({.config = planned.config, .vocab = planned.vocab, .machine = planned.machine});
   for (const ZeroMemory& row : table)
-    if (row.stage == 0) fmt::print("{:>25}", fmt::format("{} ranks", row.ranks));
+    if (row.stage == 0) fmt::print("{:>29}", fmt::format("{} ranks", row.ranks));
   for (const ZeroMemory& row : table) {
     if (row.stage != stage) fmt::print("\n  {:<6}", stage = row.stage);
-    fmt::print("{:>25}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
+    fmt::print("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
   }
   const auto outside_bytes = [&](int of_stage) {
     return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })->outside_bytes;
@@ -196,6 +196,12 @@ void print_sequence_parallelism(const Planned& planned) {
   fmt::print("sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n", ranks, format_bytes(saved));
 }
 
+/// "+1.25"; nothing is "0.00", without a sign.
+std::string signed_percent(double share) {
+  const std::string text = fmt::format("{:+.2f}", 100 * share);
+  return text.substr(1) == "0.00" ? "0.00" : text;
+}
+
 /// Where the update may run, what each place takes and gains, and which one a run with this device.kind takes.
 void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
@@ -207,7 +213,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
     // Two copies against one in the same place: under the next forward pass.
     const double before = places[i == 2 ? 1 : 0].step_ms;
     fmt::print("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name, format_bytes(places[i].memory_bytes), places[i].step_ms,
-               i == 0 ? "" : fmt::format(" ({:+.2f} % against {})", 100 * (places[i].step_ms / before - 1), i == 2 ? "one copy there" : "the compute stream"));
+               i == 0 ? "" : fmt::format(" ({} % against {})", signed_percent(places[i].step_ms / before - 1), i == 2 ? "one copy there" : "the compute stream"));
   }
   if (job.options.zero_stage >= 3) fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
@@ -228,8 +234,8 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
   fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
   print_groups(planned);
-  fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batches of {} on each rank\n", planned.finished.global_batch,
-             planned.config.train.sequence_length, planned.finished.micro_batches, job.model.batch);
+  fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batch{} of {} on each rank\n", planned.finished.global_batch,
+             planned.config.train.sequence_length, planned.finished.micro_batches, planned.finished.micro_batches == 1 ? "" : "es", job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",

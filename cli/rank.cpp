@@ -220,18 +220,6 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   }
 }
 
-std::vector<float> Rank::shards(Slice BucketHome::*what) {
-  synchronize();
-  std::vector<float> values;
-  for (const BucketHome& home : job_->homes) {
-    const Slice& slice = home.*what;
-    const size_t at = values.size();
-    values.resize(at + static_cast<size_t>(home.shard_elems));
-    device_->copy_to_host(values.data() + at, weights_at(slice), slice.size_bytes);
-  }
-  return values;
-}
-
 std::map<std::string, TensorPlace> tensors_of(const std::vector<std::shared_ptr<const Job>>& stages) {
   std::map<std::string, TensorPlace> places;
   for (size_t s = 0; s < stages.size(); ++s) {
@@ -240,23 +228,6 @@ std::map<std::string, TensorPlace> tensors_of(const std::vector<std::shared_ptr<
       for (size_t t = 0; t < parameters[p].tensors.size(); ++t) places.try_emplace(parameters[p].tensors[t].name, TensorPlace{s, p, t});
   }
   return places;
-}
-
-std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards) {
-  std::vector<float> flat(static_cast<size_t>(job.layout.flat_elems));
-  size_t at = 0;
-  for (const BucketHome& home : job.homes) {
-    const int64_t begin = job.layout.buckets[static_cast<size_t>(&home - job.homes.data())].offset_elems;
-    for (size_t r = 0; r < shards.size(); ++r)
-      std::copy_n(shards[r].data() + at, home.shard_elems, flat.data() + begin + static_cast<int64_t>(r) * home.shard_elems);
-    at += static_cast<size_t>(home.shard_elems);
-  }
-  return flat;
-}
-
-std::span<const float> tensor_of(const Job& job, std::span<const float> flat, size_t parameter, size_t tensor) {
-  const NamedTensor& named = job.model.parameters[parameter].tensors[tensor];
-  return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems), static_cast<size_t>(named.elems()));
 }
 
 std::vector<float> Rank::held(Slice BucketHome::*what, int64_t begin, int64_t end) {
@@ -281,18 +252,6 @@ void Rank::read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_
   const std::vector<float> values = held(what, from, from + static_cast<int64_t>(out.size()));
   SLIP_ASSERT(values.size() == out.size());
   std::copy(values.begin(), values.end(), out.begin());
-}
-
-std::vector<float> Rank::tensor(size_t parameter, size_t tensor) {
-  std::vector<float> values(static_cast<size_t>(job_->model.parameters[parameter].tensors[tensor].elems()));
-  read(&BucketHome::master, parameter, tensor, 0, values);
-  return values;
-}
-
-std::vector<float> Rank::gradient(size_t parameter, size_t tensor) {
-  std::vector<float> values(static_cast<size_t>(job_->model.parameters[parameter].tensors[tensor].elems()));
-  read(&BucketHome::gradient, parameter, tensor, 0, values);
-  return values;
 }
 
 std::optional<int64_t> Rank::sent_bytes() const {

@@ -51,16 +51,12 @@ class Rank {
   void write(size_t parameter, size_t tensor, int64_t begin, std::span<const float> values);
   /// Blocks. From the values of the whole tensor, of which tensor-parallel ranks hold parts.
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
-  /// Blocks, as everything here that reads does until what was issued has ended. This rank's shards of all buckets, one after another: &BucketHome::master, ::gradient, ::momentum, ...
-  std::vector<float> shards(Slice BucketHome::*what);
-  /// Blocks. What this rank's shards have of elements [begin, end) of the flat order, bucket by bucket.
+  /// Blocks, as everything here that reads does until what was issued has ended. What this rank's shards have of elements [begin, end) of the flat order, bucket by bucket:
+  /// &BucketHome::master, ::gradient, ::momentum, ...
   std::vector<float> held(Slice BucketHome::*what, int64_t begin, int64_t end);
   /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketHome::master), its gradient or
   /// a moment. Without ZeRO, where a rank has them all.
   void read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out);
-  /// Blocks. The whole tensor, as read().
-  std::vector<float> tensor(size_t parameter, size_t tensor);
-  std::vector<float> gradient(size_t parameter, size_t tensor);
 
   /// Enqueues. Stages the first batch, and gathers parameters that travel encoded; call once, before the first step and after the weights are set. Collective.
   void prime();
@@ -141,10 +137,5 @@ struct TensorPlace {
 };
 /// Every tensor of the model by name; of a table in two copies, the embedding's. Pure.
 std::map<std::string, TensorPlace> tensors_of(const std::vector<std::shared_ptr<const Job>>& stages);
-
-/// The flat order from the shards of all data ranks, by rank (one entry without ZeRO). Pure.
-std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards);
-/// A named tensor in the flat order. Pure.
-std::span<const float> tensor_of(const Job& job, std::span<const float> flat, size_t parameter, size_t tensor);
 
 }  // namespace slipstream::cli

@@ -18,6 +18,8 @@
 #include "cli/plan_facts.h"
 #include "cli/tables.h"
 #include "cli/trainer.h"
+#include "cli/version.h"
+#include "comm/mpi/mpi_world.h"
 #include "comm/nccl/launch_order.h"
 #include "comm/nccl/nccl.h"
 #include "engine/base/json.h"
@@ -63,7 +65,12 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   const Job& job = *finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
-  run["version"] = "0.1.0";
+  run["version"] = version();
+  run["compiler"] = compiler();
+  if (const std::string mpi = comm::mpi_version(); !mpi.empty()) run["mpi"] = mpi;
+  run["products_library"] = products_library();
+  char host[256] = "";
+  if (::gethostname(host, sizeof host - 1) == 0) run["host"] = std::string(host);
   run["ranks"] = world.size();
   run["layout"]["data"] = sizes.data;
   run["layout"]["tensor"] = sizes.tensor;
@@ -76,6 +83,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
     run["gpu"] = place.name;
     run["nccl"] = comm::nccl_version();
     if (!place.nccl_hash.empty()) run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, place.nccl_hash);
+    run["cublaslt"] = kernels::gemm_library().version;
     run["graph"] = finished.replay.taken                   ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
                                                        : "eager: a graph's barrier would cost more than the launches";
@@ -182,7 +190,7 @@ void print_start(const World& world, const Place& place, const RunConfig& config
 
 int train(const TrainCommand& command) {
   World world;
-  log_setup({.rank = world.rank(), .ranks = 1});
+  log_setup(world.rank());
   RunConfig config;
   Machine machine;
   FinishedJob finished;

@@ -16,6 +16,7 @@
 #include "engine/config/learning_rate.h"
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
+#include "engine/report/utilization.h"
 #include "kernels/adamw/adamw.h"
 
 namespace slipstream::cli {
@@ -81,6 +82,10 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                            config_.comm.emulate.latency_ns, config_.comm.timeout_seconds, place.kind, place.wire(config_, *device));
   item_ns_.assign(job.train.size(), -1);
+  if (!config_.device.machine.empty()) {
+    model_flops_ = model_flops(stages_);
+    peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
+  }
   items_.emplace(job);
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
@@ -141,7 +146,7 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   const double n = static_cast<double>(totals_.steps);
   if (totals_.comm_ms > 0)
     log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}{}{}",
-             totals_.comm_ms / n, totals_.exposed_ms / n, 100 * std::max(0.0, 1 - totals_.exposed_ms / totals_.comm_ms), totals_.step_ms / n,
+             totals_.comm_ms / n, totals_.exposed_ms / n, 100 * hidden_share(totals_.comm_ms, totals_.exposed_ms), totals_.step_ms / n,
              totals_.compute_ms / n, totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
              bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "", waited_for(totals_.exposed_by, n));
 }
@@ -207,6 +212,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
                 .exposed_ms_max = t.exposed_ms_max, .exposed_by = by_size(t.exposed_by), .input_ms = t.input_ms, .other_ms = t.other_ms, .skew_ms = t.skew_ms,
                 .bound_ms = bound_ms_, .mfu = {}, .params_hash = p.params_hash};
   if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
+  if (peak_flops_per_second_ > 0 && m.step_ms > 0) m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
   run_dir_->append_metrics(metrics_json(m));
   if (step > kWarmSteps) {
     totals_.step_ms += m.step_ms;

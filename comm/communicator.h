@@ -23,7 +23,7 @@ struct Transfer {
   Algorithm algorithm = Algorithm::direct;
 };
 
-/// One group, seen from one of its ranks.
+/// One group, seen from one of its ranks. No plan uses broadcast and split yet: they are verbs of the design, which every wire keeps.
 ///
 /// Every member must launch the same verbs with the same elems, dtype and algorithm in the same order; send, recv and
 /// exchange pair up per (sender, receiver). Works may be launched any number of times, one at a time.

@@ -16,8 +16,6 @@ namespace slipstream::comm {
 
 /// Tag of the event of an item: what timelines know of a wait.
 constexpr uint64_t event_tag(ChannelId channel, ItemId item) { return uint64_t{channel} << 32 | item; }
-constexpr ChannelId channel_of_tag(uint64_t tag) { return static_cast<ChannelId>(tag >> 32); }
-constexpr ItemId item_of_tag(uint64_t tag) { return static_cast<ItemId>(tag); }
 
 class Scheduler final : public PointListener {
  public:

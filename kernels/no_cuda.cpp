@@ -18,9 +18,9 @@ namespace {
 
 GemmLibrary gemm_library() { return {}; }
 void use_algorithms(AlgorithmTable) {}
-std::map<Product, ChosenAlgorithm> chosen_algorithms() { return {}; }
-AlgorithmTable search_algorithms(LaunchContext&, const std::vector<Product>&, const SearchOptions&,
-                                 const std::function<void(const Product&, const TimedAlgorithm&)>&) {
+std::map<ProductShape, ChosenAlgorithm> chosen_algorithms() { return {}; }
+AlgorithmTable search_algorithms(LaunchContext&, const std::vector<ProductShape>&, const SearchOptions&,
+                                 const std::function<void(const ProductShape&, const TimedAlgorithm&)>&) {
   refuse("search_algorithms");
 }
 void prepare_stream(void*) { refuse("prepare_stream"); }

@@ -14,7 +14,6 @@ namespace slipstream::comm {
 
 struct CommOptions {
   double timeout_seconds = 600;  // a transfer that moves nothing for so long throws CommError
-  bool measures_entries = false;  // between processes of one machine: learn last_entry_ns, one more small round per work
   bool share_memory = true;      // processes: peers of one machine copy through shared memory; false: MPI carries their messages, too
 };
 

@@ -96,11 +96,8 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
   };
   const auto bound = std::make_shared<Bound>();
   Work work = bind(verb, rank(), size(), [this, transport = transport_, bound, verb, what = describe(verb),
-                                          peers = peers_of(verb, rank(), size()),
-                                          timeout = options_.timeout_seconds](LaunchContext& context, BoundState& state) {
+                                          timeout = options_.timeout_seconds](LaunchContext& context, BoundState&) {
     check_alive(*transport, what, monotonic_ns());
-    if (options_.measures_entries)
-      state.last_entry_ns.store(meet(monotonic_ns(), peers), std::memory_order_release);
     const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
     Poster post(*transport);
     bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,

@@ -59,6 +59,14 @@ struct MpiWorld::State {
   int exceptions = std::uncaught_exceptions();
 };
 
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  if (MPI_Get_library_version(text, &length) != MPI_SUCCESS) return {};
+  const std::string whole(text, static_cast<size_t>(length));
+  return whole.substr(0, whole.find_first_of(",\n"));  // then come who built it, where and when
+}
+
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   if (!started_by_launcher()) {
     require_acquaintance(1);

@@ -49,6 +49,9 @@ class MpiWorld {
   std::unique_ptr<State> state_;
 };
 
+/// The MPI that this program runs with, in its own words, such as "Open MPI v4.1.4"; empty in a build without. Pure.
+std::string mpi_version();
+
 /// Blocks. Collective among `ranks` (world ranks in group order, the caller among them): a communicator with a connection
 /// of its own. Every member makes its communicators in the same order; `channel` tells apart groups that are made at once.
 /// Throws: CommError.

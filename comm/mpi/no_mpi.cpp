@@ -37,6 +37,8 @@ void MpiWorld::abort(int exit_code) {
   std::_Exit(exit_code);
 }
 
+std::string mpi_version() { return {}; }
+
 std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld&, const std::vector<int>& ranks, int channel,
                                                     const CommOptions& options) {
   if (ranks != std::vector<int>{0})

@@ -80,8 +80,8 @@ class ExposedTime {
     Place awaited = longest_wait(waiting);
     while (idle_to_ns > idle_from_ns && awaited.is_set && span(awaited).end_ns > idle_from_ns) {
       const int64_t from_ns = std::max(idle_from_ns, span(awaited).start_ns);
-      times_.exposed.push_back({waiting.run, waiting.item, awaited.run, awaited.item, idle_to_ns - from_ns});
-      (is_wire(awaited) ? times_.exposed_ns : times_.local_wait_ns) += idle_to_ns - from_ns;
+      times_.exposed.push_back({waiting.run, waiting.item, awaited.item, idle_to_ns - from_ns});
+      if (is_wire(awaited)) times_.exposed_ns += idle_to_ns - from_ns;
       idle_to_ns = from_ns;
       const Place before = longest_wait(awaited);
       if (is_wire(awaited) && before.is_set && span(before).end_ns < span(awaited).start_ns) break;  // it was ready, its peer was not
@@ -132,11 +132,6 @@ std::string wire_name(const Channel& channel) {
   for (std::string_view suffix : {"_in", "_out"})
     if (name.ends_with(suffix)) return std::string(name.substr(0, name.size() - suffix.size()));
   return channel.name;
-}
-
-double RankTimes::hidden() const {
-  return communication_ns == 0 ? 1.0
-                               : 1.0 - static_cast<double>(exposed_ns) / static_cast<double>(communication_ns);
 }
 
 Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,

@@ -51,7 +51,6 @@ struct Span {
 struct Exposed {
   uint32_t run = 0;  // of the compute item that waited
   ItemId item = 0;
-  uint32_t awaited_run = 0;
   ItemId awaited = 0;
   int64_t time_ns = 0;
 };
@@ -62,14 +61,11 @@ struct RankTimes {
   std::vector<int64_t> busy_ns;         // by channel: union of its spans over all runs
   std::vector<Exposed> exposed;         // in the order of the items that waited
   int64_t exposed_ns = 0;               // sum of those charged to communication
-  int64_t local_wait_ns = 0;            // sum of those charged to local tasks
   int64_t bubble_ns = 0;                // idle because other stages still computed: what the schedule costs, whatever the links
   int64_t communication_ns = 0;         // union over all communication channels
 
   /// Start of run + 1's first spine item less that of run's. Both plans must have a spine.
   int64_t step_period_ns(size_t run) const { return runs[run + 1][0].start_ns - runs[run][0].start_ns; }
-  /// 1 - exposed / communication; 1 when nothing was communicated.
-  double hidden() const;
 };
 
 struct Rehearsal {

@@ -54,7 +54,6 @@ class VirtualTime {
 
   size_t size() const { return entered_ns_.size(); }
   bool ended(uint32_t node) const { return end_ns_[node] >= 0; }
-  int64_t entered_ns(uint32_t node) const { return entered_ns_[node]; }
   int64_t start_ns(uint32_t node) const { return start_ns_[node]; }  // of a member: of its meeting
   int64_t end_ns(uint32_t node) const { return end_ns_[node]; }
   int64_t makespan_ns() const { return now_ns_; }

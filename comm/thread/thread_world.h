@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranks as threads of one process: for tests, for one-process runs, and to try a layout without a launcher.
+// Ranks as threads of one process: for tests.
 
 #include <memory>
 #include <vector>

@@ -11,7 +11,7 @@
 
 namespace slipstream {
 
-/// Exit codes of the program; they are API (README, "Exit codes").
+/// Exit codes of the program; they are API (docs/how-to/first-run.md, "When it refuses").
 enum class ExitCode : int {
   ok = 0,
   config = 2,
@@ -21,7 +21,7 @@ enum class ExitCode : int {
   communication = 6,
   resources = 7,
   bug = 70,
-  preempted = 75,
+  preempted = 75,  // and resumable; nothing leaves with it yet (checkpoints: a later version)
 };
 
 /// Base of every error that a user may see. `what()` is one sentence of the form

@@ -13,8 +13,6 @@ namespace slipstream {
 namespace {
 
 std::atomic<int> g_rank{0};
-std::atomic<int> g_ranks{1};
-std::atomic<bool> g_all_ranks{false};
 
 spdlog::logger& logger() {
   // Never destroyed: a stream's thread may speak while the process leaves.
@@ -29,21 +27,14 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void log_setup(const LogOptions& options) {
-  g_rank = options.rank;
-  g_ranks = options.ranks;
-  g_all_ranks = options.all_ranks;
-}
+void log_setup(int rank) { g_rank = rank; }
 
 namespace detail {
 
-bool log_enabled() {
-  return g_rank == 0 || g_all_ranks;
-}
+bool log_enabled() { return g_rank == 0; }
 
 void log_line(bool warning, const std::string& text) {
-  const std::string tag = g_ranks > 1 ? fmt::format("[rank {}] ", g_rank.load()) : "";
-  const std::string line = fmt::format("{}{}{}", tag, warning ? "warning: " : "", text);
+  const std::string line = fmt::format("{}{}", warning ? "warning: " : "", text);
   logger().log(warning ? spdlog::level::warn : spdlog::level::info, spdlog::string_view_t(line));
 }
 

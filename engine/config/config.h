@@ -76,7 +76,7 @@ struct Optimizer {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double grad_clip = 1.0;  // 0: no clipping
-  Choice double_buffer = Choice::automatic;  // automatic: no
+  Choice double_buffer = Choice::automatic;  // automatic: on cuda if two copies fit and the step rehearses shorter, else no
 };
 
 struct Parallel {

@@ -168,7 +168,7 @@ std::vector<Field<R>> make_fields() {
                 "cpu: always, sums in rank order, the same bits for every way of reducing. NCCL: true pins algorithm and protocol, which gives the same bits run "
                 "after run, and adds bfloat16 in float32 and rank order; auto is false."),
       F::integer("comm.timeout_seconds", at(&R::comm, &Comm::timeout_seconds), {1, 1'000'000'000},
-                 "A collective, or an exchange of ranks between steps, that takes longer ends the run with exit code 6."),
+                 "On hosts a transfer that moves nothing for so long, on GPUs a wait of the host that takes longer, and an exchange of ranks between steps that does, ends the run with exit code 6."),
       F::text("comm.nccl", at(&R::comm, &Comm::nccl),
               "JSON table of blocks, clusters, traffic class, algorithm and protocol by channel (docs/how-to/gpu.md). Empty: NCCL's choices."),
       F::quantity("comm.emulate.bandwidth", at(&R::comm, &Comm::emulate, &Emulate::bandwidth_bytes_per_second),

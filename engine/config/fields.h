@@ -20,13 +20,6 @@ std::string field_text(const RunConfig& config, std::string_view key);
 /// The whole configuration as a run file (`config.resolved.toml`): loading it gives an equal configuration. Pure.
 std::string config_toml(const RunConfig& config);
 
-/// Sixteen hexadecimal digits that differ when any key differs: ranks compare them before the first step. Pure.
-/// FNV-1a of config_toml(): it finds accidents, not attacks.
-std::string config_hash(const RunConfig& config);
-
-/// Every key with its default, need and meaning, for a terminal. Pure.
-std::string config_listing();
-
 /// The page docs/reference/config.md. Pure.
 std::string config_reference_markdown();
 

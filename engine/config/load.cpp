@@ -36,23 +36,15 @@ void apply_set(RunConfig& config, const std::string& set) {
   set_field(run_fields(), config, "--set " + shown + ":", key, value_of_set(find_field(key), set.substr(equals + 1)));
 }
 
-RunConfig finish(RunConfig config, const std::vector<std::string>& sets) {
-  for (const std::string& set : sets) apply_set(config, set);
-  config = resolve_defaults(std::move(config));
-  validate(config);
-  return config;
-}
-
 }  // namespace
 
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets) {
   RunConfig config;
   set_fields(run_fields(), config, read_toml(path));
-  return finish(std::move(config), sets);
-}
-
-RunConfig default_run_config(const std::vector<std::string>& sets) {
-  return finish(RunConfig{}, sets);
+  for (const std::string& set : sets) apply_set(config, set);
+  config = resolve_defaults(std::move(config));
+  validate(config);
+  return config;
 }
 
 }  // namespace slipstream

@@ -15,7 +15,4 @@ namespace slipstream {
 /// sentence with file:line:column (or the `--set`), what is wrong and the nearest name or the range.
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets = {});
 
-/// The same without a file: defaults < sets.
-RunConfig default_run_config(const std::vector<std::string>& sets = {});
-
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is written from the table of fields: the resolved run file, its hash, the listing, the reference page.
+// What is written from the table of fields: the resolved run file and the reference page.
 
 #include <algorithm>
 
@@ -71,23 +71,6 @@ std::string config_toml(const RunConfig& config) {
          out += fmt::format("{} = {}\n", name_in_table(field.key), to_toml(field.get(config)));
        });
   return out;
-}
-
-std::string config_hash(const RunConfig& config) {
-  uint64_t hash = 14695981039346656037ull;
-  for (char c : config_toml(config)) hash = (hash ^ static_cast<uint8_t>(c)) * 1099511628211ull;
-  return fmt::format("{:016x}", hash);
-}
-
-std::string config_listing() {
-  std::string out;
-  const RunConfig defaults;
-  walk([&](const std::string& table) { out += fmt::format("\n[{}] {}\n", table, table_sentence(table)); },
-       [&](const Field<RunConfig>& field) {
-         out += fmt::format("  {} = {}\n      {} Needs {}.\n", field.key, to_toml(field.get(defaults)), field.sentence,
-                            field.need);
-       });
-  return out.substr(1);
 }
 
 std::string config_reference_markdown() {

@@ -4,7 +4,6 @@
 #include "engine/data/loader.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -18,11 +17,6 @@
 namespace slipstream::data {
 
 namespace {
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 /// Row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
 void fill_row(const TokenSource& source, int64_t begin, int64_t row, const ContextChunks& chunks, std::vector<int32_t>& window, Batch& batch) {
@@ -111,10 +105,8 @@ void Loader::State::run() {
     std::exception_ptr failure;
     try {
       Batch& batch = slot(number);
-      const int64_t begin_ns = now_ns();
       batch.index = options.first + number;
       filler(batch.index, batch);
-      batch.fill_ns = now_ns() - begin_ns;
     } catch (...) {
       failure = std::current_exception();
     }
@@ -147,15 +139,12 @@ Loader::~Loader() {
 
 const Batch& Loader::next() {
   State& state = *state_;
-  const int64_t begin_ns = now_ns();
   std::unique_lock lock(state.mutex);
   SLIP_ASSERT(state.taken < state.count());
   const int64_t number = state.taken++;
   // Taking gives the batch `held` calls back to the thread, which may be waiting for it.
   state.changed.notify_all();
   state.changed.wait(lock, [&] { return state.filled > number || state.error; });
-  wait_ns_ = now_ns() - begin_ns;
-  total_wait_ns_ += wait_ns_;
   if (state.filled > number) return state.slot(number);
   state.taken = number;
   std::rethrow_exception(state.error);

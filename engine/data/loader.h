@@ -26,7 +26,6 @@ struct Batch {
   std::vector<int32_t> inputs;      // [M][B][T]
   std::vector<int32_t> targets;     // [M][B][T]
   std::vector<int64_t> valid_rows;  // [M]; rows from here on have no weight (evaluation only)
-  int64_t fill_ns = 0;              // time the loader's thread took
 
   const int32_t* inputs_of(int64_t micro_batch) const {
     return inputs.data() + micro_batch * shape.rows * shape.sequence_length;
@@ -72,15 +71,9 @@ class Loader {
   /// Throws: what the filler threw for this index, now and at every later call; InternalError behind `last`.
   const Batch& next();
 
-  /// How long the last next() waited for the thread, and all of them together. Pure.
-  int64_t wait_ns() const { return wait_ns_; }
-  int64_t total_wait_ns() const { return total_wait_ns_; }
-
  private:
   struct State;
   std::unique_ptr<State> state_;
-  int64_t wait_ns_ = 0;
-  int64_t total_wait_ns_ = 0;
 };
 
 }  // namespace slipstream::data

@@ -56,8 +56,6 @@ class TrainSampler {
   /// `token_count` = N. Throws: DataError if N < T + 1.
   TrainSampler(int64_t token_count, const SamplerOptions& options);
 
-  /// W. Pure.
-  int64_t windows_per_epoch() const { return windows_; }
   /// The first token of the window of global sample `sample`. Pure.
   int64_t begin_of(uint64_t sample) const;
   /// offset(epoch). Pure.

@@ -114,7 +114,7 @@ class Device {
   virtual void inject_delays(uint64_t seed, int64_t max_ns) = 0;
 };
 
-/// Ready only after a failure on one of the streams; then every later work is skipped and waits return.
+/// After the first work that throws, on any of its streams, later works are skipped; events still complete, so that no stream hangs.
 std::unique_ptr<Device> make_cpu_device();
 /// Throws ResourceError with a sentence when this build or this machine has no CUDA.
 std::unique_ptr<Device> make_cuda_device(int index);

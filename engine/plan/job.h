@@ -135,8 +135,9 @@ struct Job {
   bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
-/// Places memory and runs the passes: spine -> reduction -> norm and optimizer -> report and input. The plans still
-/// need comm::finish() for their order. Pure.
+/// Places memory and runs the passes. Training: spine -> sub-layer -> hops between stages -> reduction -> residency -> tied copies ->
+/// norm and optimizer -> report and input; then evaluation, and what comes before the first step. The plans still need comm::finish()
+/// for their order. Pure.
 /// Throws: PlanError, ConfigError.
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
 

@@ -3,18 +3,17 @@
 
 #include "engine/report/metrics.h"
 
-#include <algorithm>
-
 #include <fmt/core.h>
 
 #include "engine/base/json.h"
 #include "engine/base/units.h"
+#include "engine/report/overlap.h"
 
 namespace slipstream {
 
 std::optional<double> StepMetrics::hidden() const {
   if (comm_ms <= 0) return std::nullopt;
-  return std::clamp(1.0 - exposed_ms / comm_ms, 0.0, 1.0);
+  return hidden_share(comm_ms, exposed_ms);
 }
 
 std::string metrics_json(const StepMetrics& m) {

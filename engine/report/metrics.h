@@ -29,12 +29,11 @@ struct StepMetrics {
   double other_ms = 0;
   double skew_ms = 0;
   std::optional<double> bound_ms;   // rehearsed from this run's own op times
-  std::optional<double> mfu;        // when the machine's peak is known
+  std::optional<double> mfu;        // when device.machine names a file: see utilization.h
   std::string params_hash;          // empty: not computed at this step
 
   double tokens_per_s() const { return step_ms > 0 ? 1e3 * static_cast<double>(tokens) / step_ms : 0; }
-  /// 1 - exposed / comm, 0 to 1; none when nothing was communicated. A wait for a late peer is exposed although it is not
-  /// communication, so that exposed may be the larger.
+  /// hidden_share(); none when nothing was communicated.
   std::optional<double> hidden() const;
 };
 

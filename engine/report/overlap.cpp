@@ -9,6 +9,8 @@
 
 namespace slipstream {
 
+double hidden_share(double comm, double exposed) { return comm > 0 ? std::clamp(1 - exposed / comm, 0.0, 1.0) : 0; }
+
 int64_t union_ns(std::vector<Interval> intervals) {
   std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin_ns < b.begin_ns; });
   int64_t total = 0, end = INT64_MIN;

@@ -12,7 +12,7 @@
 //   other    step - compute - exposed - bubble - input: gaps of the host
 //   comm     union over communication channels of their tasks, each from when the last member of its group entered
 //   skew     union of the tasks from when this rank entered, minus comm: waiting for a late peer
-//   hidden   1 - exposed / comm
+//   hidden   1 - exposed / comm, 0 to 1: hidden_share()
 
 #include <cstdint>
 #include <map>
@@ -27,6 +27,10 @@ struct Interval {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
 };
+
+/// 1 - exposed / comm, within 0 to 1; 0 when nothing was communicated. A wait for a late peer is exposed although it is not
+/// communication, so that exposed may be the larger. Pure.
+double hidden_share(double comm, double exposed);
 
 /// Total length of the union. Pure.
 int64_t union_ns(std::vector<Interval> intervals);

@@ -26,9 +26,9 @@ constexpr int64_t kAttentionHeadDimMax = 256;
 /// Types:   q, k, v, out f32 or bf16; scores, softmax and sums f32; lse f32
 /// Alias:   none: out is apart from q, k, v
 /// Cost:    4·B·H·E·T(T+1)/2 flops; (2·H + 2·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
-/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its
-/// row Source:  Dao 2023, arXiv:2307.08691 (blocks, running maximum and sum); Ainslie et al. 2023, arXiv:2305.13245
-/// (groups)
+/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its row
+/// Source:  Dao 2023, arXiv:2307.08691 (blocks, running maximum and sum); Ainslie et al. 2023, arXiv:2305.13245
+///          (groups)
 struct AttentionForward {
   const void* q = nullptr;
   const void* k = nullptr;

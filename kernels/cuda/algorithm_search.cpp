@@ -66,7 +66,7 @@ class Stopwatch {
 /// Several sets of the operands of one product, filled with noise: zeros and operands in the cache run faster than they will.
 class Operands {
  public:
-  Operands(const Product& p, int64_t rotate_bytes, cudaStream_t stream)
+  Operands(const ProductShape& p, int64_t rotate_bytes, cudaStream_t stream)
       : product_(p), sizes_{bytes(p.a_transposed ? p.m : p.k, p.a_ld, p.in), bytes(p.b_transposed ? p.k : p.n, p.b_ld, p.in), bytes(p.n, p.d_ld, p.out),
                             bytes(1, std::max(p.m, p.n), DType::f32), bytes(p.n, p.d_ld, p.in)} {
     for (int64_t size : sizes_) set_bytes_ += size;
@@ -86,7 +86,7 @@ class Operands {
 
   int sets() const { return sets_; }
   Gemm gemm(int call) const {
-    const Product& p = product_;
+    const ProductShape& p = product_;
     unsigned char* at[5];
     unsigned char* next = memory_->data() + call % sets_ * set_bytes_;
     for (size_t i = 0; i < sizes_.size(); next += sizes_[i++]) at[i] = next;
@@ -102,7 +102,7 @@ class Operands {
  private:
   static int64_t bytes(int64_t columns, int64_t ld, DType dtype) { return (bytes_of(columns * ld, dtype) + 255) / 256 * 256; }
 
-  Product product_;
+  ProductShape product_;
   std::array<int64_t, 5> sizes_;
   int64_t set_bytes_ = 0;
   int sets_ = 0;
@@ -110,7 +110,7 @@ class Operands {
 };
 
 /// What the kernel takes that does what a fused gradient would do, less what the fused one still needs behind it.
-double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operands, const Product& p, int rounds) {
+double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& p, int rounds) {
   const auto us = [&](const auto& body) {
     return watch.us_of(rounds, operands.sets(), [&](int i) {
       body(operands.gemm(i));
@@ -129,7 +129,7 @@ double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operan
 }
 
 /// The fastest of the library's candidates; us infinite if none runs.
-TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const Product& product, const SearchOptions& options) {
+TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& product, const SearchOptions& options) {
   const lt::Tools tools = lt::tools_of(context);
   const lt::Described described(operands.gemm(0));
   TimedAlgorithm best{.us = std::numeric_limits<double>::infinity()};
@@ -147,16 +147,16 @@ TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands&
 
 }  // namespace
 
-AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<Product>& products, const SearchOptions& options,
-                                 const std::function<void(const Product&, const TimedAlgorithm&)>& said) {
+AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products, const SearchOptions& options,
+                                 const std::function<void(const ProductShape&, const TimedAlgorithm&)>& said) {
   AlgorithmTable table(gemm_library());
   Stopwatch watch(stream_of(context));
-  for (const Product& product : products) {
+  for (const ProductShape& product : products) {
     const Operands operands(product, options.rotate_bytes, stream_of(context));
     TimedAlgorithm timed = fastest(context, watch, operands, product, options);
     if (!(timed.us < std::numeric_limits<double>::infinity())) continue;
     if (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient) {
-      Product plain = product;
+      ProductShape plain = product;
       plain.epilogue = Epilogue::none;
       const Operands plain_operands(plain, options.rotate_bytes, stream_of(context));
       timed.apart_us = fastest(context, watch, plain_operands, plain, options).us + apart_us(context, watch, operands, product, options.rounds);

@@ -37,7 +37,7 @@ AlgorithmBits bits_of(const std::string& text, const std::string& what) {
 
 }  // namespace
 
-std::string text_of(const Product& p) {
+std::string text_of(const ProductShape& p) {
   return fmt::format("{}x{}x{} {}{} {} to {}, ld {} {} {}, {}{}, aligned {}", p.m, p.n, p.k, p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N',
                      name_of(p.in), name_of(p.out), p.a_ld, p.b_ld, p.d_ld, kEpilogues[static_cast<size_t>(p.epilogue)],
                      p.accumulate ? ", added" : "", p.alignment_bytes);
@@ -78,7 +78,7 @@ std::string AlgorithmTable::text() const {
   return file.dump(1) + "\n";
 }
 
-const TimedAlgorithm* AlgorithmTable::find(const Product& product) const {
+const TimedAlgorithm* AlgorithmTable::find(const ProductShape& product) const {
   if (entries_.empty()) return nullptr;
   const auto found = entries_.find(text_of(product));
   return found == entries_.end() ? nullptr : &found->second;

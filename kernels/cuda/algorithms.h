@@ -22,7 +22,7 @@ namespace slipstream::kernels {
 enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, gelu_gradient, bias_gradient };
 
 /// All that a choice depends on: D[m,n] = op(A)[m,k] op(B)[k,n], column-major, as Gemm in cublaslt.h.
-struct Product {
+struct ProductShape {
   int64_t m = 0, n = 0, k = 0;
   int64_t a_ld = 0, b_ld = 0, d_ld = 0;
   bool a_transposed = false, b_transposed = false;
@@ -31,10 +31,10 @@ struct Product {
   Epilogue epilogue = Epilogue::none;
   uint32_t alignment_bytes = 256;  // of all operands
 
-  auto operator<=>(const Product&) const = default;
+  auto operator<=>(const ProductShape&) const = default;
 };
 /// Its key in the file, such as "768x65536x3072 TN bfloat16 to bfloat16, ld 3072 3072 768, bias, aligned 256". Pure.
-std::string text_of(const Product& product);
+std::string text_of(const ProductShape& product);
 
 using AlgorithmBits = std::array<uint64_t, 8>;  // a cublasLtMatmulAlgo_t, good for the same version of the library
 
@@ -62,8 +62,8 @@ class AlgorithmTable {
   /// JSON, one line per product. Pure.
   std::string text() const;
 
-  const TimedAlgorithm* find(const Product& product) const;
-  void set(const Product& product, const TimedAlgorithm& timed) { entries_[text_of(product)] = timed; }
+  const TimedAlgorithm* find(const ProductShape& product) const;
+  void set(const ProductShape& product, const TimedAlgorithm& timed) { entries_[text_of(product)] = timed; }
   /// The entries of `other` come before this table's.
   void merge(const AlgorithmTable& other);
   size_t size() const { return entries_.size(); }
@@ -95,7 +95,7 @@ struct ChosenAlgorithm {
   AlgorithmBits algorithm = {};
 };
 /// Of all products of all streams so far.
-std::map<Product, ChosenAlgorithm> chosen_algorithms();
+std::map<ProductShape, ChosenAlgorithm> chosen_algorithms();
 
 struct SearchOptions {
   int candidates = 64;
@@ -104,7 +104,7 @@ struct SearchOptions {
 };
 /// Blocks. Times up to `candidates` algorithms of every product on the context's stream, which has nothing else to do, with
 /// operands that rotate. A product that no algorithm serves is left out. `said` is called after each. Throws: ResourceError.
-AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<Product>& products, const SearchOptions& options,
-                                 const std::function<void(const Product&, const TimedAlgorithm&)>& said);
+AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products, const SearchOptions& options,
+                                 const std::function<void(const ProductShape&, const TimedAlgorithm&)>& said);
 
 }  // namespace slipstream::kernels

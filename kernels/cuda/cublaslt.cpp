@@ -123,7 +123,7 @@ cublasStatus_t Described::launch(cublasLtHandle_t handle, const Gemm& args, cons
                         workspace, static_cast<size_t>(kWorkspaceBytes), stream);
 }
 
-Product product_of(const Gemm& args) {
+ProductShape product_of(const Gemm& args) {
   return {.m = args.m, .n = args.n, .k = args.k, .a_ld = args.a_ld, .b_ld = args.b_ld, .d_ld = args.d_ld, .a_transposed = args.a_transposed,
           .b_transposed = args.b_transposed, .in = args.in, .out = args.out, .accumulate = args.accumulate,
           .epilogue = args.gelu_input ? Epilogue::gelu_gradient
@@ -143,7 +143,7 @@ using From = ChosenAlgorithm::From;
 struct Owned {
   void* scratch = nullptr;
   lt::Tools tools;
-  std::map<Product, ChosenAlgorithm> choices;
+  std::map<ProductShape, ChosenAlgorithm> choices;
 
   Owned() = default;
   /// Apart from the constructor: what was taken before a failure is given back.
@@ -165,7 +165,7 @@ struct Streams {
   std::mutex mutex;
   std::unordered_map<void*, std::unique_ptr<Owned>> owned;
   AlgorithmTable table;
-  std::map<Product, ChosenAlgorithm> chosen;  // by streams that are gone, too
+  std::map<ProductShape, ChosenAlgorithm> chosen;  // by streams that are gone, too
 };
 Streams& streams() {
   // Never destroyed: at exit the driver may be gone before us.
@@ -185,7 +185,7 @@ Owned& owned_by(void* stream) {
   return *owned;
 }
 
-ChosenAlgorithm choose(const lt::Tools& tools, const AlgorithmTable& table, const Product& product, const lt::Described& described) {
+ChosenAlgorithm choose(const lt::Tools& tools, const AlgorithmTable& table, const ProductShape& product, const lt::Described& described) {
   const bool can_be_apart = product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient;
   const TimedAlgorithm* timed = table.find(product);
   if (timed && timed->wins() && described.takes(tools.handle, lt::algorithm_of(timed->algorithm))) return {From::table, timed->algorithm};
@@ -224,7 +224,7 @@ void use_algorithms(AlgorithmTable table) {
   for (auto& [stream, owned] : all.owned) owned->choices.clear();
 }
 
-std::map<Product, ChosenAlgorithm> chosen_algorithms() {
+std::map<ProductShape, ChosenAlgorithm> chosen_algorithms() {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   return all.chosen;
@@ -232,7 +232,7 @@ std::map<Product, ChosenAlgorithm> chosen_algorithms() {
 
 bool gemm(const LaunchContext& context, const Gemm& args) {
   Owned& owned = owned_by(context.native_stream);
-  const Product product = lt::product_of(args);
+  const ProductShape product = lt::product_of(args);
   const lt::Described described(args);
   auto known = owned.choices.find(product);
   if (known == owned.choices.end()) {

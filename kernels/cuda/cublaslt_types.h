@@ -40,7 +40,7 @@ struct Described {
 };
 
 /// What the choice for `args` depends on. Pure.
-Product product_of(const Gemm& args);
+ProductShape product_of(const Gemm& args);
 
 inline cublasLtMatmulAlgo_t algorithm_of(const AlgorithmBits& bits) {
   static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof bits);

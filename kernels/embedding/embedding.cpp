@@ -152,9 +152,4 @@ Cost embedding_rows_pack_cost(const EmbeddingRowsPack& args) {
   return {elems, bytes_of(elems, args.dtype) + 4 * elems + 8 * args.tokens_total};
 }
 
-Cost embedding_rows_add_cost(const EmbeddingRowsAdd& args) {
-  const int64_t rows = args.ranks * args.capacity;
-  return {rows * args.width, 12 * rows * args.width + 4 * rows};
-}
-
 }  // namespace slipstream::kernels

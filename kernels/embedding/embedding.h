@@ -84,6 +84,5 @@ Cost embedding_forward_cost(const EmbeddingForward& args);
 Cost embedding_backward_cost(const EmbeddingBackward& args);
 Cost position_backward_cost(const PositionBackward& args);
 Cost embedding_rows_pack_cost(const EmbeddingRowsPack& args);
-Cost embedding_rows_add_cost(const EmbeddingRowsAdd& args);
 
 }  // namespace slipstream::kernels

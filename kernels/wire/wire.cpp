@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks, costs and dispatch of what travels instead of floats.
+// Checks and dispatch of what travels instead of floats.
 
 #include "kernels/wire/wire.h"
 
@@ -44,20 +44,6 @@ void sum_parts(LaunchContext& context, const SumParts& args) {
   require_pointers("sum_parts", {args.from, args.to});
   if (context.kind == DeviceKind::cuda) return sum_parts_cuda(context, args);
   SLIP_CALL_ISA(sum_parts_cpu(context, args))
-}
-
-Cost encode_cost(const Encode& args) {
-  const int64_t values = args.parts * args.elems;
-  return {(args.wire == DType::u8 ? 4 : 1) * values, (args.residual ? 12 : 4) * values + args.parts * encoded_bytes(args.elems, args.wire)};
-}
-
-Cost decode_cost(const Decode& args) {
-  const int64_t values = args.parts * args.elems;
-  return {values, bytes_of(values, args.to_dtype) + args.parts * encoded_bytes(args.elems, args.wire)};
-}
-
-Cost sum_parts_cost(const SumParts& args) {
-  return {2 * args.parts * args.elems, 4 * args.elems + args.parts * encoded_bytes(args.elems, args.wire)};
 }
 
 }  // namespace slipstream::kernels

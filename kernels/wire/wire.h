@@ -13,7 +13,8 @@
 // Shapes:  from, residual [parts x elems]; encoded [parts] x encoded_bytes(elems, wire) (engine/base/wire.h)
 // Types:   values f32 (decode: to f32 or bf16); wire bf16 or u8; sums accumulate in f32, in rank order
 // Alias:   none
-// Cost:    1 flop a value (encode to u8: 4, sum_parts: 2); every operand is moved once, a residual twice
+// Cost:    1 flop a value (encode to u8: 4, sum_parts: 2); every operand is moved once, a residual twice: coding() in
+//          engine/plan/passes/wire.cpp
 // Errors:  ShapeError: elems negative or no multiple of 16, a wire that is neither, a null operand
 // Source:  error feedback: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; blocks: Dettmers et al. 2022, arXiv:2110.02861
 
@@ -58,10 +59,5 @@ struct SumParts {
 void encode(LaunchContext& context, const Encode& args);
 void decode(LaunchContext& context, const Decode& args);
 void sum_parts(LaunchContext& context, const SumParts& args);
-
-/// Every operand is moved once (a residual twice). Pointers may be null, but a residual counts. Pure.
-Cost encode_cost(const Encode& args);
-Cost decode_cost(const Decode& args);
-Cost sum_parts_cost(const SumParts& args);
 
 }  // namespace slipstream::kernels

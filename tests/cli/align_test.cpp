@@ -8,6 +8,7 @@
 #include "cli/job.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
+#include "tests/defaults.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;

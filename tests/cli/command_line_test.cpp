@@ -32,13 +32,13 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
     const char* command;
     std::vector<std::string> words;
   } rows[] = {
-      {"", {"train", "plan", "check", "bench", "generate", "tokenize", "--version", "--help"}},
+      {"", {"train", "plan", "check", "bench", "report", "convert", "generate", "tokenize", "--version", "--help"}},
       {"train", {"run", "--set", "--resume", "--dry-run", "--inject-delays", "--check-hazards"}},
       {"plan", {"run", "--set", "--ranks", "--machine", "--json", "--search", "--schedule-csv"}},
       {"check", {"run", "--set", "--ranks", "--machine", "--json"}},
       {"generate", {"checkpoint", "--prompt", "--prompt-ids", "--tokens", "--temperature", "--top-k", "--seed", "--device"}},
       {"tokenize", {"text", "out", "--tokenizer"}},
-      {"bench", {"overlap", "pipeline", "layers", "kernels", "products", "step"}},
+      {"bench", {"overlap", "pipeline", "layers", "kernels", "products", "step", "comm"}},
       {"bench pipeline", {"run", "--set", "--steps", "--csv", "--forward-ms", "--ratios"}},
       {"bench overlap", {"run", "--set", "--steps", "--csv", "--compute", "--ratios", "--zero", "--prefetch", "--layer-ms", "--ablate", "--ranks", "--forms"}},
       {"bench layers", {"run", "--set", "--steps", "--csv", "--layer-ms", "--ratios", "--chunks"}},
@@ -55,7 +55,18 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
   }
   const Result version = call("--version");
   CHECK(version.code == 0);
-  CHECK(contains(version.text, "slipstream 0.1.0"));
+  CHECK(version.text == "slipstream " PROJECT_VERSION "\n");
+}
+
+TEST_CASE("commands of a later version say so, by name", "[cli]") {
+  for (const std::string name : {"report", "convert", "bench comm"}) {
+    for (const std::string arguments : {"", " runs/quickstart --to out"}) {
+      check_refused(call(name + arguments), 2, {"[" + name + "] is not in this version", "slipstream: "});
+    }
+    const Result help = call(name + " --help");
+    CHECK(help.code == 0);
+    CHECK(contains(help.text, "a later version"));
+  }
 }
 
 TEST_CASE("a wrong command line is code 2", "[cli]") {

@@ -133,6 +133,15 @@ inline std::vector<Json> metrics(const std::string& run) {
   return lines;
 }
 
+/// docs/reference/metrics.md has a row for every field of run.json.
+inline void check_documented(const Json& about) {
+  const std::string page = read(SOURCE_DIR "/docs/reference/metrics.md");
+  for (const auto& [key, value] : about.as_object()) {
+    INFO(key);
+    CHECK(contains(page, "\n| `" + key + "` |"));
+  }
+}
+
 /// The run has a line for every step, and its files, none half-written.
 inline void check_complete(const std::string& run, int64_t steps) {
   const std::vector<Json> lines = metrics(run);
@@ -140,7 +149,11 @@ inline void check_complete(const std::string& run, int64_t steps) {
   for (int64_t step = 1; step <= steps; ++step) CHECK(lines[static_cast<size_t>(step) - 1].at("step").as_int() == step);
   CHECK(lines.back().at("val_loss").as_double() > 0);
   CHECK(lines.back().at("params_hash").as_string().size() == 32);
-  CHECK(Json::parse(read(run + "/run.json")).at("plan_hash").as_string().size() == 16);
+  const Json about = Json::parse(read(run + "/run.json"));
+  CHECK(about.at("plan_hash").as_string().size() == 16);
+  CHECK(about.at("version").as_string() == PROJECT_VERSION);
+  for (const char* key : {"host", "compiler", "products_library"}) CHECK(!about.at(key).as_string().empty());
+  check_documented(about);
   CHECK(fs::exists(run + "/config.resolved.toml"));
   CHECK(fs::exists(run + "/checkpoints/final/model.safetensors"));
   CHECK(Json::parse(read(run + "/checkpoints/final/config.json")).at("model_type").as_string() == "gpt2");

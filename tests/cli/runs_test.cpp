@@ -160,6 +160,26 @@ TEST_CASE("two ranks train the model of one", "[cli]") {
         Json::parse(read(folder.path("two") + "/run.json")).at("plan_hash").as_string());
 }
 
+TEST_CASE("mfu is the model's operations over the step and the peak of the machine that the run names, and absent without one", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  for (int ranks : {1, 2}) {
+    const Result trained = on_ranks(ranks, "train " + run + " --set device.machine=" SOURCE_DIR "/configs/machines/laptop.toml");
+    INFO(trained.text);
+    REQUIRE(trained.code == 0);
+    for (const Json& line : metrics(folder.path("run"))) {
+      const double flops = line.at("mfu").as_double() * line.at("step_ms").as_double() / 1e3 * ranks * 96e9;
+      // Products of 2 layers of 12 x 16 x 16 weights and of a head of 256 x 16, attention of 2 heads of 8; in a model so small the rest counts.
+      const double weights = 2 * 12 * 16 * 16 + 256 * 16, closed = 6 * weights * 4 * 16 + 2 * 4 * 14.0 * 16 * 16 * 17 / 2;
+      CHECK(flops > closed);
+      CHECK(flops < 1.5 * closed);
+    }
+  }
+  REQUIRE(call("train " + run).code == 0);
+  CHECK(metrics(folder.path("run")).back().find("mfu") == nullptr);
+}
+
 TEST_CASE("ranks that were started on one host are planned as one node, though it has fewer cores or more", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;

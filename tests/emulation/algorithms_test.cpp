@@ -47,8 +47,8 @@ struct Layer {
   DType dtype;
 };
 
-std::vector<Product> products_of_the_run() {
-  std::vector<Product> products;
+std::vector<ProductShape> products_of_the_run() {
+  std::vector<ProductShape> products;
   for (const auto& [product, chosen] : chosen_algorithms()) products.push_back(product);
   return products;
 }
@@ -122,7 +122,7 @@ TEST_CASE("the search takes the fastest candidate that runs, and says what the f
   emulation::fake_cublaslt() = {};
   Layer(DType::bf16).run();
   const AlgorithmTable table = searched();
-  for (const Product& product : products_of_the_run()) {
+  for (const ProductShape& product : products_of_the_run()) {
     const TimedAlgorithm* timed = table.find(product);
     REQUIRE(timed);
     CAPTURE(text_of(product));
@@ -142,7 +142,7 @@ TEST_CASE("an algorithm that the library does not take is not used") {
   const Layer layer(DType::f32);
   const Layer::Result first = layer.run();
   AlgorithmTable table;
-  for (const Product& product : products_of_the_run()) table.set(product, {.algorithm = {1, 2, 3}, .us = 1, .first_us = 1});
+  for (const ProductShape& product : products_of_the_run()) table.set(product, {.algorithm = {1, 2, 3}, .us = 1, .first_us = 1});
   use_algorithms(table);
   CHECK(layer.run() == first);
   CHECK(count(From::table) == 0);

@@ -13,8 +13,7 @@
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
 
-using namespace slipstream;
-using namespace slipstream::equivalence;
+namespace slipstream::equivalence {  // where Layout is that of the tests
 
 namespace {
 
@@ -402,3 +401,5 @@ TEST_CASE("the ring hides at least 90 % of itself while a block computes longer 
     }
   }
 }
+
+}  // namespace slipstream::equivalence

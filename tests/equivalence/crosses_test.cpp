@@ -13,6 +13,7 @@
 #include "comm/rehearse/seams.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "tests/defaults.h"
 #include "tests/equivalence/covering.h"
 #include "tests/equivalence/table.h"
 #include "tests/test.hpp"

@@ -24,6 +24,7 @@
 #include "engine/data/hash.h"
 #include "kernels/adamw/adamw.h"
 #include "models/model.h"
+#include "tests/held.h"
 
 namespace slipstream::equivalence {
 
@@ -233,7 +234,7 @@ inline cli::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<s
     const NamedTensor& named = job->model.parameters[p].tensors[t];
     const int64_t end = begin + static_cast<int64_t>(out.size());
     for (int part = 0; part < named.split.parts; ++part) {
-      const std::span<const float> held = cli::tensor_of(*job, flats[static_cast<size_t>(part)], p, t);
+      const std::span<const float> held = tests::tensor_of(*job, flats[static_cast<size_t>(part)], p, t);
       named.for_runs(part, 0, named.elems(), [&](int64_t from, int64_t whole, int64_t count) {
         const int64_t first = std::max(begin, whole), last = std::min(end, whole + count);
         if (first < last) std::copy_n(held.begin() + from + first - whole, last - first, out.begin() + first - begin);
@@ -251,7 +252,7 @@ inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const
       for (const std::vector<Held>& part : held[s]) {
         std::vector<std::vector<float>> shards;
         for (const Held& shard : part) shards.push_back(shard.*what);
-        flats.push_back(cli::flat_from_shards(*stages[s], shards));
+        flats.push_back(tests::flat_from_shards(*stages[s], shards));
       }
       reads.push_back(read_parts(stages[s], std::move(flats)));
     }
@@ -347,7 +348,7 @@ inline Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinate
   rank.synchronize();
   if (steps > 0) report(steps);
   if (layout.inspect) layout.inspect(rank);
-  outcome.held = {rank.shards(&BucketHome::master), rank.shards(&BucketHome::gradient)};
+  outcome.held = {tests::shards_of(rank, &BucketHome::master), tests::shards_of(rank, &BucketHome::gradient)};
   return outcome;
 }
 

@@ -109,7 +109,9 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     INFO(row.name);
     const Run cpu = train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set comm.emulate.form=gate --set device.kind=cpu");
     const Run gpu = train(folder, kFake, row.ranks, "gpu", same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
-    CHECK(Json::parse(read(folder.path("gpu") + "/run.json")).at("device").as_string() == "cuda");
+    const Json about = Json::parse(read(folder.path("gpu") + "/run.json"));
+    CHECK(about.at("device").as_string() == "cuda");
+    check_documented(about);
     const double loss = largest_difference(gpu.all("loss"), cpu.all("loss"));
     const bool clips = row.sets.find("grad_clip=0") == std::string::npos;
     const double norms = clips ? largest_difference(gpu.all("grad_norm"), cpu.all("grad_norm")) : 0;

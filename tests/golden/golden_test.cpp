@@ -15,6 +15,7 @@
 #include "kernels/adamw/adamw.h"
 #include "models/model.h"
 #include "tests/golden/device.h"
+#include "tests/held.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -156,7 +157,7 @@ void compare_logits(const Golden& g, cli::Rank& rank, Errors& errors) {
 
 void compare_gradients(const Golden& g, cli::Rank& rank, Errors& errors) {
   for_each_tensor(rank, [&](const std::string& tensor, size_t p, size_t t) {
-    const std::vector<float> gradient = rank.gradient(p, t);
+    const std::vector<float> gradient = tests::whole_tensor(rank, &BucketHome::gradient, p, t);
     const std::vector<float>& golden = g.at("gradient." + tensor);
     REQUIRE(gradient.size() == golden.size());
     double largest = 0, error = 0;
@@ -170,7 +171,7 @@ void compare_gradients(const Golden& g, cli::Rank& rank, Errors& errors) {
 
 void compare_weights(const Golden& g, cli::Rank& rank, Errors& errors) {
   for_each_tensor(rank, [&](const std::string& tensor, size_t p, size_t t) {
-    const std::vector<float> weights = rank.tensor(p, t);
+    const std::vector<float> weights = tests::whole_tensor(rank, &BucketHome::master, p, t);
     const std::vector<float>&golden = g.at("trained." + tensor), &gradient = g.at("gradient." + tensor);
     for (size_t i = 0; i < golden.size(); ++i) {
       if (is_key_bias(tensor, i, static_cast<size_t>(g.whole("width")))) {

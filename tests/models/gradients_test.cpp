@@ -50,12 +50,12 @@ class Model {
     std::vector<std::vector<std::vector<float>>> all;
     for (size_t p = 0; p < parameters().size(); ++p) {
       all.emplace_back();
-      for (size_t t = 0; t < parameters()[p].tensors.size(); ++t) all.back().push_back(rank_.gradient(p, t));
+      for (size_t t = 0; t < parameters()[p].tensors.size(); ++t) all.back().push_back(tests::whole_tensor(rank_, &BucketHome::gradient, p, t));
     }
     return all;
   }
 
-  std::vector<float> tensor(size_t p, size_t t) { return rank_.tensor(p, t); }
+  std::vector<float> tensor(size_t p, size_t t) { return tests::whole_tensor(rank_, &BucketHome::master, p, t); }
   void set(size_t p, size_t t, const std::vector<float>& values) { rank_.set_tensor(p, t, values); }
 
  private:

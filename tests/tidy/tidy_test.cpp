@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -73,6 +74,10 @@ TEST_CASE("nothing is left for later without a number", "[tidy]") { CHECK(all_fi
 TEST_CASE("every op has its card", "[tidy]") { CHECK(all_findings(check_card) == ""); }
 TEST_CASE("header-heavy libraries have one user", "[tidy]") { CHECK(joined(check_single_includes(tree())) == ""); }
 TEST_CASE("every source is built", "[tidy]") { CHECK(joined(check_built(tree())) == ""); }
+
+TEST_CASE("release notes can be made of the fragments", "[tidy]") {
+  CHECK(std::system(SLIPSTREAM_SOURCE_ROOT "/scripts/release_notes.sh 0 --print >/dev/null") == 0);
+}
 
 TEST_CASE("lengths are reported", "[tidy]") {
   std::printf("%s", joined(long_files(tree(), 500)).c_str());

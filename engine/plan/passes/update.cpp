@@ -129,9 +129,9 @@ class UpdatePass {
     else
       task.reads = {job_.buffers.whole(tied.dense), table};
     task.writes = {table};
-    task.cost = {task.elems, 0};
-    for (const Slice& read : task.reads) task.cost.bytes += read.size_bytes;
-    if (!tied.as_rows) task.cost.bytes += table.size_bytes;
+    // Rows that came are added to the table's, and others are not touched: how many are the same is not known.
+    const int64_t added_elems = tied.as_rows ? task.reads[1].size_bytes / 4 : task.elems;
+    task.cost = {added_elems, 12 * added_elems + (tied.as_rows ? task.reads[0].size_bytes : 0)};
     task.after = reduced_.tied;
     for (size_t b = 0; b < complete.size(); ++b)
       if (holds_tied(b)) task.after.insert(task.after.end(), complete[b].begin(), complete[b].end());
@@ -157,7 +157,7 @@ class UpdatePass {
       task.bucket = static_cast<int32_t>(b);
       task.reads = {home.gradient};
       task.writes = std::move(sums);
-      task.cost = {2 * home.shard_elems, 4 * home.shard_elems};
+      task.cost = {2 * home.shard_elems, 4 * home.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), padding included
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }
@@ -202,7 +202,7 @@ class UpdatePass {
       }
       const bool rounds = job_.gather_dtype() == DType::bf16;  // what travels as int8 is made on the way
       if (rounds) task.writes.push_back(next(home.working));
-      task.cost += {12 * home.shard_elems, (rounds ? 30 : 28) * home.shard_elems};
+      task.cost += {16 * home.shard_elems, (rounds ? 30 : 28) * home.shard_elems};  // adamw_cost()
     }
     task.after = after;
     task.after.push_back(staged_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the log: rank 0 speaks, the others only when all are asked, each line says whose it is.
+// Laws of the log: rank 0 speaks, the others are silent.
 
 #include "engine/base/log.h"
 
@@ -33,17 +33,14 @@ std::string stderr_of(F speak) {
 
 }  // namespace
 
-TEST_CASE("log: rank 0 speaks, others are silent unless all are asked", "[base]") {
+TEST_CASE("log: rank 0 speaks, others are silent", "[base]") {
   const auto speak = [] {
     log_info("loss {:.2f}", 2.314);
     log_warn("{{}} {}", "%d");
   };
   CHECK(stderr_of(speak) == "loss 2.31\nwarning: {} %d\n");
-  log_setup({.rank = 0, .ranks = 2});
-  CHECK(stderr_of(speak) == "[rank 0] loss 2.31\n[rank 0] warning: {} %d\n");
-  log_setup({.rank = 1, .ranks = 2});
+  log_setup(1);
   CHECK(stderr_of(speak).empty());
-  log_setup({.rank = 1, .ranks = 2, .all_ranks = true});
-  CHECK(stderr_of(speak) == "[rank 1] loss 2.31\n[rank 1] warning: {} %d\n");
-  log_setup({});
+  log_setup(0);
+  CHECK(stderr_of(speak) == "loss 2.31\nwarning: {} %d\n");
 }

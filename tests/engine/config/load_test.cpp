@@ -11,6 +11,7 @@
 
 #include "engine/base/check.h"
 #include "engine/config/fields.h"
+#include "tests/defaults.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;

@@ -9,6 +9,7 @@
 #include "engine/base/check.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
+#include "tests/defaults.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;

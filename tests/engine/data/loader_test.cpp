@@ -125,7 +125,6 @@ TEST_CASE("loader: the newest `held` batches stay valid, and the thread runs ahe
       }
       CHECK(filled <= step + buffers - held);
     }
-    CHECK(loader.total_wait_ns() >= loader.wait_ns());
   }
 }
 
@@ -147,13 +146,4 @@ TEST_CASE("loader: an error reaches the caller at its step, every time, after th
   for (int64_t step = 1; step <= 3; ++step) CHECK(loader.next().index == step);
   CHECK_REFUSED(DataError, loader.next(), "shard 7 is gone");
   CHECK_REFUSED(DataError, loader.next(), "shard 7 is gone");
-}
-
-TEST_CASE("loader: waiting is measured", "[data]") {
-  Loader loader([](int64_t, Batch&) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); },
-                {.shape = {}, .first = 1, .last = 2});
-  CHECK(loader.next().fill_ns >= 20'000'000);
-  const int64_t first_ns = loader.wait_ns();
-  CHECK(first_ns > 0);
-  CHECK(loader.total_wait_ns() == first_ns);
 }

@@ -3,6 +3,9 @@
 
 #include "engine/report/metrics.h"
 
+#include <fstream>
+#include <iterator>
+
 #include "engine/base/json.h"
 #include "tests/test.hpp"
 
@@ -62,6 +65,21 @@ TEST_CASE("a line of metrics.jsonl has the documented keys and reads back exactl
   CHECK(json.at("hidden").as_double() == 1.0 - 0.8 / 12.3);
   CHECK(json.at("tokens_per_s").as_double() == 1e3 * 768 / 45.2);
   CHECK(json.at("params_hash").as_string() == m.params_hash);
+}
+
+TEST_CASE("docs/reference/metrics.md names every field of a line", "[metrics]") {
+  std::ifstream file(SLIPSTREAM_SOURCE_ROOT "/docs/reference/metrics.md", std::ios::binary);
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  StepMetrics m = example();
+  m.val_loss = m.mfu = m.bubble_ms = 1;
+  m.exposed_by = {{"reduce.3", 0.7}};
+  m.params_hash = "0123456789abcdef0123456789abcdef";
+  const Json json = Json::parse(metrics_json(m));
+  CHECK(json.as_object().size() == 21);  // another field: here, and on the page
+  for (const auto& [key, value] : json.as_object()) {
+    INFO(key);
+    CHECK(page.find("| `" + key + "` |") != std::string::npos);
+  }
 }
 
 TEST_CASE("what is not known is null or absent, never a number", "[metrics]") {
