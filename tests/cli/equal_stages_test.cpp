@@ -8,6 +8,7 @@
 #include "cli/plan_facts.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "tests/defaults.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;

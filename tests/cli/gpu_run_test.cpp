@@ -12,6 +12,7 @@
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
 #include "kernels/cuda/workspace.h"
+#include "tests/defaults.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;

@@ -10,6 +10,7 @@
 #include "engine/base/check.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
+#include "tests/defaults.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
