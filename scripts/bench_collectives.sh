@@ -27,7 +27,6 @@ ninja -C "$build" tests/bench/mpi_bench >/dev/null
 program=$(realpath -- "$build/tests/bench/mpi_bench")
 trap netlab_down EXIT
 for n in ${hosts//,/ }; do
-  netlab_down
   netlab_up bench_collectives "$n" "$rate"
   echo "$n hosts, $rate, all_reduce of float32:"
   netlab_mpirun "$program"

@@ -51,6 +51,7 @@ netlab_make() { # HOSTS RATE
 
 netlab_up() { # NAME of the benchmark, HOSTS, RATE as tc spells it (1Gbit)
   netlab_hosts=$2
+  netlab_down  # what a run that was killed has left
   netlab_work=$(mktemp -d)
   netlab_make "$2" "$3" || { echo "$1: this machine refuses network namespaces, a bridge, veth or tc tbf (the message is above). Run it on a kernel that has them, as root." >&2; exit 7; }
   # Open MPI starts its daemons with "AGENT HOST COMMAND".
