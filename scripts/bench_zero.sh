@@ -28,7 +28,7 @@ bench() {
 }
 bench sweep_12_layers --zero 1,3 --prefetch 1,2 --ratios 0.2,0.4,0.6,0.8,1 --set model.layers=12 "$@"
 bench zero3_24_layers --zero 3 --prefetch 1 --ratios 0.25 --set model.layers=24 "$@"
-bench int8_12_layers --zero 1,3 --prefetch 1 --ratios 0.2,0.6,1 --set model.layers=12 --set comm.quantize=int8 --set comm.error_feedback=true \
+bench int8_12_layers --zero 1,3 --prefetch 1 --ratios 0.2,0.6,1 --set model.layers=12 --set zero.stage=1 --set comm.quantize=int8 --set comm.error_feedback=true \
   --set zero.gather_dtype=int8 "$@"
 for stage in 0 1 3; do
   bench "ablation_stage$stage" --ablate --ratios 0.5 --set model.layers=12 --set zero.stage="$stage" "$@"
