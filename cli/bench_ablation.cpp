@@ -81,7 +81,7 @@ class AblationBench {
     for (int round = -2; round < command_.steps; ++round)
       for (Row& row : rows) {
         world_.barrier();
-        row.contestant->run(2, round >= 0);
+        row.contestant->run(3, round >= 0);
       }
     for (Row& row : rows) {
       Contestant& c = *row.contestant;

@@ -48,7 +48,8 @@ struct Contestant {
   Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
              const std::vector<int64_t>& paced_item_ns = {});
 
-  /// Blocks. `steps` back to back; the first of them is timed, so that what it leaves for a second one counts.
+  /// Blocks. `steps` back to back. The last but one is timed, so that what it leaves for the next one counts; with three, what the one before has left for it, too:
+  /// gathers that travel under the next forward pass.
   void run(int steps, bool counted);
 
   double median_of(double StepMeans::*member) const;
