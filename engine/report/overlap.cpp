@@ -48,6 +48,8 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
     Spans& step = steps_[span.step];
     if (span.kind == Span::Kind::work && !is_communication(kinds_[channel]))
       step.work_ns[span.item] += span.end_ns - span.begin_ns;
+    if (kinds_[channel] == ChannelKind::local && span.kind == Span::Kind::wait)
+      step.local_waits[channel].push_back({.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
     if (kinds_[channel] == ChannelKind::compute) {
       if (span.kind == Span::Kind::work)
         step.works.push_back({span.begin_ns, span.end_ns});
@@ -76,6 +78,13 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     for (const Exposure& wait : next.waits)
       if (wait.end_ns <= end_ns) spans.waits.push_back(wait);
   }
+  // Waiting for local work is waiting for what that waits for, as long as it does.
+  std::vector<Exposure> behind;
+  for (const Exposure& wait : spans.waits)
+    for (const Exposure& other : spans.local_waits[static_cast<uint32_t>(wait.awaited >> 32)])
+      behind.push_back({.awaited = other.awaited, .item = wait.item, .begin_ns = std::max(wait.begin_ns, other.begin_ns), .end_ns = std::min(wait.end_ns, other.end_ns)});
+  spans.waits.insert(spans.waits.end(), behind.begin(), behind.end());
+  std::stable_sort(spans.waits.begin(), spans.waits.end(), [](const Exposure& a, const Exposure& b) { return a.begin_ns < b.begin_ns; });
   std::sort(spans.tasks.begin(), spans.tasks.end(), [](const TaskTime& a, const TaskTime& b) {
     return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
   });

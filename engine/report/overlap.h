@@ -5,7 +5,8 @@
 // Definitions (per rank and step), as metrics.jsonl prints them:
 //   step     start of the step's first work on compute to the start of the next step's (or the end of its last work)
 //   compute  union of the works on the compute stream
-//   exposed  union of the intervals in which compute waited for an event of a communication channel, less bubble
+//   exposed  union of the intervals in which compute waited for an event of a communication channel, or for local work beside it (an update on a stream
+//            of its own) while that waited for one, less bubble
 //   bubble   the part in which what it waited for had not begun, because another pipeline stage still computed; the first wait of the next step for a
 //            hop is counted whole
 //   input    the same for the channel that stages batches
@@ -93,6 +94,7 @@ class OverlapMeter {
     std::vector<Interval> works;    // compute
     std::vector<Exposure> waits;    // compute
     std::vector<TaskTime> tasks;    // communication channels
+    std::map<uint32_t, std::vector<Exposure>> local_waits;  // by local channel
     std::map<uint32_t, int64_t> work_ns;
   };
   std::vector<ChannelKind> kinds_;

@@ -288,6 +288,19 @@ TEST_CASE("waiting for local work is not exposed communication", "[overlap]") {
   check_parts_sum(t);
 }
 
+TEST_CASE("waiting for an update that waits for communication is exposed as long as that travels", "[overlap]") {
+  OverlapMeter m = meter();
+  m.add(kCompute, {work(1, 0, 0, 10), wait(1, 1, tag(kUpdate, 3), 10, 26), work(1, 1, 26, 30)});
+  m.add(kUpdate, {wait(1, 3, tag(kReduce, 9), 4, 18), work(1, 3, 18, 26)});
+  m.add(kReduce, {work(1, 9, 2, 18)});
+  const StepTimes t = m.take(1, false);
+  CHECK(t.exposed_ns == 8 * kMs);
+  CHECK(t.other_ns == 8 * kMs);  // the update itself
+  REQUIRE(t.exposures.size() == 1);
+  CHECK(t.exposures[0].awaited == tag(kReduce, 9));
+  check_parts_sum(t);
+}
+
 TEST_CASE("spans may arrive in pieces and of several steps", "[overlap]") {
   OverlapMeter m = meter();
   m.add(kCompute, {work(1, 0, 0, 4)});
