@@ -196,13 +196,14 @@ class KernelBench {
       float *fx = floats(rows * in), *fw = floats(out * in), *fy = floats(rows * out), *dw = floats(out * in), *c = floats(std::max(rows, in) * std::max(in, out));
       const bool narrow = product_has_bf16() && dtype_ == DType::bf16;
       const void *ax = narrow ? x : fx, *aw = narrow ? w : fw, *ay = narrow ? y : fy;
+      const DType rounded = narrow ? DType::bf16 : DType::f32;
       const std::string shape = fmt::format("{} {} x {} x {}", layer.name, rows, in, out);
       const MatmulForward forward{.x = x, .weight = w, .y = y, .rows = rows, .in = in, .out = out, .dtype = dtype_};
       compare_product("matmul_forward", shape, matmul_forward_cost(forward), [&] { matmul_forward(context_, forward); },
-                      {.a = ax, .a_stride = in, .b = aw, .b_stride = in, .b_transposed = true, .c = c, .c_stride = out, .m = rows, .n = out, .k = in});
+                      {.a = ax, .a_stride = in, .b = aw, .b_stride = in, .b_transposed = true, .c = c, .c_stride = out, .m = rows, .n = out, .k = in, .c_dtype = rounded});
       const MatmulBackwardInput input{.dy = y, .weight = w, .dx = dx, .rows = rows, .in = in, .out = out, .dtype = dtype_};
       compare_product("matmul_backward_input", shape, matmul_backward_input_cost(input), [&] { matmul_backward_input(context_, input); },
-                      {.a = ay, .a_stride = out, .b = aw, .b_stride = in, .c = c, .c_stride = in, .m = rows, .n = in, .k = out});
+                      {.a = ay, .a_stride = out, .b = aw, .b_stride = in, .c = c, .c_stride = in, .m = rows, .n = in, .k = out, .c_dtype = rounded});
       const MatmulBackwardWeight weight{.x = x, .dy = y, .dweight = dw, .rows = rows, .in = in, .out = out, .dtype = dtype_};
       compare_product("matmul_backward_weight", shape, matmul_backward_weight_cost(weight), [&] { matmul_backward_weight(context_, weight); },
                       {.a = ay, .a_stride = out, .a_transposed = true, .b = ax, .b_stride = in, .c = c, .c_stride = in, .m = out, .n = in, .k = rows});

@@ -230,28 +230,37 @@ std::map<std::string, TensorPlace> tensors_of(const std::vector<std::shared_ptr<
   return places;
 }
 
-std::vector<float> Rank::held(Slice BucketHome::*what, int64_t begin, int64_t end) {
+template <typename Take>
+void Rank::for_held(Slice BucketHome::*what, int64_t begin, int64_t end, const Take& take) {
   synchronize();
-  std::vector<float> values;
   for (const BucketHome& home : job_->homes) {
     const int64_t first = std::max(begin, home.shard_offset_elems), last = std::min(end, home.shard_offset_elems + home.shard_elems);
-    if (first >= last) continue;
-    const Slice& slice = home.*what;
-    const size_t at = values.size();
-    values.resize(at + static_cast<size_t>(last - first));
-    device_->copy_to_host(values.data() + at, weights_at(slice) + 4 * (first - home.shard_offset_elems), 4 * (last - first));
+    if (first < last) device_->copy_to_host(take(first, last - first), weights_at(home.*what) + 4 * (first - home.shard_offset_elems), 4 * (last - first));
   }
+}
+
+std::vector<float> Rank::held(Slice BucketHome::*what, int64_t begin, int64_t end) {
+  std::vector<float> values;
+  for_held(what, begin, end, [&](int64_t, int64_t elems) {
+    values.resize(values.size() + static_cast<size_t>(elems));
+    return values.data() + values.size() - elems;
+  });
   return values;
 }
 
 void Rank::read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
   SLIP_ASSERT(job_->options.zero_stage == 0);
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
-  SLIP_ASSERT(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= named.elems());
+  const auto elems = static_cast<int64_t>(out.size());
+  SLIP_ASSERT(begin >= 0 && begin + elems <= named.elems());
   const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin;
-  const std::vector<float> values = held(what, from, from + static_cast<int64_t>(out.size()));
-  SLIP_ASSERT(values.size() == out.size());
-  std::copy(values.begin(), values.end(), out.begin());
+  int64_t copied = 0;
+  // Not by way of held: a second copy of a whole matrix would be in no plan.
+  for_held(what, from, from + elems, [&](int64_t first, int64_t count) {
+    copied += count;
+    return out.data() + (first - from);
+  });
+  SLIP_ASSERT(copied == elems);
 }
 
 std::optional<int64_t> Rank::sent_bytes() const {

@@ -101,6 +101,9 @@ class Rank {
   /// Are the weights of the next step in the second buffer?
   bool is_swapped() const;
   std::byte* weights_at(const Slice& slice) const;
+  /// Blocks. As held, each shard's share to where `take`(first element, elements) says.
+  template <typename Take>
+  void for_held(Slice BucketHome::*what, int64_t begin, int64_t end, const Take& take);
   std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
   /// The host's part of a run of `works`.
   void prepare(const BoundWorks& works, uint32_t step);

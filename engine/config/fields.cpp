@@ -123,12 +123,13 @@ std::vector<Field<R>> make_fields() {
           "How gradients are reduced: bucketed (asynchronous, per bucket), per_parameter (asynchronous, one by one), "
           "flat (once, after backward) or naive (one by one, after backward)."),
       F::quantity("overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
-                  "Gradient bytes of a bucket. A larger parameter travels as one bucket, with what is before it; with zero.stage 2 and 3 a layer is one bucket, "
+                  "Gradient bytes of a bucket, at most; towards the end of the backward pass each takes half of what is left, down to first_bucket_size. A larger "
+                  "parameter travels as one bucket, with what is before it; with zero.stage 2 and 3 a layer is one bucket, "
                   "whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where another stage waits: what is encoded and "
                   "what is sharded is bucketed on every stage."),
       F::quantity("overlap.first_bucket_size", at(&R::overlap, &Overlap::first_bucket_size_bytes), size,
                   {1, kMaxSizeBytes},
-                  "Gradient bytes of the first bucket, which starts the wire early; never more than bucket_size."),
+                  "Gradient bytes of the first bucket, which starts the wire early, and of the last one, which nothing hides; never more than bucket_size."),
       F::integer("overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
                  "Buckets on the wire at a time, at most. 0: no bound. Channels are in order, so it is one, with zero.shard_size two."),
       F::boolean("overlap.param_gather", at(&R::overlap, &Overlap::param_gather),

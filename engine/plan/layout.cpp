@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -37,15 +38,19 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
   return parts;
 }
 
-bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems) {
+/// `left_elems`: what no bucket before this one holds, its own included.
+bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t left_elems) {
   switch (options.way) {
     case ReduceWay::per_parameter:
     case ReduceWay::naive: return true;
     case ReduceWay::flat: return false;
     case ReduceWay::bucketed: break;
   }
+  // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each takes
+  // half of what is left, which hides all but the smallest up to a wire that takes half of the compute's time.
+  const int64_t first_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   const int64_t limit_bytes =
-      bucket_index == 0 ? std::min(options.first_bucket_bytes, options.bucket_bytes) : options.bucket_bytes;
+      bucket_index == 0 ? first_bytes : std::min(options.bucket_bytes, std::max(first_bytes, left_elems * 4 / 2));
   return elems * 4 >= limit_bytes;
 }
 
@@ -98,6 +103,9 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     });
   };
   int64_t offset = 0;
+  int64_t left_elems = 0;  // in no closed bucket
+  for (const PlacedPart& placed : layout.parts) left_elems += placed.part.elems;
+  int64_t open_elems = 0;  // of parts in the open one, without padding
   Bucket open{};
   for (uint32_t p = 0; p < layout.parts.size(); ++p) {
     PlacedPart& placed = layout.parts[p];
@@ -108,6 +116,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     // Between two parts of one parameter there is no padding: the parameter is one contiguous tensor.
     offset += last_of_parameter ? round_up(placed.part.elems, kPartAlignmentElems) : placed.part.elems;
     ++open.part_count;
+    open_elems += placed.part.elems;
     open.ready_position = std::max(open.ready_position, placed.ready_position);
     const bool last = p + 1 == layout.parts.size();
     const bool even = !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
@@ -121,12 +130,13 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
                           (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
     const bool may_be_full = !(options.by_layer && layer >= 0) && !alone && whole_of(placed) == options.whole.end();
-    if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems))) {
+    if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, left_elems))) {
       open.layer = options.by_layer ? layer : -1;
       open.persistent = persists(placed);
       if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;
       layout.buckets.push_back(open);
+      left_elems -= std::exchange(open_elems, 0);
       open = {.offset_elems = offset, .first_part = p + 1};
     }
   }

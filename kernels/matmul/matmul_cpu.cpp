@@ -67,7 +67,7 @@ void product_widened(const Product& p) {
         const int64_t m = smaller(kBlockM, p.m - m0);
         widen(p.a, p.a_stride, p.a_transposed, m0, k0, m, k, a);
         product_f32({a, p.a_transposed ? m : k, p.a_transposed, b, p.b_transposed ? k : n, p.b_transposed,
-                     p.c + m0 * p.c_stride + n0, p.c_stride, m, n, k, p.accumulate || k0 > 0});
+                     static_cast<float*>(p.c) + m0 * p.c_stride + n0, p.c_stride, m, n, k, p.accumulate || k0 > 0});
       }
     }
   }
@@ -77,7 +77,7 @@ template <typename T>
 void multiply(const Product& p) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
-    if (!p.accumulate) zero_block(p.c, p.c_stride, p.m, p.n);
+    if (!p.accumulate) zero_block(static_cast<float*>(p.c), p.c_stride, p.m, p.n);
     return;
   }
   if constexpr (sizeof(T) == sizeof(float))
@@ -135,6 +135,11 @@ void forward_tile_f32(const MatmulForward& args, int64_t row, int64_t column, in
 
 void forward_tile_bf16(const MatmulForward& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
   const auto* bias = static_cast<const bfloat16*>(args.bias);
+  if (product_has_bf16() && args.pre_activation == nullptr && args.in > 0)
+    return product_bf16({static_cast<const bfloat16*>(args.x) + row * args.in, args.in, false,
+                         static_cast<const bfloat16*>(args.weight) + column * args.in, args.in, true,
+                         static_cast<bfloat16*>(args.y) + row * args.out + column, args.out, rows, columns, args.in, false,
+                         DType::bf16, bias == nullptr ? nullptr : bias + column});
   float* block = product_scratch(Scratch::c, smaller(rows, kBlockM) * smaller(columns, kBlockN));
   for (int64_t n0 = 0; n0 < columns; n0 += kBlockN)
     for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {
@@ -161,6 +166,11 @@ void backward_input_tile_f32(const MatmulBackwardInput& args, int64_t row, int64
 
 void backward_input_tile_bf16(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows,
                               int64_t columns) {
+  if (product_has_bf16() && !args.accumulate && args.out > 0)
+    return product_bf16({static_cast<const bfloat16*>(args.dy) + row * args.out, args.out, false,
+                         static_cast<const bfloat16*>(args.weight) + column, args.in, false,
+                         static_cast<bfloat16*>(args.dx) + row * args.in + column, args.in, rows, columns, args.out, false,
+                         DType::bf16});
   float* block = product_scratch(Scratch::c, smaller(rows, kBlockM) * smaller(columns, kBlockN));
   for (int64_t n0 = 0; n0 < columns; n0 += kBlockN)
     for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {

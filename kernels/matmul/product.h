@@ -10,7 +10,8 @@
 namespace slipstream::kernels {
 
 /// c[m,n] (+)= op(a)[m,k] · op(b)[k,n], row-major. A transposed operand is stored [k,m] or [n,k]; strides are elements
-/// between stored rows. `a` and `b` are float for product_f32 and bfloat16 for product_bf16.
+/// between stored rows. `a` and `b` are float for product_f32 and bfloat16 for product_bf16, which may round its float
+/// sums to a bfloat16 `c`, after it added a bias per column to them.
 struct Product {
   const void* a = nullptr;
   int64_t a_stride = 0;
@@ -18,10 +19,12 @@ struct Product {
   const void* b = nullptr;
   int64_t b_stride = 0;
   bool b_transposed = false;
-  float* c = nullptr;
+  void* c = nullptr;
   int64_t c_stride = 0;
   int64_t m = 0, n = 0, k = 0;
-  bool accumulate = false;
+  bool accumulate = false;       // float c only
+  DType c_dtype = DType::f32;    // bf16: product_bf16 only
+  const void* bias = nullptr;    // [n] bfloat16; bfloat16 c only
 };
 
 /// Blocks. Uses no other thread. Sizes of at least 1. Throws: InternalError with the library's status.

@@ -8,6 +8,7 @@
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <string>
+#include <unordered_map>
 
 #include "engine/base/check.h"
 #include "kernels/common/isa.h"
@@ -39,7 +40,7 @@ using Key = std::array<int64_t, 7>;
 
 struct Bf16Product {
   dnnl::matmul primitive;
-  dnnl::memory a, b, c;
+  dnnl::memory a, b, c, bias;
 };
 
 Bf16Product build(const Product& p, const dnnl::engine& engine) {
@@ -49,7 +50,8 @@ Bf16Product build(const Product& p, const dnnl::engine& engine) {
   };
   const auto a = describe(p.m, p.k, p.a_stride, p.a_transposed, memory::data_type::bf16);
   const auto b = describe(p.k, p.n, p.b_stride, p.b_transposed, memory::data_type::bf16);
-  const auto c = describe(p.m, p.n, p.c_stride, false, memory::data_type::f32);
+  const auto c = describe(p.m, p.n, p.c_stride, false, p.c_dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32);
+  const auto bias = p.bias != nullptr ? describe(1, p.n, p.n, false, memory::data_type::bf16) : memory::desc();
   dnnl::primitive_attr attributes;
   if (p.accumulate) {
     dnnl::post_ops operations;
@@ -57,12 +59,13 @@ Bf16Product build(const Product& p, const dnnl::engine& engine) {
     attributes.set_post_ops(operations);
   }
 #if DNNL_VERSION_MAJOR >= 3
-  const dnnl::matmul::primitive_desc description(engine, a, b, c, attributes);
+  const dnnl::matmul::primitive_desc description(engine, a, b, bias, c, attributes);
 #else
-  const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, engine);
+  const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, bias, c), attributes, engine);
 #endif
   return {dnnl::matmul(description),
-          memory(a, engine, nullptr), memory(b, engine, nullptr), memory(c, engine, nullptr)};
+          memory(a, engine, nullptr), memory(b, engine, nullptr), memory(c, engine, nullptr),
+          p.bias != nullptr ? memory(bias, engine, nullptr) : memory()};
 }
 
 }  // namespace
@@ -71,7 +74,7 @@ void product_f32(const Product& p) {
   hold_thread();
   const dnnl_status_t status = dnnl_sgemm(p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', p.m, p.n, p.k, 1.0f,
                                           static_cast<const float*>(p.a), p.a_stride, static_cast<const float*>(p.b),
-                                          p.b_stride, p.accumulate ? 1.0f : 0.0f, p.c, p.c_stride);
+                                          p.b_stride, p.accumulate ? 1.0f : 0.0f, static_cast<float*>(p.c), p.c_stride);
   if (status != dnnl_success)
     throw InternalError("[matmul] dnnl_sgemm failed with status {} for m = {}, n = {}, k = {}.",
                         static_cast<int>(status), p.m, p.n, p.k);
@@ -92,7 +95,8 @@ void product_bf16(const Product& p) {
   thread_local const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   thread_local dnnl::stream stream(engine);
   thread_local std::map<Key, Bf16Product> products;
-  const int64_t flags = (p.a_transposed ? 1 : 0) | (p.b_transposed ? 2 : 0) | (p.accumulate ? 4 : 0);
+  const int64_t flags = (p.a_transposed ? 1 : 0) | (p.b_transposed ? 2 : 0) | (p.accumulate ? 4 : 0) | (p.c_dtype == DType::bf16 ? 8 : 0) |
+                        (p.bias != nullptr ? 16 : 0);
   const Key key = {p.m, p.n, p.k, p.a_stride, p.b_stride, p.c_stride, flags};
   try {
     auto found = products.find(key);
@@ -101,7 +105,12 @@ void product_bf16(const Product& p) {
     it.a.set_data_handle(const_cast<void*>(p.a));
     it.b.set_data_handle(const_cast<void*>(p.b));
     it.c.set_data_handle(p.c);
-    it.primitive.execute(stream, {{DNNL_ARG_SRC, it.a}, {DNNL_ARG_WEIGHTS, it.b}, {DNNL_ARG_DST, it.c}});
+    std::unordered_map<int, dnnl::memory> memories = {{DNNL_ARG_SRC, it.a}, {DNNL_ARG_WEIGHTS, it.b}, {DNNL_ARG_DST, it.c}};
+    if (p.bias != nullptr) {
+      it.bias.set_data_handle(const_cast<void*>(p.bias));
+      memories.emplace(DNNL_ARG_BIAS, it.bias);
+    }
+    it.primitive.execute(stream, memories);
     stream.wait();
   } catch (const dnnl::error& error) {
     throw InternalError("[matmul] oneDNN failed with status {} ({}) for m = {}, n = {}, k = {} in bfloat16.",

@@ -29,7 +29,7 @@ void product_f32(const Product& p) {
                    Stride(p.a_stride));
   const ConstMap b(static_cast<const float*>(p.b), p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n,
                    Stride(p.b_stride));
-  Map c(p.c, p.m, p.n, Stride(p.c_stride));
+  Map c(static_cast<float*>(p.c), p.m, p.n, Stride(p.c_stride));
   if (p.a_transposed && p.b_transposed)
     multiply(a.transpose(), b.transpose(), c, p.accumulate);
   else if (p.a_transposed)

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buckets: what they cover, how large they are, and what their sizes leave exposed on a wire, against a wire of a few lines.
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "engine/plan/layout.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+/// `count` parameters of `elems` each; the gradient of one is complete after every backward piece.
+ModelSpec even_model(int count, int64_t elems) {
+  ModelSpec model;
+  model.layers = count;
+  for (int p = 0; p < count; ++p) {
+    model.parameters.push_back({.tensors = {{.name = "p" + std::to_string(p), .shape = {elems}}}, .layer = p, .elems = elems});
+    model.backward.push_back(static_cast<uint32_t>(model.pieces.size()));
+    model.pieces.push_back({.name = "p", .layer = p, .works = {}, .ready = {{static_cast<uint32_t>(p), 0, elems}}});
+  }
+  return model;
+}
+
+ParameterLayout cut(const ModelSpec& model, int64_t first, int64_t largest) {
+  return place_parameters(model, {.bucket_bytes = largest, .first_bucket_bytes = first});
+}
+
+/// What the last byte arrives after the last piece, in pieces: each piece takes 1, what one piece completes takes `ratio` on the wire.
+double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
+  const double ratio_per_elem = ratio * static_cast<double>(pieces) / static_cast<double>(layout.flat_elems);
+  double wire = 0;
+  for (const Bucket& bucket : layout.buckets)
+    wire = std::max(wire, bucket.ready_position + 1.0) + static_cast<double>(bucket.elems) * ratio_per_elem;
+  return wire - static_cast<double>(pieces);
+}
+
+}  // namespace
+
+TEST_CASE("layout: buckets follow each other and hold every gradient once", "[layout]") {
+  for (const int count : {1, 2, 7, 64})
+    for (const int64_t first : {64, 256, 4096})
+      for (const int64_t largest : {64, 1000, 4096, 1 << 30}) {
+        const ParameterLayout layout = cut(even_model(count, 64), first, largest);
+        CAPTURE(count, first, largest);
+        int64_t offset = 0;
+        uint32_t part = 0;
+        for (const Bucket& bucket : layout.buckets) {
+          CHECK(bucket.offset_elems == offset);
+          CHECK(bucket.first_part == part);
+          offset += bucket.elems;
+          part += bucket.part_count;
+        }
+        CHECK(offset == layout.flat_elems);
+        CHECK(part == static_cast<uint32_t>(count));
+      }
+}
+
+TEST_CASE("layout: the first bucket is small, and towards the end each takes half of what is left", "[layout]") {
+  const ParameterLayout layout = cut(even_model(100, 256), 1 << 10, 16 << 10);  // of 1 KiB each
+  std::vector<int64_t> kib;
+  for (const Bucket& bucket : layout.buckets) kib.push_back(bucket.elems * 4 >> 10);
+  CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 16, 16, 10, 5, 2, 1, 1});
+}
+
+TEST_CASE("layout: halving exposes the last bucket alone, up to a wire that takes half of what compute takes", "[layout]") {
+  constexpr int kPieces = 256;
+  const ModelSpec model = even_model(kPieces, 256);
+  const int64_t first = 1 << 10, largest = 32 << 10;
+  const ParameterLayout layout = cut(model, first, largest);
+  for (const double ratio : {0.125, 0.25, 0.375, 0.5}) {
+    const double last = static_cast<double>(layout.buckets.back().elems) / 256 * ratio;
+    CAPTURE(ratio, last);
+    CHECK(exposed(layout, kPieces, ratio) == Approx(last));
+    // Of equal buckets the last one is 32 pieces long.
+    CHECK(exposed(cut(model, largest, largest), kPieces, ratio) == Approx(32 * ratio));  // equal buckets
+  }
+  // A slow wire never rests once the second bucket is ready, 1 + 32 pieces after the start.
+  CHECK(exposed(layout, kPieces, 2) == Approx(33 + 2 * (kPieces - 1) - kPieces));
+}
