@@ -47,10 +47,11 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
     case ReduceWay::bucketed: break;
   }
   // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each takes
-  // half of what is left, which hides all but the smallest up to a wire that takes half of the compute's time.
+  // a quarter of what is left, which hides all but the smallest while the wire takes up to 3/4 of the compute's time.
+  constexpr int64_t kShareOfLeft = 4;
   const int64_t first_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   const int64_t limit_bytes =
-      bucket_index == 0 ? first_bytes : std::min(options.bucket_bytes, std::max(first_bytes, left_elems * 4 / 2));
+      bucket_index == 0 ? first_bytes : std::min(options.bucket_bytes, std::max(first_bytes, left_elems * 4 / kShareOfLeft));
   return elems * 4 >= limit_bytes;
 }
 

@@ -37,6 +37,17 @@ double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   return wire - static_cast<double>(pieces);
 }
 
+/// What pieces in forward order wait for buckets that are gathered in that order, from before the first of them.
+double gather_exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
+  double wire = 0, compute = 0;
+  for (auto bucket = layout.buckets.rbegin(); bucket != layout.buckets.rend(); ++bucket) {
+    const double share = static_cast<double>(bucket->elems) * static_cast<double>(pieces) / static_cast<double>(layout.flat_elems);
+    wire += ratio * share;
+    compute = std::max(compute, wire) + share;
+  }
+  return compute - static_cast<double>(pieces);
+}
+
 }  // namespace
 
 TEST_CASE("layout: buckets follow each other and hold every gradient once", "[layout]") {
@@ -58,24 +69,25 @@ TEST_CASE("layout: buckets follow each other and hold every gradient once", "[la
       }
 }
 
-TEST_CASE("layout: the first bucket is small, and towards the end each takes half of what is left", "[layout]") {
+TEST_CASE("layout: the first bucket is small, and towards the end each takes a quarter of what is left", "[layout]") {
   const ParameterLayout layout = cut(even_model(100, 256), 1 << 10, 16 << 10);  // of 1 KiB each
   std::vector<int64_t> kib;
   for (const Bucket& bucket : layout.buckets) kib.push_back(bucket.elems * 4 >> 10);
-  CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 16, 16, 10, 5, 2, 1, 1});
+  CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 13, 10, 7, 6, 4, 3, 2, 2, 1, 1, 1, 1});
 }
 
-TEST_CASE("layout: halving exposes the last bucket alone, up to a wire that takes half of what compute takes", "[layout]") {
+TEST_CASE("layout: shrinking buckets expose the last one alone, up to a wire that takes 3/4 of what compute takes", "[layout]") {
   constexpr int kPieces = 256;
   const ModelSpec model = even_model(kPieces, 256);
   const int64_t first = 1 << 10, largest = 32 << 10;
-  const ParameterLayout layout = cut(model, first, largest);
-  for (const double ratio : {0.125, 0.25, 0.375, 0.5}) {
+  const ParameterLayout layout = cut(model, first, largest), equal = cut(model, largest, largest);
+  for (const double ratio : {0.125, 0.25, 0.5, 0.75}) {
     const double last = static_cast<double>(layout.buckets.back().elems) / 256 * ratio;
     CAPTURE(ratio, last);
     CHECK(exposed(layout, kPieces, ratio) == Approx(last));
-    // Of equal buckets the last one is 32 pieces long.
-    CHECK(exposed(cut(model, largest, largest), kPieces, ratio) == Approx(32 * ratio));  // equal buckets
+    CHECK(exposed(equal, kPieces, ratio) == Approx(32 * ratio));
+    CHECK(gather_exposed(layout, kPieces, ratio) == Approx(last));
+    CHECK(gather_exposed(equal, kPieces, ratio) == Approx(32 * ratio));
   }
   // A slow wire never rests once the second bucket is ready, 1 + 32 pieces after the start.
   CHECK(exposed(layout, kPieces, 2) == Approx(33 + 2 * (kPieces - 1) - kPieces));
