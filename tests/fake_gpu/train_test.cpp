@@ -119,7 +119,8 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     const double validation = std::abs(gpu.lines.back().at("val_loss").as_double() - cpu.lines.back().at("val_loss").as_double());
     std::printf("%-60s loss %.1e, norm %.1e, validation %.1e, weights %.1e\n", row.name.c_str(), loss, norms, validation, weights);
     CHECK(loss <= row.loss);
-    CHECK(norms <= 10 * row.loss);
+    // What rounds on the wire turns the last bit of a float into 2^-8 of an element now and then, in the norm as in the weights.
+    CHECK(norms <= std::max(10 * row.loss, row.weights));
     CHECK(validation <= 6 * row.loss);
     CHECK(weights <= row.weights);
     // The tolerance sees one step of training: the comparison can fail.
