@@ -62,7 +62,7 @@ Contestant::Contestant(std::string named, World& world, const Place& place, cons
                             .graph = replayed,
                             .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
                             .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
-                            .leave = [&world](const std::string& sentence) { world.leave(sentence); },
+                            .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
                             .paced_item_ns = paced_item_ns};
   rank = std::make_unique<Rank>(std::move(finished.job), std::move(device), std::move(communicators), options,
                                 [measured = job.get(), who = world.rank()](const StagedBatch& staged) { load_random(*measured, who, staged); });

@@ -147,7 +147,8 @@ Rank::~Rank() {
     synchronize();
   } catch (const std::exception& error) {
     // A stream has failed; the error has been or will be reported by whoever waited for it.
-    abort(error.what());
+    const auto* known = dynamic_cast<const Error*>(&error);
+    abort(error.what(), known != nullptr ? known->code() : ExitCode::bug);
     // An abort makes a graph's run end, and ends itself when no graph holds its communicator any more.
     if (watchdog_) watchdog_->watch_to_the_end([&] { graphs_ = {}; });
   }
@@ -388,8 +389,8 @@ void Rank::synchronize() {
   });
 }
 
-void Rank::abort(const std::string& reason) {
-  if (watchdog_) return watchdog_->give_up(reason);
+void Rank::abort(const std::string& reason, ExitCode code) {
+  if (watchdog_) return watchdog_->give_up(reason, code);
   for (const auto& communicator : communicators_)
     if (communicator) communicator->abort();
 }

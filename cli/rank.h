@@ -30,7 +30,7 @@ struct RankOptions {
   /// Blocks. Collective: do all ranks say yes? `awaited` names what it is about.
   std::function<bool(bool mine, const std::string& awaited)> all_agree = [](bool mine, const std::string&) { return mine; };
   double timeout_seconds = 600;  // that the host waits at one place for a GPU whose ranks communicate
-  std::function<void(const std::string& sentence)> leave = {};  // the process, with a GPU that no abort frees; see comm/watchdog.h
+  std::function<void(const std::string& sentence, ExitCode code)> leave = {};  // the process, with a GPU that no abort frees; see comm/watchdog.h
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
@@ -88,7 +88,7 @@ class Rank {
   /// Blocks. Waits for everything issued.
   void synchronize();
   /// Makes every collective in flight fail, so that no thread waits for ever. On cuda it returns at once, and waits then throw `reason`.
-  void abort(const std::string& reason);
+  void abort(const std::string& reason, ExitCode code = ExitCode::communication);
 
   /// Spans finished so far, by channel; moves them out.
   std::vector<std::vector<Span>> drain();

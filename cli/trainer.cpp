@@ -97,7 +97,7 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
                   .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)), .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards,
                   .graph = finished.replay.taken, .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
                   .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
-                  .leave = [&world](const std::string& sentence) { world.leave(sentence); }},
+                  .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());

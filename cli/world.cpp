@@ -49,9 +49,9 @@ int64_t World::clock_offset_ns() {
   return offset_ns;
 }
 void World::abort(ExitCode code) { mpi_->abort(static_cast<int>(code)); }
-void World::leave(const std::string& sentence) {
+void World::leave(const std::string& sentence, ExitCode code) {
   std::fprintf(stderr, "slipstream: on rank %d: %s\n", rank(), sentence.c_str());
-  std::_Exit(static_cast<int>(ExitCode::communication));
+  std::_Exit(static_cast<int>(code));
 }
 
 void World::together(const std::function<void()>& stage) {

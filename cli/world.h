@@ -61,9 +61,9 @@ class World {
   int64_t clock_offset_ns();
   /// Ends all ranks with this code; does not return when there are several.
   [[noreturn]] void abort(ExitCode code);
-  /// Prints the sentence and ends this process with code 6, at which the launcher ends the others. From any thread: for a rank whose
+  /// Prints the sentence and ends this process with this code, at which the launcher ends the others. From any thread: for a rank whose
   /// own is stuck, and with it MPI.
-  [[noreturn]] void leave(const std::string& sentence);
+  [[noreturn]] void leave(const std::string& sentence, ExitCode code = ExitCode::communication);
 
   /// Blocks. Collective, in the same order on all ranks: a communicator for every communication channel of `job`, on
   /// the wire of the run: NCCL between GPUs (`kind` cuda, whose device is the current one), else MPI; with an emulated

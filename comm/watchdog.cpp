@@ -65,11 +65,12 @@ void Watchdog::abort_all() {
     while (!(ends_ && left == 0)) {
       changed_.wait_for(lock, options_.poll);
       if (!waits_ && !ends_) since = Clock::now();
-      if (!options_.leave || std::chrono::duration<double>(Clock::now() - since).count() <= options_.patience_seconds) continue;
-      const std::string sentence = fmt::format("{} The communicators were told to abort, and the GPU has not become free within {} s.", trouble_,
-                                               options_.patience_seconds);
+      const double patience_seconds = ends_ ? std::min(options_.farewell_seconds, options_.patience_seconds) : options_.patience_seconds;
+      if (!options_.leave || std::chrono::duration<double>(Clock::now() - since).count() <= patience_seconds) continue;
+      const std::string sentence =
+          fmt::format("{} The communicators were told to abort, and the GPU has not become free within {} s.", trouble_, patience_seconds);
       lock.unlock();
-      options_.leave(sentence);
+      options_.leave(sentence, trouble_code_);
       lock.lock();
       since = Clock::now();
     }
@@ -77,10 +78,10 @@ void Watchdog::abort_all() {
   for (std::thread& abort : aborts) abort.join();
 }
 
-void Watchdog::give_up(const std::string& sentence) {
+void Watchdog::give_up(const std::string& sentence, ExitCode code) {
   {
     const std::lock_guard lock(mutex_);
-    if (trouble_.empty()) trouble_ = sentence;
+    if (trouble_.empty()) trouble_ = sentence, trouble_code_ = code;
   }
   changed_.notify_all();
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "engine/base/check.h"
 
 namespace slipstream::comm {
 
@@ -20,8 +21,9 @@ struct WatchdogOptions {
   double timeout_seconds = 600;  // that the host may wait at one place
   std::chrono::milliseconds poll{100};
   double patience_seconds = 60;  // that the host may go on waiting after the communicators were told to abort
+  double farewell_seconds = 5;   // the same once the owner ends: on a lost GPU a recording that broke off keeps its communicators for ever
   /// What is left then: called with the sentence, from the watchdog's thread; should end the process. Empty: it waits on.
-  std::function<void(const std::string& sentence)> leave = {};
+  std::function<void(const std::string& sentence, ExitCode code)> leave = {};
 };
 
 /// Aborts all communicators at the first trouble, so that whoever waits for the device returns; rethrow() then says why.
@@ -46,7 +48,7 @@ class Watchdog {
   /// Throws what was seen, if anything.
   void rethrow();
   /// Trouble that somebody else has seen; the first counts. Returns at once.
-  void give_up(const std::string& sentence);
+  void give_up(const std::string& sentence, ExitCode code = ExitCode::communication);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -62,6 +64,7 @@ class Watchdog {
   bool waits_ = false;
   Clock::time_point waits_since_;
   std::string trouble_;
+  ExitCode trouble_code_ = ExitCode::communication;
   std::thread thread_;
 };
 

@@ -119,15 +119,16 @@ TEST_CASE("a device that no abort frees is left with the sentence, but not while
   std::promise<std::string> left;
   std::atomic<bool> may_leave{false};
   comm::WatchdogOptions options{.poll = std::chrono::milliseconds(1), .patience_seconds = 0.02};
-  options.leave = [&](const std::string& sentence) {
+  options.leave = [&](const std::string& sentence, ExitCode code) {
     if (!wire.stands.exchange(false)) return;
+    CHECK(code == ExitCode::resources);
     CHECK(may_leave);
     left.set_value(sentence);
   };
   {
     wire.stands = true;
     Watchdog watchdog({&wire}, in_flight, options);
-    watchdog.give_up("[nccl] reduce: a peer is gone.");
+    watchdog.give_up("[nccl] reduce: a peer is gone.", ExitCode::resources);
     while (!wire.aborted) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(60));  // saves weights, say
     may_leave = true;
