@@ -25,8 +25,7 @@ Watchdog::~Watchdog() {
 void Watchdog::run() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, options_.poll, [&] { return ends_ || !trouble_.empty(); })) {
-    const bool waits = waits_;
-    const bool late = waits && std::chrono::duration<double>(Clock::now() - waits_since_).count() > options_.timeout_seconds;
+    const bool late = waits_ && std::chrono::duration<double>(Clock::now() - waits_since_).count() > options_.timeout_seconds;
     lock.unlock();
     std::string sentence;
     try {
@@ -34,6 +33,9 @@ void Watchdog::run() {
     } catch (const CommError& error) {
       sentence = error.what();
     }
+    lock.lock();
+    const bool waits = waits_;  // read after the check: who began to wait meanwhile is told what it waits for
+    lock.unlock();
     // Only while the host waits does nobody move what is in flight.
     const std::string work = waits && (late || !sentence.empty()) ? in_flight_() : "";
     if (!sentence.empty() && !work.empty()) sentence += fmt::format(" In flight: {}.", work);
