@@ -87,7 +87,8 @@ class Rank {
 
   /// Blocks. Waits for everything issued.
   void synchronize();
-  /// Makes every collective in flight fail, so that no thread waits for ever. On cuda it returns at once, and waits then throw `reason`.
+  /// Makes every collective in flight fail, so that no thread waits for ever. On cuda it returns at once, and waits then throw `reason`;
+  /// `code` is what the process is left with if nothing frees the GPU.
   void abort(const std::string& reason, ExitCode code = ExitCode::communication);
 
   /// Spans finished so far, by channel; moves them out.

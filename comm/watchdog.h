@@ -22,7 +22,7 @@ struct WatchdogOptions {
   std::chrono::milliseconds poll{100};
   double patience_seconds = 60;  // that the host may go on waiting after the communicators were told to abort
   double farewell_seconds = 5;   // the same once the owner ends: on a lost GPU a recording that broke off keeps its communicators for ever
-  /// What is left then: called with the sentence, from the watchdog's thread; should end the process. Empty: it waits on.
+  /// What is left then: called with the sentence and the code of the trouble, from the watchdog's thread; should end the process. Empty: it waits on.
   std::function<void(const std::string& sentence, ExitCode code)> leave = {};
 };
 
@@ -47,7 +47,7 @@ class Watchdog {
   void watch_to_the_end(const std::function<void()>& wait);
   /// Throws what was seen, if anything.
   void rethrow();
-  /// Trouble that somebody else has seen; the first counts. Returns at once.
+  /// Trouble that somebody else has seen; the first counts. `code` is for `leave`. Returns at once.
   void give_up(const std::string& sentence, ExitCode code = ExitCode::communication);
 
  private:

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <set>
-#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -38,8 +37,8 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
   return parts;
 }
 
-/// `left_elems`: what no bucket before this one holds, its own included.
-bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t left_elems) {
+/// `rest_elems`: of the parts behind this bucket.
+bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems) {
   switch (options.way) {
     case ReduceWay::per_parameter:
     case ReduceWay::naive: return true;
@@ -49,10 +48,9 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
   // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each takes
   // a quarter of what is left, which hides all but the smallest while the wire takes up to 3/4 of the compute's time.
   constexpr int64_t kShareOfLeft = 4;
-  const int64_t first_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
-  const int64_t limit_bytes =
-      bucket_index == 0 ? first_bytes : std::min(options.bucket_bytes, std::max(first_bytes, left_elems * 4 / kShareOfLeft));
-  return elems * 4 >= limit_bytes;
+  const int64_t bytes = elems * 4;
+  if (bytes < std::min(options.first_bucket_bytes, options.bucket_bytes)) return false;
+  return bucket_index == 0 || bytes >= options.bucket_bytes || elems * kShareOfLeft >= elems + rest_elems;
 }
 
 }  // namespace
@@ -104,9 +102,8 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     });
   };
   int64_t offset = 0;
-  int64_t left_elems = 0;  // in no closed bucket
-  for (const PlacedPart& placed : layout.parts) left_elems += placed.part.elems;
-  int64_t open_elems = 0;  // of parts in the open one, without padding
+  int64_t rest_elems = 0;
+  for (const PlacedPart& placed : layout.parts) rest_elems += placed.part.elems;
   Bucket open{};
   for (uint32_t p = 0; p < layout.parts.size(); ++p) {
     PlacedPart& placed = layout.parts[p];
@@ -117,7 +114,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     // Between two parts of one parameter there is no padding: the parameter is one contiguous tensor.
     offset += last_of_parameter ? round_up(placed.part.elems, kPartAlignmentElems) : placed.part.elems;
     ++open.part_count;
-    open_elems += placed.part.elems;
+    rest_elems -= placed.part.elems;
     open.ready_position = std::max(open.ready_position, placed.ready_position);
     const bool last = p + 1 == layout.parts.size();
     const bool even = !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
@@ -131,13 +128,12 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
                           (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
     const bool may_be_full = !(options.by_layer && layer >= 0) && !alone && whole_of(placed) == options.whole.end();
-    if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, left_elems))) {
+    if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems))) {
       open.layer = options.by_layer ? layer : -1;
       open.persistent = persists(placed);
       if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;
       layout.buckets.push_back(open);
-      left_elems -= std::exchange(open_elems, 0);
       open = {.offset_elems = offset, .first_part = p + 1};
     }
   }
