@@ -143,8 +143,10 @@ void print_zero_memory(const Planned& planned) {
   const auto outside_bytes = [&](int of_stage) {
     return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })->outside_bytes;
   };
-  fmt::print("\n  of these stay whole, because only layers are shared out: in stage 2 {} of gradients of embedding and head, in stage 3 {} of them and their parameters\n",
-             format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
+  fmt::print("\n");
+  if (outside_bytes(2) > 0)
+    fmt::print("  of these stay whole, because embedding and head share a table, which is always in use: in stage 2 {} of gradients, in stage 3 {} of them and parameters\n",
+               format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
 }
 
 /// Which group crosses which link, and who is in the first of them.

@@ -65,7 +65,7 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
       ZeroMemory row{.stage = stage, .ranks = ranks};
       for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
       for (size_t b = 0; b < job.homes.size(); ++b)
-        if (job.layout.buckets[b].layer < 0) row.outside_bytes += (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
+        if (!job.layout.buckets[b].unit) row.outside_bytes += (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
       const int64_t elems = job.model.parameter_elems();
       const StateBytes states = state_bytes(job.model.dtype, stage);
       row.formula_bytes = elems * states.whole + elems * states.shared / ranks;
@@ -104,7 +104,7 @@ std::vector<std::string> remarks(const RunConfig& config, const Machine& machine
   const std::vector<Bucket>& buckets = job.layout.buckets;
   const std::vector<ParameterSpec>& parameters = job.model.parameters;
   const auto larger = std::count_if(parameters.begin(), parameters.end(), [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
-  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return b.layer >= 0 && 4 * b.elems > job.options.bucket_bytes; }))
+  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return b.unit && 4 * b.elems > job.options.bucket_bytes; }))
     lines.push_back(fmt::format("zero.stage {}: a layer is one bucket; overlap.bucket_size = {} cuts the rest only", stage, format_bytes(job.options.bucket_bytes)));
   else if (larger > 0 && job.options.way == ReduceWay::bucketed && stage < 2 && job.mesh.group_size(Axis::replica) > 1)
     lines.push_back(fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with what is before it", larger,

@@ -24,7 +24,7 @@ struct ZeroMemory {
   int stage = 0;
   int ranks = 0;
   int64_t planned_bytes = 0;  // without slots
-  int64_t outside_bytes = 0;  // of these: gradients (stages 2, 3) and parameters (3) outside the layers, in embedding and head, which stay whole
+  int64_t outside_bytes = 0;  // of these: gradients (stages 2, 3) and parameters (3) that stay whole: of embedding and head, where they share a table
   int64_t formula_bytes = 0;
 };
 

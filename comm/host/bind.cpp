@@ -46,10 +46,6 @@ void check_slice(const Verb& verb, const char* what, const Slice& slice, int64_t
                     size_of(verb.transfer.dtype));
 }
 
-bool overlap(const Slice& a, const Slice& b) {
-  return a.buffer == b.buffer && a.begin_bytes < b.end_bytes() && b.begin_bytes < a.end_bytes();
-}
-
 /// The one way in which `from` and `to` of this verb may share bytes.
 bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank) {
   switch (verb.op) {
@@ -114,7 +110,7 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   if (writes) check_slice(verb, "to", to, to_bytes(verb, size));
   from.size_bytes = from_bytes(verb, size);
   to.size_bytes = to_bytes(verb, size);
-  if (reads && writes && overlap(from, to) && !is_in_place(verb, from, to, rank))
+  if (reads && writes && from.overlaps(to) && !is_in_place(verb, from, to, rank))
     throw CommError("[comm] {}: `from` [{}, {}) and `to` [{}, {}) of one buffer overlap, and not in the way that is in "
                     "place for this verb. Give separate memory.", describe(verb), from.begin_bytes, from.end_bytes(),
                     to.begin_bytes, to.end_bytes());

@@ -104,8 +104,8 @@ std::vector<Field<R>> make_fields() {
               "stays inside a node."),
 
       F::integer("zero.stage", at(&R::zero, &Zero::stage), {0, 3},
-                 "What data ranks share out: 1 optimizer states, 2 and gradients, 3 and parameters, these two of layers: those of embedding and head stay "
-                 "whole. 0: nothing."),
+                 "What data ranks share out: 1 optimizer states, 2 and gradients, 3 and parameters. 0: nothing. A table that embedding and head share is always in use: "
+                 "2 and 3 share out its optimizer states."),
       F::integer("zero.prefetch_depth", at(&R::zero, &Zero::prefetch_depth), {0, 65536},
                  "Layers whose parameters are gathered ahead of use."),
       F::boolean("zero.reshard_after_forward", at(&R::zero, &Zero::reshard_after_forward),

@@ -26,6 +26,7 @@ struct Slice {
   int64_t size_bytes = 0;
 
   int64_t end_bytes() const { return begin_bytes + size_bytes; }
+  bool overlaps(const Slice& other) const { return buffer == other.buffer && begin_bytes < other.end_bytes() && other.begin_bytes < end_bytes(); }
   bool operator==(const Slice&) const = default;
 };
 

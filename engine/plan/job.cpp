@@ -4,6 +4,7 @@
 #include "engine/plan/job.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/core.h>
 
@@ -52,6 +53,24 @@ void add_channels(Job& job) {
   if (job.is_hybrid()) job.channels.push_back({"reduce_across", Axis::data_outer});
 }
 
+/// Whether what is before the first layer and what is behind the last share no parameter. A table that they share is in use from the first piece of a forward pass
+/// to the last of a backward pass: a slot for it would be as large and never free.
+bool ends_are_apart(const ModelSpec& model) {
+  std::map<BufferId, int> layer_of;  // of values and gradients
+  for (const ParameterSpec& parameter : model.parameters) {
+    if (parameter.is_copy) return false;
+    layer_of[parameter.value] = layer_of[parameter.gradient] = parameter.layer;
+  }
+  bool apart = true;
+  for (const std::vector<uint32_t>* pass : {&model.forward, &model.backward, &model.evaluate})
+    for (uint32_t piece : *pass)
+      model.for_accesses(piece, [&](const Slice& slice, bool) {
+        const auto found = layer_of.find(slice.buffer);
+        apart &= found == layer_of.end() || found->second == model.pieces[piece].layer;
+      });
+  return apart;
+}
+
 /// Takes the stage's part of the model and says what of the whole it must know.
 void take_stage(Job& job) {
   ModelSpec& model = job.model;
@@ -67,6 +86,7 @@ void take_stage(Job& job) {
   if (options.schedule.stages.empty())
     options.schedule = make_schedule(ScheduleKind::one_f_one_b, {.stages = options.sizes.pipeline, .micro_batches = job.buffers.micro_batches});
   if (options.layers.empty() && options.schedule.parts() == 1) options.layers = {model.layers};
+  const bool ends = options.zero_stage >= 2 && ends_are_apart(model);
   const uint32_t take_batch = model.forward.front();
   job.chunks = cut_stage(model, job.buffers, options.schedule, options.layers, job.stage());
   job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute);
@@ -76,7 +96,8 @@ void take_stage(Job& job) {
   LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
                        // Shards that are summed by exchange are cut into a part for every group.
                        .group_size = job.mesh.group_size(options.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
-                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32, .alone = {}, .by_layer = options.zero_stage >= 2, .passes = {}, .whole = {},
+                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32, .alone = {}, .by_layer = options.zero_stage >= 2,
+                       .ends = ends, .passes = {}, .whole = {},
                        .persistent_elems = options.zero_stage >= 3 ? options.persistent_elems : 0};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)

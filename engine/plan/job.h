@@ -76,7 +76,9 @@ struct JobBuffers {
   BufferId loss_sum = 0;      // of the losses of all ranks; == ModelSpec::loss on one rank
   BufferId tied_share = 0;    // first stage: the head's share of a tied table's gradient
   BufferId value_slots = 0;   // stage 3: prefetch_depth + 1 layers
+  BufferId end_values = 0;    // stage 3: one slot for what is before the first layer and what is behind the last
   BufferId gradient_slots = 0;  // stages 2 and 3: two layers
+  BufferId end_gradients = 0;   // stages 2 and 3: one slot as end_values
   BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard on its way to being added
   BufferId scalars_next = 0;  // AdamwScalars of the next step, staged with its batch
   BufferId scalars = 0;       // AdamwScalars of this step

@@ -88,10 +88,11 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
   };
   std::stable_partition(layout.parts.begin(), layout.parts.end(), [&](const PlacedPart& placed) { return !persists(placed); });
   layout.parameter_offsets.assign(model.parameters.size(), 0);
-  // Layers are numbered from 0; what lies before the first and after the last has no layer of its own.
-  const auto layer_of = [&](const PlacedPart& placed) {
+  const auto unit_of = [&](const PlacedPart& placed) -> std::optional<int> {
     const int layer = model.parameters[placed.part.parameter].layer;
-    return layer < 0 || layer == model.layers || persists(placed) ? -1 : layer;
+    const bool inside = layer >= 0 && layer < model.layers;
+    if (!options.by_layer || persists(placed) || (!inside && !options.ends)) return {};
+    return layer;
   };
   const auto is_alone = [&](uint32_t parameter) {
     return std::find(options.alone.begin(), options.alone.end(), parameter) != options.alone.end();
@@ -119,17 +120,18 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool last = p + 1 == layout.parts.size();
     const bool even = !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
     const bool may_cut = last_of_parameter || (options.way == ReduceWay::bucketed && even);
-    const int layer = layer_of(placed), next_layer = last ? -1 : layer_of(layout.parts[p + 1]);
+    const std::optional<int> unit = unit_of(placed);
     const bool alone = is_alone(placed.part.parameter);
     const bool pass_ends = !last && std::any_of(options.passes.begin(), options.passes.end(), [&](uint32_t begin) {
       return placed.ready_position < begin && layout.parts[p + 1].ready_position >= begin;
     });
-    const bool must_cut = (options.by_layer && (layer != next_layer || pass_ends)) || (!last && persists(placed) != persists(layout.parts[p + 1])) ||
+    const bool must_cut = (options.by_layer && ((!last && unit != unit_of(layout.parts[p + 1])) || pass_ends)) || (!last && persists(placed) != persists(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
-    const bool may_be_full = !(options.by_layer && layer >= 0) && !alone && whole_of(placed) == options.whole.end();
+    const bool is_layer = unit && *unit >= 0 && *unit < model.layers;
+    const bool may_be_full = !is_layer && !alone && whole_of(placed) == options.whole.end();
     if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems))) {
-      open.layer = options.by_layer ? layer : -1;
+      open.unit = unit;
       open.persistent = persists(placed);
       if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;

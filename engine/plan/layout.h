@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@ struct LayoutOptions {
   bool sharded = false;   // every bucket divides evenly among the group, 16 elements at a time
   std::vector<uint32_t> alone;  // parameters that have a bucket of their own, of which nothing is left over
   bool by_layer = false;  // the parameters of a layer are one bucket, alone in it
+  bool ends = false;      // by_layer: those before the first layer, and those behind the last, have buckets of their own, too
   std::vector<uint32_t> passes;  // by_layer: ready positions where another pass begins: what it makes of a layer is a bucket of its own
   std::vector<std::pair<uint32_t, uint32_t>> whole;  // ready positions [begin, end): what becomes ready there is one bucket, alone in it
   int64_t persistent_elems = 0;  // by_layer: but those up to so many elements are in buckets of no layer, behind all others
@@ -45,7 +47,7 @@ struct Bucket {
   uint32_t part_count = 0;
   uint32_t ready_position = 0;  // the latest of its parts
   bool persistent = false;      // holds small parameters of layers and nothing else (persistent_elems)
-  int layer = -1;               // when it holds one layer and nothing else (by_layer), else -1
+  std::optional<int> unit;      // by_layer: what it is gathered and reduced with: a layer's number, -1 before the first, `layers` behind the last; none: stays whole
 };
 
 struct ParameterLayout {

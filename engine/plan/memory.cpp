@@ -71,9 +71,8 @@ void place_buckets(Job& job) {
     BucketHome& home = job.homes[b];
     home.shard_elems = bucket.elems / ranks;
     home.shard_offset_elems = bucket.offset_elems + index * home.shard_elems;
-    const bool layer = bucket.layer >= 0;
-    if (stage < 3 || !layer) values.take(home.values, bucket.elems);
-    if (stage < 2 || !layer) gradients.take(home.gradients, bucket.elems);
+    if (stage < 3 || !bucket.unit) values.take(home.values, bucket.elems);
+    if (stage < 2 || !bucket.unit) gradients.take(home.gradients, bucket.elems);
     if (home.values.size_bytes == 0 || encoded) value_shards.take(home.working, encoded_bytes(home.shard_elems, travels) / size_of(travels));
     // Of what persists every micro-batch is reduced too, so that its sum is apart from what backward writes.
     if (home.gradients.size_bytes == 0 || bucket.persistent) gradient_shards.take(home.gradient, home.shard_elems);
@@ -119,29 +118,38 @@ void set_views(Job& job) {
   }
 }
 
-/// Of all buckets of a layer.
-int64_t widest_layer_elems(const Job& job) {
+/// What a slot must hold.
+struct SlotElems {
+  int64_t unit = 0;
+  int64_t bucket = 0;  // of a layer there are two where its passes are apart, and each has its slot
+};
+SlotElems slot_elems(const Job& job, bool of_layers) {
+  SlotElems most;
   std::map<int, int64_t> elems;
-  int64_t widest_elems = 0;
-  for (const Bucket& bucket : job.layout.buckets)
-    if (bucket.layer >= 0) widest_elems = std::max(widest_elems, elems[bucket.layer] += bucket.elems);
-  return widest_elems;
+  for (const Bucket& bucket : job.layout.buckets) {
+    if (!bucket.unit || is_of_layer(job, bucket) != of_layers) continue;
+    most.unit = std::max(most.unit, elems[*bucket.unit] += bucket.elems);
+    most.bucket = std::max(most.bucket, bucket.elems);
+  }
+  return most;
 }
 
 void place_slots(Job& job) {
-  int64_t widest_elems = 0;  // of what a layer's gradients are reduced in: two buckets where their passes are apart
-  for (const Bucket& bucket : job.layout.buckets)
-    if (bucket.layer >= 0) widest_elems = std::max(widest_elems, bucket.elems);
-  int64_t widest_reduced_elems = widest_elems;  // in every micro-batch
-  for (const Bucket& bucket : job.layout.buckets)
-    if (bucket.persistent) widest_reduced_elems = std::max(widest_reduced_elems, bucket.elems);
+  const SlotElems layer = slot_elems(job, true), end = slot_elems(job, false);
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
-  if (job.options.zero_stage >= 3) job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(widest_layer_elems(job), job.model.dtype));
+  if (job.options.zero_stage >= 3) {
+    job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(layer.unit, job.model.dtype));
+    if (end.unit > 0) job.ids.end_values = add("parameters.end_slot", bytes_of(end.unit, job.model.dtype));
+  }
   if (job.options.zero_stage < 2) return;
-  job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * widest_elems);
-  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_reduced_elems, job.mesh.group_size(job.shard_axis())));
+  job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * layer.bucket);
+  if (end.unit > 0) job.ids.end_gradients = add("gradients.end_slot", 4 * end.unit);
+  int64_t widest_elems = std::max(layer.bucket, end.bucket);  // of what is reduced in every micro-batch
+  for (const Bucket& bucket : job.layout.buckets)
+    if (bucket.persistent) widest_elems = std::max(widest_elems, bucket.elems);
+  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(job.shard_axis())));
 }
 
 /// What is encoded is one bucket wide: buckets take turns.
@@ -174,10 +182,12 @@ StateBytes state_bytes(DType dtype, int zero_stage) {
   return {.whole = whole, .shared = value + gradient + optimizer - whole};
 }
 
+bool is_of_layer(const Job& job, const Bucket& bucket) { return bucket.unit && *bucket.unit >= 0 && *bucket.unit < job.model.layers; }
+
 int value_slots(const Job& job) {
   std::set<int> layers;
   for (const Bucket& bucket : job.layout.buckets)
-    if (bucket.layer >= 0) layers.insert(bucket.layer);
+    if (is_of_layer(job, bucket)) layers.insert(*bucket.unit);
   const auto all = static_cast<int>(layers.size());
   return job.options.reshard_after_forward ? std::min(job.options.prefetch_depth + 1, all) : all;
 }
@@ -195,6 +205,15 @@ std::string slots_remedy(const Job& job, int64_t missing_bytes) {
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {
   const int64_t size_bytes = job.buffers[slots].size_bytes / count;
   return {slots, slot * size_bytes, bytes_of(elems, dtype)};
+}
+
+Slice gradient_slot_slice(const Job& job, int slot, size_t bucket) {
+  const std::vector<Bucket>& buckets = job.layout.buckets;
+  if (slot < kGradientSlots) return slot_slice(job, job.ids.gradient_slots, slot, kGradientSlots, buckets[bucket].elems, DType::f32);
+  int64_t before_elems = 0;
+  for (size_t b = 0; b < bucket; ++b)
+    if (buckets[b].unit == buckets[bucket].unit) before_elems += buckets[b].elems;
+  return flat_slice(job.ids.end_gradients, before_elems, buckets[bucket].elems, DType::f32);
 }
 
 bool holds_copy(const Job& job, size_t bucket) {

@@ -22,6 +22,9 @@ void place_memory(Job& job);
 /// Whether a bucket is a table that the head and the embedding share across stages: alone in it, on both. Pure.
 bool holds_copy(const Job& job, size_t bucket);
 
+/// Whether a bucket is of a layer, and not of what is before the first or behind the last. Pure.
+bool is_of_layer(const Job& job, const Bucket& bucket);
+
 /// Slots for gathered layers (stage 3): a layer in use and those ahead of it, never more than there are layers that are gathered: none where all persist, or
 /// on a pipeline stage without any. Pure.
 int value_slots(const Job& job);
@@ -31,5 +34,8 @@ std::string slots_remedy(const Job& job, int64_t missing_bytes);
 
 /// The first `elems` elements of slot number `slot` of `count` in a slot buffer. Pure.
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
+
+/// Where the gradients of a bucket are in slot number `slot`: that of a layer, or (number kGradientSlots) the one of the model's two ends, which has all buckets of one end. Pure.
+Slice gradient_slot_slice(const Job& job, int slot, size_t bucket);
 
 }  // namespace slipstream

@@ -21,17 +21,15 @@ bool touches(const std::vector<Slice>& slices, BufferId buffer) {
   return std::any_of(slices.begin(), slices.end(), [&](const Slice& slice) { return slice.buffer == buffer; });
 }
 
-bool overlap(const Slice& a, const Slice& b) { return a.buffer == b.buffer && a.begin_bytes < b.end_bytes() && b.begin_bytes < a.end_bytes(); }
-
 bool overlaps(const std::vector<Slice>& slices, const Slice& slice) {
-  return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return overlap(s, slice); });
+  return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return s.overlaps(slice); });
 }
 
 /// `slices` less `hole`.
 std::vector<Slice> without(const std::vector<Slice>& slices, const Slice& hole) {
   std::vector<Slice> rest;
   for (const Slice& s : slices) {
-    if (!overlap(s, hole)) {
+    if (!s.overlaps(hole)) {
       rest.push_back(s);
       continue;
     }

@@ -69,10 +69,9 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   }
   double reductions = left;
   if (stage >= 2)
-    for (const PlacedPart& placed : job.layout.parts) {
-      const int layer = job.model.parameters[placed.part.parameter].layer;
-      if (layer >= 0 && layer < job.model.layers) reductions += (job.buffers.micro_batches - 1) * factor * static_cast<double>(placed.part.elems);
-    }
+    for (const Bucket& bucket : job.layout.buckets)
+      for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count && (bucket.unit || bucket.persistent); ++p)
+        reductions += (job.buffers.micro_batches - 1) * factor * static_cast<double>(job.layout.parts[p].part.elems);
   bound.wire_ns = static_cast<int64_t>(std::ceil((reductions + gathered) * ns_per_byte));
   int64_t sums_done = 0;
   for (const Part& part : parts) {

@@ -50,8 +50,9 @@ TEST_CASE("a run sends the bytes that its plan says, counted where they leave, a
       {2, {"zero.stage=0", "train.micro_batch_size=16", "train.global_batch_size=32"}, 1, 1.45},
       {3, {"zero.stage=1", "train.global_batch_size=6"}, 1, 1.05},
       {3, {"zero.stage=2", "train.global_batch_size=6"}, 1, 1.05},
-      // Embedding and head do not pass through slots: they are reduced once, and gathered once.
+      // Embedding and head share a table that stays whole: reduced once, and gathered once. Apart, they pass through a slot, gathered once in a micro-batch.
       {3, {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4"}, 0.6, 1.05},
+      {3, {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4", "model.tie_embeddings=false"}, 0.75, 1.05},
       {4, {"zero.stage=2", "zero.shard_size=2", "train.global_batch_size=8"}, 1, 1.05},
       {4, {"zero.stage=1", "zero.shard_size=2", "train.global_batch_size=8", "comm.quantize=int8"}, 1, 1.1},
       {2, {"zero.stage=1", "comm.grad_dtype=bfloat16", "zero.gather_dtype=bfloat16"}, 1, 1.05},

@@ -138,7 +138,7 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
             if (read.buffer != job->ids.value_slots) continue;
             const auto slot = std::prev(tenant.upper_bound(read.begin_bytes));
             CAPTURE(name_of(kind), depth, item.name);
-            CHECK(job->layout.buckets[static_cast<size_t>(slot->second)].layer == layer);
+            CHECK(job->layout.buckets[static_cast<size_t>(slot->second)].unit == layer);
             ++uses;
           }
         }

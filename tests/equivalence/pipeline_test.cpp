@@ -6,6 +6,7 @@
 
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
+#include "engine/plan/memory.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
 
@@ -190,7 +191,7 @@ TEST_CASE("a split backward reduces what each of its passes makes of a layer, on
       std::map<std::pair<int32_t, std::string>, int> reductions;  // bucket, micro-batch
       std::map<int32_t, int64_t> elems;
       for (const Task& task : job->train.tasks) {
-        if (task.op != Op::reduce_scatter || job->layout.buckets[static_cast<size_t>(task.bucket)].layer < 0) continue;
+        if (task.op != Op::reduce_scatter || !is_of_layer(*job, job->layout.buckets[static_cast<size_t>(task.bucket)])) continue;
         ++reductions[{task.bucket, task.name.substr(task.name.find('/'))}];
         // It begins when the pass that makes the bucket is done with it, not at the end of the other.
         const Bucket& bucket = job->layout.buckets[static_cast<size_t>(task.bucket)];

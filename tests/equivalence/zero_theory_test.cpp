@@ -6,6 +6,7 @@
 
 #include "comm/link.h"
 #include "comm/rehearse/seams.h"
+#include "engine/base/units.h"
 #include "engine/plan/passes/residency.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
@@ -16,20 +17,21 @@ using namespace slipstream::equivalence;
 namespace {
 
 /// Wide enough that padding to ranks x 64 bytes is small.
-Layout wide(int stage, int ranks, int micro_batches, DType dtype = DType::f32) {
+Layout wide(int stage, int ranks, int micro_batches, DType dtype = DType::f32, bool tied = false) {
   Layout layout{.name = "llama", .model = tiny_llama(), .ranks = ranks, .micro_batch = 1, .micro_batches = micro_batches, .zero_stage = stage};
   layout.model.layers = 6, layout.model.width = 64, layout.model.ffn_width = 192;
-  layout.model.dtype = dtype;
+  layout.model.dtype = dtype, layout.model.tie_embeddings = tied, layout.model.split_tied_embedding = false;
   layout.bucket_bytes = 64 << 10;
   return layout;
 }
 
 struct Elems {
-  int64_t layers = 0, others = 0;  // padded, in the buckets of layers and of embeddings, norm and head
+  int64_t layers = 0, ends = 0, whole = 0;  // padded, in the buckets of layers, of embedding and of norm and head if they share no table, and of the three if they do
 };
 Elems elems_of(const Job& job) {
   Elems elems;
-  for (const Bucket& bucket : job.layout.buckets) (bucket.layer >= 0 ? elems.layers : elems.others) += bucket.elems;
+  for (const Bucket& bucket : job.layout.buckets)
+    (!bucket.unit ? elems.whole : *bucket.unit >= 0 && *bucket.unit < job.model.layers ? elems.layers : elems.ends) += bucket.elems;
   return elems;
 }
 
@@ -46,48 +48,58 @@ int64_t sent(const Job& job, Op op) {
 TEST_CASE("states of a rank: what is whole, and an n-th of what is shared", "[zero]") {
   for (DType dtype : {DType::f32, DType::bf16})
     for (int stage : {0, 1, 2, 3})
-      for (int ranks : {2, 4, 8}) {
-        CAPTURE(stage, ranks);
-        const auto job = make_job(wide(stage, ranks, 1, dtype), ranks - 1);
-        const int64_t value = size_of(dtype), optimizer = dtype == DType::f32 ? 8 : 12;
-        const Elems padded = elems_of(*job);
-        const int64_t layers = padded.layers, others = padded.others, all = job->layout.flat_elems;
-        CHECK(layers + others == (stage >= 2 ? all : others));
-        // Embeddings and head stay whole: only their optimizer states are shared.
-        const int64_t parameters = stage < 3 ? value * all : value * others + value * layers / ranks;
-        const int64_t gradients = stage < 2 ? 4 * all : 4 * others + 4 * layers / ranks;
-        const int64_t states = stage < 1 ? optimizer * all : optimizer * all / ranks;
-        CHECK(job->buffers.bytes(Owner::parameters) == parameters);
-        CHECK(job->buffers.bytes(Owner::gradients) == gradients);
-        const int64_t scalars = job->buffers.bytes(Owner::optimizer) - states;
-        CHECK(scalars >= 0);
-        CHECK(scalars <= 4096);  // norms, learning rate
-        // Padding: what the formula counts is the model, within 2 %.
-        CHECK(std::abs(static_cast<double>(all) / static_cast<double>(job->model.parameter_elems()) - 1) < 0.02);
-      }
+      for (int ranks : {2, 4, 8})
+        for (bool tied : {false, true}) {
+          CAPTURE(stage, ranks, tied);
+          const auto job = make_job(wide(stage, ranks, 1, dtype, tied), ranks - 1);
+          const int64_t value = size_of(dtype), optimizer = dtype == DType::f32 ? 8 : 12;
+          const Elems padded = elems_of(*job);
+          const int64_t passing = padded.layers + padded.ends, whole = padded.whole, all = job->layout.flat_elems;
+          CHECK(passing + whole == all);
+          // A table that embedding and head share stays whole: only its optimizer states are shared.
+          CHECK((passing == 0) == (stage < 2));
+          CHECK((whole == 0) == (stage >= 2 && !tied));
+          const auto placed = [](int64_t size_bytes) { return round_up(size_bytes, 64); };
+          const int64_t parameters = placed(stage < 3 ? value * all : value * whole) + placed(stage < 3 ? 0 : value * passing / ranks);
+          const int64_t gradients = placed(stage < 2 ? 4 * all : 4 * whole) + placed(stage < 2 ? 0 : 4 * passing / ranks);
+          // One slot for the larger end, beside those of layers.
+          CHECK((job->ids.end_gradients != 0) == (padded.ends > 0));
+          if (padded.ends > 0) CHECK(job->buffers[job->ids.end_gradients].size_bytes < 4 * (padded.ends / 2 + padded.layers / 6));
+          if (stage == 3 && padded.ends > 0) CHECK(job->buffers[job->ids.end_values].size_bytes * 4 == job->buffers[job->ids.end_gradients].size_bytes * value);
+          const int64_t states = stage < 1 ? optimizer * all : optimizer * all / ranks;
+          CHECK(job->buffers.bytes(Owner::parameters) == parameters);
+          CHECK(job->buffers.bytes(Owner::gradients) == gradients);
+          const int64_t scalars = job->buffers.bytes(Owner::optimizer) - states;
+          CHECK(scalars >= 0);
+          CHECK(scalars <= 4096);  // norms, learning rate
+          // Padding: what the formula counts is the model, within 2 %.
+          CHECK(std::abs(static_cast<double>(all) / static_cast<double>(job->model.parameter_elems()) - 1) < 0.02);
+        }
 }
 
 TEST_CASE("bytes on the wire: 2 of every gradient, or 1 and the parameter, or 1 and twice the layer", "[zero]") {
   for (int ranks : {2, 4})
     for (int micro_batches : {1, 2, 3})
       for (int stage : {0, 1, 2, 3})
-        for (int slots : {1, 2, 6}) {
-          if (stage < 3 && slots != 2) continue;
-          CAPTURE(ranks, micro_batches, stage, slots);
-          Layout layout = wide(stage, ranks, micro_batches);
-          layout.prefetch_depth = slots - 1;
-          const auto job = make_job(layout, 0);
-          const Elems elems = elems_of(*job);
-          const int64_t all = job->layout.flat_elems, n = ranks, m = micro_batches, L = layout.model.layers;
-          const auto wire = [&](int64_t e) { return 4 * e * (n - 1) / n; };
-          CHECK(sent(*job, Op::all_reduce) == (stage == 0 ? 2 * wire(all) : 0));
-          // Stages 2 and 3 reduce the layers in every micro-batch, the rest once.
-          CHECK(sent(*job, Op::reduce_scatter) == (stage == 0 ? 0 : stage == 1 ? wire(all) : m * wire(elems.layers) + wire(elems.others)));
-          // Stage 3: forward and backward of every micro-batch gather a layer, but those that are still in a slot.
-          const int64_t gathers = L + (L - slots) + (m - 1) * 2 * (L - slots);
-          CHECK(sent(*job, Op::all_gather) ==
-                (stage == 0 ? 0 : stage < 3 ? wire(all) : gathers * wire(elems.layers / L) + wire(elems.others)));
-        }
+        for (int slots : {1, 2, 6})
+          for (bool tied : {false, true}) {
+            if (stage < 3 && slots != 2) continue;
+            CAPTURE(ranks, micro_batches, stage, slots, tied);
+            Layout layout = wide(stage, ranks, micro_batches, DType::f32, tied);
+            layout.prefetch_depth = slots - 1;
+            const auto job = make_job(layout, 0);
+            const Elems elems = elems_of(*job);
+            const int64_t all = job->layout.flat_elems, n = ranks, m = micro_batches, L = layout.model.layers;
+            const auto wire = [&](int64_t e) { return 4 * e * (n - 1) / n; };
+            CHECK(sent(*job, Op::all_reduce) == (stage == 0 ? 2 * wire(all) : 0));
+            // Stages 2 and 3 reduce what passes through slots in every micro-batch, the rest once.
+            CHECK(sent(*job, Op::reduce_scatter) == (stage == 0 ? 0 : stage == 1 ? wire(all) : m * wire(elems.layers + elems.ends) + wire(elems.whole)));
+            // Stage 3: forward and backward of every micro-batch gather a layer, but those that are still in a slot. The head's stays for its backward pass, and that
+            // of the embedding does not read the table.
+            const int64_t gathers = L + (L - slots) + (m - 1) * 2 * (L - slots);
+            CHECK(sent(*job, Op::all_gather) ==
+                  (stage == 0 ? 0 : stage < 3 ? wire(all) : gathers * wire(elems.layers / L) + m * wire(elems.ends) + wire(elems.whole)));
+          }
 }
 
 TEST_CASE("hybrid sharding sends shards across, and gathers inside only", "[zero]") {
@@ -96,7 +108,7 @@ TEST_CASE("hybrid sharding sends shards across, and gathers inside only", "[zero
   const auto job = make_job(layout, 3);
   const Elems elems = elems_of(*job);
   // An all-reduce of half of everything between two ranks, once in a step.
-  CHECK(sent(*job, Op::all_reduce) == 2 * 4 * (elems.layers + elems.others) / 2 * (2 - 1) / 2);
+  CHECK(sent(*job, Op::all_reduce) == 2 * 4 * (elems.layers + elems.ends + elems.whole) / 2 * (2 - 1) / 2);
   for (const Task& task : job->train.tasks)
     if (task.op == Op::all_gather) CHECK(job->mesh.group_size(job->channels[task.channel].axis) == 2);
 }
@@ -129,9 +141,10 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
         REQUIRE(waited.has_value());
         CHECK(*waited >= *last_reader);
         // Not later than needed either: what it waits for reads some slot.
-        CHECK(touches(job->train.spine[*waited].reads, job->buffers.whole(job->ids.value_slots)));
+        const std::vector<Slice>& read = job->train.spine[*waited].reads;
+        CHECK((touches(read, job->buffers.whole(job->ids.value_slots)) || touches(read, job->buffers.whole(job->ids.end_values))));
       }
-      CHECK(released >= static_cast<int>(gathers.size()) - depth - 1);
+      CHECK(released >= static_cast<int>(gathers.size()) - depth - 2);  // slots of layers, and the one of the ends
       CHECK(released > 0);
     }
   // The type: a use extends the tenancy, the least recently used slot is taken, and who takes it learns whom to wait for.
@@ -169,7 +182,7 @@ TEST_CASE("a second copy of the weights would free no update of stage 3: none wa
   const auto job = make_job(with(wide(3, 3, 2), [](Layout& l) { l.max_norm = 0, l.update_on_spine = false; }), 1);
   int updates = 0;
   for (const Task& task : job->train.tasks) {
-    if (task.op != Op::adamw || job->layout.buckets[static_cast<size_t>(task.bucket)].layer < 0) continue;
+    if (task.op != Op::adamw) continue;
     ++updates;
     INFO(task.name);
     CHECK(!task.after.empty());
@@ -179,5 +192,6 @@ TEST_CASE("a second copy of the weights would free no update of stage 3: none wa
       CHECK(job->train[point.item].op != Op::all_gather);
     }
   }
-  CHECK(updates == job->model.layers);
+  CHECK(updates == static_cast<int>(job->layout.buckets.size()));
+  CHECK(updates >= job->model.layers + 2);
 }

@@ -25,9 +25,7 @@ bool touches(const ModelSpec& model, const std::vector<uint32_t>& pieces, Buffer
 }
 
 bool touches(const std::vector<Slice>& slices, const Slice& where) {
-  return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) {
-    return s.buffer == where.buffer && s.begin_bytes < where.end_bytes() && where.begin_bytes < s.end_bytes();
-  });
+  return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return s.overlaps(where); });
 }
 
 }  // namespace

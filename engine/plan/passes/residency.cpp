@@ -13,15 +13,28 @@
 #include "engine/plan/passes/wire.h"
 
 namespace slipstream {
+namespace {
 
-Slots::Lease Slots::lease(int layer, ItemId use) {
-  auto tenant = std::find_if(tenants_.begin(), tenants_.end(), [&](const Tenant& t) { return t.layer == layer; });
+/// Of the items up to `use`, a slot's last one: the last that read these bytes of it. Tenants are not all of one size.
+std::optional<ItemId> last_read(const Plan& plan, const Slice& where, std::optional<ItemId> use) {
+  if (!use) return {};
+  for (ItemId id = *use + 1; id-- > 0;) {
+    const std::vector<Slice>& reads = plan.spine[id].reads;
+    if (std::any_of(reads.begin(), reads.end(), [&](const Slice& s) { return s.overlaps(where); })) return id;
+  }
+  return {};
+}
+
+}  // namespace
+
+Slots::Lease Slots::lease(int unit, ItemId use) {
+  auto tenant = std::find_if(tenants_.begin(), tenants_.end(), [&](const Tenant& t) { return t.unit == unit; });
   Lease lease;
   if (tenant == tenants_.end()) {
     tenant = std::min_element(tenants_.begin(), tenants_.end(), [](const Tenant& a, const Tenant& b) { return a.last_use < b.last_use; });
     lease.moved_in = true;
     lease.tenant_last_use = tenant->last_use;
-    tenant->layer = layer;
+    tenant->unit = unit;
   }
   lease.slot = static_cast<int>(tenant - tenants_.begin());
   tenant->last_use = use;
@@ -29,10 +42,10 @@ Slots::Lease Slots::lease(int layer, ItemId use) {
 }
 
 Residency::Residency(const Job& job) : job_(job) {
-  if (job.options.zero_stage >= 3) slots_ = Slots(static_cast<size_t>(value_slots(job)));
+  if (job.options.zero_stage >= 3) slots_ = Slots(static_cast<size_t>(value_slots(job))), end_slot_ = Slots(1);
   for (size_t b = 0; b < job.layout.buckets.size(); ++b)
-    if (const Bucket& bucket = job.layout.buckets[b]; bucket.layer >= 0)
-      buckets_of_layer_[bucket.layer].push_back(b);
+    if (const Bucket& bucket = job.layout.buckets[b]; bucket.unit)
+      buckets_of_unit_[*bucket.unit].push_back(b);
     else if (bucket.persistent)
       for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
         if (auto& of_layer = persistent_of_layer_[job.model.parameters[job.layout.parts[p].part.parameter].layer]; of_layer.empty() || of_layer.back() != b)
@@ -44,6 +57,7 @@ void Residency::bind(size_t bucket, const Slice& where, bool gradients, std::vec
   const DType dtype = gradients ? DType::f32 : job_.model.dtype;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const PlacedPart& placed = job_.layout.parts[p];
+    if (placed.part.begin_elems > 0) continue;  // the parameter is there already
     const ParameterSpec& parameter = job_.model.parameters[placed.part.parameter];
     rebinds.push_back({gradients ? parameter.gradient : parameter.value,
                        {where.buffer, where.begin_bytes + bytes_of(placed.offset_elems - b.offset_elems, dtype),
@@ -53,12 +67,15 @@ void Residency::bind(size_t bucket, const Slice& where, bool gradients, std::vec
 
 bool Residency::touches(const Piece& piece, size_t bucket, bool gradients) const {
   const Bucket& b = job_.layout.buckets[bucket];
+  const DType dtype = gradients ? DType::f32 : job_.model.dtype;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
-    const ParameterSpec& parameter = job_.model.parameters[job_.layout.parts[p].part.parameter];
+    const GradientPart& part = job_.layout.parts[p].part;
+    const ParameterSpec& parameter = job_.model.parameters[part.parameter];
+    const int64_t begin_bytes = bytes_of(part.begin_elems, dtype), end_bytes = bytes_of(part.begin_elems + part.elems, dtype);
     for (const Work& work : piece.works)
       for (const std::vector<Slice>* slices : {&work.reads, &work.writes})
         for (const Slice& slice : *slices)
-          if (slice.buffer == (gradients ? parameter.gradient : parameter.value)) return true;
+          if (slice.buffer == (gradients ? parameter.gradient : parameter.value) && slice.begin_bytes < end_bytes && begin_bytes < slice.end_bytes()) return true;
   }
   return false;
 }
@@ -68,12 +85,14 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   if (const auto persistent = persistent_of_layer_.find(piece.layer); backward && persistent != persistent_of_layer_.end())
     for (size_t bucket : persistent->second)
       if (item.accumulate = false; touches(piece, bucket, true)) reduce_from(bucket, -1, id, item.micro_batch);
-  const auto found = buckets_of_layer_.find(piece.layer);
-  if (found == buckets_of_layer_.end()) return;
+  const auto found = buckets_of_unit_.find(piece.layer);
+  if (found == buckets_of_unit_.end()) return;
   const std::vector<size_t>& buckets = found->second;
-  if (!slots_.empty() && std::any_of(buckets.begin(), buckets.end(), [&](size_t b) { return touches(piece, b, false); })) {
-    const Slots::Lease lease = slots_.lease(piece.layer, id);
-    Slice where = slot_slice(job_, job_.ids.value_slots, lease.slot, slots_.count(), 0, job_.model.dtype);
+  const bool of_layer = is_of_layer(job_, job_.layout.buckets[buckets.front()]);
+  Slots& slots = of_layer ? slots_ : end_slot_;
+  if (!slots.empty() && std::any_of(buckets.begin(), buckets.end(), [&](size_t b) { return touches(piece, b, false); })) {
+    const Slots::Lease lease = slots.lease(piece.layer, id);
+    Slice where = slot_slice(job_, of_layer ? job_.ids.value_slots : job_.ids.end_values, lease.slot, slots.count(), 0, job_.model.dtype);
     for (size_t bucket : buckets) {
       where.size_bytes = bytes_of(job_.layout.buckets[bucket].elems, job_.model.dtype);
       if (lease.moved_in) gathers_.push_back({bucket, where, id, lease.tenant_last_use});
@@ -83,14 +102,23 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   }
   if (!backward || job_.options.zero_stage < 2) return;
   item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
-  // By what a piece makes: a split backward makes a layer's gradients in two passes, and what runs again makes none.
+  // By what a piece makes: a split backward makes a layer's gradients in two passes, the head's are made chunk by chunk, and what runs again makes none.
+  bool end_is_bound = false;
   for (size_t bucket : buckets) {
     if (!touches(piece, bucket, true)) continue;
+    if (!of_layer) {
+      // A table may be in several buckets, side by side.
+      reduce_from(bucket, kGradientSlots, id, item.micro_batch);
+      for (size_t b : buckets)
+        if (!end_is_bound) bind(b, gradient_slot_slice(job_, kGradientSlots, b), true, item.rebinds);
+      end_is_bound = true;
+      continue;
+    }
     const auto used = std::find_if(reduces_.rbegin(), reduces_.rend(), [](const Reduce& r) { return r.slot >= 0; });
     const bool again = used != reduces_.rend() && used->bucket == bucket && used->micro_batch == item.micro_batch;
     const int slot = again ? used->slot : slots_taken_++ % kGradientSlots;
     reduce_from(bucket, slot, id, item.micro_batch);
-    bind(bucket, slot_slice(job_, job_.ids.gradient_slots, slot, kGradientSlots, job_.layout.buckets[bucket].elems, DType::f32), true, item.rebinds);
+    bind(bucket, gradient_slot_slice(job_, slot, bucket), true, item.rebinds);
   }
 }
 
@@ -102,24 +130,35 @@ void Residency::reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_ba
       last.last_use = id;
       return;
     }
-    last.next_write = id;
-    break;
+    // Buckets of one end are side by side, and those of the other end may lie over several of them.
+    const bool end = slot == kGradientSlots;
+    if (!end || gradient_slot_slice(job_, slot, last.bucket).overlaps(gradient_slot_slice(job_, slot, bucket))) last.next_write = last.next_write.value_or(id);
+    if (!end || last.bucket == bucket) break;
   }
   reduces_.push_back({bucket, slot, micro_batch, id, id, {}});
 }
 
+std::string Residency::name_of(size_t bucket) const {
+  const int unit = *job_.layout.buckets[bucket].unit;
+  if (unit >= 0 && unit < job_.model.layers) return fmt::format("layer{}", unit);
+  const std::vector<size_t>& buckets = buckets_of_unit_.at(unit);
+  return std::string(unit < 0 ? "embedding" : "head") + (buckets.size() > 1 ? fmt::format(".{}", bucket - buckets.front()) : "");
+}
+
 void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
+  std::vector<Point> gathered;  // the one before
   for (const Gather& use : gathers_) {
-    const Bucket& bucket = job_.layout.buckets[use.bucket];
-    std::vector<Point> to_free;
-    if (use.tenant_last_use) to_free = {{*use.tenant_last_use}};
+    std::vector<Point> to_free, held_back;
+    if (const auto last = last_read(plan, use.where, use.tenant_last_use)) to_free = {{*last}};
+    // The slot of embedding and head is free long before: the head would begin among the first layers, and they would wait for all of it.
+    if (!is_of_layer(job_, job_.layout.buckets[use.bucket])) held_back = gathered;
     // For ablation: not before compute needs it.
-    if (!job_.options.param_gather && use.first_use > 0) to_free = {{use.first_use - 1}};
-    gather(job_, plan, {.label = fmt::format("layer{}/{}", bucket.layer, use.first_use), .bucket = use.bucket, .from = job_.homes[use.bucket].working,
-                        .to = use.where, .updated = {}, .to_free = to_free, .before = Point{use.first_use}});
+    if (!job_.options.param_gather && use.first_use > 0) held_back = {{use.first_use - 1}};
+    gathered = gather(job_, plan, {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use), .bucket = use.bucket, .from = job_.homes[use.bucket].working,
+                        .to = use.where, .updated = held_back, .to_free = to_free, .before = Point{use.first_use}});
   }
   if (!reduced) return;
-  // All layers share one buffer for the shard that is on its way to being added. Order within a channel is computed, so
+  // All share one buffer for the shard that is on its way to being added. Order within a channel is computed, so
   // that the next reduction must wait for the addition has to be said.
   std::optional<Point> part_free;
   std::map<size_t, Point> sums;  // of each bucket: what has been added last
@@ -127,12 +166,11 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
   std::stable_sort(in_order.begin(), in_order.end(), [](const Reduce& a, const Reduce& b) { return a.last_use < b.last_use; });
   for (const Reduce& use : in_order) {
     const BucketHome& home = job_.homes[use.bucket];
-    const Bucket& bucket = job_.layout.buckets[use.bucket];
-    const std::string label = use.slot < 0 ? fmt::format("bucket{}/{}", use.bucket, use.micro_batch) : fmt::format("layer{}/{}", bucket.layer, use.micro_batch);
+    const std::string label = use.slot < 0 ? fmt::format("bucket{}/{}", use.bucket, use.micro_batch) : fmt::format("{}/{}", name_of(use.bucket), use.micro_batch);
     const bool adds = use.micro_batch > 0;
     const Slice part{job_.ids.gradient_part, 0, 4 * home.shard_elems};
     Reduction reduction{.label = label, .bucket = use.bucket,
-                        .from = use.slot < 0 ? home.gradients : slot_slice(job_, job_.ids.gradient_slots, use.slot, kGradientSlots, bucket.elems, DType::f32),
+                        .from = use.slot < 0 ? home.gradients : gradient_slot_slice(job_, use.slot, use.bucket),
                         .to = adds ? part : home.gradient, .ready = {use.last_use}, .not_before = {}, .before = {}};
     if (adds) reduction.not_before = part_free;
     if (use.next_write) reduction.before = Point{*use.next_write};

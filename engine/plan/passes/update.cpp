@@ -79,7 +79,7 @@ class UpdatePass {
     const auto overlap = [](const std::vector<Slice>& a, const std::vector<Slice>& b) {
       for (const Slice& x : a)
         for (const Slice& y : b)
-          if (x.buffer == y.buffer && x.begin_bytes < y.end_bytes() && y.begin_bytes < x.end_bytes()) return true;
+          if (x.overlaps(y)) return true;
       return false;
     };
     for (size_t i = plan_.spine.size(); i-- > 0;) {

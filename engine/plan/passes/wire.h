@@ -42,7 +42,7 @@ struct Gathering {
   size_t bucket = 0;
   Slice from;                  // this rank's shard, as it travels
   Slice to;                    // the whole bucket, as the model computes
-  std::vector<Point> updated;  // the shards are current
+  std::vector<Point> updated;  // the shards are current, and nothing holds it back
   std::vector<Point> to_free;  // `to` may be written
   std::optional<Point> before; // the spine item that first reads it, when it is a slot
 };
