@@ -50,7 +50,7 @@ netlab_up bench_netlab 2 "$rate"
 read -r layers heads width batch vocab <<<"${shape[*]}"
 flags=(configs/runs/gpt2_124m.toml --set train.dtype=float32 --set device.threads=1 --set "model.layers=$layers" --set "model.heads=$heads"
   --set "model.width=$width" --set model.context=64 --set train.sequence_length=64 --set "train.micro_batch_size=$batch"
-  --set "model.vocab_size=$vocab" --set optimizer.grad_clip=0)
+  --set "model.vocab_size=$vocab" --set optimizer.grad_clip=0 --set overlap.split_tied_embedding=true)
 field() { awk -F, -v name="$2" 'NR==1 {for (i=1;i<=NF;++i) if ($i==name) at=i} NR==2 {print $at}' "$1"; }
 ours() { # dtype of the wire; prints "loss ms"
   netlab_mpirun "$program" bench step "${flags[@]}" --set comm.grad_dtype="$1" --set train.global_batch_size=$((2 * batch)) --steps "$steps" --csv "$work/ours.csv" --export "$work/start" \

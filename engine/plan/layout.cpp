@@ -82,17 +82,18 @@ std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& w
 ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& options) {
   ParameterLayout layout;
   layout.parts = parts_in_completion_order(model);
+  const auto is_of_layer = [&](const PlacedPart& placed) {
+    const int layer = model.parameters[placed.part.parameter].layer;
+    return layer >= 0 && layer < model.layers;
+  };
   const auto persists = [&](const PlacedPart& placed) {
-    const ParameterSpec& parameter = model.parameters[placed.part.parameter];
-    return options.by_layer && parameter.layer >= 0 && parameter.layer < model.layers && parameter.elems <= options.persistent_elems;
+    return options.by_layer && is_of_layer(placed) && model.parameters[placed.part.parameter].elems <= options.persistent_elems;
   };
   std::stable_partition(layout.parts.begin(), layout.parts.end(), [&](const PlacedPart& placed) { return !persists(placed); });
   layout.parameter_offsets.assign(model.parameters.size(), 0);
   const auto unit_of = [&](const PlacedPart& placed) -> std::optional<int> {
-    const int layer = model.parameters[placed.part.parameter].layer;
-    const bool inside = layer >= 0 && layer < model.layers;
-    if (!options.by_layer || persists(placed) || (!inside && !options.ends)) return {};
-    return layer;
+    if (!options.by_layer || persists(placed) || (!is_of_layer(placed) && !options.ends)) return {};
+    return model.parameters[placed.part.parameter].layer;
   };
   const auto is_alone = [&](uint32_t parameter) {
     return std::find(options.alone.begin(), options.alone.end(), parameter) != options.alone.end();
@@ -128,8 +129,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool must_cut = (options.by_layer && ((!last && unit != unit_of(layout.parts[p + 1])) || pass_ends)) || (!last && persists(placed) != persists(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
-    const bool is_layer = unit && *unit >= 0 && *unit < model.layers;
-    const bool may_be_full = !is_layer && !alone && whole_of(placed) == options.whole.end();
+    const bool may_be_full = !(unit && is_of_layer(placed)) && !alone && whole_of(placed) == options.whole.end();
     if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems))) {
       open.unit = unit;
       open.persistent = persists(placed);
