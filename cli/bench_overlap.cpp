@@ -118,7 +118,7 @@ class OverlapBench {
 
   void report(const std::vector<std::unique_ptr<Contestant>>& contestants, double bytes_per_second, double ratio, const std::string& form) {
     // Op times come from the run without communication, never from the overlapped ones.
-    const ItemTimes alone(contestants[0]->job->train, largest_over_ranks(world_, contestants[0]->spine_ns()));
+    const ItemTimes alone(contestants[0]->job->train, spine_ns_of_slowest(world_, *contestants[0]));
     const double naive_ms = contestants[2]->median_of(&StepMeans::step_ms);
     const comm::RooflinePrice link(comm::Rates{}, {bytes_per_second, config_.comm.emulate.latency_ns});
     const std::string rate = bytes_per_second > 0 ? fmt::format("{:.3g} Gbit/s", bytes_per_second * 8e-9) : "real";
