@@ -58,7 +58,7 @@ struct Contestant {
 };
 
 /// Blocks. Collective. What every spine item takes: the largest median of any rank, scaled so that all items add up to what the slowest rank takes for a step, in the median.
-/// Medians of items alone leave out what strikes another item in every step (2 to 3 % of a step on a shared machine), and ranks that communicate wait for the slowest.
+/// Medians of items alone leave out what strikes another item in every step (up to 3 % of a step on a shared machine), and ranks that communicate wait for the slowest.
 std::vector<int64_t> spine_ns_of_slowest(World& world, const Contestant& contestant);
 
 /// What the items of a plan take, by measurements of another plan of the same model: pieces by their names, updates and

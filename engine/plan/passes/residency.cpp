@@ -155,7 +155,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     // For ablation: not before compute needs it.
     if (!job_.options.param_gather && use.first_use > 0) held_back = {{use.first_use - 1}};
     gathered = gather(job_, plan, {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use), .bucket = use.bucket, .from = job_.homes[use.bucket].working,
-                        .to = use.where, .updated = held_back, .to_free = to_free, .before = Point{use.first_use}});
+                                   .to = use.where, .updated = held_back, .to_free = to_free, .before = Point{use.first_use}});
   }
   if (!reduced) return;
   // All share one buffer for the shard that is on its way to being added. Order within a channel is computed, so
