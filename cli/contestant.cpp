@@ -104,19 +104,22 @@ std::vector<int64_t> Contestant::spine_ns() const {
   return result;
 }
 
+std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const std::vector<int64_t>& steps_ns) {
+  const double sum_ns = std::accumulate(items_ns.begin(), items_ns.end(), 0.0), step_ns = median({steps_ns.begin(), steps_ns.end()});
+  for (int64_t& ns : items_ns)
+    if (sum_ns > 0) ns = static_cast<int64_t>(static_cast<double>(ns) * step_ns / sum_ns);
+  return items_ns;
+}
+
 std::vector<int64_t> spine_ns_of_slowest(World& world, const Contestant& contestant) {
-  std::vector<int64_t> items_ns = largest_over_ranks(world, contestant.spine_ns());
+  const std::vector<int64_t> items_ns = largest_over_ranks(world, contestant.spine_ns());
   std::vector<int64_t> steps_ns;
   for (const StepTimes& t : contestant.times) {
     steps_ns.push_back(0);
     for (const auto& [item, ns] : t.work_ns)
       if (item < items_ns.size()) steps_ns.back() += ns;
   }
-  steps_ns = largest_over_ranks(world, steps_ns);
-  const double sum_ns = std::accumulate(items_ns.begin(), items_ns.end(), 0.0), step_ns = median({steps_ns.begin(), steps_ns.end()});
-  for (int64_t& ns : items_ns)
-    if (sum_ns > 0) ns = static_cast<int64_t>(static_cast<double>(ns) * step_ns / sum_ns);
-  return items_ns;
+  return adding_up_to_a_step(items_ns, largest_over_ranks(world, steps_ns));
 }
 
 ItemTimes::ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns) {

@@ -57,8 +57,12 @@ struct Contestant {
   std::vector<int64_t> spine_ns() const;
 };
 
-/// Blocks. Collective. What every spine item takes: the largest median of any rank, scaled so that all items add up to what the slowest rank takes for a step, in the median.
-/// Medians of items alone leave out what strikes another item in every step (up to 3 % of a step on a shared machine), and ranks that communicate wait for the slowest.
+/// Times of items in these proportions that add up to the median step. Medians of items alone leave out what strikes another item in every step: up to 3 % of it on a
+/// shared machine. Pure.
+std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const std::vector<int64_t>& steps_ns);
+
+/// Blocks. Collective. What every spine item takes: the largest median of any rank, adding up to what the slowest rank takes for a step, because ranks that communicate wait
+/// for it.
 std::vector<int64_t> spine_ns_of_slowest(World& world, const Contestant& contestant);
 
 /// What the items of a plan take, by measurements of another plan of the same model: pieces by their names, updates and
