@@ -25,19 +25,30 @@ bool has_stages(R c) { return c.parallel.pipeline > 1; }
 class AblationBench {
  public:
   AblationBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
-      : command_(command), world_(world), place_(place), config_(config), layer_ns_(static_cast<int64_t>(command.layer_ms * 1e6)) {}
+      : command_(command),
+        world_(world),
+        place_(place),
+        config_(config),
+        layer_ns_(static_cast<int64_t>(command.layer_ms * 1e6)) {}
 
   void run() {
     if (world_.size() < 2)
-      throw ConfigError("[bench] --ablate needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2.", world_.size());
+      throw ConfigError(
+          "[bench] --ablate needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2.",
+          world_.size());
     if (command_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
-      throw ConfigError("[bench] --ablate needs a link: comm.emulate.bandwidth is 0 and there are no --ratios. Set one of them.");
+      throw ConfigError(
+          "[bench] --ablate needs a link: comm.emulate.bandwidth is 0 and there are no --ratios. Set one of them.");
     print_header();
-    if (command_.ratios.empty()) return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
+    if (command_.ratios.empty())
+      return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
     const int64_t gather_bytes = layer_gather_bytes(*build({}).job);
     if (gather_bytes == 0)
-      throw ConfigError("[bench] --ratios with one data rank: no layer is gathered that a ratio could be of. Leave --ratios out and set comm.emulate.bandwidth.");
-    for (double ratio : command_.ratios) run_link(static_cast<double>(gather_bytes) / (ratio * static_cast<double>(layer_ns_) * 1e-9), ratio);
+      throw ConfigError(
+          "[bench] --ratios with one data rank: no layer is gathered that a ratio could be of. Leave --ratios out and "
+          "set comm.emulate.bandwidth.");
+    for (double ratio : command_.ratios)
+      run_link(static_cast<double>(gather_bytes) / (ratio * static_cast<double>(layer_ns_) * 1e-9), ratio);
   }
 
  private:
@@ -56,8 +67,12 @@ class AblationBench {
 
   FinishedJob build(const std::vector<std::string>& changes) const {
     const RunConfig config = with(changes);
-    return build_finished_job({.config = config, .world = world_.size(), .rank = world_.rank(), .vocab = config.model.vocab_size > 0 ? 0 : 256,
-                               .machine = machine_of(config, "", 1), .spine_ns = [this](const Job& job) { return even_spine_ns(job, layer_ns_); }});
+    return build_finished_job({.config = config,
+                               .world = world_.size(),
+                               .rank = world_.rank(),
+                               .vocab = config.model.vocab_size > 0 ? 0 : 256,
+                               .machine = machine_of(config, "", 1),
+                               .spine_ns = [this](const Job& job) { return even_spine_ns(job, layer_ns_); }});
   }
 
   void run_link(double bytes_per_second, double ratio) {
@@ -68,7 +83,8 @@ class AblationBench {
       FinishedJob finished = build(changes);
       Row row{.name = name, .stages = finished.stages, .contestant = {}};
       const std::vector<int64_t> spine_ns = even_spine_ns(*finished.job, layer_ns_);
-      row.contestant = std::make_unique<Contestant>(name, world_, place_, with(changes), std::move(finished), bytes_per_second, spine_ns);
+      row.contestant = std::make_unique<Contestant>(name, world_, place_, with(changes), std::move(finished),
+                                                    bytes_per_second, spine_ns);
       rows.push_back(std::move(row));
     };
     add("as it is", {});
@@ -76,7 +92,8 @@ class AblationBench {
     const std::string as_it_is = config_toml(with({}));
     for (const Ablation& knob : ablations()) {
       const std::string turned = knob.key + "=" + knob.value;
-      if (knob.has_effect(config_) && config_toml(with({turned})) != as_it_is) add(knob.key + " = " + knob.value, {turned});
+      if (knob.has_effect(config_) && config_toml(with({turned})) != as_it_is)
+        add(knob.key + " = " + knob.value, {turned});
     }
     for (int round = -2; round < command_.steps; ++round)
       for (Row& row : rows) {
@@ -96,27 +113,37 @@ class AblationBench {
       item_ns.push_back(even_spine_ns(*stage, layer_ns_));
       item_ns.back().resize(stage->train.size(), -1);
     }
-    return rehearsed_step_ms(row.stages, item_ns, comm::RooflinePrice({}, {bytes_per_second, config_.comm.emulate.latency_ns}));
+    return rehearsed_step_ms(row.stages, item_ns,
+                             comm::RooflinePrice({}, {bytes_per_second, config_.comm.emulate.latency_ns}));
   }
 
   void print_header() {
     if (world_.rank() != 0) return;
-    fmt::print("{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved steps\n", world_.size(), config_.model.layers,
-               command_.layer_ms, command_.steps);
-    fmt::print("{:<44}{:>7}{:>10}{:>11}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}\n", "run file", "ratio", "step ms", "of it", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan");
-    csv_.open(command_.csv, "run_file,ratio,layers,layer_ms,world_size,step_ms,of_as_it_is,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms\n");
+    fmt::print(
+        "{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved "
+        "steps\n",
+        world_.size(), config_.model.layers, command_.layer_ms, command_.steps);
+    fmt::print("{:<44}{:>7}{:>10}{:>11}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}\n", "run file", "ratio", "step ms", "of it",
+               "compute", "comm", "exposed", "hidden", "plan bd", "/ plan");
+    csv_.open(command_.csv,
+              "run_file,ratio,layers,layer_ms,world_size,step_ms,of_as_it_is,compute_ms,comm_ms,exposed_ms,hidden,plan_"
+              "bound_ms\n");
   }
 
   void print_row(const Row& row, const Row& as_it_is, double bytes_per_second, double ratio) {
     if (world_.rank() != 0) return;
     const Contestant& c = *row.contestant;
-    const double step_ms = c.median_of(&StepMeans::step_ms), change = step_ms / as_it_is.contestant->median_of(&StepMeans::step_ms);
-    const double compute_ms = c.median_of(&StepMeans::compute_ms), comm_ms = c.median_of(&StepMeans::comm_ms), exposed_ms = c.median_of(&StepMeans::exposed_ms);
+    const double step_ms = c.median_of(&StepMeans::step_ms),
+                 change = step_ms / as_it_is.contestant->median_of(&StepMeans::step_ms);
+    const double compute_ms = c.median_of(&StepMeans::compute_ms), comm_ms = c.median_of(&StepMeans::comm_ms),
+                 exposed_ms = c.median_of(&StepMeans::exposed_ms);
     const double plan_ms = rehearsed_ms(row, bytes_per_second), hidden = hidden_share(comm_ms, exposed_ms);
-    fmt::print("{:<44}{:>7.2f}{:>10.2f}{:>+10.1f}%{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}\n", row.name, ratio, step_ms, 100 * (change - 1), compute_ms, comm_ms,
-               exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms);
-    csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, ratio, config_.model.layers, command_.layer_ms,
-             world_.size(), step_ms, change, compute_ms, comm_ms, exposed_ms, hidden, plan_ms);
+    fmt::print("{:<44}{:>7.2f}{:>10.2f}{:>+10.1f}%{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}\n", row.name,
+               ratio, step_ms, 100 * (change - 1), compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms,
+               step_ms / plan_ms);
+    csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, ratio,
+             config_.model.layers, command_.layer_ms, world_.size(), step_ms, change, compute_ms, comm_ms, exposed_ms,
+             hidden, plan_ms);
     std::fflush(stdout);
   }
 
@@ -145,7 +172,10 @@ const std::vector<Ablation>& ablations() {
       {"overlap.p2p", "false", has_stages},
       {"overlap.align_grad_reduce", "true", has_stages},
       {"overlap.tensor_chunks", "1", shares_layers},
-      {"overlap.split_tied_embedding", "false", [](R c) { return c.zero.stage == 0 && c.model.tie_embeddings == Choice::yes && !shares_layers(c) && !has_stages(c); }},
+      {"overlap.split_tied_embedding", "false",
+       [](R c) {
+         return c.zero.stage == 0 && c.model.tie_embeddings == Choice::yes && !shares_layers(c) && !has_stages(c);
+       }},
       {"zero.prefetch_depth", "0", [](R c) { return c.zero.stage == 3 && c.zero.reshard_after_forward; }},
       {"zero.reshard_after_forward", "false", [](R c) { return c.zero.stage == 3; }},
       {"zero.persistence_threshold", "0B", [](R c) { return c.zero.stage == 3; }},
@@ -155,6 +185,8 @@ const std::vector<Ablation>& ablations() {
   return list;
 }
 
-void bench_ablation(const BenchCommand& command, World& world, const Place& place, const RunConfig& config) { AblationBench(command, world, place, config).run(); }
+void bench_ablation(const BenchCommand& command, World& world, const Place& place, const RunConfig& config) {
+  AblationBench(command, world, place, config).run();
+}
 
 }  // namespace slipstream::cli

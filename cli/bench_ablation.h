@@ -19,11 +19,12 @@ struct Ablation {
   std::function<bool(const RunConfig&)> has_effect;  // beside the run file's other values
 };
 
-/// Every key of [overlap] that has a second value, and those of [zero] and [optimizer] that decide when something may travel.
+/// Every key of [overlap] that has a second value, and those of [zero] and [optimizer] that decide when something may
+/// travel.
 const std::vector<Ablation>& ablations();
 
-/// Blocks. Collective. Paced steps of the run file as it is, twice, and without each knob, interleaved; one table for every ratio of a layer's gather to its
-/// forward pass, or for the run file's emulated link.
+/// Blocks. Collective. Paced steps of the run file as it is, twice, and without each knob, interleaved; one table for
+/// every ratio of a layer's gather to its forward pass, or for the run file's emulated link.
 /// Throws: ConfigError: one rank, or neither a ratio nor a link.
 void bench_ablation(const BenchCommand& command, World& world, const Place& place, const RunConfig& config);
 

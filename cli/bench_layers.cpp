@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench layers: what travels inside layers (sums and gathers of tensor parallelism, the ring of context parallelism) beside its plan.
+// slipstream bench layers: what travels inside layers (sums and gathers of tensor parallelism, the ring of context
+// parallelism) beside its plan.
 //
-// Compute sleeps in proportion to its operations and the link is emulated, so ranks may share cores: the schedule is measured.
+// Compute sleeps in proportion to its operations and the link is emulated, so ranks may share cores: the schedule is
+// measured.
 
 #include <algorithm>
 #include <cstdio>
@@ -28,9 +30,12 @@ class LayersBench {
   }
 
   void run() {
-    if (world_.size() < 2) throw ConfigError("[bench] layers needs at least 2 ranks that share them, got {}. Start it with mpirun -np 2.", world_.size());
+    if (world_.size() < 2)
+      throw ConfigError("[bench] layers needs at least 2 ranks that share them, got {}. Start it with mpirun -np 2.",
+                        world_.size());
     if (config_.parallel.pipeline > 1)
-      throw ConfigError("[bench] layers measures what travels inside layers: parallel.pipeline = {} adds hops. Use 1.", config_.parallel.pipeline);
+      throw ConfigError("[bench] layers measures what travels inside layers: parallel.pipeline = {} adds hops. Use 1.",
+                        config_.parallel.pipeline);
     std::vector<double> ratios = command_.ratios;
     if (ratios.empty()) ratios = is_ring() ? std::vector{0.25, 0.5, 0.9} : std::vector{0.3};
     print_header();
@@ -52,25 +57,34 @@ class LayersBench {
   }
 
   FinishedJob build(const RunConfig& config) {
-    return build_finished_job({.config = config, .world = world_.size(), .rank = world_.rank(), .vocab = config.model.vocab_size > 0 ? 0 : 256,
-                               .machine = machine_of(config, "", 1), .spine_ns = [this](const Job& job) { return paced_ns(job); }});
+    return build_finished_job({.config = config,
+                               .world = world_.size(),
+                               .rank = world_.rank(),
+                               .vocab = config.model.vocab_size > 0 ? 0 : 256,
+                               .machine = machine_of(config, "", 1),
+                               .spine_ns = [this](const Job& job) { return paced_ns(job); }});
   }
 
-  /// An operation takes as long in every row: a layer's forward pass and twice as much backward in the plainest of them.
+  /// An operation takes as long in every row: a layer's forward pass and twice as much backward in the plainest of
+  /// them.
   std::vector<int64_t> paced_ns(const Job& job) {
     if (ns_per_flop_ == 0) {
       double flops = 0;
       for (const SpineItem& item : job.train.spine)
         if (item.op == Op::compute) flops += static_cast<double>(item.cost.flops);
-      ns_per_flop_ = 3e6 * command_.layer_ms * static_cast<double>(job.model.layers) * static_cast<double>(job.buffers.micro_batches) / flops;
+      ns_per_flop_ = 3e6 * command_.layer_ms * static_cast<double>(job.model.layers) *
+                     static_cast<double>(job.buffers.micro_batches) / flops;
     }
     std::vector<int64_t> ns;
     for (const SpineItem& item : job.train.spine)
-      ns.push_back(item.op == Op::compute ? std::max<int64_t>(1, static_cast<int64_t>(ns_per_flop_ * static_cast<double>(item.cost.flops))) : kRestNs);
+      ns.push_back(item.op == Op::compute
+                       ? std::max<int64_t>(1, static_cast<int64_t>(ns_per_flop_ * static_cast<double>(item.cost.flops)))
+                       : kRestNs);
     return ns;
   }
 
-  /// Of the plainest row. Tensor: all that travels inside layers takes `ratio` of all compute. Ring: a hop takes `ratio` of a block.
+  /// Of the plainest row. Tensor: all that travels inside layers takes `ratio` of all compute. Ring: a hop takes
+  /// `ratio` of a block.
   double bytes_per_second(double ratio) {
     const FinishedJob finished = build(config_);
     const Job& job = *finished.job;
@@ -78,12 +92,14 @@ class LayersBench {
     int64_t bytes = 0, compute_ns = 0;
     for (const Task& task : job.train.tasks) {
       if (!is_inside(job, task)) continue;
-      const int64_t sent = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+      const int64_t sent = comm::wire_bytes(
+          task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
       bytes = is_ring() ? (bytes == 0 ? sent : bytes) : bytes + sent;
     }
     for (size_t i = 0; i < ns.size(); ++i) {
       const SpineItem& item = job.train.spine[i];
-      if (is_ring() ? item.name.starts_with("attention_block.1.") : item.op == Op::compute) compute_ns = is_ring() ? ns[i] : compute_ns + ns[i];
+      if (is_ring() ? item.name.starts_with("attention_block.1.") : item.op == Op::compute)
+        compute_ns = is_ring() ? ns[i] : compute_ns + ns[i];
     }
     return static_cast<double>(bytes) * 1e9 / (ratio * static_cast<double>(compute_ns));
   }
@@ -96,8 +112,12 @@ class LayersBench {
         if (is_ring() && !rows.empty()) break;
         Row row{.name = is_ring() ? fmt::format("ring of {}", config_.parallel.context)
                                   : fmt::format("tensor {}{}{}", config_.parallel.tensor, sequence ? " sequence" : "",
-                                                config_.parallel.context > 1 ? fmt::format(", ring of {}", config_.parallel.context) : ""),
-                .chunks = is_ring() ? 1 : chunks, .config = config_, .contestant = {}};
+                                                config_.parallel.context > 1
+                                                    ? fmt::format(", ring of {}", config_.parallel.context)
+                                                    : ""),
+                .chunks = is_ring() ? 1 : chunks,
+                .config = config_,
+                .contestant = {}};
         row.config.parallel.sequence_parallel = sequence;
         row.config.overlap.tensor_chunks = row.chunks;
         row.config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bandwidth);
@@ -106,7 +126,8 @@ class LayersBench {
     for (Row& row : rows) {
       FinishedJob finished = build(row.config);
       const std::vector<int64_t> ns = paced_ns(*finished.job);
-      row.contestant = std::make_unique<Contestant>(row.name, world_, place_, row.config, std::move(finished), bandwidth, ns);
+      row.contestant =
+          std::make_unique<Contestant>(row.name, world_, place_, row.config, std::move(finished), bandwidth, ns);
     }
     for (int round = -1; round < command_.steps; ++round)
       for (Row& row : rows) {
@@ -130,14 +151,16 @@ class LayersBench {
       exposed_ns.push_back(exposed);
     }
     // Of the rank that waited longest.
-    const std::vector<int64_t> worst = largest_over_ranks(world_, {static_cast<int64_t>(median(step_ns)), static_cast<int64_t>(median(exposed_ns))});
+    const std::vector<int64_t> worst =
+        largest_over_ranks(world_, {static_cast<int64_t>(median(step_ns)), static_cast<int64_t>(median(exposed_ns))});
     if (world_.rank() != 0) return;
     const comm::Link link{bandwidth, config_.comm.emulate.latency_ns};
     double wire_ns = 0, compute_ns = 0;
     int64_t tasks = 0;
     for (const Task& task : job.train.tasks) {
       if (!is_inside(job, task)) continue;
-      const comm::WireCost cost = comm::wire_cost(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype, link);
+      const comm::WireCost cost = comm::wire_cost(
+          task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype, link);
       wire_ns += static_cast<double>(cost.latency_ns + cost.wire_ns);
       ++tasks;
     }
@@ -152,26 +175,35 @@ class LayersBench {
     if (!played.finished) throw PlanError("[bench] {} does not end in the rehearsal: {}", row.name, played.deadlock);
     double plan_exposed_ns = 0;
     for (const comm::Exposed& exposed : played.ranks[0].exposed)
-      if (!job.train.is_spine(exposed.awaited) && is_inside(job, job.train.task(exposed.awaited))) plan_exposed_ns += static_cast<double>(exposed.time_ns) / kRuns;
+      if (!job.train.is_spine(exposed.awaited) && is_inside(job, job.train.task(exposed.awaited)))
+        plan_exposed_ns += static_cast<double>(exposed.time_ns) / kRuns;
     const double plan_ms = static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6;
-    const double step_ms = static_cast<double>(worst[0]) / 1e6, exposed_ms = static_cast<double>(worst[1]) / 1e6, wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6;
+    const double step_ms = static_cast<double>(worst[0]) / 1e6, exposed_ms = static_cast<double>(worst[1]) / 1e6,
+                 wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6;
     const double hidden = hidden_share(wire_ms, exposed_ms), plan_hidden = hidden_share(wire_ns, plan_exposed_ns);
-    fmt::print("{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%\n", row.name, row.chunks, ratio, tasks, step_ms, compute_ms,
-               wire_ms, exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, 100 * plan_hidden);
-    csv_.row("\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, row.chunks, ratio, world_.size(),
-             command_.layer_ms, tasks, step_ms, compute_ms, wire_ms, exposed_ms, hidden, plan_ms, plan_hidden);
+    fmt::print("{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%\n",
+               row.name, row.chunks, ratio, tasks, step_ms, compute_ms, wire_ms, exposed_ms, 100 * hidden, plan_ms,
+               step_ms / plan_ms, 100 * plan_hidden);
+    csv_.row("\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, row.chunks,
+             ratio, world_.size(), command_.layer_ms, tasks, step_ms, compute_ms, wire_ms, exposed_ms, hidden, plan_ms,
+             plan_hidden);
     std::fflush(stdout);
   }
 
   void print_header() {
     if (world_.rank() != 0) return;
-    fmt::print("{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved steps, of the rank that waited longest\n"
-               "ratio: {}; comm: what travels inside layers, at line rate\n",
-               world_.size(), config_.model.layers, command_.layer_ms, command_.steps,
-               is_ring() ? "a hop of the ring / a block of attention" : "communication inside layers / compute, without sequence parallelism");
-    fmt::print("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}\n", "layout", "chunks", "ratio", "tasks", "step ms", "compute", "comm", "exposed", "hidden",
-               "plan bd", "/ plan", "plan hid.");
-    csv_.open(command_.csv, "layout,chunks,ratio,world_size,layer_ms,tasks,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms,plan_hidden\n");
+    fmt::print(
+        "{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved "
+        "steps, of the rank that waited longest\n"
+        "ratio: {}; comm: what travels inside layers, at line rate\n",
+        world_.size(), config_.model.layers, command_.layer_ms, command_.steps,
+        is_ring() ? "a hop of the ring / a block of attention"
+                  : "communication inside layers / compute, without sequence parallelism");
+    fmt::print("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}\n", "layout", "chunks", "ratio",
+               "tasks", "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "plan hid.");
+    csv_.open(command_.csv,
+              "layout,chunks,ratio,world_size,layer_ms,tasks,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_"
+              "ms,plan_hidden\n");
   }
 
   const BenchCommand& command_;
@@ -188,7 +220,8 @@ int bench_layers(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
     world.together([&] {
       if (place.kind == DeviceKind::cuda)
-        throw ConfigError("[bench] layers makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
+        throw ConfigError(
+            "[bench] layers makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
     });
     LayersBench(command, world, place, config).run();
   });

@@ -25,29 +25,47 @@ constexpr GradReduce kWays[] = {GradReduce::naive, GradReduce::flat, GradReduce:
 class OverlapBench {
  public:
   OverlapBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
-      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())),
-        machine_(bench_machine(world, place, config, threads_)), ranks_(command.ranks > 0 ? command.ranks : world.size()) {
+      : command_(command),
+        world_(world),
+        place_(place),
+        config_(config),
+        threads_(threads_of(config, world.ranks_on_host())),
+        machine_(bench_machine(world, place, config, threads_)),
+        ranks_(command.ranks > 0 ? command.ranks : world.size()) {
     config_.device.threads = threads_;
   }
 
   void run() {
     if (command_.ranks > 0 && world_.size() > 1)
-      throw ConfigError("[bench] --ranks {} imitates ranks, and {} were started. Start one, or leave --ranks out.", command_.ranks, world_.size());
+      throw ConfigError("[bench] --ranks {} imitates ranks, and {} were started. Start one, or leave --ranks out.",
+                        command_.ranks, world_.size());
     if (ranks_ < 2)
-      throw ConfigError("[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2, or with --ranks 2 "
-                        "imitate the others on an emulated link.", ranks_);
+      throw ConfigError(
+          "[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2, or "
+          "with --ranks 2 "
+          "imitate the others on an emulated link.",
+          ranks_);
     if (command_.ranks > 0 && command_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
-      throw ConfigError("[bench] ranks that are imitated move no bytes: only an emulated link takes time. Set comm.emulate.bandwidth, or give --ratios.");
+      throw ConfigError(
+          "[bench] ranks that are imitated move no bytes: only an emulated link takes time. Set "
+          "comm.emulate.bandwidth, or give --ratios.");
     if (config_.parallel.pipeline > 1)
-      throw ConfigError("[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of parallel.pipeline = {} idle for each "
-                        "other too. Use 1, or slipstream bench pipeline.", config_.parallel.pipeline);
+      throw ConfigError(
+          "[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of "
+          "parallel.pipeline = {} idle for each "
+          "other too. Use 1, or slipstream bench pipeline.",
+          config_.parallel.pipeline);
     if (config_.parallel.tensor > 1 || config_.parallel.context > 1)
-      throw ConfigError("[bench] overlap compares ways of reducing gradients with a rank that communicates with nobody, and parallel.tensor x parallel.context = {} x "
-                        "{} ranks share sequences. Use 1 and 1, or slipstream bench layers.", config_.parallel.tensor, config_.parallel.context);
+      throw ConfigError(
+          "[bench] overlap compares ways of reducing gradients with a rank that communicates with nobody, and "
+          "parallel.tensor x parallel.context = {} x "
+          "{} ranks share sequences. Use 1 and 1, or slipstream bench layers.",
+          config_.parallel.tensor, config_.parallel.context);
     if (world_.rank() == 0) print_header();
     const bool paced = command_.compute == "paced";
     if (paced) measure_for_pacing();
-    if (command_.ratios.empty()) return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
+    if (command_.ratios.empty())
+      return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
     // The link that makes communication / compute what was asked for.
     auto alone = make("no_communication", GradReduce::bucketed, 0, false);
     for (int i = 0; i < 8; ++i) step(*alone, i >= 3);
@@ -56,8 +74,11 @@ class OverlapBench {
     alone.reset();
     for (double ratio : command_.ratios) {
       auto probe = build(GradReduce::bucketed, 0, true);
-      const IdealBound wire = ideal_bound(*probe.job, {.bytes_per_second = 1e9, .latency_ns = 0, .ranks = ranks_,
-                                                       .spine_ns = std::vector<int64_t>(probe.job->train.spine.size(), 1)});
+      const IdealBound wire =
+          ideal_bound(*probe.job, {.bytes_per_second = 1e9,
+                                   .latency_ns = 0,
+                                   .ranks = ranks_,
+                                   .spine_ns = std::vector<int64_t>(probe.job->train.spine.size(), 1)});
       run_link(static_cast<double>(wire.wire_ns) / (ratio * compute_ms * 1e-3), ratio);
     }
     print_speed_ups();
@@ -99,7 +120,10 @@ class OverlapBench {
   void run_link(double bytes_per_second, double ratio) {
     const EmulateForm asked = config_.comm.emulate.form;
     for (const std::string& form : command_.forms.empty() ? std::vector<std::string>{""} : command_.forms) {
-      if (!form.empty()) config_.comm.emulate.form = form == "gate" ? EmulateForm::gate : form == "copies" ? EmulateForm::copies : EmulateForm::blocks;
+      if (!form.empty())
+        config_.comm.emulate.form = form == "gate"     ? EmulateForm::gate
+                                    : form == "copies" ? EmulateForm::copies
+                                                       : EmulateForm::blocks;
       run_form(bytes_per_second, ratio, form);
     }
     config_.comm.emulate.form = asked;
@@ -109,14 +133,16 @@ class OverlapBench {
     std::vector<std::unique_ptr<Contestant>> contestants;
     contestants.push_back(make("no_communication", GradReduce::bucketed, 0, false));
     contestants.push_back(make("no_communication_again", GradReduce::bucketed, 0, false));
-    for (GradReduce way : kWays) contestants.push_back(make(name_of(static_cast<ReduceWay>(way)), way, bytes_per_second, true));
+    for (GradReduce way : kWays)
+      contestants.push_back(make(name_of(static_cast<ReduceWay>(way)), way, bytes_per_second, true));
     for (int round = -3; round < command_.steps; ++round)
       for (auto& c : contestants) step(*c, round >= 0);
     for (auto& c : contestants) c->means = mean_over_ranks(world_, c->times, PlanItems(*c->job));
     report(contestants, bytes_per_second, ratio, form);
   }
 
-  void report(const std::vector<std::unique_ptr<Contestant>>& contestants, double bytes_per_second, double ratio, const std::string& form) {
+  void report(const std::vector<std::unique_ptr<Contestant>>& contestants, double bytes_per_second, double ratio,
+              const std::string& form) {
     // Op times come from the run without communication, never from the overlapped ones.
     const ItemTimes alone(contestants[0]->job->train, spine_ns_of_slowest(world_, *contestants[0]));
     const double naive_ms = contestants[2]->median_of(&StepMeans::step_ms);
@@ -133,10 +159,14 @@ class OverlapBench {
       const bool communicates = job.mesh.world() > 1;
       // Nobody knows what a real link can do: then there are no bounds.
       const bool bounded = !communicates || bytes_per_second > 0;
-      const std::optional<double> plan_bound_ms = bounded ? std::optional<double>(rehearsed_step_ms({c->job}, {item_ns}, link, c->replayed)) : std::nullopt;
-      const IdealBound bound = ideal_bound(job, {.bytes_per_second = std::max(1.0, bytes_per_second), .latency_ns = config_.comm.emulate.latency_ns,
-                                                 .ranks = job.mesh.world(), .spine_ns = spine_ns});
-      const std::optional<double> ideal_ms = bounded ? std::optional(static_cast<double>(bound.bound_ns) / 1e6) : std::nullopt;
+      const std::optional<double> plan_bound_ms =
+          bounded ? std::optional<double>(rehearsed_step_ms({c->job}, {item_ns}, link, c->replayed)) : std::nullopt;
+      const IdealBound bound = ideal_bound(job, {.bytes_per_second = std::max(1.0, bytes_per_second),
+                                                 .latency_ns = config_.comm.emulate.latency_ns,
+                                                 .ranks = job.mesh.world(),
+                                                 .spine_ns = spine_ns});
+      const std::optional<double> ideal_ms =
+          bounded ? std::optional(static_cast<double>(bound.bound_ns) / 1e6) : std::nullopt;
       const double step_ms = c->median_of(&StepMeans::step_ms);
       if (c.get() == contestants.back().get()) ideal = bound, bucketed_ms = step_ms;
       print_row(*c, step_ms, naive_ms, plan_bound_ms, ideal_ms, link_name, ratio);
@@ -145,8 +175,10 @@ class OverlapBench {
     fmt::print("  noise floor: the run without communication against itself: {:.3f}\n",
                contestants[1]->median_of(&StepMeans::step_ms) / contestants[0]->median_of(&StepMeans::step_ms));
     if (ratio > 0) {
-      const double compute = static_cast<double>(ideal.compute_ns), wire = static_cast<double>(ideal.wire_ns), both = compute + wire;
-      speed_ups_.push_back({ratio, 1 + ratio, both / std::max(compute, wire), both / static_cast<double>(ideal.bound_ns), naive_ms / bucketed_ms});
+      const double compute = static_cast<double>(ideal.compute_ns), wire = static_cast<double>(ideal.wire_ns),
+                   both = compute + wire;
+      speed_ups_.push_back({ratio, 1 + ratio, both / std::max(compute, wire),
+                            both / static_cast<double>(ideal.bound_ns), naive_ms / bucketed_ms});
     }
     std::fflush(stdout);
   }
@@ -154,26 +186,34 @@ class OverlapBench {
   /// docs/notes/0007 says why the second of these columns is out of reach, and the third usually.
   void print_speed_ups() {
     if (world_.rank() != 0 || speed_ups_.empty()) return;
-    fmt::print("speed-up over computing first and communicating then\n{:>8}{:>24}{:>24}{:>24}{:>20}\n", "ratio", "all hidden (promised)",
-               "max(compute, wire)", "with dependencies", "bucketed / naive");
+    fmt::print("speed-up over computing first and communicating then\n{:>8}{:>24}{:>24}{:>24}{:>20}\n", "ratio",
+               "all hidden (promised)", "max(compute, wire)", "with dependencies", "bucketed / naive");
     for (const SpeedUp& s : speed_ups_)
-      fmt::print("{:>8.2f}{:>23.2f}x{:>23.2f}x{:>23.2f}x{:>19.2f}x\n", s.ratio, s.promised, s.larger_of_both, s.with_dependencies, s.reached);
+      fmt::print("{:>8.2f}{:>23.2f}x{:>23.2f}x{:>23.2f}x{:>19.2f}x\n", s.ratio, s.promised, s.larger_of_both,
+                 s.with_dependencies, s.reached);
   }
 
   void print_header() {
-    fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n", build(GradReduce::bucketed, 0, true).job->model.description, ranks_,
-               threads_, threads_ == 1 ? "" : "s", command_.compute, command_.steps);
+    fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n",
+               build(GradReduce::bucketed, 0, true).job->model.description, ranks_, threads_, threads_ == 1 ? "" : "s",
+               command_.compute, command_.steps);
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (command_.compute == "real" && world_.ranks_on_host() * threads_ > cores)
-      fmt::print("{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n", world_.ranks_on_host(), threads_, cores);
-    fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks", "MB sent (largest task)", "link", "step ms", "x naive",
-               "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal");
-    csv_.open(command_.csv, "implementation,model_size,d_model,num_layers,world_size,bucket_bytes,link,avg_step_time_ms,speedup_vs_naive,compute_ms,comm_ms,"
-              "exposed_ms,hidden_fraction,bound_ms,share_of_bound,tasks,bytes_sent,plan_bound_ms,ideal_bound_ms,compute_kind,ratio\n");
+      fmt::print(
+          "{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n",
+          world_.ranks_on_host(), threads_, cores);
+    fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks",
+               "MB sent (largest task)", "link", "step ms", "x naive", "compute", "comm", "exposed", "hidden",
+               "plan bd", "/ plan", "ideal bd", "/ ideal");
+    csv_.open(command_.csv,
+              "implementation,model_size,d_model,num_layers,world_size,bucket_bytes,link,avg_step_time_ms,speedup_vs_"
+              "naive,compute_ms,comm_ms,"
+              "exposed_ms,hidden_fraction,bound_ms,share_of_bound,tasks,bytes_sent,plan_bound_ms,ideal_bound_ms,"
+              "compute_kind,ratio\n");
   }
 
-  void print_row(const Contestant& c, double step_ms, double naive_ms, std::optional<double> plan_ms, std::optional<double> ideal_ms,
-                 const std::string& link, double ratio) {
+  void print_row(const Contestant& c, double step_ms, double naive_ms, std::optional<double> plan_ms,
+                 std::optional<double> ideal_ms, const std::string& link, double ratio) {
     if (world_.rank() != 0) return;
     const Job& job = *c.job;
     int64_t tasks = 0, bytes = 0, largest = 0;
@@ -187,17 +227,26 @@ class OverlapBench {
     const double comm_ms = c.median_of(&StepMeans::comm_ms), exposed_ms = c.median_of(&StepMeans::exposed_ms);
     const double compute_ms = c.median_of(&StepMeans::compute_ms);
     const double hidden = hidden_share(comm_ms, exposed_ms);
-    const auto shown = [](const std::optional<double>& value, int digits) { return value ? fmt::format("{:.{}f}", *value, digits) : std::string("-"); };
-    const auto times = [&](const std::optional<double>& bound) { return bound ? std::optional(step_ms / *bound) : std::nullopt; };
-    fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9}{:>8}{:>9}{:>8}\n", c.name, tasks,
-               fmt::format("{:.2f} ({:.2f})", static_cast<double>(bytes) / 1e6, static_cast<double>(largest) / 1e6), job.mesh.world() > 1 ? link : "none", step_ms,
-               naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, 100 * hidden, shown(plan_ms, 2), shown(times(plan_ms), 3), shown(ideal_ms, 2),
-               shown(times(ideal_ms), 3));
-    const auto field = [](const std::optional<double>& value) { return value ? fmt::format("{:.17g}", *value) : std::string(); };
+    const auto shown = [](const std::optional<double>& value, int digits) {
+      return value ? fmt::format("{:.{}f}", *value, digits) : std::string("-");
+    };
+    const auto times = [&](const std::optional<double>& bound) {
+      return bound ? std::optional(step_ms / *bound) : std::nullopt;
+    };
+    fmt::print(
+        "{:<24}{:>6}{:>24}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9}{:>8}{:>9}{:>8}\n", c.name, tasks,
+        fmt::format("{:.2f} ({:.2f})", static_cast<double>(bytes) / 1e6, static_cast<double>(largest) / 1e6),
+        job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms,
+        100 * hidden, shown(plan_ms, 2), shown(times(plan_ms), 3), shown(ideal_ms, 2), shown(times(ideal_ms), 3));
+    const auto field = [](const std::optional<double>& value) {
+      return value ? fmt::format("{:.17g}", *value) : std::string();
+    };
     csv_.row("{},{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{},{},{},{},{},{},{},{}\n", c.name,
-             job.model.parameter_elems(), config_.model.width, config_.model.layers, ranks_, config_.overlap.bucket_size_bytes,
-             job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms, hidden, field(ideal_ms),
-             field(ideal_ms ? std::optional(*ideal_ms / step_ms) : std::nullopt), tasks, bytes, field(plan_ms), field(ideal_ms), command_.compute, ratio);
+             job.model.parameter_elems(), config_.model.width, config_.model.layers, ranks_,
+             config_.overlap.bucket_size_bytes, job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms,
+             compute_ms, comm_ms, exposed_ms, hidden, field(ideal_ms),
+             field(ideal_ms ? std::optional(*ideal_ms / step_ms) : std::nullopt), tasks, bytes, field(plan_ms),
+             field(ideal_ms), command_.compute, ratio);
   }
 
   const BenchCommand& command_;
@@ -221,11 +270,14 @@ int bench_overlap(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
     world.together([&] {
       if (place.kind == DeviceKind::cuda && (command.compute == "paced" || !command.zero.empty() || command.ablate))
-        throw ConfigError("[bench] paced compute makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
+        throw ConfigError(
+            "[bench] paced compute makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
     });
     world.together([&] {
-      if (place.kind != DeviceKind::cuda && std::any_of(command.forms.begin(), command.forms.end(), [](const std::string& form) { return form != "gate"; }))
-        throw ConfigError("[bench] --forms other than gate take what a GPU has, and this run is on the CPU. Use --forms gate.");
+      if (place.kind != DeviceKind::cuda && std::any_of(command.forms.begin(), command.forms.end(),
+                                                        [](const std::string& form) { return form != "gate"; }))
+        throw ConfigError(
+            "[bench] --forms other than gate take what a GPU has, and this run is on the CPU. Use --forms gate.");
     });
     if (command.ablate) return bench_ablation(command, world, place, config);
     if (!command.zero.empty()) return bench_zero(command, world, place, config);

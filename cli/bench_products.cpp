@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench products: one step says which products a run has, then each is timed with every algorithm of cuBLASLt.
+// slipstream bench products: one step says which products a run has, then each is timed with every algorithm of
+// cuBLASLt.
 
 #include <algorithm>
 #include <cstdio>
@@ -15,9 +16,12 @@ namespace slipstream::cli {
 namespace {
 
 /// The products of one training step, fused gradients and what stands in for them.
-std::vector<kernels::ProductShape> products_of_a_step(World& world, const Place& place, const RunConfig& config, int ranks) {
+std::vector<kernels::ProductShape> products_of_a_step(World& world, const Place& place, const RunConfig& config,
+                                                      int ranks) {
   kernels::use_algorithms({});  // with a table, what it replaces would not be seen
-  Contestant step("one step", world, place, config, build_bench_job(place, bench_machine(world, place, config, threads_of(config, 1)), config, ranks, 0), 0);
+  Contestant step("one step", world, place, config,
+                  build_bench_job(place, bench_machine(world, place, config, threads_of(config, 1)), config, ranks, 0),
+                  0);
   step.run(1, false);
   std::vector<kernels::ProductShape> products;
   for (const auto& [product, chosen] : kernels::chosen_algorithms()) products.push_back(product);
@@ -28,30 +32,45 @@ std::vector<kernels::ProductShape> products_of_a_step(World& world, const Place&
 
 int bench_products(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
-    if (world.size() > 1) throw ConfigError("[bench] products are timed by one process, {} were started. Leave mpirun out; --ranks sets the layout.", world.size());
-    if (place.kind != DeviceKind::cuda) throw ConfigError("[bench] products are timed on a GPU, and this run is on the CPU. Set device.kind = \"cuda\" where there is one.");
+    if (world.size() > 1)
+      throw ConfigError(
+          "[bench] products are timed by one process, {} were started. Leave mpirun out; --ranks sets the layout.",
+          world.size());
+    if (place.kind != DeviceKind::cuda)
+      throw ConfigError(
+          "[bench] products are timed on a GPU, and this run is on the CPU. Set device.kind = \"cuda\" where there is "
+          "one.");
     const kernels::GemmLibrary library = kernels::gemm_library();
     const std::string path = kernels::algorithms_path(config.device.algorithms, library);
-    if (path.empty()) throw ConfigError("[bench] there is no place for the table. Set device.algorithms to a path, or HOME.");
-    const std::vector<kernels::ProductShape> products = products_of_a_step(world, place, config, std::max(1, command.ranks));
+    if (path.empty())
+      throw ConfigError("[bench] there is no place for the table. Set device.algorithms to a path, or HOME.");
+    const std::vector<kernels::ProductShape> products =
+        products_of_a_step(world, place, config, std::max(1, command.ranks));
     const std::unique_ptr<Device> device = place.make_device();
     const std::unique_ptr<Stream> stream = device->make_stream({.name = "products"});
     std::string warning;
     kernels::AlgorithmTable table = kernels::read_algorithms(path, library, warning);
     if (!warning.empty()) log_warn("{}", warning);
-    fmt::print("{}, cuBLASLt {}: {} products, {} timed before\n{:>10}{:>10}{:>7}{:>10}  product\n", library.card, library.version, products.size(), table.size(),
-               "first us", "best us", "gain", "apart us");
+    fmt::print("{}, cuBLASLt {}: {} products, {} timed before\n{:>10}{:>10}{:>7}{:>10}  product\n", library.card,
+               library.version, products.size(), table.size(), "first us", "best us", "gain", "apart us");
     size_t found = 0;
     const Work search{"search", {}, {}, {}, [&](LaunchContext& context) {
                         kernels::prepare_stream(context.native_stream);
-                        const kernels::SearchOptions options{.rounds = std::clamp(command.steps, 1, 9), .rotate_bytes = command.rotate_bytes};
-                        table.merge(kernels::search_algorithms(context, products, options, [&](const kernels::ProductShape& product, const kernels::TimedAlgorithm& timed) {
-                          ++found;
-                          fmt::print("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us, timed.first_us / timed.us,
-                                     timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "", kernels::text_of(product),
-                                     timed.apart_us == 0 ? "" : timed.wins() ? ": fused" : ": apart");
-                          std::fflush(stdout);
-                        }));
+                        const kernels::SearchOptions options{.rounds = std::clamp(command.steps, 1, 9),
+                                                             .rotate_bytes = command.rotate_bytes};
+                        table.merge(kernels::search_algorithms(
+                            context, products, options,
+                            [&](const kernels::ProductShape& product, const kernels::TimedAlgorithm& timed) {
+                              ++found;
+                              fmt::print("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us,
+                                         timed.first_us / timed.us,
+                                         timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "",
+                                         kernels::text_of(product),
+                                         timed.apart_us == 0 ? ""
+                                         : timed.wins()      ? ": fused"
+                                                             : ": apart");
+                              std::fflush(stdout);
+                            }));
                         kernels::release_stream(context.native_stream);
                       }};
     stream->launch(search, {});

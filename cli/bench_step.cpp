@@ -43,7 +43,8 @@ Front front_of(const Job& job, const std::vector<int64_t>& spine_ns) {
     now += spine_ns[i];
     if (item.op != Op::compute || item.micro_batch + 1 < job.buffers.micro_batches) continue;
     if (holds(job.model.forward, item.piece)) front.forward_ns = now;
-    if (front.first_gradient_ns == 0 && holds(job.model.backward, item.piece) && !job.model.pieces[item.piece].ready.empty())
+    if (front.first_gradient_ns == 0 && holds(job.model.backward, item.piece) &&
+        !job.model.pieces[item.piece].ready.empty())
       front.first_gradient_ns = now;
   }
   return front;
@@ -52,7 +53,11 @@ Front front_of(const Job& job, const std::vector<int64_t>& spine_ns) {
 class StepBench {
  public:
   StepBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
-      : command_(command), world_(world), place_(place), config_(config), threads_(threads_of(config, world.ranks_on_host())),
+      : command_(command),
+        world_(world),
+        place_(place),
+        config_(config),
+        threads_(threads_of(config, world.ranks_on_host())),
         machine_(bench_machine(world, place, config, threads_)) {
     config_.device.threads = threads_;
   }
@@ -60,10 +65,12 @@ class StepBench {
   void run() {
     const bool plain = world_.size() == 1 && command_.plain_loop;
     const double link = static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second);
-    Contestant c("step", world_, place_, config_, build_bench_job(place_, machine_, config_, world_.size(), world_.rank()), link);
+    Contestant c("step", world_, place_, config_,
+                 build_bench_job(place_, machine_, config_, world_.size(), world_.rank()), link);
     if (!command_.export_dir.empty()) write_start(c);
     c.run(1, false);
-    const double tokens = static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches * world_.size());
+    const double tokens =
+        static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches * world_.size());
     const double loss = c.rank->report(1).loss_sum / tokens;
     c.run(1, false);
     std::unique_ptr<ThreadPool> pool;
@@ -92,18 +99,27 @@ class StepBench {
     const Job& job = *c.job;
     world_.together([&] {
       if (job.options.zero_stage > 0 || job.buffers.micro_batches > 1)
-        throw ConfigError("[bench] --export needs zero.stage 0 and one micro-batch, got stage {} and {} micro-batches. Set zero.stage = 0 and "
-                          "train.global_batch_size to micro_batch_size x ranks.", job.options.zero_stage, job.buffers.micro_batches);
+        throw ConfigError(
+            "[bench] --export needs zero.stage 0 and one micro-batch, got stage {} and {} micro-batches. Set "
+            "zero.stage = 0 and "
+            "train.global_batch_size to micro_batch_size x ranks.",
+            job.options.zero_stage, job.buffers.micro_batches);
       if (world_.rank() != 0) return;
-      const auto read = [&](size_t p, size_t t, int64_t begin, std::span<float> out) { c.rank->read(&BucketHome::master, p, t, begin, out); };
-      models::ModelOptions options = model_options({.config = config_, .world = world_.size(), .vocab = job.model.vocab});
+      const auto read = [&](size_t p, size_t t, int64_t begin, std::span<float> out) {
+        c.rank->read(&BucketHome::master, p, t, begin, out);
+      };
+      models::ModelOptions options =
+          model_options({.config = config_, .world = world_.size(), .vocab = job.model.vocab});
       options.dtype = DType::f32;
-      checkpoint::write_final(command_.export_dir, tensors_to_save({c.job}, {read}), models::hugging_face_config(options), {});
+      checkpoint::write_final(command_.export_dir, tensors_to_save({c.job}, {read}),
+                              models::hugging_face_config(options), {});
     });
     world_.together([&] {
       std::vector<int32_t> ids(static_cast<size_t>(2 * job.model.batch * job.model.tokens));
       kernels::AdamwScalars scalars;
-      load_random(job, world_.rank(), {.batch = reinterpret_cast<std::byte*>(ids.data()), .scalars = reinterpret_cast<std::byte*>(&scalars)});
+      load_random(
+          job, world_.rank(),
+          {.batch = reinterpret_cast<std::byte*>(ids.data()), .scalars = reinterpret_cast<std::byte*>(&scalars)});
       const std::string path = fmt::format("{}/batch_{}.bin", command_.export_dir, world_.rank());
       const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
       if (!file || std::fwrite(ids.data(), sizeof(int32_t), ids.size(), file.get()) != ids.size())
@@ -115,11 +131,12 @@ class StepBench {
               const std::vector<int64_t>& spine_ns) {
     const double step = ms(median(step_ns)), best = ms(*std::min_element(step_ns.begin(), step_ns.end()));
     const double other = c.median_of(&StepMeans::other_ms), compute = c.median_of(&StepMeans::compute_ms);
-    fmt::print("{}: {} rank{} x {} thread{}, {}, medians of {} steps\n", c.job->model.description, world_.size(), world_.size() == 1 ? "" : "s", threads_,
-               threads_ == 1 ? "" : "s", kernels::product_library(), command_.steps);
+    fmt::print("{}: {} rank{} x {} thread{}, {}, medians of {} steps\n", c.job->model.description, world_.size(),
+               world_.size() == 1 ? "" : "s", threads_, threads_ == 1 ? "" : "s", kernels::product_library(),
+               command_.steps);
     fmt::print("loss at step 1  {:.8f}\nstep            {:.3f} ms (fastest {:.3f})\n", loss, step, best);
-    fmt::print("  compute {:.3f} ms, communication {:.3f} ms, exposed {:.3f} ms, other {:.3f} ms\n", compute, c.median_of(&StepMeans::comm_ms),
-               c.median_of(&StepMeans::exposed_ms), other);
+    fmt::print("  compute {:.3f} ms, communication {:.3f} ms, exposed {:.3f} ms, other {:.3f} ms\n", compute,
+               c.median_of(&StepMeans::comm_ms), c.median_of(&StepMeans::exposed_ms), other);
     double loop = 0, overhead = 0;
     if (!loop_ns.empty()) {
       // Neighbours in time are compared, so that a busy machine slows both.
@@ -136,18 +153,22 @@ class StepBench {
       config.train.global_batch_size = config.train.micro_batch_size * ranks * c.job->buffers.micro_batches;
       const FinishedJob many = build_bench_job(place_, machine_, config, ranks, 0);
       const std::vector<int64_t> ns = ItemTimes(c.job->train, spine_ns).of(many.job->train);
-      const IdealBound ideal = ideal_bound(*many.job, {.bytes_per_second = command_.line_rate, .latency_ns = 0, .ranks = ranks, .spine_ns = ns});
+      const IdealBound ideal = ideal_bound(
+          *many.job, {.bytes_per_second = command_.line_rate, .latency_ns = 0, .ranks = ranks, .spine_ns = ns});
       const Front front = front_of(*many.job, ns);
       bound = ms(static_cast<double>(ideal.bound_ns)), wire = ideal.wire_ns;
-      fmt::print("bound on {} ranks at {:.3g} Gbit/s: {:.1f} ms (forward {:.1f}, first gradient after {:.1f}, wire {:.1f})\n", ranks,
-                 command_.line_rate * 8e-9, bound, ms(static_cast<double>(front.forward_ns)), ms(static_cast<double>(front.first_gradient_ns)),
-                 ms(static_cast<double>(wire)));
+      fmt::print(
+          "bound on {} ranks at {:.3g} Gbit/s: {:.1f} ms (forward {:.1f}, first gradient after {:.1f}, wire {:.1f})\n",
+          ranks, command_.line_rate * 8e-9, bound, ms(static_cast<double>(front.forward_ns)),
+          ms(static_cast<double>(front.first_gradient_ns)), ms(static_cast<double>(wire)));
     }
     CsvFile csv;
-    csv.open(command_.csv, "ranks,threads,steps,loss,step_ms,fastest_ms,plain_loop_ms,overhead,compute_ms,comm_ms,exposed_ms,other_ms,bound_ms,wire_ms\n");
-    csv.row("{},{},{},{:.9g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g}\n", world_.size(), threads_, command_.steps, loss,
-            step, best, loop, overhead, compute, c.median_of(&StepMeans::comm_ms), c.median_of(&StepMeans::exposed_ms), other, bound,
-            ms(static_cast<double>(wire)));
+    csv.open(command_.csv,
+             "ranks,threads,steps,loss,step_ms,fastest_ms,plain_loop_ms,overhead,compute_ms,comm_ms,exposed_ms,other_"
+             "ms,bound_ms,wire_ms\n");
+    csv.row("{},{},{},{:.9g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g}\n", world_.size(),
+            threads_, command_.steps, loss, step, best, loop, overhead, compute, c.median_of(&StepMeans::comm_ms),
+            c.median_of(&StepMeans::exposed_ms), other, bound, ms(static_cast<double>(wire)));
   }
 
   const BenchCommand& command_;
@@ -164,7 +185,9 @@ int bench_step(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
     world.together([&] {
       if (place.kind == DeviceKind::cuda && command.plain_loop)
-        throw ConfigError("[bench] --plain-loop calls the kernels of a CPU, and device.kind is \"cuda\". Leave it out, or use \"cpu\".");
+        throw ConfigError(
+            "[bench] --plain-loop calls the kernels of a CPU, and device.kind is \"cuda\". Leave it out, or use "
+            "\"cpu\".");
     });
     StepBench(command, world, place, config).run();
   });

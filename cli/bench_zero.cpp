@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paced steps of ZeRO's stages on an emulated link: what a layer takes is told, so ranks may share cores and machines compare.
+// Paced steps of ZeRO's stages on an emulated link: what a layer takes is told, so ranks may share cores and machines
+// compare.
 
 #include "cli/bench_zero.h"
 
@@ -23,15 +24,23 @@ constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping of
 class ZeroBench {
  public:
   ZeroBench(const BenchCommand& command, World& world, const Place& place, const RunConfig& config)
-      : command_(command), world_(world), place_(place), config_(config), layer_ns_(static_cast<int64_t>(command.layer_ms * 1e6)) {
+      : command_(command),
+        world_(world),
+        place_(place),
+        config_(config),
+        layer_ns_(static_cast<int64_t>(command.layer_ms * 1e6)) {
     config_.device.threads = 1;
   }
 
   void run() {
-    if (world_.size() < 2) throw ConfigError("[bench] --zero needs at least 2 ranks to share states, got {}. Start it with mpirun -np 4.", world_.size());
+    if (world_.size() < 2)
+      throw ConfigError("[bench] --zero needs at least 2 ranks to share states, got {}. Start it with mpirun -np 4.",
+                        world_.size());
     if (config_.parallel.pipeline > 1 || config_.zero.shard_size > 0)
-      throw ConfigError("[bench] --zero measures one group of data ranks: parallel.pipeline = {} and zero.shard_size = {}. Use 1 and 0.", config_.parallel.pipeline,
-                        config_.zero.shard_size);
+      throw ConfigError(
+          "[bench] --zero measures one group of data ranks: parallel.pipeline = {} and zero.shard_size = {}. Use 1 and "
+          "0.",
+          config_.parallel.pipeline, config_.zero.shard_size);
     if (world_.rank() == 0) print_header();
     std::vector<double> ratios = command_.ratios;
     if (ratios.empty()) ratios = {0.2, 0.4, 0.6, 0.8, 1.0};
@@ -46,14 +55,20 @@ class ZeroBench {
   };
 
   FinishedJob build(const RunConfig& config) {
-    return build_finished_job({.config = config, .world = world_.size(), .rank = world_.rank(), .vocab = config.model.vocab_size > 0 ? 0 : 256,
-                               .machine = machine_of(config, "", 1), .spine_ns = [this](const Job& job) { return even_spine_ns(job, layer_ns_); }});
+    return build_finished_job({.config = config,
+                               .world = world_.size(),
+                               .rank = world_.rank(),
+                               .vocab = config.model.vocab_size > 0 ? 0 : 256,
+                               .machine = machine_of(config, "", 1),
+                               .spine_ns = [this](const Job& job) { return even_spine_ns(job, layer_ns_); }});
   }
 
   void run_ratio(double ratio) {
     std::vector<Row> rows;
     const auto add = [&](int stage, int depth, bool param_gather) {
-      Row row{.name = stage == 3 ? fmt::format("zero-3, prefetch {}", depth) : fmt::format("zero-{}", stage), .config = config_, .contestant = {}};
+      Row row{.name = stage == 3 ? fmt::format("zero-3, prefetch {}", depth) : fmt::format("zero-{}", stage),
+              .config = config_,
+              .contestant = {}};
       if (!param_gather) row.name += ", gathers exposed";
       row.config.zero.stage = stage;
       row.config.zero.prefetch_depth = depth;
@@ -64,12 +79,14 @@ class ZeroBench {
       for (int depth : stage == 3 ? command_.prefetch : std::vector<int>{1}) add(stage, depth, true);
       if (stage > 0) add(stage, 1, false);
     }
-    const double bandwidth = static_cast<double>(layer_gather_bytes(*build(rows[0].config).job)) / (ratio * static_cast<double>(layer_ns_) * 1e-9);
+    const double bandwidth = static_cast<double>(layer_gather_bytes(*build(rows[0].config).job)) /
+                             (ratio * static_cast<double>(layer_ns_) * 1e-9);
     for (Row& row : rows) {
       row.config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bandwidth);
       FinishedJob finished = build(row.config);
       const std::vector<int64_t> spine_ns = even_spine_ns(*finished.job, layer_ns_);
-      row.contestant = std::make_unique<Contestant>(row.name, world_, place_, row.config, std::move(finished), bandwidth, spine_ns);
+      row.contestant =
+          std::make_unique<Contestant>(row.name, world_, place_, row.config, std::move(finished), bandwidth, spine_ns);
     }
     for (int round = -2; round < command_.steps; ++round)
       for (Row& row : rows) {
@@ -95,29 +112,43 @@ class ZeroBench {
   }
 
   void print_header() {
-    fmt::print("{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved steps\n", world_.size(),
-               config_.model.layers, command_.layer_ms, command_.steps);
-    fmt::print("{:<36}{:>7}{:>10}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}{:>10}{:>8}{:>12}\n", "implementation", "ratio", "step ms", "compute", "comm", "exposed", "hidden",
-               "plan bd", "/ plan", "ideal bd", "/ ideal", "gather exp.");
-    csv_.open(command_.csv, "implementation,ratio,layers,layer_ms,world_size,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_ms,ideal_bound_ms,gather_ms,gather_exposed\n");
+    fmt::print(
+        "{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved "
+        "steps\n",
+        world_.size(), config_.model.layers, command_.layer_ms, command_.steps);
+    fmt::print("{:<36}{:>7}{:>10}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}{:>10}{:>8}{:>12}\n", "implementation", "ratio",
+               "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal",
+               "gather exp.");
+    csv_.open(command_.csv,
+              "implementation,ratio,layers,layer_ms,world_size,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_"
+              "ms,ideal_bound_ms,gather_ms,gather_exposed\n");
   }
 
   void print_row(const Contestant& c, double bandwidth, double ratio) {
     const double step_ms = c.median_of(&StepMeans::step_ms), compute_ms = c.median_of(&StepMeans::compute_ms);
     const double comm_ms = c.median_of(&StepMeans::comm_ms), exposed_ms = c.median_of(&StepMeans::exposed_ms);
     const double plan_ms = rehearsed_ms(c, bandwidth);
-    const IdealBound ideal = ideal_bound(*c.job, {.bytes_per_second = bandwidth, .latency_ns = config_.comm.emulate.latency_ns, .ranks = world_.size(),
+    const IdealBound ideal = ideal_bound(*c.job, {.bytes_per_second = bandwidth,
+                                                  .latency_ns = config_.comm.emulate.latency_ns,
+                                                  .ranks = world_.size(),
                                                   .spine_ns = even_spine_ns(*c.job, layer_ns_)});
     const double ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6, hidden = hidden_share(comm_ms, exposed_ms);
     double gather_ms = 0;
     for (const Task& task : c.job->train.tasks)
-      if (task.op == Op::all_gather) gather_ms += static_cast<double>(comm::wire_bytes(task.op, task.algorithm, world_.size(), task.elems, task.dtype)) / bandwidth * 1e3;
-    // Of the plan, which steps follow within "/ plan": 5 % of a gather is less than the noise of a measured step. What the ideal bound has no schedule can hide.
+      if (task.op == Op::all_gather)
+        gather_ms +=
+            static_cast<double>(comm::wire_bytes(task.op, task.algorithm, world_.size(), task.elems, task.dtype)) /
+            bandwidth * 1e3;
+    // Of the plan, which steps follow within "/ plan": 5 % of a gather is less than the noise of a measured step. What
+    // the ideal bound has no schedule can hide.
     const double gather_exposed = gather_ms > 0 ? std::max(0.0, plan_ms - ideal_ms) / gather_ms : 0;
-    fmt::print("{:<36}{:>7.2f}{:>10.2f}{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}{:>10.2f}{:>8.3f}{:>11.1f}%\n", c.name, ratio, step_ms, compute_ms, comm_ms,
-               exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, ideal_ms, step_ms / ideal_ms, 100 * gather_exposed);
-    csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", c.name, ratio, config_.model.layers,
-             command_.layer_ms, world_.size(), step_ms, compute_ms, comm_ms, exposed_ms, hidden, plan_ms, ideal_ms, gather_ms, gather_exposed);
+    fmt::print(
+        "{:<36}{:>7.2f}{:>10.2f}{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}{:>10.2f}{:>8.3f}{:>11.1f}%\n",
+        c.name, ratio, step_ms, compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, ideal_ms,
+        step_ms / ideal_ms, 100 * gather_exposed);
+    csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", c.name,
+             ratio, config_.model.layers, command_.layer_ms, world_.size(), step_ms, compute_ms, comm_ms, exposed_ms,
+             hidden, plan_ms, ideal_ms, gather_ms, gather_exposed);
     std::fflush(stdout);
   }
 
@@ -133,7 +164,8 @@ class ZeroBench {
 
 std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns) {
   const auto pieces_beside = [&](const std::vector<uint32_t>& list, int layer) {
-    return std::max<int64_t>(1, std::count_if(list.begin(), list.end(), [&](uint32_t p) { return job.model.pieces[p].layer == layer; }));
+    return std::max<int64_t>(
+        1, std::count_if(list.begin(), list.end(), [&](uint32_t p) { return job.model.pieces[p].layer == layer; }));
   };
   std::vector<int64_t> ns;
   for (const SpineItem& item : job.train.spine) {
@@ -142,7 +174,8 @@ std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns) {
       continue;
     }
     const int layer = job.model.pieces[item.piece].layer;
-    const bool backward = std::find(job.model.backward.begin(), job.model.backward.end(), item.piece) != job.model.backward.end();
+    const bool backward =
+        std::find(job.model.backward.begin(), job.model.backward.end(), item.piece) != job.model.backward.end();
     const int64_t pass_ns = (backward ? 2 : 1) * (layer >= 0 && layer < job.model.layers ? layer_ns : layer_ns / 2);
     ns.push_back(pass_ns / pieces_beside(backward ? job.model.backward : job.model.forward, layer));
   }
@@ -152,7 +185,8 @@ std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns) {
 int64_t layer_gather_bytes(const Job& job) {
   std::vector<int64_t> elems(static_cast<size_t>(job.model.layers), 0);
   for (const ParameterSpec& parameter : job.model.parameters)
-    if (parameter.layer >= 0 && parameter.layer < job.model.layers) elems[static_cast<size_t>(parameter.layer)] += parameter.elems;
+    if (parameter.layer >= 0 && parameter.layer < job.model.layers)
+      elems[static_cast<size_t>(parameter.layer)] += parameter.elems;
   const int ranks = job.mesh.group_size(job.shard_axis());
   return encoded_bytes(*std::max_element(elems.begin(), elems.end()), job.gather_dtype()) * (ranks - 1) / ranks;
 }

@@ -13,15 +13,15 @@
 
 namespace slipstream::cli {
 
-/// Times of the spine items of the training plan for a model whose layers take `layer_ns` forward and twice as much backward, what is
-/// before and after the layers half of that, and everything else next to nothing. Pure.
+/// Times of the spine items of the training plan for a model whose layers take `layer_ns` forward and twice as much
+/// backward, what is before and after the layers half of that, and everything else next to nothing. Pure.
 std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns);
 
 /// Bytes that a rank sends when the largest layer is gathered. Pure.
 int64_t layer_gather_bytes(const Job& job);
 
-/// Blocks. Collective. Paced steps of every stage that the command names, interleaved, one table for every ratio of a layer's gather to its
-/// forward pass.
+/// Blocks. Collective. Paced steps of every stage that the command names, interleaved, one table for every ratio of a
+/// layer's gather to its forward pass.
 void bench_zero(const BenchCommand& command, World& world, const Place& place, const RunConfig& config);
 
 }  // namespace slipstream::cli

@@ -34,24 +34,26 @@ int plan(const PlanCommand& command);
 int check(const PlanCommand& command);
 
 struct BenchCommand : RunOptions {
-  int steps = 30;               // interleaved, counted
-  std::string csv;              // path; empty: none
-  std::string compute = "real"; // overlap: real | paced
-  std::vector<double> ratios;   // overlap: communication / compute; empty: the link of the run file; pipeline: hop / forward pass
-  std::vector<int> zero;        // overlap: stages to measure instead of the ways of reducing; then a ratio is a layer's gather / its forward pass
-  std::vector<int> prefetch = {1, 2};  // overlap: depths of stage 3
-  bool ablate = false;          // overlap: one knob at a time instead, paced as with --zero
-  double layer_ms = 8;          // overlap: forward, of a paced layer of ZeRO; layers: of every layer
+  int steps = 30;                // interleaved, counted
+  std::string csv;               // path; empty: none
+  std::string compute = "real";  // overlap: real | paced
+  std::vector<double>
+      ratios;  // overlap: communication / compute; empty: the link of the run file; pipeline: hop / forward pass
+  std::vector<int> zero;  // overlap: stages to measure instead of the ways of reducing; then a ratio is a layer's
+                          // gather / its forward pass
+  std::vector<int> prefetch = {1, 2};      // overlap: depths of stage 3
+  bool ablate = false;                     // overlap: one knob at a time instead, paced as with --zero
+  double layer_ms = 8;                     // overlap: forward, of a paced layer of ZeRO; layers: of every layer
   std::vector<int> chunks = {1, 2, 4, 8};  // layers: overlap.tensor_chunks
-  double forward_ms = 20;       // pipeline: of a stage and micro-batch
-  std::string export_dir;       // step: where weights and batch are written; empty: nowhere
-  bool plain_loop = false;      // step: the same works in a plain loop
-  double line_rate = 0;         // step: bytes per second of the link whose bound is printed; 0: none
-  int ranks = 0;                // step: on so many ranks; overlap, products: that one process imitates, 0: those started
-  std::vector<std::string> forms;  // overlap: of the emulated link, one table each; empty: the run file's
+  double forward_ms = 20;                  // pipeline: of a stage and micro-batch
+  std::string export_dir;                  // step: where weights and batch are written; empty: nowhere
+  bool plain_loop = false;                 // step: the same works in a plain loop
+  double line_rate = 0;                    // step: bytes per second of the link whose bound is printed; 0: none
+  int ranks = 0;  // step: on so many ranks; overlap, products: that one process imitates, 0: those started
+  std::vector<std::string> forms;             // overlap: of the emulated link, one table each; empty: the run file's
   int64_t rotate_bytes = int64_t{256} << 20;  // products: operands come from so much memory in turn
-  std::string only;             // kernels: rows of "op dtype size" that hold this text; empty: all
-  std::vector<int> threads;     // kernels: one table each
+  std::string only;                           // kernels: rows of "op dtype size" that hold this text; empty: all
+  std::vector<int> threads;                   // kernels: one table each
 };
 int bench_overlap(const BenchCommand& command);
 int bench_pipeline(const BenchCommand& command);

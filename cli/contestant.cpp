@@ -33,9 +33,11 @@ void load_random(const Job& job, int rank, const StagedBatch& staged) {
   for (int64_t m = 0; m < job.buffers.micro_batches; ++m) {
     auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
     for (int64_t i = 0; i < rows; ++i)
-      ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
+      ids[i] = static_cast<int32_t>(
+          random.below(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
   }
-  *reinterpret_cast<kernels::AdamwScalars*>(staged.scalars) = {.learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
+  *reinterpret_cast<kernels::AdamwScalars*>(staged.scalars) = {
+      .learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
 }
 
 Machine bench_machine(World& world, const Place& place, const RunConfig& config, int threads) {
@@ -49,24 +51,27 @@ FinishedJob build_bench_job(const Place& place, const Machine& machine, const Ru
   return build_finished_job(request);
 }
 
-Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
-                       const std::vector<int64_t>& paced_item_ns)
+Contestant::Contestant(std::string named, World& world, const Place& place, const RunConfig& config,
+                       FinishedJob finished, double bytes_per_second, const std::vector<int64_t>& paced_item_ns)
     : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
   world.limit_waits(static_cast<double>(config.comm.timeout_seconds));
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
   WireOptions wire = place.wire(config, *device);
   wire.imitated = job->mesh.world() > 1 && world.size() == 1;
-  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns, config.comm.timeout_seconds, place.kind, wire);
-  const RankOptions options{.threads = threads_of(config, world.ranks_on_host()),
-                            .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
-                            .graph = replayed,
-                            .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
-                            .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
-                            .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
-                            .paced_item_ns = paced_item_ns};
-  rank = std::make_unique<Rank>(std::move(finished.job), std::move(device), std::move(communicators), options,
-                                [measured = job.get(), who = world.rank()](const StagedBatch& staged) { load_random(*measured, who, staged); });
+  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns,
+                                           config.comm.timeout_seconds, place.kind, wire);
+  const RankOptions options{
+      .threads = threads_of(config, world.ranks_on_host()),
+      .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
+      .graph = replayed,
+      .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
+      .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
+      .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
+      .paced_item_ns = paced_item_ns};
+  rank = std::make_unique<Rank>(
+      std::move(finished.job), std::move(device), std::move(communicators), options,
+      [measured = job.get(), who = world.rank()](const StagedBatch& staged) { load_random(*measured, who, staged); });
   rank->initialise(1);
   rank->prime();
   rank->synchronize();
@@ -79,7 +84,8 @@ void Contestant::run(int steps, bool counted) {
   const std::vector<std::vector<Span>> spans = rank->drain();
   for (ChannelId channel = 0; channel < spans.size(); ++channel) {
     std::vector<Span> of_steps;
-    std::copy_if(spans[channel].begin(), spans[channel].end(), std::back_inserter(of_steps), [](const Span& s) { return s.step > 0; });
+    std::copy_if(spans[channel].begin(), spans[channel].end(), std::back_inserter(of_steps),
+                 [](const Span& s) { return s.step > 0; });
     meter->add(channel, of_steps);
   }
   for (uint32_t s = step - static_cast<uint32_t>(steps) + 1; s <= step; ++s) {
@@ -105,7 +111,8 @@ std::vector<int64_t> Contestant::spine_ns() const {
 }
 
 std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const std::vector<int64_t>& steps_ns) {
-  const double sum_ns = std::accumulate(items_ns.begin(), items_ns.end(), 0.0), step_ns = median({steps_ns.begin(), steps_ns.end()});
+  const double sum_ns = std::accumulate(items_ns.begin(), items_ns.end(), 0.0),
+               step_ns = median({steps_ns.begin(), steps_ns.end()});
   for (int64_t& ns : items_ns)
     if (sum_ns > 0) ns = static_cast<int64_t>(static_cast<double>(ns) * step_ns / sum_ns);
   return items_ns;
@@ -142,15 +149,16 @@ std::vector<int64_t> ItemTimes::of(const Plan& plan) const {
   std::vector<int64_t> ns;
   for (const SpineItem& item : plan.spine) {
     const auto found = by_name_.find(item.name);
-    ns.push_back(item.op == Op::adamw           ? static_cast<int64_t>(adamw_ns_per_byte_ * bytes_of_item(item))
-                 : item.op == Op::sum_squares   ? static_cast<int64_t>(sum_squares_ns_per_byte_ * bytes_of_item(item))
-                 : found == by_name_.end()      ? 0
-                                                : found->second);
+    ns.push_back(item.op == Op::adamw         ? static_cast<int64_t>(adamw_ns_per_byte_ * bytes_of_item(item))
+                 : item.op == Op::sum_squares ? static_cast<int64_t>(sum_squares_ns_per_byte_ * bytes_of_item(item))
+                 : found == by_name_.end()    ? 0
+                                              : found->second);
   }
   return ns;
 }
 
-int on_world(const BenchCommand& command, const std::function<void(World&, const Place&, const RunConfig&)>& benchmark) {
+int on_world(const BenchCommand& command,
+             const std::function<void(World&, const Place&, const RunConfig&)>& benchmark) {
   World world;
   try {
     RunConfig config;

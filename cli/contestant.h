@@ -29,27 +29,27 @@ void load_random(const Job& job, int rank, const StagedBatch& staged);
 /// The machine that benchmarks plan for, as train does. Blocks. Collective.
 Machine bench_machine(World& world, const Place& place, const RunConfig& config, int threads);
 
-/// The job of the benchmarks: as train plans it at this place, with the bytes tokenizer where the run file leaves the vocabulary open. `spine_ns` as
-/// in JobRequest. Pure.
+/// The job of the benchmarks: as train plans it at this place, with the bytes tokenizer where the run file leaves the
+/// vocabulary open. `spine_ns` as in JobRequest. Pure.
 FinishedJob build_bench_job(const Place& place, const Machine& machine, const RunConfig& config, int world, int rank,
                             std::function<std::vector<int64_t>(const Job&)> spine_ns = {});
 
 struct Contestant {
   std::string name;
   std::shared_ptr<const Job> job;
-  bool replayed = false;          // steps are launched as graphs
+  bool replayed = false;  // steps are launched as graphs
   std::unique_ptr<Rank> rank;
   std::unique_ptr<OverlapMeter> meter;
-  uint32_t step = 0;              // issued so far
-  std::vector<StepTimes> times;   // of this rank
-  std::vector<StepMeans> means;   // over ranks
+  uint32_t step = 0;             // issued so far
+  std::vector<StepTimes> times;  // of this rank
+  std::vector<StepMeans> means;  // over ranks
 
   /// Blocks. Collective: weights of seed 1, first batch staged. `paced_item_ns` as in RankOptions.
-  Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished, double bytes_per_second,
-             const std::vector<int64_t>& paced_item_ns = {});
+  Contestant(std::string named, World& world, const Place& place, const RunConfig& config, FinishedJob finished,
+             double bytes_per_second, const std::vector<int64_t>& paced_item_ns = {});
 
-  /// Blocks. `steps` back to back. The last but one is timed, so that what it leaves for the next one counts; with three, what the one before has left for it, too:
-  /// gathers that travel under the next forward pass.
+  /// Blocks. `steps` back to back. The last but one is timed, so that what it leaves for the next one counts; with
+  /// three, what the one before has left for it, too: gathers that travel under the next forward pass.
   void run(int steps, bool counted);
 
   double median_of(double StepMeans::*member) const;
@@ -57,12 +57,12 @@ struct Contestant {
   std::vector<int64_t> spine_ns() const;
 };
 
-/// Times of items in these proportions that add up to the median step. Medians of items alone leave out what strikes another item in every step: up to 3 % of it on a
-/// shared machine. Pure.
+/// Times of items in these proportions that add up to the median step. Medians of items alone leave out what strikes
+/// another item in every step: up to 3 % of it on a shared machine. Pure.
 std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const std::vector<int64_t>& steps_ns);
 
-/// Blocks. Collective. What every spine item takes: the largest median of any rank, adding up to what the slowest rank takes for a step, because ranks that communicate wait
-/// for it.
+/// Blocks. Collective. What every spine item takes: the largest median of any rank, adding up to what the slowest rank
+/// takes for a step, because ranks that communicate wait for it.
 std::vector<int64_t> spine_ns_of_slowest(World& world, const Contestant& contestant);
 
 /// What the items of a plan take, by measurements of another plan of the same model: pieces by their names, updates and
@@ -78,8 +78,8 @@ class ItemTimes {
   double adamw_ns_per_byte_ = 0, sum_squares_ns_per_byte_ = 0;
 };
 
-/// Blocks. Collective: reads the run file on every rank in agreement, then runs the benchmark. Returns the exit code; on one rank
-/// errors are thrown, on several they end all of them.
+/// Blocks. Collective: reads the run file on every rank in agreement, then runs the benchmark. Returns the exit code;
+/// on one rank errors are thrown, on several they end all of them.
 int on_world(const BenchCommand& command, const std::function<void(World&, const Place&, const RunConfig&)>& benchmark);
 
 }  // namespace slipstream::cli

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals the time of a pass to its first item: what it waits for has arrived by then, and what it sends is complete after its last.
+// Deals the time of a pass to its first item: what it waits for has arrived by then, and what it sends is complete
+// after its last.
 
 #include "cli/equal_stages.h"
 
@@ -39,19 +40,24 @@ PassMs pass_ms(const Job& job, const std::vector<int64_t>& spine_ns) {
   size_t at = job.takes_batch ? 1 : 0;
   for (const Use& use : job.uses) {
     double& sum = use.pass == Pass::forward ? sums.forward : use.pass == Pass::backward ? sums.backward : sums.weight;
-    for (size_t pieces = job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass).size(); pieces-- > 0;) sum += static_cast<double>(spine_ns[at++]) / (1e6 * passes);
+    for (size_t pieces = job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass).size(); pieces-- > 0;)
+      sum += static_cast<double>(spine_ns[at++]) / (1e6 * passes);
   }
   return sums;
 }
 
 double closed_form_bubble(const PipelineSchedule& schedule) {
   const ScheduleShape& shape = schedule.shape;
-  if (!shape.lags.empty()) return play(schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}}).bubble();
-  const double fill = static_cast<double>(shape.stages - 1) / (static_cast<double>(shape.micro_batches) * shape.virtual_stages);
+  if (!shape.lags.empty())
+    return play(schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}}).bubble();
+  const double fill =
+      static_cast<double>(shape.stages - 1) / (static_cast<double>(shape.micro_batches) * shape.virtual_stages);
   return schedule.splits_backward ? fill / 3 : fill;
 }
 
-int64_t busy_ns(const PipelineSchedule& schedule, int64_t forward_ns) { return 3 * forward_ns * schedule.shape.micro_batches; }
+int64_t busy_ns(const PipelineSchedule& schedule, int64_t forward_ns) {
+  return 3 * forward_ns * schedule.shape.micro_batches;
+}
 
 double rehearsed_equal_step_ms(const FinishedJob& finished, int64_t forward_ns, int64_t hop_ns) {
   std::vector<std::vector<int64_t>> item_ns;

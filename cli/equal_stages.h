@@ -9,18 +9,21 @@
 
 namespace slipstream::cli {
 
-/// Nanoseconds of every spine item of the training plan of a stage, such that a forward pass takes `forward_ns`, a backward pass twice
-/// that, and each of its halves, where it is split, as much as a forward pass; a chunk takes its share. Updates take nothing. Pure.
+/// Nanoseconds of every spine item of the training plan of a stage, such that a forward pass takes `forward_ns`, a
+/// backward pass twice that, and each of its halves, where it is split, as much as a forward pass; a chunk takes its
+/// share. Updates take nothing. Pure.
 std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns);
 
-/// What one pass of one micro-batch took on this stage, all chunks together, in the mean over micro-batches; `weight` is 0 where backward is not split.
+/// What one pass of one micro-batch took on this stage, all chunks together, in the mean over micro-batches; `weight`
+/// is 0 where backward is not split.
 struct PassMs {
   double forward = 0, backward = 0, weight = 0;
 };
 /// From the times of all spine items of the training plan. Pure.
 PassMs pass_ms(const Job& job, const std::vector<int64_t>& spine_ns);
 
-/// Idle share of a stage's compute: (p-1)/m, with v virtual stages (p-1)/(v m), where a split backward fills it a third of (p-1)/m. Pure.
+/// Idle share of a stage's compute: (p-1)/m, with v virtual stages (p-1)/(v m), where a split backward fills it a third
+/// of (p-1)/m. Pure.
 double closed_form_bubble(const PipelineSchedule& schedule);
 
 /// Compute of one stage in a step. Pure.

@@ -78,7 +78,8 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
     std::map<int64_t, int64_t> last_entry;  // by meeting
     for (size_t r = 0; r < times.size(); ++r) {
       StepTimes& t = times[r];
-      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.bubble_ns, &t.input_ns, &t.other_ns}) *ns = readers[r].next();
+      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.bubble_ns, &t.input_ns, &t.other_ns})
+        *ns = readers[r].next();
       t.tasks.resize(static_cast<size_t>(readers[r].next()));
       for (TaskTime& task : t.tasks) {
         const int64_t meeting = met[r].emplace_back(readers[r].next());

@@ -18,9 +18,11 @@ struct PlanItems {
   std::vector<std::string> names;
 };
 
-/// Means over ranks, in milliseconds; `exposed_ms_max` is of the rank that waited longest, `exposed_by` adds up to `exposed_ms`.
+/// Means over ranks, in milliseconds; `exposed_ms_max` is of the rank that waited longest, `exposed_by` adds up to
+/// `exposed_ms`.
 struct StepMeans {
-  double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0, exposed_ms_max = 0, input_ms = 0, other_ms = 0, skew_ms = 0;
+  double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0, exposed_ms_max = 0, input_ms = 0,
+         other_ms = 0, skew_ms = 0;
   std::map<std::string, double> exposed_by;  // by the name of the task that compute waited for
 };
 

@@ -23,8 +23,9 @@ namespace {
 std::string weights_folder(const std::string& path) {
   for (const char* inside : {"", "/checkpoints/final", "/final"})
     if (std::filesystem::exists(path + inside + "/" + checkpoint::kWeightsFile)) return path + inside;
-  throw CheckpointError("[generate] {} has no {}: neither there nor in checkpoints/final. Give the folder that training wrote.",
-                        path, checkpoint::kWeightsFile);
+  throw CheckpointError(
+      "[generate] {} has no {}: neither there nor in checkpoints/final. Give the folder that training wrote.", path,
+      checkpoint::kWeightsFile);
 }
 
 /// Sizes beyond these are damage: they would not fit anywhere.
@@ -39,10 +40,14 @@ T entry(const Json& config, const std::string& key, const std::string& folder) {
                      : std::is_same_v<T, double>  ? value->is_number()
                                                   : value->is_string();
   if (!right) throw CheckpointError("[generate] {}/config.json: {} has another type than expected.", folder, key);
-  if constexpr (std::is_same_v<T, bool>) return value->as_bool();
-  else if constexpr (std::is_same_v<T, int64_t>) return value->as_int();
-  else if constexpr (std::is_same_v<T, double>) return value->as_double();
-  else return value->as_string();
+  if constexpr (std::is_same_v<T, bool>)
+    return value->as_bool();
+  else if constexpr (std::is_same_v<T, int64_t>)
+    return value->as_int();
+  else if constexpr (std::is_same_v<T, double>)
+    return value->as_double();
+  else
+    return value->as_string();
 }
 
 models::ModelOptions options_of(const Json& config, const std::string& folder) {
@@ -50,20 +55,32 @@ models::ModelOptions options_of(const Json& config, const std::string& folder) {
     const auto value = entry<int64_t>(config, key, folder);
     const int64_t most = key == "n_layer" || key == "num_hidden_layers" ? kMaxLayers : kMaxSize;
     if (value < 1 || value > most)
-      throw CheckpointError("[generate] {}/config.json: {} is {}, need 1 to {}. Give the folder that training wrote.", folder, key, value, most);
+      throw CheckpointError("[generate] {}/config.json: {} is {}, need 1 to {}. Give the folder that training wrote.",
+                            folder, key, value, most);
     return value;
   };
   const auto family = entry<std::string>(config, "model_type", folder);
   models::ModelOptions options;
   if (family == "gpt2")
-    options = {.family = models::Family::gpt2, .layers = whole("n_layer"), .heads = whole("n_head"), .kv_heads = whole("n_head"),
-               .width = whole("n_embd"), .ffn_width = whole("n_inner"), .context = whole("n_positions"), .vocab = whole("vocab_size"),
+    options = {.family = models::Family::gpt2,
+               .layers = whole("n_layer"),
+               .heads = whole("n_head"),
+               .kv_heads = whole("n_head"),
+               .width = whole("n_embd"),
+               .ffn_width = whole("n_inner"),
+               .context = whole("n_positions"),
+               .vocab = whole("vocab_size"),
                .tie_embeddings = entry<bool>(config, "tie_word_embeddings", folder),
                .norm_eps = static_cast<float>(entry<double>(config, "layer_norm_epsilon", folder))};
   else if (family == "llama")
-    options = {.family = models::Family::llama, .layers = whole("num_hidden_layers"), .heads = whole("num_attention_heads"),
-               .kv_heads = whole("num_key_value_heads"), .width = whole("hidden_size"), .ffn_width = whole("intermediate_size"),
-               .context = whole("max_position_embeddings"), .vocab = whole("vocab_size"),
+    options = {.family = models::Family::llama,
+               .layers = whole("num_hidden_layers"),
+               .heads = whole("num_attention_heads"),
+               .kv_heads = whole("num_key_value_heads"),
+               .width = whole("hidden_size"),
+               .ffn_width = whole("intermediate_size"),
+               .context = whole("max_position_embeddings"),
+               .vocab = whole("vocab_size"),
                .tie_embeddings = entry<bool>(config, "tie_word_embeddings", folder),
                .rope_theta = static_cast<float>(entry<double>(config, "rope_theta", folder)),
                .norm_eps = static_cast<float>(entry<double>(config, "rms_norm_eps", folder))};
@@ -101,8 +118,8 @@ void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
       std::vector<int64_t> shape = named.shape;
       if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
       if (info.shape != shape)
-        throw CheckpointError("[generate] {} in {} has {} elements, the model of config.json needs {}.", named.name, file.path(),
-                              info.elems(), named.elems());
+        throw CheckpointError("[generate] {} in {} has {} elements, the model of config.json needs {}.", named.name,
+                              file.path(), info.elems(), named.elems());
       std::vector<float> values(static_cast<size_t>(named.elems()));
       file.read_floats(info, values);
       if (named.transposed_on_disk) {
@@ -129,7 +146,8 @@ int32_t sample(std::vector<float> logits, double temperature, int top_k, double 
   const double top = *best;
   double total = 0;
   std::vector<double> weights(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) total += weights[i] = logits[i] < floor ? 0.0 : std::exp((logits[i] - top) / temperature);
+  for (size_t i = 0; i < logits.size(); ++i)
+    total += weights[i] = logits[i] < floor ? 0.0 : std::exp((logits[i] - top) / temperature);
   double target = uniform * total;
   for (size_t i = 0; i < weights.size(); ++i) {
     target -= weights[i];
@@ -148,15 +166,20 @@ int generate(const GenerateCommand& command) {
   const auto tokenizer = data::load_tokenizer(folder + "/" + data::kTokenizerFile);
   const models::ModelOptions options = options_of(weights.config, folder);
   if (tokenizer->vocab_size() > options.vocab)
-    throw CheckpointError("[generate] the tokenizer of {} has {} ids, but its model {}. Give the folder that training wrote.", folder,
-                          tokenizer->vocab_size(), options.vocab);
+    throw CheckpointError(
+        "[generate] the tokenizer of {} has {} ids, but its model {}. Give the folder that training wrote.", folder,
+        tokenizer->vocab_size(), options.vocab);
 
   if (command.prompt_ids.empty() && !tokenizer->knows_text())
-    throw ConfigError("[generate] {} was trained on ids of the tokenizer \"{}\", which is not here. Encode the prompt with it and give the ids, for instance "
-                      "--prompt-ids 15496,995; what follows is printed as ids.", folder, tokenizer->name());
+    throw ConfigError(
+        "[generate] {} was trained on ids of the tokenizer \"{}\", which is not here. Encode the prompt with it and "
+        "give the ids, for instance "
+        "--prompt-ids 15496,995; what follows is printed as ids.",
+        folder, tokenizer->name());
   for (const int32_t id : command.prompt_ids)
     if (id >= tokenizer->vocab_size())
-      throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder, tokenizer->vocab_size(), tokenizer->vocab_size() - 1);
+      throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder,
+                        tokenizer->vocab_size(), tokenizer->vocab_size() - 1);
 
   const Place place = choose_place_alone(command.device == "cuda"  ? DeviceChoice::cuda
                                          : command.device == "cpu" ? DeviceChoice::cpu
@@ -172,7 +195,9 @@ int generate(const GenerateCommand& command) {
   const bool as_ids = !command.prompt_ids.empty();
   std::vector<int32_t> text = as_ids ? command.prompt_ids : tokenizer->encode(command.prompt);
   if (text.empty()) text.push_back(first_token(*tokenizer));
-  const auto shown = [&](int32_t id) { return as_ids ? fmt::format("{},", id) : tokenizer->decode(std::vector<int32_t>{id}); };
+  const auto shown = [&](int32_t id) {
+    return as_ids ? fmt::format("{},", id) : tokenizer->decode(std::vector<int32_t>{id});
+  };
   std::string begin = command.prompt;
   for (const int32_t id : command.prompt_ids) begin += shown(id);
   fmt::print("{}", begin);
@@ -187,7 +212,8 @@ int generate(const GenerateCommand& command) {
     rank.drain();
     std::vector<float> logits = rank.logits(static_cast<int64_t>(used) - 1);
     logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // a padded vocabulary has ids that mean nothing
-    const int32_t next = sample(std::move(logits), command.temperature, command.top_k, random.uniform(static_cast<uint64_t>(n)));
+    const int32_t next =
+        sample(std::move(logits), command.temperature, command.top_k, random.uniform(static_cast<uint64_t>(n)));
     text.push_back(next);
     fmt::print("{}", shown(next));
     std::fflush(stdout);

@@ -16,15 +16,18 @@
 namespace slipstream::cli {
 
 std::vector<Beside> beside_plan_on_gpu(const Job& job, const comm::NcclTable& table, int64_t ranks_per_node) {
-  const int64_t streams = std::count_if(job.channels.begin(), job.channels.end(), [](const Channel& channel) { return channel.axis == Axis::self; });
+  const int64_t streams = std::count_if(job.channels.begin(), job.channels.end(),
+                                        [](const Channel& channel) { return channel.axis == Axis::self; });
   int64_t nccl_bytes = 0;
   const comm::Wiring wiring = comm::wire_up(job);
   for (size_t i = 0; i < wiring.connections.size(); ++i) {
     const Axis axis = wiring.connections[i];
     if (job.mesh.group_size(axis) == 1) continue;
-    nccl_bytes += comm::nccl_buffer_bytes(table.of(comm::name_of_connection(job, wiring, i)), job.mesh.crosses_nodes(axis, ranks_per_node));
+    nccl_bytes += comm::nccl_buffer_bytes(table.of(comm::name_of_connection(job, wiring, i)),
+                                          job.mesh.crosses_nodes(axis, ranks_per_node));
   }
-  std::vector<Beside> beside = {{"kernels' scratch", streams * kernels::kScratchBytes}, {"cuBLASLt workspaces", streams * kernels::kWorkspaceBytes}};
+  std::vector<Beside> beside = {{"kernels' scratch", streams * kernels::kScratchBytes},
+                                {"cuBLASLt workspaces", streams * kernels::kWorkspaceBytes}};
   if (nccl_bytes > 0) beside.push_back({"NCCL buffers (estimate)", nccl_bytes});
   return beside;
 }
@@ -35,11 +38,15 @@ int64_t sum_of(const std::vector<Beside>& beside) {
   return bytes;
 }
 
-JobRequest request_at(const Place& place, const RunConfig& config, const Machine& machine, int world, int rank, int64_t vocab) {
-  JobRequest request{.config = config, .world = world, .rank = rank, .vocab = vocab, .machine = machine, .driver = place.driver};
+JobRequest request_at(const Place& place, const RunConfig& config, const Machine& machine, int world, int rank,
+                      int64_t vocab) {
+  JobRequest request{
+      .config = config, .world = world, .rank = rank, .vocab = vocab, .machine = machine, .driver = place.driver};
   if (place.kind != DeviceKind::cuda) return request;
   request.on_gpus = true;
-  request.beside_bytes = [nccl = place.nccl, nodes = machine.ranks_per_node](const Job& job) { return sum_of(beside_plan_on_gpu(job, nccl, nodes)); };
+  request.beside_bytes = [nccl = place.nccl, nodes = machine.ranks_per_node](const Job& job) {
+    return sum_of(beside_plan_on_gpu(job, nccl, nodes));
+  };
   return request;
 }
 
@@ -53,13 +60,19 @@ void require_gpu_memory(World& world, const Place& place, const Job& job, int64_
     const CudaGpu gpu = describe_cuda_device(place.gpu);
     if (all <= gpu.free_bytes) return;
     const int64_t ranks = std::ssize(place.ranks_on_gpu);
-    throw ResourceError("[plan] {} but {} has {} free of {}. {}Use {} ranks{}, a smaller train.micro_batch_size or a smaller model{}, or end what else uses "
-                        "this GPU.\n{}",
-                        ranks == 1 ? fmt::format("a rank needs {}, {} of it beside the plan,", format_bytes(need), format_bytes(sum_of(beside)))
-                                   : fmt::format("{} ranks on one GPU need {}, this one {} of it,", ranks, format_bytes(all), format_bytes(need)),
-                        gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes), slots_remedy(job, (all - gpu.free_bytes + ranks - 1) / ranks),
-                        ranks == 1 ? "more" : "fewer", ranks == 1 ? "" : " on it",
-                        job.mesh.world() > 1 ? ", fewer blocks of NCCL (max_ctas in the table of comm.nccl, NCCL_BUFFSIZE)" : "", memory_table(job, beside));
+    throw ResourceError(
+        "[plan] {} but {} has {} free of {}. {}Use {} ranks{}, a smaller train.micro_batch_size or a smaller model{}, "
+        "or end what else uses "
+        "this GPU.\n{}",
+        ranks == 1 ? fmt::format("a rank needs {}, {} of it beside the plan,", format_bytes(need),
+                                 format_bytes(sum_of(beside)))
+                   : fmt::format("{} ranks on one GPU need {}, this one {} of it,", ranks, format_bytes(all),
+                                 format_bytes(need)),
+        gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes),
+        slots_remedy(job, (all - gpu.free_bytes + ranks - 1) / ranks), ranks == 1 ? "more" : "fewer",
+        ranks == 1 ? "" : " on it",
+        job.mesh.world() > 1 ? ", fewer blocks of NCCL (max_ctas in the table of comm.nccl, NCCL_BUFFSIZE)" : "",
+        memory_table(job, beside));
   });
 }
 

@@ -11,14 +11,15 @@
 
 namespace slipstream::cli {
 
-/// Of kernels, cuBLASLt and NCCL (an estimate), one entry for each that takes something. Reads NCCL_* of the environment: the same on all ranks that
-/// agree about those.
+/// Of kernels, cuBLASLt and NCCL (an estimate), one entry for each that takes something. Reads NCCL_* of the
+/// environment: the same on all ranks that agree about those.
 std::vector<Beside> beside_plan_on_gpu(const Job& job, const comm::NcclTable& table, int64_t ranks_per_node);
 
 int64_t sum_of(const std::vector<Beside>& beside);
 
 /// What a job is planned from that runs at `place`, on a machine that all ranks agree on. Pure.
-JobRequest request_at(const Place& place, const RunConfig& config, const Machine& machine, int world, int rank, int64_t vocab);
+JobRequest request_at(const Place& place, const RunConfig& config, const Machine& machine, int world, int rank,
+                      int64_t vocab);
 
 /// Blocks. Collective. What all ranks of one GPU take together must be free on it.
 /// Throws: AgreedFailure (code 7), with the table.

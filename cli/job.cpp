@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds the job of every stage, gives the plans their order and chooses where the update runs and what is launched as a graph.
+// Builds the job of every stage, gives the plans their order and chooses where the update runs and what is launched as
+// a graph.
 
 #include "cli/job.h"
 
@@ -19,7 +20,8 @@ namespace slipstream::cli {
 namespace {
 
 /// The job of one pipeline stage; that of the rank that asked as it sees it.
-std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes, int stage) {
+std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
+                                 int stage) {
   const Mesh mesh(options.sizes, options.mesh_order);
   options.rank = stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
   models::ModelOptions own = sizes;
@@ -29,16 +31,21 @@ std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options,
   return std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options));
 }
 
-std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const PlanOptions& options, const models::ModelOptions& sizes) {
+std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const PlanOptions& options,
+                                               const models::ModelOptions& sizes) {
   std::vector<std::shared_ptr<Job>> jobs;
-  for (int stage = 0; stage < options.sizes.pipeline; ++stage) jobs.push_back(build_stage(request, options, sizes, stage));
+  for (int stage = 0; stage < options.sizes.pipeline; ++stage)
+    jobs.push_back(build_stage(request, options, sizes, stage));
   return jobs;
 }
 
-/// ZB-H1 with the lags that suit what passes of these stages take. No stage takes more memory for it than the largest one takes with the published lags.
-void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes, const comm::RooflinePrice& price, int64_t hop_ns,
-                  std::vector<std::shared_ptr<Job>>& jobs) {
-  if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() || jobs.size() == 1) return;
+/// ZB-H1 with the lags that suit what passes of these stages take. No stage takes more memory for it than the largest
+/// one takes with the published lags.
+void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
+                  const comm::RooflinePrice& price, int64_t hop_ns, std::vector<std::shared_ptr<Job>>& jobs) {
+  if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() ||
+      jobs.size() == 1)
+    return;
   constexpr int kAttempts = 3;
   ScheduleShape shape = options.schedule.shape;
   const PlayTimes times = pass_times(jobs, request.spine_ns, price, hop_ns);
@@ -67,12 +74,15 @@ void lag_by_times(const JobRequest& request, PlanOptions& options, const models:
   }
 }
 
-/// Buckets are for gradients that others wait for. Stages that end early have time to reduce a chunk at once: fewer, larger messages, and none under their
-/// last backward pass. Not for what is encoded, which takes a buffer as wide as a bucket, nor for shards, whose parameters come back bucket by bucket.
-void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes, const comm::RooflinePrice& price,
-                                   std::vector<std::shared_ptr<Job>>& jobs) {
+/// Buckets are for gradients that others wait for. Stages that end early have time to reduce a chunk at once: fewer,
+/// larger messages, and none under their last backward pass. Not for what is encoded, which takes a buffer as wide as a
+/// bucket, nor for shards, whose parameters come back bucket by bucket.
+void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
+                                   const comm::RooflinePrice& price, std::vector<std::shared_ptr<Job>>& jobs) {
   const int ranks = options.sizes.data * options.sizes.context;
-  if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.way != ReduceWay::bucketed || options.wire_dtype != DType::f32) return;
+  if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.way != ReduceWay::bucketed ||
+      options.wire_dtype != DType::f32)
+    return;
   const Played played = played_schedule({jobs.begin(), jobs.end()}, price);
   for (size_t stage = 0; stage < jobs.size(); ++stage) {
     const Job& job = *jobs[stage];
@@ -81,16 +91,20 @@ void bucket_the_critical_path_only(const JobRequest& request, PlanOptions option
       int64_t elems = 0;
       for (const PlacedPart& placed : job.layout.parts)
         if (begin <= placed.ready_position && placed.ready_position < end) elems += placed.part.elems;
-      const comm::WireCost wire = comm::wire_cost(Op::all_reduce, options.algorithm, ranks, elems, DType::f32, price.link(Axis::replica));
-      return wire.latency_ns + wire.wire_ns + static_cast<int64_t>(1e9 * price.seconds({2 * elems, 4 * elems}));  // and its sum of squares
+      const comm::WireCost wire =
+          comm::wire_cost(Op::all_reduce, options.algorithm, ranks, elems, DType::f32, price.link(Axis::replica));
+      return wire.latency_ns + wire.wire_ns +
+             static_cast<int64_t>(1e9 * price.seconds({2 * elems, 4 * elems}));  // and its sum of squares
     });
-    const bool any = std::find(options.reduced_at_once.begin(), options.reduced_at_once.end(), 1) != options.reduced_at_once.end();
+    const bool any =
+        std::find(options.reduced_at_once.begin(), options.reduced_at_once.end(), 1) != options.reduced_at_once.end();
     if (any) jobs[stage] = build_stage(request, options, sizes, static_cast<int>(stage));
   }
 }
 
 /// A step that would take days is a mistake in a unit, and virtual time ends soon after.
-void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs, const comm::RooflinePrice& price, bool emulated) {
+void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs, const comm::RooflinePrice& price,
+                                  bool emulated) {
   constexpr double kDay_s = 86400;
   for (const auto& job : jobs) {
     double bytes = 0, seconds = 0, slowest = 0;
@@ -98,21 +112,25 @@ void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs,
       if (!is_communication(task.op)) continue;
       const Axis axis = job->channels[task.channel].axis;
       const double rate = price.link(axis).bytes_per_second;
-      const auto sent = static_cast<double>(comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(axis), task.elems, task.dtype));
+      const auto sent = static_cast<double>(
+          comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(axis), task.elems, task.dtype));
       if (rate <= 0 || sent <= 0) continue;
       bytes += sent;
       seconds += sent / rate;
       slowest = slowest > 0 ? std::min(slowest, rate) : rate;
     }
     if (seconds > kDay_s)
-      throw ConfigError("[plan] the {} that a rank sends in a step would travel for {:.3g} days at {}/s. Raise {}.", format_bytes(static_cast<int64_t>(bytes)),
-                        seconds / kDay_s, format_bytes(static_cast<int64_t>(slowest)), emulated ? "comm.emulate.bandwidth" : "the rates of the machine's links");
+      throw ConfigError("[plan] the {} that a rank sends in a step would travel for {:.3g} days at {}/s. Raise {}.",
+                        format_bytes(static_cast<int64_t>(bytes)), seconds / kDay_s,
+                        format_bytes(static_cast<int64_t>(slowest)),
+                        emulated ? "comm.emulate.bandwidth" : "the rates of the machine's links");
   }
 }
 
 /// Does a rank of this job have the memory that it takes?
 bool fits(const JobRequest& request, const Job& job) {
-  return job.buffers.total_bytes() + (request.beside_bytes ? request.beside_bytes(job) : 0) <= request.machine.memory_bytes;
+  return job.buffers.total_bytes() + (request.beside_bytes ? request.beside_bytes(job) : 0) <=
+         request.machine.memory_bytes;
 }
 
 /// Jobs whose plans have no order yet; what is known of `finished` before that.
@@ -130,10 +148,12 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   sizes.cuts = cuts_of(options.layers);
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
-  // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every micro-batch.
+  // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every
+  // micro-batch.
   options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
   std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
-  if (options.accumulate_unsharded && !std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return fits(request, *job); })) {
+  if (options.accumulate_unsharded &&
+      !std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return fits(request, *job); })) {
     options.accumulate_unsharded = false;
     jobs = build_stages(request, options, sizes);
   }
@@ -173,7 +193,8 @@ JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool 
 /// Does NCCL run the operations of this job one after the other, of whatever channels?
 bool serialises(const JobRequest& request, const Job& job, bool captured) {
   const comm::Wiring wiring = comm::wire_up(job);
-  const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(), [&](Axis axis) { return job.mesh.group_size(axis) > 1; });
+  const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(),
+                                     [&](Axis axis) { return job.mesh.group_size(axis) > 1; });
   return several > 1 && comm::nccl_serialises(request.driver, captured);
 }
 
@@ -182,7 +203,8 @@ int64_t launches_of_step(const FinishedJob& finished) {
   int64_t most = 0;
   for (const auto& job : finished.stages) {
     int64_t launches = std::ssize(job->train.tasks);
-    for (const SpineItem& item : job->train.spine) launches += item.op == Op::compute ? std::ssize(job->model.pieces[item.piece].works) : 1;
+    for (const SpineItem& item : job->train.spine)
+      launches += item.op == Op::compute ? std::ssize(job->model.pieces[item.piece].works) : 1;
     most = std::max(most, launches);
   }
   return most;
@@ -191,8 +213,9 @@ int64_t launches_of_step(const FinishedJob& finished) {
 }  // namespace
 
 const Job& largest_stage(const FinishedJob& finished) {
-  return **std::max_element(finished.stages.begin(), finished.stages.end(),
-                            [](const auto& a, const auto& b) { return a->buffers.total_bytes() < b->buffers.total_bytes(); });
+  return **std::max_element(finished.stages.begin(), finished.stages.end(), [](const auto& a, const auto& b) {
+    return a->buffers.total_bytes() < b->buffers.total_bytes();
+  });
 }
 
 int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished).buffers.total_bytes(); }
@@ -203,16 +226,19 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
   for (Plan Job::*plan : {&Job::prime, &Job::train, &Job::evaluate}) {
     std::vector<comm::Stage> of_all;
     for (const auto& job : stages) of_all.push_back({&((*job).*plan), &job->buffers});
-    ordered.include(comm::finish(of_all, first.mesh, first.channels, price, proves ? comm::Checks::orders : comm::Checks::none));
+    ordered.include(
+        comm::finish(of_all, first.mesh, first.channels, price, proves ? comm::Checks::orders : comm::Checks::none));
   }
   if (first.options.double_buffer)
     for (const auto& job : stages) swap_buffers(*job);
   if (!proves) return ordered;
   std::vector<comm::StageRuns> rows;
   for (const auto& job : stages) {
-    // Three steps and three evaluations in a row, and every seam between them. Evaluations after an odd number of steps find two copies of the weights exchanged.
+    // Three steps and three evaluations in a row, and every seam between them. Evaluations after an odd number of steps
+    // find two copies of the weights exchanged.
     const bool swaps = job->options.double_buffer;
-    const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step, *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
+    const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step,
+               *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
     rows.push_back({{&job->prime, step, evaluate, evaluate, evaluate, other, step, other}, &job->buffers});
   }
   comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
@@ -222,8 +248,10 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
 
 void require_holds(const comm::Proof& proof) {
   if (proof.holds()) return;
-  throw PlanError("[plan] the plan does not hold and nothing was run: {}. Please report it with the run file; slipstream check prints all that was found.",
-                  !proof.deadlock.empty() ? "deadlock under " + proof.deadlock : proof.hazards[0].sentence());
+  throw PlanError(
+      "[plan] the plan does not hold and nothing was run: {}. Please report it with the run file; slipstream check "
+      "prints all that was found.",
+      !proof.deadlock.empty() ? "deadlock under " + proof.deadlock : proof.hazards[0].sentence());
 }
 
 FinishedJob build_finished_job(const JobRequest& request) {
@@ -248,8 +276,12 @@ FinishedJob build_proved_job(const JobRequest& request) {
   if (copies == Choice::automatic && first.job->options.zero_stage < 3) ways.push_back({true, true});
   const Way *by_graph = ways.data(), *by_task = ways.data();
   for (Way& way : ways) {
-    const FinishedJob finished = &way == ways.data() ? first : finish_job(with_update(request, way.beside, way.twice, false));
-    if (&way != ways.data() && way.twice && !std::all_of(finished.stages.begin(), finished.stages.end(), [&](const auto& job) { return fits(request, *job); })) continue;
+    const FinishedJob finished =
+        &way == ways.data() ? first : finish_job(with_update(request, way.beside, way.twice, false));
+    if (&way != ways.data() && way.twice &&
+        !std::all_of(finished.stages.begin(), finished.stages.end(),
+                     [&](const auto& job) { return fits(request, *job); }))
+      continue;
     way.graph_ns = step_period_ns(request, finished, true);
     way.task_by_task_ns = step_period_ns(request, finished, false);
     way.launches = launches_of_step(finished);
@@ -257,11 +289,17 @@ FinishedJob build_proved_job(const JobRequest& request) {
     if (way.graph_ns < by_graph->graph_ns) by_graph = &way;
     if (way.task_by_task_ns < by_task->task_by_task_ns) by_task = &way;
   }
-  Replay replay{.graph_ns = by_graph->graph_ns, .task_by_task_ns = by_task->task_by_task_ns, .launches = by_task->launches, .launch_ns = request.machine.launch_ns,
+  Replay replay{.graph_ns = by_graph->graph_ns,
+                .task_by_task_ns = by_task->task_by_task_ns,
+                .launches = by_task->launches,
+                .launch_ns = request.machine.launch_ns,
                 .serialised_by = serialises(request, *first.job, true) ? request.driver : 0};
-  replay.taken = graph == Choice::yes || (graph == Choice::automatic && replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
+  replay.taken = graph == Choice::yes ||
+                 (graph == Choice::automatic && replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
   const Way& best = replay.taken ? *by_graph : *by_task;
-  FinishedJob finished = &best == ways.data() ? std::move(first) : finish_job(with_update(request, best.beside, best.twice, request.proves));
+  FinishedJob finished = &best == ways.data()
+                             ? std::move(first)
+                             : finish_job(with_update(request, best.beside, best.twice, request.proves));
   finished.replay = replay;
   return finished;
 }
@@ -277,21 +315,26 @@ FinishedJob build_drafted_job(const JobRequest& request) {
 }
 
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price) {
-  return play(stages[0]->options.schedule, {.use_ns = [&](int stage, const Use& use) {
-                const Job& job = *stages[static_cast<size_t>(stage)];
-                double seconds = 0;
-                for (uint32_t piece : job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass))
-                  for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
-                return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
-              }, .hop_ns = {}});
+  return play(stages[0]->options.schedule,
+              {.use_ns =
+                   [&](int stage, const Use& use) {
+                     const Job& job = *stages[static_cast<size_t>(stage)];
+                     double seconds = 0;
+                     for (uint32_t piece : job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass))
+                       for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
+                     return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
+                   },
+               .hop_ns = {}});
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {
   std::vector<comm::RankRuns> ranks;
   for (size_t s = 0; s < stages.size(); ++s) {
     std::vector<const Plan*> plans(runs, &stages[s]->train);
-    for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2) plans[run] = &stages[s]->train_swapped;
-    ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}), .runs = plans,
+    for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2)
+      plans[run] = &stages[s]->train_swapped;
+    ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}),
+                     .runs = plans,
                      .seams = comm::link_all(plans, stages[s]->channels)});
   }
   return ranks;
@@ -299,13 +342,16 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
 
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
   const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
-  const comm::Rehearsal played = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
-                                                {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order, .replayed = replayed});
+  const comm::Rehearsal played = comm::rehearse(
+      finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
+      {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order,
+       .replayed = replayed});
   return played.finished ? played.ranks[0].step_period_ns(1) : -1;
 }
 
-double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<int64_t>>& item_ns,
-                         const comm::Price& otherwise, bool replayed) {
+double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
+                         const std::vector<std::vector<int64_t>>& item_ns, const comm::Price& otherwise,
+                         bool replayed) {
   comm::MeasuredPrice price(otherwise);
   for (size_t s = 0; s < stages.size(); ++s) {
     std::vector<int64_t> local = item_ns[s];
@@ -314,7 +360,8 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages, 
     if (stages[s]->options.double_buffer) price.set(stages[s]->train_swapped, local);
     price.set(stages[s]->train, std::move(local));
   }
-  const comm::Rehearsal rehearsal = comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price, {.replayed = replayed});
+  const comm::Rehearsal rehearsal =
+      comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price, {.replayed = replayed});
   return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a model needs on a layout at the very least, from its sizes alone, so that hopeless ones are refused before they are planned.
+// What a model needs on a layout at the very least, from its sizes alone, so that hopeless ones are refused before they
+// are planned.
 
 #include <cstdint>
 
@@ -10,12 +11,12 @@
 
 namespace slipstream::cli {
 
-/// Parameters, gradients and optimizer states of the rank that has most, shared out as `options` say; no plan of them needs less. Extrapolated from models of one
-/// and two layers. Pure. Throws: what build_model throws.
+/// Parameters, gradients and optimizer states of the rank that has most, shared out as `options` say; no plan of them
+/// needs less. Extrapolated from models of one and two layers. Pure. Throws: what build_model throws.
 int64_t least_bytes(const models::ModelOptions& sizes, const PlanOptions& options);
 
-/// Refuses what needs several times the memory of a rank of `machine` whatever its plan, where that memory is known. What misses by less is planned, so that
-/// the table of its memory can say where. Throws: ResourceError.
+/// Refuses what needs several times the memory of a rank of `machine` whatever its plan, where that memory is known.
+/// What misses by less is planned, so that the table of its memory can say where. Throws: ResourceError.
 void require_hope(const models::ModelOptions& sizes, const PlanOptions& options, const Machine& machine);
 
 }  // namespace slipstream::cli

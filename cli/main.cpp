@@ -23,9 +23,11 @@ int run(int argc, char** argv) {
   std::function<int()> chosen;
 
   const auto run_file = [](CLI::App* command, RunOptions& options) {
-    command->add_option("run", options.run_file, "run file (TOML); docs/reference/config.md lists its keys")->required();
+    command->add_option("run", options.run_file, "run file (TOML); docs/reference/config.md lists its keys")
+        ->required();
     command->add_option("--set", options.sets, "KEY=VALUE: overrides one key, for instance overlap.bucket_size=10MiB")
-        ->take_all()->type_name("KEY=VALUE");
+        ->take_all()
+        ->type_name("KEY=VALUE");
   };
 
   TrainCommand train_options;
@@ -33,22 +35,28 @@ int run(int argc, char** argv) {
   run_file(train_command, train_options);
   train_command->add_flag("--resume", train_options.resume, "continue from the newest checkpoint that verifies");
   train_command->add_flag("--dry-run", train_options.dry_run, "print the plan and the memory table, train nothing");
-  train_command->add_option("--inject-delays", train_options.delay_seed, "SEED: random pauses before works; results must not change")
-      ->check(CLI::Range(int64_t{0}, INT64_MAX))->type_name("SEED");
-  train_command->add_flag("--check-hazards", train_options.check_hazards, "stop at the first work that no event orders behind one whose bytes it touches");
+  train_command
+      ->add_option("--inject-delays", train_options.delay_seed,
+                   "SEED: random pauses before works; results must not change")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX))
+      ->type_name("SEED");
+  train_command->add_flag("--check-hazards", train_options.check_hazards,
+                          "stop at the first work that no event orders behind one whose bytes it touches");
   train_command->callback([&] { chosen = [&] { return train(train_options); }; });
 
   PlanCommand plan_options, check_options;
   const auto plan_flags = [&](CLI::App* command, PlanCommand& options) {
     run_file(command, options);
     command->add_option("--ranks", options.ranks, "world size; default: 1");
-    command->add_option("--machine", options.machine, "machine file; default: device.machine of the run file, else this host");
+    command->add_option("--machine", options.machine,
+                        "machine file; default: device.machine of the run file, else this host");
     command->add_flag("--json", options.json, "print JSON");
   };
   CLI::App* plan_command = app.add_subcommand("plan", "print layout, memory, tasks and the rehearsed step");
   plan_flags(plan_command, plan_options);
   plan_command->add_flag("--search", plan_options.search, "search for a faster layout");
-  plan_command->add_option("--schedule-csv", plan_options.schedule_csv, "write the pipeline's schedule to this file, as pipeline.schedule_file reads it");
+  plan_command->add_option("--schedule-csv", plan_options.schedule_csv,
+                           "write the pipeline's schedule to this file, as pipeline.schedule_file reads it");
   plan_command->callback([&] { chosen = [&] { return plan(plan_options); }; });
   CLI::App* check_command = app.add_subcommand("check", "prove the plan: no deadlock, no hazard, fits in memory");
   plan_flags(check_command, check_options);
@@ -62,42 +70,75 @@ int run(int argc, char** argv) {
     command->add_option("--steps", bench_options.steps, "steps that are counted");
     command->add_option("--csv", bench_options.csv, "write the table to this file");
   };
-  CLI::App* overlap = bench_command->add_subcommand("overlap", "the four ways of reducing gradients beside their bounds");
+  CLI::App* overlap =
+      bench_command->add_subcommand("overlap", "the four ways of reducing gradients beside their bounds");
   bench_flags(overlap);
   overlap->add_option("--compute", bench_options.compute, "real: run the kernels; paced: sleep for their measured time")
       ->check(CLI::IsMember({"real", "paced"}));
-  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
-  overlap->add_option("--zero", bench_options.zero, "stages to measure instead, for instance 1,3: paced, a ratio is a layer's gather / its forward pass")
-      ->delimiter(',')->check(CLI::Range(0, 3));
-  overlap->add_option("--prefetch", bench_options.prefetch, "with --zero: depths of stage 3, for instance 1,2")->delimiter(',')->check(CLI::Range(0, 65536));
-  overlap->add_option("--layer-ms", bench_options.layer_ms, "with --zero and --ablate: what a layer takes forward")->check(CLI::PositiveNumber);
-  overlap->add_flag("--ablate", bench_options.ablate, "the run file as it is, and with one knob of the overlap turned at a time: paced, ratios as with --zero")
+  overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  overlap
+      ->add_option("--zero", bench_options.zero,
+                   "stages to measure instead, for instance 1,3: paced, a ratio is a layer's gather / its forward pass")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 3));
+  overlap->add_option("--prefetch", bench_options.prefetch, "with --zero: depths of stage 3, for instance 1,2")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 65536));
+  overlap->add_option("--layer-ms", bench_options.layer_ms, "with --zero and --ablate: what a layer takes forward")
+      ->check(CLI::PositiveNumber);
+  overlap
+      ->add_flag(
+          "--ablate", bench_options.ablate,
+          "the run file as it is, and with one knob of the overlap turned at a time: paced, ratios as with --zero")
       ->excludes("--zero");
-  overlap->add_option("--ranks", bench_options.ranks, "of the plan: one process measures it on an emulated link, the other ranks imitated")->check(CLI::Range(2, 65536));
-  overlap->add_option("--forms", bench_options.forms, "of the emulated link, for instance gate,copies,blocks")->delimiter(',')->check(CLI::IsMember({"gate", "copies", "blocks"}));
+  overlap
+      ->add_option("--ranks", bench_options.ranks,
+                   "of the plan: one process measures it on an emulated link, the other ranks imitated")
+      ->check(CLI::Range(2, 65536));
+  overlap->add_option("--forms", bench_options.forms, "of the emulated link, for instance gate,copies,blocks")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"gate", "copies", "blocks"}));
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
-  CLI::App* pipeline = bench_command->add_subcommand("pipeline", "the bubble of every schedule on stages that sleep, beside its closed form");
+  CLI::App* pipeline = bench_command->add_subcommand(
+      "pipeline", "the bubble of every schedule on stages that sleep, beside its closed form");
   bench_flags(pipeline);
-  pipeline->add_option("--forward-ms", bench_options.forward_ms, "of a stage's forward pass of one micro-batch")->check(CLI::Range(0.1, 1e4));
-  pipeline->add_option("--ratios", bench_options.ratios, "hop / forward pass of the emulated links")->delimiter(',')->check(CLI::PositiveNumber);
+  pipeline->add_option("--forward-ms", bench_options.forward_ms, "of a stage's forward pass of one micro-batch")
+      ->check(CLI::Range(0.1, 1e4));
+  pipeline->add_option("--ratios", bench_options.ratios, "hop / forward pass of the emulated links")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   pipeline->callback([&] { chosen = [&] { return bench_pipeline(bench_options); }; });
-  CLI::App* layers = bench_command->add_subcommand("layers", "what travels inside layers that sleep: sums of tensor parallelism by chunks, the ring");
+  CLI::App* layers = bench_command->add_subcommand(
+      "layers", "what travels inside layers that sleep: sums of tensor parallelism by chunks, the ring");
   bench_flags(layers);
   layers->add_option("--layer-ms", bench_options.layer_ms, "what a layer takes forward")->check(CLI::PositiveNumber);
-  layers->add_option("--ratios", bench_options.ratios, "communication / compute; of a ring alone: hop / block")->delimiter(',')->check(CLI::PositiveNumber);
-  layers->add_option("--chunks", bench_options.chunks, "overlap.tensor_chunks, for instance 1,2,4,8")->delimiter(',')->check(CLI::Range(1, 4096));
+  layers->add_option("--ratios", bench_options.ratios, "communication / compute; of a ring alone: hop / block")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  layers->add_option("--chunks", bench_options.chunks, "overlap.tensor_chunks, for instance 1,2,4,8")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
   layers->callback([&] { chosen = [&] { return bench_layers(bench_options); }; });
-  CLI::App* kernels_command = bench_command->add_subcommand("kernels", "every op at the sizes of three models beside its bound");
-  kernels_command->add_option("--only", bench_options.only, "rows of 'op dtype size' that hold this text, for instance matmul or 'float32 gpt2'");
-  kernels_command->add_option("--threads", bench_options.threads, "of the compute stream, for instance 1,2")->delimiter(',')->check(CLI::Range(1, 1024));
+  CLI::App* kernels_command =
+      bench_command->add_subcommand("kernels", "every op at the sizes of three models beside its bound");
+  kernels_command->add_option("--only", bench_options.only,
+                              "rows of 'op dtype size' that hold this text, for instance matmul or 'float32 gpt2'");
+  kernels_command->add_option("--threads", bench_options.threads, "of the compute stream, for instance 1,2")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024));
   kernels_command->add_option("--rounds", bench_options.steps, "turns that are counted");
   kernels_command->add_option("--csv", bench_options.csv, "write the table to this file");
   kernels_command->callback([&] { chosen = [&] { return bench_kernels(bench_options); }; });
-  CLI::App* products = bench_command->add_subcommand("products", "time cuBLASLt's algorithms for every product of a run, and keep the table");
+  CLI::App* products = bench_command->add_subcommand(
+      "products", "time cuBLASLt's algorithms for every product of a run, and keep the table");
   bench_flags(products);
-  products->add_option("--ranks", bench_options.ranks, "of the layout whose products they are; default: 1")->check(CLI::Range(1, 65536));
+  products->add_option("--ranks", bench_options.ranks, "of the layout whose products they are; default: 1")
+      ->check(CLI::Range(1, 65536));
   std::string rotate;
-  products->add_option("--rotate", rotate, "memory that the operands come from in turn, more than the caches hold; default: 256MiB");
+  products->add_option("--rotate", rotate,
+                       "memory that the operands come from in turn, more than the caches hold; default: 256MiB");
   products->callback([&] {
     chosen = [&] {
       if (!rotate.empty()) bench_options.rotate_bytes = parse_bytes(rotate);
@@ -107,9 +148,12 @@ int run(int argc, char** argv) {
   CLI::App* bench_step_command = bench_command->add_subcommand("step", "whole training steps by the host's clock");
   bench_flags(bench_step_command);
   std::string line_rate;
-  bench_step_command->add_option("--export", bench_options.export_dir, "write the first weights and each rank's batch to this folder");
-  bench_step_command->add_flag("--plain-loop", bench_options.plain_loop, "also time the same works called in a plain loop (one rank)");
-  bench_step_command->add_option("--line-rate", line_rate, "print the least time on a link of this rate, for instance 1Gbit/s");
+  bench_step_command->add_option("--export", bench_options.export_dir,
+                                 "write the first weights and each rank's batch to this folder");
+  bench_step_command->add_flag("--plain-loop", bench_options.plain_loop,
+                               "also time the same works called in a plain loop (one rank)");
+  bench_step_command->add_option("--line-rate", line_rate,
+                                 "print the least time on a link of this rate, for instance 1Gbit/s");
   bench_step_command->add_option("--ranks", bench_options.ranks, "that the link joins; default: those started");
   bench_step_command->callback([&] {
     chosen = [&] {
@@ -119,15 +163,21 @@ int run(int argc, char** argv) {
   });
   GenerateCommand generate_options;
   CLI::App* generate_command = app.add_subcommand("generate", "continue a prompt with trained weights");
-  generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")->required();
+  generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")
+      ->required();
   generate_command->add_option("--prompt", generate_options.prompt, "text to continue");
-  generate_command->add_option("--prompt-ids", generate_options.prompt_ids, "ids to continue, for instance 15496,995; prints ids")
-      ->delimiter(',')->check(CLI::NonNegativeNumber)->excludes("--prompt");
+  generate_command
+      ->add_option("--prompt-ids", generate_options.prompt_ids, "ids to continue, for instance 15496,995; prints ids")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->excludes("--prompt");
   generate_command->add_option("--tokens", generate_options.tokens, "tokens to add")->check(CLI::Range(1, 1000000));
-  generate_command->add_option("--temperature", generate_options.temperature, "0: always the likeliest")->check(CLI::Range(0.0, 10.0));
+  generate_command->add_option("--temperature", generate_options.temperature, "0: always the likeliest")
+      ->check(CLI::Range(0.0, 10.0));
   generate_command->add_option("--top-k", generate_options.top_k, "sample among the K likeliest; 0: among all");
   generate_command->add_option("--seed", generate_options.seed, "of the sampling");
-  generate_command->add_option("--device", generate_options.device, "auto: a GPU if there is one")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  generate_command->add_option("--device", generate_options.device, "auto: a GPU if there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   generate_command->callback([&] { chosen = [&] { return generate(generate_options); }; });
 
   TokenizeCommand tokenize_options;
@@ -138,16 +188,20 @@ int run(int argc, char** argv) {
   tokenize_command->callback([&] { chosen = [&] { return tokenize(tokenize_options); }; });
 
   // Named in the design, written later: whoever calls one is told so, whatever else is on the line.
-  const auto later = [&](CLI::App* parent, const std::string& name, const std::string& what, const std::string& instead) {
+  const auto later = [&](CLI::App* parent, const std::string& name, const std::string& what,
+                         const std::string& instead) {
     CLI::App* command = parent->add_subcommand(name, "a later version: " + what);
     command->allow_extras();
     command->callback([&chosen, name = parent == &app ? name : parent->get_name() + " " + name, instead] {
       chosen = [name, instead]() -> int { throw ConfigError("[{}] is not in this version. {}", name, instead); };
     });
   };
-  later(bench_command, "comm", "collectives beside their bounds", "scripts/bench_collectives.sh measures sums over links of a given rate.");
-  later(&app, "report", "a run as a page of HTML", "Read metrics.jsonl of the run folder, and open its trace/*.json in Perfetto.");
-  later(&app, "convert", "weights from and to Hugging Face", "Final weights are safetensors with Hugging Face names already, in checkpoints/final of the run folder.");
+  later(bench_command, "comm", "collectives beside their bounds",
+        "scripts/bench_collectives.sh measures sums over links of a given rate.");
+  later(&app, "report", "a run as a page of HTML",
+        "Read metrics.jsonl of the run folder, and open its trace/*.json in Perfetto.");
+  later(&app, "convert", "weights from and to Hugging Face",
+        "Final weights are safetensors with Hugging Face names already, in checkpoints/final of the run folder.");
 
   try {
     app.parse(argc, argv);

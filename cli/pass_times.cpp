@@ -29,17 +29,21 @@ PassNs pass_ns(const Job& job, const std::vector<int64_t>& told_ns, const comm::
   }
   PassNs mean_ns{};
   for (size_t pass = 0; pass < mean_ns.size(); ++pass)
-    mean_ns[pass] = std::max<int64_t>(1, static_cast<int64_t>(sum_ns[pass] / static_cast<double>(job.buffers.micro_batches)));
+    mean_ns[pass] =
+        std::max<int64_t>(1, static_cast<int64_t>(sum_ns[pass] / static_cast<double>(job.buffers.micro_batches)));
   return mean_ns;
 }
 
 }  // namespace
 
-PlayTimes pass_times(const std::vector<std::shared_ptr<Job>>& stages, const std::function<std::vector<int64_t>(const Job&)>& told, const comm::RooflinePrice& price,
+PlayTimes pass_times(const std::vector<std::shared_ptr<Job>>& stages,
+                     const std::function<std::vector<int64_t>(const Job&)>& told, const comm::RooflinePrice& price,
                      int64_t hop_ns) {
   std::vector<PassNs> of_stage;
   for (const auto& job : stages) of_stage.push_back(pass_ns(*job, told ? told(*job) : std::vector<int64_t>{}, price));
-  return {.use_ns = [of_stage](int stage, const Use& use) { return of_stage[static_cast<size_t>(stage)][static_cast<size_t>(use.pass)]; },
+  return {.use_ns = [of_stage](
+                        int stage,
+                        const Use& use) { return of_stage[static_cast<size_t>(stage)][static_cast<size_t>(use.pass)]; },
           .hop_ns = [hop_ns](int, const Use&) { return hop_ns; }};
 }
 

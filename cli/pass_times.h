@@ -12,9 +12,11 @@
 
 namespace slipstream::cli {
 
-/// Means over the micro-batches of a step. `told` says what spine items of training take, as JobRequest::spine_ns does; negative, not said or empty: what `price` says
-/// of their works. `hop_ns` between stages. For stages of one chunk. Pure.
-PlayTimes pass_times(const std::vector<std::shared_ptr<Job>>& stages, const std::function<std::vector<int64_t>(const Job&)>& told, const comm::RooflinePrice& price,
+/// Means over the micro-batches of a step. `told` says what spine items of training take, as JobRequest::spine_ns does;
+/// negative, not said or empty: what `price` says of their works. `hop_ns` between stages. For stages of one chunk.
+/// Pure.
+PlayTimes pass_times(const std::vector<std::shared_ptr<Job>>& stages,
+                     const std::function<std::vector<int64_t>(const Job&)>& told, const comm::RooflinePrice& price,
                      int64_t hop_ns);
 
 }  // namespace slipstream::cli

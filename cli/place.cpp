@@ -28,7 +28,8 @@ std::string ruled_out(const RunConfig& config) {
 /// Why this rank cannot train on a GPU of `devices` among `ranks` ranks; empty when it can.
 std::string reason_against(const CudaDevices& devices, int ranks) {
   if (devices.count() == 0) return devices.reason;
-  if (ranks > 1 && comm::nccl_version() == 0) return "this build has no NCCL, which several ranks need; configure with -Dnccl=enabled";
+  if (ranks > 1 && comm::nccl_version() == 0)
+    return "this build has no NCCL, which several ranks need; configure with -Dnccl=enabled";
   return "";
 }
 
@@ -49,7 +50,8 @@ Place choose(World& world, const RunConfig& config) {
     const std::vector<std::string> reasons = world.all_gather(reason);
     for (size_t r = 0; r < reasons.size(); ++r) {
       if (reasons[r].empty()) continue;
-      log_info("device.kind = \"auto\" uses the CPU: {}{}", world.size() > 1 ? fmt::format("rank {}: ", r) : "", reasons[r]);
+      log_info("device.kind = \"auto\" uses the CPU: {}{}", world.size() > 1 ? fmt::format("rank {}: ", r) : "",
+               reasons[r]);
       return {};
     }
   }
@@ -74,14 +76,17 @@ Place choose(World& world, const RunConfig& config) {
       if (taken[static_cast<size_t>(r)] == host + id) place.ranks_on_gpu.push_back(r);
     for (size_t r = 1; r < versions.size(); ++r)
       if (versions[r] != versions[0])
-        throw CommError("[nccl] rank {} has NCCL {}, rank 0 has {} (22809 is 2.28.9). Install the same version on all machines.", r,
-                        versions[r], versions[0]);
+        throw CommError(
+            "[nccl] rank {} has NCCL {}, rank 0 has {} (22809 is 2.28.9). Install the same version on all machines.", r,
+            versions[r], versions[0]);
     const CudaGpu gpu = describe_cuda_device(place.gpu);
     place.name = gpu.name;
     place.driver = gpu.driver;
   });
-  for (const std::string& theirs : world.all_gather(fmt::format("{}", place.driver))) place.driver = std::min(place.driver, std::stoi(theirs));
-  comm::prepare_nccl_environment({.world_rank = world.rank(), .shares_gpu = shared, .deterministic = config.comm.deterministic == Choice::yes});
+  for (const std::string& theirs : world.all_gather(fmt::format("{}", place.driver)))
+    place.driver = std::min(place.driver, std::stoi(theirs));
+  comm::prepare_nccl_environment(
+      {.world_rank = world.rank(), .shares_gpu = shared, .deterministic = config.comm.deterministic == Choice::yes});
   return place;
 }
 
@@ -95,8 +100,9 @@ Place choose_place(World& world, const RunConfig& config) {
     world.together([&] {
       require_settings_of_cpu(config);
       if (config.comm.emulate.form == EmulateForm::gate) return;
-      throw ConfigError("[config] comm.emulate.form = \"{}\" takes what a GPU has, and this run is on the CPU. Use \"gate\".",
-                        config.comm.emulate.form == EmulateForm::copies ? "copies" : "blocks");
+      throw ConfigError(
+          "[config] comm.emulate.form = \"{}\" takes what a GPU has, and this run is on the CPU. Use \"gate\".",
+          config.comm.emulate.form == EmulateForm::copies ? "copies" : "blocks");
     });
   }
   return place;
@@ -119,7 +125,8 @@ WireOptions Place::wire(const RunConfig& config, Device& device) const {
   const auto memory = std::make_shared<Memory>();
   memory->flags = device.allocate_host(static_cast<int64_t>(kFlags * sizeof(uint32_t)), "flags of the emulated link");
   wire.traffic.make_flag = [memory] {
-    if (memory->flags_taken == kFlags) throw ConfigError("[config] comm.emulate serves {} tasks. Use larger buckets.", kFlags);
+    if (memory->flags_taken == kFlags)
+      throw ConfigError("[config] comm.emulate serves {} tasks. Use larger buckets.", kFlags);
     return reinterpret_cast<uint32_t*>(memory->flags->data()) + memory->flags_taken++;
   };
   const auto limit_ns = config.comm.timeout_seconds * 1'000'000'000;
@@ -132,15 +139,24 @@ WireOptions Place::wire(const RunConfig& config, Device& device) const {
     memory->staging = device.allocate_host(kStagingBytes, "staging of the emulated link");
     memory->scratch = device.allocate(kStagingBytes, "scratch of the emulated link");
     wire.traffic.copy = [memory](LaunchContext& context, const std::byte* from, int64_t size_bytes) {
-      kernels::copy_around(context, {.memory = from, .size_bytes = size_bytes, .staging = memory->staging->data(), .scratch = memory->scratch->data(),
+      kernels::copy_around(context, {.memory = from,
+                                     .size_bytes = size_bytes,
+                                     .staging = memory->staging->data(),
+                                     .scratch = memory->scratch->data(),
                                      .staging_bytes = kStagingBytes});
     };
     return wire;
   }
   wire.traffic.form = comm::LinkForm::blocks;
-  wire.traffic.hold = [memory, blocks = static_cast<int>(config.comm.emulate.blocks), limit_ns](LaunchContext& context, const std::byte* from, int64_t size_bytes,
-                                                                                               int64_t wire_ns, const uint32_t* release) {
-    kernels::hold_blocks(context, {.memory = from, .size_bytes = size_bytes, .release = release, .blocks = blocks, .ns = wire_ns, .limit_ns = limit_ns});
+  wire.traffic.hold = [memory, blocks = static_cast<int>(config.comm.emulate.blocks), limit_ns](
+                          LaunchContext& context, const std::byte* from, int64_t size_bytes, int64_t wire_ns,
+                          const uint32_t* release) {
+    kernels::hold_blocks(context, {.memory = from,
+                                   .size_bytes = size_bytes,
+                                   .release = release,
+                                   .blocks = blocks,
+                                   .ns = wire_ns,
+                                   .limit_ns = limit_ns});
   };
   return wire;
 }
@@ -154,7 +170,8 @@ Place choose_place_alone(DeviceChoice kind) {
 }
 
 Machine machine_at(const Place& place, const RunConfig& config, int threads, int ranks_on_host) {
-  if (place.kind != DeviceKind::cuda || !config.device.machine.empty()) return machine_of(config, "", threads, ranks_on_host);
+  if (place.kind != DeviceKind::cuda || !config.device.machine.empty())
+    return machine_of(config, "", threads, ranks_on_host);
   const CudaGpu gpu = describe_cuda_device(place.gpu);
   // Multiply-adds of a multiprocessor and clock: the dense bf16 rate doubled from Ampere to Hopper. Two flops each.
   const double clock_hz = static_cast<double>(gpu.clock_khz) * 1e3 * gpu.multiprocessors;
@@ -178,17 +195,26 @@ Machine agreed_machine(World& world, const Machine& machine) {
     double flops_f32, flops_bf16, efficiency;
     int64_t bytes_per_second, memory_bytes, launch_ns, ranks_per_node, intra_bytes, intra_ns, inter_bytes, inter_ns;
   };
-  const Numbers own{machine.flops_per_second_f32, machine.flops_per_second_bf16, machine.matmul_efficiency, machine.bytes_per_second, machine.memory_bytes,
-                    machine.launch_ns, machine.ranks_per_node, machine.intra_bytes_per_second, machine.intra_latency_ns, machine.inter_bytes_per_second,
-                    machine.inter_latency_ns};
+  const Numbers own{machine.flops_per_second_f32,   machine.flops_per_second_bf16,  machine.matmul_efficiency,
+                    machine.bytes_per_second,       machine.memory_bytes,           machine.launch_ns,
+                    machine.ranks_per_node,         machine.intra_bytes_per_second, machine.intra_latency_ns,
+                    machine.inter_bytes_per_second, machine.inter_latency_ns};
   std::vector<Machine> machines;
   for (const std::string& bytes : world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own))) {
     Numbers theirs{};
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
-    machines.push_back({.name = machine.name, .flops_per_second_f32 = theirs.flops_f32, .flops_per_second_bf16 = theirs.flops_bf16,
-                        .matmul_efficiency = theirs.efficiency, .bytes_per_second = theirs.bytes_per_second, .memory_bytes = theirs.memory_bytes,
-                        .launch_ns = theirs.launch_ns, .ranks_per_node = theirs.ranks_per_node, .intra_bytes_per_second = theirs.intra_bytes,
-                        .intra_latency_ns = theirs.intra_ns, .inter_bytes_per_second = theirs.inter_bytes, .inter_latency_ns = theirs.inter_ns});
+    machines.push_back({.name = machine.name,
+                        .flops_per_second_f32 = theirs.flops_f32,
+                        .flops_per_second_bf16 = theirs.flops_bf16,
+                        .matmul_efficiency = theirs.efficiency,
+                        .bytes_per_second = theirs.bytes_per_second,
+                        .memory_bytes = theirs.memory_bytes,
+                        .launch_ns = theirs.launch_ns,
+                        .ranks_per_node = theirs.ranks_per_node,
+                        .intra_bytes_per_second = theirs.intra_bytes,
+                        .intra_latency_ns = theirs.intra_ns,
+                        .inter_bytes_per_second = theirs.inter_bytes,
+                        .inter_latency_ns = theirs.inter_ns});
   }
   return common_machine(machines);
 }

@@ -14,13 +14,13 @@
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/base/json.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "engine/plan/memory.h"
-#include "engine/base/files.h"
 
 namespace slipstream::cli {
 namespace {
@@ -31,16 +31,18 @@ struct Planned {
   FinishedJob finished;
   std::string machine_source;
   int64_t vocab = 0;
-  comm::NcclTable nccl;          // of comm.nccl, where the run is on GPUs
-  std::string nccl_table;        // its name and hash; empty: none
+  comm::NcclTable nccl;    // of comm.nccl, where the run is on GPUs
+  std::string nccl_table;  // its name and hash; empty: none
 };
 
-/// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their streams and graphs.
+/// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their
+/// streams and graphs.
 bool computes_on_gpus(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
 
 /// What GPUs hold beside the plan of a stage.
 std::vector<Beside> beside_plan(const Planned& planned, const Job& job) {
-  return computes_on_gpus(planned.config) ? beside_plan_on_gpu(job, planned.nccl, planned.machine.ranks_per_node) : std::vector<Beside>{};
+  return computes_on_gpus(planned.config) ? beside_plan_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
+                                          : std::vector<Beside>{};
 }
 
 Planned make_plan(const PlanCommand& command) {
@@ -51,24 +53,34 @@ Planned make_plan(const PlanCommand& command) {
   const int ranks = std::max(1, command.ranks);
   const int threads = threads_of(planned.config, ranks);
   // Of a cluster that is not here this host is a node, with as many ranks as it has cores for.
-  planned.machine = machine_of(planned.config, command.machine, threads, std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
-  planned.machine_source = !command.machine.empty()                ? "--machine"
+  planned.machine = machine_of(planned.config, command.machine, threads,
+                               std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
+  planned.machine_source = !command.machine.empty()                 ? "--machine"
                            : !planned.config.device.machine.empty() ? "device.machine"
                                                                     : "this host";
   planned.vocab = vocab_of(planned.config);
   if (computes_on_gpus(planned.config)) {
     planned.nccl_table = nccl_table_name(planned.config.comm.nccl);
-    planned.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(planned.config.comm.nccl), planned.config.comm.nccl);
+    planned.nccl =
+        comm::NcclTable::parse(comm::NcclTable::read_text(planned.config.comm.nccl), planned.config.comm.nccl);
   }
-  JobRequest request{.config = planned.config, .world = ranks, .vocab = planned.vocab, .machine = planned.machine, .on_gpus = computes_on_gpus(planned.config)};
+  JobRequest request{.config = planned.config,
+                     .world = ranks,
+                     .vocab = planned.vocab,
+                     .machine = planned.machine,
+                     .on_gpus = computes_on_gpus(planned.config)};
   request.beside_bytes = [&](const Job& job) { return sum_of(beside_plan(planned, job)); };
   planned.finished = build_proved_job(request);
   return planned;
 }
 
-std::vector<Beside> beside_largest(const Planned& planned) { return beside_plan(planned, largest_stage(planned.finished)); }
+std::vector<Beside> beside_largest(const Planned& planned) {
+  return beside_plan(planned, largest_stage(planned.finished));
+}
 
-int64_t most_bytes(const Planned& planned) { return largest_stage(planned.finished).buffers.total_bytes() + sum_of(beside_largest(planned)); }
+int64_t most_bytes(const Planned& planned) {
+  return largest_stage(planned.finished).buffers.total_bytes() + sum_of(beside_largest(planned));
+}
 
 /// Memory that one rank may use: ranks of one node share a host, each card has its own.
 bool fits(const Planned& planned) {
@@ -92,20 +104,27 @@ void print_tied(const Planned& planned) {
   if (!job.model.tied.split || job.mesh.group_size(Axis::replica) == 1) return;
   Planned whole = planned;
   whole.config.overlap.split_tied_embedding = false;
-  whole.finished = build_proved_job(
-      {.config = whole.config, .world = job.mesh.world(), .vocab = whole.vocab, .machine = whole.machine, .on_gpus = computes_on_gpus(whole.config), .proves = false});
+  whole.finished = build_proved_job({.config = whole.config,
+                                     .world = job.mesh.world(),
+                                     .vocab = whole.vocab,
+                                     .machine = whole.machine,
+                                     .on_gpus = computes_on_gpus(whole.config),
+                                     .proves = false});
   const comm::Rehearsal both[] = {rehearse_step(planned), rehearse_step(whole)};
   if (!both[0].finished || !both[1].finished) return;
   const comm::RankTimes &apart = both[0].ranks.front(), &together = both[1].ranks.front();
-  fmt::print("         rehearsed: {:.2f} ms exposed in a step of {:.2f} ms, with overlap.split_tied_embedding = false {:.2f} in {:.2f} ms\n",
-             ms_of_a_step(apart.exposed_ns), static_cast<double>(apart.step_period_ns(1)) / 1e6, ms_of_a_step(together.exposed_ns),
-             static_cast<double>(together.step_period_ns(1)) / 1e6);
+  fmt::print(
+      "         rehearsed: {:.2f} ms exposed in a step of {:.2f} ms, with overlap.split_tied_embedding = false {:.2f} "
+      "in {:.2f} ms\n",
+      ms_of_a_step(apart.exposed_ns), static_cast<double>(apart.step_period_ns(1)) / 1e6,
+      ms_of_a_step(together.exposed_ns), static_cast<double>(together.step_period_ns(1)) / 1e6);
 }
 
 struct ChannelLoad {
   int64_t tasks = 0;
   int64_t bytes = 0;  // sent by one rank in a step
-  // Rehearsed, of a mean step: how long the channel was busy with anything, and how long compute waited for its communication alone.
+  // Rehearsed, of a mean step: how long the channel was busy with anything, and how long compute waited for its
+  // communication alone.
   double busy_ms = 0;
   double exposed_ms = 0;
 };
@@ -116,13 +135,15 @@ std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Reh
     ChannelLoad& load = loads[job.channels[task.channel].name];
     ++load.tasks;
     if (is_communication(task.op) && task.op != Op::recv)
-      load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+      load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                     task.elems, task.dtype);
   }
   if (!rehearsal.finished) return loads;
   const comm::RankTimes& times = rehearsal.ranks.front();
   const double ns_per_ms = 1e6 * static_cast<double>(times.runs.size());
   for (ChannelId c = 0; c < job.channels.size(); ++c)
-    if (const auto found = loads.find(job.channels[c].name); found != loads.end()) found->second.busy_ms = static_cast<double>(times.busy_ns[c]) / ns_per_ms;
+    if (const auto found = loads.find(job.channels[c].name); found != loads.end())
+      found->second.busy_ms = static_cast<double>(times.busy_ns[c]) / ns_per_ms;
   for (const comm::Exposed& exposed : times.exposed)
     if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op))
       loads[job.channels[awaited.channel].name].exposed_ms += static_cast<double>(exposed.time_ns) / ns_per_ms;
@@ -133,7 +154,8 @@ std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Reh
 void print_zero_memory(const Planned& planned) {
   fmt::print("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
   int stage = -1;
-  const std::vector<ZeroMemory> table = zero_memory({.config = planned.config, .vocab = planned.vocab, .machine = planned.machine});
+  const std::vector<ZeroMemory> table =
+      zero_memory({.config = planned.config, .vocab = planned.vocab, .machine = planned.machine});
   for (const ZeroMemory& row : table)
     if (row.stage == 0) fmt::print("{:>29}", fmt::format("{} ranks", row.ranks));
   for (const ZeroMemory& row : table) {
@@ -141,12 +163,15 @@ void print_zero_memory(const Planned& planned) {
     fmt::print("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
   }
   const auto outside_bytes = [&](int of_stage) {
-    return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })->outside_bytes;
+    return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })
+        ->outside_bytes;
   };
   fmt::print("\n");
   if (outside_bytes(2) > 0)
-    fmt::print("  of these stay whole, because embedding and head share a table, which is always in use: in stage 2 {} of gradients, in stage 3 {} of them and parameters\n",
-               format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
+    fmt::print(
+        "  of these stay whole, because embedding and head share a table, which is always in use: in stage 2 {} of "
+        "gradients, in stage 3 {} of them and parameters\n",
+        format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
 }
 
 /// Which group crosses which link, and who is in the first of them.
@@ -154,18 +179,27 @@ void print_groups(const Planned& planned) {
   const Mesh& mesh = planned.finished.job->mesh;
   const Machine& machine = planned.machine;
   const int64_t emulated = planned.config.comm.emulate.bandwidth_bytes_per_second;
-  if (mesh.world() > 1) fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config.parallel.order, machine.ranks_per_node);
+  if (mesh.world() > 1)
+    fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config.parallel.order, machine.ranks_per_node);
   for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
     const int size = mesh.group_size(axis);
     const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
     if (size == 1 || (part_of_data && mesh.group_size(Axis::data_outer) == 1)) continue;
     const bool across = mesh.crosses_nodes(axis, machine.ranks_per_node);
     const std::vector<int> ranks = mesh.group(axis, 0);
-    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size, emulated > 0 ? "comm.emulate:" : across ? "across nodes:" : "inside a node:",
-               format_bytes(emulated > 0 ? emulated : across ? machine.inter_bytes_per_second : machine.intra_bytes_per_second), ranks[0], ranks[1],
-               size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
+    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size,
+               emulated > 0 ? "comm.emulate:"
+               : across     ? "across nodes:"
+                            : "inside a node:",
+               format_bytes(emulated > 0 ? emulated
+                            : across     ? machine.inter_bytes_per_second
+                                         : machine.intra_bytes_per_second),
+               ranks[0], ranks[1], size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
     if (axis == Axis::tensor && across && emulated == 0)
-      fmt::print("             tensor groups communicate in every layer: use parallel.tensor that divides {}, and put tp first in parallel.order\n", machine.ranks_per_node);
+      fmt::print(
+          "             tensor groups communicate in every layer: use parallel.tensor that divides {}, and put tp "
+          "first in parallel.order\n",
+          machine.ranks_per_node);
   }
 }
 
@@ -183,19 +217,28 @@ void print_recomputation(const Planned& planned) {
     if (stage->recomputed.saved_bytes > most->recomputed.saved_bytes) most = stage.get();
   const Recomputed& again = most->recomputed;
   if (again.how == Recomputation::none) return;
-  fmt::print("recompute: {} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% more operations{}\n",
-             name_of(again.how), format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)), format_bytes(again.paid.bytes),
-             100 * static_cast<double>(again.paid.flops) / static_cast<double>(std::max<int64_t>(1, step_flops(*most) - again.paid.flops)),
-             planned.finished.stages.size() > 1 ? fmt::format(" (stage {})", most->stage()) : "");
+  fmt::print(
+      "recompute: {} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% more "
+      "operations{}\n",
+      name_of(again.how), format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)),
+      format_bytes(again.paid.bytes),
+      100 * static_cast<double>(again.paid.flops) /
+          static_cast<double>(std::max<int64_t>(1, step_flops(*most) - again.paid.flops)),
+      planned.finished.stages.size() > 1 ? fmt::format(" (stage {})", most->stage()) : "");
 }
 
 void print_sequence_parallelism(const Planned& planned) {
   const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
   if (!planned.config.parallel.sequence_parallel) return;
-  const int64_t saved = saved_by_sequence_parallelism({.config = planned.config, .world = planned.finished.job->mesh.world(), .vocab = planned.vocab, .machine = planned.machine,
+  const int64_t saved = saved_by_sequence_parallelism({.config = planned.config,
+                                                       .world = planned.finished.job->mesh.world(),
+                                                       .vocab = planned.vocab,
+                                                       .machine = planned.machine,
                                                        .on_gpus = computes_on_gpus(planned.config)},
                                                       planned.finished);
-  fmt::print("sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n", ranks, format_bytes(saved));
+  fmt::print(
+      "sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n",
+      ranks, format_bytes(saved));
 }
 
 /// "+1.25"; nothing is "0.00", without a sign.
@@ -207,53 +250,72 @@ std::string signed_percent(double share) {
 /// Where the update may run, what each place takes and gains, and which one a run with this device.kind takes.
 void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
-  const std::vector<UpdatePlace> places =
-      update_places({.config = planned.config, .world = job.mesh.world(), .vocab = planned.vocab, .machine = planned.machine, .on_gpus = computes_on_gpus(planned.config)}, planned.finished,
-                    rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
+  const std::vector<UpdatePlace> places = update_places(
+      {.config = planned.config,
+       .world = job.mesh.world(),
+       .vocab = planned.vocab,
+       .machine = planned.machine,
+       .on_gpus = computes_on_gpus(planned.config)},
+      planned.finished, rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
   fmt::print("update (optimizer.double_buffer = {}):\n", field_text(planned.config, "optimizer.double_buffer"));
   for (size_t i = 0; i < places.size(); ++i) {
     // Two copies against one in the same place: under the next forward pass.
     const double before = places[i == 2 ? 1 : 0].step_ms;
-    fmt::print("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name, format_bytes(places[i].memory_bytes), places[i].step_ms,
-               i == 0 ? "" : fmt::format(" ({} % against {})", signed_percent(places[i].step_ms / before - 1), i == 2 ? "one copy there" : "the compute stream"));
+    fmt::print("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name,
+               format_bytes(places[i].memory_bytes), places[i].step_ms,
+               i == 0 ? ""
+                      : fmt::format(" ({} % against {})", signed_percent(places[i].step_ms / before - 1),
+                                    i == 2 ? "one copy there" : "the compute stream"));
   }
-  if (job.options.zero_stage >= 3) fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
+  if (job.options.zero_stage >= 3)
+    fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
 
 /// Whether steps are launched as graphs, and what speaks for it and against it.
 void print_replay(const Planned& planned) {
   const Replay& replay = planned.finished.replay;
   if (replay.graph_ns == 0) return;
-  fmt::print("graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, {:.2f} without; {} launches of {} cost the host {:.2f}\n",
-             field_text(planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task", static_cast<double>(replay.graph_ns) / 1e6,
-             static_cast<double>(replay.task_by_task_ns) / 1e6, replay.launches, format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6);
+  fmt::print(
+      "graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, "
+      "{:.2f} without; {} launches of {} cost the host {:.2f}\n",
+      field_text(planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task",
+      static_cast<double>(replay.graph_ns) / 1e6, static_cast<double>(replay.task_by_task_ns) / 1e6, replay.launches,
+      format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6);
 }
 
 void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
-  fmt::print("machine: {} ({}), {} of memory for a rank\n", planned.machine.name, planned.machine_source, format_bytes(planned.machine.memory_bytes));
+  fmt::print("machine: {} ({}), {} of memory for a rank\n", planned.machine.name, planned.machine_source,
+             format_bytes(planned.machine.memory_bytes));
   fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
-  fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+  fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data,
+             sizes.context, sizes.pipeline, sizes.tensor);
   print_groups(planned);
-  fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batch{} of {} on each rank\n", planned.finished.global_batch,
-             planned.config.train.sequence_length, planned.finished.micro_batches, planned.finished.micro_batches == 1 ? "" : "es", job.model.batch);
+  fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batch{} of {} on each rank\n",
+             planned.finished.global_batch, planned.config.train.sequence_length, planned.finished.micro_batches,
+             planned.finished.micro_batches == 1 ? "" : "es", job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.way), job.layout.buckets.size());
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
   print_tied(planned);
   const Job& largest = largest_stage(planned.finished);
-  fmt::print("memory of a rank{}:\n{}", sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "", memory_table(largest, beside_largest(planned)));
+  fmt::print("memory of a rank{}:\n{}",
+             sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
+             memory_table(largest, beside_largest(planned)));
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
     const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh));
     fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
     for (const auto& stage : planned.finished.stages)
-      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}\n", stage->stage(), format_bytes(stage->buffers.total_bytes()),
-                 peak_in_flight(stage->options.schedule, stage->stage()),
-                 rehearsal.finished ? fmt::format("; rehearsed: bubble {:.2f} ms of a step", ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns)) : "");
+      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}\n", stage->stage(),
+                 format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->options.schedule, stage->stage()),
+                 rehearsal.finished
+                     ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
+                                   ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
+                     : "");
     if (job.options.schedule.shape.micro_batches <= 16 && sizes.pipeline <= 16) {
       // A column is no longer than the shortest pass: none is written over.
       int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
@@ -263,34 +325,44 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
       if (played.makespan_ns / tick_ns <= kColumns)
         fmt::print("{}", schedule_table(job.options.schedule, played, tick_ns));
       else
-        fmt::print("  no table: its shortest pass is less than 1/{} of the step; --schedule-csv FILE writes the schedule\n", kColumns);
+        fmt::print(
+            "  no table: its shortest pass is less than 1/{} of the step; --schedule-csv FILE writes the schedule\n",
+            kColumns);
     } else {
       fmt::print("  no table of more than 16 micro-batches or stages; --schedule-csv FILE writes the schedule\n");
     }
   }
-  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished)) fmt::print("note:    {}\n", remark);
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
+    fmt::print("note:    {}\n", remark);
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
-    fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n", format_bytes(wire.sent),
-               format_bytes(wire.theory), static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
+    fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
+               format_bytes(wire.sent), format_bytes(wire.theory),
+               static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
   fmt::print("channels:\n");
   for (const auto& [name, load] : channel_loads(job, rehearsal))
     fmt::print("  {:<14}{:>7} tasks{:>14} sent per step{}\n", name, load.tasks, format_bytes(load.bytes),
-               load.bytes > 0 && rehearsal.finished ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms) : "");
+               load.bytes > 0 && rehearsal.finished
+                   ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
+                   : "");
   if (!planned.nccl_table.empty()) fmt::print("nccl:    {}\n", planned.nccl_table);
   for (const std::string& line : nccl_choices(job, planned.nccl)) fmt::print("  {}\n", line);
-  fmt::print("order:   {} spine items and {} tasks in a step; {} waits in all plans ({} implied ones pruned), {} between steps, plan {:016x}\n",
-             job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
-             planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
+  fmt::print(
+      "order:   {} spine items and {} tasks in a step; {} waits in all plans ({} implied ones pruned), {} between "
+      "steps, plan {:016x}\n",
+      job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
+      planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
   if (!rehearsal.finished) return;
   print_replay(planned);
   const comm::RankTimes& times = rehearsal.ranks.front();
   const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
-  fmt::print("rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
-             format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config.train.sequence_length) / step_ms),
-             ms_of_a_step(times.communication_ns), ms_of_a_step(times.exposed_ns),
-             sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");
+  fmt::print(
+      "rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
+      format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config.train.sequence_length) /
+                   step_ms),
+      ms_of_a_step(times.communication_ns), ms_of_a_step(times.exposed_ns),
+      sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");
 }
 
 void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
@@ -314,7 +386,8 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   }
   const Job& largest = largest_stage(planned.finished);
   Json memory = Json::object();
-  for (int owner = 0; owner < kOwners; ++owner) memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));
+  for (int owner = 0; owner < kOwners; ++owner)
+    memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));
   for (const Beside& row : beside_largest(planned)) memory[row.owner] = row.size_bytes;
   memory["total"] = most_bytes(planned);
   json["memory_bytes"] = memory;
@@ -324,7 +397,8 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["wire_bytes"]["sent"] = wire.sent;
   json["wire_bytes"]["theory"] = wire.theory;
   json["notes"] = Json::array();
-  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished)) json["notes"].push_back(remark);
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
+    json["notes"].push_back(remark);
   json["update"]["double_buffer"] = job.options.double_buffer;
   json["update"]["on_compute_stream"] = job.options.update_on_spine;
   if (const Replay& replay = planned.finished.replay; replay.graph_ns > 0) {
@@ -344,7 +418,8 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     row["op"] = name_of(task.op);
     row["channel"] = job.channels[task.channel].name;
     row["elems"] = task.elems;
-    row["wire_bytes"] = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+    row["wire_bytes"] = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                         task.elems, task.dtype);
     Json after = Json::array();
     for (const Point& point : task.after) after.push_back(job.train[point.item].name);
     row["after"] = after;
@@ -376,19 +451,24 @@ void require_fits(const Planned& planned) {
   if (fits(planned)) return;
   const Job& largest = largest_stage(planned.finished);
   const int64_t need = most_bytes(planned), has = planned.machine.memory_bytes;
-  throw ResourceError("[plan] a rank{} needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
-                      planned.finished.stages.size() > 1 ? fmt::format(" of stage {}", largest.stage()) : "", format_bytes(need), planned.machine.name,
-                      format_bytes(has), slots_remedy(largest, need - has), memory_table(largest, beside_largest(planned)));
+  throw ResourceError(
+      "[plan] a rank{} needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
+      "model.\n{}",
+      planned.finished.stages.size() > 1 ? fmt::format(" of stage {}", largest.stage()) : "", format_bytes(need),
+      planned.machine.name, format_bytes(has), slots_remedy(largest, need - has),
+      memory_table(largest, beside_largest(planned)));
 }
 
 }  // namespace
 
 int plan(const PlanCommand& command) {
   if (command.search)
-    throw ConfigError("[plan] --search is not supported by this version. Try layouts by hand with --set parallel.data=N.");
+    throw ConfigError(
+        "[plan] --search is not supported by this version. Try layouts by hand with --set parallel.data=N.");
   const Planned planned = make_plan(command);
   const comm::Rehearsal rehearsal = rehearse_step(planned);
-  if (!command.schedule_csv.empty()) files::write_file(command.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
+  if (!command.schedule_csv.empty())
+    files::write_file(command.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
   command.json ? print_json(planned, rehearsal) : print_text(planned, rehearsal);
   require_holds(planned.finished.proof);
   require_fits(planned);
@@ -420,9 +500,13 @@ void print_proof_json(const Planned& planned) {
 void print_proof(const Planned& planned) {
   const comm::Proof& proof = planned.finished.proof;
   fmt::print("machine: {} ({})\n", planned.machine.name, planned.machine_source);
-  fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial launches, the first batch, steps and evaluations in a row" : proof.deadlock);
-  fmt::print("hazards:   {}\n", proof.hazard_count == 0 ? fmt::format("none among {} items, {} waits, {} waits between steps", proof.items, proof.waits, proof.seam_waits)
-                                                        : fmt::format("{}", proof.hazard_count));
+  fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial "
+                                                         "launches, the first batch, steps and evaluations in a row"
+                                                       : proof.deadlock);
+  fmt::print("hazards:   {}\n", proof.hazard_count == 0
+                                    ? fmt::format("none among {} items, {} waits, {} waits between steps", proof.items,
+                                                  proof.waits, proof.seam_waits)
+                                    : fmt::format("{}", proof.hazard_count));
   for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
   fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
   fmt::print("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));
@@ -433,7 +517,8 @@ void print_proof(const Planned& planned) {
 int check(const PlanCommand& command) {
   const Planned planned = make_plan(command);
   command.json ? print_proof_json(planned) : print_proof(planned);
-  if (!planned.finished.proof.holds()) throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
+  if (!planned.finished.proof.holds())
+    throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
   require_fits(planned);
   return 0;
 }

@@ -15,7 +15,8 @@
 namespace slipstream::cli {
 
 std::string plan_listing(const Job& job) {
-  std::string text = fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", "channel", "operation", "item", "elements", "dtype", "sent", "after");
+  std::string text = fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", "channel", "operation", "item",
+                                 "elements", "dtype", "sent", "after");
   for (ItemId id : job.train.order) {
     const Item& item = job.train[id];
     std::string name = item.name, elems, dtype, sent, after;
@@ -26,10 +27,14 @@ std::string plan_listing(const Job& job) {
       const Task& task = job.train.task(id);
       if (task.elems > 0) elems = fmt::format("{}", task.elems), dtype = name_of(task.dtype);
       if (is_communication(task.op))
-        sent = fmt::format("{}", comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype));
+        sent = fmt::format(
+            "{}", comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                   task.elems, task.dtype));
     }
-    for (const Point& point : item.after) after += fmt::format("{}{}", after.empty() ? "" : ", ", job.train[point.item].name);
-    text += fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", job.channels[item.channel].name, name_of(item.op), name, elems, dtype, sent, after);
+    for (const Point& point : item.after)
+      after += fmt::format("{}{}", after.empty() ? "" : ", ", job.train[point.item].name);
+    text += fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", job.channels[item.channel].name,
+                        name_of(item.op), name, elems, dtype, sent, after);
   }
   return text;
 }
@@ -41,7 +46,8 @@ int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJ
   const FinishedJob without = build_drafted_job(asked);
   int64_t saved_bytes = 0;
   for (size_t s = 0; s < without.stages.size(); ++s)
-    saved_bytes = std::max(saved_bytes, without.stages[s]->buffers.total_bytes() - finished.stages[s]->buffers.total_bytes());
+    saved_bytes =
+        std::max(saved_bytes, without.stages[s]->buffers.total_bytes() - finished.stages[s]->buffers.total_bytes());
   return saved_bytes;
 }
 
@@ -63,9 +69,12 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
       ModelSpec model = models::build_model(model_options(asked), buffers);
       const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked));
       ZeroMemory row{.stage = stage, .ranks = ranks};
-      for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer}) row.planned_bytes += job.buffers.bytes(owner);
+      for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer})
+        row.planned_bytes += job.buffers.bytes(owner);
       for (size_t b = 0; b < job.homes.size(); ++b)
-        if (!job.layout.buckets[b].unit) row.outside_bytes += (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
+        if (!job.layout.buckets[b].unit)
+          row.outside_bytes +=
+              (stage >= 2 ? job.homes[b].gradients.size_bytes : 0) + (stage >= 3 ? job.homes[b].values.size_bytes : 0);
       const int64_t elems = job.model.parameter_elems();
       const StateBytes states = state_bytes(job.model.dtype, stage);
       row.formula_bytes = elems * states.whole + elems * states.shared / ranks;
@@ -81,11 +90,15 @@ std::vector<UpdatePlace> update_places(const JobRequest& request, const Finished
     const bool beside = !places.empty(), twice = places.size() == 2;
     if (twice && chosen.zero_stage >= 3) break;
     if (chosen.double_buffer == twice && chosen.update_on_spine == !beside) {
-      places.push_back({.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
+      places.push_back(
+          {.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
       continue;
     }
     const FinishedJob finished = build_job_with_update(request, beside, twice);
-    places.push_back({.name = name, .memory_bytes = most_bytes(finished), .step_ms = std::max(0.0, static_cast<double>(step_period_ns(request, finished, planned.replay.taken)) / 1e6)});
+    places.push_back(
+        {.name = name,
+         .memory_bytes = most_bytes(finished),
+         .step_ms = std::max(0.0, static_cast<double>(step_period_ns(request, finished, planned.replay.taken)) / 1e6)});
   }
   return places;
 }
@@ -95,24 +108,36 @@ std::vector<std::string> remarks(const RunConfig& config, const Machine& machine
   const Job& job = *finished.job;
   const int64_t stage = job.options.zero_stage, parts = job.options.schedule.parts();
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
-    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, and are reduced once (the bits of stage 0)",
+    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, "
+                                            "and are reduced once (the bits of stage 0)",
                                             finished.micro_batches)
-                              : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in shards, because {} (rounded in another order than "
-                                            "stage 0)", finished.micro_batches,
-                                            machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}", format_bytes(machine.memory_bytes))
+                              : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in "
+                                            "shards, because {} (rounded in another order than "
+                                            "stage 0)",
+                                            finished.micro_batches,
+                                            machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
+                                                                                   format_bytes(machine.memory_bytes))
                                                                      : "nothing says how much memory a rank has"));
   const std::vector<Bucket>& buckets = job.layout.buckets;
   const std::vector<ParameterSpec>& parameters = job.model.parameters;
-  const auto larger = std::count_if(parameters.begin(), parameters.end(), [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
-  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return b.unit && 4 * b.elems > job.options.bucket_bytes; }))
-    lines.push_back(fmt::format("zero.stage {}: a layer is one bucket; overlap.bucket_size = {} cuts the rest only", stage, format_bytes(job.options.bucket_bytes)));
+  const auto larger = std::count_if(parameters.begin(), parameters.end(),
+                                    [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
+  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(),
+                                [&](const Bucket& b) { return b.unit && 4 * b.elems > job.options.bucket_bytes; }))
+    lines.push_back(fmt::format("zero.stage {}: a layer is one bucket; overlap.bucket_size = {} cuts the rest only",
+                                stage, format_bytes(job.options.bucket_bytes)));
   else if (larger > 0 && job.options.way == ReduceWay::bucketed && stage < 2 && job.mesh.group_size(Axis::replica) > 1)
-    lines.push_back(fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with what is before it", larger,
-                                parameters.size(), format_bytes(job.options.bucket_bytes)));
+    lines.push_back(
+        fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with "
+                    "what is before it",
+                    larger, parameters.size(), format_bytes(job.options.bucket_bytes)));
   if (config.pipeline.virtual_stages > 1 && config.pipeline.layers.empty() && config.model.layers % parts != 0)
-    lines.push_back(fmt::format("{} layers do not divide by the {} x {} parts of parallel.pipeline and pipeline.virtual_stages: {}, so that parts take about as "
-                                "long; pipeline.layers deals them otherwise", config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages,
-                                fmt::join(job.options.layers, " + ")));
+    lines.push_back(
+        fmt::format("{} layers do not divide by the {} x {} parts of parallel.pipeline and pipeline.virtual_stages: "
+                    "{}, so that parts take about as "
+                    "long; pipeline.layers deals them otherwise",
+                    config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages,
+                    fmt::join(job.options.layers, " + ")));
   return lines;
 }
 
@@ -120,8 +145,10 @@ WireBytes wire_bytes_of_step(const Job& job) {
   WireBytes bytes;
   for (const Task& task : job.train.tasks)
     if (is_communication(task.op) && carries_states(job.channels[task.channel]))
-      bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
-  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()), elems = job.model.parameter_elems();
+      bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                     task.elems, task.dtype);
+  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),
+                elems = job.model.parameter_elems();
   const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
   const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
   const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
@@ -132,20 +159,29 @@ WireBytes wire_bytes_of_step(const Job& job) {
   return bytes;
 }
 
-std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages, const Played& played) {
+std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages,
+                          const Played& played) {
   const PlanOptions& options = stages[0]->options;
   const ScheduleShape& shape = options.schedule.shape;
   std::string layers;
   for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
-  std::string line = fmt::format("pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute time",
-                                 schedule_name(config),
-                                 shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "", layers,
-                                 shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
-  if (shape.hides_hops && shape.virtual_stages == 1) line += ", with more micro-batches alive so that hops travel under compute";
-  if (!shape.lags.empty()) line += fmt::format(", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's number)", fmt::join(shape.lags, ", "));
+  std::string line = fmt::format(
+      "pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute "
+      "time",
+      schedule_name(config), shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "",
+      layers, shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
+  if (shape.hides_hops && shape.virtual_stages == 1)
+    line += ", with more micro-batches alive so that hops travel under compute";
+  if (!shape.lags.empty())
+    line += fmt::format(
+        ", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's "
+        "number)",
+        fmt::join(shape.lags, ", "));
   if (shape.micro_batches < shape.stages)
-    line += fmt::format("; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower train.micro_batch_size",
-                        shape.micro_batches, shape.stages);
+    line += fmt::format(
+        "; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower "
+        "train.micro_batch_size",
+        shape.micro_batches, shape.stages);
   return line;
 }
 

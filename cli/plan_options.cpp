@@ -19,39 +19,54 @@ namespace {
 
 ReduceWay way_of(GradReduce way) {
   switch (way) {
-    case GradReduce::bucketed: return ReduceWay::bucketed;
-    case GradReduce::per_parameter: return ReduceWay::per_parameter;
-    case GradReduce::flat: return ReduceWay::flat;
-    case GradReduce::naive: return ReduceWay::naive;
+    case GradReduce::bucketed:
+      return ReduceWay::bucketed;
+    case GradReduce::per_parameter:
+      return ReduceWay::per_parameter;
+    case GradReduce::flat:
+      return ReduceWay::flat;
+    case GradReduce::naive:
+      return ReduceWay::naive;
   }
   return ReduceWay::bucketed;
 }
 
 ScheduleKind kind_of(Schedule schedule) {
   switch (schedule) {
-    case Schedule::gpipe: return ScheduleKind::gpipe;
-    case Schedule::one_f_one_b: return ScheduleKind::one_f_one_b;
-    case Schedule::interleaved_1f1b: return ScheduleKind::interleaved_1f1b;
-    case Schedule::zb_h1: return ScheduleKind::zb_h1;
+    case Schedule::gpipe:
+      return ScheduleKind::gpipe;
+    case Schedule::one_f_one_b:
+      return ScheduleKind::one_f_one_b;
+    case Schedule::interleaved_1f1b:
+      return ScheduleKind::interleaved_1f1b;
+    case Schedule::zb_h1:
+      return ScheduleKind::zb_h1;
   }
   return ScheduleKind::one_f_one_b;
 }
 
 Recomputation recomputation_of(Recompute recompute) {
   switch (recompute) {
-    case Recompute::none: return Recomputation::none;
-    case Recompute::selective: return Recomputation::selective;
-    case Recompute::full: return Recomputation::full;
+    case Recompute::none:
+      return Recomputation::none;
+    case Recompute::selective:
+      return Recomputation::selective;
+    case Recompute::full:
+      return Recomputation::full;
   }
   return Recomputation::none;
 }
 
 std::optional<DType> gather_dtype_of(DTypeChoice choice) {
   switch (choice) {
-    case DTypeChoice::automatic: return {};
-    case DTypeChoice::float32: return DType::f32;
-    case DTypeChoice::bfloat16: return DType::bf16;
-    case DTypeChoice::int8: return DType::u8;
+    case DTypeChoice::automatic:
+      return {};
+    case DTypeChoice::float32:
+      return DType::f32;
+    case DTypeChoice::bfloat16:
+      return DType::bf16;
+    case DTypeChoice::int8:
+      return DType::u8;
   }
   return {};
 }
@@ -68,14 +83,17 @@ std::string read_schedule(const std::string& path) {
 }  // namespace
 
 PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops) {
-  const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline), .micro_batches = micro_batches,
-                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages), .hides_hops = hides_hops};
+  const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline),
+                            .micro_batches = micro_batches,
+                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages),
+                            .hides_hops = hides_hops};
   if (config.pipeline.schedule_file.empty()) return make_schedule(kind_of(config.pipeline.schedule), shape);
   return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
 }
 
 std::string schedule_name(const RunConfig& config) {
-  return config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule)) : config.pipeline.schedule_file;
+  return config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule))
+                                               : config.pipeline.schedule_file;
 }
 
 Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
@@ -93,11 +111,14 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
   double pass_s = 0;
   for (const std::vector<uint32_t>* pieces : {&model.forward, &model.backward})
     for (uint32_t piece : *pieces)
-      for (const Work& work : model.pieces[piece].works) pass_s += seconds(work.cost) / static_cast<double>(config.parallel.pipeline);
+      for (const Work& work : model.pieces[piece].works)
+        pass_s += seconds(work.cost) / static_cast<double>(config.parallel.pipeline);
   const int64_t hop_elems = sizes.batch * sizes.tokens * sizes.width / (sizes.sequence_parallel ? sizes.tensor : 1);
-  const comm::WireCost hop = comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
+  const comm::WireCost hop =
+      comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
   Dealing dealing{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
-                  .hides_hops = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s,
+                  .hides_hops = config.overlap.p2p &&
+                                static_cast<double>(hop.latency_ns + hop.wire_ns) > kWorthHiding * 1e9 * pass_s,
                   .hop_ns = hop.latency_ns + hop.wire_ns};
   if (dealing.layers.empty()) dealing.layers = balanced_layers(model, parts, seconds);
   return dealing;
@@ -106,7 +127,10 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
 PlanOptions plan_options(const JobRequest& request) {
   const RunConfig& config = request.config;
   const Layout layout = resolve_layout(config, request.world);
-  return {.sizes = {.data = layout.data, .context = layout.context, .pipeline = layout.pipeline, .tensor = layout.tensor,
+  return {.sizes = {.data = layout.data,
+                    .context = layout.context,
+                    .pipeline = layout.pipeline,
+                    .tensor = layout.tensor,
                     .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
           .mesh_order = config.parallel.order,
           .rank = request.rank,
@@ -115,7 +139,8 @@ PlanOptions plan_options(const JobRequest& request) {
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
           .error_feedback = config.comm.error_feedback,
-          .sums_by_exchange = request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
+          .sums_by_exchange =
+              request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
@@ -133,9 +158,13 @@ PlanOptions plan_options(const JobRequest& request) {
 int64_t vocab_of(const RunConfig& config) {
   if (config.model.vocab_size > 0) return config.model.vocab_size;
   if (config.data.tokenizer == "bytes" && !data::names_shards(config.data.train)) return 256;
-  return data::open_dataset({.train = config.data.train, .validation = config.data.validation,
-                             .validation_fraction = config.data.validation_fraction, .tokenizer = config.data.tokenizer,
-                             .sequence_length = config.train.sequence_length, .check = data::ShardCheck::size}).tokenizer->vocab_size();
+  return data::open_dataset({.train = config.data.train,
+                             .validation = config.data.validation,
+                             .validation_fraction = config.data.validation_fraction,
+                             .tokenizer = config.data.tokenizer,
+                             .sequence_length = config.train.sequence_length,
+                             .check = data::ShardCheck::size})
+      .tokenizer->vocab_size();
 }
 
 models::ModelOptions model_options(const JobRequest& request) {
@@ -145,8 +174,10 @@ models::ModelOptions model_options(const JobRequest& request) {
   const PlanOptions planned = plan_options(request);
   const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
   if (request.vocab > vocab)
-    throw ConfigError("[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
-                      "to take the tokenizer's.", vocab, request.vocab);
+    throw ConfigError(
+        "[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
+        "to take the tokenizer's.",
+        vocab, request.vocab);
   return {.family = config.model.family == Family::gpt2 ? models::Family::gpt2 : models::Family::llama,
           .layers = config.model.layers,
           .heads = config.model.heads,
@@ -167,11 +198,13 @@ models::ModelOptions model_options(const JobRequest& request) {
           .micro_batches = static_cast<int>(batch.micro_batches),
           .ranks = layout.data * layout.context,
           // With sharded updates both shares of a tied table travel together.
-          .split_tied_embedding = config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
+          .split_tied_embedding =
+              config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
           .tensor = layout.tensor,
           .sequence_parallel = config.parallel.sequence_parallel,
-          .tensor_chunks = models::token_chunks(config.train.micro_batch_size * config.train.sequence_length / layout.context, static_cast<int>(config.overlap.tensor_chunks),
-                                                layout.tensor, config.parallel.sequence_parallel),
+          .tensor_chunks = models::token_chunks(
+              config.train.micro_batch_size * config.train.sequence_length / layout.context,
+              static_cast<int>(config.overlap.tensor_chunks), layout.tensor, config.parallel.sequence_parallel),
           .whole_layers = config.zero.stage >= 2,
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
 }
@@ -182,11 +215,14 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
                           .bytes_per_second = static_cast<double>(machine.bytes_per_second),
                           .launch_ns = machine.launch_ns};
   const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
-  const comm::Link intra = emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second), config.comm.emulate.latency_ns}
-                                    : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
+  const comm::Link intra =
+      emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second),
+                            config.comm.emulate.latency_ns}
+               : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
   comm::RooflinePrice price(rates, intra);
   const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
-  for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner, Axis::data_outer, Axis::world})
+  for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner,
+                    Axis::data_outer, Axis::world})
     if (!emulated && mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
   return price;
 }

@@ -21,16 +21,20 @@ struct JobRequest {
   int rank = 0;
   int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
   Machine machine;
-  /// The update may have a stream of its own, which takes nothing from the compute stream; a step may be launched as one graph; collectives are NCCL's.
+  /// The update may have a stream of its own, which takes nothing from the compute stream; a step may be launched as
+  /// one graph; collectives are NCCL's.
   bool on_gpus = false;
-  int driver = 0;              // the oldest of all ranks: older ones serialise NCCL's operations (comm/nccl/launch_order.h); 0: not known
-  bool update_beside = false;  // build_finished_job() says
-  bool proves = true;          // false: a plan that is only compared
+  int driver =
+      0;  // the oldest of all ranks: older ones serialise NCCL's operations (comm/nccl/launch_order.h); 0: not known
+  bool update_beside = false;                       // build_finished_job() says
+  bool proves = true;                               // false: a plan that is only compared
   std::function<int64_t(const Job&)> beside_bytes;  // memory that a rank takes beside its plan; empty: none
-  std::function<std::vector<int64_t>(const Job&)> spine_ns;  // what spine items of training take; empty: what the machine says
+  std::function<std::vector<int64_t>(const Job&)>
+      spine_ns;  // what spine items of training take; empty: what the machine says
 };
 
-/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards must read the data for it. Blocks.
+/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards must read the
+/// data for it. Blocks.
 /// Throws: DataError.
 int64_t vocab_of(const RunConfig& config);
 
@@ -56,7 +60,8 @@ std::string schedule_name(const RunConfig& config);
 /// What the machine and the run file's emulated link cost in virtual time.
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh);
 
-/// device.machine of the run file or `path`, else this host; `threads` of the compute stream, `ranks_on_host` as this_host() takes them.
+/// device.machine of the run file or `path`, else this host; `threads` of the compute stream, `ranks_on_host` as
+/// this_host() takes them.
 Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host = 0);
 
 /// Threads of the compute stream: device.threads, or cores of the affinity mask / ranks that share it, at least 1.

@@ -11,14 +11,15 @@
 #include "comm/rehearse/checked_device.h"
 #include "engine/base/check.h"
 #include "engine/base/log.h"
-#include "engine/device/clock.h"
 #include "engine/base/philox.h"
+#include "engine/device/clock.h"
 #include "kernels/cuda/workspace.h"
 
 namespace slipstream::cli {
 namespace {
 
-// Tensors are filled piece by piece: a second copy of a large one would raise the most memory that the process ever has.
+// Tensors are filled piece by piece: a second copy of a large one would raise the most memory that the process ever
+// has.
 constexpr int64_t kPieceElems = 1 << 18;
 
 /// One arena per owner; views resolved to addresses.
@@ -36,28 +37,32 @@ Memory place(const Buffers& buffers, Device& device, std::vector<std::unique_ptr
     }
   }
   for (BufferId id = 0; id < buffers.size(); ++id)
-    if (buffers[id].is_view) entries[id] = {entries[buffers[id].view.buffer].base + buffers[id].view.begin_bytes, 0, Instances::one};
+    if (buffers[id].is_view)
+      entries[id] = {entries[buffers[id].view.buffer].base + buffers[id].view.begin_bytes, 0, Instances::one};
   return Memory(std::move(entries));
 }
 
 // Before a step is recorded: libraries choose their algorithms, NCCL connects, kernels are loaded.
 constexpr int64_t kEagerSteps = 2;
 
-/// What a kernel needs besides its operands belongs to its stream: taken before the first step, given back after the last.
-/// Only a work sees the stream of the device, so these are works.
+/// What a kernel needs besides its operands belongs to its stream: taken before the first step, given back after the
+/// last. Only a work sees the stream of the device, so these are works.
 Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {
   return {name, {}, {}, {}, [of_stream](LaunchContext& c) {
             if (c.kind == DeviceKind::cuda) of_stream(c.native_stream);
           }};
 }
 
-/// Sleeps for `ns`, less by what the one before took too long. A wake-up is late by 50 to 450 us, and whoever waits for what is computed would be as late; a
-/// computation that ends is awake. So is this one for its last twentieth, at most 300 us.
+/// Sleeps for `ns`, less by what the one before took too long. A wake-up is late by 50 to 450 us, and whoever waits for
+/// what is computed would be as late; a computation that ends is awake. So is this one for its last twentieth, at most
+/// 300 us.
 void pace(int64_t ns, int64_t& late_ns) {
   constexpr int64_t kMostMadeUpNs = 500'000, kMostAwakeNs = 300'000;
   const int64_t end_ns = monotonic_ns() - late_ns + ns;
-  std::this_thread::sleep_until(std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns - std::min(ns / 20, kMostAwakeNs))));
-  while (monotonic_ns() < end_ns) {}
+  std::this_thread::sleep_until(
+      std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns - std::min(ns / 20, kMostAwakeNs))));
+  while (monotonic_ns() < end_ns) {
+  }
   late_ns = std::clamp<int64_t>(monotonic_ns() - end_ns, 0, kMostMadeUpNs);
 }
 
@@ -65,8 +70,11 @@ void pace(int64_t ns, int64_t& late_ns) {
 
 Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
            std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
-    : job_(std::move(job)), device_(std::move(device)), communicators_(std::move(communicators)),
-      prepare_stream_(stream_work("prepare_stream", kernels::prepare_stream)), release_stream_(stream_work("release_stream", kernels::release_stream)) {
+    : job_(std::move(job)),
+      device_(std::move(device)),
+      communicators_(std::move(communicators)),
+      prepare_stream_(stream_work("prepare_stream", kernels::prepare_stream)),
+      release_stream_(stream_work("release_stream", kernels::release_stream)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
   if (options.check_hazards) device_ = comm::make_checked_device(std::move(device_), job_->buffers);
   memory_ = place(job_->buffers, *device_, arenas_);
@@ -81,13 +89,16 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   // What a graph replays passes no stream, where the checker listens.
   all_agree_ = options.all_agree;
   graph_ = options.graph && !options.check_hazards && device_->kind() == DeviceKind::cuda;
-  const auto bound_works = [&](const Plan& plan) { return bind_works(*job_, plan, options.update, verbs, load, reports_->data()); };
+  const auto bound_works = [&](const Plan& plan) {
+    return bind_works(*job_, plan, options.update, verbs, load, reports_->data());
+  };
   train_works_ = bound_works(job_->train);
   evaluate_works_ = bound_works(job_->evaluate);
   prime_works_ = bound_works(job_->prime);
   const auto late_ns = std::make_shared<int64_t>(0);
   for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
-    train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads, job_->train.spine[i].writes,
+    train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads,
+                       job_->train.spine[i].writes,
                        [ns = options.paced_item_ns[i], late_ns](LaunchContext&) { pace(ns, *late_ns); }};
   if (options.delay_max_ns > 0) device_->inject_delays(options.delay_seed, options.delay_max_ns);
   std::vector<Stream*> streams;
@@ -112,10 +123,13 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
     bind(job_->train_swapped, train_works_);
     bind(job_->evaluate_swapped, evaluate_works_);
   }
-  if (device_->kind() != DeviceKind::cuda || std::all_of(verbs.begin(), verbs.end(), [](auto* v) { return v == nullptr; })) return;
+  if (device_->kind() != DeviceKind::cuda ||
+      std::all_of(verbs.begin(), verbs.end(), [](auto* v) { return v == nullptr; }))
+    return;
   register_arenas();
-  watchdog_ = std::make_unique<comm::Watchdog>(verbs, [this] { return scheduler_->in_flight(); },
-                                               comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds, .leave = options.leave});
+  watchdog_ = std::make_unique<comm::Watchdog>(
+      verbs, [this] { return scheduler_->in_flight(); },
+      comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds, .leave = options.leave});
 }
 
 void Rank::register_arenas() {
@@ -123,10 +137,13 @@ void Rank::register_arenas() {
     if (!communicators_[c]) continue;
     std::string& reason = unregistered_[job_->channels[c].name];
     for (const auto& arena : arenas_) {
-      const auto holds = [&](const Slice& slice) { return address(slice.buffer) >= arena->data() && address(slice.buffer) < arena->data() + arena->size_bytes(); };
+      const auto holds = [&](const Slice& slice) {
+        return address(slice.buffer) >= arena->data() && address(slice.buffer) < arena->data() + arena->size_bytes();
+      };
       const bool named = std::any_of(job_->train.tasks.begin(), job_->train.tasks.end(), [&](const Task& task) {
         return task.channel == c && is_communication(task.op) &&
-               (std::any_of(task.reads.begin(), task.reads.end(), holds) || std::any_of(task.writes.begin(), task.writes.end(), holds));
+               (std::any_of(task.reads.begin(), task.reads.end(), holds) ||
+                std::any_of(task.writes.begin(), task.writes.end(), holds));
       });
       if (named && reason.empty()) reason = communicators_[c]->register_memory(arena->data(), arena->size_bytes());
     }
@@ -174,12 +191,15 @@ void Rank::initialise(uint64_t seed) {
       for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
         const auto piece = std::span(values).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
         std::fill(piece.begin(), piece.end(), 0.0f);  // padding stays zero
-        tensor.for_runs(tensor.split.index, begin, static_cast<int64_t>(piece.size()), [&](int64_t held, int64_t whole, int64_t count) {
-          for (int64_t i = 0; i < count; ++i)
-            piece[static_cast<size_t>(held - begin + i)] = parameter.init.kind == Init::Kind::normal ? parameter.init.std * random.normal(static_cast<uint64_t>(whole + i))
-                                                           : parameter.init.kind == Init::Kind::ones ? 1.0f
-                                                                                                     : 0.0f;
-        });
+        tensor.for_runs(tensor.split.index, begin, static_cast<int64_t>(piece.size()),
+                        [&](int64_t held, int64_t whole, int64_t count) {
+                          for (int64_t i = 0; i < count; ++i)
+                            piece[static_cast<size_t>(held - begin + i)] =
+                                parameter.init.kind == Init::Kind::normal
+                                    ? parameter.init.std * random.normal(static_cast<uint64_t>(whole + i))
+                                : parameter.init.kind == Init::Kind::ones ? 1.0f
+                                                                          : 0.0f;
+                        });
         write(p, t, begin, piece);
       }
     }
@@ -203,14 +223,16 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   const DType travels = job_->gather_dtype();
   const bool encoded = job_->gathers_encoded();
   std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
-  if (travels == DType::bf16) std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
+  if (travels == DType::bf16)
+    std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
   const void* working = travels == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
   // The part of the values inside [begin, begin + elems) of the flat order goes to `where`.
   const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
     const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + count);
     if (where.size_bytes == 0 || first >= last) return;
     device_->copy_from_host(address(where.buffer) + where.begin_bytes + (first - begin) * elem_bytes,
-                            static_cast<const std::byte*>(from) + (first - offset) * elem_bytes, (last - first) * elem_bytes);
+                            static_cast<const std::byte*>(from) + (first - offset) * elem_bytes,
+                            (last - first) * elem_bytes);
   };
   for (size_t b = 0; b < job_->homes.size(); ++b) {
     const BucketHome& home = job_->homes[b];
@@ -226,7 +248,8 @@ std::map<std::string, TensorPlace> tensors_of(const std::vector<std::shared_ptr<
   for (size_t s = 0; s < stages.size(); ++s) {
     const std::vector<ParameterSpec>& parameters = stages[s]->model.parameters;
     for (size_t p = 0; p < parameters.size(); ++p)
-      for (size_t t = 0; t < parameters[p].tensors.size(); ++t) places.try_emplace(parameters[p].tensors[t].name, TensorPlace{s, p, t});
+      for (size_t t = 0; t < parameters[p].tensors.size(); ++t)
+        places.try_emplace(parameters[p].tensors[t].name, TensorPlace{s, p, t});
   }
   return places;
 }
@@ -235,8 +258,11 @@ template <typename Take>
 void Rank::for_held(Slice BucketHome::*what, int64_t begin, int64_t end, const Take& take) {
   synchronize();
   for (const BucketHome& home : job_->homes) {
-    const int64_t first = std::max(begin, home.shard_offset_elems), last = std::min(end, home.shard_offset_elems + home.shard_elems);
-    if (first < last) device_->copy_to_host(take(first, last - first), weights_at(home.*what) + 4 * (first - home.shard_offset_elems), 4 * (last - first));
+    const int64_t first = std::max(begin, home.shard_offset_elems),
+                  last = std::min(end, home.shard_offset_elems + home.shard_elems);
+    if (first < last)
+      device_->copy_to_host(take(first, last - first), weights_at(home.*what) + 4 * (first - home.shard_offset_elems),
+                            4 * (last - first));
   }
 }
 
@@ -315,8 +341,11 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
   // NCCL wants the same of all ranks: each operation recorded, or none.
   if (all_agree_(graph != nullptr, fmt::format("whether step {} was recorded as a graph", step))) return graph;
   if (!refusal.empty())
-    log_warn("{} The step could not be recorded as a graph, so every rank issues every step task by task, which costs the host "
-             "more (device.graph = false says so from the start).", refusal);
+    log_warn(
+        "{} The step could not be recorded as a graph, so every rank issues every step task by task, which costs the "
+        "host "
+        "more (device.graph = false says so from the start).",
+        refusal);
   // The scheduler has seen a step that did not run; with everything before it done, nobody needs to wait for that one.
   synchronize();
   graph_ = false;
@@ -405,11 +434,12 @@ std::vector<ChannelKind> Rank::channel_kinds() const {
   std::vector<ChannelKind> kinds;
   const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
   for (const Channel& channel : job_->channels)
-    kinds.push_back(channel.name == "compute"        ? ChannelKind::compute
-                    : channel.name == "h2d"          ? ChannelKind::input
-                    : channel.axis == Axis::self     ? ChannelKind::local
-                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world) ? ChannelKind::stages
-                                                                                               : ChannelKind::communication);
+    kinds.push_back(channel.name == "compute"    ? ChannelKind::compute
+                    : channel.name == "h2d"      ? ChannelKind::input
+                    : channel.axis == Axis::self ? ChannelKind::local
+                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
+                        ? ChannelKind::stages
+                        : ChannelKind::communication);
   return kinds;
 }
 

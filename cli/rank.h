@@ -24,13 +24,16 @@ struct RankOptions {
   int threads = 1;  // of the compute stream
   UpdateOptions update;
   uint64_t delay_seed = 0;
-  int64_t delay_max_ns = 0;      // of random pauses before works; 0: none
-  bool check_hazards = false;    // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
-  bool graph = true;             // replay steps as graphs, on a device that has them
+  int64_t delay_max_ns = 0;    // of random pauses before works; 0: none
+  bool check_hazards = false;  // follow every launch with the hazard checker; see comm/rehearse/checked_device.h
+  bool graph = true;           // replay steps as graphs, on a device that has them
   /// Blocks. Collective: do all ranks say yes? `awaited` names what it is about.
-  std::function<bool(bool mine, const std::string& awaited)> all_agree = [](bool mine, const std::string&) { return mine; };
+  std::function<bool(bool mine, const std::string& awaited)> all_agree = [](bool mine, const std::string&) {
+    return mine;
+  };
   double timeout_seconds = 600;  // that the host waits at one place for a GPU whose ranks communicate
-  std::function<void(const std::string& sentence, ExitCode code)> leave = {};  // the process, with a GPU that no abort frees; see comm/watchdog.h
+  std::function<void(const std::string& sentence, ExitCode code)> leave =
+      {};                              // the process, with a GPU that no abort frees; see comm/watchdog.h
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep so long instead of computing
 };
 
@@ -47,55 +50,60 @@ class Rank {
 
   /// Blocks. Weights as a function of (seed, tensor name, element index); moments zero.
   void initialise(uint64_t seed);
-  /// Blocks. Sets elements [begin, begin + values.size()) of a named tensor, masters and what this rank holds of the rounded weights.
+  /// Blocks. Sets elements [begin, begin + values.size()) of a named tensor, masters and what this rank holds of the
+  /// rounded weights.
   void write(size_t parameter, size_t tensor, int64_t begin, std::span<const float> values);
   /// Blocks. From the values of the whole tensor, of which tensor-parallel ranks hold parts.
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
-  /// Blocks, as everything here that reads does until what was issued has ended. What this rank's shards have of elements [begin, end) of the flat order, bucket by bucket:
-  /// &BucketHome::master, ::gradient, ::momentum, ...
+  /// Blocks, as everything here that reads does until what was issued has ended. What this rank's shards have of
+  /// elements [begin, end) of the flat order, bucket by bucket: &BucketHome::master, ::gradient, ::momentum, ...
   std::vector<float> held(Slice BucketHome::*what, int64_t begin, int64_t end);
-  /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketHome::master), its gradient or
-  /// a moment. Without ZeRO, where a rank has them all.
+  /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketHome::master), its
+  /// gradient or a moment. Without ZeRO, where a rank has them all.
   void read(Slice BucketHome::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out);
 
-  /// Enqueues. Stages the first batch, and gathers parameters that travel encoded; call once, before the first step and after the weights are set. Collective.
+  /// Enqueues. Stages the first batch, and gathers parameters that travel encoded; call once, before the first step and
+  /// after the weights are set. Collective.
   void prime();
-  /// Enqueues one training step and returns; waits for nothing. On a device with graphs the first steps run as they are, the
-  /// next kStepPeriod are recorded, for which ranks meet, and all after are replayed. Where one is refused, steps stay as they are.
+  /// Enqueues one training step and returns; waits for nothing. On a device with graphs the first steps run as they
+  /// are, the next kStepPeriod are recorded, for which ranks meet, and all after are replayed. Where one is refused,
+  /// steps stay as they are.
   void issue(uint32_t step);
-  /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no events, no schedule.
-  /// For benchmarks of one rank, when nothing is in flight.
+  /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no
+  /// events, no schedule. For benchmarks of one rank, when nothing is in flight.
   void run_plainly(ThreadPool& pool);
   /// Blocks until the latest issued step but `behind` (0 or 1) has ended. Throws the first error of a stream.
   void wait_behind(int behind);
 
   struct Report {
-    double loss_sum = 0;   // over all ranks' tokens of the step
-    double norm = 0;       // 0 when the plan does not clip
+    double loss_sum = 0;  // over all ranks' tokens of the step
+    double norm = 0;      // 0 when the plan does not clip
   };
   /// Of one of the last kReportSlots - 1 steps that have ended. Pure: it came to the host with the step.
   Report report(uint32_t step) const;
 
-  /// Bytes that this rank has sent so far for gradients and parameters, in whatever format; none where the library does not say.
+  /// Bytes that this rank has sent so far for gradients and parameters, in whatever format; none where the library does
+  /// not say.
   std::optional<int64_t> sent_bytes() const;
 
-  /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token, or nothing
-  /// on a pipeline stage that has no head. Collective over stages.
+  /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token, or
+  /// nothing on a pipeline stage that has no head. Collective over stages.
   std::vector<float> evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets);
   /// Blocks. Logits of one position of the last evaluation.
   std::vector<float> logits(int64_t row);
 
   /// Blocks. Waits for everything issued.
   void synchronize();
-  /// Makes every collective in flight fail, so that no thread waits for ever. On cuda it returns at once, and waits then throw `reason`;
-  /// `code` is what the process is left with if nothing frees the GPU.
+  /// Makes every collective in flight fail, so that no thread waits for ever. On cuda it returns at once, and waits
+  /// then throw `reason`; `code` is what the process is left with if nothing frees the GPU.
   void abort(const std::string& reason, ExitCode code = ExitCode::communication);
 
   /// Spans finished so far, by channel; moves them out.
   std::vector<std::vector<Span>> drain();
   std::vector<ChannelKind> channel_kinds() const;
   int64_t allocation_count() const { return device_->allocation_count(); }
-  /// By name of a channel that communicates: why its wire does without registered memory; empty where it knows the memory.
+  /// By name of a channel that communicates: why its wire does without registered memory; empty where it knows the
+  /// memory.
   const std::map<std::string, std::string>& unregistered() const { return unregistered_; }
 
  private:
@@ -108,7 +116,8 @@ class Rank {
   std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
   /// The host's part of a run of `works`.
   void prepare(const BoundWorks& works, uint32_t step);
-  /// Blocks until all ranks have recorded. Null, after a warning and with graph_ off, where the device of one of them refuses.
+  /// Blocks until all ranks have recorded. Null, after a warning and with graph_ off, where the device of one of them
+  /// refuses.
   std::unique_ptr<Graph> record(const Plan& plan, uint32_t step);
   /// Tells every wire of the arenas that its tasks name.
   void register_arenas();

@@ -18,7 +18,8 @@ namespace slipstream::cli {
 namespace {
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
-  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a folder that you may write to.", path, reason);
+  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a folder that you may write to.", path,
+                      reason);
 }
 
 void write_all(int file, std::string_view bytes, const std::string& path) {
@@ -55,10 +56,10 @@ RunDir::~RunDir() {
   if (metrics_ >= 0) ::close(metrics_);
 }
 
-void RunDir::write(std::string_view name, std::string_view content) const {
-  files::write_file(path(name), content);
-}
+void RunDir::write(std::string_view name, std::string_view content) const { files::write_file(path(name), content); }
 
-void RunDir::append_metrics(std::string_view line) { write_all(metrics_, std::string(line) + "\n", path("metrics.jsonl")); }
+void RunDir::append_metrics(std::string_view line) {
+  write_all(metrics_, std::string(line) + "\n", path("metrics.jsonl"));
+}
 
 }  // namespace slipstream::cli

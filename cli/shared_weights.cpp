@@ -25,7 +25,8 @@ std::vector<int> holders_of(const Job& job, int64_t stage, int64_t part) {
 
 class SharedWeights {
  public:
-  SharedWeights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages) : world_(world), rank_(rank), stages_(stages) {}
+  SharedWeights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages)
+      : world_(world), rank_(rank), stages_(stages) {}
 
   /// Of the whole tensor: each part has runs of it, which lie together where it holds them.
   void read(size_t stage, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
@@ -39,11 +40,15 @@ class SharedWeights {
         });
       };
       int64_t low = named.elems(), high = 0;
-      for_wanted([&](int64_t held, int64_t, int64_t count) { low = std::min(low, held), high = std::max(high, held + count); });
+      for_wanted([&](int64_t held, int64_t, int64_t count) {
+        low = std::min(low, held), high = std::max(high, held + count);
+      });
       if (low >= high) continue;
       std::vector<float> held(static_cast<size_t>(high - low));
       read_part({static_cast<int64_t>(stage), part}, parameter, tensor, low, held);
-      for_wanted([&](int64_t from, int64_t to, int64_t count) { std::copy_n(held.begin() + (from - low), count, out.begin() + to); });
+      for_wanted([&](int64_t from, int64_t to, int64_t count) {
+        std::copy_n(held.begin() + (from - low), count, out.begin() + to);
+      });
     }
   }
 
@@ -74,7 +79,8 @@ class SharedWeights {
   void read_part(Request request, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
     const Job& job = *stages_[static_cast<size_t>(request.stage)];
     const std::vector<int> holders = holders_of(job, request.stage, request.part);
-    const int64_t from = job.layout.parameter_offsets[parameter] + job.model.parameters[parameter].tensors[tensor].begin_elems + begin;
+    const int64_t from =
+        job.layout.parameter_offsets[parameter] + job.model.parameters[parameter].tensors[tensor].begin_elems + begin;
     request.begin = from, request.end = from + static_cast<int64_t>(out.size());
     const std::vector<std::string> answers = ask(request);
     std::vector<size_t> taken(answers.size(), 0);
@@ -82,11 +88,13 @@ class SharedWeights {
     for (size_t b = 0; b < job.homes.size(); ++b)
       for (size_t i = 0; i < holders.size(); ++i) {
         const int64_t shard = job.layout.buckets[b].offset_elems + static_cast<int64_t>(i) * job.homes[b].shard_elems;
-        const int64_t first = std::max(from, shard), last = std::min(from + static_cast<int64_t>(out.size()), shard + job.homes[b].shard_elems);
+        const int64_t first = std::max(from, shard),
+                      last = std::min(from + static_cast<int64_t>(out.size()), shard + job.homes[b].shard_elems);
         if (first >= last) continue;
         const auto holder = static_cast<size_t>(holders[i]);
         const auto size_bytes = static_cast<size_t>(4 * (last - first));
-        if (taken[holder] + size_bytes > answers[holder].size()) throw CommError("[weights] rank {} did not give its part of stage {}.", holder, request.stage);
+        if (taken[holder] + size_bytes > answers[holder].size())
+          throw CommError("[weights] rank {} did not give its part of stage {}.", holder, request.stage);
         std::memcpy(out.data() + (first - from), answers[holder].data() + taken[holder], size_bytes);
         taken[holder] += size_bytes;
       }
@@ -116,14 +124,18 @@ void with_weights(World& world, Rank& rank, const std::vector<std::shared_ptr<co
                   const std::function<void(const std::vector<ReadWeights>&)>& use) {
   if (rank.job().options.zero_stage == 0 && stages.size() == 1 && rank.job().mesh.group_size(Axis::tensor) == 1) {
     if (world.rank() == 0)
-      use({[&rank](size_t p, size_t t, int64_t begin, std::span<float> out) { rank.read(&BucketHome::master, p, t, begin, out); }});
+      use({[&rank](size_t p, size_t t, int64_t begin, std::span<float> out) {
+        rank.read(&BucketHome::master, p, t, begin, out);
+      }});
     return;
   }
   SharedWeights shared(world, rank, stages);
   if (world.rank() != 0) return shared.answer();
   std::vector<ReadWeights> reads;
   for (size_t stage = 0; stage < stages.size(); ++stage)
-    reads.push_back([&shared, stage](size_t p, size_t t, int64_t begin, std::span<float> out) { shared.read(stage, p, t, begin, out); });
+    reads.push_back([&shared, stage](size_t p, size_t t, int64_t begin, std::span<float> out) {
+      shared.read(stage, p, t, begin, out);
+    });
   try {
     use(reads);
   } catch (...) {

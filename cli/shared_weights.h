@@ -12,9 +12,9 @@
 
 namespace slipstream::cli {
 
-/// Blocks. Collective. Calls use(reads) on rank 0, with the weights (&BucketHome::master) of every stage as they are now; the other
-/// ranks meanwhile answer its reads. What `use` throws leaves rank 0, and what fails while answering leaves the rank it fails on,
-/// when all have stopped.
+/// Blocks. Collective. Calls use(reads) on rank 0, with the weights (&BucketHome::master) of every stage as they are
+/// now; the other ranks meanwhile answer its reads. What `use` throws leaves rank 0, and what fails while answering
+/// leaves the rank it fails on, when all have stopped.
 void with_weights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages,
                   const std::function<void(const std::vector<ReadWeights>&)>& use);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contents are compared by hash before anybody acts on them: ranks that were told different things would hang, or give other bits.
+// Contents are compared by hash before anybody acts on them: ranks that were told different things would hang, or give
+// other bits.
 
 #include "cli/tables.h"
 
@@ -21,16 +22,32 @@ namespace {
 
 constexpr int64_t kLimitBytes = int64_t{64} << 20;
 
-// What the ranks of a communicator must have in common, or they run different algorithms, or wait for blocks that nobody launches. NCCL's other variables
-// (interfaces, adapters, logs) may differ between hosts.
-constexpr const char* kAgreed[] = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_NTHREADS", "NCCL_MIN_NCHANNELS",
-                                   "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_CGA_CLUSTER_SIZE", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE",
-                                   "NCCL_P2P_NET_CHUNKSIZE", "NCCL_TUNER_PLUGIN", "NCCL_LAUNCH_ORDER_IMPLICIT", "NCCL_GRAPH_MIXING_SUPPORT"};
+// What the ranks of a communicator must have in common, or they run different algorithms, or wait for blocks that
+// nobody launches. NCCL's other variables (interfaces, adapters, logs) may differ between hosts.
+constexpr const char* kAgreed[] = {"NCCL_ALGO",
+                                   "NCCL_PROTO",
+                                   "NCCL_BUFFSIZE",
+                                   "NCCL_LL_BUFFSIZE",
+                                   "NCCL_LL128_BUFFSIZE",
+                                   "NCCL_NTHREADS",
+                                   "NCCL_MIN_NCHANNELS",
+                                   "NCCL_MAX_NCHANNELS",
+                                   "NCCL_MIN_CTAS",
+                                   "NCCL_MAX_CTAS",
+                                   "NCCL_CGA_CLUSTER_SIZE",
+                                   "NCCL_NVLS_ENABLE",
+                                   "NCCL_COLLNET_ENABLE",
+                                   "NCCL_P2P_NET_CHUNKSIZE",
+                                   "NCCL_TUNER_PLUGIN",
+                                   "NCCL_LAUNCH_ORDER_IMPLICIT",
+                                   "NCCL_GRAPH_MIXING_SUPPORT"};
 
 std::string hash_of(const std::string& text) { return data::xxh3_128_hex(text.data(), std::ssize(text)); }
 
 /// "rank 3" or "ranks 1, 3".
-std::string ranks_text(const std::vector<size_t>& ranks) { return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")); }
+std::string ranks_text(const std::vector<size_t>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
 
 /// Of what this rank finds at `path`; empty where there is nothing: then rank 0's is taken.
 std::string hash_here(const std::string& path) {
@@ -51,9 +68,12 @@ void require_same_file(World& world, const std::string& key, const std::string& 
     for (size_t r = 1; r < hashes.size(); ++r)
       if (!hashes[r].empty() && hashes[r] != hashes[0]) other.push_back(r);
     if (other.empty()) return;
-    throw ConfigError("[tables] {} {} another {} = {} than rank 0 (xxh3 {} against {}). Copy rank 0's file to every host, or remove the others: a rank without "
-                      "the file takes rank 0's.", ranks_text(other), other.size() == 1 ? "finds" : "find", key, path, hashes[other[0]],
-                      hashes[0].empty() ? "none" : hashes[0]);
+    throw ConfigError(
+        "[tables] {} {} another {} = {} than rank 0 (xxh3 {} against {}). Copy rank 0's file to every host, or remove "
+        "the others: a rank without "
+        "the file takes rank 0's.",
+        ranks_text(other), other.size() == 1 ? "finds" : "find", key, path, hashes[other[0]],
+        hashes[0].empty() ? "none" : hashes[0]);
   });
 }
 
@@ -61,14 +81,17 @@ void require_same_file(World& world, const std::string& key, const std::string& 
 void require_same_variables(World& world) {
   for (const char* name : kAgreed) {
     const char* own = std::getenv(name);
-    const std::vector<std::string> values = world.all_gather(own ? fmt::format("{}={}", name, own) : fmt::format("{} not set", name));
+    const std::vector<std::string> values =
+        world.all_gather(own ? fmt::format("{}={}", name, own) : fmt::format("{} not set", name));
     world.together([&] {
       std::vector<size_t> other;
       for (size_t r = 1; r < values.size(); ++r)
         if (values[r] != values[0]) other.push_back(r);
       if (other.empty()) return;
-      throw ConfigError("[tables] {} ha{} {}, rank 0 has {}: their collectives would not match. Give all ranks the same, for instance with mpirun -x {}.",
-                        ranks_text(other), other.size() == 1 ? "s" : "ve", values[other[0]], values[0], name);
+      throw ConfigError(
+          "[tables] {} ha{} {}, rank 0 has {}: their collectives would not match. Give all ranks the same, for "
+          "instance with mpirun -x {}.",
+          ranks_text(other), other.size() == 1 ? "s" : "ve", values[other[0]], values[0], name);
     });
   }
 }
@@ -108,24 +131,31 @@ void read_products(World& world, const RunConfig& config, Place& place) {
   for (size_t r = 0; r < refusals.size(); ++r)
     if (!refusals[r].empty()) refusing.push_back(r);
   if (!refusing.empty()) {
-    const std::string who = fmt::format("{} cannot take rank 0's device.algorithms = {}: {}", ranks_text(refusing), place.algorithms, refusals[refusing[0]]);
+    const std::string who = fmt::format("{} cannot take rank 0's device.algorithms = {}: {}", ranks_text(refusing),
+                                        place.algorithms, refusals[refusing[0]]);
     world.together([&] {
       if (named)
-        throw ConfigError("[tables] {} Products would not be the same on all ranks: set device.algorithms = \"\", or start ranks on one kind of card and with one "
-                          "version of cuBLASLt.", who);
+        throw ConfigError(
+            "[tables] {} Products would not be the same on all ranks: set device.algorithms = \"\", or start ranks on "
+            "one kind of card and with one "
+            "version of cuBLASLt.",
+            who);
     });
     if (world.rank() == 0) log_warn("[cuda] {} The products of all ranks take cuBLASLt's first choice.", who);
     table = kernels::AlgorithmTable(library);
   }
   place.timed_products = table.size();
-  if (place.timed_products == 0) place.algorithms.clear();
-  else place.algorithms_hash = hash_of(text);
+  if (place.timed_products == 0)
+    place.algorithms.clear();
+  else
+    place.algorithms_hash = hash_of(text);
   kernels::use_algorithms(std::move(table));
 }
 
 std::string choice_text(const comm::NcclChoice& choice) {
-  return fmt::format("{}{} {} {}", name_of(choice.op), choice.up_to_bytes < INT64_MAX ? " up to " + format_bytes(choice.up_to_bytes) : "", comm::name_of(choice.algorithm),
-                     comm::name_of(choice.protocol));
+  return fmt::format("{}{} {} {}", name_of(choice.op),
+                     choice.up_to_bytes < INT64_MAX ? " up to " + format_bytes(choice.up_to_bytes) : "",
+                     comm::name_of(choice.algorithm), comm::name_of(choice.protocol));
 }
 
 }  // namespace

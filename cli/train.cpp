@@ -7,9 +7,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
-#include <exception>
 #include <new>
 #include <thread>
 
@@ -42,26 +42,34 @@ void require_same(World& world, const std::string& what, const std::string& valu
   world.together([&] {
     for (size_t r = 1; r < values.size(); ++r)
       if (values[r] != values[0])
-        throw ConfigError("[train] rank {} has another {} than rank 0 ({} against {}). Start all ranks with the same run file, "
-                          "flags and build.", r, what, values[r], values[0]);
+        throw ConfigError(
+            "[train] rank {} has another {} than rank 0 ({} against {}). Start all ranks with the same run file, "
+            "flags and build.",
+            r, what, values[r], values[0]);
   });
 }
 
-/// What an old driver costs: NCCL's operations of different channels do not overlap each other in replayed steps, or in none. Empty: nothing.
+/// What an old driver costs: NCCL's operations of different channels do not overlap each other in replayed steps, or in
+/// none. Empty: nothing.
 std::string driver_note(const RunConfig& config, const FinishedJob& finished) {
   const int driver = finished.replay.serialised_by;
   if (driver == 0) return "";
   const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
   const int needed = comm::nccl_serialises(driver, false) ? comm::kConcurrentLaunches : comm::kConcurrentCaptures;
   if (needed == comm::kConcurrentCaptures && config.device.graph == Choice::no) return "";
-  const std::string text = fmt::format("this driver serves CUDA {}; before {} NCCL ends the collectives of one channel before it begins those of another in steps that are "
-                                       "replayed as graphs", version(driver), version(comm::kConcurrentCaptures));
-  if (needed == comm::kConcurrentLaunches) return text + fmt::format(", and before {} in all steps. Install a newer driver.", version(needed));
-  return finished.replay.taken ? text + ". Install a newer driver, or set device.graph = false." : text + ". Steps are launched task by task.";
+  const std::string text = fmt::format(
+      "this driver serves CUDA {}; before {} NCCL ends the collectives of one channel before it begins those of "
+      "another in steps that are "
+      "replayed as graphs",
+      version(driver), version(comm::kConcurrentCaptures));
+  if (needed == comm::kConcurrentLaunches)
+    return text + fmt::format(", and before {} in all steps. Install a newer driver.", version(needed));
+  return finished.replay.taken ? text + ". Install a newer driver, or set device.graph = false."
+                               : text + ". Steps are launched task by task.";
 }
 
-Json run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine,
-                     int threads) {
+Json run_json(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished,
+              const Machine& machine, int threads) {
   const Job& job = *finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
@@ -84,7 +92,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
     run["nccl"] = comm::nccl_version();
     if (!place.nccl_hash.empty()) run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, place.nccl_hash);
     run["cublaslt"] = kernels::gemm_library().version;
-    run["graph"] = finished.replay.taken                   ? "whole steps"
+    run["graph"] = finished.replay.taken               ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
                                                        : "eager: a graph's barrier would cost more than the launches";
     run["timed_products"] = static_cast<int64_t>(place.timed_products);
@@ -98,7 +106,8 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   run["parameters"] = job.parameter_elems;
   run["memory_bytes"] = job.buffers.total_bytes();
   if (place.kind == DeviceKind::cuda)
-    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) run["beside_plan_bytes"][row.owner] = row.size_bytes;
+    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node))
+      run["beside_plan_bytes"][row.owner] = row.size_bytes;
   run["notes"] = Json::array();
   for (const std::string& remark : remarks(config, machine, finished)) run["notes"].push_back(remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) run["notes"].push_back(note);
@@ -113,10 +122,13 @@ Json with_choices(Json run, const Place& place, const Rank& rank) {
   Json& taken = products["taken"] = Json::object();
   for (const auto& [product, chosen] : kernels::chosen_algorithms()) {
     using From = kernels::ChosenAlgorithm::From;
-    taken[kernels::text_of(product)] = chosen.from == From::table ? "table" : chosen.from == From::library ? "first choice" : "kernel";
+    taken[kernels::text_of(product)] = chosen.from == From::table     ? "table"
+                                       : chosen.from == From::library ? "first choice"
+                                                                      : "kernel";
   }
   Json& channels = run["channels"] = Json::object();
-  for (const auto& [name, reason] : rank.unregistered()) channels[name]["registered"] = reason.empty() ? std::string("yes") : "no: " + reason;
+  for (const auto& [name, reason] : rank.unregistered())
+    channels[name]["registered"] = reason.empty() ? std::string("yes") : "no: " + reason;
   for (const comm::NcclUse& use : comm::nccl_uses()) {
     Json entry = Json::object();
     entry["verb"] = name_of(use.op);
@@ -131,20 +143,26 @@ Json with_choices(Json run, const Place& place, const Rank& rank) {
 
 /// On CPUs. A machine file speaks of one rank; this host is shared by as many ranks as were started on it.
 /// `token_bytes`: of texts, which every rank keeps in the memory of its host.
-void require_memory(const World& world, const RunConfig& config, const Job& job, const Machine& machine, int64_t token_bytes) {
+void require_memory(const World& world, const RunConfig& config, const Job& job, const Machine& machine,
+                    int64_t token_bytes) {
   const int64_t need = job.buffers.total_bytes() + token_bytes;
   if (!config.device.machine.empty()) {
     if (machine.memory_bytes > 0 && need > machine.memory_bytes)
-      throw ResourceError("[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller model.\n{}",
-                          format_bytes(need), machine.name, format_bytes(machine.memory_bytes), slots_remedy(job, need - machine.memory_bytes), memory_table(job));
+      throw ResourceError(
+          "[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
+          "model.\n{}",
+          format_bytes(need), machine.name, format_bytes(machine.memory_bytes),
+          slots_remedy(job, need - machine.memory_bytes), memory_table(job));
     return;
   }
   const int ranks = world.ranks_on_host();
   const int64_t host_bytes = machine.memory_bytes * ranks;
   if (host_bytes > 0 && need * ranks > host_bytes)
-    throw ResourceError("[plan] {} rank{} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks here.\n{}",
-                        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes),
-                        slots_remedy(job, need - host_bytes / ranks), memory_table(job));
+    throw ResourceError(
+        "[plan] {} rank{} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks "
+        "here.\n{}",
+        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes),
+        slots_remedy(job, need - host_bytes / ranks), memory_table(job));
 }
 
 /// The most memory that this process has had in RAM, as the kernel counts it; 0 where it does not say.
@@ -162,27 +180,32 @@ void require_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error || ::access(path.c_str(), W_OK) != 0)
-    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a folder that you may write to.", path,
-                        error ? error.message() : std::strerror(errno));
+    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a folder that you may write to.",
+                        path, error ? error.message() : std::strerror(errno));
 }
 
-void print_start(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished, const Machine& machine, int threads, int64_t token_bytes) {
+void print_start(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished,
+                 const Machine& machine, int threads, int64_t token_bytes) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
-  const std::string of_a_rank = place.kind == DeviceKind::cuda ? place.name : fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+  const std::string of_a_rank =
+      place.kind == DeviceKind::cuda ? place.name : fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
   log_info("{} rank{} x {}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
            world.size() == 1 ? "" : "s", of_a_rank,
            finished.micro_batches == 1 ? "one micro-batch" : fmt::format("{} micro-batches", finished.micro_batches),
            finished.global_batch, config.train.sequence_length, name_of(job.options.way), job.layout.buckets.size(),
            job.layout.buckets.size() == 1 ? "" : "s");
   if (finished.stages.size() > 1)
-    log_info("{}", schedule_line(config, finished.stages, played_schedule(finished.stages, price_of(config, machine, job.mesh))));
+    log_info("{}", schedule_line(config, finished.stages,
+                                 played_schedule(finished.stages, price_of(config, machine, job.mesh))));
   for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
   std::string beside;
   if (place.kind == DeviceKind::cuda)
-    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node)) beside += fmt::format(", {} {}", row.owner, format_bytes(row.size_bytes));
-  log_info("memory of a rank: {}{}{}", format_bytes(job.buffers.total_bytes()), token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "",
+    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node))
+      beside += fmt::format(", {} {}", row.owner, format_bytes(row.size_bytes));
+  log_info("memory of a rank: {}{}{}", format_bytes(job.buffers.total_bytes()),
+           token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "",
            beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 
@@ -200,12 +223,14 @@ int train(const TrainCommand& command) {
   try {
     world.together([&] {
       if (command.resume)
-        throw ConfigError("[train] --resume is not supported by this version: it keeps final weights only. Start without it.");
+        throw ConfigError(
+            "[train] --resume is not supported by this version: it keeps final weights only. Start without it.");
       config = load_run_config(command.run_file, command.sets);
       require_supported(config);
       threads = threads_of(config, world.ranks_on_host());
     });
-    require_same(world, "configuration", data::xxh3_128_hex(config_toml(config).data(), static_cast<int64_t>(config_toml(config).size())));
+    require_same(world, "configuration",
+                 data::xxh3_128_hex(config_toml(config).data(), static_cast<int64_t>(config_toml(config).size())));
     if (!command.dry_run) place = choose_place(world, config);
     int64_t vocab = 0;
     world.together([&] {
@@ -213,10 +238,13 @@ int train(const TrainCommand& command) {
       if (command.dry_run) {
         vocab = vocab_of(config);
       } else {
-        dataset = data::open_dataset({.train = config.data.train, .validation = config.data.validation,
-                                      .validation_fraction = config.data.validation_fraction,
-                                      .tokenizer = config.data.tokenizer, .sequence_length = config.train.sequence_length,
-                                      .check = world.rank_on_host() == 0 ? data::ShardCheck::whole : data::ShardCheck::size});
+        dataset =
+            data::open_dataset({.train = config.data.train,
+                                .validation = config.data.validation,
+                                .validation_fraction = config.data.validation_fraction,
+                                .tokenizer = config.data.tokenizer,
+                                .sequence_length = config.train.sequence_length,
+                                .check = world.rank_on_host() == 0 ? data::ShardCheck::whole : data::ShardCheck::size});
         vocab = dataset.tokenizer->vocab_size();
       }
     });
@@ -227,7 +255,8 @@ int train(const TrainCommand& command) {
         place.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(config.comm.nccl), config.comm.nccl);
       }
       finished = build_finished_job(request_at(place, config, agreed, world.size(), world.rank(), vocab));
-      if (!command.dry_run && place.kind == DeviceKind::cpu) require_memory(world, config, *finished.job, machine, dataset.resident_bytes);
+      if (!command.dry_run && place.kind == DeviceKind::cpu)
+        require_memory(world, config, *finished.job, machine, dataset.resident_bytes);
     });
     const bool on_gpus = place.kind == DeviceKind::cuda;
     if (on_gpus && !command.dry_run) require_gpu_memory(world, place, *finished.job, agreed.ranks_per_node);
@@ -235,13 +264,17 @@ int train(const TrainCommand& command) {
     if (command.dry_run) {
       if (world.rank() == 0) {
         const Job& largest = largest_stage(finished);
-        fmt::print("{}\n{}: {} parameters\n{}", plan_listing(*finished.job), finished.job->model.description, finished.job->parameter_elems,
-                   memory_table(largest, on_gpus ? beside_plan_on_gpu(largest, place.nccl, agreed.ranks_per_node) : std::vector<Beside>{}));
+        fmt::print("{}\n{}: {} parameters\n{}", plan_listing(*finished.job), finished.job->model.description,
+                   finished.job->parameter_elems,
+                   memory_table(largest, on_gpus ? beside_plan_on_gpu(largest, place.nccl, agreed.ranks_per_node)
+                                                 : std::vector<Beside>{}));
         if (on_gpus && !config.comm.nccl.empty()) fmt::print("comm.nccl: {}\n", nccl_table_name(config.comm.nccl));
         for (const std::string& line : nccl_choices(*finished.job, place.nccl)) fmt::print("  {}\n", line);
         for (const std::string& remark : remarks(config, agreed, finished)) fmt::print("note: {}\n", remark);
-        fmt::print("{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n", finished.job->train.tasks.size(),
-                   finished.job->train.spine.size(), finished.proof.waits, finished.proof.pruned_count, finished.proof.order_hash);
+        fmt::print(
+            "{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n",
+            finished.job->train.tasks.size(), finished.job->train.spine.size(), finished.proof.waits,
+            finished.proof.pruned_count, finished.proof.order_hash);
       }
       return 0;
     }
@@ -256,34 +289,42 @@ int train(const TrainCommand& command) {
       written = run_json(world, place, config, finished, agreed, threads);
       run_dir->write("run.json", written.dump(2) + "\n");
     });
-    if (command.delay_seed) log_info("--inject-delays {}: random pauses before works; results must not depend on them", *command.delay_seed);
-    Trainer trainer(world, place, config, dataset, std::move(finished), agreed, command.delay_seed, command.check_hazards);
+    if (command.delay_seed)
+      log_info("--inject-delays {}: random pauses before works; results must not depend on them", *command.delay_seed);
+    Trainer trainer(world, place, config, dataset, std::move(finished), agreed, command.delay_seed,
+                    command.check_hazards);
     trainer.run(*run_dir, [&] {
       if (world.rank() == 0 && place.kind == DeviceKind::cuda)
         run_dir->write("run.json", with_choices(written, place, trainer.rank()).dump(2) + "\n");
     });
-    log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()), format_bytes(trainer.rank().job().buffers.total_bytes()));
-    log_info("metrics: {}/metrics.jsonl{}", config.output.dir, config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
+    log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()),
+             format_bytes(trainer.rank().job().buffers.total_bytes()));
+    log_info("metrics: {}/metrics.jsonl{}", config.output.dir,
+             config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
     return 0;
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());
   } catch (const Error& error) {
     // The others may be inside a collective: nobody else will end them.
     if (world.size() == 1) throw;
-    // Losses and norms are sums over ranks: what one rank sees of them all see, and the lowest speaks for all. The others
-    // leave by themselves only if it does not.
+    // Losses and norms are sums over ranks: what one rank sees of them all see, and the lowest speaks for all. The
+    // others leave by themselves only if it does not.
     const bool shared = error.code() == ExitCode::numerics;
     if (shared && world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
     std::fprintf(stderr, "slipstream: %s: %s\n",
-                 shared && world.rank() == 0 ? "on all ranks" : fmt::format("on rank {}", world.rank()).c_str(), error.what());
+                 shared && world.rank() == 0 ? "on all ranks" : fmt::format("on rank {}", world.rank()).c_str(),
+                 error.what());
     world.abort(error.code());
   } catch (const std::bad_alloc&) {
     if (world.size() == 1) throw;
-    std::fprintf(stderr, "slipstream: on rank %d: [host] out of memory. Use a smaller model, micro-batch or fewer ranks here.\n", world.rank());
+    std::fprintf(
+        stderr, "slipstream: on rank %d: [host] out of memory. Use a smaller model, micro-batch or fewer ranks here.\n",
+        world.rank());
     world.abort(ExitCode::resources);
   } catch (const std::exception& error) {
     if (world.size() == 1) throw;
-    std::fprintf(stderr, "slipstream: on rank %d: [bug] %s. Please report it with the run file.\n", world.rank(), error.what());
+    std::fprintf(stderr, "slipstream: on rank %d: [bug] %s. Please report it with the run file.\n", world.rank(),
+                 error.what());
     world.abort(ExitCode::bug);
   }
 }

@@ -34,33 +34,44 @@ std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, 
   return sorted;
 }
 
-/// "; compute waited for reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms": three tasks at most, nothing if it waited for none.
+/// "; compute waited for reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms": three tasks at most, nothing if it waited
+/// for none.
 std::string waited_for(const std::map<std::string, double>& exposed_by, double steps) {
   std::string text;
   int named = 0;
   for (const auto& [task, ms] : by_size(exposed_by))
-    if (ms / steps >= 0.05 && ++named <= 3) text += fmt::format("{} {} {:.1f} ms", named == 1 ? "; compute waited for" : ",", task, ms / steps);
+    if (ms / steps >= 0.05 && ++named <= 3)
+      text += fmt::format("{} {} {:.1f} ms", named == 1 ? "; compute waited for" : ",", task, ms / steps);
   return text + (named > 3 ? fmt::format(" and {} more", named - 3) : "");
 }
 
 }  // namespace
 
-Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
-                 const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards)
-    : world_(world), config_(resolved), dataset_(dataset), machine_(machine), stages_(finished.stages), replayed_(finished.replay.taken), global_batch_(finished.global_batch) {
+Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset,
+                 FinishedJob finished, const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards)
+    : world_(world),
+      config_(resolved),
+      dataset_(dataset),
+      machine_(machine),
+      stages_(finished.stages),
+      replayed_(finished.replay.taken),
+      global_batch_(finished.global_batch) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
   const int data_ranks = job.mesh.group_size(Axis::data);
   const int data_rank = job.mesh.index_in_group(Axis::data, world.rank());
-  const data::TrainSampler sampler(dataset.train->count(),
-                                   {.sequence_length = train.sequence_length, .micro_batch_size = train.micro_batch_size,
-                                    .global_batch_size = global_batch_, .seed = static_cast<uint64_t>(train.seed)});
-  const data::BatchShape shape{.micro_batches = finished.micro_batches, .rows = train.micro_batch_size,
-                               .sequence_length = job.model.tokens};
-  const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()), context_ranks = job.mesh.group_size(Axis::context);
+  const data::TrainSampler sampler(dataset.train->count(), {.sequence_length = train.sequence_length,
+                                                            .micro_batch_size = train.micro_batch_size,
+                                                            .global_batch_size = global_batch_,
+                                                            .seed = static_cast<uint64_t>(train.seed)});
+  const data::BatchShape shape{
+      .micro_batches = finished.micro_batches, .rows = train.micro_batch_size, .sequence_length = job.model.tokens};
+  const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()),
+            context_ranks = job.mesh.group_size(Axis::context);
   // Each step stages the batch of the next, the last one too.
-  loader_ = std::make_unique<data::Loader>(data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
-                                           data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
+  loader_ = std::make_unique<data::Loader>(
+      data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
+      data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
   const auto load = [this](const StagedBatch& staged) {
     const data::Batch& batch = loader_->next();
     const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
@@ -80,7 +91,8 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
   // First: communicators between GPUs connect the device that is current.
   std::unique_ptr<Device> device = place.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
-                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds, place.kind, place.wire(config_, *device));
+                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds, place.kind,
+                                           place.wire(config_, *device));
   item_ns_.assign(job.train.size(), -1);
   if (!config_.device.machine.empty()) {
     model_flops_ = model_flops(stages_);
@@ -89,15 +101,20 @@ Trainer::Trainer(World& world, const Place& place, const RunConfig& resolved, co
   items_.emplace(job);
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
-      RankOptions{.threads = threads_of(config_, world.ranks_on_host()),
-                  .update = {.beta1 = static_cast<float>(config_.optimizer.beta1), .beta2 = static_cast<float>(config_.optimizer.beta2),
-                             .eps = static_cast<float>(config_.optimizer.eps),
-                             .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
-                             .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
-                  .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)), .delay_max_ns = delay_seed ? 2 * kMillisecond : 0, .check_hazards = check_hazards,
-                  .graph = finished.replay.taken, .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
-                  .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
-                  .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
+      RankOptions{
+          .threads = threads_of(config_, world.ranks_on_host()),
+          .update = {.beta1 = static_cast<float>(config_.optimizer.beta1),
+                     .beta2 = static_cast<float>(config_.optimizer.beta2),
+                     .eps = static_cast<float>(config_.optimizer.eps),
+                     .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
+                     .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
+          .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)),
+          .delay_max_ns = delay_seed ? 2 * kMillisecond : 0,
+          .check_hazards = check_hazards,
+          .graph = finished.replay.taken,
+          .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
+          .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
+          .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
@@ -145,10 +162,13 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   if (world_.rank() != 0 || totals_.steps == 0) return;
   const double n = static_cast<double>(totals_.steps);
   if (totals_.comm_ms > 0)
-    log_info("overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which compute {:.1f} ms{}{}{}",
-             totals_.comm_ms / n, totals_.exposed_ms / n, 100 * hidden_share(totals_.comm_ms, totals_.exposed_ms), totals_.step_ms / n,
-             totals_.compute_ms / n, totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
-             bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "", waited_for(totals_.exposed_by, n));
+    log_info(
+        "overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which "
+        "compute {:.1f} ms{}{}{}",
+        totals_.comm_ms / n, totals_.exposed_ms / n, 100 * hidden_share(totals_.comm_ms, totals_.exposed_ms),
+        totals_.step_ms / n, totals_.compute_ms / n,
+        totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
+        bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "", waited_for(totals_.exposed_by, n));
 }
 
 void Trainer::print_wire() const {
@@ -156,8 +176,9 @@ void Trainer::print_wire() const {
   if (world_.rank() != 0 || job.mesh.group_size(Axis::replica) == 1) return;
   const WireBytes planned = wire_bytes_of_step(job);
   const std::optional<int64_t> sent = rank_->sent_bytes();
-  log_info("wire: gradients and parameters of a step, bytes sent by rank 0: {} planned, {} counted; theory {}", planned.sent,
-           sent ? fmt::format("{}", (*sent - *sent_before_) / config_.train.steps) : "not", planned.theory);
+  log_info("wire: gradients and parameters of a step, bytes sent by rank 0: {} planned, {} counted; theory {}",
+           planned.sent, sent ? fmt::format("{}", (*sent - *sent_before_) / config_.train.steps) : "not",
+           planned.theory);
 }
 
 void Trainer::look_back(uint32_t step, bool next_begins) {
@@ -171,9 +192,10 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
   }
   const Rank::Report report = rank_->report(step);
   if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
-    throw NumericsError("[train] step {}: the loss is {} and the gradient norm {}. Lower optimizer.learning_rate or raise "
-                        "optimizer.warmup_steps.", step, report.loss_sum / static_cast<double>(global_batch_ * config_.train.sequence_length),
-                        report.norm);
+    throw NumericsError(
+        "[train] step {}: the loss is {} and the gradient norm {}. Lower optimizer.learning_rate or raise "
+        "optimizer.warmup_steps.",
+        step, report.loss_sum / static_cast<double>(global_batch_ * config_.train.sequence_length), report.norm);
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
   if (step > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)
@@ -190,7 +212,8 @@ void Trainer::rehearse_bound() {
   std::vector<std::vector<int64_t>> item_ns;
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
     const bool own = static_cast<int>(stage) == job.stage();
-    item_ns.push_back(largest_over_ranks(world_, own ? item_ns_ : std::vector<int64_t>(stages_[stage]->train.size(), -1)));
+    item_ns.push_back(
+        largest_over_ranks(world_, own ? item_ns_ : std::vector<int64_t>(stages_[stage]->train.size(), -1)));
   }
   bound_ms_ = rehearsed_step_ms(stages_, item_ns, machine, replayed_);
 }
@@ -206,13 +229,28 @@ void Trainer::flush(bool print) {
 
 void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, bool print) {
   const int64_t tokens = global_batch_ * config_.train.sequence_length;
-  StepMetrics m{.step = step, .loss = p.report.loss_sum / static_cast<double>(tokens), .val_loss = p.val_loss,
-                .learning_rate = learning_rate(config_.optimizer, step), .grad_norm = {}, .tokens = tokens,
-                .step_ms = t.step_ms, .compute_ms = t.compute_ms, .comm_ms = t.comm_ms, .exposed_ms = t.exposed_ms, .bubble_ms = t.bubble_ms,
-                .exposed_ms_max = t.exposed_ms_max, .exposed_by = by_size(t.exposed_by), .input_ms = t.input_ms, .other_ms = t.other_ms, .skew_ms = t.skew_ms,
-                .bound_ms = bound_ms_, .mfu = {}, .params_hash = p.params_hash};
+  StepMetrics m{.step = step,
+                .loss = p.report.loss_sum / static_cast<double>(tokens),
+                .val_loss = p.val_loss,
+                .learning_rate = learning_rate(config_.optimizer, step),
+                .grad_norm = {},
+                .tokens = tokens,
+                .step_ms = t.step_ms,
+                .compute_ms = t.compute_ms,
+                .comm_ms = t.comm_ms,
+                .exposed_ms = t.exposed_ms,
+                .bubble_ms = t.bubble_ms,
+                .exposed_ms_max = t.exposed_ms_max,
+                .exposed_by = by_size(t.exposed_by),
+                .input_ms = t.input_ms,
+                .other_ms = t.other_ms,
+                .skew_ms = t.skew_ms,
+                .bound_ms = bound_ms_,
+                .mfu = {},
+                .params_hash = p.params_hash};
   if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
-  if (peak_flops_per_second_ > 0 && m.step_ms > 0) m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
+  if (peak_flops_per_second_ > 0 && m.step_ms > 0)
+    m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
   run_dir_->append_metrics(metrics_json(m));
   if (step > kWarmSteps) {
     totals_.step_ms += m.step_ms;
@@ -237,19 +275,24 @@ double Trainer::evaluate() {
   const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
   const int64_t tokens = job.model.tokens;  // of a sequence on this rank
   const data::EvalSampler sampler(dataset_.validation->count(),
-                                  {.sequence_length = config_.train.sequence_length, .micro_batch_size = config_.train.micro_batch_size,
-                                   .global_batch_size = global_batch_, .seed = static_cast<uint64_t>(config_.train.seed)},
+                                  {.sequence_length = config_.train.sequence_length,
+                                   .micro_batch_size = config_.train.micro_batch_size,
+                                   .global_batch_size = global_batch_,
+                                   .seed = static_cast<uint64_t>(config_.train.seed)},
                                   config_.train.eval_batches);
-  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks, job.mesh.index_in_group(Axis::context, world_.rank()),
-                                                        job.mesh.group_size(Axis::context));
+  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks,
+                                                         job.mesh.index_in_group(Axis::context, world_.rank()),
+                                                         job.mesh.group_size(Axis::context));
   const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // ranks that share layers all have their losses
-  data::Batch batch = data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
+  data::Batch batch =
+      data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
   std::vector<double> sums;
   for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
     fill(round, batch);
     const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
     double sum = 0;
-    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i) sum += losses[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i)
+      sum += losses[static_cast<size_t>(i)];
     sums.push_back(sum);
   }
   const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
@@ -268,8 +311,9 @@ std::string Trainer::params_hash() {
   with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
     data::Xxh3 hash;
     for (const auto& [name, at] : tensors_of(stages_))
-      for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor,
-                 [&](std::span<const float> piece) { hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes())); });
+      for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor, [&](std::span<const float> piece) {
+        hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes()));
+      });
     hex = hash.hex();
   });
   return hex;
@@ -281,7 +325,8 @@ void Trainer::save_final() {
       const JobRequest request{.config = config_, .world = world_.size(), .vocab = rank_->job().model.vocab};
       models::ModelOptions options = model_options(request);
       options.dtype = DType::f32;
-      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads), models::hugging_face_config(options),
+      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
+                              models::hugging_face_config(options),
                               {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
       log_info("weights: {}/final", config_.checkpoint.dir);
     });

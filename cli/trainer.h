@@ -28,8 +28,8 @@ namespace slipstream::cli {
 class Trainer {
  public:
   /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
-  Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset, FinishedJob finished,
-          const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards);
+  Trainer(World& world, const Place& place, const RunConfig& resolved, const data::Dataset& dataset,
+          FinishedJob finished, const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
@@ -72,8 +72,8 @@ class Trainer {
   std::optional<PlanItems> items_;
   std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
   std::optional<double> bound_ms_;
-  double model_flops_ = 0;  // of a step, all ranks
-  double peak_flops_per_second_ = 0;  // of a rank, as the machine file says; 0 without one
+  double model_flops_ = 0;              // of a step, all ranks
+  double peak_flops_per_second_ = 0;    // of a rank, as the machine file says; 0 without one
   std::optional<int64_t> sent_before_;  // the first step, and by evaluations
   int64_t global_batch_ = 0;
   int64_t started_ns_ = 0;

@@ -32,16 +32,25 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
     if (job.options.double_buffer && slice.buffer == job.ids.values) slice.buffer = job.ids.values_next;
     return slice;
   };
-  UpdateShard shard{.master = home.master, .working = moved_to(home.working), .gradient = home.gradient, .momentum = home.momentum,
-                    .variance = home.variance, .updated = moved_to(home.master), .elems = home.shard_elems, .decay_edges = {}};
+  UpdateShard shard{.master = home.master,
+                    .working = moved_to(home.working),
+                    .gradient = home.gradient,
+                    .momentum = home.momentum,
+                    .variance = home.variance,
+                    .updated = moved_to(home.master),
+                    .elems = home.shard_elems,
+                    .decay_edges = {}};
   // Padding behind a part goes with it: its gradient is zero, so it stays zero.
   const Bucket& b = job.layout.buckets[bucket];
   bool decays = true;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const PlacedPart& placed = job.layout.parts[p];
-    const int64_t next = p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
+    const int64_t next =
+        p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
     const int64_t begin = std::max<int64_t>(0, placed.offset_elems - home.shard_offset_elems);
-    if (next <= home.shard_offset_elems || begin >= shard.elems || job.model.parameters[placed.part.parameter].decay == decays) continue;
+    if (next <= home.shard_offset_elems || begin >= shard.elems ||
+        job.model.parameters[placed.part.parameter].decay == decays)
+      continue;
     decays = !decays;
     shard.decay_edges.push_back(begin);
   }
@@ -56,11 +65,18 @@ Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
   const bool rounds = job.gather_dtype() == DType::bf16;
   return [shards, update, rounds, scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
     for (const UpdateShard& shard : shards) {
-      kernels::Adamw args{.parameters = c.as<float>(shard.master), .m = c.as<float>(shard.momentum), .v = c.as<float>(shard.variance),
-                          .gradient = c.as<float>(shard.gradient), .elems = shard.elems,
+      kernels::Adamw args{.parameters = c.as<float>(shard.master),
+                          .m = c.as<float>(shard.momentum),
+                          .v = c.as<float>(shard.variance),
+                          .gradient = c.as<float>(shard.gradient),
+                          .elems = shard.elems,
                           .scalars = c.as<kernels::AdamwScalars>(scalars),
-                          .beta1 = update.beta1, .beta2 = update.beta2, .eps = update.eps, .weight_decay = update.weight_decay,
-                          .decay_edges = shard.decay_edges.data(), .decay_edge_count = static_cast<int64_t>(shard.decay_edges.size())};
+                          .beta1 = update.beta1,
+                          .beta2 = update.beta2,
+                          .eps = update.eps,
+                          .weight_decay = update.weight_decay,
+                          .decay_edges = shard.decay_edges.data(),
+                          .decay_edge_count = static_cast<int64_t>(shard.decay_edges.size())};
       if (!(shard.updated == shard.master)) args.updated = c.as<float>(shard.updated);
       if (rounds) args.working = c.as<bfloat16>(shard.working);
       kernels::adamw(c, args);
@@ -84,22 +100,27 @@ Fn sum_squares_work(const Job& job, const Item& item) {
     parts.push_back({elems > 0 ? begin - home.shard_offset_elems : 0, elems, placed.norm_index});
   }
   return [parts, gradient = home.gradient, results = Slice{job.ids.norm_parts, 0, 8}](LaunchContext& c) {
-    kernels::sum_squares(c, {.x = c.as<float>(gradient), .parts = parts.data(), .part_count = static_cast<int64_t>(parts.size()),
+    kernels::sum_squares(c, {.x = c.as<float>(gradient),
+                             .parts = parts.data(),
+                             .part_count = static_cast<int64_t>(parts.size()),
                              .results = c.as<double>(results)});
   };
 }
 
 Fn clip_work(const Job& job, const UpdateOptions& update) {
   return [ids = job.ids, parts = job.norm_parts, max_norm = update.max_norm](LaunchContext& c) {
-    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}), .count = parts, .max_norm = max_norm,
-                      .norm = c.as<double>({ids.norm, 0, 8}), .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})});
+    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}),
+                      .count = parts,
+                      .max_norm = max_norm,
+                      .norm = c.as<double>({ids.norm, 0, 8}),
+                      .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})});
   };
 }
 
 Fn add_rows_work(const Job& job, const Item& item) {
   const TiedEmbedding& tied = job.model.tied;
-  const kernels::EmbeddingRowsAdd shape{.ranks = job.mesh.group_size(Axis::replica), .capacity = tied.capacity,
-                                        .width = tied.width, .vocab = tied.vocab};
+  const kernels::EmbeddingRowsAdd shape{
+      .ranks = job.mesh.group_size(Axis::replica), .capacity = tied.capacity, .width = tied.width, .vocab = tied.vocab};
   return [=, row_ids = item.reads[0], rows = item.reads[1], table = item.writes[0]](LaunchContext& c) {
     kernels::EmbeddingRowsAdd args = shape;
     args.row_ids = c.as<int32_t>(row_ids);
@@ -117,11 +138,13 @@ UploadWork load_work(const Job& job, const LoadBatch& load) {
   const int64_t stride = job.buffers.stride_bytes(job.ids.batch_next);
   const auto upload = [ids = job.ids, stride, load, staging = kernels::make_upload_staging(),
                        batch_bytes = stride * job.buffers.instances(job.ids.batch_next)](LaunchContext& c) {
-    return kernels::Upload{.parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at({ids.scalars_next, 0, 16}), 16}}},
-                           .fill = [&](const auto& to) { load({.batch = to[0], .stride_bytes = stride, .scalars = to[1]}); },
-                           .staging = staging};
+    return kernels::Upload{
+        .parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at({ids.scalars_next, 0, 16}), 16}}},
+        .fill = [&](const auto& to) { load({.batch = to[0], .stride_bytes = stride, .scalars = to[1]}); },
+        .staging = staging};
   };
-  return {[upload](LaunchContext& c) { kernels::prepare_upload(c, upload(c)); }, [upload](LaunchContext& c) { kernels::upload(c, upload(c)); }};
+  return {[upload](LaunchContext& c) { kernels::prepare_upload(c, upload(c)); },
+          [upload](LaunchContext& c) { kernels::upload(c, upload(c)); }};
 }
 
 Fn report_work(const Item& item, std::byte* reports) {
@@ -143,22 +166,35 @@ Fn coding_work(const Task& task) {
   if (task.op == Op::encode) {
     const bool keeps = task.reads.size() > 1;
     return [=, residual = task.reads.back()](LaunchContext& c) {
-      kernels::encode(c, {.from = c.as<float>(from), .residual = keeps ? c.as<float>(residual) : nullptr, .to = c.at(to), .elems = elems, .parts = parts,
+      kernels::encode(c, {.from = c.as<float>(from),
+                          .residual = keeps ? c.as<float>(residual) : nullptr,
+                          .to = c.at(to),
+                          .elems = elems,
+                          .parts = parts,
                           .wire = wire});
     };
   }
   if (task.op == Op::sum_parts)
-    return [=](LaunchContext& c) { kernels::sum_parts(c, {.from = c.at(from), .to = c.as<float>(to), .elems = elems, .parts = parts, .wire = wire}); };
+    return [=](LaunchContext& c) {
+      kernels::sum_parts(c, {.from = c.at(from), .to = c.as<float>(to), .elems = elems, .parts = parts, .wire = wire});
+    };
   const DType values = to.size_bytes == 4 * parts * elems ? DType::f32 : DType::bf16;
-  return [=](LaunchContext& c) { kernels::decode(c, {.from = c.at(from), .to = c.at(to), .elems = elems, .parts = parts, .wire = wire, .to_dtype = values}); };
+  return [=](LaunchContext& c) {
+    kernels::decode(
+        c, {.from = c.at(from), .to = c.at(to), .elems = elems, .parts = parts, .wire = wire, .to_dtype = values});
+  };
 }
 
 Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std::byte* reports) {
   switch (item.op) {
-    case Op::adamw: return adamw_work(job, item, update);
-    case Op::sum_squares: return sum_squares_work(job, item);
-    case Op::clip: return clip_work(job, update);
-    case Op::add_rows: return add_rows_work(job, item);
+    case Op::adamw:
+      return adamw_work(job, item, update);
+    case Op::sum_squares:
+      return sum_squares_work(job, item);
+    case Op::clip:
+      return clip_work(job, update);
+    case Op::add_rows:
+      return add_rows_work(job, item);
     case Op::add:
       return [x = item.reads[0], y = item.writes[0]](LaunchContext& c) {
         kernels::add(c, {.x = c.as<float>(x), .y = c.as<float>(y), .elems = y.size_bytes / 4});
@@ -167,28 +203,41 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std
       return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
         kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
       };
-    case Op::report: return report_work(item, reports);
-    default: break;
+    case Op::report:
+      return report_work(item, reports);
+    default:
+      break;
   }
   throw PlanError("[plan] item {} has op {}, which no work of this device does.", item.name, name_of(item.op));
 }
 
 Work communication_work(const Task& task, comm::Communicator& communicator) {
   const comm::Transfer transfer{.from = task.reads.empty() ? Slice{} : task.reads[0],
-                                .to = task.writes.empty() ? Slice{} : task.writes[0], .elems = task.elems, .dtype = task.dtype,
+                                .to = task.writes.empty() ? Slice{} : task.writes[0],
+                                .elems = task.elems,
+                                .dtype = task.dtype,
                                 .algorithm = task.algorithm};
   const int n = communicator.size();
   const auto at = [&](int offset) { return ((communicator.rank() + offset) % n + n) % n; };
   switch (task.op) {
-    case Op::all_reduce: return communicator.all_reduce(transfer);
-    case Op::reduce_scatter: return communicator.reduce_scatter(transfer);
-    case Op::all_gather: return communicator.all_gather(transfer);
-    case Op::broadcast: return communicator.broadcast(transfer, task.peer);
-    case Op::all_to_all: return communicator.all_to_all(transfer);
-    case Op::send: return communicator.send(transfer, at(task.peer));
-    case Op::recv: return communicator.recv(transfer, at(task.peer));
-    case Op::exchange: return communicator.exchange(transfer, at(task.peer), at(-task.peer));
-    default: break;
+    case Op::all_reduce:
+      return communicator.all_reduce(transfer);
+    case Op::reduce_scatter:
+      return communicator.reduce_scatter(transfer);
+    case Op::all_gather:
+      return communicator.all_gather(transfer);
+    case Op::broadcast:
+      return communicator.broadcast(transfer, task.peer);
+    case Op::all_to_all:
+      return communicator.all_to_all(transfer);
+    case Op::send:
+      return communicator.send(transfer, at(task.peer));
+    case Op::recv:
+      return communicator.recv(transfer, at(task.peer));
+    case Op::exchange:
+      return communicator.exchange(transfer, at(task.peer), at(-task.peer));
+    default:
+      break;
   }
   throw PlanError("[plan] task {} has op {}, which is not communication.", task.name, name_of(task.op));
 }
@@ -196,14 +245,17 @@ Work communication_work(const Task& task, comm::Communicator& communicator) {
 }  // namespace
 
 BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
-                      const std::vector<comm::Communicator*>& communicators, const LoadBatch& load, std::byte* reports) {
+                      const std::vector<comm::Communicator*>& communicators, const LoadBatch& load,
+                      std::byte* reports) {
   BoundWorks works(plan.size());
   for (ItemId i = 0; i < plan.size(); ++i) {
     const Item& item = plan[i];
     if (item.op == Op::compute) continue;
     if (is_communication(item.op)) {
       comm::Communicator* communicator = communicators[item.channel];
-      if (!communicator) throw PlanError("[plan] channel {} of task {} has no communicator.", job.channels[item.channel].name, item.name);
+      if (!communicator)
+        throw PlanError("[plan] channel {} of task {} has no communicator.", job.channels[item.channel].name,
+                        item.name);
       works[i] = communication_work(plan.task(i), *communicator);
       works[i].name = item.name;
     } else if (item.op == Op::encode || item.op == Op::decode || item.op == Op::sum_parts) {

@@ -33,8 +33,11 @@ void World::limit_waits(double seconds) {
   limit_.reset();
   if (seconds <= 0 || size() == 1) return;
   limit_ = std::make_unique<comm::WaitLimit>(seconds, [this, seconds](const std::string& awaited) {
-    leave(fmt::format("[mpi] not all ranks have come within {} s to exchange {}. One may be gone, stuck or late: look for the first error among the ranks, or "
-                      "raise comm.timeout_seconds.", seconds, awaited));
+    leave(
+        fmt::format("[mpi] not all ranks have come within {} s to exchange {}. One may be gone, stuck or late: look "
+                    "for the first error among the ranks, or "
+                    "raise comm.timeout_seconds.",
+                    seconds, awaited));
   });
 }
 bool World::all_agree(bool mine, const std::string& awaited) {
@@ -88,8 +91,8 @@ void World::together(const std::function<void()>& stage) {
 }
 
 std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job& job, double bytes_per_second,
-                                                                      int64_t latency_ns, int64_t timeout_seconds, DeviceKind kind,
-                                                                      const WireOptions& wire) {
+                                                                      int64_t latency_ns, int64_t timeout_seconds,
+                                                                      DeviceKind kind, const WireOptions& wire) {
   std::vector<std::unique_ptr<comm::Communicator>> communicators(job.channels.size());
   std::shared_ptr<comm::LinkPort> port;
   if (bytes_per_second > 0) port = std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns});
@@ -107,15 +110,17 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
       const std::string name = comm::name_of_connection(job, wiring, i);
       // All ranks make all connections in the same order, so all share at once.
       const auto share = [&](const std::string& bytes) { return all_gather(bytes)[static_cast<size_t>(group[0])]; };
-      connections[i] = comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,
-                                                    {.name = name, .channel = wire.nccl.of(name), .timeout_seconds = timeout});
+      connections[i] =
+          comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,
+                                       {.name = name, .channel = wire.nccl.of(name), .timeout_seconds = timeout});
     } else {
       connections[i] = comm::make_mpi_communicator(*mpi_, group, static_cast<int>(i), {.timeout_seconds = timeout});
     }
     if (port) connections[i] = comm::emulate(std::move(connections[i]), port, wire.traffic);
   }
   for (ChannelId c = 0; c < job.channels.size(); ++c)
-    if (wiring.connection_of[c] >= 0) communicators[c] = std::move(connections[static_cast<size_t>(wiring.connection_of[c])]);
+    if (wiring.connection_of[c] >= 0)
+      communicators[c] = std::move(connections[static_cast<size_t>(wiring.connection_of[c])]);
   return communicators;
 }
 

@@ -49,27 +49,29 @@ class World {
   /// Blocks. Collective. Runs `stage` on every rank; if it throws an Error anywhere, each distinct sentence is printed
   /// once, by the lowest rank that has it, and AgreedFailure leaves every rank.
   void together(const std::function<void()>& stage);
-  /// Blocks. Collective. Every rank's bytes, by rank. One that says what is awaited is under the limit of limit_waits().
+  /// Blocks. Collective. Every rank's bytes, by rank. One that says what is awaited is under the limit of
+  /// limit_waits().
   std::vector<std::string> all_gather(const std::string& bytes, const std::string& awaited = {});
   /// Blocks. Collective. Do all ranks say yes?
   bool all_agree(bool mine, const std::string& awaited = {});
-  /// From now on an exchange that has a name ends this process (code 6, at which the launcher ends the others) when it waits longer for other ranks.
-  /// 0: no limit. Nothing in a world of one.
+  /// From now on an exchange that has a name ends this process (code 6, at which the launcher ends the others) when it
+  /// waits longer for other ranks. 0: no limit. Nothing in a world of one.
   void limit_waits(double seconds);
   void barrier();
   /// Blocks. Collective. Nanoseconds to add to this rank's clock to get rank 0's.
   int64_t clock_offset_ns();
   /// Ends all ranks with this code; does not return when there are several.
   [[noreturn]] void abort(ExitCode code);
-  /// Prints the sentence and ends this process with this code, at which the launcher ends the others. From any thread: for a rank whose
-  /// own is stuck, and with it MPI.
+  /// Prints the sentence and ends this process with this code, at which the launcher ends the others. From any thread:
+  /// for a rank whose own is stuck, and with it MPI.
   [[noreturn]] void leave(const std::string& sentence, ExitCode code = ExitCode::communication);
 
   /// Blocks. Collective, in the same order on all ranks: a communicator for every communication channel of `job`, on
   /// the wire of the run: NCCL between GPUs (`kind` cuda, whose device is the current one), else MPI; with an emulated
   /// link when `bytes_per_second` > 0.
-  std::vector<std::unique_ptr<comm::Communicator>> communicators(const Job& job, double bytes_per_second, int64_t latency_ns,
-                                                                 int64_t timeout_seconds, DeviceKind kind = DeviceKind::cpu,
+  std::vector<std::unique_ptr<comm::Communicator>> communicators(const Job& job, double bytes_per_second,
+                                                                 int64_t latency_ns, int64_t timeout_seconds,
+                                                                 DeviceKind kind = DeviceKind::cpu,
                                                                  const WireOptions& wire = {});
 
  private:

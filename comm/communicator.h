@@ -23,7 +23,8 @@ struct Transfer {
   Algorithm algorithm = Algorithm::direct;
 };
 
-/// One group, seen from one of its ranks. No plan uses broadcast and split yet: they are verbs of the design, which every wire keeps.
+/// One group, seen from one of its ranks. No plan uses broadcast and split yet: they are verbs of the design, which
+/// every wire keeps.
 ///
 /// Every member must launch the same verbs with the same elems, dtype and algorithm in the same order; send, recv and
 /// exchange pair up per (sender, receiver). Works may be launched any number of times, one at a time.
@@ -50,20 +51,23 @@ class Communicator {
   /// Sends `from` to `to_peer` and receives `to` from `from_peer` as one: a ring of exchanges cannot deadlock.
   virtual Work exchange(const Transfer& transfer, int to_peer, int from_peer) = 0;
 
-  /// Bytes of operands that the works of this rank have sent so far; none where the library does not say. From any thread.
+  /// Bytes of operands that the works of this rank have sent so far; none where the library does not say. From any
+  /// thread.
   virtual std::optional<int64_t> sent_bytes() const { return {}; }
 
   /// Blocks. Collective: members with the same color form a group, ordered by (key, rank).
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
-  /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once. May block until the
-  /// other communicators of the device are aborted, too, and graphs with works of this one are gone (see comm/watchdog.h).
+  /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once. May
+  /// block until the other communicators of the device are aborted, too, and graphs with works of this one are gone
+  /// (see comm/watchdog.h).
   virtual void abort() = 0;
 
-  /// Has the wire seen an error since it was made (a peer gone, a link down) that no work has thrown? Never blocks; from any thread.
+  /// Has the wire seen an error since it was made (a peer gone, a link down) that no work has thrown? Never blocks;
+  /// from any thread.
   /// Throws: CommError with the wire's own words.
   virtual void check_for_errors() {}
-  /// Blocks. Tells the wire of memory that its works will name, so that it may reach it without copies; it must outlive this
-  /// communicator. Collective. Returns why the wire does without, empty when it knows the memory or needs nothing.
+  /// Blocks. Tells the wire of memory that its works will name, so that it may reach it without copies; it must outlive
+  /// this communicator. Collective. Returns why the wire does without, empty when it knows the memory or needs nothing.
   virtual std::string register_memory(std::byte* /*base*/, int64_t /*size_bytes*/) { return {}; }
 };
 

@@ -28,11 +28,15 @@ class ImitatedCommunicator final : public Communicator {
   }
   Work all_to_all(const Transfer& t) override { return own({.op = Op::all_to_all, .transfer = t}, rank_, rank_); }
   Work send(const Transfer& t, int peer) override { return nothing({.op = Op::send, .transfer = t, .to_peer = peer}); }
-  Work recv(const Transfer& t, int peer) override { return nothing({.op = Op::recv, .transfer = t, .from_peer = peer}); }
+  Work recv(const Transfer& t, int peer) override {
+    return nothing({.op = Op::recv, .transfer = t, .from_peer = peer});
+  }
   Work exchange(const Transfer& t, int to_peer, int from_peer) override {
     return nothing({.op = Op::exchange, .transfer = t, .to_peer = to_peer, .from_peer = from_peer});
   }
-  std::unique_ptr<Communicator> split(int, int) override { throw CommError("[comm] an imitated group does not split. Make each group of its own."); }
+  std::unique_ptr<Communicator> split(int, int) override {
+    throw CommError("[comm] an imitated group does not split. Make each group of its own.");
+  }
   void abort() override {}
 
  private:
@@ -47,7 +51,8 @@ class ImitatedCommunicator final : public Communicator {
       std::byte* to = context.at(t.to) + to_part * part_bytes;
       const std::byte* from = context.at(t.from) + from_part * part_bytes;
       if (to == from || part_bytes == 0) return;
-      copy ? copy(context, to, from, part_bytes) : static_cast<void>(std::memcpy(to, from, static_cast<size_t>(part_bytes)));
+      copy ? copy(context, to, from, part_bytes)
+           : static_cast<void>(std::memcpy(to, from, static_cast<size_t>(part_bytes)));
     });
   }
 

@@ -30,9 +30,12 @@ int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType d
     }
     case Op::reduce_scatter:
     case Op::all_gather:
-    case Op::all_to_all: return others * one;
-    case Op::broadcast: return algorithm == Algorithm::ring ? one : others * one;
-    default: return one;
+    case Op::all_to_all:
+      return others * one;
+    case Op::broadcast:
+      return algorithm == Algorithm::ring ? one : others * one;
+    default:
+      return one;
   }
 }
 
@@ -41,7 +44,8 @@ WireCost wire_cost(Op op, Algorithm algorithm, int ranks, int64_t elems, DType d
   cost.latency_ns = wire_rounds(op, algorithm, ranks) * link.latency_ns;
   cost.bytes = wire_bytes(op, algorithm, ranks, elems, dtype);
   if (link.bytes_per_second > 0)
-    cost.wire_ns = static_cast<int64_t>(std::min<double>(kLongestTransferNs, std::ceil(static_cast<double>(cost.bytes) * 1e9 / link.bytes_per_second)));
+    cost.wire_ns = static_cast<int64_t>(
+        std::min<double>(kLongestTransferNs, std::ceil(static_cast<double>(cost.bytes) * 1e9 / link.bytes_per_second)));
   return cost;
 }
 

@@ -60,7 +60,8 @@ std::string Scheduler::in_flight() const {
       if (!run.bound->recorded[i] || run.bound->events[run.parity][i]->query()) continue;
       // All events of a replay are those of its end.
       if (run.replayed) return "a step that is replayed as one graph (device.graph = false shows which task)";
-      return fmt::format("{} on channel {}", plan.is_spine(i) ? plan.spine[i].name : (*run.bound->works)[i].name, job_.channels[plan[i].channel].name);
+      return fmt::format("{} on channel {}", plan.is_spine(i) ? plan.spine[i].name : (*run.bound->works)[i].name,
+                         job_.channels[plan[i].channel].name);
     }
   }
   return {};
@@ -128,7 +129,11 @@ void Scheduler::issue_tasks(const Frame& frame) {
     const ItemId item = plan.order[cursor_];
     Stream& stream = *streams_[plan[item].channel];
     const std::vector<Rebind>& rebinds = plan[item].rebinds;
-    const Frame task_frame{.memory = frame.memory, .rebinds = rebinds.data(), .rebind_count = static_cast<uint32_t>(rebinds.size()), .item = item, .step = frame.step};
+    const Frame task_frame{.memory = frame.memory,
+                           .rebinds = rebinds.data(),
+                           .rebind_count = static_cast<uint32_t>(rebinds.size()),
+                           .item = item,
+                           .step = frame.step};
     wait_for_points(item, stream, task_frame);
     stream.launch((*current_.bound->works)[item], task_frame);
     stream.record(event_of(current_, item));

@@ -32,8 +32,8 @@ class Scheduler final : public PointListener {
   /// A run of `plan` was not walked but replayed by the device: what comes after follows it as any other.
   void replayed(const Plan& plan);
 
-  /// The first work in the plan's order of which the device has not said that it has ended, such as "all_reduce of 7 float32 on channel
-  /// reduce"; empty if all have. Only while nobody issues; from any thread.
+  /// The first work in the plan's order of which the device has not said that it has ended, such as "all_reduce of 7
+  /// float32 on channel reduce"; empty if all have. Only while nobody issues; from any thread.
   std::string in_flight() const;
 
   /// The event that ends the latest run of `plan`: its last spine item.

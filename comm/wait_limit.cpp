@@ -7,7 +7,8 @@
 
 namespace slipstream::comm {
 
-WaitLimit::WaitLimit(double seconds, std::function<void(const std::string&)> leave) : seconds_(seconds), leave_(std::move(leave)) {
+WaitLimit::WaitLimit(double seconds, std::function<void(const std::string&)> leave)
+    : seconds_(seconds), leave_(std::move(leave)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -26,7 +27,9 @@ void WaitLimit::run() {
     changed_.wait(lock, [&] { return ends_ || !awaited_.empty(); });
     if (ends_) return;
     const uint64_t wait = waits_;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds_));
+    const auto deadline =
+        std::chrono::steady_clock::now() +
+        std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds_));
     if (changed_.wait_until(lock, deadline, [&] { return ends_ || waits_ != wait; })) continue;
     const std::string awaited = awaited_;
     lock.unlock();

@@ -32,9 +32,9 @@ class WaitLimit {
   std::function<void(const std::string&)> leave_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool ends_ = false;      // under mutex_, as all below
-  uint64_t waits_ = 0;     // begun and ended
-  std::string awaited_;    // empty: nobody waits
+  bool ends_ = false;    // under mutex_, as all below
+  uint64_t waits_ = 0;   // begun and ended
+  std::string awaited_;  // empty: nobody waits
   std::thread thread_;
 };
 

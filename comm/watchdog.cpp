@@ -7,7 +7,8 @@
 
 namespace slipstream::comm {
 
-Watchdog::Watchdog(std::vector<Communicator*> communicators, std::function<std::string()> in_flight, const WatchdogOptions& options)
+Watchdog::Watchdog(std::vector<Communicator*> communicators, std::function<std::string()> in_flight,
+                   const WatchdogOptions& options)
     : communicators_(std::move(communicators)), in_flight_(std::move(in_flight)), options_(options) {
   std::erase(communicators_, nullptr);
   thread_ = std::thread([this] { run(); });
@@ -25,7 +26,8 @@ Watchdog::~Watchdog() {
 void Watchdog::run() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, options_.poll, [&] { return ends_ || !trouble_.empty(); })) {
-    const bool late = waits_ && std::chrono::duration<double>(Clock::now() - waits_since_).count() > options_.timeout_seconds;
+    const bool late =
+        waits_ && std::chrono::duration<double>(Clock::now() - waits_since_).count() > options_.timeout_seconds;
     lock.unlock();
     std::string sentence;
     try {
@@ -40,8 +42,11 @@ void Watchdog::run() {
     const std::string work = waits && (late || !sentence.empty()) ? in_flight_() : "";
     if (!sentence.empty() && !work.empty()) sentence += fmt::format(" In flight: {}.", work);
     if (sentence.empty() && late)
-      sentence = fmt::format("[comm] {} has not ended within {} s. A rank may be gone or late: look for the first error among the ranks, or raise "
-                             "comm.timeout_seconds.", work.empty() ? "the work in flight" : work, options_.timeout_seconds);
+      sentence = fmt::format(
+          "[comm] {} has not ended within {} s. A rank may be gone or late: look for the first error among the ranks, "
+          "or raise "
+          "comm.timeout_seconds.",
+          work.empty() ? "the work in flight" : work, options_.timeout_seconds);
     if (!sentence.empty()) give_up(sentence);
     lock.lock();
   }
@@ -67,10 +72,12 @@ void Watchdog::abort_all() {
     while (!(ends_ && left == 0)) {
       changed_.wait_for(lock, options_.poll);
       if (!waits_ && !ends_) since = Clock::now();
-      const double patience_seconds = ends_ ? std::min(options_.farewell_seconds, options_.patience_seconds) : options_.patience_seconds;
+      const double patience_seconds =
+          ends_ ? std::min(options_.farewell_seconds, options_.patience_seconds) : options_.patience_seconds;
       if (!options_.leave || std::chrono::duration<double>(Clock::now() - since).count() <= patience_seconds) continue;
       const std::string sentence =
-          fmt::format("{} The communicators were told to abort, and the GPU has not become free within {} s.", trouble_, patience_seconds);
+          fmt::format("{} The communicators were told to abort, and the GPU has not become free within {} s.", trouble_,
+                      patience_seconds);
       lock.unlock();
       options_.leave(sentence, trouble_code_);
       lock.lock();

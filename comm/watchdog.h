@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Looks after works whose end only the device sees: an error of the wire or a hang ends the run with a sentence that names the task.
+// Looks after works whose end only the device sees: an error of the wire or a hang ends the run with a sentence that
+// names the task.
 //
-// On a CPU a work that cannot finish throws in its stream. On a GPU nobody would notice: the stream stands, and the host waits for it.
+// On a CPU a work that cannot finish throws in its stream. On a GPU nobody would notice: the stream stands, and the
+// host waits for it.
 
 #include <chrono>
 #include <condition_variable>
@@ -21,20 +23,24 @@ struct WatchdogOptions {
   double timeout_seconds = 600;  // that the host may wait at one place
   std::chrono::milliseconds poll{100};
   double patience_seconds = 60;  // that the host may go on waiting after the communicators were told to abort
-  double farewell_seconds = 5;   // the same once the owner ends: on a lost GPU a recording that broke off keeps its communicators for ever
-  /// What is left then: called with the sentence and the code of the trouble, from the watchdog's thread; should end the process. Empty: it waits on.
+  double farewell_seconds =
+      5;  // the same once the owner ends: on a lost GPU a recording that broke off keeps its communicators for ever
+  /// What is left then: called with the sentence and the code of the trouble, from the watchdog's thread; should end
+  /// the process. Empty: it waits on.
   std::function<void(const std::string& sentence, ExitCode code)> leave = {};
 };
 
-/// Aborts all communicators at the first trouble, so that whoever waits for the device returns; rethrow() then says why.
+/// Aborts all communicators at the first trouble, so that whoever waits for the device returns; rethrow() then says
+/// why.
 ///
-/// Each is aborted from a thread of its own: an abort may wait for the device, where the operations of the other communicators stand
-/// until they are aborted, too.
+/// Each is aborted from a thread of its own: an abort may wait for the device, where the operations of the other
+/// communicators stand until they are aborted, too.
 class Watchdog {
  public:
-  /// Borrows `communicators` (null ones are skipped). `in_flight` names the oldest work that has not ended, or is empty; called from
-  /// the watchdog's thread, while the host waits.
-  Watchdog(std::vector<Communicator*> communicators, std::function<std::string()> in_flight, const WatchdogOptions& options);
+  /// Borrows `communicators` (null ones are skipped). `in_flight` names the oldest work that has not ended, or is
+  /// empty; called from the watchdog's thread, while the host waits.
+  Watchdog(std::vector<Communicator*> communicators, std::function<std::string()> in_flight,
+           const WatchdogOptions& options);
   /// Blocks while communicators are being aborted.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -60,7 +66,7 @@ class Watchdog {
   WatchdogOptions options_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool ends_ = false;                 // under mutex_, as all below
+  bool ends_ = false;  // under mutex_, as all below
   bool waits_ = false;
   Clock::time_point waits_since_;
   std::string trouble_;

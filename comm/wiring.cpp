@@ -33,7 +33,8 @@ Wiring wire_up(const Job& job) {
     if (channel.axis == Axis::self) continue;
     const int size = job.mesh.group_size(channel.axis);
     const bool one_way = wire_name(channel) != channel.name;
-    const auto [found, is_new] = first_of_wire.try_emplace(wire_name(channel), static_cast<int>(wiring.connections.size()));
+    const auto [found, is_new] =
+        first_of_wire.try_emplace(wire_name(channel), static_cast<int>(wiring.connections.size()));
     if (is_new) wiring.connections.insert(wiring.connections.end(), !one_way ? 1 : size % 2 == 1 ? 3 : 2, channel.axis);
     if (!one_way) {
       wiring.connection_of[c] = found->second;
@@ -50,7 +51,9 @@ Wiring wire_up(const Job& job) {
 
 std::string name_of_connection(const Job& job, const Wiring& wiring, size_t connection) {
   const auto user = std::find(wiring.connection_of.begin(), wiring.connection_of.end(), static_cast<int>(connection));
-  return user == wiring.connection_of.end() ? "unused" : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
+  return user == wiring.connection_of.end()
+             ? "unused"
+             : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
 }
 
 std::vector<uint64_t> meetings_of(const Job& job) {

@@ -10,8 +10,10 @@ namespace slipstream::kernels {
 namespace {
 
 [[noreturn]] void refuse(const char* op) {
-  throw ResourceError("[{}] this build has no CUDA kernels. Run it on device cpu, or configure with -Dcuda=enabled where a CUDA "
-                      "toolkit is installed.", op);
+  throw ResourceError(
+      "[{}] this build has no CUDA kernels. Run it on device cpu, or configure with -Dcuda=enabled where a CUDA "
+      "toolkit is installed.",
+      op);
 }
 
 }  // namespace
@@ -29,7 +31,9 @@ void adamw_cuda(LaunchContext&, const Adamw&) { refuse("adamw"); }
 void attention_forward_cuda(LaunchContext&, const AttentionForward&) { refuse("attention_forward"); }
 void attention_backward_cuda(LaunchContext&, const AttentionBackward&) { refuse("attention_backward"); }
 void attention_block_forward_cuda(LaunchContext&, const AttentionBlockForward&) { refuse("attention_block_forward"); }
-void attention_block_backward_cuda(LaunchContext&, const AttentionBlockBackward&) { refuse("attention_block_backward"); }
+void attention_block_backward_cuda(LaunchContext&, const AttentionBlockBackward&) {
+  refuse("attention_block_backward");
+}
 void cast_cuda(LaunchContext&, const Cast&) { refuse("cast"); }
 void add_cuda(LaunchContext&, const Add&) { refuse("add"); }
 void columns_take_cuda(LaunchContext&, const ColumnsTake&) { refuse("columns_take"); }

@@ -16,7 +16,7 @@ needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev lib
 optional=(bible-kjv)
 for argument in "$@"; do
   case "$argument" in
-    --tests) needed+=(catch2 python3 git) optional+=(ccache) ;;
+    --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14) ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac

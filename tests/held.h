@@ -11,7 +11,9 @@
 namespace slipstream::tests {
 
 /// Blocks. This rank's shards of all buckets, one after another.
-inline std::vector<float> shards_of(cli::Rank& rank, Slice BucketHome::*what) { return rank.held(what, 0, rank.job().layout.flat_elems); }
+inline std::vector<float> shards_of(cli::Rank& rank, Slice BucketHome::*what) {
+  return rank.held(what, 0, rank.job().layout.flat_elems);
+}
 
 /// Blocks. A named tensor as trained (&BucketHome::master) or its gradient; without ZeRO, where a rank has it all.
 inline std::vector<float> whole_tensor(cli::Rank& rank, Slice BucketHome::*what, size_t parameter, size_t tensor) {
@@ -27,7 +29,8 @@ inline std::vector<float> flat_from_shards(const Job& job, const std::vector<std
   for (size_t b = 0; b < job.homes.size(); ++b) {
     const int64_t elems = job.homes[b].shard_elems;
     for (size_t r = 0; r < shards.size(); ++r)
-      std::copy_n(shards[r].data() + at, elems, flat.data() + job.layout.buckets[b].offset_elems + static_cast<int64_t>(r) * elems);
+      std::copy_n(shards[r].data() + at, elems,
+                  flat.data() + job.layout.buckets[b].offset_elems + static_cast<int64_t>(r) * elems);
     at += static_cast<size_t>(elems);
   }
   return flat;
@@ -36,7 +39,8 @@ inline std::vector<float> flat_from_shards(const Job& job, const std::vector<std
 /// A named tensor in the flat order. Pure.
 inline std::span<const float> tensor_of(const Job& job, std::span<const float> flat, size_t parameter, size_t tensor) {
   const NamedTensor& named = job.model.parameters[parameter].tensors[tensor];
-  return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems), static_cast<size_t>(named.elems()));
+  return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems),
+                      static_cast<size_t>(named.elems()));
 }
 
 }  // namespace slipstream::tests

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every work: learn the last entry, join the port as of then, move the bytes, wait until the port is done. A stream's thread sleeps; on a
-// GPU a word says how far the port is, and a kernel of one thread, or one that holds multiprocessors, waits for it.
+// Every work: learn the last entry, join the port as of then, move the bytes, wait until the port is done. A stream's
+// thread sleeps; on a GPU a word says how far the port is, and a kernel of one thread, or one that holds
+// multiprocessors, waits for it.
 
 #include "comm/emulate/emulate.h"
 
@@ -51,9 +52,13 @@ class EmulatedCommunicator final : public Communicator {
     return wrap({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer},
                 inner_->exchange(transfer, to_peer, from_peer));
   }
-  std::unique_ptr<Communicator> split(int color, int key) override { return emulate(inner_->split(color, key), port_, traffic_); }
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    return emulate(inner_->split(color, key), port_, traffic_);
+  }
   void check_for_errors() override { inner_->check_for_errors(); }
-  std::string register_memory(std::byte* base, int64_t size_bytes) override { return inner_->register_memory(base, size_bytes); }
+  std::string register_memory(std::byte* base, int64_t size_bytes) override {
+    return inner_->register_memory(base, size_bytes);
+  }
   std::optional<int64_t> sent_bytes() const override { return inner_->sent_bytes(); }
   void abort() override {
     aborted_->store(true);
@@ -78,10 +83,12 @@ class EmulatedCommunicator final : public Communicator {
     const LinkTraffic traffic = peers_of(verb, rank(), size()).empty() ? LinkTraffic{} : traffic_;
     uint32_t* flag = traffic.make_flag ? traffic.make_flag() : nullptr;
     // In pieces, each when the link has got so far: an engine at full speed would be done long before the link.
-    const int64_t pieces = traffic.form == LinkForm::copies ? std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces) : 1;
-    auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send, aborted = aborted_, cost, meeting, what = describe(verb),
-                 traffic, touched, touched_bytes, flag, pieces,
-                 peers = peers_of(verb, rank(), size()), flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
+    const int64_t pieces =
+        traffic.form == LinkForm::copies ? std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces) : 1;
+    auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send,
+                 aborted = aborted_, cost, meeting, what = describe(verb), traffic, touched, touched_bytes, flag,
+                 pieces, peers = peers_of(verb, rank(), size()),
+                 flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
       context.on_host([=, &state] {
         flight->entry_ns = monotonic_ns();
         int64_t last_entry_ns = meeting ? meeting->meet(flight->entry_ns, peers) : flight->entry_ns;
@@ -90,8 +97,9 @@ class EmulatedCommunicator final : public Communicator {
         if (flag) std::atomic_ref(*flag).store(0);
         if (!peers.empty()) flight->ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes, sends, receives);
         for (int64_t p = 1; flag && p <= pieces; ++p)
-          port->when_done(flight->ticket, [flag, p] { std::atomic_ref(*flag).store(static_cast<uint32_t>(p)); },
-                          p < pieces ? cost.bytes - p * (cost.bytes / pieces) : 0);
+          port->when_done(
+              flight->ticket, [flag, p] { std::atomic_ref(*flag).store(static_cast<uint32_t>(p)); },
+              p < pieces ? cost.bytes - p * (cost.bytes / pieces) : 0);
       });
       if (peers.empty()) return move(context);
       try {
@@ -100,7 +108,8 @@ class EmulatedCommunicator final : public Communicator {
         if (context.kind == DeviceKind::cpu && !flag) port->leave(flight->ticket);
         throw;
       }
-      if (traffic.form == LinkForm::blocks) return traffic.hold(context, context.at(touched), touched_bytes, cost.wire_ns, flag);
+      if (traffic.form == LinkForm::blocks)
+        return traffic.hold(context, context.at(touched), touched_bytes, cost.wire_ns, flag);
       for (int64_t p = 0; traffic.form == LinkForm::copies && p < pieces; ++p) {
         if (p > 0) traffic.await(context, flag, static_cast<uint32_t>(p));
         traffic.copy(context, context.at(touched), std::min(cost.bytes / pieces, touched_bytes));
@@ -108,8 +117,9 @@ class EmulatedCommunicator final : public Communicator {
       if (flag) return traffic.await(context, flag, static_cast<uint32_t>(pieces));
       context.on_host([=] {
         if (!port->wait(flight->ticket, [&] { return aborted->load(); }))
-          throw CommError("[comm] {}: aborted on the emulated link after {:.3f} s. The first error of the run says why.", what,
-                          static_cast<double>(monotonic_ns() - flight->entry_ns) * 1e-9);
+          throw CommError(
+              "[comm] {}: aborted on the emulated link after {:.3f} s. The first error of the run says why.", what,
+              static_cast<double>(monotonic_ns() - flight->entry_ns) * 1e-9);
       });
     };
     return bind(verb, rank(), size(), std::move(body));
@@ -123,7 +133,8 @@ class EmulatedCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port, const LinkTraffic& traffic) {
+std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port,
+                                      const LinkTraffic& traffic) {
   return std::make_unique<EmulatedCommunicator>(std::move(inner), std::move(port), traffic);
 }
 

@@ -39,14 +39,18 @@ void share(std::vector<PortSchedule::Transfer*>& transfers, double bytes_per_ns,
     }
     if (from_ns >= to_ns) return;
     const auto moves = [&](const PortSchedule::Transfer& t) { return !t.done && t.sends_from_ns <= from_ns; };
-    const auto sharers = [&](const PortSchedule::Transfer& t) { return std::max({t.sends ? out : 0, t.receives ? in : 0, 1}); };
+    const auto sharers = [&](const PortSchedule::Transfer& t) {
+      return std::max({t.sends ? out : 0, t.receives ? in : 0, 1});
+    };
     if (out + in > 0) {
       double first_end = static_cast<double>(kNever);
       for (const PortSchedule::Transfer* transfer : transfers)
         if (moves(*transfer)) first_end = std::min(first_end, transfer->left_bytes * sharers(*transfer) / bytes_per_ns);
-      if (first_end < static_cast<double>(next_ns - from_ns)) next_ns = from_ns + std::max<int64_t>(1, ceil_ns(first_end));
+      if (first_end < static_cast<double>(next_ns - from_ns))
+        next_ns = from_ns + std::max<int64_t>(1, ceil_ns(first_end));
       for (PortSchedule::Transfer* transfer : transfers)
-        if (moves(*transfer)) transfer->left_bytes -= static_cast<double>(next_ns - from_ns) * bytes_per_ns / sharers(*transfer);
+        if (moves(*transfer))
+          transfer->left_bytes -= static_cast<double>(next_ns - from_ns) * bytes_per_ns / sharers(*transfer);
     } else if (next_ns == kNever) {
       return;
     }
@@ -68,7 +72,10 @@ PortSchedule::Ticket PortSchedule::add(int64_t begin_ns, int64_t latency_ns, int
   else
     now_ns_ = std::max(begin_ns, given_until_ns);  // nothing moved since then, whatever the clock was
   const int64_t sends_from_ns = std::max(begin_ns + latency_ns, given_until_ns);
-  return transfers_.insert(transfers_.end(), Transfer{.sends_from_ns = sends_from_ns, .left_bytes = static_cast<double>(bytes), .sends = sends, .receives = receives});
+  return transfers_.insert(transfers_.end(), Transfer{.sends_from_ns = sends_from_ns,
+                                                      .left_bytes = static_cast<double>(bytes),
+                                                      .sends = sends,
+                                                      .receives = receives});
 }
 
 void PortSchedule::remove(Ticket ticket) {
@@ -86,12 +93,15 @@ void PortSchedule::advance(int64_t now_ns) {
 
 int64_t PortSchedule::predicted_end_ns(Ticket ticket, double left_bytes) const {
   std::vector<Transfer> copies(transfers_.begin(), transfers_.end());
-  copies[static_cast<size_t>(std::distance(std::list<Transfer>::const_iterator(transfers_.begin()), std::list<Transfer>::const_iterator(ticket)))].left_bytes -= left_bytes;
+  copies[static_cast<size_t>(std::distance(std::list<Transfer>::const_iterator(transfers_.begin()),
+                                           std::list<Transfer>::const_iterator(ticket)))]
+      .left_bytes -= left_bytes;
   std::vector<Transfer*> all;
   for (Transfer& copy : copies) all.push_back(&copy);
   share(all, bytes_per_ns_, now_ns_, kNever);
   return copies[static_cast<size_t>(std::distance(std::list<Transfer>::const_iterator(transfers_.begin()),
-                                                  std::list<Transfer>::const_iterator(ticket)))].end_ns;
+                                                  std::list<Transfer>::const_iterator(ticket)))]
+      .end_ns;
 }
 
 LinkPort::Ticket LinkPort::begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends, bool receives) {
@@ -106,7 +116,8 @@ LinkPort::Ticket LinkPort::begin(int64_t begin_ns, int64_t latency_ns, int64_t b
   return ticket;
 }
 
-bool LinkPort::sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, bool (*cancelled)(void*), void* argument) {
+bool LinkPort::sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, bool (*cancelled)(void*),
+                           void* argument) {
   while (true) {
     if (cancelled(argument)) return false;
     const int64_t now_ns = monotonic_ns();
@@ -159,7 +170,8 @@ void LinkPort::release() {
     for (auto at = released_.begin(); at != released_.end();) {
       const PortSchedule::Transfer& transfer = *at->ticket;
       const bool is_part = at->left_bytes > 0;
-      if (!woken_ && !transfer.done && !(is_part && transfer.sends_from_ns <= now_ns && transfer.left_bytes <= at->left_bytes)) {
+      if (!woken_ && !transfer.done &&
+          !(is_part && transfer.sends_from_ns <= now_ns && transfer.left_bytes <= at->left_bytes)) {
         next_ns = std::min(next_ns, schedule_.predicted_end_ns(at->ticket, at->left_bytes));
       } else if (is_part) {
         at->done();

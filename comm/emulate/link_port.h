@@ -14,16 +14,17 @@
 
 namespace slipstream::comm {
 
-/// Processor sharing: n transfers in flight in one direction get 1/n of its bandwidth each, one that needs both the less of the two. A transfer of b bytes that begins at time t
-/// first lets its latency pass (which takes no bandwidth), then sends. Pure bookkeeping, no clock of its own; not locked.
+/// Processor sharing: n transfers in flight in one direction get 1/n of its bandwidth each, one that needs both the
+/// less of the two. A transfer of b bytes that begins at time t first lets its latency pass (which takes no bandwidth),
+/// then sends. Pure bookkeeping, no clock of its own; not locked.
 class PortSchedule {
  public:
   struct Transfer {
-    int64_t sends_from_ns = 0;   // begin + latency
+    int64_t sends_from_ns = 0;  // begin + latency
     double left_bytes = 0;
     bool sends = true, receives = true;
     bool done = false;
-    int64_t end_ns = 0;          // when done
+    int64_t end_ns = 0;  // when done
   };
   using Ticket = std::list<Transfer>::iterator;
 
@@ -38,7 +39,7 @@ class PortSchedule {
   int64_t predicted_end_ns(Ticket ticket, double left_bytes = 0) const;
 
  private:
-  double bytes_per_ns_;      // 0: infinite
+  double bytes_per_ns_;  // 0: infinite
   int64_t now_ns_ = INT64_MIN;
   int64_t busy_until_ns_ = INT64_MIN;  // of the transfers that are gone
   std::list<Transfer> transfers_;
@@ -60,15 +61,16 @@ class LinkPort {
   template <typename Cancelled>
   bool wait(Ticket ticket, Cancelled cancelled) {
     std::unique_lock lock(mutex_);
-    const bool done = sleep_until(lock, ticket, [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
+    const bool done = sleep_until(
+        lock, ticket, [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
     schedule_.remove(ticket);
     ++membership_;
     lock.unlock();
     changed_.notify_all();
     return done;
   }
-  /// Instead of wait: `done` is called from a thread of the port when the last byte has left, or at once after wake_all. With
-  /// `left_bytes`, before that one, when it has only so many to send; the transfer stays.
+  /// Instead of wait: `done` is called from a thread of the port when the last byte has left, or at once after
+  /// wake_all. With `left_bytes`, before that one, when it has only so many to send; the transfer stays.
   void when_done(Ticket ticket, std::function<void()> done, int64_t left_bytes = 0);
   /// The transfer failed elsewhere: leaves the port.
   void leave(Ticket ticket);

@@ -19,15 +19,24 @@ struct BoundFunction {
 
 const char* name_of_verb(Op op) {
   switch (op) {
-    case Op::all_reduce: return "all_reduce";
-    case Op::reduce_scatter: return "reduce_scatter";
-    case Op::all_gather: return "all_gather";
-    case Op::broadcast: return "broadcast";
-    case Op::all_to_all: return "all_to_all";
-    case Op::send: return "send";
-    case Op::recv: return "recv";
-    case Op::exchange: return "exchange";
-    default: return "?";
+    case Op::all_reduce:
+      return "all_reduce";
+    case Op::reduce_scatter:
+      return "reduce_scatter";
+    case Op::all_gather:
+      return "all_gather";
+    case Op::broadcast:
+      return "broadcast";
+    case Op::all_to_all:
+      return "all_to_all";
+    case Op::send:
+      return "send";
+    case Op::recv:
+      return "recv";
+    case Op::exchange:
+      return "exchange";
+    default:
+      return "?";
   }
 }
 
@@ -35,25 +44,31 @@ bool sums(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter; }
 
 void check_peer(const Verb& verb, const char* what, int peer, int size) {
   if (peer < 0 || peer >= size)
-    throw CommError("[comm] {}: {} is {}, but the group has ranks 0 to {}. Give a rank of the group.", describe(verb), what,
-                    peer, size - 1);
+    throw CommError("[comm] {}: {} is {}, but the group has ranks 0 to {}. Give a rank of the group.", describe(verb),
+                    what, peer, size - 1);
 }
 
 void check_slice(const Verb& verb, const char* what, const Slice& slice, int64_t need_bytes) {
   if (slice.size_bytes < need_bytes || slice.begin_bytes % size_of(verb.transfer.dtype) != 0)
-    throw CommError("[comm] {}: `{}` has {} bytes at byte {}, need {} bytes aligned to {}. Give the whole buffer of the "
-                    "verb.", describe(verb), what, slice.size_bytes, slice.begin_bytes, need_bytes,
-                    size_of(verb.transfer.dtype));
+    throw CommError(
+        "[comm] {}: `{}` has {} bytes at byte {}, need {} bytes aligned to {}. Give the whole buffer of the "
+        "verb.",
+        describe(verb), what, slice.size_bytes, slice.begin_bytes, need_bytes, size_of(verb.transfer.dtype));
 }
 
 /// The one way in which `from` and `to` of this verb may share bytes.
 bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank) {
   switch (verb.op) {
-    case Op::all_reduce: return from == to;
-    case Op::broadcast: return from == to;
-    case Op::reduce_scatter: return to.begin_bytes == from.begin_bytes + rank * to.size_bytes;
-    case Op::all_gather: return from.begin_bytes == to.begin_bytes + rank * from.size_bytes;
-    default: return false;
+    case Op::all_reduce:
+      return from == to;
+    case Op::broadcast:
+      return from == to;
+    case Op::reduce_scatter:
+      return to.begin_bytes == from.begin_bytes + rank * to.size_bytes;
+    case Op::all_gather:
+      return from.begin_bytes == to.begin_bytes + rank * from.size_bytes;
+    default:
+      return false;
   }
 }
 
@@ -93,7 +108,8 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   const Transfer& transfer = verb.transfer;
   if (transfer.elems < 0) throw CommError("[comm] {}: the number of elements is negative.", describe(verb));
   if (sums(verb.op) && !can_sum(transfer.dtype))
-    throw CommError("[comm] {}: this type travels but is not summed. Use float32, bfloat16 or float64.", describe(verb));
+    throw CommError("[comm] {}: this type travels but is not summed. Use float32, bfloat16 or float64.",
+                    describe(verb));
   if (verb.op == Op::broadcast) check_peer(verb, "the root", verb.root, size);
   if (verb.op == Op::send || verb.op == Op::exchange) check_peer(verb, "the receiver", verb.to_peer, size);
   if (verb.op == Op::recv || verb.op == Op::exchange) check_peer(verb, "the sender", verb.from_peer, size);
@@ -111,9 +127,10 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   from.size_bytes = from_bytes(verb, size);
   to.size_bytes = to_bytes(verb, size);
   if (reads && writes && from.overlaps(to) && !is_in_place(verb, from, to, rank))
-    throw CommError("[comm] {}: `from` [{}, {}) and `to` [{}, {}) of one buffer overlap, and not in the way that is in "
-                    "place for this verb. Give separate memory.", describe(verb), from.begin_bytes, from.end_bytes(),
-                    to.begin_bytes, to.end_bytes());
+    throw CommError(
+        "[comm] {}: `from` [{}, {}) and `to` [{}, {}) of one buffer overlap, and not in the way that is in "
+        "place for this verb. Give separate memory.",
+        describe(verb), from.begin_bytes, from.end_bytes(), to.begin_bytes, to.end_bytes());
 
   Work work{.name = describe(verb)};
   work.cost.bytes = wire_cost(verb.op, transfer.algorithm, size, transfer.elems, transfer.dtype, Link{}).bytes;

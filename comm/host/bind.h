@@ -14,16 +14,17 @@ namespace slipstream::comm {
 
 struct CommOptions {
   double timeout_seconds = 600;  // a transfer that moves nothing for so long throws CommError
-  bool share_memory = true;      // processes: peers of one machine copy through shared memory; false: MPI carries their messages, too
+  bool share_memory =
+      true;  // processes: peers of one machine copy through shared memory; false: MPI carries their messages, too
 };
 
 /// A verb as it was bound.
 struct Verb {
   Op op = Op::all_reduce;
   Transfer transfer;
-  int root = 0;       // broadcast
-  int to_peer = -1;   // send, exchange
-  int from_peer = -1; // recv, exchange
+  int root = 0;        // broadcast
+  int to_peer = -1;    // send, exchange
+  int from_peer = -1;  // recv, exchange
 };
 
 /// "all_reduce of 1024 float32". Pure.

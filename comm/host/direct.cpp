@@ -11,7 +11,7 @@
 namespace slipstream::comm {
 namespace {
 
-constexpr int kSlots = 2;     // chunks being received: one is added, the next is on its way
+constexpr int kSlots = 2;  // chunks being received: one is added, the next is on its way
 constexpr int kSendsAhead = 3;
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
@@ -21,8 +21,14 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
 class DirectReduce final : public Script {
  public:
   DirectReduce(const Verb& verb, int rank, int size)
-      : verb_(verb), rank_(rank), size_(size), dtype_(verb.transfer.dtype), gathers_(verb.op == Op::all_reduce),
-        chunk_elems_(kChunkBytes / size_of(dtype_)), mine_(part(rank)), sources_(static_cast<size_t>(size)) {
+      : verb_(verb),
+        rank_(rank),
+        size_(size),
+        dtype_(verb.transfer.dtype),
+        gathers_(verb.op == Op::all_reduce),
+        chunk_elems_(kChunkBytes / size_of(dtype_)),
+        mine_(part(rank)),
+        sources_(static_cast<size_t>(size)) {
     if (size > 1) {
       const int64_t slot_elems = std::min(chunk_elems_, std::max<int64_t>(mine_.elems, 0));
       slot_bytes_ = bytes_of(slot_elems, dtype_);
@@ -103,7 +109,7 @@ class DirectReduce final : public Script {
   int64_t chunk_elems_;
   Part mine_;
   int64_t slot_bytes_ = 0;
-  std::byte* staging_ = nullptr;               // [slot][peer][chunk]
+  std::byte* staging_ = nullptr;  // [slot][peer][chunk]
   std::vector<const std::byte*> sources_;
   int arrived_[kSlots] = {};
   const std::byte* from_ = nullptr;
@@ -129,7 +135,8 @@ class DirectMoves final : public Script {
         if (rank_ != verb_.root) return post.recv_whole(verb_.root, to, bytes);
         for (int step = 1; step < size_; ++step) post.send_whole(right(step), from, bytes);
         return copy_bytes(to, from, bytes);
-      default: break;
+      default:
+        break;
     }
     if (verb_.to_peer == rank_) return copy_bytes(to, from, bytes);
     if (verb_.from_peer >= 0) post.recv_whole(verb_.from_peer, to, bytes);

@@ -20,7 +20,8 @@ void check_alive(const HostTransport& transport, const std::string& what, int64_
   if (!transport.is_aborted()) return;
   const double elapsed = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
   throw CommError("[comm] {}: aborted on rank {} after {:.3f} s{}. The first error of the run says why.", what,
-                  transport.rank(), elapsed, transport.outstanding() > 0 ? " of waiting for " + transport.waiting_for() : "");
+                  transport.rank(), elapsed,
+                  transport.outstanding() > 0 ? " of waiting for " + transport.waiting_for() : "");
 }
 
 void move_all(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
@@ -43,9 +44,11 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
     if (const int64_t now_ns = monotonic_ns(); now_ns - moved_ns > timeout_ns) {
       const std::string whom = transport.waiting_for();
       transport.abort();
-      throw CommError("[comm] {}: rank {} waited {:.3f} s for {}, {:.3f} s after it began. Look at what that rank does, or "
-                      "raise the timeout ({} s).", what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9,
-                      whom, static_cast<double>(now_ns - begin_ns) * 1e-9, timeout_seconds);
+      throw CommError(
+          "[comm] {}: rank {} waited {:.3f} s for {}, {:.3f} s after it began. Look at what that rank does, or "
+          "raise the timeout ({} s).",
+          what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9, whom,
+          static_cast<double>(now_ns - begin_ns) * 1e-9, timeout_seconds);
     }
   }
 }
@@ -78,10 +81,14 @@ std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size) {
   const bool ring = verb.transfer.algorithm == Algorithm::ring;
   switch (verb.op) {
     case Op::all_reduce:
-    case Op::reduce_scatter: return ring ? make_ring(verb, rank, size) : make_direct_reduce(verb, rank, size);
-    case Op::all_gather: return ring ? make_ring(verb, rank, size) : make_direct_moves(verb, rank, size);
-    case Op::broadcast: return ring ? make_ring_broadcast(verb, rank, size) : make_direct_moves(verb, rank, size);
-    default: return make_direct_moves(verb, rank, size);
+    case Op::reduce_scatter:
+      return ring ? make_ring(verb, rank, size) : make_direct_reduce(verb, rank, size);
+    case Op::all_gather:
+      return ring ? make_ring(verb, rank, size) : make_direct_moves(verb, rank, size);
+    case Op::broadcast:
+      return ring ? make_ring_broadcast(verb, rank, size) : make_direct_moves(verb, rank, size);
+    default:
+      return make_direct_moves(verb, rank, size);
   }
 }
 
@@ -95,16 +102,18 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
     std::unique_ptr<Script> script;
   };
   const auto bound = std::make_shared<Bound>();
-  Work work = bind(verb, rank(), size(), [this, transport = transport_, bound, verb, what = describe(verb),
-                                          timeout = options_.timeout_seconds](LaunchContext& context, BoundState&) {
-    check_alive(*transport, what, monotonic_ns());
-    const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
-    Poster post(*transport);
-    bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
-                         verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
-    drive(*transport, post, bound->script.get(), what, timeout);
-    sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
-  });
+  Work work =
+      bind(verb, rank(), size(),
+           [this, transport = transport_, bound, verb, what = describe(verb), timeout = options_.timeout_seconds](
+               LaunchContext& context, BoundState&) {
+             check_alive(*transport, what, monotonic_ns());
+             const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
+             Poster post(*transport);
+             bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
+                                  verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
+             drive(*transport, post, bound->script.get(), what, timeout);
+             sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
+           });
   bound->script = make_script(verb, rank(), size());  // after the checks of bind
   staging_.resize(std::max(staging_.size(), static_cast<size_t>(bound->script->staging_bytes())));
   transport_->reserve(bound->script->messages());
@@ -146,7 +155,8 @@ int64_t HostCommunicator::meet(int64_t entry_ns, const std::vector<int>& peers) 
   times_.back() = entry_ns;
   for (size_t i = 0; i < peers.size(); ++i)
     post.recv(Phase::meeting, peers[i], 0, reinterpret_cast<std::byte*>(&times_[i]), sizeof(int64_t));
-  for (int peer : peers) post.send(Phase::meeting, peer, 0, reinterpret_cast<std::byte*>(&times_.back()), sizeof(int64_t));
+  for (int peer : peers)
+    post.send(Phase::meeting, peer, 0, reinterpret_cast<std::byte*>(&times_.back()), sizeof(int64_t));
   drive(*transport_, post, nullptr, "meeting", options_.timeout_seconds);
   for (size_t i = 0; i < peers.size(); ++i) entry_ns = std::max(entry_ns, times_[i]);
   return entry_ns;

@@ -14,8 +14,8 @@
 
 namespace slipstream::comm {
 
-/// `direct` adds in rank order; `ring` in ring order (see make_ring). abort reaches this rank only: its own works throw,
-/// the peers' run into their timeout or are ended by the process that ends.
+/// `direct` adds in rank order; `ring` in ring order (see make_ring). abort reaches this rank only: its own works
+/// throw, the peers' run into their timeout or are ended by the process that ends.
 class HostCommunicator final : public Communicator, public Meeting {
  public:
   HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options);

@@ -38,10 +38,14 @@ Part part_of(int64_t elems, int parts, int index) {
 
 void sum(DType dtype, std::byte* to, const std::byte* const* from, int count, int64_t elems) {
   switch (dtype) {
-    case DType::f32: return sum_blocks<float, float>(to, from, count, elems);
-    case DType::bf16: return sum_blocks<bfloat16, float>(to, from, count, elems);
-    case DType::f64: return sum_blocks<double, double>(to, from, count, elems);
-    default: SLIP_ASSERT(can_sum(dtype));
+    case DType::f32:
+      return sum_blocks<float, float>(to, from, count, elems);
+    case DType::bf16:
+      return sum_blocks<bfloat16, float>(to, from, count, elems);
+    case DType::f64:
+      return sum_blocks<double, double>(to, from, count, elems);
+    default:
+      SLIP_ASSERT(can_sum(dtype));
   }
 }
 

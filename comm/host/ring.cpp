@@ -23,9 +23,15 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
 class Ring final : public Script {
  public:
   Ring(const Verb& verb, int rank, int size)
-      : verb_(verb), rank_(rank), size_(size), hops_(size - 1), dtype_(verb.transfer.dtype),
-        reduces_(verb.op != Op::all_gather), gathers_(verb.op != Op::reduce_scatter),
-        chunk_elems_(kChunkBytes / size_of(dtype_)), chunks_(static_cast<int>(ceil_div(part(0).elems, chunk_elems_))) {
+      : verb_(verb),
+        rank_(rank),
+        size_(size),
+        hops_(size - 1),
+        dtype_(verb.transfer.dtype),
+        reduces_(verb.op != Op::all_gather),
+        gathers_(verb.op != Op::reduce_scatter),
+        chunk_elems_(kChunkBytes / size_of(dtype_)),
+        chunks_(static_cast<int>(ceil_div(part(0).elems, chunk_elems_))) {
     if (!reduces_ || size == 1) return;
     slot_bytes_ = bytes_of(std::min(chunk_elems_, part(0).elems), dtype_);
   }
@@ -69,9 +75,7 @@ class Ring final : public Script {
     const int64_t begin = std::min(chunk * chunk_elems_, whole.elems);
     return {whole.begin + begin, std::min(chunk_elems_, whole.elems - begin)};
   }
-  std::byte* slot(int chunk, int hop) {
-    return staging_ + (chunk % kChunksInFlight * hops_ + hop) * slot_bytes_;
-  }
+  std::byte* slot(int chunk, int hop) { return staging_ + (chunk % kChunksInFlight * hops_ + hop) * slot_bytes_; }
 
   void open(Poster& post, int chunk) {
     if (chunk >= chunks_) return;
@@ -81,7 +85,8 @@ class Ring final : public Script {
       post.recv(Phase::reduce, left(), chunk * hops_ + hop, slot(chunk, hop),
                 bytes_of(piece(around(rank_ - 2 - hop), chunk).elems, dtype_));
     const Part first = piece(left(), chunk);
-    post.send(Phase::reduce, right(), chunk * hops_, from_ + bytes_of(first.begin, dtype_), bytes_of(first.elems, dtype_));
+    post.send(Phase::reduce, right(), chunk * hops_, from_ + bytes_of(first.begin, dtype_),
+              bytes_of(first.elems, dtype_));
   }
   void add(Poster& post, int chunk, int hop) {
     const Part own = piece(around(rank_ - 2 - hop), chunk);
@@ -103,7 +108,8 @@ class Ring final : public Script {
   }
   void send(Poster& post, int chunk, int hop) {
     const Part next = piece(around(rank_ - hop), chunk);
-    post.send(Phase::gather, right(), chunk * hops_ + hop, to_ + bytes_of(next.begin, dtype_), bytes_of(next.elems, dtype_));
+    post.send(Phase::gather, right(), chunk * hops_ + hop, to_ + bytes_of(next.begin, dtype_),
+              bytes_of(next.elems, dtype_));
   }
 
   Verb verb_;
@@ -113,8 +119,8 @@ class Ring final : public Script {
   int64_t chunk_elems_;
   int chunks_;
   int64_t slot_bytes_ = 0;
-  std::byte* staging_ = nullptr;                 // [chunk in flight][hop][chunk]
-  std::array<int, kChunksInFlight> left_{};      // messages of the chunk's phase that are not done
+  std::byte* staging_ = nullptr;             // [chunk in flight][hop][chunk]
+  std::array<int, kChunksInFlight> left_{};  // messages of the chunk's phase that are not done
   const std::byte* from_ = nullptr;
   std::byte* to_ = nullptr;
 };
@@ -122,8 +128,11 @@ class Ring final : public Script {
 class Chain final : public Script {
  public:
   Chain(const Verb& verb, int rank, int size)
-      : rank_(rank), size_(size), position_((rank + size - verb.root) % size),
-        bytes_(bytes_of(verb.transfer.elems, verb.transfer.dtype)), chunks_(static_cast<int>(ceil_div(bytes_, kChunkBytes))) {}
+      : rank_(rank),
+        size_(size),
+        position_((rank + size - verb.root) % size),
+        bytes_(bytes_of(verb.transfer.elems, verb.transfer.dtype)),
+        chunks_(static_cast<int>(ceil_div(bytes_, kChunkBytes))) {}
 
   void start(Poster& post, const std::byte* from, std::byte* to, std::byte*) override {
     to_ = to;

@@ -57,8 +57,8 @@ class Poster {
   int64_t sent_bytes_ = 0;
 };
 
-/// One bound verb. start is called once per launch; the launch ends when no message is outstanding. `staging` is memory of
-/// staging_bytes() for as long: the verbs of a communicator run one after another and share it.
+/// One bound verb. start is called once per launch; the launch ends when no message is outstanding. `staging` is memory
+/// of staging_bytes() for as long: the verbs of a communicator run one after another and share it.
 class Script {
  public:
   virtual ~Script() = default;
@@ -70,12 +70,12 @@ class Script {
   virtual int messages() const = 0;
 };
 
-/// all_reduce and reduce_scatter: every rank sends part j to rank j, which adds in rank order; all_reduce then sends the
-/// sums back. Chunked: a chunk is added, and its sum sent, while the next is on its way.
+/// all_reduce and reduce_scatter: every rank sends part j to rank j, which adds in rank order; all_reduce then sends
+/// the sums back. Chunked: a chunk is added, and its sum sent, while the next is on its way.
 std::unique_ptr<Script> make_direct_reduce(const Verb& verb, int rank, int size);
 /// all_reduce, reduce_scatter and all_gather along the ring rank -> rank + 1. Part j starts at rank j + 1 and ends at
-/// rank j: the sum is ((x[j+1] + x[j+2]) + ...) + x[j], rounded to the type at each hop. Deterministic, but for more than
-/// two ranks not the bits of `direct`.
+/// rank j: the sum is ((x[j+1] + x[j+2]) + ...) + x[j], rounded to the type at each hop. Deterministic, but for more
+/// than two ranks not the bits of `direct`.
 std::unique_ptr<Script> make_ring(const Verb& verb, int rank, int size);
 /// broadcast along the chain that starts at the root.
 std::unique_ptr<Script> make_ring_broadcast(const Verb& verb, int rank, int size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings with one writer and one reader each. Positions count bytes since the start and are published with release, so that a
-// reader that sees a position sees the bytes before it.
+// Rings with one writer and one reader each. Positions count bytes since the start and are published with release, so
+// that a reader that sees a position sees the bytes before it.
 
 #include "comm/host/shared_transport.h"
 
@@ -37,7 +37,8 @@ struct alignas(64) Bell {
   /// Once per sweep over the rings, after the positions are published.
   void ring() {
     rung.fetch_add(1, std::memory_order_seq_cst);
-    if (asleep.load(std::memory_order_seq_cst) != 0) syscall(SYS_futex, &rung, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    if (asleep.load(std::memory_order_seq_cst) != 0)
+      syscall(SYS_futex, &rung, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
   void sleep(uint32_t seen, int64_t at_most_ns) {
     asleep.store(1, std::memory_order_seq_cst);
@@ -72,10 +73,13 @@ class End {
  public:
   End(std::byte* area, int sender, int size)
       : ring_(std::launder(reinterpret_cast<Ring*>(area + sizeof(Bell) + sender * ring_stride(size)))),
-        data_(reinterpret_cast<std::byte*>(ring_) + sizeof(Ring)), capacity_(ring_bytes(size)) {}
+        data_(reinterpret_cast<std::byte*>(ring_) + sizeof(Ring)),
+        capacity_(ring_bytes(size)) {}
 
   // The writer's side.
-  int64_t room() const { return capacity_ - static_cast<int64_t>(here_ - ring_->taken.load(std::memory_order_seq_cst)); }
+  int64_t room() const {
+    return capacity_ - static_cast<int64_t>(here_ - ring_->taken.load(std::memory_order_seq_cst));
+  }
   void put(const void* from, int64_t size_bytes) {
     in_two(size_bytes, [&](int64_t at, int64_t begin, int64_t count) {
       std::memcpy(data_ + at, static_cast<const std::byte*>(from) + begin, static_cast<size_t>(count));
@@ -143,7 +147,8 @@ class SharedTransport final : public HostTransport {
     ++outstanding_;
     const Posted posted{tag, static_cast<std::byte*>(data), size_bytes, token};
     // A message that came before anybody asked for it.
-    const auto early = std::find_if(box.early.begin(), box.early.end(), [&](const Early& e) { return !e.claimed && e.tag == tag; });
+    const auto early =
+        std::find_if(box.early.begin(), box.early.end(), [&](const Early& e) { return !e.claimed && e.tag == tag; });
     if (early == box.early.end()) return box.posted.push_back(posted);
     check_size(peer, size_bytes, std::ssize(early->bytes));
     early->claimed = true;
@@ -183,7 +188,9 @@ class SharedTransport final : public HostTransport {
     for (int peer : peers) text += fmt::format("{}rank {}", text.empty() ? "" : ", ", peer);
     return text;
   }
-  void reserve(int messages) override { finished_.reserve(std::max(finished_.capacity(), static_cast<size_t>(messages))); }
+  void reserve(int messages) override {
+    finished_.reserve(std::max(finished_.capacity(), static_cast<size_t>(messages)));
+  }
 
   void cancel() override {
     for (Outbox& box : out_) box.messages.clear();
@@ -303,7 +310,8 @@ class SharedTransport final : public HostTransport {
       box.end.take(&box.header, kAlign);
       box.has_header = true;
     }
-    const auto posted = std::find_if(box.posted.begin(), box.posted.end(), [&](const Posted& p) { return p.tag == box.header.tag; });
+    const auto posted =
+        std::find_if(box.posted.begin(), box.posted.end(), [&](const Posted& p) { return p.tag == box.header.tag; });
     if (posted != box.posted.end()) {
       check_size(peer, posted->size_bytes, box.header.size_bytes);
       // A message without bytes needs an address all the same, to be told from none.
@@ -336,8 +344,10 @@ class SharedTransport final : public HostTransport {
 
   void check_size(int peer, int64_t expected_bytes, int64_t came_bytes) const {
     if (expected_bytes == came_bytes) return;
-    throw CommError("[comm] rank {} expects {} bytes from rank {}, which sends {}. Both must launch the same verbs in the same order.",
-                    names_[static_cast<size_t>(rank_)], expected_bytes, names_[static_cast<size_t>(peer)], came_bytes);
+    throw CommError(
+        "[comm] rank {} expects {} bytes from rank {}, which sends {}. Both must launch the same verbs in the same "
+        "order.",
+        names_[static_cast<size_t>(rank_)], expected_bytes, names_[static_cast<size_t>(peer)], came_bytes);
   }
 
   std::shared_ptr<void> owner_;
@@ -357,10 +367,12 @@ class SharedTransport final : public HostTransport {
 /// Every page is touched now, so that what a process takes does not depend on how much it says.
 std::shared_ptr<std::byte> map_and_close(int file, int64_t size_bytes) {
   void* base = MAP_FAILED;
-  if (size_bytes > 0) base = mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+  if (size_bytes > 0)
+    base = mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
   close(file);
   if (base == MAP_FAILED) return nullptr;
-  return {static_cast<std::byte*>(base), [size_bytes](std::byte* memory) { munmap(memory, static_cast<size_t>(size_bytes)); }};
+  return {static_cast<std::byte*>(base),
+          [size_bytes](std::byte* memory) { munmap(memory, static_cast<size_t>(size_bytes)); }};
 }
 
 }  // namespace

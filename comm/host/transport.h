@@ -23,8 +23,9 @@ class HostTransport {
   virtual void recv(int peer, int tag, void* data, int64_t size_bytes, uint64_t token) = 0;
   /// Moves what can move; writes the tokens that have completed since the last call, returns how many.
   virtual int poll(uint64_t* tokens, int capacity) = 0;
-  /// Blocks. Until something may have moved since the last poll that gave nothing, or for about this long; may return early. A
-  /// transport that cannot be woken by its peers sleeps for less, so that polling is seldom but not late: see polling_pause_ns.
+  /// Blocks. Until something may have moved since the last poll that gave nothing, or for about this long; may return
+  /// early. A transport that cannot be woken by its peers sleeps for less, so that polling is seldom but not late: see
+  /// polling_pause_ns.
   virtual void wait(int64_t at_most_ns) = 0;
   virtual int outstanding() const = 0;
   /// "rank 1, rank 3": whom the outstanding messages are for. Pure.
@@ -39,8 +40,8 @@ class HostTransport {
   virtual std::unique_ptr<HostTransport> split(int color, int key) = 0;
 };
 
-/// How long to sleep between two polls when nothing has come for `idle_ns`: an eighth of that, so that a message is late by little
-/// of what it took. Every poll takes the core from compute.
+/// How long to sleep between two polls when nothing has come for `idle_ns`: an eighth of that, so that a message is
+/// late by little of what it took. Every poll takes the core from compute.
 constexpr int64_t polling_pause_ns(int64_t idle_ns) { return std::clamp<int64_t>(idle_ns / 8, 2'000, 200'000); }
 
 /// Largest message given to a transport; longer ones travel in pieces.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between machines Isend, Irecv and Testsome; MPI moves bytes only inside these calls. Inside a machine shared memory, so that
-// nobody polls and no core is taken for it.
+// Between machines Isend, Irecv and Testsome; MPI moves bytes only inside these calls. Inside a machine shared memory,
+// so that nobody polls and no core is taken for it.
 
 #include "comm/mpi/mpi_transport.h"
 
@@ -64,11 +64,12 @@ class MpiTransport final : public HostTransport {
 
   int poll(uint64_t* tokens, int capacity) override {
     int count = 0;
-    const int outcome = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(),
-                                     statuses_.data());
+    const int outcome =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
     if (outcome == MPI_ERR_IN_STATUS) {
       for (int i = 0; i < count; ++i)
-        if (const int error = statuses_[static_cast<size_t>(i)].MPI_ERROR; error != MPI_SUCCESS && error != MPI_ERR_PENDING)
+        if (const int error = statuses_[static_cast<size_t>(i)].MPI_ERROR;
+            error != MPI_SUCCESS && error != MPI_ERR_PENDING)
           check_mpi(error, "a message");
     }
     check_mpi(outcome, "poll");
@@ -143,8 +144,10 @@ class MpiTransport final : public HostTransport {
     int came = 0;
     MPI_Get_count(&statuses_[static_cast<size_t>(completed)], MPI_BYTE, &came);
     if (came != message.size_bytes)
-      throw CommError("[comm] rank {} expects {} bytes from rank {}, which sends {}. Both must launch the same verbs in the "
-                      "same order.", rank_, message.size_bytes, message.peer, came);
+      throw CommError(
+          "[comm] rank {} expects {} bytes from rank {}, which sends {}. Both must launch the same verbs in the "
+          "same order.",
+          rank_, message.size_bytes, message.peer, came);
     return index;
   }
   void remove_completed() {
@@ -158,20 +161,20 @@ class MpiTransport final : public HostTransport {
   }
 
   MPI_Comm connection_;
-  const bool share_memory_;             // of the parts that it is split into
+  const bool share_memory_;  // of the parts that it is split into
   int rank_ = 0;
   int size_ = 1;
-  int64_t moved_ns_ = 0;                // when a message last completed, or the first was posted
+  int64_t moved_ns_ = 0;  // when a message last completed, or the first was posted
   std::vector<MPI_Request> requests_;
-  std::vector<Message> messages_;       // same index as requests_
-  std::vector<uint64_t> finished_;      // completed, not yet handed out
+  std::vector<Message> messages_;   // same index as requests_
+  std::vector<uint64_t> finished_;  // completed, not yet handed out
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
   std::atomic<bool> aborted_{false};
 };
 
-/// Memory that the ranks of `local` share; null when the machine has no room for it: messages then go through MPI. Collective.
-/// Not a window of MPI: freeing one waits for all ranks, and after a failure they do not come.
+/// Memory that the ranks of `local` share; null when the machine has no room for it: messages then go through MPI.
+/// Collective. Not a window of MPI: freeing one waits for all ranks, and after a failure they do not come.
 std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   static std::atomic<int> count{0};
   int rank = 0;
@@ -241,7 +244,8 @@ std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, bool shar
   auto far = std::make_unique<MpiTransport>(connection, share_memory);
   if (!share_memory) return far;
   MPI_Comm local = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(connection, MPI_COMM_TYPE_SHARED, far->rank(), MPI_INFO_NULL, &local), "find the ranks of this machine");
+  check_mpi(MPI_Comm_split_type(connection, MPI_COMM_TYPE_SHARED, far->rank(), MPI_INFO_NULL, &local),
+            "find the ranks of this machine");
   int local_rank = 0, local_size = 1;
   MPI_Comm_rank(local, &local_rank);
   MPI_Comm_size(local, &local_size);
@@ -260,7 +264,8 @@ std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, bool shar
   prepare_shared_area(areas[static_cast<size_t>(local_rank)], local_size);
   check_mpi(MPI_Barrier(local), "share memory");
   MPI_Comm_free(&local);
-  return std::make_unique<NearAndFar>(make_shared_transport(areas, local_rank, names, memory), std::move(far), std::move(near_of));
+  return std::make_unique<NearAndFar>(make_shared_transport(areas, local_rank, names, memory), std::move(far),
+                                      std::move(near_of));
 }
 
 }  // namespace slipstream::comm

@@ -10,8 +10,8 @@
 
 namespace slipstream::comm {
 
-/// Takes ownership of `connection`, whose errors are returned. MPI must allow several threads. Peers of this machine use memory
-/// that they share, unless `share_memory` is false. Collective.
+/// Takes ownership of `connection`, whose errors are returned. MPI must allow several threads. Peers of this machine
+/// use memory that they share, unless `share_memory` is false. Collective.
 std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, bool share_memory);
 
 }  // namespace slipstream::comm

@@ -45,8 +45,12 @@ int told_by_launcher() {
 void require_acquaintance(int size) {
   const int told = told_by_launcher();
   if (told > 1 && size == 1)
-    throw CommError("[mpi] the launcher started {} processes, but this program's MPI knows of one: they do not speak the same language. Use the mpirun "
-                    "of the MPI that the program was built with; with Slurm srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH.", told);
+    throw CommError(
+        "[mpi] the launcher started {} processes, but this program's MPI knows of one: they do not speak the same "
+        "language. Use the mpirun "
+        "of the MPI that the program was built with; with Slurm srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for "
+        "MPICH.",
+        told);
 }
 
 }  // namespace
@@ -77,14 +81,18 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   int provided = MPI_THREAD_SINGLE;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "start MPI");
   if (provided < MPI_THREAD_MULTIPLE)
-    throw CommError("[mpi] this MPI gives thread level {}, need MPI_THREAD_MULTIPLE ({}): every channel has a thread. Use "
-                    "an MPI that was built with it.", provided, int{MPI_THREAD_MULTIPLE});
+    throw CommError(
+        "[mpi] this MPI gives thread level {}, need MPI_THREAD_MULTIPLE ({}): every channel has a thread. Use "
+        "an MPI that was built with it.",
+        provided, int{MPI_THREAD_MULTIPLE});
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  // Ranks are numbered machine by machine, however the launcher dealt them: the axes that come first in the order of the mesh stay inside.
+  // Ranks are numbered machine by machine, however the launcher dealt them: the axes that come first in the order of
+  // the mesh stay inside.
   MPI_Comm machine = MPI_COMM_NULL;
   int first = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &first);
-  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, first, MPI_INFO_NULL, &machine), "find the ranks of this machine");
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, first, MPI_INFO_NULL, &machine),
+            "find the ranks of this machine");
   check_mpi(MPI_Bcast(&first, 1, MPI_INT, 0, machine), "name this machine");
   MPI_Comm_free(&machine);
   check_mpi(MPI_Comm_split(MPI_COMM_WORLD, 0, first, &state_->control), "make the control channel");
@@ -96,8 +104,9 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
             "find the ranks of this machine");
   MPI_Comm_rank(state_->local, &state_->local_rank);
   MPI_Comm_size(state_->local, &state_->local_size);
-  check_mpi(MPI_Comm_split(state_->control, state_->local_rank == 0 ? 0 : MPI_UNDEFINED, state_->rank, &state_->leaders),
-            "find the machines");
+  check_mpi(
+      MPI_Comm_split(state_->control, state_->local_rank == 0 ? 0 : MPI_UNDEFINED, state_->rank, &state_->leaders),
+      "find the machines");
   state_->host = state_->rank;
   check_mpi(MPI_Bcast(&state_->host, 1, MPI_INT, 0, state_->local), "name this machine");
 }
@@ -135,7 +144,8 @@ std::string MpiWorld::broadcast(const std::string& bytes, int root) {
   constexpr int64_t kPiece = int64_t{1} << 28;
   for (int64_t begin = 0; begin < size_bytes; begin += kPiece)
     check_mpi(MPI_Bcast(all.data() + begin, static_cast<int>(std::min(kPiece, size_bytes - begin)), MPI_BYTE, root,
-                        state_->control), "broadcast");
+                        state_->control),
+              "broadcast");
   return all;
 }
 
@@ -155,7 +165,8 @@ std::vector<std::string> MpiWorld::gather(const std::string& bytes, int root) {
     throw CommError("[mpi] gather of {} bytes is more than one call can carry. Gather in parts.", total);
   std::string all(static_cast<size_t>(mine ? total : 0), '\0');
   check_mpi(MPI_Gatherv(bytes.data(), count, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE, root,
-                        state_->control), "gather");
+                        state_->control),
+            "gather");
   std::vector<std::string> parts;
   for (size_t r = 0; mine && r < size; ++r)
     parts.push_back(all.substr(static_cast<size_t>(offsets[r]), static_cast<size_t>(counts[r])));
@@ -189,7 +200,8 @@ int64_t MpiWorld::clock_offset_ns() {
     for (ClockReading& reading : readings) {
       reading.asked_ns = monotonic_ns();
       check_mpi(MPI_Send(&reading.asked_ns, 1, MPI_INT64_T, 0, 0, state_->leaders), "compare clocks");
-      check_mpi(MPI_Recv(&reading.theirs_ns, 1, MPI_INT64_T, 0, 0, state_->leaders, MPI_STATUS_IGNORE), "compare clocks");
+      check_mpi(MPI_Recv(&reading.theirs_ns, 1, MPI_INT64_T, 0, 0, state_->leaders, MPI_STATUS_IGNORE),
+                "compare clocks");
       reading.answered_ns = monotonic_ns();
     }
     if (!readings.empty()) offset_ns = clock_offset_of(readings);
@@ -208,10 +220,13 @@ std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::
                                                     const CommOptions& options) {
   for (int rank : ranks)
     if (rank < 0 || rank >= world.size())
-      throw CommError("[mpi] a group names rank {}, but the world has ranks 0 to {}. Start more ranks, or change the "
-                      "layout.", rank, world.size() - 1);
+      throw CommError(
+          "[mpi] a group names rank {}, but the world has ranks 0 to {}. Start more ranks, or change the "
+          "layout.",
+          rank, world.size() - 1);
   if (std::count(ranks.begin(), ranks.end(), world.rank()) != 1)
-    throw CommError("[mpi] rank {} makes a communicator of {} ranks that does not have it once.", world.rank(), ranks.size());
+    throw CommError("[mpi] rank {} makes a communicator of {} ranks that does not have it once.", world.rank(),
+                    ranks.size());
   if (ranks.size() == 1) return std::make_unique<HostCommunicator>(make_self_transport(), options);
   MPI_Group all, members;
   check_mpi(MPI_Comm_group(world.state_->control, &all), "ask for the group");

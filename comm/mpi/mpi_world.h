@@ -17,8 +17,8 @@ namespace slipstream::comm {
 /// exception unwinds ends the whole job, because the other ranks would wait for ever.
 class MpiWorld {
  public:
-  /// Blocks. Throws: CommError if a launcher started this process but MPI cannot serve several threads, or this build has
-  /// no MPI.
+  /// Blocks. Throws: CommError if a launcher started this process but MPI cannot serve several threads, or this build
+  /// has no MPI.
   MpiWorld();
   ~MpiWorld();
   MpiWorld(const MpiWorld&) = delete;
@@ -28,7 +28,7 @@ class MpiWorld {
   int size() const;
   int local_rank() const;  // among the ranks of this machine
   int local_size() const;
-  int host() const;        // names this machine: the lowest rank on it
+  int host() const;  // names this machine: the lowest rank on it
 
   void barrier();
   /// `bytes` of `root`, on every rank.
@@ -36,15 +36,17 @@ class MpiWorld {
   /// One string per rank on `root`, empty elsewhere.
   std::vector<std::string> gather(const std::string& bytes, int root);
   std::vector<std::string> all_gather(const std::string& bytes);
-  /// Nanoseconds to add to this rank's monotonic_ns() to get rank 0's; 0 on the machine of rank 0. One rank of every other machine
-  /// asks rank 0, machine after machine, in 8 round trips. Clocks drift apart by some 10 us a second: ask again before use.
+  /// Nanoseconds to add to this rank's monotonic_ns() to get rank 0's; 0 on the machine of rank 0. One rank of every
+  /// other machine asks rank 0, machine after machine, in 8 round trips. Clocks drift apart by some 10 us a second: ask
+  /// again before use.
   int64_t clock_offset_ns();
 
   /// Ends all ranks with this exit code.
   [[noreturn]] void abort(int exit_code);
 
  private:
-  friend std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld&, const std::vector<int>&, int, const CommOptions&);
+  friend std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld&, const std::vector<int>&, int,
+                                                             const CommOptions&);
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -52,8 +54,9 @@ class MpiWorld {
 /// The MPI that this program runs with, in its own words, such as "Open MPI v4.1.4"; empty in a build without. Pure.
 std::string mpi_version();
 
-/// Blocks. Collective among `ranks` (world ranks in group order, the caller among them): a communicator with a connection
-/// of its own. Every member makes its communicators in the same order; `channel` tells apart groups that are made at once.
+/// Blocks. Collective among `ranks` (world ranks in group order, the caller among them): a communicator with a
+/// connection of its own. Every member makes its communicators in the same order; `channel` tells apart groups that are
+/// made at once.
 /// Throws: CommError.
 std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::vector<int>& ranks, int channel,
                                                     const CommOptions& options = {});

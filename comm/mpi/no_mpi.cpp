@@ -16,8 +16,10 @@ struct MpiWorld::State {};
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
     if (const char* ranks = std::getenv(name); ranks && std::atoi(ranks) > 1)
-      throw CommError("[mpi] a launcher started {} ranks, but this build has no MPI. Install MPI and configure again with "
-                      "-Dmpi=enabled, or start one process.", ranks);
+      throw CommError(
+          "[mpi] a launcher started {} ranks, but this build has no MPI. Install MPI and configure again with "
+          "-Dmpi=enabled, or start one process.",
+          ranks);
 }
 MpiWorld::~MpiWorld() = default;
 
@@ -42,8 +44,8 @@ std::string mpi_version() { return {}; }
 std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld&, const std::vector<int>& ranks, int channel,
                                                     const CommOptions& options) {
   if (ranks != std::vector<int>{0})
-    throw CommError("[mpi] channel {} connects {} ranks, but this build has no MPI. Configure with -Dmpi=enabled.", channel,
-                    ranks.size());
+    throw CommError("[mpi] channel {} connects {} ranks, but this build has no MPI. Configure with -Dmpi=enabled.",
+                    channel, ranks.size());
   return std::make_unique<HostCommunicator>(make_self_transport(), options);
 }
 

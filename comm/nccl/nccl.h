@@ -28,22 +28,24 @@ int nccl_version();
 
 struct NcclEnvironment {
   int world_rank = 0;
-  bool shares_gpu = false;     // a test mode: several ranks on one GPU
-  bool deterministic = false;  // one algorithm and one protocol for all sizes, so that bits do not depend on NCCL's tuning
+  bool shares_gpu = false;  // a test mode: several ranks on one GPU
+  bool deterministic =
+      false;  // one algorithm and one protocol for all sizes, so that bits do not depend on NCCL's tuning
 };
 
 /// Sets what NCCL reads when its first communicator is made, where the user has not set it: launches of different
-/// communicators keep the host's order on every rank; our tuner, which applies the table and records what NCCL chose; with
-/// `deterministic` ring and simple protocol; with `shares_gpu` also
-/// what several ranks on one GPU need: a host name per rank, sockets on the loopback interface, few blocks.
+/// communicators keep the host's order on every rank; our tuner, which applies the table and records what NCCL chose;
+/// with `deterministic` ring and simple protocol; with `shares_gpu` also what several ranks on one GPU need: a host
+/// name per rank, sockets on the loopback interface, few blocks.
 void prepare_nccl_environment(const NcclEnvironment& environment);
 
 /// Blocks. Collective among `size` ranks, whose current CUDA device is the one they will use. `share` carries NCCL's
 /// identifier, and nothing else, from rank 0 to the others.
 ///
 /// A work enqueues and returns; it throws CommError when NCCL refuses it or has failed before. abort() tells what is in
-/// flight to end: its streams go on, with undefined data, and every later work throws. It blocks until graphs that hold works of this
-/// communicator are destroyed and, where NCCL frees memory, until the device is idle, that is until all communicators are aborted.
+/// flight to end: its streams go on, with undefined data, and every later work throws. It blocks until graphs that hold
+/// works of this communicator are destroyed and, where NCCL frees memory, until the device is idle, that is until all
+/// communicators are aborted.
 /// Throws: CommError with a sentence when this build has no NCCL, versions differ or the group cannot connect.
 std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share,
                                                      const NcclOptions& options = {});

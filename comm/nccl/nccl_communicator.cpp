@@ -26,22 +26,32 @@ constexpr double kLongestEndSeconds = 30;
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return ncclFloat32;
-    case DType::bf16: return ncclBfloat16;
-    case DType::f64: return ncclFloat64;
-    case DType::i32: return ncclInt32;
-    case DType::u8: return ncclUint8;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::i32:
+      return ncclInt32;
+    case DType::u8:
+      return ncclUint8;
   }
   throw InternalError("[nccl] type {} has no NCCL type.", static_cast<int>(dtype));
 }
 
 const char* what_to_do(ncclResult_t result) {
   switch (result) {
-    case ncclRemoteError: return "Another rank has failed or left: look for the first error among the ranks.";
-    case ncclSystemError: return "Look at the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO) and at the limits of the system.";
-    case ncclUnhandledCudaError: return "Look at nvidia-smi and the kernel log: a GPU may be lost or out of memory.";
-    case ncclInvalidUsage: return "Two ranks may be on one GPU: set SLIPSTREAM_SHARE_GPU=1 to test with that; else set NCCL_DEBUG=WARN.";
-    default: return "Set NCCL_DEBUG=WARN and start again to see NCCL's own words.";
+    case ncclRemoteError:
+      return "Another rank has failed or left: look for the first error among the ranks.";
+    case ncclSystemError:
+      return "Look at the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO) and at the limits of the system.";
+    case ncclUnhandledCudaError:
+      return "Look at nvidia-smi and the kernel log: a GPU may be lost or out of memory.";
+    case ncclInvalidUsage:
+      return "Two ranks may be on one GPU: set SLIPSTREAM_SHARE_GPU=1 to test with that; else set NCCL_DEBUG=WARN.";
+    default:
+      return "Set NCCL_DEBUG=WARN and start again to see NCCL's own words.";
   }
 }
 
@@ -56,7 +66,8 @@ const char* what_to_do(ncclResult_t result) {
 /// ncclInProgress at the deadline.
 template <typename Pause>
 ncclResult_t settle(ncclComm_t comm, ncclResult_t result, double timeout_seconds, const Pause& pause) {
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
   for (int look = 0; result == ncclInProgress; ++look) {
     if (Clock::now() >= deadline) return ncclInProgress;
     pause(look);
@@ -110,7 +121,8 @@ NcclCommunicator::~NcclCommunicator() {
   if (!comm_) return;
   for (void* handle : registered_)
     if (const ncclResult_t result = ncclCommDeregister(comm_, handle); result != ncclSuccess)
-      log_warn("[nccl] {}: rank {} could not let go of registered memory: {}", options_.name, rank_, ncclGetErrorString(result));
+      log_warn("[nccl] {}: rank {} could not let go of registered memory: {}", options_.name, rank_,
+               ncclGetErrorString(result));
   const double limit_seconds = std::min(options_.timeout_seconds, kLongestEndSeconds);
   ncclResult_t result = settle(comm_, ncclCommFinalize(comm_), limit_seconds, rest);
   if (result == ncclSuccess) result = ncclCommDestroy(comm_);
@@ -120,14 +132,20 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 Work NcclCommunicator::all_reduce(const Transfer& t) { return bind_verb({.op = Op::all_reduce, .transfer = t}); }
-Work NcclCommunicator::reduce_scatter(const Transfer& t) { return bind_verb({.op = Op::reduce_scatter, .transfer = t}); }
+Work NcclCommunicator::reduce_scatter(const Transfer& t) {
+  return bind_verb({.op = Op::reduce_scatter, .transfer = t});
+}
 Work NcclCommunicator::all_gather(const Transfer& t) { return bind_verb({.op = Op::all_gather, .transfer = t}); }
 Work NcclCommunicator::broadcast(const Transfer& t, int root) {
   return bind_verb({.op = Op::broadcast, .transfer = t, .root = root});
 }
 Work NcclCommunicator::all_to_all(const Transfer& t) { return bind_verb({.op = Op::all_to_all, .transfer = t}); }
-Work NcclCommunicator::send(const Transfer& t, int peer) { return bind_verb({.op = Op::send, .transfer = t, .to_peer = peer}); }
-Work NcclCommunicator::recv(const Transfer& t, int peer) { return bind_verb({.op = Op::recv, .transfer = t, .from_peer = peer}); }
+Work NcclCommunicator::send(const Transfer& t, int peer) {
+  return bind_verb({.op = Op::send, .transfer = t, .to_peer = peer});
+}
+Work NcclCommunicator::recv(const Transfer& t, int peer) {
+  return bind_verb({.op = Op::recv, .transfer = t, .from_peer = peer});
+}
 Work NcclCommunicator::exchange(const Transfer& t, int to_peer, int from_peer) {
   return bind_verb({.op = Op::exchange, .transfer = t, .to_peer = to_peer, .from_peer = from_peer});
 }
@@ -153,13 +171,20 @@ ncclResult_t NcclCommunicator::enqueue(const Verb& verb, LaunchContext& context)
   const auto from = [&] { return context.at(transfer.from); };
   const auto to = [&] { return context.at(transfer.to); };
   switch (verb.op) {
-    case Op::all_reduce: return ncclAllReduce(from(), to(), count, type, ncclSum, comm_, stream);
-    case Op::reduce_scatter: return ncclReduceScatter(from(), to(), count, type, ncclSum, comm_, stream);
-    case Op::all_gather: return ncclAllGather(from(), to(), count, type, comm_, stream);
-    case Op::broadcast: return ncclBroadcast(rank_ == verb.root ? from() : to(), to(), count, type, verb.root, comm_, stream);
-    case Op::send: return ncclSend(from(), count, type, verb.to_peer, comm_, stream);
-    case Op::recv: return ncclRecv(to(), count, type, verb.from_peer, comm_, stream);
-    default: break;
+    case Op::all_reduce:
+      return ncclAllReduce(from(), to(), count, type, ncclSum, comm_, stream);
+    case Op::reduce_scatter:
+      return ncclReduceScatter(from(), to(), count, type, ncclSum, comm_, stream);
+    case Op::all_gather:
+      return ncclAllGather(from(), to(), count, type, comm_, stream);
+    case Op::broadcast:
+      return ncclBroadcast(rank_ == verb.root ? from() : to(), to(), count, type, verb.root, comm_, stream);
+    case Op::send:
+      return ncclSend(from(), count, type, verb.to_peer, comm_, stream);
+    case Op::recv:
+      return ncclRecv(to(), count, type, verb.from_peer, comm_, stream);
+    default:
+      break;
   }
   // As a group, or a ring of ranks that all send first would wait for ever.
   ncclResult_t worst = ncclGroupStart();
@@ -188,19 +213,24 @@ void NcclCommunicator::finish(std::unique_lock<std::mutex>& lock, ncclResult_t r
     require_alive(what);
   });
   if (result == ncclInProgress)
-    throw CommError("[nccl] {}: {} was not accepted within {} s. A rank may be gone or late: look for the first error among "
-                    "the ranks, or raise comm.timeout_seconds.", options_.name, what, options_.timeout_seconds);
+    throw CommError(
+        "[nccl] {}: {} was not accepted within {} s. A rank may be gone or late: look for the first error among "
+        "the ranks, or raise comm.timeout_seconds.",
+        options_.name, what, options_.timeout_seconds);
   if (result != ncclSuccess) fail_with(comm_, options_.name, result, what);
 }
 
 void NcclCommunicator::require_alive(const std::string& what) const {
   if (!comm_)
-    throw CommError("[nccl] {}: {} was given up, because the connection of rank {} was aborted. Look for the first error "
-                    "among the ranks.", options_.name, what, rank_);
+    throw CommError(
+        "[nccl] {}: {} was given up, because the connection of rank {} was aborted. Look for the first error "
+        "among the ranks.",
+        options_.name, what, rank_);
 }
 
 std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
-  if (color < 0) throw CommError("[nccl] {}: split with color {}, need at least 0. Give every rank a group.", options_.name, color);
+  if (color < 0)
+    throw CommError("[nccl] {}: split with color {}, need at least 0. Give every rank a group.", options_.name, color);
   std::unique_lock lock(mutex_);
   require_alive("split");
   const TunedChannel tuned(options_.name, options_.channel);
@@ -226,7 +256,8 @@ std::string NcclCommunicator::register_memory(std::byte* base, int64_t size_byte
   std::unique_lock lock(mutex_);
   require_alive("registering memory");
   void* handle = nullptr;
-  const ncclResult_t result = settle(comm_, ncclCommRegister(comm_, base, static_cast<size_t>(size_bytes), &handle), options_.timeout_seconds, rest);
+  const ncclResult_t result = settle(comm_, ncclCommRegister(comm_, base, static_cast<size_t>(size_bytes), &handle),
+                                     options_.timeout_seconds, rest);
   if (result != ncclSuccess) return fmt::format("NCCL does not register memory here: {}", ncclGetErrorString(result));
   // Success without a handle: this transport has no use for it.
   if (!handle) return "NCCL has no use for registered memory on these links";
@@ -258,28 +289,40 @@ void prepare_nccl_environment(const NcclEnvironment& environment) {
   if (!environment.shares_gpu) return;
   // NCCL refuses two ranks of one host on one GPU, so each rank calls itself another host; then only sockets remain.
   set_if_unset("NCCL_HOSTID", fmt::format("slipstream-rank-{}", environment.world_rank));
-  for (const auto& [name, value] : {std::pair{"NCCL_NET", "Socket"}, {"NCCL_IB_DISABLE", "1"}, {"NCCL_SOCKET_IFNAME", "lo"},
-                                    {"NCCL_MNNVL_ENABLE", "0"}, {"NCCL_NVLS_ENABLE", "0"}, {"NCCL_RAS_ENABLE", "0"},
-                                    {"NCCL_CUMEM_HOST_ENABLE", "0"}, {"NCCL_MIN_CTAS", "1"}, {"NCCL_MAX_CTAS", "2"},
-                                    {"NCCL_CGA_CLUSTER_SIZE", "0"}, {"NCCL_BUFFSIZE", "1048576"}, {"NCCL_ALGO", "Ring"},
+  for (const auto& [name, value] : {std::pair{"NCCL_NET", "Socket"},
+                                    {"NCCL_IB_DISABLE", "1"},
+                                    {"NCCL_SOCKET_IFNAME", "lo"},
+                                    {"NCCL_MNNVL_ENABLE", "0"},
+                                    {"NCCL_NVLS_ENABLE", "0"},
+                                    {"NCCL_RAS_ENABLE", "0"},
+                                    {"NCCL_CUMEM_HOST_ENABLE", "0"},
+                                    {"NCCL_MIN_CTAS", "1"},
+                                    {"NCCL_MAX_CTAS", "2"},
+                                    {"NCCL_CGA_CLUSTER_SIZE", "0"},
+                                    {"NCCL_BUFFSIZE", "1048576"},
+                                    {"NCCL_ALGO", "Ring"},
                                     {"NCCL_PROTO", "Simple"}})
     set_if_unset(name, value);
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share, const NcclOptions& options) {
+std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share,
+                                                     const NcclOptions& options) {
   if (size < 1 || rank < 0 || rank >= size)
-    throw CommError("[nccl] {}: rank {} of a group of {} was asked for, need a rank from 0 to size - 1.", options.name, rank, size);
+    throw CommError("[nccl] {}: rank {} of a group of {} was asked for, need a rank from 0 to size - 1.", options.name,
+                    rank, size);
   ncclUniqueId id{};
   ncclResult_t made = rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
   // Rank 0 shares even what it could not make, or the others would wait.
   const std::string version = fmt::format("{:>8}", nccl_version());
-  const std::string shared = share(rank == 0 ? version + (made == ncclSuccess ? std::string(id.internal, sizeof id.internal) : "") : "");
+  const std::string shared =
+      share(rank == 0 ? version + (made == ncclSuccess ? std::string(id.internal, sizeof id.internal) : "") : "");
   if (made != ncclSuccess) fail_with(nullptr, options.name, made, "making an identifier");
   if (shared.size() != version.size() + sizeof id.internal)
     throw CommError("[nccl] {}: rank 0 of the group could not make an identifier. Look at its error.", options.name);
   if (shared.compare(0, version.size(), version) != 0)
-    throw CommError("[nccl] {}: rank {} has NCCL {}, rank 0 of its group has {}. Install the same version on all machines.",
-                    options.name, rank, nccl_version(), std::stoi(shared.substr(0, version.size())));
+    throw CommError(
+        "[nccl] {}: rank {} has NCCL {}, rank 0 of its group has {}. Install the same version on all machines.",
+        options.name, rank, nccl_version(), std::stoi(shared.substr(0, version.size())));
   std::copy_n(shared.data() + version.size(), sizeof id.internal, id.internal);
   const TunedChannel tuned(options.name, options.channel);
   ncclConfig_t config = config_of(options);
@@ -289,8 +332,10 @@ std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const S
   const std::string what = fmt::format("connecting rank {} of {}", rank, size);
   if (made == ncclInProgress) {
     ncclCommAbort(comm);
-    throw CommError("[nccl] {}: {} took more than {} s. See that all ranks have started and reach each other "
-                    "(NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO).", options.name, what, options.timeout_seconds);
+    throw CommError(
+        "[nccl] {}: {} took more than {} s. See that all ranks have started and reach each other "
+        "(NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO).",
+        options.name, what, options.timeout_seconds);
   }
   if (made != ncclSuccess) fail_with(comm, options.name, made, what);
   return std::make_unique<NcclCommunicator>(comm, options);

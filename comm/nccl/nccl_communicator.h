@@ -51,7 +51,7 @@ class NcclCommunicator final : public Communicator {
   void require_alive(const std::string& what) const;
 
   std::mutex mutex_;
-  ncclComm_t comm_;  // under mutex_; null after abort
+  ncclComm_t comm_;                // under mutex_; null after abort
   std::vector<void*> registered_;  // under mutex_
   NcclOptions options_;
   int rank_ = 0;

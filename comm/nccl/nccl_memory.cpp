@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's own arithmetic, read from its source (2.27) and checked against nothing but that.
 //
-// src/init.cc, computeBuffSizes: a connection has buffers for all three protocols, whichever is used; NCCL_BUFFSIZE, NCCL_LL_BUFFSIZE and
-// NCCL_LL128_BUFFSIZE set them. src/transport/p2p.cc, p2pRecvSetup: they are one allocation of the rank that receives (or, for reads, the one that sends),
-// a multiple of 2 MiB. src/transport/net.cc: to other nodes, those of what is sent and of what is received are on the GPU where it talks to the network itself.
+// src/init.cc, computeBuffSizes: a connection has buffers for all three protocols, whichever is used; NCCL_BUFFSIZE,
+// NCCL_LL_BUFFSIZE and NCCL_LL128_BUFFSIZE set them. src/transport/p2p.cc, p2pRecvSetup: they are one allocation of the
+// rank that receives (or, for reads, the one that sends), a multiple of 2 MiB. src/transport/net.cc: to other nodes,
+// those of what is sent and of what is received are on the GPU where it talks to the network itself.
 
 #include "comm/nccl/nccl_memory.h"
 
@@ -18,10 +19,12 @@ namespace slipstream::comm {
 namespace {
 
 constexpr int64_t kSimpleBytes = 4 * kMiB;
-constexpr int64_t kLlBytes = int64_t{8} * 512 * 8 * 16;     // lines of a thread, threads, steps, bytes of a line
-constexpr int64_t kLl128Bytes = int64_t{120} * 640 * 8 * 8;  // elements of a thread, threads, steps, bytes of an element
+constexpr int64_t kLlBytes = int64_t{8} * 512 * 8 * 16;  // lines of a thread, threads, steps, bytes of a line
+constexpr int64_t kLl128Bytes =
+    int64_t{120} * 640 * 8 * 8;  // elements of a thread, threads, steps, bytes of an element
 constexpr int64_t kGranularityBytes = 2 * kMiB;
-// Observed in NCCL's log on eight H100 behind NVSwitch ("24 coll channels"); its documentation says only that it chooses.
+// Observed in NCCL's log on eight H100 behind NVSwitch ("24 coll channels"); its documentation says only that it
+// chooses.
 constexpr int64_t kWidestBlocks = 24;
 
 /// A variable of the user; `otherwise` where it is not set or no number, as NCCL takes it.
@@ -43,7 +46,8 @@ int64_t blocks_of(const NcclChannel& channel) {
 }  // namespace
 
 int64_t nccl_buffer_bytes(const NcclChannel& channel, bool crosses_nodes) {
-  const int64_t connection_bytes = variable("NCCL_BUFFSIZE", kSimpleBytes) + variable("NCCL_LL_BUFFSIZE", kLlBytes) + variable("NCCL_LL128_BUFFSIZE", kLl128Bytes);
+  const int64_t connection_bytes = variable("NCCL_BUFFSIZE", kSimpleBytes) + variable("NCCL_LL_BUFFSIZE", kLlBytes) +
+                                   variable("NCCL_LL128_BUFFSIZE", kLl128Bytes);
   return blocks_of(channel) * (crosses_nodes ? 2 : 1) * round_up(connection_bytes, kGranularityBytes);
 }
 

@@ -8,9 +8,10 @@
 
 namespace slipstream::comm {
 
-/// Bytes that one communicator of several ranks takes for what travels: blocks x connections x the buffers of all protocols. The blocks are those
-/// that the user's variables or the table allow, else as many as NCCL takes where links are widest, so that it is rather too much than too little. Trees
-/// and NVLink SHARP take more. Reads the environment, and nothing else: the same on ranks whose NCCL_* agree.
+/// Bytes that one communicator of several ranks takes for what travels: blocks x connections x the buffers of all
+/// protocols. The blocks are those that the user's variables or the table allow, else as many as NCCL takes where links
+/// are widest, so that it is rather too much than too little. Trees and NVLink SHARP take more. Reads the environment,
+/// and nothing else: the same on ranks whose NCCL_* agree.
 int64_t nccl_buffer_bytes(const NcclChannel& channel, bool crosses_nodes);
 
 }  // namespace slipstream::comm

@@ -16,7 +16,8 @@ namespace slipstream::comm {
 namespace {
 
 constexpr int64_t kLimitBytes = int64_t{1} << 20;
-const std::vector<std::string> kAlgorithms = {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"};
+const std::vector<std::string> kAlgorithms = {"tree",      "ring", "collnet_direct", "collnet_chain", "nvls",
+                                              "nvls_tree", "pat"};
 const std::vector<std::string> kProtocols = {"ll", "ll128", "simple"};
 const std::vector<std::string> kVerbs = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
 constexpr Op kOps[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::broadcast};
@@ -24,7 +25,8 @@ constexpr Op kOps[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::b
 size_t index_of(const std::vector<std::string>& words, const Json& value, const std::string& what) {
   const std::string& word = value.as_string(what);
   const auto found = std::find(words.begin(), words.end(), word);
-  if (found == words.end()) throw ConfigError("{} is {}, which is none of {}.", what, files::shown(word), fmt::join(words, ", "));
+  if (found == words.end())
+    throw ConfigError("{} is {}, which is none of {}.", what, files::shown(word), fmt::join(words, ", "));
   return static_cast<size_t>(found - words.begin());
 }
 
@@ -40,7 +42,8 @@ NcclChoice choice_of(const Json& entry, const std::string& what) {
   choice.algorithm = static_cast<NcclAlgorithm>(index_of(kAlgorithms, entry.at("algorithm"), what + ".algorithm"));
   choice.protocol = static_cast<NcclProtocol>(index_of(kProtocols, entry.at("protocol"), what + ".protocol"));
   for (const auto& [key, value] : entry.as_object(what)) {
-    if (key == "up_to") choice.up_to_bytes = parse_bytes(value.as_string(what + ".up_to"));
+    if (key == "up_to")
+      choice.up_to_bytes = parse_bytes(value.as_string(what + ".up_to"));
     else if (key != "verb" && key != "algorithm" && key != "protocol")
       throw ConfigError("{}: unknown key {}; there are verb, up_to, algorithm and protocol.", what, files::shown(key));
   }
@@ -51,13 +54,20 @@ NcclChannel channel_of(const Json& entry, const std::string& what) {
   NcclChannel channel;
   for (const auto& [key, value] : entry.as_object(what)) {
     const std::string at = what + "." + key;
-    if (key == "min_ctas") channel.min_ctas = count_of(value, at, 1, 64);
-    else if (key == "max_ctas") channel.max_ctas = count_of(value, at, 1, 64);
-    else if (key == "cluster_size") channel.cluster_size = count_of(value, at, 0, 8);
-    else if (key == "traffic_class") channel.traffic_class = count_of(value, at, 0, 255);
+    if (key == "min_ctas")
+      channel.min_ctas = count_of(value, at, 1, 64);
+    else if (key == "max_ctas")
+      channel.max_ctas = count_of(value, at, 1, 64);
+    else if (key == "cluster_size")
+      channel.cluster_size = count_of(value, at, 0, 8);
+    else if (key == "traffic_class")
+      channel.traffic_class = count_of(value, at, 0, 255);
     else if (key == "choices")
-      for (const Json& choice : value.as_array(at)) channel.choices.push_back(choice_of(choice, fmt::format("{}[{}]", at, channel.choices.size())));
-    else throw ConfigError("{}: unknown key {}; there are min_ctas, max_ctas, cluster_size, traffic_class and choices.", what, files::shown(key));
+      for (const Json& choice : value.as_array(at))
+        channel.choices.push_back(choice_of(choice, fmt::format("{}[{}]", at, channel.choices.size())));
+    else
+      throw ConfigError("{}: unknown key {}; there are min_ctas, max_ctas, cluster_size, traffic_class and choices.",
+                        what, files::shown(key));
   }
   if (channel.max_ctas > 0 && channel.min_ctas > channel.max_ctas)
     throw ConfigError("{}: min_ctas {} is more than max_ctas {}.", what, channel.min_ctas, channel.max_ctas);
@@ -83,7 +93,8 @@ NcclTable NcclTable::parse(const std::string& text, const std::string& source) {
     const Json file = Json::parse(text, source);
     for (const auto& [key, value] : file.as_object(source)) {
       if (key != "channels") throw ConfigError("{}: unknown key {}; there is channels.", source, files::shown(key));
-      for (const auto& [name, entry] : value.as_object(source)) table.channels_[name] = channel_of(entry, source + ": " + name);
+      for (const auto& [name, entry] : value.as_object(source))
+        table.channels_[name] = channel_of(entry, source + ": " + name);
     }
   } catch (const DataError& error) {
     throw ConfigError("[comm] comm.nccl: {}", error.what());

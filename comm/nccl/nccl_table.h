@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What NCCL may use on each channel, and which algorithm and protocol a collective takes: a table that belongs to the plan.
+// What NCCL may use on each channel, and which algorithm and protocol a collective takes: a table that belongs to the
+// plan.
 //
 //   {"channels": {"*":      {"max_ctas": 8},
 //                 "reduce": {"min_ctas": 2, "max_ctas": 4, "cluster_size": 0, "traffic_class": 1,
-//                            "choices": [{"verb": "all_reduce", "up_to": "1MiB", "algorithm": "tree", "protocol": "ll"},
+//                            "choices": [{"verb": "all_reduce", "up_to": "1MiB", "algorithm": "tree", "protocol":
+//                            "ll"},
 //                                        {"verb": "all_reduce", "algorithm": "ring", "protocol": "simple"}]}}}
 //
-// A channel that is not named has what "*" has; what is not set is NCCL's own choice. Variables NCCL_* of the user come first.
+// A channel that is not named has what "*" has; what is not set is NCCL's own choice. Variables NCCL_* of the user come
+// first.
 
 #include <cstdint>
 #include <map>
@@ -33,7 +36,7 @@ struct NcclChoice {
 };
 
 struct NcclChannel {
-  int min_ctas = 0;        // blocks that a collective takes from the compute kernels; 0: not set
+  int min_ctas = 0;  // blocks that a collective takes from the compute kernels; 0: not set
   int max_ctas = 0;
   int cluster_size = -1;   // blocks of a cluster; -1: not set, 0: no clusters
   int traffic_class = -1;  // of the network; -1: not set

@@ -13,8 +13,10 @@ std::vector<NcclUse> nccl_uses() { return {}; }
 void prepare_nccl_environment(const NcclEnvironment&) {}
 
 std::unique_ptr<Communicator> make_nccl_communicator(int, int size, const ShareBytes&, const NcclOptions& options) {
-  throw CommError("[nccl] {} of {} ranks was asked for, but this build has no NCCL. Use the cpu device with MPI, or "
-                  "configure with -Dnccl=enabled where NCCL is installed.", options.name, size);
+  throw CommError(
+      "[nccl] {} of {} ranks was asked for, but this build has no NCCL. Use the cpu device with MPI, or "
+      "configure with -Dnccl=enabled where NCCL is installed.",
+      options.name, size);
 }
 
 }  // namespace slipstream::comm

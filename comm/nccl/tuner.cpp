@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL asks before every new size of a collective. What it is told is a function of the table, what it takes is recorded.
+// NCCL asks before every new size of a collective. What it is told is a function of the table, what it takes is
+// recorded.
 
 #include "comm/nccl/tuner.h"
 
@@ -30,11 +31,16 @@ Uses& uses() {
 // ncclFunc_t: broadcast 0, reduce 1, all_gather 2, reduce_scatter 3, all_reduce 4.
 std::optional<Op> op_of(int function) {
   switch (function) {
-    case 0: return Op::broadcast;
-    case 2: return Op::all_gather;
-    case 3: return Op::reduce_scatter;
-    case 4: return Op::all_reduce;
-    default: return {};
+    case 0:
+      return Op::broadcast;
+    case 2:
+      return Op::all_gather;
+    case 3:
+      return Op::reduce_scatter;
+    case 4:
+      return Op::all_reduce;
+    default:
+      return {};
   }
 }
 
@@ -45,7 +51,8 @@ int init(size_t, size_t, void*, void** context) {
   return 0;
 }
 
-int get_coll_info(void* context, int function, size_t bytes, int, float** costs, int algorithms, int protocols, int, int*) {
+int get_coll_info(void* context, int function, size_t bytes, int, float** costs, int algorithms, int protocols, int,
+                  int*) {
   const auto& tuned = *static_cast<const Tuned*>(context);
   const std::optional<Op> op = op_of(function);
   if (!op) return 0;

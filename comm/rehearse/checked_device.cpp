@@ -74,8 +74,10 @@ class Followed {
       const std::vector<uint32_t>& works = streams_[stream].works;
       if (works.size() <= (stream < host.size() ? host[stream] : 0)) continue;
       const Launched& last = works_[works.back()];
-      throw PlanError("[hazard] the host copies memory of the device while {} (channel {}, step {}) may still be running: synchronize the streams before.",
-                      last.work->name, streams_[stream].name, last.step);
+      throw PlanError(
+          "[hazard] the host copies memory of the device while {} (channel {}, step {}) may still be running: "
+          "synchronize the streams before.",
+          last.work->name, streams_[stream].name, last.step);
     }
   }
 
@@ -97,11 +99,20 @@ class Followed {
       const StreamHistory& other = streams_[earlier.stream];
       const auto record = std::lower_bound(other.records.begin(), other.records.end(), earlier.position);
       const auto name = [&](uint32_t position) { return works_[other.works[position - 1]].work->name; };
-      const Hazard hazard{.earlier = earlier.work->name, .later = work.name, .earlier_run = earlier.step, .later_run = frame.step,
-                          .earlier_channel = other.name, .later_channel = streams_[stream].name, .earlier_writes = earlier_writes,
-                          .later_writes = writes, .buffer = buffers_[slice.buffer].name, .begin_bytes = begin, .end_bytes = end,
+      const Hazard hazard{.earlier = earlier.work->name,
+                          .later = work.name,
+                          .earlier_run = earlier.step,
+                          .later_run = frame.step,
+                          .earlier_channel = other.name,
+                          .later_channel = streams_[stream].name,
+                          .earlier_writes = earlier_writes,
+                          .later_writes = writes,
+                          .buffer = buffers_[slice.buffer].name,
+                          .begin_bytes = begin,
+                          .end_bytes = end,
                           .behind = clock[earlier.stream] > 0 ? name(clock[earlier.stream]) : "",
-                          .event = record == other.records.end() ? "" : name(*record), .counted = "step"};
+                          .event = record == other.records.end() ? "" : name(*record),
+                          .counted = "step"};
       throw PlanError("[hazard] {}", hazard.sentence());
     });
   }
@@ -114,7 +125,8 @@ class Followed {
 
 class CheckedEvent final : public Event {
  public:
-  CheckedEvent(std::shared_ptr<Followed> followed, std::unique_ptr<Event> inner) : followed_(std::move(followed)), inner_(std::move(inner)) {}
+  CheckedEvent(std::shared_ptr<Followed> followed, std::unique_ptr<Event> inner)
+      : followed_(std::move(followed)), inner_(std::move(inner)) {}
   void synchronize() override {
     inner_->synchronize();
     join(followed_->host, clock);
@@ -169,15 +181,22 @@ class CheckedStream final : public Stream {
 
 class CheckedDevice final : public Device {
  public:
-  CheckedDevice(std::unique_ptr<Device> inner, const Buffers& buffers) : inner_(std::move(inner)), followed_(std::make_shared<Followed>(buffers)) {}
+  CheckedDevice(std::unique_ptr<Device> inner, const Buffers& buffers)
+      : inner_(std::move(inner)), followed_(std::make_shared<Followed>(buffers)) {}
 
   DeviceKind kind() const override { return inner_->kind(); }
   std::unique_ptr<Stream> make_stream(const StreamOptions& options) override {
     return std::make_unique<CheckedStream>(followed_, inner_->make_stream(options));
   }
-  std::unique_ptr<Event> make_event(uint64_t tag) override { return std::make_unique<CheckedEvent>(followed_, inner_->make_event(tag)); }
-  std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) override { return inner_->allocate(size_bytes, name); }
-  std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override { return inner_->allocate_host(size_bytes, name); }
+  std::unique_ptr<Event> make_event(uint64_t tag) override {
+    return std::make_unique<CheckedEvent>(followed_, inner_->make_event(tag));
+  }
+  std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) override {
+    return inner_->allocate(size_bytes, name);
+  }
+  std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override {
+    return inner_->allocate_host(size_bytes, name);
+  }
   void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override {
     followed_->host_copies();
     inner_->copy_to_host(host, device, size_bytes);

@@ -71,8 +71,10 @@ void AccessMap::record(const Slice& slice, bool writes, uint32_t node, ChannelId
     Segment& segment = at->second;
     const auto same = std::find_if(segment.readers.begin(), segment.readers.end(),
                                    [channel](const auto& reader) { return reader.first == channel; });
-    if (same == segment.readers.end()) segment.readers.emplace_back(channel, node);
-    else same->second = node;
+    if (same == segment.readers.end())
+      segment.readers.emplace_back(channel, node);
+    else
+      same->second = node;
     covered = segment.end_bytes;
   }
 }

@@ -35,11 +35,11 @@ class Clocks {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   size_t channels_;
-  std::vector<uint32_t> tails_;       // last node of each channel
-  std::vector<uint32_t> lengths_;     // nodes of each channel
+  std::vector<uint32_t> tails_;    // last node of each channel
+  std::vector<uint32_t> lengths_;  // nodes of each channel
   std::vector<ChannelId> channel_of_;
-  std::vector<uint32_t> position_;    // on its channel, from 1
-  std::vector<uint32_t> clocks_;      // channels_ numbers per node: items of that channel complete before it
+  std::vector<uint32_t> position_;  // on its channel, from 1
+  std::vector<uint32_t> clocks_;    // channels_ numbers per node: items of that channel complete before it
 };
 
 /// Throws PlanError unless `plan.order` holds every item once, behind all items that it waits for.

@@ -19,7 +19,8 @@ std::vector<RankRuns> representatives(std::span<const StageRuns> stages, const M
   if (stages.size() != static_cast<size_t>(mesh.sizes().pipeline))
     throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.sizes().pipeline);
   std::vector<RankRuns> ranks;
-  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage) ranks.push_back({mesh.rank({.pipeline = stage}), stages[static_cast<size_t>(stage)].runs, {}});
+  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage)
+    ranks.push_back({mesh.rank({.pipeline = stage}), stages[static_cast<size_t>(stage)].runs, {}});
   return ranks;
 }
 
@@ -105,8 +106,7 @@ class Pruner {
     std::vector<Point>& after = plan_[id].after;
     const uint32_t node = node_of_[id] = clocks_.begin(plan_[id].channel);
     // Latest first: it may imply the others, never the other way round.
-    std::sort(after.begin(), after.end(),
-              [this](Point a, Point b) { return node_of_[a.item] > node_of_[b.item]; });
+    std::sort(after.begin(), after.end(), [this](Point a, Point b) { return node_of_[a.item] > node_of_[b.item]; });
     return static_cast<int64_t>(std::erase_if(after, [&](Point point) {
       const uint32_t earlier = node_of_[point.item];
       if (clocks_.ordered(earlier, node)) return true;
@@ -191,8 +191,8 @@ Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vect
   return proof;
 }
 
-Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
-             const Price& price, Checks checks) {
+Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price,
+             Checks checks) {
   const std::vector<RankRuns> ranks = representatives(in_a_row(stages, 1), mesh);
   for (const Stage& stage : stages) add_waits_of_before(*stage.plan);
 
@@ -203,8 +203,7 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
 
   Graph in_order(mesh, channels, ranks, price, {.rehearse = {}});
   if (!in_order.solve())
-    throw PlanError("[plan] {} cannot run with its channels in order: {}.", stages[0].plan->kind,
-                    in_order.why_stuck());
+    throw PlanError("[plan] {} cannot run with its channels in order: {}.", stages[0].plan->kind, in_order.why_stuck());
   require_same_meetings(stages, unlimited, in_order);
   sort_by_start(stages, in_order);
 

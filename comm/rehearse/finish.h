@@ -27,18 +27,19 @@ struct StageRuns {
 };
 
 struct Proof {
-  std::string deadlock;             // empty: none under any gate, all runs in a row with the waits between them
-  std::vector<Hazard> hazards;      // of all runs in a row, all stages; if none, orders that no pass has said
+  std::string deadlock;         // empty: none under any gate, all runs in a row with the waits between them
+  std::vector<Hazard> hazards;  // of all runs in a row, all stages; if none, orders that no pass has said
   int64_t hazard_count = 0;
-  int64_t items = 0;                // of all stages, each plan once
-  int64_t waits = 0;                // left in the plans
-  int64_t pruned_count = 0;         // dropped as implied
-  int64_t seam_waits = 0;           // of the last run, all stages
-  uint64_t order_hash = 0;          // of host order, names, channels and sizes of all plans of all stages; equal on all ranks
+  int64_t items = 0;         // of all stages, each plan once
+  int64_t waits = 0;         // left in the plans
+  int64_t pruned_count = 0;  // dropped as implied
+  int64_t seam_waits = 0;    // of the last run, all stages
+  uint64_t order_hash = 0;   // of host order, names, channels and sizes of all plans of all stages; equal on all ranks
 
   bool holds() const { return deadlock.empty() && hazard_count == 0; }
-  /// Takes over what finish() found of one of the plans with Checks::orders. An access that nothing orders at all is in there, too, and in a proof of
-  /// runs with what it would take: so orders that no pass has said count only beside their like.
+  /// Takes over what finish() found of one of the plans with Checks::orders. An access that nothing orders at all is in
+  /// there, too, and in a proof of runs with what it would take: so orders that no pass has said count only beside
+  /// their like.
   void include(Proof finished);
 };
 
@@ -53,17 +54,18 @@ enum class Checks : uint8_t {
 ///
 /// One plan per pipeline stage, finished together because their sends and receives must agree. The order: rehearse with
 /// unlimited channels, sort each channel by (start, MeetingKey), rehearse with those channels, sort the host order the
-/// same way. Starts strictly increase along every wait and channel, and the key is equal on all members of a meeting, so
-/// the rehearsal is itself a schedule that satisfies every launch gate: no gate can deadlock, at any real speed.
+/// same way. Starts strictly increase along every wait and channel, and the key is equal on all members of a meeting,
+/// so the rehearsal is itself a schedule that satisfies every launch gate: no gate can deadlock, at any real speed.
 /// Append order matters only as the sequence that matches the tasks of one channel and group across ranks.
 /// Writes Plan::order and Item::after. Throws: PlanError naming the cycle if waits contradict each other, or if the
 /// groups' tasks cannot be matched.
 /// The proof has what `checks` asks for, and the number of waits dropped.
-Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
-             const Price& price, Checks checks = Checks::all);
+Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price,
+             Checks checks = Checks::all);
 
 /// Deadlocks under any gate and hazards of finished plans that run in a row. Changes nothing.
-Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price);
+Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels,
+            const Price& price);
 
 /// Hash of what ranks must agree on before the first step. Pure.
 uint64_t order_hash(std::span<const Plan* const> plans);

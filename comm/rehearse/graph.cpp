@@ -31,7 +31,11 @@ std::vector<ItemId> issue_order(const Plan& plan, bool in_order_channels) {
 
 Graph::Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
              const Price& price, const GraphOptions& options)
-    : mesh_(mesh), channels_(channels), ranks_(ranks), price_(price), options_(options),
+    : mesh_(mesh),
+      channels_(channels),
+      ranks_(ranks),
+      price_(price),
+      options_(options),
       time_(options.rehearse.contention) {
   for (ChannelId c = 0; c < channels.size(); ++c) {
     ChannelId first = 0;
@@ -110,7 +114,8 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
       time_.edge(nodes_[rank_index][wait.run][wait.from], nodes[wait.to], After::end);
     }
   if (!options_.rehearse.replayed || order.empty()) return;
-  // The tails of channels are what everything else of the run has ended before; who asks for a name of the barrier gets that of the last item.
+  // The tails of channels are what everything else of the run has ended before; who asks for a name of the barrier gets
+  // that of the last item.
   const uint32_t barrier = time_.add_local(1);
   origin_.push_back({static_cast<uint32_t>(rank_index), run, order.back()});
   for (uint32_t& tail : state.tails) {
@@ -161,15 +166,17 @@ uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankS
   require_same(meeting, task, ranks_[rank_index].rank);
   const WireCost cost = price_.wire(plan, id, axis, mesh_.group_size(axis));
   return time_.join(meeting, {.port = static_cast<uint32_t>(rank_index) * ports_per_rank_ + price_.port(axis),
-                              .latency_ns = cost.latency_ns, .wire_ns = cost.wire_ns, .sends = task.op != Op::recv,
+                              .latency_ns = cost.latency_ns,
+                              .wire_ns = cost.wire_ns,
+                              .sends = task.op != Op::recv,
                               .receives = task.op != Op::send});
 }
 
 void Graph::require_same(uint32_t meeting, const Task& task, int rank) {
   const auto [first, first_rank] = first_member_[meeting];
   const bool same_op = first->op == task.op || (is_pair(first->op) && is_pair(task.op));
-  if (!mismatch_.empty() || (same_op && first->elems == task.elems && first->dtype == task.dtype &&
-                             first->algorithm == task.algorithm))
+  if (!mismatch_.empty() ||
+      (same_op && first->elems == task.elems && first->dtype == task.dtype && first->algorithm == task.algorithm))
     return;
   mismatch_ = fmt::format("on channel {} rank {} issues {} ({} of {} {}) where rank {} issues {} ({} of {} {})",
                           channels_[task.channel].name, first_rank, first->name, name_of(first->op), first->elems,
@@ -198,10 +205,18 @@ std::string Graph::why_stuck() const {
     if (!text.empty()) text += "; ";
     text += describe(link.node);
     switch (link.why) {
-      case Blocked::Why::end: text += " waits for "; break;
-      case Blocked::Why::enter: text += " may not launch before "; break;
-      case Blocked::Why::member: text += " meets "; break;
-      case Blocked::Why::missing: text += " waits for a partner that never issues it"; break;
+      case Blocked::Why::end:
+        text += " waits for ";
+        break;
+      case Blocked::Why::enter:
+        text += " may not launch before ";
+        break;
+      case Blocked::Why::member:
+        text += " meets ";
+        break;
+      case Blocked::Why::missing:
+        text += " waits for a partner that never issues it";
+        break;
     }
     if (link.awaited != kNoNode) text += describe(link.awaited);
   }

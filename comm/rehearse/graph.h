@@ -25,8 +25,8 @@ struct GraphOptions {
 
 class Graph {
  public:
-  /// Borrows everything. Throws PlanError if a plan is not finished (in_order_channels) or names a channel, item or rank
-  /// that is not there.
+  /// Borrows everything. Throws PlanError if a plan is not finished (in_order_channels) or names a channel, item or
+  /// rank that is not there.
   Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks, const Price& price,
         const GraphOptions& options);
 
@@ -66,13 +66,13 @@ class Graph {
   const Price& price_;
   GraphOptions options_;
   VirtualTime time_;
-  std::vector<uint32_t> wire_of_;                       // of each channel
+  std::vector<uint32_t> wire_of_;  // of each channel
   std::map<int, size_t> index_of_rank_;
   uint32_t ports_per_rank_ = 1;
   std::vector<std::vector<std::vector<uint32_t>>> nodes_;  // [rank][run][item]
-  std::vector<Origin> origin_;                          // of each node
+  std::vector<Origin> origin_;                             // of each node
   std::map<std::array<uint32_t, 5>, uint32_t> meetings_;
-  std::vector<MeetingKey> keys_;                        // of each meeting
+  std::vector<MeetingKey> keys_;  // of each meeting
   std::vector<std::pair<const Task*, int>> first_member_;
   std::string mismatch_;
 };

@@ -36,7 +36,12 @@ std::string name_of_buffer(const Buffers* buffers, const Slice& slice) {
 class Checker {
  public:
   Checker(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers, const Change& change)
-      : sequence_(sequence), channels_(channels), buffers_(buffers), change_(change), clocks_(channels.size()), on_channel_(channels.size()) {}
+      : sequence_(sequence),
+        channels_(channels),
+        buffers_(buffers),
+        change_(change),
+        clocks_(channels.size()),
+        on_channel_(channels.size()) {}
 
   Walk walk() {
     for (uint32_t run = 0; run < sequence_.runs.size(); ++run) walk_run(run);
@@ -52,7 +57,8 @@ class Checker {
     if (run < sequence_.seams.size())
       for (size_t i = 0; i < sequence_.seams[run].size(); ++i) {
         const SeamWait& wait = sequence_.seams[run][i];
-        seam_waits[wait.to].push_back(changed(node_of_[wait.run][wait.from], change_.seam == std::pair<size_t, size_t>(run, i)));
+        seam_waits[wait.to].push_back(
+            changed(node_of_[wait.run][wait.from], change_.seam == std::pair<size_t, size_t>(run, i)));
       }
     node_of_.emplace_back(plan.size());
     for (ItemId id : plan.order) {
@@ -61,7 +67,8 @@ class Checker {
       origin_.push_back({run, id});
       on_channel_[item.channel].push_back(node);
       for (size_t i = 0; i < item.after.size(); ++i)
-        wait(node, changed(node_of_[run][item.after[i].item], change_.plan == &plan && change_.item == id && change_.index == i));
+        wait(node, changed(node_of_[run][item.after[i].item],
+                           change_.plan == &plan && change_.item == id && change_.index == i));
       for (uint32_t earlier : seam_waits[id]) wait(node, earlier);
       for (const Slice& slice : item.reads) check(slice, false, node);
       for (const Slice& slice : item.writes) check(slice, true, node);
@@ -78,12 +85,16 @@ class Checker {
   uint32_t changed(uint32_t earlier, bool is_hit) const {
     if (!is_hit) return earlier;
     const uint32_t position = clocks_.position(earlier);
-    return change_.mutation == Mutation::deleted || position == 1 ? kNobody : on_channel_[clocks_.channel(earlier)][position - 2];
+    return change_.mutation == Mutation::deleted || position == 1 ? kNobody
+                                                                  : on_channel_[clocks_.channel(earlier)][position - 2];
   }
 
-  const std::string& name(uint32_t node) const { return (*sequence_.runs[origin_[node].first])[origin_[node].second].name; }
+  const std::string& name(uint32_t node) const {
+    return (*sequence_.runs[origin_[node].first])[origin_[node].second].name;
+  }
 
-  /// The first node from `node` on, on its channel and in its run, that other channels can wait for: see Scheduler::bind.
+  /// The first node from `node` on, on its channel and in its run, that other channels can wait for: see
+  /// Scheduler::bind.
   uint32_t recorded_from(uint32_t node) const {
     const auto [run, id] = origin_[node];
     const Plan& plan = *sequence_.runs[run];
@@ -104,11 +115,18 @@ class Checker {
       if (report_.hazards.size() >= kHazardsKept) return;
       const ChannelId channel = clocks_.channel(earlier);
       const uint32_t complete = clocks_.complete(node, channel);
-      report_.hazards.push_back({.earlier = name(earlier), .later = name(node), .earlier_run = origin_[earlier].first,
-                                 .later_run = origin_[node].first, .earlier_channel = channels_[channel].name,
-                                 .later_channel = channels_[clocks_.channel(node)].name, .earlier_writes = earlier_writes,
-                                 .later_writes = writes, .buffer = name_of_buffer(buffers_, slice), .begin_bytes = begin,
-                                 .end_bytes = end, .behind = complete > 0 ? name(on_channel_[channel][complete - 1]) : "",
+      report_.hazards.push_back({.earlier = name(earlier),
+                                 .later = name(node),
+                                 .earlier_run = origin_[earlier].first,
+                                 .later_run = origin_[node].first,
+                                 .earlier_channel = channels_[channel].name,
+                                 .later_channel = channels_[clocks_.channel(node)].name,
+                                 .earlier_writes = earlier_writes,
+                                 .later_writes = writes,
+                                 .buffer = name_of_buffer(buffers_, slice),
+                                 .begin_bytes = begin,
+                                 .end_bytes = end,
+                                 .behind = complete > 0 ? name(on_channel_[channel][complete - 1]) : "",
                                  .event = name(recorded_from(earlier))});
     });
   }
@@ -125,21 +143,25 @@ class Checker {
   std::vector<std::vector<uint32_t>> on_channel_;    // nodes of each channel, in order
 };
 
-Walk walk(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers, const Change& change) {
+Walk walk(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers,
+          const Change& change) {
   return Checker(sequence, channels, buffers, change).walk();
 }
 
 /// Who comes before whom by waits and the spine alone, whatever the order of the channels.
 class SaidOrder {
  public:
-  explicit SaidOrder(const Plan& plan) : plan_(plan), spine_before_(plan.size(), -1), spine_after_(plan.size(), kNever), visited_(plan.size(), 0) {
+  explicit SaidOrder(const Plan& plan)
+      : plan_(plan), spine_before_(plan.size(), -1), spine_after_(plan.size(), kNever), visited_(plan.size(), 0) {
     for (ItemId id : plan.order) {
       if (plan.is_spine(id)) spine_before_[id] = id;
-      for (const Point& point : plan[id].after) spine_before_[id] = std::max(spine_before_[id], spine_before_[point.item]);
+      for (const Point& point : plan[id].after)
+        spine_before_[id] = std::max(spine_before_[id], spine_before_[point.item]);
     }
     for (auto id = plan.order.rbegin(); id != plan.order.rend(); ++id) {
       if (plan.is_spine(*id)) spine_after_[*id] = *id;
-      for (const Point& point : plan[*id].after) spine_after_[point.item] = std::min(spine_after_[point.item], spine_after_[*id]);
+      for (const Point& point : plan[*id].after)
+        spine_after_[point.item] = std::min(spine_after_[point.item], spine_after_[*id]);
     }
   }
 
@@ -156,7 +178,8 @@ class SaidOrder {
   bool reaches(ItemId from, ItemId to) {
     if (from == to) return true;
     if (plan_.is_spine(from) || std::exchange(visited_[from], query_) == query_) return false;
-    return std::any_of(plan_[from].after.begin(), plan_[from].after.end(), [&](const Point& point) { return reaches(point.item, to); });
+    return std::any_of(plan_[from].after.begin(), plan_[from].after.end(),
+                       [&](const Point& point) { return reaches(point.item, to); });
   }
 
   const Plan& plan_;
@@ -173,14 +196,18 @@ std::string Hazard::sentence() const {
     return fmt::format("{} (channel {}, {} {})", name, channel, counted, run);
   };
   if (by_chance)
-    return fmt::format("{} {} {} bytes {}..{} that {} {}, and only the computed order of the plan puts it second: say that {} waits "
-                       "for {}, or the other way round.", at(later, later_channel, later_run), later_writes ? "writes" : "reads", buffer,
-                       begin_bytes, end_bytes, at(earlier, earlier_channel, earlier_run), earlier_writes ? "writes" : "reads", later, earlier);
-  return fmt::format("{} {} {} bytes {}..{} while {} may still be {} them: add a wait of {} for {}. {}; of channel {} it waits for {}.",
-                     at(later, later_channel, later_run), later_writes ? "writes" : "reads", buffer, begin_bytes, end_bytes,
-                     at(earlier, earlier_channel, earlier_run), earlier_writes ? "writing" : "reading", later, earlier,
-                     event.empty() ? "No event has been recorded behind it" : "The nearest event is that of " + event, earlier_channel,
-                     behind.empty() ? "nothing" : "nothing behind " + behind);
+    return fmt::format(
+        "{} {} {} bytes {}..{} that {} {}, and only the computed order of the plan puts it second: say that {} waits "
+        "for {}, or the other way round.",
+        at(later, later_channel, later_run), later_writes ? "writes" : "reads", buffer, begin_bytes, end_bytes,
+        at(earlier, earlier_channel, earlier_run), earlier_writes ? "writes" : "reads", later, earlier);
+  return fmt::format(
+      "{} {} {} bytes {}..{} while {} may still be {} them: add a wait of {} for {}. {}; of channel {} it waits for "
+      "{}.",
+      at(later, later_channel, later_run), later_writes ? "writes" : "reads", buffer, begin_bytes, end_bytes,
+      at(earlier, earlier_channel, earlier_run), earlier_writes ? "writing" : "reading", later, earlier,
+      event.empty() ? "No event has been recorded behind it" : "The nearest event is that of " + event, earlier_channel,
+      behind.empty() ? "nothing" : "nothing behind " + behind);
 }
 
 HazardReport find_hazards(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers) {
@@ -199,10 +226,18 @@ HazardReport find_unsaid(const Plan& plan, const std::vector<Channel>& channels,
         if (said.ordered(earlier, id)) return;
         ++report.count;
         if (report.hazards.size() >= kHazardsKept) return;
-        report.hazards.push_back({.earlier = plan[earlier].name, .later = item.name, .earlier_channel = channels[plan[earlier].channel].name,
-                                  .later_channel = channels[item.channel].name, .earlier_writes = earlier_writes, .later_writes = writes,
-                                  .buffer = name_of_buffer(buffers, slice), .begin_bytes = begin, .end_bytes = end, .behind = {},
-                                  .event = plan[earlier].name, .by_chance = true});
+        report.hazards.push_back({.earlier = plan[earlier].name,
+                                  .later = item.name,
+                                  .earlier_channel = channels[plan[earlier].channel].name,
+                                  .later_channel = channels[item.channel].name,
+                                  .earlier_writes = earlier_writes,
+                                  .later_writes = writes,
+                                  .buffer = name_of_buffer(buffers, slice),
+                                  .begin_bytes = begin,
+                                  .end_bytes = end,
+                                  .behind = {},
+                                  .event = plan[earlier].name,
+                                  .by_chance = true});
       });
     };
     for (const Slice& slice : item.reads) check(slice, false);
@@ -222,7 +257,8 @@ Mutations& Mutations::operator+=(const Mutations& other) {
   return *this;
 }
 
-Mutations mutate_waits(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers, Mutation mutation) {
+Mutations mutate_waits(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers,
+                       Mutation mutation) {
   const Clocks reference = walk(sequence, channels, buffers, {}).clocks;
   Mutations result;
   auto judge = [&](const Change& change, const std::string& later, const std::string& earlier) {

@@ -26,7 +26,8 @@ int64_t union_ns(std::vector<Span> spans) {
 /// Charges the idle time of one rank's compute stream to the tasks it waited for.
 class ExposedTime {
  public:
-  ExposedTime(const RankRuns& given, size_t channel_count, bool replayed, RankTimes& times) : given_(given), times_(times) {
+  ExposedTime(const RankRuns& given, size_t channel_count, bool replayed, RankTimes& times)
+      : given_(given), times_(times) {
     std::vector<Place> tails(channel_count), ended;
     for (uint32_t run = 0; run < given.runs.size(); ++run) {
       const Plan& plan = *given.runs[run];
@@ -84,7 +85,8 @@ class ExposedTime {
       if (is_wire(awaited)) times_.exposed_ns += idle_to_ns - from_ns;
       idle_to_ns = from_ns;
       const Place before = longest_wait(awaited);
-      if (is_wire(awaited) && before.is_set && span(before).end_ns < span(awaited).start_ns) break;  // it was ready, its peer was not
+      if (is_wire(awaited) && before.is_set && span(before).end_ns < span(awaited).start_ns)
+        break;  // it was ready, its peer was not
       awaited = before;
     }
     times_.bubble_ns += std::max<int64_t>(0, idle_to_ns - idle_from_ns);
@@ -120,9 +122,12 @@ RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index,
 
 const char* name_of(Gate gate) {
   switch (gate) {
-    case Gate::none: return "independent";
-    case Gate::launch_order: return "launch order";
-    case Gate::serial: return "serial";
+    case Gate::none:
+      return "independent";
+    case Gate::launch_order:
+      return "launch order";
+    case Gate::serial:
+      return "serial";
   }
   return "?";
 }
@@ -144,7 +149,8 @@ Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::
     return rehearsal;
   }
   rehearsal.makespan_ns = graph.time().makespan_ns();
-  for (size_t r = 0; r < ranks.size(); ++r) rehearsal.ranks.push_back(times_of(graph, ranks[r], r, channels.size(), options.replayed));
+  for (size_t r = 0; r < ranks.size(); ++r)
+    rehearsal.ranks.push_back(times_of(graph, ranks[r], r, channels.size(), options.replayed));
   return rehearsal;
 }
 

@@ -37,7 +37,8 @@ struct RehearseOptions {
   /// them, alone in its groups; it still pays for the whole group. Otherwise all ranks of the mesh must be given.
   bool collapse = true;
   bool contention = true;  // transfers in flight on a port share it
-  bool replayed = false;   // a device launches every run as one graph, which is a barrier: nothing of a run begins before all of the last one has ended
+  bool replayed = false;   // a device launches every run as one graph, which is a barrier: nothing of a run begins
+                           // before all of the last one has ended
 };
 
 struct Span {
@@ -46,8 +47,9 @@ struct Span {
   int64_t duration_ns() const { return end_ns - start_ns; }
 };
 
-/// Idle time of a compute stream, charged to the task that the next item waited for longest, while it ran or travelled; what was idle before is charged to
-/// what it waited for in turn. Where a communication could not begin because a peer had not come, idle time is a bubble and charged to nobody.
+/// Idle time of a compute stream, charged to the task that the next item waited for longest, while it ran or travelled;
+/// what was idle before is charged to what it waited for in turn. Where a communication could not begin because a peer
+/// had not come, idle time is a bubble and charged to nobody.
 struct Exposed {
   uint32_t run = 0;  // of the compute item that waited
   ItemId item = 0;
@@ -61,8 +63,8 @@ struct RankTimes {
   std::vector<int64_t> busy_ns;         // by channel: union of its spans over all runs
   std::vector<Exposed> exposed;         // in the order of the items that waited
   int64_t exposed_ns = 0;               // sum of those charged to communication
-  int64_t bubble_ns = 0;                // idle because other stages still computed: what the schedule costs, whatever the links
-  int64_t communication_ns = 0;         // union over all communication channels
+  int64_t bubble_ns = 0;  // idle because other stages still computed: what the schedule costs, whatever the links
+  int64_t communication_ns = 0;  // union over all communication channels
 
   /// Start of run + 1's first spine item less that of run's. Both plans must have a spine.
   int64_t step_period_ns(size_t run) const { return runs[run + 1][0].start_ns - runs[run][0].start_ns; }
@@ -70,7 +72,7 @@ struct RankTimes {
 
 struct Rehearsal {
   bool finished = false;
-  std::string deadlock;          // if not finished: who waits for whom, by rank and item
+  std::string deadlock;  // if not finished: who waits for whom, by rank and item
   int64_t makespan_ns = 0;
   std::vector<RankTimes> ranks;  // as given; empty if not finished
 };

@@ -23,10 +23,10 @@ std::vector<std::vector<SeamWait>> link_all(std::span<const Plan* const> runs, c
 /// The runs of `history` that the next plan can need to wait for, as indices into it, oldest first: the last 3 of each
 /// row of repeats; of those the last 6; and of every plan at least its last run. Pure.
 ///
-/// Dropping the others is sound: if an item of an older run of plan P touches some bytes, then the same item of P's last
-/// run touches the same bytes, later on the same in-order channel, so a wait for the later one covers the earlier. The
-/// waits inside the kept history that link() then assumes are implied by those that were really placed (induction over
-/// runs). So link() over the kept runs orders every pair that link() over all runs orders. The size is bounded by
+/// Dropping the others is sound: if an item of an older run of plan P touches some bytes, then the same item of P's
+/// last run touches the same bytes, later on the same in-order channel, so a wait for the later one covers the earlier.
+/// The waits inside the kept history that link() then assumes are implied by those that were really placed (induction
+/// over runs). So link() over the kept runs orders every pair that link() over all runs orders. The size is bounded by
 /// 6 + the number of distinct plans, so the kept sequence of plans is a key for a cache of link()'s answers: there
 /// SeamWait::run counts kept runs, and compact()[run] is the index into `history`.
 std::vector<uint32_t> compact(std::span<const Plan* const> history);

@@ -78,12 +78,18 @@ bool VirtualTime::solve() {
     if (kind == EventKind::transfer_end && event.stamp_and_kind >> 2 != transfers_[event.id].stamp) continue;
     now_ns_ = event.time_ns;
     switch (kind) {
-      case EventKind::local_end: finish(event.id); break;
-      case EventKind::move:
-        if (contention_) begin_transfers(event.id);
-        else finish_meeting(event.id);
+      case EventKind::local_end:
+        finish(event.id);
         break;
-      case EventKind::transfer_end: end_transfer(event.id); break;
+      case EventKind::move:
+        if (contention_)
+          begin_transfers(event.id);
+        else
+          finish_meeting(event.id);
+        break;
+      case EventKind::transfer_end:
+        end_transfer(event.id);
+        break;
     }
     drain();
   }
@@ -175,11 +181,10 @@ void VirtualTime::share(const Port& port) {
 
 void VirtualTime::rebalance(Transfer& transfer, uint32_t index) {
   const Port& port = ports_[transfer.use.port];
-  const size_t sharers = std::max({transfer.use.sends ? port.sending.size() : 0,
-                                   transfer.use.receives ? port.receiving.size() : 0, size_t{1}});
+  const size_t sharers = std::max(
+      {transfer.use.sends ? port.sending.size() : 0, transfer.use.receives ? port.receiving.size() : 0, size_t{1}});
   if (static_cast<int64_t>(sharers) == transfer.sharers) return;
-  if (transfer.sharers > 0)
-    transfer.left_fixed -= ((now_ns_ - transfer.updated_ns) << kFixedBits) / transfer.sharers;
+  if (transfer.sharers > 0) transfer.left_fixed -= ((now_ns_ - transfer.updated_ns) << kFixedBits) / transfer.sharers;
   transfer.left_fixed = std::max<int64_t>(transfer.left_fixed, 0);
   transfer.updated_ns = now_ns_;
   transfer.sharers = static_cast<int64_t>(sharers);

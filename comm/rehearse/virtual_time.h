@@ -64,23 +64,23 @@ class VirtualTime {
 
  private:
   struct Node {
-    int64_t duration_ns = 0;     // of a local node
+    int64_t duration_ns = 0;  // of a local node
     uint32_t meeting = kNoNode;
-    uint32_t transfer = 0;       // of a member
-    uint32_t pending = 0;        // edges that do not yet allow it to enter
+    uint32_t transfer = 0;  // of a member
+    uint32_t pending = 0;   // edges that do not yet allow it to enter
   };
   struct Meeting {
     uint32_t expected = 0;
     uint32_t joined = 0;
     uint32_t entered = 0;
-    uint32_t moving = 0;         // transfers not yet done
-    uint32_t first_member = 0;   // into members_
+    uint32_t moving = 0;        // transfers not yet done
+    uint32_t first_member = 0;  // into members_
   };
   struct Transfer {
     PortUse use;
     uint32_t node = 0;
-    uint32_t stamp = 0;          // an event with an older stamp is void
-    int64_t left_fixed = 0;      // wire time left at full bandwidth, in 1/65536 ns
+    uint32_t stamp = 0;      // an event with an older stamp is void
+    int64_t left_fixed = 0;  // wire time left at full bandwidth, in 1/65536 ns
     int64_t updated_ns = 0;
     int64_t sharers = 0;
   };
@@ -121,7 +121,7 @@ class VirtualTime {
   std::vector<uint32_t> members_;  // nodes, by meeting
   std::vector<Transfer> transfers_;
   std::vector<Port> ports_;
-  std::vector<Edge> edges_;        // sorted by `from` once indexed
+  std::vector<Edge> edges_;  // sorted by `from` once indexed
   std::vector<uint32_t> first_edge_;
   std::vector<uint32_t> ready_;
   std::priority_queue<Event> events_;

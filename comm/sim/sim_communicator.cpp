@@ -33,8 +33,10 @@ class SimCommunicator final : public Communicator {
     return charge({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer});
   }
   std::unique_ptr<Communicator> split(int, int) override {
-    throw CommError("[sim] rank {} of {} cannot be split: a simulated rank has no peers to agree with. Make the group with "
-                    "make_sim_communicator from its rank and size in the mesh.", rank_, size_);
+    throw CommError(
+        "[sim] rank {} of {} cannot be split: a simulated rank has no peers to agree with. Make the group with "
+        "make_sim_communicator from its rank and size in the mesh.",
+        rank_, size_);
   }
   void abort() override {}
 

@@ -24,15 +24,21 @@ class ThreadCommunicator final : public Communicator, public Meeting {
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
 
-  Work all_reduce(const Transfer& transfer) override { return collective({.op = Op::all_reduce, .transfer = transfer}); }
+  Work all_reduce(const Transfer& transfer) override {
+    return collective({.op = Op::all_reduce, .transfer = transfer});
+  }
   Work reduce_scatter(const Transfer& transfer) override {
     return collective({.op = Op::reduce_scatter, .transfer = transfer});
   }
-  Work all_gather(const Transfer& transfer) override { return collective({.op = Op::all_gather, .transfer = transfer}); }
+  Work all_gather(const Transfer& transfer) override {
+    return collective({.op = Op::all_gather, .transfer = transfer});
+  }
   Work broadcast(const Transfer& transfer, int root) override {
     return collective({.op = Op::broadcast, .transfer = transfer, .root = root});
   }
-  Work all_to_all(const Transfer& transfer) override { return collective({.op = Op::all_to_all, .transfer = transfer}); }
+  Work all_to_all(const Transfer& transfer) override {
+    return collective({.op = Op::all_to_all, .transfer = transfer});
+  }
   Work send(const Transfer& transfer, int peer) override {
     return point_to_point({.op = Op::send, .transfer = transfer, .to_peer = peer});
   }
@@ -65,32 +71,35 @@ class ThreadCommunicator final : public Communicator, public Meeting {
     const auto scratch = std::make_shared<Scratch>();
     scratch->from.resize(static_cast<size_t>(size()));
     if (is_rounded_each_hop(verb)) {
-      const int64_t part = verb.op == Op::all_reduce ? part_of(verb.transfer.elems, size(), rank_).elems : verb.transfer.elems;
+      const int64_t part =
+          verb.op == Op::all_reduce ? part_of(verb.transfer.elems, size(), rank_).elems : verb.transfer.elems;
       scratch->partial.resize(static_cast<size_t>(std::max<int64_t>(0, bytes_of(part, verb.transfer.dtype))));
     }
-    return bind(verb, rank_, size(), [group = group_, rank = rank_, verb, what = describe(verb), scratch](
-                                         LaunchContext& context, BoundState& state) {
-      run_collective(*group, rank, verb, what, *scratch, context, state);
-    });
+    return bind(verb, rank_, size(),
+                [group = group_, rank = rank_, verb, what = describe(verb), scratch](LaunchContext& context,
+                                                                                     BoundState& state) {
+                  run_collective(*group, rank, verb, what, *scratch, context, state);
+                });
   }
   static bool is_rounded_each_hop(const Verb& verb) {
     return verb.transfer.algorithm == Algorithm::ring && verb.transfer.dtype == DType::bf16 &&
            (verb.op == Op::all_reduce || verb.op == Op::reduce_scatter);
   }
   Work point_to_point(const Verb& verb) {
-    return bind(verb, rank_, size(), [group = group_, rank = rank_, verb, what = describe(verb)](LaunchContext& context,
-                                                                                                BoundState&) {
-      const int64_t bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype);
-      if (verb.to_peer >= 0) group->offer(rank, verb.to_peer, context.at(verb.transfer.from), bytes, what);
-      if (verb.from_peer >= 0) group->take(verb.from_peer, rank, context.at(verb.transfer.to), bytes, what);
-      if (verb.to_peer >= 0) group->wait_taken(rank, verb.to_peer, what);
-    });
+    return bind(verb, rank_, size(),
+                [group = group_, rank = rank_, verb, what = describe(verb)](LaunchContext& context, BoundState&) {
+                  const int64_t bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype);
+                  if (verb.to_peer >= 0) group->offer(rank, verb.to_peer, context.at(verb.transfer.from), bytes, what);
+                  if (verb.from_peer >= 0) group->take(verb.from_peer, rank, context.at(verb.transfer.to), bytes, what);
+                  if (verb.to_peer >= 0) group->wait_taken(rank, verb.to_peer, what);
+                });
   }
 
-  static void run_collective(ThreadGroup& group, int rank, const Verb& verb, const std::string& what,
-                             Scratch& scratch, LaunchContext& context, BoundState& state) {
+  static void run_collective(ThreadGroup& group, int rank, const Verb& verb, const std::string& what, Scratch& scratch,
+                             LaunchContext& context, BoundState& state) {
     const bool reads = verb.op != Op::broadcast || rank == verb.root;
-    group.show(rank, {verb, reads ? context.at(verb.transfer.from) : nullptr, context.at(verb.transfer.to), monotonic_ns()},
+    group.show(rank,
+               {verb, reads ? context.at(verb.transfer.from) : nullptr, context.at(verb.transfer.to), monotonic_ns()},
                what);
     group.barrier(rank, what);
     check_agreement(group, rank, verb);
@@ -109,13 +118,14 @@ class ThreadCommunicator final : public Communicator, public Meeting {
         continue;
       const std::string theirs = describe(other);
       group.abort();
-      throw CommError("[comm] rank {} launched {}, but rank {} launched {}. All members must launch the same verbs in the "
-                      "same order.", rank, describe(verb), r, theirs);
+      throw CommError(
+          "[comm] rank {} launched {}, but rank {} launched {}. All members must launch the same verbs in the "
+          "same order.",
+          rank, describe(verb), r, theirs);
     }
   }
 
-  static void move_bytes(ThreadGroup& group, int rank, const Verb& verb, const std::string& what,
-                         Scratch& scratch) {
+  static void move_bytes(ThreadGroup& group, int rank, const Verb& verb, const std::string& what, Scratch& scratch) {
     const int size = group.size();
     const DType dtype = verb.transfer.dtype;
     const int64_t elems = verb.transfer.elems;
@@ -130,25 +140,29 @@ class ThreadCommunicator final : public Communicator, public Meeting {
           const int peer = (rank + step) % size;
           const Part part = part_of(elems, size, peer);
           const int64_t begin_bytes = bytes_of(part.begin, dtype);
-          copy_bytes(to + begin_bytes, group.posts()[static_cast<size_t>(peer)].to + begin_bytes, bytes_of(part.elems, dtype));
+          copy_bytes(to + begin_bytes, group.posts()[static_cast<size_t>(peer)].to + begin_bytes,
+                     bytes_of(part.elems, dtype));
         }
         return;
       }
-      case Op::reduce_scatter: return sum_part(group, rank, verb, scratch, to, {rank * elems, elems});
+      case Op::reduce_scatter:
+        return sum_part(group, rank, verb, scratch, to, {rank * elems, elems});
       case Op::all_gather:
         for (int step = 0; step < size; ++step) {
           const int peer = (rank + step) % size;
           copy_bytes(to + peer * bytes, group.posts()[static_cast<size_t>(peer)].from, bytes);
         }
         return;
-      case Op::broadcast: return copy_bytes(to, group.posts()[static_cast<size_t>(verb.root)].from, bytes);
+      case Op::broadcast:
+        return copy_bytes(to, group.posts()[static_cast<size_t>(verb.root)].from, bytes);
       case Op::all_to_all:
         for (int step = 0; step < size; ++step) {
           const int peer = (rank + step) % size;
           copy_bytes(to + peer * bytes, group.posts()[static_cast<size_t>(peer)].from + rank * bytes, bytes);
         }
         return;
-      default: SLIP_ASSERT(!"a collective verb");
+      default:
+        SLIP_ASSERT(!"a collective verb");
     }
   }
 

@@ -11,8 +11,12 @@
 namespace slipstream::comm {
 
 ThreadGroup::ThreadGroup(int size, const CommOptions& options)
-    : size_(size), options_(options), posts_(static_cast<size_t>(size)), arrived_(static_cast<size_t>(size)),
-      boxes_(static_cast<size_t>(size * size)), times_(static_cast<size_t>(size * size)),
+    : size_(size),
+      options_(options),
+      posts_(static_cast<size_t>(size)),
+      arrived_(static_cast<size_t>(size)),
+      boxes_(static_cast<size_t>(size * size)),
+      times_(static_cast<size_t>(size * size)),
       requests_(static_cast<size_t>(size)) {}
 
 void ThreadGroup::abort() {
@@ -25,7 +29,8 @@ void ThreadGroup::abort() {
 
 void ThreadGroup::show(int rank, const Post& post, const std::string& what) {
   std::lock_guard lock(mutex_);
-  if (aborted_) throw CommError("[comm] {}: aborted before rank {} came. The first error of the run says why.", what, rank);
+  if (aborted_)
+    throw CommError("[comm] {}: aborted before rank {} came. The first error of the run says why.", what, rank);
   posts_[static_cast<size_t>(rank)] = post;
 }
 
@@ -37,13 +42,15 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::function<b
   const auto waited = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   changed_.wait_until(lock, deadline, [&] { return aborted_ || ready(); });
   if (aborted_)
-    throw CommError("[comm] {}: aborted on rank {} after {:.3f} s of waiting for {}. The first error of the run says why.",
-                    what, rank, waited(), whom());
+    throw CommError(
+        "[comm] {}: aborted on rank {} after {:.3f} s of waiting for {}. The first error of the run says why.", what,
+        rank, waited(), whom());
   if (!ready()) {
     aborted_ = true;  // the others cannot finish either
     changed_.notify_all();
-    throw CommError("[comm] {}: rank {} waited {:.3f} s for {}. Look at what that rank does, or raise the timeout ({} s).",
-                    what, rank, waited(), whom(), options_.timeout_seconds);
+    throw CommError(
+        "[comm] {}: rank {} waited {:.3f} s for {}. Look at what that rank does, or raise the timeout ({} s).", what,
+        rank, waited(), whom(), options_.timeout_seconds);
   }
 }
 
@@ -59,12 +66,14 @@ void ThreadGroup::barrier(int rank, const std::string& what) {
     changed_.notify_all();
     return;
   }
-  wait(lock, [&] { return generation_ != mine; }, rank, what, [&] {
-    std::string missing = "rank";
-    for (int r = 0; r < size_; ++r)
-      if (!arrived_[static_cast<size_t>(r)]) missing += fmt::format(" {}", r);
-    return missing;
-  });
+  wait(
+      lock, [&] { return generation_ != mine; }, rank, what,
+      [&] {
+        std::string missing = "rank";
+        for (int r = 0; r < size_; ++r)
+          if (!arrived_[static_cast<size_t>(r)]) missing += fmt::format(" {}", r);
+        return missing;
+      });
 }
 
 void ThreadGroup::offer(int from, int to, const void* data, int64_t size_bytes, const std::string& what) {
@@ -82,16 +91,20 @@ void ThreadGroup::offer(int from, int to, const void* data, int64_t size_bytes, 
 void ThreadGroup::wait_taken(int from, int to, const std::string& what) {
   std::unique_lock lock(mutex_);
   const Box& slot = box(boxes_, from, to);
-  wait(lock, [&] { return slot.offered == slot.taken; }, from, what, [&] { return fmt::format("rank {}", to); });
+  wait(
+      lock, [&] { return slot.offered == slot.taken; }, from, what, [&] { return fmt::format("rank {}", to); });
 }
 
 void ThreadGroup::take(int from, int to, void* data, int64_t size_bytes, const std::string& what) {
   std::unique_lock lock(mutex_);
   Box& slot = box(boxes_, from, to);
-  wait(lock, [&] { return slot.offered != slot.taken; }, to, what, [&] { return fmt::format("rank {}", from); });
+  wait(
+      lock, [&] { return slot.offered != slot.taken; }, to, what, [&] { return fmt::format("rank {}", from); });
   if (slot.value != size_bytes)
-    throw CommError("[comm] {}: rank {} expects {} bytes from rank {}, which sends {}. Both must launch the same verbs in "
-                    "the same order.", what, to, size_bytes, from, slot.value);
+    throw CommError(
+        "[comm] {}: rank {} expects {} bytes from rank {}, which sends {}. Both must launch the same verbs in "
+        "the same order.",
+        what, to, size_bytes, from, slot.value);
   lock.unlock();
   if (size_bytes > 0) std::copy_n(static_cast<const std::byte*>(slot.data), size_bytes, static_cast<std::byte*>(data));
   lock.lock();
@@ -103,7 +116,8 @@ void ThreadGroup::take(int from, int to, void* data, int64_t size_bytes, const s
 void ThreadGroup::offer_time(int from, int to, int64_t time_ns, const std::string& what) {
   std::unique_lock lock(mutex_);
   Box& slot = box(times_, from, to);
-  wait(lock, [&] { return slot.offered == slot.taken; }, from, what, [&] { return fmt::format("rank {}", to); });
+  wait(
+      lock, [&] { return slot.offered == slot.taken; }, from, what, [&] { return fmt::format("rank {}", to); });
   slot.value = time_ns;
   ++slot.offered;
   lock.unlock();
@@ -113,7 +127,8 @@ void ThreadGroup::offer_time(int from, int to, int64_t time_ns, const std::strin
 int64_t ThreadGroup::take_time(int from, int to, const std::string& what) {
   std::unique_lock lock(mutex_);
   Box& slot = box(times_, from, to);
-  wait(lock, [&] { return slot.offered != slot.taken; }, to, what, [&] { return fmt::format("rank {}", from); });
+  wait(
+      lock, [&] { return slot.offered != slot.taken; }, to, what, [&] { return fmt::format("rank {}", from); });
   const int64_t time_ns = slot.value;
   ++slot.taken;
   lock.unlock();

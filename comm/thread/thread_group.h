@@ -18,8 +18,8 @@ class ThreadGroup {
  public:
   ThreadGroup(int size, const CommOptions& options);
 
-  /// What a rank shows the others while a collective runs; stable from its first barrier to its last. The verb is a copy:
-  /// a rank that leaves early, aborted, takes its own with it while others still compare.
+  /// What a rank shows the others while a collective runs; stable from its first barrier to its last. The verb is a
+  /// copy: a rank that leaves early, aborted, takes its own with it while others still compare.
   struct Post {
     Verb verb;
     const std::byte* from = nullptr;

@@ -6,8 +6,8 @@
 namespace slipstream::detail {
 
 void assertion_failed(const char* expression, const char* file, int line) {
-  throw InternalError("[bug] {}:{}: this must hold but does not: {}. Please report it with the run file.",
-                      file, line, expression);
+  throw InternalError("[bug] {}:{}: this must hold but does not: {}. Please report it with the run file.", file, line,
+                      expression);
 }
 
 }  // namespace slipstream::detail

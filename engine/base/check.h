@@ -35,23 +35,23 @@ class Error : public std::runtime_error {
   ExitCode code_;
 };
 
-#define SLIP_DEFINE_ERROR(Name, Code)                                                   \
-  class Name : public Error {                                                           \
-   public:                                                                              \
-    template <typename... Args>                                                         \
-    explicit Name(fmt::format_string<Args...> format, Args&&... args)                   \
-        : Error(ExitCode::Code, fmt::format(format, std::forward<Args>(args)...)) {}    \
+#define SLIP_DEFINE_ERROR(Name, Code)                                                \
+  class Name : public Error {                                                        \
+   public:                                                                           \
+    template <typename... Args>                                                      \
+    explicit Name(fmt::format_string<Args...> format, Args&&... args)                \
+        : Error(ExitCode::Code, fmt::format(format, std::forward<Args>(args)...)) {} \
   }
 
-SLIP_DEFINE_ERROR(ConfigError, config);             // a run file, a flag, a layout that cannot be
-SLIP_DEFINE_ERROR(DataError, data);                 // text, token shards, vocabularies
-SLIP_DEFINE_ERROR(CheckpointError, checkpoint);     // weights on disk
-SLIP_DEFINE_ERROR(NumericsError, numerics);         // NaN, Inf
-SLIP_DEFINE_ERROR(CommError, communication);        // a peer, a link, a collective
-SLIP_DEFINE_ERROR(ResourceError, resources);        // memory, disk, devices
-SLIP_DEFINE_ERROR(PlanError, bug);                  // a plan that breaks its own laws
-SLIP_DEFINE_ERROR(ShapeError, bug);                 // operands that do not fit
-SLIP_DEFINE_ERROR(InternalError, bug);              // an assertion
+SLIP_DEFINE_ERROR(ConfigError, config);          // a run file, a flag, a layout that cannot be
+SLIP_DEFINE_ERROR(DataError, data);              // text, token shards, vocabularies
+SLIP_DEFINE_ERROR(CheckpointError, checkpoint);  // weights on disk
+SLIP_DEFINE_ERROR(NumericsError, numerics);      // NaN, Inf
+SLIP_DEFINE_ERROR(CommError, communication);     // a peer, a link, a collective
+SLIP_DEFINE_ERROR(ResourceError, resources);     // memory, disk, devices
+SLIP_DEFINE_ERROR(PlanError, bug);               // a plan that breaks its own laws
+SLIP_DEFINE_ERROR(ShapeError, bug);              // operands that do not fit
+SLIP_DEFINE_ERROR(InternalError, bug);           // an assertion
 
 #undef SLIP_DEFINE_ERROR
 
@@ -62,8 +62,8 @@ namespace detail {
 }  // namespace slipstream
 
 /// One property that must hold; stays on in every build.
-#define SLIP_ASSERT(condition)                                                       \
-  do {                                                                               \
-    if (!(condition)) [[unlikely]]                                                   \
-      ::slipstream::detail::assertion_failed(#condition, __FILE__, __LINE__);        \
+#define SLIP_ASSERT(condition)                                                \
+  do {                                                                        \
+    if (!(condition)) [[unlikely]]                                            \
+      ::slipstream::detail::assertion_failed(#condition, __FILE__, __LINE__); \
   } while (false)

@@ -13,10 +13,12 @@ namespace slipstream {
 Json parse_object(const Document& document) {
   const size_t first = document.text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos)
-    files::refuse(document.owner, fmt::format("{} is empty, need a JSON object. Make the file again, or restore it.", document.where));
+    files::refuse(document.owner,
+                  fmt::format("{} is empty, need a JSON object. Make the file again, or restore it.", document.where));
   if (document.text[first] != '{')
     files::refuse(document.owner,
-                  fmt::format("{} does not begin with {{ at byte {}. Make the file again, or restore it.", document.where, first));
+                  fmt::format("{} does not begin with {{ at byte {}. Make the file again, or restore it.",
+                              document.where, first));
   try {
     return Json::parse(document.text, document.where);
   } catch (const DataError& error) {
@@ -73,7 +75,8 @@ std::vector<uint64_t> Fields::naturals(std::string_view key) const {
   std::vector<uint64_t> out;
   for (const Json& item : get(key, "an array", &Json::is_array).as_array()) {
     if (!item.is_int()) wrong_type(key, item, "a natural number");
-    if (item.as_int() < 0) fail(fmt::format("has {} in \"{}\" of {}, need a natural number", item.as_int(), key, place_));
+    if (item.as_int() < 0)
+      fail(fmt::format("has {} in \"{}\" of {}, need a natural number", item.as_int(), key, place_));
     out.push_back(static_cast<uint64_t>(item.as_int()));
   }
   return out;

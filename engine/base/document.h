@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Small JSON documents beside data and weights, read strictly: every complaint names the document, the key and what is needed.
+// Small JSON documents beside data and weights, read strictly: every complaint names the document, the key and what is
+// needed.
 
 #include <cstdint>
 #include <initializer_list>

@@ -13,11 +13,16 @@ enum class DType : uint8_t { f32, bf16, f64, i32, u8 };
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return 4;
-    case DType::bf16: return 2;
-    case DType::f64: return 8;
-    case DType::i32: return 4;
-    case DType::u8: return 1;
+    case DType::f32:
+      return 4;
+    case DType::bf16:
+      return 2;
+    case DType::f64:
+      return 8;
+    case DType::i32:
+      return 4;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
@@ -26,11 +31,16 @@ constexpr int64_t bytes_of(int64_t elems, DType dtype) { return elems * size_of(
 
 constexpr std::string_view name_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "float32";
-    case DType::bf16: return "bfloat16";
-    case DType::f64: return "float64";
-    case DType::i32: return "int32";
-    case DType::u8: return "uint8";
+    case DType::f32:
+      return "float32";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f64:
+      return "float64";
+    case DType::i32:
+      return "int32";
+    case DType::u8:
+      return "uint8";
   }
   return "?";
 }

@@ -21,9 +21,7 @@ namespace {
 
 constexpr int64_t kTransferBytesMax = 1 << 30;  // one read or write call moves at most about 2 GiB on Linux
 
-std::string reason(int error) {
-  return std::strerror(error);
-}
+std::string reason(int error) { return std::strerror(error); }
 
 }  // namespace
 

@@ -190,7 +190,8 @@ Json Json::parse(std::string_view text, std::string_view source) {
   const char* begin = text.data();
   if (text.empty()) throw DataError("{} is empty, a JSON text needs a value.", source);
   // The parser takes a NUL byte for the end of the text.
-  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) throw DataError("{} is not JSON: a NUL byte.", place(text, source, nul + 1));
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    throw DataError("{} is not JSON: a NUL byte.", place(text, source, nul + 1));
   if (!nlohmann::json::sax_parse(CountingIterator(begin, &read), CountingIterator(begin + text.size(), &read),
                                  &builder))
     throw DataError("{} is not JSON.", place(text, source, read));

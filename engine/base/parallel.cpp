@@ -64,7 +64,9 @@ std::thread start_thread(std::string_view what, std::function<void()> body) {
   try {
     return std::thread(std::move(body));
   } catch (const std::system_error& error) {
-    throw ResourceError("[host] {} could not start a thread: {}. Allow more threads or memory, or use fewer ranks here.", what, error.what());
+    throw ResourceError(
+        "[host] {} could not start a thread: {}. Allow more threads or memory, or use fewer ranks here.", what,
+        error.what());
   }
 }
 

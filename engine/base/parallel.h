@@ -11,7 +11,8 @@
 
 namespace slipstream {
 
-/// Starts `body` on a thread of its own. Throws: ResourceError naming `what`, where the system has no thread or no memory for its stack.
+/// Starts `body` on a thread of its own. Throws: ResourceError naming `what`, where the system has no thread or no
+/// memory for its stack.
 std::thread start_thread(std::string_view what, std::function<void()> body);
 
 /// A borrowed reference to a callable `void(int64_t begin, int64_t end)`; never allocates.
@@ -19,9 +20,8 @@ class RangeFunction {
  public:
   template <typename F, typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, RangeFunction>>>
   RangeFunction(F&& f)  // NOLINT: implicit on purpose, callers pass lambdas
-      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* o, int64_t b, int64_t e) {
-          (*static_cast<std::remove_reference_t<F>*>(o))(b, e);
-        }) {}
+      : object_(const_cast<void*>(static_cast<const void*>(&f))),
+        call_([](void* o, int64_t b, int64_t e) { (*static_cast<std::remove_reference_t<F>*>(o))(b, e); }) {}
   void operator()(int64_t begin, int64_t end) const { call_(object_, begin, end); }
 
  private:

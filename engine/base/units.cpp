@@ -67,8 +67,7 @@ int64_t parse_bytes_per_second(std::string_view text) {
 }
 
 int64_t parse_duration_ns(std::string_view text) {
-  static constexpr std::array<Unit, 5> kUnits{
-      {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"min", 60e9}}};
+  static constexpr std::array<Unit, 5> kUnits{{{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"min", 60e9}}};
   return parse_with_units(text, kUnits, "time");
 }
 

@@ -21,7 +21,8 @@ constexpr int64_t kSecond = 1000 * kMillisecond;
 /// Throws: ConfigError naming the text and the units that are understood.
 int64_t parse_bytes(std::string_view text);
 
-/// "1Gbit/s" -> 125000000 bytes per second. Units: bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, B/s, kB/s, MB/s, GB/s, TB/s. Pure.
+/// "1Gbit/s" -> 125000000 bytes per second. Units: bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, B/s, kB/s, MB/s, GB/s, TB/s.
+/// Pure.
 int64_t parse_bytes_per_second(std::string_view text);
 
 /// "50us" -> 50000. Units: ns, us, ms, s, min. Pure.

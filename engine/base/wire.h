@@ -9,8 +9,9 @@
 
 namespace slipstream {
 
-/// On a wire DType::u8 means this: a part of `elems` values is int8[elems], then one float scale per block of kWireBlockElems, then
-/// padding to 16 bytes. Value i is int8[i] x scale[i / kWireBlockElems]. Blocks never straddle parts.
+/// On a wire DType::u8 means this: a part of `elems` values is int8[elems], then one float scale per block of
+/// kWireBlockElems, then padding to 16 bytes. Value i is int8[i] x scale[i / kWireBlockElems]. Blocks never straddle
+/// parts.
 constexpr int64_t kWireBlockElems = 128;
 
 /// Parts of what is encoded are multiples of this, as buckets are padded to.

@@ -52,18 +52,19 @@ struct Header {
   std::vector<std::pair<std::string, std::string>> metadata;  // of "__metadata__"
 };
 
-std::string quoted(const std::string& text) {
-  return Json(text).dump();
-}
+std::string quoted(const std::string& text) { return Json(text).dump(); }
 
 /// Compact, metadata first, without padding: the text that the reference library writes, byte for byte.
 std::string header_text(const Header& header) {
   std::string out = "{";
-  const auto open = [&](const std::string& key) { out += fmt::format("{}{}:{{", out.size() > 1 ? "," : "", quoted(key)); };
+  const auto open = [&](const std::string& key) {
+    out += fmt::format("{}{}:{{", out.size() > 1 ? "," : "", quoted(key));
+  };
   if (!header.metadata.empty()) {
     open("__metadata__");
     for (size_t i = 0; i < header.metadata.size(); ++i)
-      out += fmt::format("{}{}:{}", i > 0 ? "," : "", quoted(header.metadata[i].first), quoted(header.metadata[i].second));
+      out +=
+          fmt::format("{}{}:{}", i > 0 ? "," : "", quoted(header.metadata[i].first), quoted(header.metadata[i].second));
     out += "}";
   }
   for (const Entry& entry : header.entries) {
@@ -121,13 +122,14 @@ uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
   if (type == std::end(kTypes))
     broken(path, fmt::format("tensor {} has the unknown type {}", files::shown(entry.name), files::shown(entry.dtype)));
   if (entry.shape.size() > kDimsMax)
-    broken(path, fmt::format("tensor {} has {} dimensions, need at most {}", files::shown(entry.name), entry.shape.size(),
-                             kDimsMax));
+    broken(path, fmt::format("tensor {} has {} dimensions, need at most {}", files::shown(entry.name),
+                             entry.shape.size(), kDimsMax));
   uint64_t bits = type->bits;
   for (const uint64_t dim : entry.shape) {
     // Each dimension on its own too: [0, 2^64 - 1] has no elements, yet int64 cannot hold its shape.
     if (dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) || __builtin_mul_overflow(bits, dim, &bits))
-      broken(path, fmt::format("the shape of tensor {} has more elements than 64 bits can count", files::shown(entry.name)));
+      broken(path,
+             fmt::format("the shape of tensor {} has more elements than 64 bits can count", files::shown(entry.name)));
   }
   if (bits % 8 != 0)
     broken(path, fmt::format("tensor {} of {} bits does not fill whole bytes", files::shown(entry.name), bits));
@@ -135,8 +137,8 @@ uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
 }
 
 /// Entries sorted by place; together they must cover the buffer of `buffer_bytes` without holes and overlaps.
-std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<Entry> entries,
-                                        uint64_t header_end_bytes, uint64_t buffer_bytes) {
+std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<Entry> entries, uint64_t header_end_bytes,
+                                        uint64_t buffer_bytes) {
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin_bytes, a.end_bytes) < std::pair(b.begin_bytes, b.end_bytes);
   });
@@ -146,8 +148,8 @@ std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<Ent
   for (const Entry& entry : entries) {
     if (const std::string problem = name_problem(entry.name); !problem.empty()) broken(path, problem);
     if (entry.begin_bytes != covered_bytes)
-      broken(path, fmt::format("tensor {} begins at byte {}, need {} where the one before ends", files::shown(entry.name),
-                               entry.begin_bytes, covered_bytes));
+      broken(path, fmt::format("tensor {} begins at byte {}, need {} where the one before ends",
+                               files::shown(entry.name), entry.begin_bytes, covered_bytes));
     if (entry.end_bytes < entry.begin_bytes || entry.end_bytes > buffer_bytes)
       broken(path, fmt::format("tensor {} covers the bytes {} to {} of a buffer of {}", files::shown(entry.name),
                                entry.begin_bytes, entry.end_bytes, buffer_bytes));
@@ -180,9 +182,7 @@ int64_t elems_of(const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-int64_t TensorInfo::elems() const {
-  return elems_of(shape);
-}
+int64_t TensorInfo::elems() const { return elems_of(shape); }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, files::Owner::checkpoint) {
   const auto size_bytes = static_cast<uint64_t>(file_.size_bytes());
@@ -195,8 +195,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, files::O
                              std::min(kHeaderBytesMax, size_bytes - 8), size_bytes));
   std::string text(header_bytes, '\0');
   file_.read(8, text.data(), static_cast<int64_t>(header_bytes));
-  Header header = parse_header(
-      {.text = text, .where = "the header of " + files::shown(path), .owner = files::Owner::checkpoint});
+  Header header =
+      parse_header({.text = text, .where = "the header of " + files::shown(path), .owner = files::Owner::checkpoint});
   tensors_ = checked_tensors(path, std::move(header.entries), 8 + header_bytes, size_bytes - 8 - header_bytes);
   metadata_ = std::move(header.metadata);
   for (size_t i = 0; i < tensors_.size(); ++i) index_of_.emplace(tensors_[i].name, i);

@@ -24,8 +24,8 @@ constexpr int64_t kConfigBytesMax = 16 << 20;
 
 [[noreturn]] void disk_failed(const std::string& dir, const std::string& reason) {
   throw ResourceError(
-      "[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.", files::shown(dir),
-      reason);
+      "[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.",
+      files::shown(dir), reason);
 }
 
 void rename_or_throw(const std::string& from, const std::string& to) {

@@ -76,7 +76,8 @@ struct Optimizer {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double grad_clip = 1.0;  // 0: no clipping
-  Choice double_buffer = Choice::automatic;  // automatic: on cuda if two copies fit and the step rehearses shorter, else no
+  Choice double_buffer =
+      Choice::automatic;  // automatic: on cuda if two copies fit and the step rehearses shorter, else no
 };
 
 struct Parallel {
@@ -137,8 +138,8 @@ struct Comm {
 
 struct DeviceConfig {
   DeviceChoice kind = DeviceChoice::automatic;
-  int64_t threads = 0;  // 0: cores in the affinity mask / ranks that share it, at least 1
-  std::string machine;  // path of a machine file; empty: this host
+  int64_t threads = 0;               // 0: cores in the affinity mask / ranks that share it, at least 1
+  std::string machine;               // path of a machine file; empty: this host
   Choice graph = Choice::automatic;  // automatic: on cuda, where the rehearsal says so
   std::string algorithms = "auto";   // path of a table; empty: none
 };

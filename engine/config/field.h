@@ -83,9 +83,7 @@ struct FieldKinds {
   /// The member at the end of a path of pointers to members.
   template <typename... Members>
   static auto at(Members... members) {
-    return [=](auto& config) -> auto& {
-      return (config.*....*members);
-    };
+    return [=](auto& config) -> auto& { return (config.*....*members); };
   }
   template <typename At>
   static Field<Config> integer(std::string key, At member, IntegerRange range, std::string sentence) {

@@ -66,7 +66,8 @@ std::vector<Field<R>> make_fields() {
       F::integer("train.hash_interval", at(&R::train, &Train::hash_interval), {0, kMaxSteps},
                  "Steps between hashes of all parameters. 0: at validations and at the last step."),
       F::word("train.recompute", at(&R::train, &Train::recompute), {"none", "selective", "full"},
-              "What backward computes again instead of keeping: nothing, outputs of norms and of SwiGLU, or all but each layer's input."),
+              "What backward computes again instead of keeping: nothing, outputs of norms and of SwiGLU, or all but "
+              "each layer's input."),
 
       F::word("optimizer.name", at(&R::optimizer, &Optimizer::name), {"adamw"}, "The update rule."),
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), {0, 1e3},
@@ -88,7 +89,8 @@ std::vector<Field<R>> make_fields() {
       F::real("optimizer.grad_clip", at(&R::optimizer, &Optimizer::grad_clip), {0, 1e9},
               "Gradients are scaled so that their norm is at most this. 0: no clipping."),
       F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
-                "Two copies of the weights that change places: the update runs beside compute and need not wait for readers. auto: on a GPU, if "
+                "Two copies of the weights that change places: the update runs beside compute and need not wait for "
+                "readers. auto: on a GPU, if "
                 "they fit and the step rehearses faster; plan prints what they gain and take."),
 
       F::integer("parallel.data", at(&R::parallel, &Parallel::data), {-1, 1 << 24},
@@ -100,78 +102,100 @@ std::vector<Field<R>> make_fields() {
       F::integer("parallel.context", at(&R::parallel, &Parallel::context), {1, 65536},
                  "Ranks that share the tokens of a sequence."),
       F::text("parallel.order", at(&R::parallel, &Parallel::order),
-              "Any order of the axes tp, cp, pp and dp in rank numbers, the fastest first. Ranks are numbered node by node: what comes first "
+              "Any order of the axes tp, cp, pp and dp in rank numbers, the fastest first. Ranks are numbered node by "
+              "node: what comes first "
               "stays inside a node."),
 
       F::integer("zero.stage", at(&R::zero, &Zero::stage), {0, 3},
-                 "What data ranks share out: 1 optimizer states, 2 and gradients, 3 and parameters. 0: nothing. A table that embedding and head share is always in use: "
+                 "What data ranks share out: 1 optimizer states, 2 and gradients, 3 and parameters. 0: nothing. A "
+                 "table that embedding and head share is always in use: "
                  "2 and 3 share out its optimizer states."),
       F::integer("zero.prefetch_depth", at(&R::zero, &Zero::prefetch_depth), {0, 65536},
                  "Layers whose parameters are gathered ahead of use."),
       F::boolean("zero.reshard_after_forward", at(&R::zero, &Zero::reshard_after_forward),
                  "Stage 3 drops gathered parameters after forward and gathers them again for backward."),
-      F::quantity("zero.persistence_threshold", at(&R::zero, &Zero::persistence_threshold_bytes), size,
-                  {0, kMaxSizeBytes}, "Stage 3 keeps parameters of layers up to this size whole on every rank, gathered once after the update."),
+      F::quantity(
+          "zero.persistence_threshold", at(&R::zero, &Zero::persistence_threshold_bytes), size, {0, kMaxSizeBytes},
+          "Stage 3 keeps parameters of layers up to this size whole on every rank, gathered once after the update."),
       F::integer("zero.shard_size", at(&R::zero, &Zero::shard_size), {0, 1 << 24},
                  "Hybrid sharding: ranks that share; across such groups states are replicated. 0: all data ranks."),
       F::word("zero.gather_dtype", at(&R::zero, &Zero::gather_dtype), {"auto", "float32", "bfloat16", "int8"},
-              "Sharded parameters on the wire; every rank, the owner too, computes with what was sent. auto: train.dtype; int8: in blocks of 128 with a "
+              "Sharded parameters on the wire; every rank, the owner too, computes with what was sent. auto: "
+              "train.dtype; int8: in blocks of 128 with a "
               "scale each."),
 
       F::word(
           "overlap.grad_reduce", at(&R::overlap, &Overlap::grad_reduce), {"bucketed", "per_parameter", "flat", "naive"},
           "How gradients are reduced: bucketed (asynchronous, per bucket), per_parameter (asynchronous, one by one), "
           "flat (once, after backward) or naive (one by one, after backward)."),
-      F::quantity("overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
-                  "Gradient bytes of a bucket, at most; towards the end of the backward pass each takes a quarter of what is left, down to first_bucket_size. A larger "
-                  "parameter travels as one bucket, with what is before it; with zero.stage 2 and 3 a layer is one bucket, "
-                  "whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where another stage waits: what is encoded and "
-                  "what is sharded is bucketed on every stage."),
+      F::quantity(
+          "overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
+          "Gradient bytes of a bucket, at most; towards the end of the backward pass each takes a quarter of what is "
+          "left, down to first_bucket_size. A larger "
+          "parameter travels as one bucket, with what is before it; with zero.stage 2 and 3 a layer is one bucket, "
+          "whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where another "
+          "stage waits: what is encoded and "
+          "what is sharded is bucketed on every stage."),
       F::quantity("overlap.first_bucket_size", at(&R::overlap, &Overlap::first_bucket_size_bytes), size,
                   {1, kMaxSizeBytes},
-                  "Gradient bytes of the first bucket, which starts the wire early, and of the last one, which nothing hides; never more than bucket_size."),
+                  "Gradient bytes of the first bucket, which starts the wire early, and of the last one, which nothing "
+                  "hides; never more than bucket_size."),
       F::integer("overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
-                 "Buckets on the wire at a time, at most. 0: no bound. Channels are in order, so it is one, with zero.shard_size two."),
+                 "Buckets on the wire at a time, at most. 0: no bound. Channels are in order, so it is one, with "
+                 "zero.shard_size two."),
       F::boolean("overlap.param_gather", at(&R::overlap, &Overlap::param_gather),
-                 "ZeRO gathers parameters under compute; false: only when compute needs them, to see what hiding them is worth."),
+                 "ZeRO gathers parameters under compute; false: only when compute needs them, to see what hiding them "
+                 "is worth."),
       F::boolean(
           "overlap.optimizer_per_bucket", at(&R::overlap, &Overlap::optimizer_per_bucket),
           "Each bucket is updated as soon as its gradients (and the clip factor) are known; else all at the end."),
       F::boolean("overlap.p2p", at(&R::overlap, &Overlap::p2p),
-                 "1f1b and zb_h1 keep one more micro-batch alive per stage behind where sends take long enough to be worth hiding."),
+                 "1f1b and zb_h1 keep one more micro-batch alive per stage behind where sends take long enough to be "
+                 "worth hiding."),
       F::integer("overlap.tensor_chunks", at(&R::overlap, &Overlap::tensor_chunks), {1, 1024},
                  "Token chunks of tensor parallelism: one travels under the product of the next."),
       F::boolean("overlap.split_tied_embedding", at(&R::overlap, &Overlap::split_tied_embedding),
                  "The head's part of a tied embedding's gradient is reduced early, apart from the embedding's part."),
       F::boolean("overlap.align_grad_reduce", at(&R::overlap, &Overlap::align_grad_reduce),
-                 "Pipelines: no stage reduces gradients before all of them can, so that what communication takes from compute is taken from all at once."),
+                 "Pipelines: no stage reduces gradients before all of them can, so that what communication takes from "
+                 "compute is taken from all at once."),
 
-      F::word("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
-              {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"}, "Order of micro-batches in the stages; with one stage, or a schedule_file, it has no effect and is refused."),
+      F::word(
+          "pipeline.schedule", at(&R::pipeline, &Pipeline::schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"},
+          "Order of micro-batches in the stages; with one stage, or a schedule_file, it has no effect and is refused."),
       F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
-                 "Pieces of the model per stage (interleaved_1f1b). Layers need not divide by pipeline x virtual_stages: they are dealt so that pieces take about "
+                 "Pieces of the model per stage (interleaved_1f1b). Layers need not divide by pipeline x "
+                 "virtual_stages: they are dealt so that pieces take about "
                  "as long."),
-      F::integers("pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
-                  "Blocks of each part of the model, in order. Empty: balanced by modelled cost, embedding and head counted."),
+      F::integers(
+          "pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
+          "Blocks of each part of the model, in order. Empty: balanced by modelled cost, embedding and head counted."),
       F::text("pipeline.schedule_file", at(&R::pipeline, &Pipeline::schedule_file),
               "A schedule of one's own, as plan --schedule-csv writes it. Empty: pipeline.schedule."),
 
       F::word("comm.backend", at(&R::comm, &Comm::backend), {"auto", "nccl", "mpi", "thread"},
               "What carries the bytes. auto: nccl on cuda, else mpi."),
-      F::dtype("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype), "Gradients on the wire. Sums are float32 or wider; with NCCL those of bfloat16 over ranks that all get the whole (zero.stage 0, groups of "
+      F::dtype("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype),
+               "Gradients on the wire. Sums are float32 or wider; with NCCL those of bfloat16 over ranks that all get "
+               "the whole (zero.stage 0, groups of "
                "zero.shard_size among each other) round as NCCL does, unless comm.deterministic = true."),
       F::word("comm.quantize", at(&R::comm, &Comm::quantize), {"none", "int8"},
-              "Compression of gradients on the wire: int8 in blocks of 128 with a scale each, summed in float32 in rank order. ZeRO's parameters: "
+              "Compression of gradients on the wire: int8 in blocks of 128 with a scale each, summed in float32 in "
+              "rank order. ZeRO's parameters: "
               "zero.gather_dtype."),
       F::boolean("comm.error_feedback", at(&R::comm, &Comm::error_feedback),
-                 "comm.quantize: what rounding takes from a gradient is added to the next one; 4 bytes per parameter on every rank."),
+                 "comm.quantize: what rounding takes from a gradient is added to the next one; 4 bytes per parameter "
+                 "on every rank."),
       F::choice("comm.deterministic", at(&R::comm, &Comm::deterministic),
-                "cpu: always, sums in rank order, the same bits for every way of reducing. NCCL: true pins algorithm and protocol, which gives the same bits run "
+                "cpu: always, sums in rank order, the same bits for every way of reducing. NCCL: true pins algorithm "
+                "and protocol, which gives the same bits run "
                 "after run, and adds bfloat16 in float32 and rank order; auto is false."),
       F::integer("comm.timeout_seconds", at(&R::comm, &Comm::timeout_seconds), {1, 1'000'000'000},
-                 "On hosts a transfer that moves nothing for so long, on GPUs a wait of the host that takes longer, and an exchange of ranks between steps that does, ends the run with exit code 6."),
+                 "On hosts a transfer that moves nothing for so long, on GPUs a wait of the host that takes longer, "
+                 "and an exchange of ranks between steps that does, ends the run with exit code 6."),
       F::text("comm.nccl", at(&R::comm, &Comm::nccl),
-              "JSON table of blocks, clusters, traffic class, algorithm and protocol by channel (docs/how-to/gpu.md). Empty: NCCL's choices."),
+              "JSON table of blocks, clusters, traffic class, algorithm and protocol by channel (docs/how-to/gpu.md). "
+              "Empty: NCCL's choices."),
       F::quantity("comm.emulate.bandwidth", at(&R::comm, &Comm::emulate, &Emulate::bandwidth_bytes_per_second),
                   detail::optional_rate_quantity(), {1, int64_t{1} << 50},
                   "Every rank sends through an emulated port of this rate. Empty: no emulated link."),
@@ -179,7 +203,8 @@ std::vector<Field<R>> make_fields() {
                   detail::duration_quantity(), {0, 60 * kSecond},
                   "Latency of one hop of the emulated link; without a bandwidth it has no effect."),
       F::word("comm.emulate.form", at(&R::comm, &Comm::emulate, &Emulate::form), {"gate", "copies", "blocks"},
-              "What a busy emulated link takes of the device. gate: nothing; copies: memory bandwidth, by copies out and in (cuda); blocks: "
+              "What a busy emulated link takes of the device. gate: nothing; copies: memory bandwidth, by copies out "
+              "and in (cuda); blocks: "
               "multiprocessors, held as a collective's kernel does (cuda)."),
       F::integer("comm.emulate.blocks", at(&R::comm, &Comm::emulate, &Emulate::blocks), {1, 1024},
                  "comm.emulate.form = \"blocks\": how many, each a multiprocessor."),
@@ -190,13 +215,16 @@ std::vector<Field<R>> make_fields() {
           "device.threads", at(&R::device, &DeviceConfig::threads), {0, 4096},
           "cpu: threads of the compute stream. 0: cores of the affinity mask / ranks that share it, at least 1."),
       F::text("device.machine", at(&R::device, &DeviceConfig::machine),
-              "Machine file for predictions, such as configs/machines/h100x8.toml. Empty: this host; a run takes its nodes from "
+              "Machine file for predictions, such as configs/machines/h100x8.toml. Empty: this host; a run takes its "
+              "nodes from "
               "the ranks that were started on each."),
       F::choice("device.graph", at(&R::device, &DeviceConfig::graph),
-                "cuda: record a whole step as a CUDA graph and replay it with one launch; a graph is a barrier behind each step. auto: unless the barrier "
+                "cuda: record a whole step as a CUDA graph and replay it with one launch; a graph is a barrier behind "
+                "each step. auto: unless the barrier "
                 "is rehearsed to cost more than launching a step task by task; plan says."),
       F::text("device.algorithms", at(&R::device, &DeviceConfig::algorithms),
-              "cuda: table of timed cuBLASLt algorithms, made by slipstream bench products. auto: of this card, in ~/.cache/slipstream. Empty: none."),
+              "cuda: table of timed cuBLASLt algorithms, made by slipstream bench products. auto: of this card, in "
+              "~/.cache/slipstream. Empty: none."),
 
       F::text("checkpoint.dir", at(&R::checkpoint, &Checkpoint::dir),
               "Where weights go. Empty: output.dir/checkpoints."),

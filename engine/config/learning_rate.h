@@ -8,7 +8,8 @@
 
 namespace slipstream {
 
-/// Linear warm-up from 0 over warmup_steps, cosine to min_learning_rate at decay_steps, constant after. `step` from 1. Pure.
+/// Linear warm-up from 0 over warmup_steps, cosine to min_learning_rate at decay_steps, constant after. `step` from 1.
+/// Pure.
 double learning_rate(const Optimizer& optimizer, int64_t step);
 
 }  // namespace slipstream

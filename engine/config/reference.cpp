@@ -10,12 +10,8 @@
 namespace slipstream {
 namespace {
 
-std::string table_of(const std::string& key) {
-  return key.substr(0, key.rfind('.'));
-}
-std::string name_in_table(const std::string& key) {
-  return key.substr(key.rfind('.') + 1);
-}
+std::string table_of(const std::string& key) { return key.substr(0, key.rfind('.')); }
+std::string name_in_table(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
 std::string_view table_sentence(std::string_view table) {
   static constexpr std::pair<std::string_view, std::string_view> kSentences[] = {

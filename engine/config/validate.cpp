@@ -61,9 +61,12 @@ void validate_train(const RunConfig& config) {
   if (train.sequence_length > config.model.context)
     throw ConfigError("train.sequence_length = {} is longer than model.context = {}. Shorten it, or raise the context.",
                       train.sequence_length, config.model.context);
-  if (const int64_t chunks = 2 * config.parallel.context; config.parallel.context > 1 && train.sequence_length % chunks != 0)
-    throw ConfigError("train.sequence_length = {} is not a multiple of 2 x parallel.context = {}: every rank holds two chunks of a sequence. Use {}.",
-                      train.sequence_length, chunks, nearest_multiples(train.sequence_length, chunks));
+  if (const int64_t chunks = 2 * config.parallel.context;
+      config.parallel.context > 1 && train.sequence_length % chunks != 0)
+    throw ConfigError(
+        "train.sequence_length = {} is not a multiple of 2 x parallel.context = {}: every rank holds two chunks of a "
+        "sequence. Use {}.",
+        train.sequence_length, chunks, nearest_multiples(train.sequence_length, chunks));
   if (train.global_batch_size % train.micro_batch_size != 0)
     throw ConfigError("train.global_batch_size = {} is not a multiple of train.micro_batch_size = {}. Use {}.",
                       train.global_batch_size, train.micro_batch_size,
@@ -88,76 +91,121 @@ void validate_zero(const RunConfig& config) {
   const GradReduce way = config.overlap.grad_reduce;
   constexpr const char* kWays[] = {"bucketed", "per_parameter", "flat", "naive"};
   if (zero.stage >= 2 && way != GradReduce::bucketed)
-    throw ConfigError("zero.stage = {} reduces a layer as one and at once, because its gradients pass through a slot that the next layer needs: "
-                      "overlap.grad_reduce = \"{}\" cannot. Use \"bucketed\", or stage 0 or 1.", zero.stage, kWays[static_cast<size_t>(way)]);
+    throw ConfigError(
+        "zero.stage = {} reduces a layer as one and at once, because its gradients pass through a slot that the next "
+        "layer needs: "
+        "overlap.grad_reduce = \"{}\" cannot. Use \"bucketed\", or stage 0 or 1.",
+        zero.stage, kWays[static_cast<size_t>(way)]);
   if (zero.stage != 3 && zero.persistence_threshold_bytes > 0)
-    throw ConfigError("zero.persistence_threshold = {} has no effect with zero.stage = {}: parameters are whole on every rank. Use stage 3, or leave it out.",
-                      format_bytes(zero.persistence_threshold_bytes), zero.stage);
+    throw ConfigError(
+        "zero.persistence_threshold = {} has no effect with zero.stage = {}: parameters are whole on every rank. Use "
+        "stage 3, or leave it out.",
+        format_bytes(zero.persistence_threshold_bytes), zero.stage);
   if (zero.persistence_threshold_bytes > 0 && config.pipeline.virtual_stages > 1)
-    throw ConfigError("zero.persistence_threshold = {} with pipeline.virtual_stages = {}: the parts of a stage would write the gradients of small parameters in "
-                      "turn. Use virtual_stages = 1, or leave it out.", format_bytes(zero.persistence_threshold_bytes), config.pipeline.virtual_stages);
+    throw ConfigError(
+        "zero.persistence_threshold = {} with pipeline.virtual_stages = {}: the parts of a stage would write the "
+        "gradients of small parameters in "
+        "turn. Use virtual_stages = 1, or leave it out.",
+        format_bytes(zero.persistence_threshold_bytes), config.pipeline.virtual_stages);
   if (config.train.dtype == DType::bf16 && zero.gather_dtype == DTypeChoice::float32 && zero.stage > 0)
-    throw ConfigError("zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same rounded weights. Use \"auto\".");
-  if (zero.stage == 0 && (zero.gather_dtype == DTypeChoice::int8 || (zero.gather_dtype == DTypeChoice::bfloat16) != (config.train.dtype == DType::bf16)))
-    throw ConfigError("zero.gather_dtype = \"{}\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or \"auto\".",
-                      zero.gather_dtype == DTypeChoice::int8 ? "int8" : zero.gather_dtype == DTypeChoice::bfloat16 ? "bfloat16" : "float32");
+    throw ConfigError(
+        "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same "
+        "rounded weights. Use \"auto\".");
+  if (zero.stage == 0 && (zero.gather_dtype == DTypeChoice::int8 ||
+                          (zero.gather_dtype == DTypeChoice::bfloat16) != (config.train.dtype == DType::bf16)))
+    throw ConfigError(
+        "zero.gather_dtype = \"{}\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or "
+        "\"auto\".",
+        zero.gather_dtype == DTypeChoice::int8       ? "int8"
+        : zero.gather_dtype == DTypeChoice::bfloat16 ? "bfloat16"
+                                                     : "float32");
   if (zero.stage == 3 && config.optimizer.double_buffer == Choice::yes)
-    throw ConfigError("optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for their readers. Use false, or "
-                      "stage 0, 1 or 2.");
+    throw ConfigError(
+        "optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for "
+        "their readers. Use false, or "
+        "stage 0, 1 or 2.");
   const Comm& comm = config.comm;
   if (comm.quantize == Quantize::none && comm.error_feedback)
-    throw ConfigError("comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed back. Use \"int8\", or false.");
+    throw ConfigError(
+        "comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed "
+        "back. Use \"int8\", or false.");
   if (comm.quantize == Quantize::int8 && comm.grad_dtype != DType::f32)
-    throw ConfigError("comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = \"{}\". Leave grad_dtype out, "
-                      "or use quantize = \"none\".", name_of(comm.grad_dtype));
+    throw ConfigError(
+        "comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = "
+        "\"{}\". Leave grad_dtype out, "
+        "or use quantize = \"none\".",
+        name_of(comm.grad_dtype));
 }
 
 /// What ranks that share layers ask of the model and of a micro-batch.
 void validate_tensor(const RunConfig& config) {
   const Model& model = config.model;
   const int64_t tensor = config.parallel.tensor;
-  for (const auto& [name, value] : {std::pair{"heads", model.heads}, {"kv_heads", model.kv_heads}, {"ffn_width", model.ffn_width}})
+  for (const auto& [name, value] :
+       {std::pair{"heads", model.heads}, {"kv_heads", model.kv_heads}, {"ffn_width", model.ffn_width}})
     if (value % tensor != 0)
-      throw ConfigError("parallel.tensor = {} does not divide model.{} = {}: each rank computes whole heads and equal parts of the hidden units. Use a "
-                        "divisor of both heads, kv_heads and ffn_width.", tensor, name, value);
+      throw ConfigError(
+          "parallel.tensor = {} does not divide model.{} = {}: each rank computes whole heads and equal parts of the "
+          "hidden units. Use a "
+          "divisor of both heads, kv_heads and ffn_width.",
+          tensor, name, value);
   if (!config.parallel.sequence_parallel) return;
   if (tensor == 1)
-    throw ConfigError("parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
+    throw ConfigError(
+        "parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
   const int64_t batch = config.train.micro_batch_size, tokens = config.train.sequence_length / config.parallel.context;
   if (batch * tokens % tensor != 0)
-    throw ConfigError("parallel.sequence_parallel needs the {} x {} = {} tokens of a micro-batch to be a multiple of parallel.tensor = {}. Change "
-                      "train.micro_batch_size or train.sequence_length.", batch, tokens, batch * tokens, tensor);
+    throw ConfigError(
+        "parallel.sequence_parallel needs the {} x {} = {} tokens of a micro-batch to be a multiple of parallel.tensor "
+        "= {}. Change "
+        "train.micro_batch_size or train.sequence_length.",
+        batch, tokens, batch * tokens, tensor);
 }
 
 void validate_layout(const RunConfig& config) {
   if (config.parallel.data == 0)
     throw ConfigError("parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
   if (config.zero.shard_size > 0 && config.zero.stage == 0)
-    throw ConfigError("zero.shard_size = {} has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.", config.zero.shard_size);
-  if (const int64_t ranks = config.parallel.data * config.parallel.context; config.zero.shard_size > 0 && ranks > 0 && ranks % config.zero.shard_size != 0)
-    throw ConfigError("zero.shard_size = {} does not divide parallel.data{}. Use a divisor, or 0.", config.zero.shard_size,
-                      config.parallel.context == 1 ? fmt::format(" = {}", ranks)
-                                                   : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
+    throw ConfigError("zero.shard_size = {} has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.",
+                      config.zero.shard_size);
+  if (const int64_t ranks = config.parallel.data * config.parallel.context;
+      config.zero.shard_size > 0 && ranks > 0 && ranks % config.zero.shard_size != 0)
+    throw ConfigError(
+        "zero.shard_size = {} does not divide parallel.data{}. Use a divisor, or 0.", config.zero.shard_size,
+        config.parallel.context == 1
+            ? fmt::format(" = {}", ranks)
+            : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
   if (config.overlap.align_grad_reduce && (config.parallel.pipeline == 1 || config.zero.stage >= 2))
     throw ConfigError("overlap.align_grad_reduce = true with {}. Use false.",
-                      config.parallel.pipeline == 1 ? "parallel.pipeline = 1 has no effect: there are no stages to align"
-                                                    : fmt::format("zero.stage = {} cannot be: gradients of a layer leave their slot as soon as they can, because the next "
-                                                                  "layer needs it", config.zero.stage));
+                      config.parallel.pipeline == 1
+                          ? "parallel.pipeline = 1 has no effect: there are no stages to align"
+                          : fmt::format("zero.stage = {} cannot be: gradients of a layer leave their slot as soon as "
+                                        "they can, because the next "
+                                        "layer needs it",
+                                        config.zero.stage));
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
-    throw ConfigError("zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "
-                      "most {}, or zero.reshard_after_forward = false to keep every layer.",
-                      config.zero.prefetch_depth, ahead, config.model.layers, ahead);
+    throw ConfigError(
+        "zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "
+        "most {}, or zero.reshard_after_forward = false to keep every layer.",
+        config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
-  if (config.pipeline.virtual_stages > 1 && (config.parallel.pipeline == 1 || config.pipeline.schedule != Schedule::interleaved_1f1b))
-    throw ConfigError("pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". Set both, or use 1.",
-                      config.pipeline.virtual_stages);
+  if (config.pipeline.virtual_stages > 1 &&
+      (config.parallel.pipeline == 1 || config.pipeline.schedule != Schedule::interleaved_1f1b))
+    throw ConfigError(
+        "pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
+        "Set both, or use 1.",
+        config.pipeline.virtual_stages);
   if (!config.pipeline.schedule_file.empty() && config.pipeline.schedule != Pipeline{}.schedule)
-    throw ConfigError("pipeline.schedule = {} has no effect with pipeline.schedule_file = \"{}\", which is the schedule. Leave one of them out.",
-                      field_text(config, "pipeline.schedule"), config.pipeline.schedule_file);
+    throw ConfigError(
+        "pipeline.schedule = {} has no effect with pipeline.schedule_file = \"{}\", which is the schedule. Leave one "
+        "of them out.",
+        field_text(config, "pipeline.schedule"), config.pipeline.schedule_file);
   if (config.parallel.pipeline == 1 && config.pipeline.schedule != Pipeline{}.schedule)
-    throw ConfigError("pipeline.schedule = {} has no effect with parallel.pipeline = 1: there is no bubble to fill. Leave it out, or use more stages.",
-                      field_text(config, "pipeline.schedule"));
+    throw ConfigError(
+        "pipeline.schedule = {} has no effect with parallel.pipeline = 1: there is no bubble to fill. Leave it out, or "
+        "use more stages.",
+        field_text(config, "pipeline.schedule"));
   const int64_t stages = config.parallel.pipeline * config.pipeline.virtual_stages;
   if (stages > config.model.layers)
     throw ConfigError(
@@ -172,8 +220,10 @@ void validate_layout(const RunConfig& config) {
         layers.size(), stages);
   for (size_t part = 1; part + 1 < layers.size(); ++part)
     if (layers[part] == 0)
-      throw ConfigError("pipeline.layers gives part {} of {} no layer. Only the first (with the embedding) and the last (with the head) may have none.",
-                        part, layers.size());
+      throw ConfigError(
+          "pipeline.layers gives part {} of {} no layer. Only the first (with the embedding) and the last (with the "
+          "head) may have none.",
+          part, layers.size());
   if (const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t{0}); sum != config.model.layers)
     throw ConfigError("pipeline.layers adds up to {}, but model.layers = {}. Make them equal.", sum,
                       config.model.layers);
@@ -196,7 +246,8 @@ void validate_trace(const RunConfig& config) {
 void validate_device(const RunConfig& config) {
   const bool nccl = config.comm.backend == Backend::nccl, mpi = config.comm.backend == Backend::mpi;
   if (config.device.kind == DeviceChoice::cuda && mpi)
-    throw ConfigError("comm.backend = \"mpi\" moves host memory, but device.kind = \"cuda\". Use \"auto\" or \"nccl\".");
+    throw ConfigError(
+        "comm.backend = \"mpi\" moves host memory, but device.kind = \"cuda\". Use \"auto\" or \"nccl\".");
   if (config.device.kind == DeviceChoice::cpu && nccl)
     throw ConfigError("comm.backend = \"nccl\" moves GPU memory, but device.kind = \"cpu\". Use \"auto\" or \"mpi\".");
   if (config.device.kind == DeviceChoice::cpu || mpi) require_settings_of_cpu(config);
@@ -232,8 +283,10 @@ void validate(const RunConfig& config) {
     throw ConfigError("output.dir is empty. Name the run's folder, such as \"runs/first\".");
   const std::string last = config.output.dir.substr(config.output.dir.find_last_of('/') + 1);
   if (last == "." || last == ".." || last.empty())
-    throw ConfigError("output.dir = {} has no name of its own, which an older run in it would be moved by. Name a folder, such as \"runs/first\".",
-                      field_text(config, "output.dir"));
+    throw ConfigError(
+        "output.dir = {} has no name of its own, which an older run in it would be moved by. Name a folder, such as "
+        "\"runs/first\".",
+        field_text(config, "output.dir"));
 }
 
 namespace {
@@ -254,8 +307,8 @@ bool is_legal(RunConfig config, const Layout& layout) {
   }
 }
 
-/// "Use data 2 x pipeline 3, data 6 or one of 3 others": layouts of `world` ranks that the run file allows, first those over the axes in use,
-/// of these those nearest to what was asked for.
+/// "Use data 2 x pipeline 3, data 6 or one of 3 others": layouts of `world` ranks that the run file allows, first those
+/// over the axes in use, of these those nearest to what was asked for.
 std::string legal_layouts(const RunConfig& config, int world) {
   constexpr size_t kNamed = 4;
   const Parallel& p = config.parallel;
@@ -263,7 +316,9 @@ std::string legal_layouts(const RunConfig& config, int world) {
     int more_axes = 0;  // that nobody asked for
     double distance = 0;
     std::string text;
-    bool operator<(const Candidate& other) const { return std::tie(more_axes, distance) < std::tie(other.more_axes, other.distance); }
+    bool operator<(const Candidate& other) const {
+      return std::tie(more_axes, distance) < std::tie(other.more_axes, other.distance);
+    }
   };
   std::vector<Candidate> candidates;
   std::vector<int> divisors;
@@ -274,10 +329,14 @@ std::string legal_layouts(const RunConfig& config, int world) {
       for (int context : divisors) {
         const int64_t others = int64_t{tensor} * pipeline * context;
         if (world % others != 0) continue;
-        const Layout layout{.data = static_cast<int>(world / others), .tensor = tensor, .pipeline = pipeline, .context = context};
+        const Layout layout{
+            .data = static_cast<int>(world / others), .tensor = tensor, .pipeline = pipeline, .context = context};
         if (!is_legal(config, layout)) continue;
         Candidate candidate{.text = fmt::format("data {}", layout.data)};
-        for (const auto& [name, is, asked] : {std::tuple{"tensor", tensor, p.tensor}, {"pipeline", pipeline, p.pipeline}, {"context", context, p.context}, {"", layout.data, p.data}}) {
+        for (const auto& [name, is, asked] : {std::tuple{"tensor", tensor, p.tensor},
+                                              {"pipeline", pipeline, p.pipeline},
+                                              {"context", context, p.context},
+                                              {"", layout.data, p.data}}) {
           if (asked > 0) candidate.distance += std::abs(std::log2(static_cast<double>(asked) / is));
           if (asked == 1 && is > 1 && *name) ++candidate.more_axes;
           if (is > 1 && *name) candidate.text += fmt::format(" x {} {}", name, is);
@@ -288,7 +347,8 @@ std::string legal_layouts(const RunConfig& config, int world) {
   std::stable_sort(candidates.begin(), candidates.end());
   const size_t named = std::min(kNamed, candidates.size()), more = candidates.size() - named;
   std::string list = "Use ";
-  for (size_t i = 0; i < named; ++i) list += (i == 0 ? "" : i + 1 == named && more == 0 ? " or " : ", ") + candidates[i].text;
+  for (size_t i = 0; i < named; ++i)
+    list += (i == 0 ? "" : i + 1 == named && more == 0 ? " or " : ", ") + candidates[i].text;
   return more == 0 ? list : list + (more == 1 ? " or another" : fmt::format(" or one of {} others", more));
 }
 
@@ -296,7 +356,9 @@ std::string legal_layouts(const RunConfig& config, int world) {
 
 void require_settings_of_cpu(const RunConfig& config) {
   if (config.comm.deterministic == Choice::no)
-    throw ConfigError("comm.deterministic = false has no effect on the CPU: sums are made in rank order there in any case. Use \"auto\" or true, or GPUs.");
+    throw ConfigError(
+        "comm.deterministic = false has no effect on the CPU: sums are made in rank order there in any case. Use "
+        "\"auto\" or true, or GPUs.");
 }
 
 Layout resolve_layout(const RunConfig& config, int world) {
@@ -306,15 +368,16 @@ Layout resolve_layout(const RunConfig& config, int world) {
   const int64_t others = p.tensor * p.pipeline * p.context;
   const bool divides = world % others == 0;
   if (p.data == -1 && !divides) {
-    throw ConfigError(
-        "[parallel] {} = {} ranks do not divide the {} that were started. {}, or start {} ranks.", axes,
-        others, world, legal_layouts(config, world), nearest_multiples(world, others));
+    throw ConfigError("[parallel] {} = {} ranks do not divide the {} that were started. {}, or start {} ranks.", axes,
+                      others, world, legal_layouts(config, world), nearest_multiples(world, others));
   }
   if (p.data != -1 && (!divides || world / others != p.data)) {
     const std::string product = fmt::format("{:.0f}", static_cast<double>(others) * static_cast<double>(p.data));
     const int data = divides ? static_cast<int>(world / others) : 0;
-    const std::string remedy =
-        divides && is_legal(config, {data, static_cast<int>(p.tensor), static_cast<int>(p.pipeline), static_cast<int>(p.context)}) ? fmt::format("Set parallel.data = {} (or -1)", data) : legal_layouts(config, world);
+    const std::string remedy = divides && is_legal(config, {data, static_cast<int>(p.tensor),
+                                                            static_cast<int>(p.pipeline), static_cast<int>(p.context)})
+                                   ? fmt::format("Set parallel.data = {} (or -1)", data)
+                                   : legal_layouts(config, world);
     throw ConfigError("[parallel] data {} x {} = {} ranks, but {} were started. {}, or start {} ranks.", p.data, axes,
                       product, world, remedy, product);
   }

@@ -93,13 +93,15 @@ Dataset open_dataset(const DatasetOptions& options) {
     }
   }
 
-  dataset.train = train_is_shards ? train_shards.tokens : encode(*dataset.tokenizer, std::move(train_text), options.train);
+  dataset.train =
+      train_is_shards ? train_shards.tokens : encode(*dataset.tokenizer, std::move(train_text), options.train);
   int64_t texts_count = train_is_shards ? 0 : dataset.train->count();
   if (one_file) {
     dataset = hold_out(dataset.train, dataset.tokenizer, options.validation_fraction);
   } else {
-    dataset.validation = validation_is_shards ? validation_shards.tokens
-                                              : encode(*dataset.tokenizer, std::move(validation_text), options.validation);
+    dataset.validation = validation_is_shards
+                             ? validation_shards.tokens
+                             : encode(*dataset.tokenizer, std::move(validation_text), options.validation);
     if (!validation_is_shards) texts_count += dataset.validation->count();
   }
   dataset.resident_bytes = resident_bytes(*dataset.tokenizer, texts_count);

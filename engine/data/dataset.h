@@ -15,7 +15,8 @@ struct DatasetOptions {
   std::string train;                 // a text, NAME.bin, or a pattern of shards
   std::string validation;            // the same; empty: the last part of train is held out
   double validation_fraction = 0.1;  // of train, in [0, 1); 0 without `validation` means no validation split
-  std::string tokenizer;             // "bytes", "chars", or empty: what the shards say, "bytes" for a text; shards of a tokenizer that is elsewhere go with any
+  std::string tokenizer;  // "bytes", "chars", or empty: what the shards say, "bytes" for a text; shards of a tokenizer
+                          // that is elsewhere go with any
   int64_t sequence_length = 1;
   ShardCheck check = ShardCheck::whole;
 };
@@ -27,10 +28,11 @@ struct Dataset {
   int64_t resident_bytes = 0;  // of tokens that this process keeps in memory: those of texts; shards stay on disk
 };
 
-/// Blocks. Opens, tokenises and splits. A text is read whole and is gone when its ids are made, in 2 bytes each (4 for more than 65536): without `validation` the first floor(N (1 - validation_fraction)) of N tokens
-/// are for training, the rest is held out. With chars and two texts the vocabulary has the characters of both. Throws:
-/// DataError (missing or damaged files, text and shards of different tokenizers, a split shorter than sequence_length +
-/// 1 tokens); ConfigError (an unknown tokenizer).
+/// Blocks. Opens, tokenises and splits. A text is read whole and is gone when its ids are made, in 2 bytes each (4 for
+/// more than 65536): without `validation` the first floor(N (1 - validation_fraction)) of N tokens are for training,
+/// the rest is held out. With chars and two texts the vocabulary has the characters of both. Throws: DataError (missing
+/// or damaged files, text and shards of different tokenizers, a split shorter than sequence_length + 1 tokens);
+/// ConfigError (an unknown tokenizer).
 Dataset open_dataset(const DatasetOptions& options);
 
 }  // namespace slipstream::data

@@ -37,8 +37,6 @@ void Xxh3::update(const void* bytes, int64_t size_bytes) {
   if (size_bytes > 0) XXH3_128bits_update(state_->handle, bytes, static_cast<size_t>(size_bytes));
 }
 
-std::string Xxh3::hex() const {
-  return hex_of(XXH3_128bits_digest(state_->handle));
-}
+std::string Xxh3::hex() const { return hex_of(XXH3_128bits_digest(state_->handle)); }
 
 }  // namespace slipstream::data

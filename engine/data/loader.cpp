@@ -19,7 +19,8 @@ namespace slipstream::data {
 namespace {
 
 /// Row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
-void fill_row(const TokenSource& source, int64_t begin, int64_t row, const ContextChunks& chunks, std::vector<int32_t>& window, Batch& batch) {
+void fill_row(const TokenSource& source, int64_t begin, int64_t row, const ContextChunks& chunks,
+              std::vector<int32_t>& window, Batch& batch) {
   const int64_t length = batch.shape.sequence_length;
   SLIP_ASSERT(length == chunks.local_tokens());
   window.resize(static_cast<size_t>(chunks.tokens) + 1);

@@ -18,8 +18,8 @@ struct BatchShape {
   int64_t sequence_length = 1;  // T
 };
 
-/// What one rank needs for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text. Of a
-/// context-parallel rank T are its two chunks of a sequence (ContextChunks).
+/// What one rank needs for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text.
+/// Of a context-parallel rank T are its two chunks of a sequence (ContextChunks).
 struct Batch {
   BatchShape shape;
   int64_t index = 0;                // of the filler: the step, or the round of an evaluation

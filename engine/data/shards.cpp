@@ -170,7 +170,8 @@ std::vector<std::string> matches(const std::string& pattern) {
   if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
   if (paths.empty())
-    throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.", files::shown(pattern));
+    throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.",
+                    files::shown(pattern));
   return paths;
 }
 
@@ -194,24 +195,26 @@ TokenShardInfo read_info(const std::string& path) {
 
 std::shared_ptr<const TokenSource> tokens_in_memory(std::span<const int32_t> ids, int32_t vocab_size) {
   SLIP_ASSERT(std::all_of(ids.begin(), ids.end(), [&](int32_t id) { return id >= 0 && id < vocab_size; }));
-  if (vocab_size <= kNarrowVocabMax) return std::make_shared<MemoryTokens<uint16_t>>(std::vector<uint16_t>(ids.begin(), ids.end()));
+  if (vocab_size <= kNarrowVocabMax)
+    return std::make_shared<MemoryTokens<uint16_t>>(std::vector<uint16_t>(ids.begin(), ids.end()));
   return std::make_shared<MemoryTokens<int32_t>>(std::vector<int32_t>(ids.begin(), ids.end()));
 }
 
 std::shared_ptr<const TokenSource> encoded_in_memory(const Tokenizer& tokenizer, std::string_view text) {
-  return tokenizer.vocab_size() <= kNarrowVocabMax ? encode_as<uint16_t>(tokenizer, text) : encode_as<int32_t>(tokenizer, text);
+  return tokenizer.vocab_size() <= kNarrowVocabMax ? encode_as<uint16_t>(tokenizer, text)
+                                                   : encode_as<int32_t>(tokenizer, text);
 }
 
-int64_t resident_bytes(const Tokenizer& tokenizer, int64_t count) { return count * (tokenizer.vocab_size() <= kNarrowVocabMax ? 2 : 4); }
+int64_t resident_bytes(const Tokenizer& tokenizer, int64_t count) {
+  return count * (tokenizer.vocab_size() <= kNarrowVocabMax ? 2 : 4);
+}
 
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count) {
   SLIP_ASSERT(begin >= 0 && count >= 0 && count <= source->count() && begin <= source->count() - count);
   return std::make_shared<Slice>(std::move(source), begin, count);
 }
 
-bool names_shards(std::string_view path) {
-  return path.ends_with(".bin");
-}
+bool names_shards(std::string_view path) { return path.ends_with(".bin"); }
 
 Shards open_shards(const std::string& path, ShardCheck check) {
   std::vector<std::shared_ptr<const TokenSource>> parts;
@@ -219,19 +222,23 @@ Shards open_shards(const std::string& path, ShardCheck check) {
   TokenShardInfo first;
   std::string first_path;
   for (const std::string& one : matches(path)) {
-    if (!names_shards(one)) throw DataError("[data] {} is not a shard: its name does not end in .bin.", files::shown(one));
-    const files::InputFile exists(one, files::Owner::data);  // so that a missing shard is not reported as a missing sidecar
+    if (!names_shards(one))
+      throw DataError("[data] {} is not a shard: its name does not end in .bin.", files::shown(one));
+    const files::InputFile exists(one,
+                                  files::Owner::data);  // so that a missing shard is not reported as a missing sidecar
     const TokenShardInfo info = read_info(one);
     if (!shards.tokenizer) {
       first = info;
       first_path = one;
-      shards.tokenizer = restore_tokenizer(info.tokenizer, info.vocabulary, info.vocab_size, "the sidecar of " + files::shown(one));
+      shards.tokenizer =
+          restore_tokenizer(info.tokenizer, info.vocabulary, info.vocab_size, "the sidecar of " + files::shown(one));
     } else if (info.tokenizer != first.tokenizer || info.vocabulary != first.vocabulary ||
                info.vocab_size != first.vocab_size) {
       throw DataError(
           "[data] the shards {} ({}, {} ids) and {} ({}, {} ids) were made with different tokenizers. Make both "
           "with the same one.",
-          files::shown(first_path), first.tokenizer, first.vocab_size, files::shown(one), info.tokenizer, info.vocab_size);
+          files::shown(first_path), first.tokenizer, first.vocab_size, files::shown(one), info.tokenizer,
+          info.vocab_size);
     }
     const auto shard = std::make_shared<Shard>(one, info);
     if (check == ShardCheck::whole) shard->check_whole(info.hash);
@@ -258,9 +265,7 @@ ShardWriter::ShardWriter(const std::string& name, std::shared_ptr<const Tokenize
 
 ShardWriter::~ShardWriter() = default;
 
-int64_t ShardWriter::count() const {
-  return state_->count;
-}
+int64_t ShardWriter::count() const { return state_->count; }
 
 int64_t ShardWriter::size_bytes() const {
   return state_->count * (state_->tokenizer->vocab_size() <= kNarrowVocabMax ? 2 : 4);

@@ -31,7 +31,8 @@ class TokenSource {
 /// Ids kept in memory, two bytes each where `vocab_size` allows. Every id must be below `vocab_size`.
 std::shared_ptr<const TokenSource> tokens_in_memory(std::span<const int32_t> ids, int32_t vocab_size);
 
-/// The ids of `text`, kept the same way; beside it and them nothing as large exists on the way. Throws: DataError as Tokenizer::encode.
+/// The ids of `text`, kept the same way; beside it and them nothing as large exists on the way. Throws: DataError as
+/// Tokenizer::encode.
 std::shared_ptr<const TokenSource> encoded_in_memory(const Tokenizer& tokenizer, std::string_view text);
 
 /// Bytes that `count` ids take there. Pure.

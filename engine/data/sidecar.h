@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The small JSON documents beside data, as plain structs: sidecars of token shards, vocabularies. Strict: duplicate keys, unknown keys
-// and wrong types are refused.
+// The small JSON documents beside data, as plain structs: sidecars of token shards, vocabularies. Strict: duplicate
+// keys, unknown keys and wrong types are refused.
 
 #include <cstdint>
 #include <string>

@@ -32,13 +32,16 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
                           .count = static_cast<int64_t>(ids.size()),
                           .shards = {}};
   const size_t per_shard = options.shard_tokens > 0 ? static_cast<size_t>(options.shard_tokens) : ids.size();
-  const auto name_of = [&](size_t shard) { return options.shard_tokens > 0 ? fmt::format("{}-{:05}", options.out, shard) : options.out; };
+  const auto name_of = [&](size_t shard) {
+    return options.shard_tokens > 0 ? fmt::format("{}-{:05}", options.out, shard) : options.out;
+  };
   for (size_t shard = 0; shard * per_shard < ids.size(); ++shard)
     for (const char* end : {".bin", ".json"}) {
       std::error_code error;
       if (std::filesystem::equivalent(options.text, name_of(shard) + end, error))
-        throw ConfigError("[data] {} would be overwritten: it is the text, and {} is written. Give the shards another name.", files::shown(options.text),
-                          files::shown(name_of(shard) + end));
+        throw ConfigError(
+            "[data] {} would be overwritten: it is the text, and {} is written. Give the shards another name.",
+            files::shown(options.text), files::shown(name_of(shard) + end));
     }
   for (size_t begin = 0; begin < ids.size(); begin += per_shard) {
     const std::string name = name_of(summary.shards.size());

@@ -30,7 +30,8 @@ struct TokenizeSummary {
 };
 
 /// Blocks. Shards appear whole or not at all.
-/// Throws: DataError (the text), ConfigError (the tokenizer; a shard that would replace the text), ResourceError (the folder).
+/// Throws: DataError (the text), ConfigError (the tokenizer; a shard that would replace the text), ResourceError (the
+/// folder).
 TokenizeSummary tokenize(const TokenizeOptions& options);
 
 }  // namespace slipstream::data

@@ -7,8 +7,8 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
-#include "engine/data/sidecar.h"
 #include "engine/base/utf8.h"
+#include "engine/data/sidecar.h"
 
 namespace slipstream::data {
 
@@ -42,7 +42,8 @@ class BytesTokenizer final : public Tokenizer {
     std::vector<int32_t> ids;
     for (; !text.empty(); text.remove_prefix(ids.size())) {
       ids.resize(std::min(text.size(), kPieceIds));
-      std::transform(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(ids.size()), ids.begin(), [](char c) { return static_cast<uint8_t>(c); });
+      std::transform(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(ids.size()), ids.begin(),
+                     [](char c) { return static_cast<uint8_t>(c); });
       take(ids);
     }
   }
@@ -108,16 +109,21 @@ class CharsTokenizer final : public Tokenizer {
 /// Of a library outside: its ids can be trained on.
 class NamedTokenizer final : public Tokenizer {
  public:
-  NamedTokenizer(std::string_view name, int64_t vocab_size) : name_(name), vocab_size_(static_cast<int32_t>(vocab_size)) {}
+  NamedTokenizer(std::string_view name, int64_t vocab_size)
+      : name_(name), vocab_size_(static_cast<int32_t>(vocab_size)) {}
   std::string name() const override { return name_; }
   int32_t vocab_size() const override { return vocab_size_; }
   bool knows_text() const override { return false; }
   void encode_pieces(std::string_view, const std::function<void(std::span<const int32_t>)>&) const override {
-    throw DataError("[data] the tokenizer {} is known by name only and cannot encode a text. Encode it where that tokenizer is, into token shards.",
-                    files::shown(name_));
+    throw DataError(
+        "[data] the tokenizer {} is known by name only and cannot encode a text. Encode it where that tokenizer is, "
+        "into token shards.",
+        files::shown(name_));
   }
   std::string decode(std::span<const int32_t>) const override {
-    throw DataError("[data] the tokenizer {} is known by name only and cannot decode ids. Decode them where that tokenizer is.", files::shown(name_));
+    throw DataError(
+        "[data] the tokenizer {} is known by name only and cannot decode ids. Decode them where that tokenizer is.",
+        files::shown(name_));
   }
   std::vector<std::string> vocabulary() const override { return {}; }
 
@@ -192,10 +198,11 @@ std::shared_ptr<const Tokenizer> restore_chars(std::span<const std::string> voca
 
 }  // namespace
 
-std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary, int64_t vocab_size,
-                                                   std::string_view where) {
+std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary,
+                                                   int64_t vocab_size, std::string_view where) {
   if (name != "chars" && !vocabulary.empty())
-    throw DataError("[data] {} lists {} entries for the tokenizer {}, need none. Make the file again.", where, vocabulary.size(), files::shown(name));
+    throw DataError("[data] {} lists {} entries for the tokenizer {}, need none. Make the file again.", where,
+                    vocabulary.size(), files::shown(name));
   std::shared_ptr<const Tokenizer> tokenizer;
   if (name == "bytes")
     tokenizer = std::make_shared<BytesTokenizer>();
@@ -204,15 +211,19 @@ std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::s
   else if (!name.empty() && vocab_size > 0)
     tokenizer = std::make_shared<NamedTokenizer>(name, vocab_size);
   else
-    throw DataError("[data] {} names the tokenizer {} without vocab_size, need \"bytes\", \"chars\" or the name and vocab_size of another. Make the file again.",
-                    where, files::shown(name));
+    throw DataError(
+        "[data] {} names the tokenizer {} without vocab_size, need \"bytes\", \"chars\" or the name and vocab_size of "
+        "another. Make the file again.",
+        where, files::shown(name));
   if (vocab_size != 0 && vocab_size != tokenizer->vocab_size())
-    throw DataError("[data] {} says vocab_size = {}, but its tokenizer {} has {}. Make the file again.", where, vocab_size, name, tokenizer->vocab_size());
+    throw DataError("[data] {} says vocab_size = {}, but its tokenizer {} has {}. Make the file again.", where,
+                    vocab_size, name, tokenizer->vocab_size());
   return tokenizer;
 }
 
 std::string write_tokenizer(const Tokenizer& tokenizer) {
-  return write_vocabulary_info({.tokenizer = tokenizer.name(), .vocab_size = tokenizer.vocab_size(), .vocabulary = tokenizer.vocabulary()});
+  return write_vocabulary_info(
+      {.tokenizer = tokenizer.name(), .vocab_size = tokenizer.vocab_size(), .vocabulary = tokenizer.vocabulary()});
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& path) {

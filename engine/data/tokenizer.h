@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text to token ids and back: bytes (256 ids) and chars (the sorted distinct code points of a text). Any other tokenizer is a name and a number of
-// ids: shards that it made can be trained on, text stays outside.
+// Text to token ids and back: bytes (256 ids) and chars (the sorted distinct code points of a text). Any other
+// tokenizer is a name and a number of ids: shards that it made can be trained on, text stays outside.
 
 #include <cstdint>
 #include <functional>
@@ -26,10 +26,12 @@ class Tokenizer {
   /// Can it encode and decode? Not where only its name and its number of ids are known. Pure.
   virtual bool knows_text() const { return true; }
   /// decode(encode(text)) == text. Pure.
-  /// Throws: DataError with the byte offset if `text` has what the vocabulary lacks, or is not UTF-8 (chars), or without knows_text().
+  /// Throws: DataError with the byte offset if `text` has what the vocabulary lacks, or is not UTF-8 (chars), or
+  /// without knows_text().
   std::vector<int32_t> encode(std::string_view text) const;
   /// The same, handed to `take` in pieces of at most kPieceIds, so that ids never exist all at once.
-  virtual void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take) const = 0;
+  virtual void encode_pieces(std::string_view text,
+                             const std::function<void(std::span<const int32_t>)>& take) const = 0;
   /// Pure. Throws: DataError naming the id and its index if it is not in the vocabulary, or without knows_text().
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   /// The text of every id, for a sidecar; empty for bytes, where the id is the byte. Pure.
@@ -46,11 +48,12 @@ std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::stri
 /// The same with the vocabulary of several texts together: what appears in any of them has an id.
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const std::string_view> texts);
 
-/// Brings back a tokenizer from its name, vocabulary() and vocab_size(), 0 if that is not said. `where` names their source in errors. A name that is
-/// neither bytes nor chars gives one without knows_text(). Pure.
-/// Throws: DataError if they are not what such a tokenizer gives: no or double or unsorted characters, another number of ids, or a name alone.
-std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary, int64_t vocab_size,
-                                                   std::string_view where);
+/// Brings back a tokenizer from its name, vocabulary() and vocab_size(), 0 if that is not said. `where` names their
+/// source in errors. A name that is neither bytes nor chars gives one without knows_text(). Pure.
+/// Throws: DataError if they are not what such a tokenizer gives: no or double or unsorted characters, another number
+/// of ids, or a name alone.
+std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary,
+                                                   int64_t vocab_size, std::string_view where);
 
 /// The JSON document of kTokenizerFile. Pure.
 std::string write_tokenizer(const Tokenizer& tokenizer);

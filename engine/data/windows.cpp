@@ -30,9 +30,7 @@ void check_options(int64_t token_count, const SamplerOptions& options, const cha
         split, token_count, options.sequence_length + 1);
 }
 
-constexpr uint64_t mask_of(int bits) {
-  return (uint64_t{1} << bits) - 1;
-}
+constexpr uint64_t mask_of(int bits) { return (uint64_t{1} << bits) - 1; }
 
 }  // namespace
 

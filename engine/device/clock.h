@@ -24,13 +24,14 @@ struct ClockReading {
   int64_t answered_ns = 0;
 };
 
-/// Nanoseconds to add to our clock to get theirs, from the quickest of the readings (at least one): wrong by at most half of its
-/// round trip, however unequal its two ways. Pure. Source: Cristian 1989, "Probabilistic clock synchronization", section 3.
+/// Nanoseconds to add to our clock to get theirs, from the quickest of the readings (at least one): wrong by at most
+/// half of its round trip, however unequal its two ways. Pure. Source: Cristian 1989, "Probabilistic clock
+/// synchronization", section 3.
 inline int64_t clock_offset_of(const std::vector<ClockReading>& readings) {
   const auto round_trip_ns = [](const ClockReading& r) { return r.answered_ns - r.asked_ns; };
-  const ClockReading quickest = *std::min_element(readings.begin(), readings.end(), [&](const ClockReading& a, const ClockReading& b) {
-    return round_trip_ns(a) < round_trip_ns(b);
-  });
+  const ClockReading quickest = *std::min_element(
+      readings.begin(), readings.end(),
+      [&](const ClockReading& a, const ClockReading& b) { return round_trip_ns(a) < round_trip_ns(b); });
   return quickest.theirs_ns - (quickest.asked_ns + round_trip_ns(quickest) / 2);
 }
 

@@ -12,12 +12,18 @@ namespace slipstream {
 
 int64_t ClockMap::Segment::at_ns(int64_t theirs) const {
   const int64_t since_ns = theirs - theirs_ns;
-  return std::max<int64_t>(not_before_ns, ours_ns + since_ns + std::llround(slope * static_cast<double>(std::min(since_ns, kCatchUpNs))));
+  return std::max<int64_t>(
+      not_before_ns, ours_ns + since_ns + std::llround(slope * static_cast<double>(std::min(since_ns, kCatchUpNs))));
 }
 
-ClockMap::ClockMap(int64_t theirs_ns, int64_t ours_ns) : now_{.theirs_ns = theirs_ns, .ours_ns = ours_ns}, latest_asked_ns_(theirs_ns) { before_ = now_; }
+ClockMap::ClockMap(int64_t theirs_ns, int64_t ours_ns)
+    : now_{.theirs_ns = theirs_ns, .ours_ns = ours_ns}, latest_asked_ns_(theirs_ns) {
+  before_ = now_;
+}
 
-int64_t ClockMap::on_line(int64_t theirs_ns) const { return (theirs_ns < now_.theirs_ns ? before_ : now_).at_ns(theirs_ns); }
+int64_t ClockMap::on_line(int64_t theirs_ns) const {
+  return (theirs_ns < now_.theirs_ns ? before_ : now_).at_ns(theirs_ns);
+}
 
 int64_t ClockMap::at_ns(int64_t theirs_ns) {
   latest_asked_ns_ = std::max(latest_asked_ns_, theirs_ns);

@@ -6,11 +6,12 @@
 
 namespace slipstream {
 
-/// Clocks of hosts and devices drift apart by some 10 us a second. A reading (their time, and when on our clock it can have been at the earliest and at the
-/// latest) moves the line no further than it proves: into the bracket.
+/// Clocks of hosts and devices drift apart by some 10 us a second. A reading (their time, and when on our clock it can
+/// have been at the earliest and at the latest) moves the line no further than it proves: into the bracket.
 ///
-/// Small errors are taken back over the next second, so that durations stay right to kMostSlope; larger ones at once. Where the line was ahead it then
-/// stands still until our clock has caught up. Readings concern later times only: what has been answered stays as it was.
+/// Small errors are taken back over the next second, so that durations stay right to kMostSlope; larger ones at once.
+/// Where the line was ahead it then stands still until our clock has caught up. Readings concern later times only: what
+/// has been answered stays as it was.
 class ClockMap {
  public:
   static constexpr double kMostSlope = 200e-6;  // by which seconds are stretched
@@ -27,7 +28,7 @@ class ClockMap {
   struct Segment {
     int64_t theirs_ns = 0;  // where it begins
     int64_t ours_ns = 0;
-    double slope = 0;       // how much faster than theirs ours goes, for kCatchUpNs
+    double slope = 0;  // how much faster than theirs ours goes, for kCatchUpNs
     int64_t not_before_ns = INT64_MIN;
 
     int64_t at_ns(int64_t theirs) const;

@@ -20,11 +20,11 @@ namespace slipstream {
 struct Span {
   enum class Kind : uint8_t { work, wait };
   Kind kind = Kind::work;
-  const Work* work = nullptr;   // for a work; outlives the span (works are bound once)
-  uint64_t awaited = 0;         // for a wait: the tag of the event
-  uint32_t item = 0;            // of the plan being run (Frame::item)
-  uint32_t step = 0;            // Frame::step
-  int64_t begin_ns = 0;         // on the device's clock
+  const Work* work = nullptr;  // for a work; outlives the span (works are bound once)
+  uint64_t awaited = 0;        // for a wait: the tag of the event
+  uint32_t item = 0;           // of the plan being run (Frame::item)
+  uint32_t step = 0;           // Frame::step
+  int64_t begin_ns = 0;        // on the device's clock
   int64_t end_ns = 0;
 };
 
@@ -80,9 +80,10 @@ class Allocation {
 class Graph {
  public:
   virtual ~Graph() = default;
-  /// Enqueues. Runs what was recorded after everything given to the device's streams before; what is given to any of them
-  /// from now on runs after it. Its events count as recorded now, all at its end; its spans are tagged with `step`.
-  /// The caller has called Work::prepare of the works that have one, and the launch before the previous one has ended.
+  /// Enqueues. Runs what was recorded after everything given to the device's streams before; what is given to any of
+  /// them from now on runs after it. Its events count as recorded now, all at its end; its spans are tagged with
+  /// `step`. The caller has called Work::prepare of the works that have one, and the launch before the previous one has
+  /// ended.
   virtual void launch(uint32_t step) = 0;
 };
 
@@ -95,11 +96,14 @@ class Device {
   /// Throws: ResourceError with the size asked for and the size that is free.
   virtual std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) = 0;
   /// Host memory that copies of streams reach without the host waiting; ordinary memory on cpu. Counted as allocate.
-  virtual std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) { return allocate(size_bytes, name); }
-  /// Records instead of running: what `issue` gives to the device's streams becomes a graph, which has not run yet. Waits for
-  /// events of before are left out, because a launch waits for all of that. Null on a device without graphs; then nothing
-  /// was called. `origin` carries the launches. Throws: the first error of the device's streams; or what could not be
-  /// recorded: then nothing ran, the events of `issue` count as recorded now, and it may be called without a capture.
+  virtual std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) {
+    return allocate(size_bytes, name);
+  }
+  /// Records instead of running: what `issue` gives to the device's streams becomes a graph, which has not run yet.
+  /// Waits for events of before are left out, because a launch waits for all of that. Null on a device without graphs;
+  /// then nothing was called. `origin` carries the launches. Throws: the first error of the device's streams; or what
+  /// could not be recorded: then nothing ran, the events of `issue` count as recorded now, and it may be called without
+  /// a capture.
   virtual std::unique_ptr<Graph> capture(Stream& /*origin*/, const std::function<void()>& /*issue*/) { return nullptr; }
   /// Enqueues nothing, blocks until the copy is done; for set-up, evaluation and saving, never inside a step.
   virtual void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) = 0;
@@ -114,7 +118,8 @@ class Device {
   virtual void inject_delays(uint64_t seed, int64_t max_ns) = 0;
 };
 
-/// After the first work that throws, on any of its streams, later works are skipped; events still complete, so that no stream hangs.
+/// After the first work that throws, on any of its streams, later works are skipped; events still complete, so that no
+/// stream hangs.
 std::unique_ptr<Device> make_cpu_device();
 /// Throws ResourceError with a sentence when this build or this machine has no CUDA.
 std::unique_ptr<Device> make_cuda_device(int index);

@@ -26,7 +26,9 @@ struct Slice {
   int64_t size_bytes = 0;
 
   int64_t end_bytes() const { return begin_bytes + size_bytes; }
-  bool overlaps(const Slice& other) const { return buffer == other.buffer && begin_bytes < other.end_bytes() && other.begin_bytes < end_bytes(); }
+  bool overlaps(const Slice& other) const {
+    return buffer == other.buffer && begin_bytes < other.end_bytes() && other.begin_bytes < end_bytes();
+  }
   bool operator==(const Slice&) const = default;
 };
 
@@ -73,8 +75,8 @@ class Memory {
   std::vector<Entry> entries_;
 };
 
-/// What a work does may depend on Frame::step only through step modulo this: then a device may record the runs of so many
-/// steps and replay them.
+/// What a work does may depend on Frame::step only through step modulo this: then a device may record the runs of so
+/// many steps and replay them.
 constexpr uint32_t kStepPeriod = 4;
 
 /// Where in the plan a launch happens. Small, copied into the queue.
@@ -82,8 +84,8 @@ struct Frame {
   const Memory* memory = nullptr;
   const Rebind* rebinds = nullptr;
   uint32_t rebind_count = 0;
-  uint32_t item = 0;        // of the plan being run
-  uint32_t step = 0;        // tags the timeline; see kStepPeriod
+  uint32_t item = 0;  // of the plan being run
+  uint32_t step = 0;  // tags the timeline; see kStepPeriod
   int32_t micro_batch = 0;
   int32_t slot = 0;
   bool accumulate = false;  // gradients are added to what is there instead of replacing it
@@ -93,8 +95,8 @@ struct Frame {
 /// launch and enqueues kernels on `native_stream`; on sim it never runs.
 struct LaunchContext {
   DeviceKind kind = DeviceKind::cpu;
-  ThreadPool* pool = nullptr;       // cpu: intra-op threads of this stream; never null on cpu
-  void* native_stream = nullptr;    // cuda: the cudaStream_t
+  ThreadPool* pool = nullptr;     // cpu: intra-op threads of this stream; never null on cpu
+  void* native_stream = nullptr;  // cuda: the cudaStream_t
   const Frame* frame = nullptr;
 
   /// Address of `slice` for the item being run. Pure.
@@ -118,9 +120,9 @@ struct LaunchContext {
     return reinterpret_cast<T*>(at(slice));
   }
 
-  /// Runs `body` on the host when everything given to this stream before is complete, and before everything after: at once
-  /// on cpu, enqueued on cuda, where it may not throw, call CUDA, or wait: bodies of different
-  /// streams may run one after the other, and NCCL's own would stand behind one that sleeps.
+  /// Runs `body` on the host when everything given to this stream before is complete, and before everything after: at
+  /// once on cpu, enqueued on cuda, where it may not throw, call CUDA, or wait: bodies of different streams may run one
+  /// after the other, and NCCL's own would stand behind one that sleeps.
   void on_host(std::function<void()> body) { enqueue_on_host ? enqueue_on_host(*this, std::move(body)) : body(); }
   void (*enqueue_on_host)(LaunchContext&, std::function<void()>) = nullptr;
   void* stream = nullptr;  // of the device, for enqueue_on_host
@@ -130,13 +132,14 @@ struct LaunchContext {
 };
 
 struct Work {
-  std::string name;           // reaches the trace and every error text
+  std::string name;  // reaches the trace and every error text
   Cost cost;
   std::vector<Slice> reads;   // all bytes it may read before writing them
   std::vector<Slice> writes;  // all bytes it may write
   std::function<void(LaunchContext&)> fn;
-  /// What the host does before each run, where the device runs behind it (cuda): fn may have been recorded long ago and is
-  /// then not called again. Whoever issues a plan calls it, once per run and before the first launch; empty on cpu and sim.
+  /// What the host does before each run, where the device runs behind it (cuda): fn may have been recorded long ago and
+  /// is then not called again. Whoever issues a plan calls it, once per run and before the first launch; empty on cpu
+  /// and sim.
   std::function<void(LaunchContext&)> prepare = {};
 };
 

@@ -13,13 +13,20 @@ constexpr int64_t kAlignmentBytes = 64;
 
 const char* name_of(Owner owner) {
   switch (owner) {
-    case Owner::parameters: return "parameters";
-    case Owner::gradients: return "gradients";
-    case Owner::optimizer: return "optimizer";
-    case Owner::activations: return "activations";
-    case Owner::batch: return "batch";
-    case Owner::communication: return "communication";
-    case Owner::scratch: return "scratch";
+    case Owner::parameters:
+      return "parameters";
+    case Owner::gradients:
+      return "gradients";
+    case Owner::optimizer:
+      return "optimizer";
+    case Owner::activations:
+      return "activations";
+    case Owner::batch:
+      return "batch";
+    case Owner::communication:
+      return "communication";
+    case Owner::scratch:
+      return "scratch";
   }
   return "?";
 }
@@ -56,9 +63,12 @@ BufferId Buffers::find(const std::string& name) const {
 
 int64_t Buffers::instances(BufferId buffer) const {
   switch (specs_[buffer].instances) {
-    case Instances::one: return 1;
-    case Instances::per_micro_batch: return micro_batches;
-    case Instances::per_slot: return specs_[buffer].slots;
+    case Instances::one:
+      return 1;
+    case Instances::per_micro_batch:
+      return micro_batches;
+    case Instances::per_slot:
+      return specs_[buffer].slots;
   }
   return 1;
 }

@@ -22,8 +22,8 @@ struct BufferSpec {
   int64_t size_bytes = 0;  // of one instance
   Owner owner = Owner::scratch;
   Instances instances = Instances::one;
-  int slots = 1;           // number of instances if they are per_slot
-  bool is_view = false;    // then `view` says where it lives; views own no bytes
+  int slots = 1;         // number of instances if they are per_slot
+  bool is_view = false;  // then `view` says where it lives; views own no bytes
   Slice view;
 };
 

@@ -20,16 +20,22 @@ namespace slipstream {
 namespace {
 
 void add_channel_of(const Communication& c, Job& job) {
-  const auto same = std::find_if(job.channels.begin(), job.channels.end(), [&](const Channel& channel) { return channel.name == c.channel; });
-  if (job.mesh.group_size(c.axis) == 1) throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
+  const auto same = std::find_if(job.channels.begin(), job.channels.end(),
+                                 [&](const Channel& channel) { return channel.name == c.channel; });
+  if (job.mesh.group_size(c.axis) == 1)
+    throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
   // In a ring all would send first, and none would be there to receive.
   if (c.op == Op::send || c.op == Op::recv)
-    throw PlanError("[plan] {} is a {} of its own between pieces, but all ranks of axis {} run the same plan: every one would send, then every one receive. Use "
-                    "exchange, which does both.", c.name, name_of(c.op), name_of(c.axis));
+    throw PlanError(
+        "[plan] {} is a {} of its own between pieces, but all ranks of axis {} run the same plan: every one would "
+        "send, then every one receive. Use "
+        "exchange, which does both.",
+        c.name, name_of(c.op), name_of(c.axis));
   if (same == job.channels.end())
     job.channels.push_back({c.channel, c.axis});
   else if (same->axis != c.axis)
-    throw PlanError("[plan] {} would travel on channel {} along axis {}, but the channel connects axis {}.", c.name, c.channel, name_of(c.axis), name_of(same->axis));
+    throw PlanError("[plan] {} would travel on channel {} along axis {}, but the channel connects axis {}.", c.name,
+                    c.channel, name_of(c.axis), name_of(same->axis));
 }
 
 /// The same list on every stage: what a stage does not use costs it nothing but a connection.
@@ -38,11 +44,13 @@ void add_channels(Job& job) {
   if (!job.options.update_on_spine) job.channels.push_back({"update", Axis::self});
   const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::replica) > 1;
   if (piped)
-    for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"}) job.channels.push_back({name, Axis::pipeline});
+    for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"})
+      job.channels.push_back({name, Axis::pipeline});
   if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
   if (piped && shared && job.options.align_grad_reduce) job.channels.push_back({"align", Axis::pipeline});
   if (job.mesh.world() > 1) job.channels.push_back({"scalars", job.scalars_axis()});
-  if (job.norm_axis() != Axis::self && job.norm_axis() != job.scalars_axis()) job.channels.push_back({"norm", job.norm_axis()});
+  if (job.norm_axis() != Axis::self && job.norm_axis() != job.scalars_axis())
+    job.channels.push_back({"norm", job.norm_axis()});
   for (const Piece& piece : job.model.pieces)
     for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (!shared) return;
@@ -53,8 +61,9 @@ void add_channels(Job& job) {
   if (job.is_hybrid()) job.channels.push_back({"reduce_across", Axis::data_outer});
 }
 
-/// Whether what is before the first layer and what is behind the last share no parameter. A table that they share is in use from the first piece of a forward pass
-/// to the last of a backward pass: a slot for it would be as large and never free.
+/// Whether what is before the first layer and what is behind the last share no parameter. A table that they share is in
+/// use from the first piece of a forward pass to the last of a backward pass: a slot for it would be as large and never
+/// free.
 bool ends_are_apart(const ModelSpec& model) {
   std::map<BufferId, int> layer_of;  // of values and gradients
   for (const ParameterSpec& parameter : model.parameters) {
@@ -84,7 +93,8 @@ void take_stage(Job& job) {
     }
   PlanOptions& options = job.options;
   if (options.schedule.stages.empty())
-    options.schedule = make_schedule(ScheduleKind::one_f_one_b, {.stages = options.sizes.pipeline, .micro_batches = job.buffers.micro_batches});
+    options.schedule = make_schedule(ScheduleKind::one_f_one_b,
+                                     {.stages = options.sizes.pipeline, .micro_batches = job.buffers.micro_batches});
   if (options.layers.empty() && options.schedule.parts() == 1) options.layers = {model.layers};
   const bool ends = options.zero_stage >= 2 && ends_are_apart(model);
   const uint32_t take_batch = model.forward.front();
@@ -93,15 +103,23 @@ void take_stage(Job& job) {
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
-  LayoutOptions layout{.way = options.way, .bucket_bytes = options.bucket_bytes, .first_bucket_bytes = options.first_bucket_bytes,
+  LayoutOptions layout{.way = options.way,
+                       .bucket_bytes = options.bucket_bytes,
+                       .first_bucket_bytes = options.first_bucket_bytes,
                        // Shards that are summed by exchange are cut into a part for every group.
-                       .group_size = job.mesh.group_size(options.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
-                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32, .alone = {}, .by_layer = options.zero_stage >= 2,
-                       .ends = ends, .passes = {}, .whole = {},
+                       .group_size = job.mesh.group_size(
+                           options.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
+                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32,
+                       .alone = {},
+                       .by_layer = options.zero_stage >= 2,
+                       .ends = ends,
+                       .passes = {},
+                       .whole = {},
                        .persistent_elems = options.zero_stage >= 3 ? options.persistent_elems : 0};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
-    for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight}) layout.passes.push_back(position += static_cast<uint32_t>(pass->size()));
+    for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight})
+      layout.passes.push_back(position += static_cast<uint32_t>(pass->size()));
   for (size_t c = 0; c < options.reduced_at_once.size(); ++c)
     if (options.reduced_at_once[c]) layout.whole.push_back(job.backward_positions(static_cast<int>(c)));
   for (uint32_t p = 0; p < model.parameters.size() && job.has_tied_copies; ++p)
@@ -139,7 +157,8 @@ ChannelId Job::channel(const std::string& name) const {
 
 std::pair<uint32_t, uint32_t> Job::backward_positions(int chunk) const {
   uint32_t begin = 0;
-  for (size_t c = chunks.size(); --c > static_cast<size_t>(chunk);) begin += static_cast<uint32_t>(chunks[c].backward.size() + chunks[c].weight.size());
+  for (size_t c = chunks.size(); --c > static_cast<size_t>(chunk);)
+    begin += static_cast<uint32_t>(chunks[c].backward.size() + chunks[c].weight.size());
   const Chunk& of = chunks[static_cast<size_t>(chunk)];
   return {begin, begin + static_cast<uint32_t>(of.backward.size() + of.weight.size())};
 }
@@ -158,23 +177,33 @@ bool Job::counts_squares_of(const ParameterSpec& parameter) const {
   if (at.tensor > 0 && !parameter.is_split()) return false;
   if (norm_axis() != Axis::world) return true;
   // Those who have the same once more add zeros.
-  return options.zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0 : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
+  return options.zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
+                                 : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
 }
 
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
-  if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1) options.zero_stage = 0;  // nobody to share with
-  if (options.sizes.pipeline == 1 || options.sizes.data * options.sizes.context == 1) options.align_grad_reduce = false;  // nobody to align with
-  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;   // which is what it comes to
+  if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1)
+    options.zero_stage = 0;  // nobody to share with
+  if (options.sizes.pipeline == 1 || options.sizes.data * options.sizes.context == 1)
+    options.align_grad_reduce = false;                                                  // nobody to align with
+  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;  // which is what it comes to
   if (options.double_buffer && options.zero_stage >= 3)
-    throw PlanError("[plan] double_buffer with ZeRO-3: layers pass through slots, no update waits for their readers. Use stage 0, 1 or 2.");
+    throw PlanError(
+        "[plan] double_buffer with ZeRO-3: layers pass through slots, no update waits for their readers. Use stage 0, "
+        "1 or 2.");
   if (options.align_grad_reduce && options.zero_stage >= 2)
-    throw PlanError("[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots as soon as they can, for the next layer needs the slot. Use stage 0 or 1.",
-                    options.zero_stage);
+    throw PlanError(
+        "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots as soon as they can, for the next layer "
+        "needs the slot. Use stage 0 or 1.",
+        options.zero_stage);
   if (options.double_buffer) options.update_on_spine = false;
   if (options.zero_stage > 0 && model.tied.split)
-    throw PlanError("[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
-  Job job{.options = options, .mesh = Mesh(options.sizes, options.mesh_order), .model = std::move(model),
+    throw PlanError(
+        "[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
+  Job job{.options = options,
+          .mesh = Mesh(options.sizes, options.mesh_order),
+          .model = std::move(model),
           .buffers = std::move(buffers)};
   take_stage(job);
   place_memory(job);
@@ -206,7 +235,8 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
 
 std::string memory_table(const Job& job, const std::vector<Beside>& beside) {
   std::vector<Beside> rows;
-  for (int owner = 0; owner < kOwners; ++owner) rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
+  for (int owner = 0; owner < kOwners; ++owner)
+    rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
   rows.insert(rows.end(), beside.begin(), beside.end());
   int64_t total_bytes = 0;
   size_t width = 14;

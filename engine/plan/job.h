@@ -24,68 +24,72 @@ struct PlanOptions {
   ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  DType wire_dtype = DType::f32;        // of reduced gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
-  bool error_feedback = false;          // wire u8: what rounding takes from a gradient is added to the next one
+  DType wire_dtype = DType::f32;  // of reduced gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
+  bool error_feedback = false;    // wire u8: what rounding takes from a gradient is added to the next one
   Algorithm algorithm = Algorithm::direct;
-  bool sums_by_exchange = false;        // wire bf16: sums of whole gradients are made from parts that are exchanged, in float and rank order; else by the collective
-  bool clip = true;                     // the update waits for the norm of the whole gradient
+  bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are made from parts that are exchanged, in float
+                                  // and rank order; else by the collective
+  bool clip = true;               // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
-  int zero_stage = 0;                   // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
-  int prefetch_depth = 1;               // stage 3: layers gathered ahead of the one in use
-  std::optional<DType> gather_dtype;    // of sharded parameters while they travel; none: as the model computes
-  int64_t persistent_elems = 0;         // stage 3: parameters of layers up to so many elements are whole on every rank
-  PipelineSchedule schedule;            // empty: 1F1B over sizes.pipeline stages
-  std::vector<int> layers;              // of each part of the model; empty: only with one part
-  bool param_gather = true;             // ZeRO gathers parameters under compute; false: when compute needs them, for ablation
-  bool reshard_after_forward = true;    // stage 3: false: a slot for every layer, gathered once in a step
-  bool accumulate_unsharded = false;    // stage 2: gradients are whole until the last micro-batch, as in stage 1
-  bool double_buffer = false;           // stages 0 to 2: the update, beside the spine, writes a second copy of the weights, and the copies change places
-  bool update_on_spine = true;          // cpu: the update needs the core that computes; cuda: a stream of its own
+  int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
+  int prefetch_depth = 1;  // stage 3: layers gathered ahead of the one in use
+  std::optional<DType> gather_dtype;  // of sharded parameters while they travel; none: as the model computes
+  int64_t persistent_elems = 0;       // stage 3: parameters of layers up to so many elements are whole on every rank
+  PipelineSchedule schedule;          // empty: 1F1B over sizes.pipeline stages
+  std::vector<int> layers;            // of each part of the model; empty: only with one part
+  bool param_gather = true;  // ZeRO gathers parameters under compute; false: when compute needs them, for ablation
+  bool reshard_after_forward = true;  // stage 3: false: a slot for every layer, gathered once in a step
+  bool accumulate_unsharded = false;  // stage 2: gradients are whole until the last micro-batch, as in stage 1
+  bool double_buffer = false;   // stages 0 to 2: the update, beside the spine, writes a second copy of the weights, and
+                                // the copies change places
+  bool update_on_spine = true;  // cpu: the update needs the core that computes; cuda: a stream of its own
   Recomputation recompute = Recomputation::none;
-  bool align_grad_reduce = false;       // pipelines, stages 0 and 1: gradients of a chunk travel when all stages have some
-  std::vector<char> reduced_at_once;    // by chunk of this stage: bucketing its gradients would end no step earlier; empty: none
+  bool align_grad_reduce = false;  // pipelines, stages 0 and 1: gradients of a chunk travel when all stages have some
+  std::vector<char>
+      reduced_at_once;  // by chunk of this stage: bucketing its gradients would end no step earlier; empty: none
 };
 
 /// Where a bucket lives on this rank. The shard is what this rank updates: all of the bucket without ZeRO, else its
 /// part number (index among data ranks). Absent slices are empty.
 struct BucketHome {
-  Slice values;         // whole bucket, training dtype; empty when only the shard is resident (stage 3)
-  Slice gradients;      // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
-  Slice master;         // shard, float: what AdamW moves
-  Slice working;        // shard, as it travels: the rounded master; == master where float is computed with and gathered
-  Slice gradient;       // shard, float: the sum over ranks
-  Slice momentum;       // shard, float: first moment
-  Slice variance;       // shard, float: second moment
-  Slice residual;       // whole bucket, float: what encoding has kept back of gradients (error feedback)
-  Slice sum_residual;   // shard, float: the same of the sum, where that is encoded too (stage 0)
+  Slice values;        // whole bucket, training dtype; empty when only the shard is resident (stage 3)
+  Slice gradients;     // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
+  Slice master;        // shard, float: what AdamW moves
+  Slice working;       // shard, as it travels: the rounded master; == master where float is computed with and gathered
+  Slice gradient;      // shard, float: the sum over ranks
+  Slice momentum;      // shard, float: first moment
+  Slice variance;      // shard, float: second moment
+  Slice residual;      // whole bucket, float: what encoding has kept back of gradients (error feedback)
+  Slice sum_residual;  // shard, float: the same of the sum, where that is encoded too (stage 0)
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
   int64_t shard_elems = 0;
 };
 
 /// Buffers that every plan of the job shares.
 struct JobBuffers {
-  BufferId values = 0;        // of resident buckets; only with double_buffer
-  BufferId values_next = 0;   // what the update writes instead
-  BufferId wire_out = 0;      // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
-  BufferId wire_in = 0;       // of one bucket: what all ranks sent of this rank's part; in place of it where they are reduced on the way
-  BufferId wire_across = 0;   // hybrid sharding: an encoded shard
+  BufferId values = 0;       // of resident buckets; only with double_buffer
+  BufferId values_next = 0;  // what the update writes instead
+  BufferId wire_out = 0;     // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
+  BufferId wire_in =
+      0;  // of one bucket: what all ranks sent of this rank's part; in place of it where they are reduced on the way
+  BufferId wire_across = 0;     // hybrid sharding: an encoded shard
   BufferId wire_across_in = 0;  // sums_by_exchange: what all groups sent of this rank's part of it
-  BufferId gather_wire = 0;   // encoded parameters of one bucket, as gathered
-  BufferId aligned = 0;       // with align_grad_reduce: what stages exchange to know of each other
-  BufferId norm_sums = 0;     // norm_parts summed over ranks; == norm_parts where a rank has them all
-  BufferId loss_sum = 0;      // of the losses of all ranks; == ModelSpec::loss on one rank
-  BufferId tied_share = 0;    // first stage: the head's share of a tied table's gradient
-  BufferId value_slots = 0;   // stage 3: prefetch_depth + 1 layers
-  BufferId end_values = 0;    // stage 3: one slot for what is before the first layer and what is behind the last
+  BufferId gather_wire = 0;     // encoded parameters of one bucket, as gathered
+  BufferId aligned = 0;         // with align_grad_reduce: what stages exchange to know of each other
+  BufferId norm_sums = 0;       // norm_parts summed over ranks; == norm_parts where a rank has them all
+  BufferId loss_sum = 0;        // of the losses of all ranks; == ModelSpec::loss on one rank
+  BufferId tied_share = 0;      // first stage: the head's share of a tied table's gradient
+  BufferId value_slots = 0;     // stage 3: prefetch_depth + 1 layers
+  BufferId end_values = 0;      // stage 3: one slot for what is before the first layer and what is behind the last
   BufferId gradient_slots = 0;  // stages 2 and 3: two layers
   BufferId end_gradients = 0;   // stages 2 and 3: one slot as end_values
   BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard on its way to being added
-  BufferId scalars_next = 0;  // AdamwScalars of the next step, staged with its batch
-  BufferId scalars = 0;       // AdamwScalars of this step
-  BufferId norm_parts = 0;    // double per part of the whole model: sum of squares; zero where another stage has the part
-  BufferId norm = 0;          // double: the gradient's norm before clipping
+  BufferId scalars_next = 0;    // AdamwScalars of the next step, staged with its batch
+  BufferId scalars = 0;         // AdamwScalars of this step
+  BufferId norm_parts = 0;  // double per part of the whole model: sum of squares; zero where another stage has the part
+  BufferId norm = 0;        // double: the gradient's norm before clipping
   BufferId batch_next = 0;
-  BufferId report = 0;        // kReportSlots x {double loss sum, double norm}
+  BufferId report = 0;  // kReportSlots x {double loss sum, double norm}
 };
 constexpr int kReportSlots = 4;
 
@@ -99,52 +103,58 @@ struct Ring {
 struct Job {
   PlanOptions options;
   Mesh mesh;
-  ModelSpec model;                // of this rank's stage
-  std::vector<Chunk> chunks;      // its parts
-  std::vector<Use> uses;          // its compute order
-  Recomputed recomputed;          // what its backward passes make again
-  bool takes_batch = false;       // model.forward begins with the piece that takes the staged batch
+  ModelSpec model;            // of this rank's stage
+  std::vector<Chunk> chunks;  // its parts
+  std::vector<Use> uses;      // its compute order
+  Recomputed recomputed;      // what its backward passes make again
+  bool takes_batch = false;   // model.forward begins with the piece that takes the staged batch
   std::vector<Ring> rings;
-  int64_t parameter_elems = 0;    // of the whole model
-  int norm_parts = 0;             // of the whole model
-  bool has_tied_copies = false;   // embedding and head are on different stages and share a table
-  std::string tied_name;          // of that table
+  int64_t parameter_elems = 0;   // of the whole model
+  int norm_parts = 0;            // of the whole model
+  bool has_tied_copies = false;  // embedding and head are on different stages and share a table
+  std::string tied_name;         // of that table
   Buffers buffers;
   ParameterLayout layout;
   std::vector<BucketHome> homes;  // by bucket
   std::vector<Channel> channels;  // 0 is compute
   JobBuffers ids;
   Plan train;
-  Plan evaluate;  // one micro-batch that the host has put in place
-  Plan prime;     // stages the first batch
-  Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, and when weights are in the second buffer; see swap_buffers()
+  Plan evaluate;                         // one micro-batch that the host has put in place
+  Plan prime;                            // stages the first batch
+  Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, and when weights are in the second
+                                         // buffer; see swap_buffers()
 
   /// Where the pieces of `chunk` are in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
-  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same parameters.
+  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same
+  /// parameters.
   Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
-  /// Who adds up the loss of a step: all ranks where only data is spread, else all that have some of it and others that have none.
+  /// Who adds up the loss of a step: all ranks where only data is spread, else all that have some of it and others that
+  /// have none.
   Axis scalars_axis() const;
   /// Who adds up the squares of gradients; self: each rank has them all.
   Axis norm_axis() const;
-  /// Whether the squares of this parameter's gradient are counted on this rank and not on another of norm_axis() that has the same.
+  /// Whether the squares of this parameter's gradient are counted on this rank and not on another of norm_axis() that
+  /// has the same.
   bool counts_squares_of(const ParameterSpec& parameter) const;
   /// Parameters travel as this; and do they travel as something else than what the model computes with?
-  DType gather_dtype() const { return options.zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype; }
+  DType gather_dtype() const {
+    return options.zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype;
+  }
   bool gathers_encoded() const { return gather_dtype() != model.dtype; }
   bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
-/// Places memory and runs the passes. Training: spine -> sub-layer -> hops between stages -> reduction -> residency -> tied copies ->
-/// norm and optimizer -> report and input; then evaluation, and what comes before the first step. The plans still need comm::finish()
-/// for their order. Pure.
+/// Places memory and runs the passes. Training: spine -> sub-layer -> hops between stages -> reduction -> residency ->
+/// tied copies -> norm and optimizer -> report and input; then evaluation, and what comes before the first step. The
+/// plans still need comm::finish() for their order. Pure.
 /// Throws: PlanError, ConfigError.
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
 
-/// With double_buffer: makes of the finished plans of `job` those of every other step. The same items in the same order with the same waits,
-/// the two copies of the weights in exchanged places. Call after comm::finish().
+/// With double_buffer: makes of the finished plans of `job` those of every other step. The same items in the same order
+/// with the same waits, the two copies of the weights in exchanged places. Call after comm::finish().
 void swap_buffers(Job& job);
 
 /// Bytes of the flat range [offset, offset + elems) of a buffer.

@@ -22,9 +22,10 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
     for (const GradientPart& part : model.pieces[model.backward[position]].ready) {
       const ParameterSpec& parameter = model.parameters[part.parameter];
       if (part.begin_elems != covered[part.parameter] || part.begin_elems + part.elems > parameter.elems)
-        throw PlanError("[plan] gradient of {} becomes ready at elements {}..{}, after {} of {}: parts must follow each other.",
-                        parameter.name(), part.begin_elems, part.begin_elems + part.elems, covered[part.parameter],
-                        parameter.elems);
+        throw PlanError(
+            "[plan] gradient of {} becomes ready at elements {}..{}, after {} of {}: parts must follow each other.",
+            parameter.name(), part.begin_elems, part.begin_elems + part.elems, covered[part.parameter],
+            parameter.elems);
       if (part.begin_elems > 0 && (parts.empty() || parts.back().part.parameter != part.parameter))
         throw PlanError("[plan] the parts of {} do not follow each other in completion order.", parameter.name());
       covered[part.parameter] += part.elems;
@@ -32,8 +33,10 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
     }
   for (uint32_t p = 0; p < model.parameters.size(); ++p)
     if (covered[p] != model.parameters[p].elems)
-      throw PlanError("[plan] only {} of the {} gradient elements of {} ever become ready. The model's backward must "
-                      "name every parameter once.", covered[p], model.parameters[p].elems, model.parameters[p].name());
+      throw PlanError(
+          "[plan] only {} of the {} gradient elements of {} ever become ready. The model's backward must "
+          "name every parameter once.",
+          covered[p], model.parameters[p].elems, model.parameters[p].name());
   return parts;
 }
 
@@ -41,12 +44,16 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
 bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems) {
   switch (options.way) {
     case ReduceWay::per_parameter:
-    case ReduceWay::naive: return true;
-    case ReduceWay::flat: return false;
-    case ReduceWay::bucketed: break;
+    case ReduceWay::naive:
+      return true;
+    case ReduceWay::flat:
+      return false;
+    case ReduceWay::bucketed:
+      break;
   }
-  // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each takes
-  // a quarter of what is left, which hides all but the smallest while the wire takes up to 3/4 of the compute's time.
+  // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each
+  // takes a quarter of what is left, which hides all but the smallest while the wire takes up to 3/4 of the compute's
+  // time.
   constexpr int64_t kShareOfLeft = 4;
   const int64_t bytes = elems * 4;
   if (bytes < std::min(options.first_bucket_bytes, options.bucket_bytes)) return false;
@@ -57,10 +64,14 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
 
 const char* name_of(ReduceWay way) {
   switch (way) {
-    case ReduceWay::bucketed: return "bucketed";
-    case ReduceWay::per_parameter: return "per_parameter";
-    case ReduceWay::flat: return "flat";
-    case ReduceWay::naive: return "naive";
+    case ReduceWay::bucketed:
+      return "bucketed";
+    case ReduceWay::per_parameter:
+      return "per_parameter";
+    case ReduceWay::flat:
+      return "flat";
+    case ReduceWay::naive:
+      return "naive";
   }
   return "?";
 }
@@ -87,9 +98,11 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     return layer >= 0 && layer < model.layers;
   };
   const auto persists = [&](const PlacedPart& placed) {
-    return options.by_layer && is_of_layer(placed) && model.parameters[placed.part.parameter].elems <= options.persistent_elems;
+    return options.by_layer && is_of_layer(placed) &&
+           model.parameters[placed.part.parameter].elems <= options.persistent_elems;
   };
-  std::stable_partition(layout.parts.begin(), layout.parts.end(), [&](const PlacedPart& placed) { return !persists(placed); });
+  std::stable_partition(layout.parts.begin(), layout.parts.end(),
+                        [&](const PlacedPart& placed) { return !persists(placed); });
   layout.parameter_offsets.assign(model.parameters.size(), 0);
   const auto unit_of = [&](const PlacedPart& placed) -> std::optional<int> {
     if (!options.by_layer || persists(placed) || (!is_of_layer(placed) && !options.ends)) return {};
@@ -119,21 +132,26 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     rest_elems -= placed.part.elems;
     open.ready_position = std::max(open.ready_position, placed.ready_position);
     const bool last = p + 1 == layout.parts.size();
-    const bool even = !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
+    const bool even =
+        !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
     const bool may_cut = last_of_parameter || (options.way == ReduceWay::bucketed && even);
     const std::optional<int> unit = unit_of(placed);
     const bool alone = is_alone(placed.part.parameter);
     const bool pass_ends = !last && std::any_of(options.passes.begin(), options.passes.end(), [&](uint32_t begin) {
       return placed.ready_position < begin && layout.parts[p + 1].ready_position >= begin;
     });
-    const bool must_cut = (options.by_layer && ((!last && unit != unit_of(layout.parts[p + 1])) || pass_ends)) || (!last && persists(placed) != persists(layout.parts[p + 1])) ||
+    const bool must_cut = (options.by_layer && ((!last && unit != unit_of(layout.parts[p + 1])) || pass_ends)) ||
+                          (!last && persists(placed) != persists(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
     const bool may_be_full = !(unit && is_of_layer(placed)) && !alone && whole_of(placed) == options.whole.end();
-    if (last || must_cut || (may_cut && may_be_full && bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems))) {
+    if (last || must_cut ||
+        (may_cut && may_be_full &&
+         bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems))) {
       open.unit = unit;
       open.persistent = persists(placed);
-      if (last_of_parameter) offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
+      if (last_of_parameter)
+        offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;
       layout.buckets.push_back(open);
       open = {.offset_elems = offset, .first_part = p + 1};

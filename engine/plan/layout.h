@@ -21,14 +21,18 @@ struct LayoutOptions {
   ReduceWay way = ReduceWay::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  int group_size = 1;     // bucket ends are padded to a multiple of group_size x 16 elements
-  bool sharded = false;   // every bucket divides evenly among the group, 16 elements at a time
+  int group_size = 1;           // bucket ends are padded to a multiple of group_size x 16 elements
+  bool sharded = false;         // every bucket divides evenly among the group, 16 elements at a time
   std::vector<uint32_t> alone;  // parameters that have a bucket of their own, of which nothing is left over
-  bool by_layer = false;  // the parameters of a layer are one bucket, alone in it
-  bool ends = false;      // by_layer: those before the first layer, and those behind the last, have buckets of their own, too
-  std::vector<uint32_t> passes;  // by_layer: ready positions where another pass begins: what it makes of a layer is a bucket of its own
-  std::vector<std::pair<uint32_t, uint32_t>> whole;  // ready positions [begin, end): what becomes ready there is one bucket, alone in it
-  int64_t persistent_elems = 0;  // by_layer: but those up to so many elements are in buckets of no layer, behind all others
+  bool by_layer = false;        // the parameters of a layer are one bucket, alone in it
+  bool ends =
+      false;  // by_layer: those before the first layer, and those behind the last, have buckets of their own, too
+  std::vector<uint32_t>
+      passes;  // by_layer: ready positions where another pass begins: what it makes of a layer is a bucket of its own
+  std::vector<std::pair<uint32_t, uint32_t>>
+      whole;  // ready positions [begin, end): what becomes ready there is one bucket, alone in it
+  int64_t persistent_elems =
+      0;  // by_layer: but those up to so many elements are in buckets of no layer, behind all others
 };
 
 /// A gradient part with its place in the flat buffers (elements).
@@ -47,19 +51,20 @@ struct Bucket {
   uint32_t part_count = 0;
   uint32_t ready_position = 0;  // the latest of its parts
   bool persistent = false;      // holds small parameters of layers and nothing else (persistent_elems)
-  std::optional<int> unit;      // by_layer: what it is gathered and reduced with: a layer's number, -1 before the first, `layers` behind the last; none: stays whole
+  std::optional<int> unit;  // by_layer: what it is gathered and reduced with: a layer's number, -1 before the first,
+                            // `layers` behind the last; none: stays whole
 };
 
 struct ParameterLayout {
-  std::vector<PlacedPart> parts;             // in flat order
-  std::vector<Bucket> buckets;               // in flat order, covering it
-  std::vector<int64_t> parameter_offsets;    // of each parameter, elements
-  int64_t flat_elems = 0;                    // padding included
+  std::vector<PlacedPart> parts;           // in flat order
+  std::vector<Bucket> buckets;             // in flat order, covering it
+  std::vector<int64_t> parameter_offsets;  // of each parameter, elements
+  int64_t flat_elems = 0;                  // padding included
 };
 
-/// Where each part of each parameter stands in the sum of squares: completion order over the whole model, so that the sum is
-/// the same whatever the stages. Keys: name of the parameter, first element. Of a
-/// table in two copies the head's is counted. Pure.
+/// Where each part of each parameter stands in the sum of squares: completion order over the whole model, so that the
+/// sum is the same whatever the stages. Keys: name of the parameter, first element. Of a table in two copies the head's
+/// is counted. Pure.
 std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole);
 
 /// Places every parameter once. Pure.

@@ -64,7 +64,8 @@ void place_buckets(Job& job) {
   Region variance(job.buffers, "variance", DType::f32, Owner::optimizer);
   Region residuals(job.buffers, "gradients.residual", DType::f32, Owner::communication);
   Region sum_residuals(job.buffers, "gradients.sum_residual", DType::f32, Owner::communication);
-  const bool feeds_back = job.options.error_feedback && job.options.wire_dtype == DType::u8 && job.mesh.group_size(Axis::replica) > 1;
+  const bool feeds_back =
+      job.options.error_feedback && job.options.wire_dtype == DType::u8 && job.mesh.group_size(Axis::replica) > 1;
   job.homes.resize(job.layout.buckets.size());
   for (size_t b = 0; b < job.homes.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
@@ -73,16 +74,20 @@ void place_buckets(Job& job) {
     home.shard_offset_elems = bucket.offset_elems + index * home.shard_elems;
     if (stage < 3 || !bucket.unit) values.take(home.values, bucket.elems);
     if (stage < 2 || !bucket.unit) gradients.take(home.gradients, bucket.elems);
-    if (home.values.size_bytes == 0 || encoded) value_shards.take(home.working, encoded_bytes(home.shard_elems, travels) / size_of(travels));
+    if (home.values.size_bytes == 0 || encoded)
+      value_shards.take(home.working, encoded_bytes(home.shard_elems, travels) / size_of(travels));
     // Of what persists every micro-batch is reduced too, so that its sum is apart from what backward writes.
     if (home.gradients.size_bytes == 0 || bucket.persistent) gradient_shards.take(home.gradient, home.shard_elems);
     if (separate) masters.take(home.master, home.shard_elems);
     momentum.take(home.momentum, home.shard_elems);
     variance.take(home.variance, home.shard_elems);
     if (feeds_back) residuals.take(home.residual, bucket.elems);
-    if (feeds_back && stage == 0) sum_residuals.take(home.sum_residual, bucket.elems / job.mesh.group_size(Axis::replica));
+    if (feeds_back && stage == 0)
+      sum_residuals.take(home.sum_residual, bucket.elems / job.mesh.group_size(Axis::replica));
   }
-  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance, &residuals, &sum_residuals}) region->close();
+  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance,
+                         &residuals, &sum_residuals})
+    region->close();
   for (BucketHome& home : job.homes) {
     if (home.working.size_bytes == 0) home.working = part_of(home.values, index, ranks);
     if (home.gradient.size_bytes == 0) home.gradient = part_of(home.gradients, index, ranks);
@@ -93,7 +98,8 @@ void place_buckets(Job& job) {
 void place_rings(Job& job) {
   for (Ring& ring : job.rings) {
     const BufferSpec& spec = job.buffers[ring.buffer];
-    ring.storage = job.buffers.add({.name = spec.name + ".slots", .size_bytes = ring.slots * job.buffers.stride_bytes(ring.buffer),
+    ring.storage = job.buffers.add({.name = spec.name + ".slots",
+                                    .size_bytes = ring.slots * job.buffers.stride_bytes(ring.buffer),
                                     .owner = Owner::communication});
   }
 }
@@ -109,7 +115,9 @@ void set_views(Job& job) {
       const ParameterSpec& parameter = job.model.parameters[placed.part.parameter];
       const int64_t offset = placed.offset_elems - bucket.offset_elems;
       const auto view = [&](BufferId buffer, const Slice& whole, DType dtype) {
-        if (whole.size_bytes > 0) job.buffers.set_view(buffer, {whole.buffer, whole.begin_bytes + bytes_of(offset, dtype), bytes_of(parameter.elems, dtype)});
+        if (whole.size_bytes > 0)
+          job.buffers.set_view(
+              buffer, {whole.buffer, whole.begin_bytes + bytes_of(offset, dtype), bytes_of(parameter.elems, dtype)});
       };
       // A parameter that spans buckets is contiguous over them: they are neighbours in one buffer.
       view(parameter.value, job.homes[b].values, job.model.dtype);
@@ -162,11 +170,14 @@ void place_wires(Job& job) {
   const DType wire = job.options.wire_dtype;
   const bool sharded = job.options.zero_stage > 0;
   const int ranks = job.mesh.group_size(sharded ? job.shard_axis() : Axis::replica);
-  if (job.gathers_encoded()) job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, job.gather_dtype()));
+  if (job.gathers_encoded())
+    job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, job.gather_dtype()));
   if (wire == DType::f32 || ranks == 1) return;
-  const bool rounds_once = wire == DType::bf16 && !job.options.sums_by_exchange;  // what the collective adds up stays in place
+  const bool rounds_once =
+      wire == DType::bf16 && !job.options.sums_by_exchange;  // what the collective adds up stays in place
   const bool in_place = !sharded && rounds_once;
-  const int64_t wire_bytes = in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);
+  const int64_t wire_bytes =
+      in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);
   job.ids.wire_out = add("wire.out", wire_bytes);
   if (!in_place) job.ids.wire_in = add("wire.in", wire_bytes);
   if (!job.is_hybrid() || wire != DType::bf16) return;
@@ -178,11 +189,14 @@ void place_wires(Job& job) {
 
 StateBytes state_bytes(DType dtype, int zero_stage) {
   const int64_t value = size_of(dtype), gradient = 4, optimizer = dtype == DType::f32 ? 8 : 12;  // and the master
-  const int64_t whole = (zero_stage < 3 ? value : 0) + (zero_stage < 2 ? gradient : 0) + (zero_stage < 1 ? optimizer : 0);
+  const int64_t whole =
+      (zero_stage < 3 ? value : 0) + (zero_stage < 2 ? gradient : 0) + (zero_stage < 1 ? optimizer : 0);
   return {.whole = whole, .shared = value + gradient + optimizer - whole};
 }
 
-bool is_of_layer(const Job& job, const Bucket& bucket) { return bucket.unit && *bucket.unit >= 0 && *bucket.unit < job.model.layers; }
+bool is_of_layer(const Job& job, const Bucket& bucket) {
+  return bucket.unit && *bucket.unit >= 0 && *bucket.unit < job.model.layers;
+}
 
 int value_slots(const Job& job) {
   std::set<int> layers;
@@ -199,7 +213,8 @@ std::string slots_remedy(const Job& job, int64_t missing_bytes) {
   const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
   const std::string costs = fmt::format("{} slots for gathered layers take {} each: ", slots, format_bytes(slot_bytes));
   if (depth < 0) return costs + "not even zero.prefetch_depth = 0 fits. ";
-  return costs + fmt::format("{}zero.prefetch_depth = {} is the most that fits. ", job.options.reshard_after_forward ? "" : "zero.reshard_after_forward = true with ", depth);
+  return costs + fmt::format("{}zero.prefetch_depth = {} is the most that fits. ",
+                             job.options.reshard_after_forward ? "" : "zero.reshard_after_forward = true with ", depth);
 }
 
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {
@@ -209,7 +224,8 @@ Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t el
 
 Slice gradient_slot_slice(const Job& job, int slot, size_t bucket) {
   const std::vector<Bucket>& buckets = job.layout.buckets;
-  if (slot < kGradientSlots) return slot_slice(job, job.ids.gradient_slots, slot, kGradientSlots, buckets[bucket].elems, DType::f32);
+  if (slot < kGradientSlots)
+    return slot_slice(job, job.ids.gradient_slots, slot, kGradientSlots, buckets[bucket].elems, DType::f32);
   int64_t before_elems = 0;
   for (size_t b = 0; b < bucket; ++b)
     if (buckets[b].unit == buckets[bucket].unit) before_elems += buckets[b].elems;
@@ -218,7 +234,8 @@ Slice gradient_slot_slice(const Job& job, int slot, size_t bucket) {
 
 bool holds_copy(const Job& job, size_t bucket) {
   if (!job.has_tied_copies) return false;
-  const ParameterSpec& parameter = job.model.parameters[job.layout.parts[job.layout.buckets[bucket].first_part].part.parameter];
+  const ParameterSpec& parameter =
+      job.model.parameters[job.layout.parts[job.layout.buckets[bucket].first_part].part.parameter];
   return parameter.is_copy || (job.stage() == 0 && parameter.name() == job.tied_name);
 }
 
@@ -247,7 +264,8 @@ void place_memory(Job& job) {
   ids.report = add("report", 16 * kReportSlots, Owner::batch);
   ids.batch_next = job.buffers.find("batch.next");
   for (size_t b = 0; b < job.homes.size(); ++b)
-    if (job.stage() == 0 && holds_copy(job, b)) ids.tied_share = add("tied.share", 4 * job.homes[b].shard_elems, Owner::communication);
+    if (job.stage() == 0 && holds_copy(job, b))
+      ids.tied_share = add("tied.share", 4 * job.homes[b].shard_elems, Owner::communication);
   const TiedEmbedding& tied = job.model.tied;
   if (!tied.as_rows) return;
   const int64_t index = job.mesh.index_in_group(Axis::replica, job.options.rank);

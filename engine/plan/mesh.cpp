@@ -38,15 +38,24 @@ int inner_size(const MeshSizes& sizes) { return sizes.data_inner == 0 ? replicas
 
 const char* name_of(Axis axis) {
   switch (axis) {
-    case Axis::self: return "self";
-    case Axis::data: return "data";
-    case Axis::context: return "context";
-    case Axis::pipeline: return "pipeline";
-    case Axis::tensor: return "tensor";
-    case Axis::replica: return "replica";
-    case Axis::data_inner: return "data_inner";
-    case Axis::data_outer: return "data_outer";
-    case Axis::world: return "world";
+    case Axis::self:
+      return "self";
+    case Axis::data:
+      return "data";
+    case Axis::context:
+      return "context";
+    case Axis::pipeline:
+      return "pipeline";
+    case Axis::tensor:
+      return "tensor";
+    case Axis::replica:
+      return "replica";
+    case Axis::data_inner:
+      return "data_inner";
+    case Axis::data_outer:
+      return "data_outer";
+    case Axis::world:
+      return "world";
   }
   return "?";
 }
@@ -56,17 +65,23 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
   int64_t world = 1;
   for (int size : size_of_axis) {
     if (size < 1 || world * size > std::numeric_limits<int>::max())
-      throw ConfigError("[parallel] data {} x context {} x pipeline {} x tensor {} ranks cannot be. Every size must be "
-                        "at least 1 and the product an int.", sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+      throw ConfigError(
+          "[parallel] data {} x context {} x pipeline {} x tensor {} ranks cannot be. Every size must be "
+          "at least 1 and the product an int.",
+          sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
     world *= size;
   }
   if (sizes.data_inner < 0 || replicas(sizes) % inner_size(sizes) != 0)
-    throw ConfigError("[zero] shard_size {} does not divide the {} data-parallel ranks. Use a divisor, or 0 for all of "
-                      "them.", sizes.data_inner, replicas(sizes));
+    throw ConfigError(
+        "[zero] shard_size {} does not divide the {} data-parallel ranks. Use a divisor, or 0 for all of "
+        "them.",
+        sizes.data_inner, replicas(sizes));
   const std::vector<size_t> axes = axes_in_order(order);
   if (axes.empty())
-    throw ConfigError("[parallel] order \"{}\" is no permutation of tp, cp, pp and dp. Use for example "
-                      "\"tp-cp-pp-dp\".", order);
+    throw ConfigError(
+        "[parallel] order \"{}\" is no permutation of tp, cp, pp and dp. Use for example "
+        "\"tp-cp-pp-dp\".",
+        order);
   int stride = 1;
   for (size_t axis : axes) {
     strides_[axis] = stride;
@@ -85,15 +100,24 @@ int Mesh::rank(const Coordinates& at) const {
 
 int Mesh::group_size(Axis axis) const {
   switch (axis) {
-    case Axis::self: return 1;
-    case Axis::data: return sizes_.data;
-    case Axis::context: return sizes_.context;
-    case Axis::pipeline: return sizes_.pipeline;
-    case Axis::tensor: return sizes_.tensor;
-    case Axis::replica: return replicas(sizes_);
-    case Axis::data_inner: return inner_size(sizes_);
-    case Axis::data_outer: return replicas(sizes_) / inner_size(sizes_);
-    case Axis::world: return world();
+    case Axis::self:
+      return 1;
+    case Axis::data:
+      return sizes_.data;
+    case Axis::context:
+      return sizes_.context;
+    case Axis::pipeline:
+      return sizes_.pipeline;
+    case Axis::tensor:
+      return sizes_.tensor;
+    case Axis::replica:
+      return replicas(sizes_);
+    case Axis::data_inner:
+      return inner_size(sizes_);
+    case Axis::data_outer:
+      return replicas(sizes_) / inner_size(sizes_);
+    case Axis::world:
+      return world();
   }
   return 1;
 }
@@ -113,15 +137,30 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
   for (int i = 0; i < group_size(axis); ++i) {
     Coordinates at = own;
     switch (axis) {
-      case Axis::data: at.data = i; break;
-      case Axis::context: at.context = i; break;
-      case Axis::pipeline: at.pipeline = i; break;
-      case Axis::tensor: at.tensor = i; break;
-      case Axis::replica: set_replica(at, i); break;
-      case Axis::data_inner: set_replica(at, replica / inner * inner + i); break;
-      case Axis::data_outer: set_replica(at, replica % inner + i * inner); break;
+      case Axis::data:
+        at.data = i;
+        break;
+      case Axis::context:
+        at.context = i;
+        break;
+      case Axis::pipeline:
+        at.pipeline = i;
+        break;
+      case Axis::tensor:
+        at.tensor = i;
+        break;
+      case Axis::replica:
+        set_replica(at, i);
+        break;
+      case Axis::data_inner:
+        set_replica(at, replica / inner * inner + i);
+        break;
+      case Axis::data_outer:
+        set_replica(at, replica % inner + i * inner);
+        break;
       case Axis::self:
-      case Axis::world: break;
+      case Axis::world:
+        break;
     }
     ranks[static_cast<size_t>(i)] = this->rank(at);
   }
@@ -141,15 +180,24 @@ int Mesh::index_in_group(Axis axis, int rank) const {
   const Coordinates at = coordinates(rank);
   const int replica = at.data * sizes_.context + at.context;
   switch (axis) {
-    case Axis::self: return 0;
-    case Axis::data: return at.data;
-    case Axis::context: return at.context;
-    case Axis::pipeline: return at.pipeline;
-    case Axis::tensor: return at.tensor;
-    case Axis::replica: return replica;
-    case Axis::data_inner: return replica % inner_size(sizes_);
-    case Axis::data_outer: return replica / inner_size(sizes_);
-    case Axis::world: return rank;
+    case Axis::self:
+      return 0;
+    case Axis::data:
+      return at.data;
+    case Axis::context:
+      return at.context;
+    case Axis::pipeline:
+      return at.pipeline;
+    case Axis::tensor:
+      return at.tensor;
+    case Axis::replica:
+      return replica;
+    case Axis::data_inner:
+      return replica % inner_size(sizes_);
+    case Axis::data_outer:
+      return replica / inner_size(sizes_);
+    case Axis::world:
+      return rank;
   }
   return 0;
 }

@@ -9,8 +9,9 @@
 
 namespace slipstream {
 
-/// The sets of ranks that a channel can connect. replica = data x context: the ranks that hold the same parameters, and among which gradients are summed
-/// and optimizer states shared out. data_inner x data_outer = replica (hybrid sharding).
+/// The sets of ranks that a channel can connect. replica = data x context: the ranks that hold the same parameters, and
+/// among which gradients are summed and optimizer states shared out. data_inner x data_outer = replica (hybrid
+/// sharding).
 enum class Axis : uint8_t { self, data, context, pipeline, tensor, replica, data_inner, data_outer, world };
 const char* name_of(Axis axis);
 
@@ -36,7 +37,8 @@ class Mesh {
  public:
   Mesh() = default;
   /// `order` lists the axes from the one whose neighbours have adjacent ranks outwards: "tp-cp-pp-dp".
-  /// Throws ConfigError if it is not a permutation of those four, a size is below 1, or data_inner does not divide data x context.
+  /// Throws ConfigError if it is not a permutation of those four, a size is below 1, or data_inner does not divide data
+  /// x context.
   explicit Mesh(const MeshSizes& sizes, const std::string& order = "tp-cp-pp-dp");
 
   const MeshSizes& sizes() const { return sizes_; }

@@ -2,7 +2,8 @@
 #pragma once
 // What a model is to the planner: parameters, buffers, and pieces of forward and backward that say what they touch.
 //
-// `models` fill it; works inside the pieces name memory by Slice, so a spec can be printed and rehearsed without memory.
+// `models` fill it; works inside the pieces name memory by Slice, so a spec can be printed and rehearsed without
+// memory.
 
 #include <cstdint>
 #include <functional>
@@ -22,20 +23,21 @@ struct Init {
   float std = 0;
 };
 
-/// Which part of a tensor each of `parts` ranks holds: along `dim`, of each of `blocks` equal blocks (q, k and v in one) the index-th of equal parts.
+/// Which part of a tensor each of `parts` ranks holds: along `dim`, of each of `blocks` equal blocks (q, k and v in
+/// one) the index-th of equal parts.
 struct Split {
   int dim = 0;
   int blocks = 1;
-  int parts = 1;       // 1: the whole tensor
+  int parts = 1;  // 1: the whole tensor
   int index = 0;
-  int64_t whole = 0;   // length along dim of the whole tensor; with one block the last parts may be padding
+  int64_t whole = 0;  // length along dim of the whole tensor; with one block the last parts may be padding
 };
 
 /// A tensor as the outside world knows it: rows of one parameter under a Hugging Face name.
 struct NamedTensor {
   std::string name;
-  std::vector<int64_t> shape;  // as the parameter holds it: [out, in] or [width]
-  int64_t begin_elems = 0;     // within the parameter
+  std::vector<int64_t> shape;       // as the parameter holds it: [out, in] or [width]
+  int64_t begin_elems = 0;          // within the parameter
   bool transposed_on_disk = false;  // GPT-2's Conv1D stores [in, out]
   Split split = {};
 
@@ -47,8 +49,8 @@ struct NamedTensor {
   }
   int64_t whole_elems() const { return product(whole_shape()); }
 
-  /// Calls take(held, whole, elems) for runs of what part `index` holds that lie side by side in the whole tensor too; of elements
-  /// [begin, begin + count) as held. Padding belongs to no run. Pure.
+  /// Calls take(held, whole, elems) for runs of what part `index` holds that lie side by side in the whole tensor too;
+  /// of elements [begin, begin + count) as held. Padding belongs to no run. Pure.
   template <typename Take>
   void for_runs(int index, int64_t begin, int64_t count, const Take& take) const {
     if (split.parts == 1) return take(begin, begin, count);
@@ -61,7 +63,8 @@ struct NamedTensor {
         const int64_t block = row / block_rows, first = index * block_rows, whole_rows = split.whole / split.blocks;
         end = ((block + 1) * block_rows) * columns;
         whole = (block * whole_rows + first) * columns + at - block * block_rows * columns;
-        const int64_t held_end = (block * block_rows + (whole_rows - first < block_rows ? whole_rows - first : block_rows)) * columns;
+        const int64_t held_end =
+            (block * block_rows + (whole_rows - first < block_rows ? whole_rows - first : block_rows)) * columns;
         const int64_t stop = held_end < begin + count ? held_end : begin + count;
         if (at < stop) take(at, whole, stop - at);
       } else {
@@ -84,11 +87,12 @@ struct ParameterSpec {
   std::vector<NamedTensor> tensors;
   int layer = -1;  // -1: before the first layer; `layers`: after the last
   Init init;
-  bool decay = false;     // rank 2 and more
+  bool decay = false;  // rank 2 and more
   int64_t elems = 0;
-  BufferId value = 0;     // views set by the planner; value has the training dtype, gradient is float
+  BufferId value = 0;  // views set by the planner; value has the training dtype, gradient is float
   BufferId gradient = 0;
-  bool is_copy = false;   // of the parameter of the same name: the head of a tied table, on another stage than the embedding
+  bool is_copy =
+      false;  // of the parameter of the same name: the head of a tied table, on another stage than the embedding
 
   const std::string& name() const { return tensors.front().name; }
   bool is_split() const { return tensors.front().split.parts > 1; }
@@ -101,18 +105,19 @@ struct GradientPart {
   int64_t elems = 0;
 };
 
-/// Communication behind a piece. It begins when the works of the piece are complete, in every plan that runs the piece and in the instances that the
-/// piece uses. The first that touches the same memory afterwards, piece or communication, waits for it: the planner finds out who. What stands
-/// between the two on the spine hides it. Of temporaries, not of parameters' gradients: those are the planner's.
+/// Communication behind a piece. It begins when the works of the piece are complete, in every plan that runs the piece
+/// and in the instances that the piece uses. The first that touches the same memory afterwards, piece or communication,
+/// waits for it: the planner finds out who. What stands between the two on the spine hides it. Of temporaries, not of
+/// parameters' gradients: those are the planner's.
 struct Communication {
-  std::string name;                 // "all_reduce.attention"
-  std::string channel;              // a stream of its own, shared by all that name it
-  Axis axis = Axis::tensor;         // of more than one rank; the same for all of a channel
+  std::string name;          // "all_reduce.attention"
+  std::string channel;       // a stream of its own, shared by all that name it
+  Axis axis = Axis::tensor;  // of more than one rank; the same for all of a channel
   Op op = Op::all_reduce;
-  int16_t peer = 0;                 // as Task::peer
-  Slice from, to;                   // as pieces name memory; a send has no `to`, a recv no `from`; equal: in place, where the op can
+  int16_t peer = 0;  // as Task::peer
+  Slice from, to;    // as pieces name memory; a send has no `to`, a recv no `from`; equal: in place, where the op can
   DType dtype = DType::f32;
-  int64_t elems = 0;                // as Task::elems
+  int64_t elems = 0;  // as Task::elems
 };
 
 struct Piece {
@@ -120,21 +125,21 @@ struct Piece {
   int layer = -1;
   std::vector<Work> works;
   std::vector<Communication> communications = {};  // behind the works; those of one channel in this order
-  std::vector<GradientPart> ready;  // backward only: complete after this piece of the last micro-batch
+  std::vector<GradientPart> ready;                 // backward only: complete after this piece of the last micro-batch
 };
 
 /// The embedding's share of a tied table's gradient, kept apart from the head's (overlap.split_tied_embedding).
 struct TiedEmbedding {
   bool split = false;
   uint32_t parameter = 0;
-  bool as_rows = false;        // ids + rows travel, else the dense table
-  BufferId dense = 0;          // float [vocab, width], when !as_rows
-  BufferId row_ids = 0;        // int32 [ranks, capacity], this rank's part first written in place
-  BufferId rows = 0;           // float [ranks, capacity, width]
-  int64_t capacity = 0;        // rows a rank contributes
+  bool as_rows = false;  // ids + rows travel, else the dense table
+  BufferId dense = 0;    // float [vocab, width], when !as_rows
+  BufferId row_ids = 0;  // int32 [ranks, capacity], this rank's part first written in place
+  BufferId rows = 0;     // float [ranks, capacity, width]
+  int64_t capacity = 0;  // rows a rank contributes
   int64_t width = 0;
   int64_t vocab = 0;
-  uint32_t ready_piece = 0;    // index into pieces
+  uint32_t ready_piece = 0;  // index into pieces
 };
 
 /// Memory that the model fills once, when it is built (rotary tables).
@@ -147,25 +152,28 @@ struct ModelSpec {
   std::string description;  // "gpt2, 12 layers, 12 heads, width 768, ..."
   std::vector<ParameterSpec> parameters;
   std::vector<Piece> pieces;
-  std::vector<uint32_t> forward;   // of one training micro-batch, loss included
+  std::vector<uint32_t> forward;  // of one training micro-batch, loss included
   std::vector<uint32_t> backward;
   std::vector<uint32_t> evaluate;  // forward and per-token losses, no gradients
   TiedEmbedding tied;
   std::vector<Constant> constants;
-  std::vector<BufferId> cheap;     // activations that works which only move bytes can make again (train.recompute = "selective")
-  std::vector<Work> replays;       // how a forward work runs a second time when what it read is gone but a sum that it formed is kept
+  std::vector<BufferId>
+      cheap;  // activations that works which only move bytes can make again (train.recompute = "selective")
+  std::vector<Work>
+      replays;  // how a forward work runs a second time when what it read is gone but a sum that it formed is kept
 
   DType dtype = DType::f32;
-  int layers = 0;                  // blocks; pieces and parameters behind them have layer == layers
-  int64_t batch = 0;               // sequences of a micro-batch
-  int64_t tokens = 0;              // of a sequence
+  int layers = 0;      // blocks; pieces and parameters behind them have layer == layers
+  int64_t batch = 0;   // sequences of a micro-batch
+  int64_t tokens = 0;  // of a sequence
   int64_t vocab = 0;
-  BufferId ids = 0;                // int32 [batch, tokens], per micro-batch: `batch.current`
-  BufferId loss = 0;               // double: sum of the losses of this rank's tokens of the step
-  BufferId row_losses = 0;         // float [batch * tokens] of the last micro-batch evaluated
-  BufferId logits = 0;             // [batch * tokens, vocab]; valid after an evaluation
+  BufferId ids = 0;         // int32 [batch, tokens], per micro-batch: `batch.current`
+  BufferId loss = 0;        // double: sum of the losses of this rank's tokens of the step
+  BufferId row_losses = 0;  // float [batch * tokens] of the last micro-batch evaluated
+  BufferId logits = 0;      // [batch * tokens, vocab]; valid after an evaluation
 
-  /// Calls take(slice, is_write) for all that a piece touches, in order: its works, then the communication behind them. Pure.
+  /// Calls take(slice, is_write) for all that a piece touches, in order: its works, then the communication behind them.
+  /// Pure.
   template <typename Take>
   void for_accesses(uint32_t piece, const Take& take) const {
     for (const Work& work : pieces[piece].works) {

@@ -7,26 +7,46 @@ namespace slipstream {
 
 const char* name_of(Op op) {
   switch (op) {
-    case Op::compute: return "compute";
-    case Op::all_reduce: return "all_reduce";
-    case Op::reduce_scatter: return "reduce_scatter";
-    case Op::all_gather: return "all_gather";
-    case Op::broadcast: return "broadcast";
-    case Op::all_to_all: return "all_to_all";
-    case Op::send: return "send";
-    case Op::recv: return "recv";
-    case Op::exchange: return "exchange";
-    case Op::sum_squares: return "sum_squares";
-    case Op::clip: return "clip";
-    case Op::adamw: return "adamw";
-    case Op::add: return "add";
-    case Op::add_rows: return "add_rows";
-    case Op::encode: return "encode";
-    case Op::decode: return "decode";
-    case Op::sum_parts: return "sum_parts";
-    case Op::copy: return "copy";
-    case Op::load: return "load";
-    case Op::report: return "report";
+    case Op::compute:
+      return "compute";
+    case Op::all_reduce:
+      return "all_reduce";
+    case Op::reduce_scatter:
+      return "reduce_scatter";
+    case Op::all_gather:
+      return "all_gather";
+    case Op::broadcast:
+      return "broadcast";
+    case Op::all_to_all:
+      return "all_to_all";
+    case Op::send:
+      return "send";
+    case Op::recv:
+      return "recv";
+    case Op::exchange:
+      return "exchange";
+    case Op::sum_squares:
+      return "sum_squares";
+    case Op::clip:
+      return "clip";
+    case Op::adamw:
+      return "adamw";
+    case Op::add:
+      return "add";
+    case Op::add_rows:
+      return "add_rows";
+    case Op::encode:
+      return "encode";
+    case Op::decode:
+      return "decode";
+    case Op::sum_parts:
+      return "sum_parts";
+    case Op::copy:
+      return "copy";
+    case Op::load:
+      return "load";
+    case Op::report:
+      return "report";
   }
   return "?";
 }

@@ -20,8 +20,25 @@ constexpr ChannelId kComputeChannel = 0;
 
 enum class Op : uint8_t {
   compute,  // spine items only
-  all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send, recv, exchange,
-  sum_squares, clip, adamw, add, add_rows, encode, decode, sum_parts, copy, load, report,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  all_to_all,
+  send,
+  recv,
+  exchange,
+  sum_squares,
+  clip,
+  adamw,
+  add,
+  add_rows,
+  encode,
+  decode,
+  sum_parts,
+  copy,
+  load,
+  report,
 };
 const char* name_of(Op op);
 constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
@@ -32,7 +49,8 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
-/// One in-order stream beside compute. A communication channel connects the group of `axis`; a local one has Axis::self.
+/// One in-order stream beside compute. A communication channel connects the group of `axis`; a local one has
+/// Axis::self.
 struct Channel {
   std::string name;
   Axis axis = Axis::self;
@@ -43,12 +61,12 @@ struct Item {
   std::string name;
   ChannelId channel = kComputeChannel;
   Op op = Op::compute;
-  Cost cost;                   // of compute and local work; a communication op is charged by its bytes
+  Cost cost;  // of compute and local work; a communication op is charged by its bytes
   std::vector<Slice> reads;
   std::vector<Slice> writes;
-  std::vector<Point> after;    // may begin when all are complete (beside its channel's order); pruned by finish()
-  std::vector<Rebind> rebinds; // where buffers are for this item alone
-  int32_t bucket = -1;         // that a reduction or an update is about; -1: none, or all of them
+  std::vector<Point> after;     // may begin when all are complete (beside its channel's order); pruned by finish()
+  std::vector<Rebind> rebinds;  // where buffers are for this item alone
+  int32_t bucket = -1;          // that a reduction or an update is about; -1: none, or all of them
 };
 
 /// A piece of the model for one micro-batch, in order on the compute stream.
@@ -78,10 +96,10 @@ struct ModelSpec;
 
 /// One kind of step. Immutable once finished.
 struct Plan {
-  std::string kind;               // "train", "evaluate", "prime"
+  std::string kind;  // "train", "evaluate", "prime"
   std::vector<SpineItem> spine;
   std::vector<Task> tasks;
-  std::vector<ItemId> order;      // host order of all items, equal to the global order's projection; set by finish()
+  std::vector<ItemId> order;  // host order of all items, equal to the global order's projection; set by finish()
 
   size_t size() const { return spine.size() + tasks.size(); }
   bool is_spine(ItemId item) const { return item < spine.size(); }

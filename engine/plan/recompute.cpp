@@ -34,7 +34,8 @@ std::vector<Slice> without(const std::vector<Slice>& slices, const Slice& hole) 
       continue;
     }
     if (s.begin_bytes < hole.begin_bytes) rest.push_back({s.buffer, s.begin_bytes, hole.begin_bytes - s.begin_bytes});
-    if (hole.end_bytes() < s.end_bytes()) rest.push_back({s.buffer, hole.end_bytes(), s.end_bytes() - hole.end_bytes()});
+    if (hole.end_bytes() < s.end_bytes())
+      rest.push_back({s.buffer, hole.end_bytes(), s.end_bytes() - hole.end_bytes()});
   }
   return rest;
 }
@@ -63,7 +64,8 @@ class Layer {
       for (const Communication& c : model.pieces[piece].communications) actions_.emplace_back(c);
     }
     for (const Work& work : model.replays)
-      if (std::any_of(work.writes.begin(), work.writes.end(), [&](const Slice& write) { return made(write.buffer); })) replays_.emplace_back(work);
+      if (std::any_of(work.writes.begin(), work.writes.end(), [&](const Slice& write) { return made(write.buffer); }))
+        replays_.emplace_back(work);
     Set wanted, fixed(chunk.activations_in.begin(), chunk.activations_in.end());
     fixed.insert(chunk.activations_out.begin(), chunk.activations_out.end());
     for (Pass pass : {Pass::backward, Pass::weight})
@@ -74,7 +76,8 @@ class Layer {
     for (BufferId buffer : wanted) {
       if (!is_activation(buffer)) continue;
       const bool may_go = made(buffer) && !fixed.contains(buffer) &&
-                          (how == Recomputation::full || std::find(model.cheap.begin(), model.cheap.end(), buffer) != model.cheap.end());
+                          (how == Recomputation::full ||
+                           std::find(model.cheap.begin(), model.cheap.end(), buffer) != model.cheap.end());
       (may_go ? again_ : kept_).insert(buffer);
     }
     keep_what_cannot_be_made();
@@ -106,15 +109,17 @@ class Layer {
         std::vector<Slice> made{write};  // what of it is not also read: of a gather in place, what arrives
         for (const Slice& read : action->reads) made = without(made, read);
         for (const Slice& slice : made) needed = without(needed, slice);
-        if (again_.contains(write.buffer) && (replay || last_writer(write) == static_cast<std::ptrdiff_t>(i))) there.push_back(write);
+        if (again_.contains(write.buffer) && (replay || last_writer(write) == static_cast<std::ptrdiff_t>(i)))
+          there.push_back(write);
       }
       for (const Slice& read : action->reads)
-        if (is_temporary(read.buffer) && !kept_.contains(read.buffer)) overlaps(action->writes, read) ? needed.push_back(read) : need(read);
+        if (is_temporary(read.buffer) && !kept_.contains(read.buffer))
+          overlaps(action->writes, read) ? needed.push_back(read) : need(read);
       chosen.push_back(*action);
     }
     if (!needed.empty())
-      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.", model_.pieces[piece].name, layer_,
-                      buffers_[needed[0].buffer].name);
+      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.",
+                      model_.pieces[piece].name, layer_, buffers_[needed[0].buffer].name);
     std::reverse(chosen.begin(), chosen.end());
     return chosen;
   }
@@ -123,10 +128,12 @@ class Layer {
   bool is_activation(BufferId buffer) const { return buffers_[buffer].owner == Owner::activations; }
   bool is_temporary(BufferId buffer) const {
     const auto is_it = [&](const Constant& c) { return c.buffer == buffer; };
-    return is_activation(buffer) || (buffers_[buffer].owner == Owner::scratch && std::none_of(model_.constants.begin(), model_.constants.end(), is_it));
+    return is_activation(buffer) || (buffers_[buffer].owner == Owner::scratch &&
+                                     std::none_of(model_.constants.begin(), model_.constants.end(), is_it));
   }
   bool made(BufferId buffer) const {
-    return std::any_of(actions_.begin(), actions_.end(), [&](const Action& action) { return touches(action.writes, buffer); });
+    return std::any_of(actions_.begin(), actions_.end(),
+                       [&](const Action& action) { return touches(action.writes, buffer); });
   }
   /// Index of the action that writes any of it last; -1: none.
   std::ptrdiff_t last_writer(const Slice& slice) const {
@@ -135,10 +142,12 @@ class Layer {
     return -1;
   }
 
-  /// A work that makes what `action` does, or the part of it that `hit` is, from what is kept. Of several norms that write to the same memory each has its own.
+  /// A work that makes what `action` does, or the part of it that `hit` is, from what is kept. Of several norms that
+  /// write to the same memory each has its own.
   const Action* replay_of(const Action& action, const std::vector<Slice>& hit) const {
     const auto within = [](const std::vector<Slice>& some, const std::vector<Slice>& all) {
-      return std::all_of(some.begin(), some.end(), [&](const Slice& s) { return std::find(all.begin(), all.end(), s) != all.end(); });
+      return std::all_of(some.begin(), some.end(),
+                         [&](const Slice& s) { return std::find(all.begin(), all.end(), s) != all.end(); });
     };
     for (const Action& replay : replays_)
       if (within(hit, replay.writes) && within(replay.writes, action.writes) &&
@@ -148,24 +157,28 @@ class Layer {
     return nullptr;
   }
 
-  /// An action can run again if what it reads is kept as it was when it ran, or is made again before it, and if it overwrites nothing that
-  /// is kept. A layer's input, the sum that its first norm forms of another layer's results, thereby stays.
+  /// An action can run again if what it reads is kept as it was when it ran, or is made again before it, and if it
+  /// overwrites nothing that is kept. A layer's input, the sum that its first norm forms of another layer's results,
+  /// thereby stays.
   void keep_what_cannot_be_made() {
     Set there;  // scratch and activations that actions before this one make again
     for (size_t i = 0; i < actions_.size(); ++i) {
       const Action& action = actions_[i];
-      const bool can = std::all_of(action.reads.begin(), action.reads.end(),
-                                   [&](const Slice& read) {
-                                     if (!is_temporary(read.buffer) || there.contains(read.buffer)) return true;
-                                     return kept_.contains(read.buffer) && last_writer(read) < static_cast<std::ptrdiff_t>(i);
-                                   }) &&
-                       std::none_of(action.writes.begin(), action.writes.end(), [&](const Slice& write) { return kept_.contains(write.buffer); });
+      const bool can =
+          std::all_of(action.reads.begin(), action.reads.end(),
+                      [&](const Slice& read) {
+                        if (!is_temporary(read.buffer) || there.contains(read.buffer)) return true;
+                        return kept_.contains(read.buffer) && last_writer(read) < static_cast<std::ptrdiff_t>(i);
+                      }) &&
+          std::none_of(action.writes.begin(), action.writes.end(),
+                       [&](const Slice& write) { return kept_.contains(write.buffer); });
       if (can) {
         for (const Slice& write : action.writes) there.insert(write.buffer);
         continue;
       }
       const auto has_replay = [&](BufferId buffer) {
-        return std::any_of(replays_.begin(), replays_.end(), [&](const Action& r) { return touches(r.writes, buffer); });
+        return std::any_of(replays_.begin(), replays_.end(),
+                           [&](const Action& r) { return touches(r.writes, buffer); });
       };
       for (const Slice& write : action.writes)
         if (again_.contains(write.buffer) && !has_replay(write.buffer)) keep(write.buffer);
@@ -199,15 +212,18 @@ struct Lives {
 bool meet(const Lives& a, const Lives& b) {
   return std::any_of(a.in.begin(), a.in.end(), [&](const auto& life) {
     const auto other = b.in.find(life.first);
-    return other != b.in.end() && life.second.first <= other->second.second && other->second.first <= life.second.second;
+    return other != b.in.end() && life.second.first <= other->second.second &&
+           other->second.first <= life.second.second;
   });
 }
 
-/// Bytes of all of them when those that never meet share: each at the first place where it meets nobody, the largest first.
+/// Bytes of all of them when those that never meet share: each at the first place where it meets nobody, the largest
+/// first.
 int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int64_t>& begins) {
   const auto bytes = [&](size_t i) { return buffers.stride_bytes(lives[i].buffer); };
-  std::stable_sort(lives.begin(), lives.end(),
-                   [&](const Lives& a, const Lives& b) { return buffers.stride_bytes(a.buffer) > buffers.stride_bytes(b.buffer); });
+  std::stable_sort(lives.begin(), lives.end(), [&](const Lives& a, const Lives& b) {
+    return buffers.stride_bytes(a.buffer) > buffers.stride_bytes(b.buffer);
+  });
   int64_t total = 0;
   begins.assign(lives.size(), 0);
   for (size_t i = 0; i < lives.size(); ++i) {
@@ -231,7 +247,8 @@ std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& re
   std::vector<Piece> pieces;
   for (const Action& action : actions) {
     if (pieces.empty() || (action.work && !pieces.back().communications.empty()))
-      pieces.push_back({.name = "recompute." + reader.name + (pieces.empty() ? "" : fmt::format(".{}", pieces.size())), .layer = reader.layer});
+      pieces.push_back({.name = "recompute." + reader.name + (pieces.empty() ? "" : fmt::format(".{}", pieces.size())),
+                        .layer = reader.layer});
     if (action.work) {
       pieces.back().works.push_back(*action.work);
     } else {
@@ -246,9 +263,12 @@ std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& re
 
 const char* name_of(Recomputation how) {
   switch (how) {
-    case Recomputation::none: return "none";
-    case Recomputation::selective: return "selective";
-    case Recomputation::full: return "full";
+    case Recomputation::none:
+      return "none";
+    case Recomputation::selective:
+      return "selective";
+    case Recomputation::full:
+      return "full";
   }
   return "?";
 }
@@ -262,7 +282,8 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
     Set again;
     std::map<int, Layer> layers;
     for (uint32_t piece : chunk.forward)
-      if (const int l = model.pieces[piece].layer; l >= 0 && l < model.layers) layers.try_emplace(l, model, buffers, chunk, l, how);
+      if (const int l = model.pieces[piece].layer; l >= 0 && l < model.layers)
+        layers.try_emplace(l, model, buffers, chunk, l, how);
     std::vector<Piece> made;  // new pieces; layers point into the old ones
     for (Pieces* list : {&chunk.backward, &chunk.weight}) {
       std::map<int, std::vector<Slice>> there;  // by layer: what this pass has made again
@@ -270,7 +291,8 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
       for (uint32_t index : *list) {
         if (const auto layer = layers.find(model.pieces[index].layer); layer != layers.end())
           for (Piece& piece : pieces_of(layer->second.before(index, there[layer->first]), model.pieces[index])) {
-            for (const Work& work : piece.works) result.paid += {work.cost.flops * buffers.micro_batches, work.cost.bytes * buffers.micro_batches};
+            for (const Work& work : piece.works)
+              result.paid += {work.cost.flops * buffers.micro_batches, work.cost.bytes * buffers.micro_batches};
             with.push_back(static_cast<uint32_t>(model.pieces.size() + made.size()));
             made.push_back(std::move(piece));
           }
@@ -307,14 +329,16 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
   }
   model.backward.clear();
   for (size_t c = chunks.size(); c-- > 0;)
-    for (const Pieces* list : {&chunks[c].backward, &chunks[c].weight}) model.backward.insert(model.backward.end(), list->begin(), list->end());
+    for (const Pieces* list : {&chunks[c].backward, &chunks[c].weight})
+      model.backward.insert(model.backward.end(), list->begin(), list->end());
   if (lives.empty()) return result;
   std::vector<Lives> all;
   for (auto& [buffer, life] : lives) all.push_back(std::move(life));
   std::vector<int64_t> begins;
   const int64_t size_bytes = pack(all, buffers, begins);
   const BufferId shared = buffers.add({.name = "recomputed", .size_bytes = size_bytes, .owner = Owner::activations});
-  for (size_t i = 0; i < all.size(); ++i) buffers.set_view(all[i].buffer, {shared, begins[i], buffers[all[i].buffer].size_bytes});
+  for (size_t i = 0; i < all.size(); ++i)
+    buffers.set_view(all[i].buffer, {shared, begins[i], buffers[all[i].buffer].size_bytes});
   result.saved_bytes -= buffers.stride_bytes(shared);
   return result;
 }

@@ -16,9 +16,7 @@ namespace {
 using Pieces = std::vector<uint32_t>;
 using Set = std::set<BufferId>;
 
-bool is_weight_gradient(const Buffers& buffers, BufferId buffer) {
-  return buffers[buffer].owner == Owner::gradients;
-}
+bool is_weight_gradient(const Buffers& buffers, BufferId buffer) { return buffers[buffer].owner == Owner::gradients; }
 
 class Cutter {
  public:
@@ -27,12 +25,13 @@ class Cutter {
     const int parts = schedule.parts();
     const int total = std::accumulate(layers.begin(), layers.end(), 0);
     if (static_cast<int>(layers.size()) != parts || total != model.layers)
-      throw PlanError("[plan] {} parts with {} layers were asked for, but the model has {} layers for {} parts.", layers.size(), total,
-                      model.layers, parts);
+      throw PlanError("[plan] {} parts with {} layers were asked for, but the model has {} layers for {} parts.",
+                      layers.size(), total, model.layers, parts);
     for (int part = 0; part < parts; ++part) {
       part_of_layer_.insert(part_of_layer_.end(), static_cast<size_t>(layers[static_cast<size_t>(part)]), part);
       if (layers[static_cast<size_t>(part)] < 1 && part > 0 && part + 1 < parts)
-        throw PlanError("[plan] part {} of {} would have no layer. Only the first and the last have other work.", part, parts);
+        throw PlanError("[plan] part {} of {} would have no layer. Only the first and the last have other work.", part,
+                        parts);
     }
     parts_.resize(static_cast<size_t>(parts));
     for (int part = 0; part < parts; ++part) this->part(part).part = part;
@@ -63,7 +62,9 @@ class Cutter {
   void sort_pieces(uint32_t take_batch) {
     const auto chunk_of = [this](uint32_t piece) -> Chunk& {
       const int layer = model_.pieces[piece].layer;
-      return layer < 0 ? parts_.front() : layer >= model_.layers ? parts_.back() : part(part_of_layer_[static_cast<size_t>(layer)]);
+      return layer < 0                ? parts_.front()
+             : layer >= model_.layers ? parts_.back()
+                                      : part(part_of_layer_[static_cast<size_t>(layer)]);
     };
     for (uint32_t piece : model_.forward)
       if (piece != take_batch) chunk_of(piece).forward.push_back(piece);
@@ -71,21 +72,25 @@ class Cutter {
     for (uint32_t piece : model_.evaluate) chunk_of(piece).evaluate.push_back(piece);
   }
 
-  /// What of a backward pass may wait, by piece: works whose results are gradients of parameters, which nothing waits for but the update, and works and
-  /// communication that only make what such works read.
+  /// What of a backward pass may wait, by piece: works whose results are gradients of parameters, which nothing waits
+  /// for but the update, and works and communication that only make what such works read.
   struct Waiting {
     std::map<uint32_t, std::vector<bool>> works, communications;
   };
   Waiting find_waiting(const Chunk& chunk, const Set& wanted) const {
-    const auto is_scratch = [&](BufferId buffer) { return buffers_[buffer].owner == Owner::scratch && is_temporary(buffer); };
+    const auto is_scratch = [&](BufferId buffer) {
+      return buffers_[buffer].owner == Owner::scratch && is_temporary(buffer);
+    };
     Waiting waiting;
     for (uint32_t index : chunk.backward) {
       const Piece& piece = model_.pieces[index];
       for (const Work& work : piece.works)
-        waiting.works[index].push_back(!work.writes.empty() && std::all_of(work.writes.begin(), work.writes.end(), [&](const Slice& slice) {
-          return is_weight_gradient(buffers_, slice.buffer) || is_scratch(slice.buffer);
-        }));
-      for (const Communication& c : piece.communications) waiting.communications[index].push_back(c.to.size_bytes > 0 && is_scratch(c.to.buffer));
+        waiting.works[index].push_back(!work.writes.empty() &&
+                                       std::all_of(work.writes.begin(), work.writes.end(), [&](const Slice& slice) {
+                                         return is_weight_gradient(buffers_, slice.buffer) || is_scratch(slice.buffer);
+                                       }));
+      for (const Communication& c : piece.communications)
+        waiting.communications[index].push_back(c.to.size_bytes > 0 && is_scratch(c.to.buffer));
     }
     // Whoever writes what one that does not wait touches does not wait either, and so on.
     for (bool changed = true; changed;) {
@@ -110,7 +115,8 @@ class Cutter {
         const Piece& piece = model_.pieces[index];
         for (size_t i = 0; i < piece.works.size(); ++i)
           for (const Slice& write : piece.works[i].writes) stop(waiting.works.at(index)[i], write);
-        for (size_t i = 0; i < piece.communications.size(); ++i) stop(waiting.communications.at(index)[i], piece.communications[i].to);
+        for (size_t i = 0; i < piece.communications.size(); ++i)
+          stop(waiting.communications.at(index)[i], piece.communications[i].to);
       }
     }
     return waiting;
@@ -154,7 +160,8 @@ class Cutter {
     size_t done = 0;  // pieces of `inputs` that ran before the weight piece was taken out
     for (uint32_t weight : chunk.weight) {
       const auto at = std::find_if(chunk.backward.begin(), chunk.backward.end(), [&](uint32_t b) {
-        return model_.pieces[weight].name == model_.pieces[b].name + ".weight" && model_.pieces[weight].layer == model_.pieces[b].layer;
+        return model_.pieces[weight].name == model_.pieces[b].name + ".weight" &&
+               model_.pieces[weight].layer == model_.pieces[b].layer;
       });
       done = static_cast<size_t>(std::count_if(inputs.begin(), inputs.end(), [&](uint32_t i) {
         return std::find(chunk.backward.begin(), chunk.backward.end(), i) <= at;
@@ -163,8 +170,10 @@ class Cutter {
         for (size_t i = done; !writes && i < inputs.size() && is_temporary(read.buffer); ++i)
           model_.for_accesses(inputs[i], [&](const Slice& slice, bool is_write) {
             if (is_write && slice.buffer == read.buffer)
-              throw PlanError("[plan] {} reads {}, which {} overwrites before the schedule runs it. Build the model with "
-                              "split_backward.", model_.pieces[weight].name, buffers_[read.buffer].name, model_.pieces[inputs[i]].name);
+              throw PlanError(
+                  "[plan] {} reads {}, which {} overwrites before the schedule runs it. Build the model with "
+                  "split_backward.",
+                  model_.pieces[weight].name, buffers_[read.buffer].name, model_.pieces[inputs[i]].name);
           });
       });
     }
@@ -173,15 +182,18 @@ class Cutter {
   bool is_temporary(BufferId buffer) const {
     const Owner owner = buffers_[buffer].owner;
     return (owner == Owner::activations || owner == Owner::scratch) &&
-           std::none_of(model_.constants.begin(), model_.constants.end(), [&](const Constant& c) { return c.buffer == buffer; });
+           std::none_of(model_.constants.begin(), model_.constants.end(),
+                        [&](const Constant& c) { return c.buffer == buffer; });
   }
   /// Temporaries that `pieces` read before they write them.
   Set exposed(const Pieces& pieces) const {
     Set written, read;
     for (uint32_t piece : pieces)
       model_.for_accesses(piece, [&](const Slice& slice, bool is_write) {
-        if (is_write) written.insert(slice.buffer);
-        else if (is_temporary(slice.buffer) && !written.contains(slice.buffer)) read.insert(slice.buffer);
+        if (is_write)
+          written.insert(slice.buffer);
+        else if (is_temporary(slice.buffer) && !written.contains(slice.buffer))
+          read.insert(slice.buffer);
       });
     return read;
   }
@@ -206,7 +218,8 @@ class Cutter {
           (pass == Pass::forward ? reader.activations_in : reader.gradients_in).push_back(buffer);
           (pass == Pass::forward ? part(from).activations_out : part(from).gradients_out).push_back(buffer);
         } else if (!written(part(from).pieces(pass)).contains(buffer)) {
-          throw PlanError("[plan] part {} reads {} of part {}, which is not beside it.", reader.part, buffers_[buffer].name, other);
+          throw PlanError("[plan] part {} reads {} of part {}, which is not beside it.", reader.part,
+                          buffers_[buffer].name, other);
         }
       }
     }
@@ -233,7 +246,8 @@ class Cutter {
     keep_all(of_backward, weight);
   }
 
-  /// The lists of `model_` become those of the chunks, later parts first backward: the order in which gradients complete.
+  /// The lists of `model_` become those of the chunks, later parts first backward: the order in which gradients
+  /// complete.
   void keep_only(const std::vector<Chunk>& chunks, uint32_t take_batch) {
     model_.forward.clear();
     model_.backward.clear();
@@ -278,16 +292,19 @@ class Cutter {
 
 }  // namespace
 
-std::vector<Chunk> cut_stage(ModelSpec& model, Buffers& buffers, const PipelineSchedule& schedule, const std::vector<int>& layers,
-                             int stage) {
+std::vector<Chunk> cut_stage(ModelSpec& model, Buffers& buffers, const PipelineSchedule& schedule,
+                             const std::vector<int>& layers, int stage) {
   return Cutter(model, buffers, schedule, layers).cut(stage);
 }
 
 void drop_untouched(const ModelSpec& model, Buffers& buffers, const std::vector<char>& is_touched) {
   for (BufferId id = 0; id < buffers.size(); ++id) {
     const Owner owner = buffers[id].owner;
-    const bool constant = std::any_of(model.constants.begin(), model.constants.end(), [&](const Constant& c) { return c.buffer == id; });
-    if (!is_touched[id] && !buffers[id].is_view && !constant && (owner == Owner::activations || owner == Owner::scratch)) buffers.drop(id);
+    const bool constant =
+        std::any_of(model.constants.begin(), model.constants.end(), [&](const Constant& c) { return c.buffer == id; });
+    if (!is_touched[id] && !buffers[id].is_view && !constant &&
+        (owner == Owner::activations || owner == Owner::scratch))
+      buffers.drop(id);
   }
 }
 
@@ -301,8 +318,10 @@ std::vector<int> cuts_of(const std::vector<int>& layers) {
 std::vector<int> balanced_layers(const ModelSpec& model, int parts, const std::function<double(const Cost&)>& cost) {
   const int layers = model.layers;
   if (layers < parts)
-    throw ConfigError("[pipeline] {} layers cannot be cut into {} parts (parallel.pipeline x pipeline.virtual_stages). Use at most {}.",
-                      layers, parts, layers);
+    throw ConfigError(
+        "[pipeline] {} layers cannot be cut into {} parts (parallel.pipeline x pipeline.virtual_stages). Use at most "
+        "{}.",
+        layers, parts, layers);
   // sums[i]: cost of everything before layer i; the embedding is before layer 0, the head after the last.
   std::vector<double> sums(static_cast<size_t>(layers) + 1, 0), own(static_cast<size_t>(layers), 0);
   double embedding = 0, head = 0;
@@ -312,14 +331,17 @@ std::vector<int> balanced_layers(const ModelSpec& model, int parts, const std::f
         const int layer = model.pieces[piece].layer;
         (layer < 0 ? embedding : layer >= layers ? head : own[static_cast<size_t>(layer)]) += cost(work.cost);
       }
-  for (int l = 0; l < layers; ++l) sums[static_cast<size_t>(l) + 1] = sums[static_cast<size_t>(l)] + own[static_cast<size_t>(l)];
+  for (int l = 0; l < layers; ++l)
+    sums[static_cast<size_t>(l) + 1] = sums[static_cast<size_t>(l)] + own[static_cast<size_t>(l)];
   const auto cost_of = [&](int part, int begin, int end) {
-    return sums[static_cast<size_t>(end)] - sums[static_cast<size_t>(begin)] + (part == 0 ? embedding : 0) + (part + 1 == parts ? head : 0);
+    return sums[static_cast<size_t>(end)] - sums[static_cast<size_t>(begin)] + (part == 0 ? embedding : 0) +
+           (part + 1 == parts ? head : 0);
   };
   // best[end]: the slowest of the parts so far when they hold layers [0, end); choice: where the last of them begins.
   constexpr double kNever = 1e300;
   std::vector<double> best(static_cast<size_t>(layers) + 1, kNever);
-  std::vector<std::vector<int>> choice(static_cast<size_t>(parts), std::vector<int>(static_cast<size_t>(layers) + 1, 0));
+  std::vector<std::vector<int>> choice(static_cast<size_t>(parts),
+                                       std::vector<int>(static_cast<size_t>(layers) + 1, 0));
   for (int end = 1; end <= layers; ++end) best[static_cast<size_t>(end)] = cost_of(0, 0, end);
   for (int part = 1; part < parts; ++part) {
     std::vector<double> next(static_cast<size_t>(layers) + 1, kNever);

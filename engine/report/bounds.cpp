@@ -16,7 +16,8 @@ namespace {
 
 bool reads_parameters(const Job& job, const SpineItem& item) {
   return std::any_of(item.reads.begin(), item.reads.end(), [&](const Slice& slice) {
-    return job.buffers[slice.buffer].owner == Owner::parameters || (job.options.zero_stage >= 3 && slice.buffer == job.ids.value_slots);
+    return job.buffers[slice.buffer].owner == Owner::parameters ||
+           (job.options.zero_stage >= 3 && slice.buffer == job.ids.value_slots);
   });
 }
 
@@ -43,7 +44,9 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
 
   const int stage = job.options.zero_stage;
   const double share = static_cast<double>(input.ranks - 1) / input.ranks;
-  const auto element_bytes = [](DType wire) { return static_cast<double>(encoded_bytes(kWireBlockElems, wire)) / kWireBlockElems; };
+  const auto element_bytes = [](DType wire) {
+    return static_cast<double>(encoded_bytes(kWireBlockElems, wire)) / kWireBlockElems;
+  };
   const double factor = (stage == 0 ? 2.0 : 1.0) * share * element_bytes(job.options.wire_dtype);
   struct Part {
     int64_t ready_ns;
@@ -53,24 +56,29 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   for (const PlacedPart& placed : job.layout.parts)
     parts.push_back({ready[placed.ready_position], factor * static_cast<double>(placed.part.elems)});
   if (const TiedEmbedding& tied = job.model.tied; tied.split)
-    parts.push_back({ready.back(), tied.as_rows ? (input.ranks - 1.0) * static_cast<double>(tied.capacity * (4 * tied.width + 4))
-                                                : 2.0 * (input.ranks - 1) / input.ranks * 4.0 * static_cast<double>(tied.vocab * tied.width)});
+    parts.push_back({ready.back(),
+                     tied.as_rows
+                         ? (input.ranks - 1.0) * static_cast<double>(tied.capacity * (4 * tied.width + 4))
+                         : 2.0 * (input.ranks - 1) / input.ranks * 4.0 * static_cast<double>(tied.vocab * tied.width)});
   double left = 0;
   for (const Part& part : parts) left += part.bytes;
   const double ns_per_byte = 1e9 / input.bytes_per_second;
-  // Parameters of sharded states: once in a step, those of layers (stage 3) for every pass that does not find them in a slot.
+  // Parameters of sharded states: once in a step, those of layers (stage 3) for every pass that does not find them in a
+  // slot.
   double gathered = 0, before_layers = 0;
   if (stage > 0) {
     const double per_elem = share * element_bytes(job.gather_dtype());
     for (const Task& task : plan.tasks)
-      if (task.op == Op::all_gather && task.bucket >= 0) gathered += per_elem * static_cast<double>(job.layout.buckets[static_cast<size_t>(task.bucket)].elems);
+      if (task.op == Op::all_gather && task.bucket >= 0)
+        gathered += per_elem * static_cast<double>(job.layout.buckets[static_cast<size_t>(task.bucket)].elems);
     for (const ParameterSpec& parameter : job.model.parameters)
       if (parameter.layer < 0) before_layers += per_elem * static_cast<double>(parameter.elems);
   }
   double reductions = left;
   if (stage >= 2)
     for (const Bucket& bucket : job.layout.buckets)
-      for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count && (bucket.unit || bucket.persistent); ++p)
+      for (uint32_t p = bucket.first_part;
+           p < bucket.first_part + bucket.part_count && (bucket.unit || bucket.persistent); ++p)
         reductions += (job.buffers.micro_batches - 1) * factor * static_cast<double>(job.layout.parts[p].part.elems);
   bound.wire_ns = static_cast<int64_t>(std::ceil((reductions + gathered) * ns_per_byte));
   int64_t sums_done = 0;

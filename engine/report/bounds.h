@@ -10,10 +10,10 @@
 namespace slipstream {
 
 struct BoundInput {
-  double bytes_per_second = 0;     // of a rank's port
-  int64_t latency_ns = 0;          // of one round
+  double bytes_per_second = 0;  // of a rank's port
+  int64_t latency_ns = 0;       // of one round
   int ranks = 1;
-  std::vector<int64_t> spine_ns;   // time of each spine item of the training plan
+  std::vector<int64_t> spine_ns;  // time of each spine item of the training plan
 };
 
 struct IdealBound {
@@ -24,8 +24,9 @@ struct IdealBound {
 
 /// max over k of (when the gradient of the k-th part in completion order is ready + bytes still to send / bandwidth) +
 /// one latency + what must follow the last sum: the update of the last bucket (or, when clipping, of everything), and
-/// never below max(compute, wire). With ZeRO gradients are sent once instead of twice, parameters are gathered as often as the plan
-/// does, and (when clipping) the next step begins when what is before the layers has been updated and gathered. Pure.
+/// never below max(compute, wire). With ZeRO gradients are sent once instead of twice, parameters are gathered as often
+/// as the plan does, and (when clipping) the next step begins when what is before the layers has been updated and
+/// gathered. Pure.
 IdealBound ideal_bound(const Job& job, const BoundInput& input);
 
 }  // namespace slipstream

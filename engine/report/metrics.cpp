@@ -55,7 +55,8 @@ std::string metrics_line(const StepMetrics& m, int64_t steps, double eta_seconds
   if (m.val_loss) line += fmt::format(" | val {:.3f}", *m.val_loss);
   line += fmt::format(" | {:.1f} ms | {} tok/s", m.step_ms, format_count(m.tokens_per_s()));
   if (m.comm_ms > 0)
-    line += fmt::format(" | comm {:.1f} ms, exposed {:.1f} ({:.0f}% hidden)", m.comm_ms, m.exposed_ms, 100 * *m.hidden());
+    line +=
+        fmt::format(" | comm {:.1f} ms, exposed {:.1f} ({:.0f}% hidden)", m.comm_ms, m.exposed_ms, 100 * *m.hidden());
   if (m.bubble_ms > 0) line += fmt::format(" | bubble {:.1f} ms", m.bubble_ms);
   if (m.bound_ms && m.step_ms > 0) line += fmt::format(" | {:.0f}% of bound", 100 * *m.bound_ms / m.step_ms);
   return line + fmt::format(" | eta {}", format_eta(eta_seconds));

@@ -22,15 +22,16 @@ struct StepMetrics {
   double compute_ms = 0;
   double comm_ms = 0;
   double exposed_ms = 0;
-  double bubble_ms = 0;             // pipelines: waits for what another stage had not computed yet; no part of exposed_ms
-  double exposed_ms_max = 0;        // of the rank that waited longest
-  std::vector<std::pair<std::string, double>> exposed_by;  // the task that compute waited for, and its part of exposed_ms; the largest first
+  double bubble_ms = 0;       // pipelines: waits for what another stage had not computed yet; no part of exposed_ms
+  double exposed_ms_max = 0;  // of the rank that waited longest
+  std::vector<std::pair<std::string, double>>
+      exposed_by;  // the task that compute waited for, and its part of exposed_ms; the largest first
   double input_ms = 0;
   double other_ms = 0;
   double skew_ms = 0;
-  std::optional<double> bound_ms;   // rehearsed from this run's own op times
-  std::optional<double> mfu;        // when device.machine names a file: see utilization.h
-  std::string params_hash;          // empty: not computed at this step
+  std::optional<double> bound_ms;  // rehearsed from this run's own op times
+  std::optional<double> mfu;       // when device.machine names a file: see utilization.h
+  std::string params_hash;         // empty: not computed at this step
 
   double tokens_per_s() const { return step_ms > 0 ? 1e3 * static_cast<double>(tokens) / step_ms : 0; }
   /// hidden_share(); none when nothing was communicated.
@@ -40,7 +41,8 @@ struct StepMetrics {
 /// One JSON object, no newline; reals read back the same.
 std::string metrics_json(const StepMetrics& metrics);
 
-/// "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | eta 1m32s"
+/// "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | eta
+/// 1m32s"
 std::string metrics_line(const StepMetrics& metrics, int64_t steps, double eta_seconds);
 
 /// 92 -> "1m32s".

@@ -12,7 +12,8 @@ namespace slipstream {
 double hidden_share(double comm, double exposed) { return comm > 0 ? std::clamp(1 - exposed / comm, 0.0, 1.0) : 0; }
 
 int64_t union_ns(std::vector<Interval> intervals) {
-  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin_ns < b.begin_ns; });
+  std::sort(intervals.begin(), intervals.end(),
+            [](const Interval& a, const Interval& b) { return a.begin_ns < b.begin_ns; });
   int64_t total = 0, end = INT64_MIN;
   for (const Interval& interval : intervals) {
     const int64_t begin = std::max(interval.begin_ns, end);
@@ -34,7 +35,8 @@ int64_t bubble_of(const Exposure& wait, const StepTimes& times, const std::vecto
   std::vector<Interval> travelling;
   for (size_t i = 0; i < together.size(); ++i)
     if (times.tasks[i].channel == times.tasks[wait.task].channel)
-      travelling.push_back({std::clamp(together[i].begin_ns, wait.begin_ns, end_ns), std::clamp(together[i].end_ns, wait.begin_ns, end_ns)});
+      travelling.push_back({std::clamp(together[i].begin_ns, wait.begin_ns, end_ns),
+                            std::clamp(together[i].end_ns, wait.begin_ns, end_ns)});
   return end_ns - wait.begin_ns - union_ns(std::move(travelling));
 }
 
@@ -49,12 +51,14 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
     if (span.kind == Span::Kind::work && !is_communication(kinds_[channel]))
       step.work_ns[span.item] += span.end_ns - span.begin_ns;
     if (kinds_[channel] == ChannelKind::local && span.kind == Span::Kind::wait)
-      step.local_waits[channel].push_back({.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
+      step.local_waits[channel].push_back(
+          {.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
     if (kinds_[channel] == ChannelKind::compute) {
       if (span.kind == Span::Kind::work)
         step.works.push_back({span.begin_ns, span.end_ns});
       else
-        step.waits.push_back({.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
+        step.waits.push_back(
+            {.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
     } else if (is_communication(kinds_[channel]) && span.kind == Span::Kind::work) {
       step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
     }
@@ -82,9 +86,13 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   std::vector<Exposure> behind;
   for (const Exposure& wait : spans.waits)
     for (const Exposure& other : spans.local_waits[static_cast<uint32_t>(wait.awaited >> 32)])
-      behind.push_back({.awaited = other.awaited, .item = wait.item, .begin_ns = std::max(wait.begin_ns, other.begin_ns), .end_ns = std::min(wait.end_ns, other.end_ns)});
+      behind.push_back({.awaited = other.awaited,
+                        .item = wait.item,
+                        .begin_ns = std::max(wait.begin_ns, other.begin_ns),
+                        .end_ns = std::min(wait.end_ns, other.end_ns)});
   spans.waits.insert(spans.waits.end(), behind.begin(), behind.end());
-  std::stable_sort(spans.waits.begin(), spans.waits.end(), [](const Exposure& a, const Exposure& b) { return a.begin_ns < b.begin_ns; });
+  std::stable_sort(spans.waits.begin(), spans.waits.end(),
+                   [](const Exposure& a, const Exposure& b) { return a.begin_ns < b.begin_ns; });
   std::sort(spans.tasks.begin(), spans.tasks.end(), [](const TaskTime& a, const TaskTime& b) {
     return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
   });
@@ -101,7 +109,8 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     (kind == ChannelKind::input ? input : exposed).push_back({wait.begin_ns, wait.end_ns});
     wait.kind = kind;
     const auto of_this_step = std::find_if(times.tasks.begin(), times.tasks.end(), [&](const TaskTime& task) {
-      return kind == ChannelKind::stages && task.channel == wait.awaited >> 32 && task.item == static_cast<uint32_t>(wait.awaited) && task.end_ns > wait.begin_ns;
+      return kind == ChannelKind::stages && task.channel == wait.awaited >> 32 &&
+             task.item == static_cast<uint32_t>(wait.awaited) && task.end_ns > wait.begin_ns;
     });
     if (of_this_step != times.tasks.end()) wait.task = static_cast<size_t>(of_this_step - times.tasks.begin());
     times.exposures.push_back(wait);

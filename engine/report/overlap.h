@@ -5,10 +5,10 @@
 // Definitions (per rank and step), as metrics.jsonl prints them:
 //   step     start of the step's first work on compute to the start of the next step's (or the end of its last work)
 //   compute  union of the works on the compute stream
-//   exposed  union of the intervals in which compute waited for an event of a communication channel, or for local work beside it (an update on a stream
-//            of its own) while that waited for one, less bubble
-//   bubble   the part in which what it waited for had not begun, because another pipeline stage still computed; the first wait of the next step for a
-//            hop is counted whole
+//   exposed  union of the intervals in which compute waited for an event of a communication channel, or for local work
+//            beside it (an update on a stream of its own) while that waited for one, less bubble
+//   bubble   the part in which what it waited for had not begun, because another pipeline stage still computed; the
+//            first wait of the next step for a hop is counted whole
 //   input    the same for the channel that stages batches
 //   other    step - compute - exposed - bubble - input: gaps of the host
 //   comm     union over communication channels of their tasks, each from when the last member of its group entered
@@ -29,8 +29,8 @@ struct Interval {
   int64_t end_ns = 0;
 };
 
-/// 1 - exposed / comm, within 0 to 1; 0 when nothing was communicated. A wait for a late peer is exposed although it is not
-/// communication, so that exposed may be the larger. Pure.
+/// 1 - exposed / comm, within 0 to 1; 0 when nothing was communicated. A wait for a late peer is exposed although it is
+/// not communication, so that exposed may be the larger. Pure.
 double hidden_share(double comm, double exposed);
 
 /// Total length of the union. Pure.
@@ -44,7 +44,13 @@ struct TaskTime {
   int64_t end_ns = 0;
 };
 
-enum class ChannelKind : uint8_t { compute, communication, stages, input, local };  // stages: communication among those of a pipeline
+enum class ChannelKind : uint8_t {
+  compute,
+  communication,
+  stages,
+  input,
+  local
+};  // stages: communication among those of a pipeline
 
 /// A wait of compute, by what it waited for.
 struct Exposure {
@@ -53,8 +59,9 @@ struct Exposure {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
   ChannelKind kind = ChannelKind::communication;  // of what was awaited: input, communication or stages
-  size_t task = SIZE_MAX;  // stages: index into StepTimes::tasks; SIZE_MAX: of the next step, which another stage has not begun
-  int64_t bubble_ns = 0;   // stages: of it
+  size_t task =
+      SIZE_MAX;  // stages: index into StepTimes::tasks; SIZE_MAX: of the next step, which another stage has not begun
+  int64_t bubble_ns = 0;  // stages: of it
 
   /// Its part of StepTimes::exposed_ns. Pure.
   int64_t exposed_ns() const { return kind == ChannelKind::input ? 0 : end_ns - begin_ns - bubble_ns; }
@@ -71,9 +78,9 @@ struct StepTimes {
   int64_t other_ns = 0;
   int64_t comm_ns = 0;
   int64_t skew_ns = 0;
-  std::vector<TaskTime> tasks;       // by (channel, begin)
+  std::vector<TaskTime> tasks;                        // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
-  std::vector<Exposure> exposures;   // of communication and input, in time order
+  std::vector<Exposure> exposures;                    // of communication and input, in time order
 };
 
 /// Collects the spans of all streams of one rank and closes steps when the next one has begun.
@@ -84,16 +91,16 @@ class OverlapMeter {
 
   void add(uint32_t channel, const std::vector<Span>& spans);
 
-  /// Times of `step`, all of whose spans have been added. `next_begins`: the next step follows at once and its first work
-  /// has been added too; otherwise the step ends with its last work. comm is counted from this rank's own entry (skew
-  /// 0) until apply_last_entries(). Forgets the step's spans.
+  /// Times of `step`, all of whose spans have been added. `next_begins`: the next step follows at once and its first
+  /// work has been added too; otherwise the step ends with its last work. comm is counted from this rank's own entry
+  /// (skew 0) until apply_last_entries(). Forgets the step's spans.
   StepTimes take(uint32_t step, bool next_begins);
 
  private:
   struct Spans {
-    std::vector<Interval> works;    // compute
-    std::vector<Exposure> waits;    // compute
-    std::vector<TaskTime> tasks;    // communication channels
+    std::vector<Interval> works;                            // compute
+    std::vector<Exposure> waits;                            // compute
+    std::vector<TaskTime> tasks;                            // communication channels
     std::map<uint32_t, std::vector<Exposure>> local_waits;  // by local channel
     std::map<uint32_t, int64_t> work_ns;
   };
@@ -101,8 +108,8 @@ class OverlapMeter {
   std::map<uint32_t, Spans> steps_;
 };
 
-/// Recounts comm and skew, and splits what compute waited for into exposed and bubble: `last_entries[i]` is when the last member of the group of tasks[i]
-/// entered.
+/// Recounts comm and skew, and splits what compute waited for into exposed and bubble: `last_entries[i]` is when the
+/// last member of the group of tasks[i] entered.
 void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entries);
 
 }  // namespace slipstream

@@ -13,7 +13,12 @@
 namespace slipstream {
 
 TraceWriter::TraceWriter(const Job& job, int rank, int64_t first_step, int64_t last_step, std::string path)
-    : job_(job), rank_(rank), first_(first_step), last_(last_step), path_(std::move(path)), spans_(job.channels.size()) {}
+    : job_(job),
+      rank_(rank),
+      first_(first_step),
+      last_(last_step),
+      path_(std::move(path)),
+      spans_(job.channels.size()) {}
 
 void TraceWriter::add(ChannelId channel, const std::vector<Span>& spans) {
   for (const Span& span : spans)
@@ -23,27 +28,46 @@ void TraceWriter::add(ChannelId channel, const std::vector<Span>& spans) {
 void TraceWriter::finish() {
   const std::string temporary = path_ + ".tmp";
   std::FILE* file = std::fopen(temporary.c_str(), "w");
-  if (!file) throw ResourceError("[trace] {} cannot be written: {}. Check output.dir.", temporary, std::strerror(errno));
+  if (!file)
+    throw ResourceError("[trace] {} cannot be written: {}. Check output.dir.", temporary, std::strerror(errno));
   // Trace tools find the rank by the text "rank": N, with the space.
-  fmt::print(file, "{{\"displayTimeUnit\": \"ns\", \"distributedInfo\": {{\"rank\": {}, \"backend\": \"mpi\", \"world_size\": {}}},\n\"traceEvents\": [\n",
+  fmt::print(file,
+             "{{\"displayTimeUnit\": \"ns\", \"distributedInfo\": {{\"rank\": {}, \"backend\": \"mpi\", "
+             "\"world_size\": {}}},\n\"traceEvents\": [\n",
              rank_, job_.mesh.world());
-  fmt::print(file, "{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {}, \"tid\": 0, \"args\": {{\"name\": \"rank {}\"}}}}", rank_, rank_);
+  fmt::print(
+      file,
+      "{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {}, \"tid\": 0, \"args\": {{\"name\": \"rank {}\"}}}}",
+      rank_, rank_);
   for (ChannelId c = 0; c < spans_.size(); ++c) {
-    fmt::print(file, ",\n{{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": {}, \"tid\": {}, \"args\": {{\"name\": \"{}\"}}}}", rank_, c, job_.channels[c].name);
-    fmt::print(file, ",\n{{\"ph\": \"M\", \"name\": \"thread_sort_index\", \"pid\": {}, \"tid\": {}, \"args\": {{\"sort_index\": {}}}}}", rank_, c, c);
+    fmt::print(
+        file,
+        ",\n{{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": {}, \"tid\": {}, \"args\": {{\"name\": \"{}\"}}}}",
+        rank_, c, job_.channels[c].name);
+    fmt::print(file,
+               ",\n{{\"ph\": \"M\", \"name\": \"thread_sort_index\", \"pid\": {}, \"tid\": {}, \"args\": "
+               "{{\"sort_index\": {}}}}}",
+               rank_, c, c);
     for (const Span& span : spans_[c]) {
       const std::string item = job_.train[span.item].name;
       const std::string name = span.kind == Span::Kind::work
                                    ? (span.work->name == item ? item : item + "/" + span.work->name)
                                    : item + "_wait_" + job_.train[static_cast<ItemId>(span.awaited)].name;
       const int64_t duration_ns = span.end_ns - span.begin_ns;
-      fmt::print(file, ",\n{{\"ph\": \"X\", \"cat\": \"{}\", \"name\": {}, \"pid\": {}, \"tid\": {}, \"ts\": {}.{:03}, \"dur\": {}.{:03}, \"args\": {{\"step\": {}, \"stream\": {}",
-                 span.kind == Span::Kind::work ? (job_.channels[c].axis == Axis::self ? "kernel" : "communication") : "wait",
-                 Json(name).dump(), rank_, c, span.begin_ns / 1000, span.begin_ns % 1000, duration_ns / 1000, duration_ns % 1000, span.step, c);
+      fmt::print(
+          file,
+          ",\n{{\"ph\": \"X\", \"cat\": \"{}\", \"name\": {}, \"pid\": {}, \"tid\": {}, \"ts\": {}.{:03}, \"dur\": "
+          "{}.{:03}, \"args\": {{\"step\": {}, \"stream\": {}",
+          span.kind == Span::Kind::work ? (job_.channels[c].axis == Axis::self ? "kernel" : "communication") : "wait",
+          Json(name).dump(), rank_, c, span.begin_ns / 1000, span.begin_ns % 1000, duration_ns / 1000,
+          duration_ns % 1000, span.step, c);
       if (span.kind == Span::Kind::work && is_communication(job_.train[span.item].op)) {
         const Task& task = job_.train.task(span.item);
-        fmt::print(file, ", \"Collective name\": \"{}\", \"In msg nelems\": {}, \"Out msg nelems\": {}, \"Group size\": {}, \"dtype\": \"{}\"",
-                   name_of(task.op), task.elems, task.elems, job_.mesh.group_size(job_.channels[c].axis), name_of(task.dtype));
+        fmt::print(file,
+                   ", \"Collective name\": \"{}\", \"In msg nelems\": {}, \"Out msg nelems\": {}, \"Group size\": {}, "
+                   "\"dtype\": \"{}\"",
+                   name_of(task.op), task.elems, task.elems, job_.mesh.group_size(job_.channels[c].axis),
+                   name_of(task.dtype));
       }
       fmt::print(file, "}}}}");
     }

@@ -18,14 +18,13 @@ void adamw(LaunchContext& context, const Adamw& args) {
   if (args.decay_edge_count > 0) require_pointers("adamw", {args.decay_edges});
   for (int64_t i = 0, least = 0; i < args.decay_edge_count; least = args.decay_edges[i++])
     if (args.decay_edges[i] < least || args.decay_edges[i] > args.elems)
-      throw ShapeError("[adamw] edge {} of the weight decay is at element {}: need {} to {}. Pass edges in ascending order.", i, args.decay_edges[i],
-                       least, args.elems);
+      throw ShapeError(
+          "[adamw] edge {} of the weight decay is at element {}: need {} to {}. Pass edges in ascending order.", i,
+          args.decay_edges[i], least, args.elems);
   if (context.kind == DeviceKind::cuda) return adamw_cuda(context, args);
   SLIP_CALL_ISA(adamw_cpu(context, args))
 }
 
-Cost adamw_cost(const Adamw& args) {
-  return {16 * args.elems, (args.working ? 30 : 28) * args.elems};
-}
+Cost adamw_cost(const Adamw& args) { return {16 * args.elems, (args.working ? 30 : 28) * args.elems}; }
 
 }  // namespace slipstream::kernels

@@ -11,9 +11,11 @@ constexpr int kThreads = 256;
 // A pack of the bf16 copy.
 constexpr int kElems = 8;
 
-/// Where weight decay ends and begins again. They travel with the launch, so that a recorded step needs no memory for them.
+/// Where weight decay ends and begins again. They travel with the launch, so that a recorded step needs no memory for
+/// them.
 struct Edges {
-  static constexpr int kMost = 256;  // 2 KiB of the 4 that a launch carries; even, so that decay is on where a further launch begins
+  static constexpr int kMost =
+      256;  // 2 KiB of the 4 that a launch carries; even, so that decay is on where a further launch begins
   int count = 0;
   int64_t at[kMost] = {};
 };
@@ -32,8 +34,10 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges
   int passed = 0;  // edges at or before an element: decay is off behind an odd number of them
   for (int beyond = edges.count; passed < beyond;) {
     const int middle = (passed + beyond) / 2;
-    if (edges.at[middle] <= first) passed = middle + 1;
-    else beyond = middle;
+    if (edges.at[middle] <= first)
+      passed = middle + 1;
+    else
+      beyond = middle;
   }
 #pragma unroll
   for (int i = 0; i < kElems; ++i) {
@@ -68,15 +72,18 @@ void adamw_cuda(LaunchContext& context, const Adamw& args) {
   int64_t edge = 0;
   for (int64_t begin = 0; begin < args.elems;) {
     Edges edges;
-    while (edges.count < Edges::kMost && edge < args.decay_edge_count) edges.at[edges.count++] = args.decay_edges[edge++] - begin;
+    while (edges.count < Edges::kMost && edge < args.decay_edge_count)
+      edges.at[edges.count++] = args.decay_edges[edge++] - begin;
     // More edges than one launch carries: the next begins at the last of them.
     const Adamw part = part_of(args, begin, edge < args.decay_edge_count ? args.decay_edges[edge - 1] : args.elems);
     begin += part.elems;
     if (part.elems == 0) continue;
-    for_flag(all_aligned(part.parameters, part.updated, part.m, part.v, part.gradient, part.working), [&](auto aligned) {
-      launch(stream_of(context), adamw_kernel<aligned.value>, dim3(static_cast<unsigned>(blocks_for(part.elems, kThreads * kElems))),
-             dim3(kThreads), 0, part, edges);
-    });
+    for_flag(all_aligned(part.parameters, part.updated, part.m, part.v, part.gradient, part.working),
+             [&](auto aligned) {
+               launch(stream_of(context), adamw_kernel<aligned.value>,
+                      dim3(static_cast<unsigned>(blocks_for(part.elems, kThreads * kElems))), dim3(kThreads), 0, part,
+                      edges);
+             });
   }
 }
 

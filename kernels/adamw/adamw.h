@@ -36,14 +36,15 @@ struct Adamw {
   float beta2 = 0.999f;
   float eps = 1e-8f;
   float weight_decay = 0.0f;
-  float* updated = nullptr;     // optional: gets the parameters, which then stay as they are
-  /// Host memory, read before adamw returns: elements at which weight decay ends, begins again and so on, ascending within
-  /// [0, elems]. It starts on, so without edges all decay.
+  float* updated = nullptr;  // optional: gets the parameters, which then stay as they are
+  /// Host memory, read before adamw returns: elements at which weight decay ends, begins again and so on, ascending
+  /// within [0, elems]. It starts on, so without edges all decay.
   const int64_t* decay_edges = nullptr;
   int64_t decay_edge_count = 0;
 };
 
-/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand, edges out of order), ResourceError (device).
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand, edges out of order), ResourceError
+/// (device).
 void adamw(LaunchContext& context, const Adamw& args);
 
 /// 16 flops and 28 bytes an element, 30 with `working`. Pointers may be null. Pure.

@@ -47,11 +47,13 @@ Cost block_cost(const Args& args, int64_t products, int64_t query_rows, int64_t 
   const auto& all = args.all;
   const int64_t queries = all.heads * args.block.queries, keys = all.kv_heads * args.block.keys;
   return {2 * products * all.batch * all.heads * all.head_dim * args.block.pairs(),
-          all.batch * all.head_dim * (bytes_of(query_rows * queries + key_rows * keys, all.dtype) + 4 * carried_rows) + 4 * all.batch * queries};
+          all.batch * all.head_dim * (bytes_of(query_rows * queries + key_rows * keys, all.dtype) + 4 * carried_rows) +
+              4 * all.batch * queries};
 }
 
 void check(std::string_view op, const AttentionBlock& block, int64_t tokens) {
-  for (const auto& [first, count] : {std::pair(block.first_query, block.queries), std::pair(block.first_key, block.keys)}) {
+  for (const auto& [first, count] :
+       {std::pair(block.first_query, block.queries), std::pair(block.first_key, block.keys)}) {
     require_at_least(op, "the first row of a block", first, 0);
     require_at_least(op, "the rows of a block", count, 0);
     if (first + count > tokens)
@@ -79,7 +81,8 @@ void attention_backward(LaunchContext& context, const AttentionBackward& args) {
   require_at_least(op, "dq_stride", args.dq_stride, args.heads * args.head_dim);
   require_at_least(op, "dkv_stride", args.dkv_stride, args.kv_heads * args.head_dim);
   if (args.batch * args.tokens == 0) return;
-  require_pointers(op, {args.dout, args.q, args.k, args.v, args.out, args.lse, args.dq, args.dk, args.dv, args.workspace});
+  require_pointers(op,
+                   {args.dout, args.q, args.k, args.v, args.out, args.lse, args.dq, args.dk, args.dv, args.workspace});
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
   if (context.kind == DeviceKind::cuda) return attention_backward_cuda(context, args);
   SLIP_CALL_ISA(attention_backward_cpu(context, args));
@@ -116,19 +119,17 @@ void attention_block_backward(LaunchContext& context, const AttentionBlockBackwa
   SLIP_CALL_ISA(attention_block_backward_cpu(context, args));
 }
 
-Cost attention_forward_cost(const AttentionForward& args) {
-  return cost(args, 2, 2);
-}
-Cost attention_backward_cost(const AttentionBackward& args) {
-  return cost(args, 5, 4);
-}
+Cost attention_forward_cost(const AttentionForward& args) { return cost(args, 2, 2); }
+Cost attention_backward_cost(const AttentionBackward& args) { return cost(args, 5, 4); }
 
 Cost attention_block_forward_cost(const AttentionBlockForward& args) {
-  return block_cost(args, 2, args.last ? 2 : 1, 2, args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)));
+  return block_cost(args, 2, args.last ? 2 : 1, 2,
+                    args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)));
 }
 Cost attention_block_backward_cost(const AttentionBlockBackward& args) {
-  return block_cost(args, 5, args.last ? 4 : 3, 2, args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)) +
-                                                      2 * args.all.kv_heads * args.all.tokens);
+  return block_cost(args, 5, args.last ? 4 : 3, 2,
+                    args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)) +
+                        2 * args.all.kv_heads * args.all.tokens);
 }
 
 int64_t attention_backward_workspace_elems(const AttentionBackward& args) {

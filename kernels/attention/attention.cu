@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on CUDA for any head size up to 256 and both types: blocks of 32 queries by 32 keys from shared memory.
 //
-// A thread owns a quarter of the columns of a row; the four threads of a row are neighbours in a warp. The tensor core path
-// (attention_mma.cu) takes bf16 heads of 64 and 128 when all keys are there at once.
+// A thread owns a quarter of the columns of a row; the four threads of a row are neighbours in a warp. The tensor core
+// path (attention_mma.cu) takes bf16 heads of 64 and 128 when all keys are there at once.
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/common.cuh"
@@ -11,8 +11,8 @@
 namespace slipstream::kernels {
 namespace {
 
-constexpr int kTile = 32;             // queries, and keys, of a block
-constexpr int kParts = 4;             // threads of a row
+constexpr int kTile = 32;  // queries, and keys, of a block
+constexpr int kParts = 4;  // threads of a row
 constexpr int kThreads = kTile * kParts;
 constexpr int kKeys = kTile / kParts;  // scores of a thread
 constexpr int kScorePitch = kTile + 1;
@@ -24,14 +24,17 @@ constexpr int kScoreFloats = kTile * kScorePitch;
 
 /// tile = rows [begin, begin + kTile) as float, zeros from `tokens` on.
 template <typename T>
-__device__ __forceinline__ void load_tile(const Shared<float>& tile, const T* from, int64_t stride, int64_t begin, int64_t tokens, int head_dim) {
+__device__ __forceinline__ void load_tile(const Shared<float>& tile, const T* from, int64_t stride, int64_t begin,
+                                          int64_t tokens, int head_dim) {
   for (int i = static_cast<int>(threadIdx.x); i < kTile * head_dim; i += kThreads) {
     const int row = i / head_dim, column = i % head_dim;
-    tile[row * pitch_of(head_dim) + column] = begin + row < tokens ? to_float(from[(begin + row) * stride + column]) : 0.0f;
+    tile[row * pitch_of(head_dim) + column] =
+        begin + row < tokens ? to_float(from[(begin + row) * stride + column]) : 0.0f;
   }
 }
 
-__device__ __forceinline__ float dot(const Shared<float>& a, int a_row, const Shared<float>& b, int b_row, int head_dim) {
+__device__ __forceinline__ float dot(const Shared<float>& a, int a_row, const Shared<float>& b, int b_row,
+                                     int head_dim) {
   float sum = 0.0f;
   for (int e = 0; e < head_dim; ++e) sum += a[a_row * pitch_of(head_dim) + e] * b[b_row * pitch_of(head_dim) + e];
   return sum;
@@ -44,7 +47,9 @@ __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t quer
 }
 
 /// Where keys end for the tile of queries at `begin`.
-__device__ __forceinline__ int64_t keys_end(const AttentionBlock& block, int64_t begin) { return block.causal ? begin + 1 : block.keys; }
+__device__ __forceinline__ int64_t keys_end(const AttentionBlock& block, int64_t begin) {
+  return block.causal ? begin + 1 : block.keys;
+}
 
 /// Row `token` of a head in [B, H, T].
 template <typename Args>
@@ -59,15 +64,19 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   const AttentionForward& all = args.all;
   const AttentionBlock& block = args.block;
   const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
-  const Shared<float> q(bytes, floats), k(bytes + 4 * floats, floats), v(bytes + 8 * floats, floats), p(bytes + 12 * floats, kScoreFloats);
+  const Shared<float> q(bytes, floats), k(bytes + 4 * floats, floats), v(bytes + 8 * floats, floats),
+      p(bytes + 12 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
   // The longest rows first: the short ones fill the end.
   const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kTile, query = begin + row, head = blockIdx.y;
-  const int64_t first_row = blockIdx.z * all.tokens + block.first_query, first_key = blockIdx.z * all.tokens + block.first_key;
-  const int64_t kv_head = head / (all.heads / all.kv_heads), carried = row_of_head(all, blockIdx.z, head, block.first_query + query);
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
+                first_key = blockIdx.z * all.tokens + block.first_key;
+  const int64_t kv_head = head / (all.heads / all.kv_heads),
+                carried = row_of_head(all, blockIdx.z, head, block.first_query + query);
   const T* keys = static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim;
   const T* values = static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim;
-  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin, block.queries, head_dim);
+  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin,
+            block.queries, head_dim);
   float out[kColumns] = {}, largest = -__builtin_inff(), sum = 0.0f;
   if (!args.first && query < block.queries) {
     largest = args.carried.maximum[carried];
@@ -122,8 +131,10 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   for (int i = 0; i < kColumns; ++i) {
     const int column = part + i * kParts;
     if (column >= head_dim) continue;
-    if (args.last) to[column] = from_float<T>(out[i] / sum);
-    else args.carried.out[carried * head_dim + column] = out[i];
+    if (args.last)
+      to[column] = from_float<T>(out[i] / sum);
+    else
+      args.carried.out[carried * head_dim + column] = out[i];
   }
   if (part != 0) return;
   if (args.last) {
@@ -138,9 +149,11 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args, int lanes, float* delta) {
   const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / lanes;
-  const bool inside = index < args.batch * args.heads * args.tokens;  // no early return: the others of the warp wait for its lanes
+  const bool inside =
+      index < args.batch * args.heads * args.tokens;  // no early return: the others of the warp wait for its lanes
   const int lane = static_cast<int>(threadIdx.x) % lanes;
-  const int64_t token = index % args.tokens, head = index / args.tokens % args.heads, sequence = index / args.tokens / args.heads;
+  const int64_t token = index % args.tokens, head = index / args.tokens % args.heads,
+                sequence = index / args.tokens / args.heads;
   const int64_t offset = (sequence * args.tokens + token) * args.out_stride + head * args.head_dim;
   float sum = 0.0f;
   for (int64_t e = lane * kPack<T>; inside && e < args.head_dim; e += lanes * kPack<T>) {
@@ -158,7 +171,8 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args,
 struct Row {
   float lse, delta;
 };
-__device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const float* delta, int64_t sequence, int64_t head, int64_t query) {
+__device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const float* delta, int64_t sequence,
+                                      int64_t head, int64_t query) {
   if (query >= args.block.queries) return {__builtin_inff(), 0.0f};
   const int64_t at = row_of_head(args.all, sequence, head, args.block.first_query + query);
   return {args.all.lse[at], delta[at]};
@@ -171,14 +185,18 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   const AttentionBackward& all = args.all;
   const AttentionBlock& block = args.block;
   const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
-  const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats), v(bytes + 12 * floats, floats),
-      ds(bytes + 16 * floats, kScoreFloats);
+  const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats),
+      v(bytes + 12 * floats, floats), ds(bytes + 16 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
   const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kTile, query = begin + row, head = blockIdx.y;
-  const int64_t first_row = blockIdx.z * all.tokens + block.first_query, first_key = blockIdx.z * all.tokens + block.first_key;
-  const int64_t kv_head = head / (all.heads / all.kv_heads), carried = row_of_head(all, blockIdx.z, head, block.first_query + query) * head_dim;
-  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin, block.queries, head_dim);
-  load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride, begin, block.queries, head_dim);
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
+                first_key = blockIdx.z * all.tokens + block.first_key;
+  const int64_t kv_head = head / (all.heads / all.kv_heads),
+                carried = row_of_head(all, blockIdx.z, head, block.first_query + query) * head_dim;
+  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin,
+            block.queries, head_dim);
+  load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride, begin,
+            block.queries, head_dim);
   const Row mine = row_of(args, delta, blockIdx.z, head, query);
   float dq[kColumns] = {};
   if (!args.first && query < block.queries) {
@@ -190,13 +208,17 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   }
   for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kTile) {
     __syncthreads();
-    load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
-    load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
+    load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride,
+              key_begin, block.keys, head_dim);
+    load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride,
+              key_begin, block.keys, head_dim);
     __syncthreads();
     const int seen = visible(block, query, key_begin);
     for (int key = part; key < kTile; key += kParts) {
       float slope = 0.0f;
-      if (key < seen) slope = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
+      if (key < seen)
+        slope =
+            expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
     __syncwarp();  // a row of ds is read by its own four threads alone
@@ -215,8 +237,10 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   for (int i = 0; i < kColumns; ++i) {
     const int column = part + i * kParts;
     if (column >= head_dim) continue;
-    if (args.last) to[column] = from_float<T>(all.scale * dq[i]);
-    else args.dq_sum[carried + column] = dq[i];
+    if (args.last)
+      to[column] = from_float<T>(all.scale * dq[i]);
+    else
+      args.dq_sum[carried + column] = dq[i];
   }
 }
 
@@ -227,20 +251,26 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   const AttentionBackward& all = args.all;
   const AttentionBlock& block = args.block;
   const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
-  const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats), v(bytes + 12 * floats, floats),
-      p(bytes + 16 * floats, kScoreFloats), ds(bytes + 16 * floats + 4 * kScoreFloats, kScoreFloats);
+  const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats),
+      v(bytes + 12 * floats, floats), p(bytes + 16 * floats, kScoreFloats),
+      ds(bytes + 16 * floats + 4 * kScoreFloats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
   const int64_t key_begin = int64_t{blockIdx.x} * kTile, kv_head = blockIdx.y;
-  const int64_t first_row = blockIdx.z * all.tokens + block.first_query, first_key = blockIdx.z * all.tokens + block.first_key;
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
+                first_key = blockIdx.z * all.tokens + block.first_key;
   const int64_t group = all.heads / all.kv_heads;
-  load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
-  load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin, block.keys, head_dim);
+  load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin,
+            block.keys, head_dim);
+  load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin,
+            block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
     for (int64_t begin = block.causal ? key_begin : 0; begin < block.queries; begin += kTile) {
       __syncthreads();
-      load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin, block.queries, head_dim);
-      load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride, begin, block.queries, head_dim);
+      load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin,
+                block.queries, head_dim);
+      load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride,
+                begin, block.queries, head_dim);
       __syncthreads();
       const Row mine = row_of(args, delta, blockIdx.z, head, begin + row);
       const int seen = visible(block, begin + row, key_begin);
@@ -287,9 +317,12 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
 /// Calls body with the columns of a thread as a constant.
 template <typename Body>
 void for_columns(int64_t head_dim, const Body& body) {
-  if (head_dim <= 16 * kParts) body(std::integral_constant<int, 16>{});
-  else if (head_dim <= 32 * kParts) body(std::integral_constant<int, 32>{});
-  else body(std::integral_constant<int, 64>{});
+  if (head_dim <= 16 * kParts)
+    body(std::integral_constant<int, 16>{});
+  else if (head_dim <= 32 * kParts)
+    body(std::integral_constant<int, 32>{});
+  else
+    body(std::integral_constant<int, 64>{});
 }
 
 size_t shared_bytes(int64_t head_dim, int tiles, int scores) {
@@ -297,7 +330,8 @@ size_t shared_bytes(int64_t head_dim, int tiles, int scores) {
 }
 
 dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
-  return dim3(static_cast<unsigned>(blocks_for(tokens, kTile)), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
+  return dim3(static_cast<unsigned>(blocks_for(tokens, kTile)), static_cast<unsigned>(heads),
+              static_cast<unsigned>(batch));
 }
 
 }  // namespace
@@ -305,7 +339,8 @@ dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
 void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args) {
   for_dtype(args.all.dtype, [&](auto type) {
     for_columns(args.all.head_dim, [&](auto columns) {
-      launch(stream_of(context), forward_kernel<columns.value, decltype(type)>, grid_of(args.block.queries, args.all.heads, args.all.batch), dim3(kThreads),
+      launch(stream_of(context), forward_kernel<columns.value, decltype(type)>,
+             grid_of(args.block.queries, args.all.heads, args.all.batch), dim3(kThreads),
              shared_bytes(args.all.head_dim, 3, 1), args);
     });
   });
@@ -322,9 +357,11 @@ template <typename T>
 void launch_delta(LaunchContext& context, const AttentionBackward& args) {
   int lanes = 1;
   while (lanes < kWarp && lanes * kPack<T> < args.head_dim) lanes *= 2;
-  const bool whole = args.head_dim % kPack<T> == 0 && args.out_stride % kPack<T> == 0 && all_aligned(args.dout, args.out);
+  const bool whole =
+      args.head_dim % kPack<T> == 0 && args.out_stride % kPack<T> == 0 && all_aligned(args.dout, args.out);
   for_flag(whole, [&](auto aligned) {
-    launch(stream_of(context), delta_kernel<aligned.value, T>, dim3(static_cast<unsigned>(blocks_for(args.batch * args.heads * args.tokens, kThreads / lanes))),
+    launch(stream_of(context), delta_kernel<aligned.value, T>,
+           dim3(static_cast<unsigned>(blocks_for(args.batch * args.heads * args.tokens, kThreads / lanes))),
            dim3(kThreads), 0, args, lanes, args.workspace);
   });
 }
@@ -334,10 +371,10 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
   const AttentionBackward& all = args.all;
   const float* delta = all.workspace;
   for_columns(all.head_dim, [&](auto columns) {
-    launch(stream_of(context), key_kernel<columns.value, T>, grid_of(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
-           shared_bytes(all.head_dim, 4, 2), args, delta);
-    launch(stream_of(context), query_kernel<columns.value, T>, grid_of(args.block.queries, all.heads, all.batch), dim3(kThreads),
-           shared_bytes(all.head_dim, 4, 1), args, delta);
+    launch(stream_of(context), key_kernel<columns.value, T>, grid_of(args.block.keys, all.kv_heads, all.batch),
+           dim3(kThreads), shared_bytes(all.head_dim, 4, 2), args, delta);
+    launch(stream_of(context), query_kernel<columns.value, T>, grid_of(args.block.queries, all.heads, all.batch),
+           dim3(kThreads), shared_bytes(all.head_dim, 4, 1), args, delta);
   });
 }
 
@@ -346,8 +383,11 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
 void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args) {
   const AttentionBackward& all = args.all;
   if (args.block.keys < all.tokens)
-    cuda_check(cudaMemsetAsync(args.dkv, 0, sizeof(float) * static_cast<size_t>(all.batch * all.tokens * 2 * all.kv_heads * all.head_dim), stream_of(context)),
-               "zeroing the gradients of keys that a block does not touch");
+    cuda_check(
+        cudaMemsetAsync(args.dkv, 0,
+                        sizeof(float) * static_cast<size_t>(all.batch * all.tokens * 2 * all.kv_heads * all.head_dim),
+                        stream_of(context)),
+        "zeroing the gradients of keys that a block does not touch");
   for_dtype(all.dtype, [&](auto type) {
     launch_delta<decltype(type)>(context, all);
     launch_backward<decltype(type)>(context, args);

@@ -26,7 +26,8 @@ constexpr int64_t kAttentionHeadDimMax = 256;
 /// Types:   q, k, v, out f32 or bf16; scores, softmax and sums f32; lse f32
 /// Alias:   none: out is apart from q, k, v
 /// Cost:    4·B·H·E·T(T+1)/2 flops; (2·H + 2·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
-/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its row
+/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its
+///          row
 /// Source:  Dao 2023, arXiv:2307.08691 (blocks, running maximum and sum); Ainslie et al. 2023, arXiv:2305.13245
 ///          (groups)
 struct AttentionForward {
@@ -90,14 +91,15 @@ struct AttentionCarried {
 
 /// AttentionForward, one block of keys at a time (context parallelism: the keys of a sequence arrive rank by rank).
 ///
-/// The first block of a query starts from nothing, the last one writes out and lse; blocks in between only move `carried`, in
-/// float whatever the type, so that out is rounded once. Every query must see a key of its first block; a last one without keys
-/// (block.keys 0) is allowed: it writes out what was carried.
+/// The first block of a query starts from nothing, the last one writes out and lse; blocks in between only move
+/// `carried`, in float whatever the type, so that out is rounded once. Every query must see a key of its first block; a
+/// last one without keys (block.keys 0) is allowed: it writes out what was carried.
 ///
 /// Shapes:  q, out, lse, carried: T = all.tokens rows of the queries' sequences; k, v: as many of the keys'
 /// Alias:   as AttentionForward; carried is apart from all, and may be null in a block that is first and last
 /// Cost:    4·B·H·E·pairs flops; as the sum of rows that the block touches
-/// Errors:  as AttentionForward; ShapeError if the block lies outside T, or is causal with another number of keys than queries
+/// Errors:  as AttentionForward; ShapeError if the block lies outside T, or is causal with another number of keys than
+///          queries
 /// Source:  as AttentionForward; Liu et al. 2023, arXiv:2310.01889 (blocks that travel in a ring)
 struct AttentionBlockForward {
   AttentionForward all;
@@ -109,10 +111,10 @@ struct AttentionBlockForward {
 
 /// AttentionBackward, one block of keys at a time, from the lse and out of all of them.
 ///
-/// Shapes:  as above; dq_sum [B, H, T, E], dkv [B, T, 2·G·E] (k heads, then v heads), both float; all.dk and all.dv are not used;
-///          workspace attention_backward_workspace_elems(all)
-/// Types:   dq_sum carries dq without its scale; the last block of a query writes all.dq. dkv is what the block adds to dk and
-///          dv, overwritten, 0 in rows outside of the block's keys: it can travel and be added as it is
+/// Shapes:  as above; dq_sum [B, H, T, E], dkv [B, T, 2·G·E] (k heads, then v heads), both float; all.dk and all.dv are
+///          not used; workspace attention_backward_workspace_elems(all)
+/// Types:   dq_sum carries dq without its scale; the last block of a query writes all.dq. dkv is what the block adds to
+///          dk and dv, overwritten, 0 in rows outside of the block's keys: it can travel and be added as it is
 /// Alias:   dq_sum may be null in a block that is first and last
 /// Cost:    10·B·H·E·pairs flops
 /// Errors:  as above

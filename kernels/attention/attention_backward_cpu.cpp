@@ -131,8 +131,8 @@ inline void prepare_queries(Scratch& scratch, const AttentionBackward& args, int
 }
 
 template <typename T>
-inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& args, int64_t sequence, int64_t head, int64_t begin,
-                                const T* k, const T* v, float* dk, float* dv) {
+inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& args, int64_t sequence, int64_t head,
+                                int64_t begin, const T* k, const T* v, float* dk, float* dv) {
   const AttentionBackward& all = args.all;
   const AttentionBlock& block = args.block;
   const int64_t width = padded(all.head_dim);
@@ -143,8 +143,16 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
   const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
   for (int64_t key = 0; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key);
-    Pair pair = {.v = scratch.v, .v_stride = width, .dk = dk + key * width, .dv = dv + key * width, .queries = queries, .keys = keys,
-                 .ahead = block.causal ? begin - key : keys, .head_dim = all.head_dim, .scale = all.scale, .first = args.first && key == 0};
+    Pair pair = {.v = scratch.v,
+                 .v_stride = width,
+                 .dk = dk + key * width,
+                 .dv = dv + key * width,
+                 .queries = queries,
+                 .keys = keys,
+                 .ahead = block.causal ? begin - key : keys,
+                 .head_dim = all.head_dim,
+                 .scale = all.scale,
+                 .first = args.first && key == 0};
     pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
     if constexpr (std::is_same_v<T, float>) {
       pair.v = v + key * all.kv_stride;
@@ -161,7 +169,8 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
 
 /// Sums dk and dv of the block's keys over the heads of one key-value head.
 template <typename T>
-inline void one_key_value_head(Scratch& scratch, const AttentionBlockBackward& args, int64_t sequence, int64_t kv_head, float* dk, float* dv) {
+inline void one_key_value_head(Scratch& scratch, const AttentionBlockBackward& args, int64_t sequence, int64_t kv_head,
+                               float* dk, float* dv) {
   const AttentionBackward& all = args.all;
   const AttentionBlock& block = args.block;
   const int64_t elems = block.keys * padded(all.head_dim);
@@ -180,7 +189,8 @@ inline void one_key_value_head(Scratch& scratch, const AttentionBlockBackward& a
 
 template <typename T>
 inline void zero_rows(T* to, int64_t stride, int64_t rows, int64_t width) {
-  for (int64_t i = 0; i < rows; ++i) std::memset(static_cast<void*>(to + i * stride), 0, static_cast<size_t>(width) * sizeof(T));
+  for (int64_t i = 0; i < rows; ++i)
+    std::memset(static_cast<void*>(to + i * stride), 0, static_cast<size_t>(width) * sizeof(T));
 }
 
 /// Where dk and dv of a key-value head go: columns of the caller's rows, 0 outside of the block's keys.

@@ -94,17 +94,20 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
 }
 
 template <typename T>
-inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& args, int64_t sequence, int64_t head, int64_t begin) {
+inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& args, int64_t sequence, int64_t head,
+                                int64_t begin) {
   const AttentionForward& all = args.all;
   const AttentionBlock& block = args.block;
   const int64_t width = padded(all.head_dim);
   const int64_t queries = least(kBlock, block.queries - begin);
-  const int64_t kv_offset = (sequence * all.tokens + block.first_key) * all.kv_stride + head / (all.heads / all.kv_heads) * all.head_dim;
+  const int64_t kv_offset =
+      (sequence * all.tokens + block.first_key) * all.kv_stride + head / (all.heads / all.kv_heads) * all.head_dim;
   const T* const k = static_cast<const T*>(all.k) + kv_offset;
   const T* const v = static_cast<const T*>(all.v) + kv_offset;
   const int64_t row = sequence * all.tokens + block.first_query + begin;
   const int64_t row_of_head = (sequence * all.heads + head) * all.tokens + block.first_query + begin;
-  transpose(static_cast<const T*>(all.q) + row * all.q_stride + head * all.head_dim, all.q_stride, queries, all.head_dim, scratch.q);
+  transpose(static_cast<const T*>(all.q) + row * all.q_stride + head * all.head_dim, all.q_stride, queries,
+            all.head_dim, scratch.q);
   for (int j = 0; j < kBlock; j += kLanes) {
     store(scratch.maximum + j, splat(-__builtin_inff()));
     store(scratch.sum + j, Vf{});
@@ -129,7 +132,8 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& a
   if (!args.last) {
     std::memcpy(args.carried.maximum + row_of_head, scratch.maximum, static_cast<size_t>(queries) * sizeof(float));
     std::memcpy(args.carried.sum + row_of_head, scratch.sum, static_cast<size_t>(queries) * sizeof(float));
-    return unpack(scratch.out, 1.0f, queries, all.head_dim, args.carried.out + row_of_head * all.head_dim, all.head_dim);
+    return unpack(scratch.out, 1.0f, queries, all.head_dim, args.carried.out + row_of_head * all.head_dim,
+                  all.head_dim);
   }
   T* const out = static_cast<T*>(all.out) + row * all.out_stride + head * all.head_dim;
   for (int64_t i = 0; i < queries; ++i)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on tensor cores (sm_80 and up): bf16 heads of 64 and 128, 16 rows a warp, weights never leave registers.
 //
-// Tiles of rows lie in shared memory in chunks of 16 bytes, chunk c of row r at place c ^ (r % 8), so that the eight rows of
-// an ldmatrix lie in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l % 4 has rows
-// g and g + 8 and columns 2c and 2c + 1 of every 8: the layout that the next product wants of its left side (mma_16x8x16).
+// Tiles of rows lie in shared memory in chunks of 16 bytes, chunk c of row r at place c ^ (r % 8), so that the eight
+// rows of an ldmatrix lie in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l
+// % 4 has rows g and g + 8 and columns 2c and 2c + 1 of every 8: the layout that the next product wants of its left
+// side (mma_16x8x16).
 // Source: Dao 2023, arXiv:2307.08691. dq is a kernel of its own, so nothing is added in an order that could change.
 
 #include "kernels/attention/attention_cuda.h"
@@ -28,13 +29,15 @@ __device__ __forceinline__ int lane_of() { return static_cast<int>(threadIdx.x) 
 
 /// Starts copying rows [begin, begin + kTileRows) to `tile`, zeros from `tokens` on.
 template <int kTileRows, int kHead>
-__device__ __forceinline__ void load_rows(const Tile& tile, const bfloat16* from, int64_t stride, int64_t begin, int64_t tokens) {
+__device__ __forceinline__ void load_rows(const Tile& tile, const bfloat16* from, int64_t stride, int64_t begin,
+                                          int64_t tokens) {
   constexpr int kChunks = kHead / 8;
 #pragma unroll
   for (int i = static_cast<int>(threadIdx.x); i < kTileRows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     const bool valid = begin + row < tokens;
-    ptx::copy_async_16(tile.at(place<kHead>(row, chunk)), valid ? from + (begin + row) * stride + chunk * 8 : from, valid);
+    ptx::copy_async_16(tile.at(place<kHead>(row, chunk)), valid ? from + (begin + row) * stride + chunk * 8 : from,
+                       valid);
   }
 }
 
@@ -58,14 +61,15 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kColumns / 8][4], co
 
 /// sums[16 x kHead] += weights[16 x kCount], rounded to bf16, times kCount rows of b.
 template <int kCount, int kHead>
-__device__ __forceinline__ void multiply_weights(float (&sums)[kHead / 8][4], const float (&weights)[kCount / 8][4], const Tile& b) {
+__device__ __forceinline__ void multiply_weights(float (&sums)[kHead / 8][4], const float (&weights)[kCount / 8][4],
+                                                 const Tile& b) {
   const int lane = lane_of();
 #pragma unroll
   for (int step = 0; step < kCount / 16; ++step) {
     const float(&low)[4] = weights[2 * step];
     const float(&high)[4] = weights[2 * step + 1];
-    const uint32_t left[4] = {ptx::bf16_pair(low[0], low[1]), ptx::bf16_pair(low[2], low[3]), ptx::bf16_pair(high[0], high[1]),
-                              ptx::bf16_pair(high[2], high[3])};
+    const uint32_t left[4] = {ptx::bf16_pair(low[0], low[1]), ptx::bf16_pair(low[2], low[3]),
+                              ptx::bf16_pair(high[0], high[1]), ptx::bf16_pair(high[2], high[3])};
 #pragma unroll
     for (int pair = 0; pair < kHead / 16; ++pair) {
       uint32_t right[4];
@@ -95,8 +99,8 @@ __device__ __forceinline__ ptx::Words gathered(const uint32_t (&words)[4]) {
 
 /// Writes factor[half] * sums to rows `begin` + 8 half + l / 4 of `to`, as far as they are below `tokens`.
 template <int kHead>
-__device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t begin, int64_t tokens, const float (&sums)[kHead / 8][4],
-                                           const float (&factor)[2]) {
+__device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t begin, int64_t tokens,
+                                           const float (&sums)[kHead / 8][4], const float (&factor)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t row = begin + 8 * half + lane_of() / 4;
@@ -104,7 +108,8 @@ __device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t
     for (int j = 0; j < kHead / 8; j += 4) {
       uint32_t words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = ptx::bf16_pair(factor[half] * sums[j + i][2 * half], factor[half] * sums[j + i][2 * half + 1]);
+      for (int i = 0; i < 4; ++i)
+        words[i] = ptx::bf16_pair(factor[half] * sums[j + i][2 * half], factor[half] * sums[j + i][2 * half + 1]);
       const ptx::Words whole = gathered(words);
       if (row < tokens) ptx::store_16(to + row * stride + 8 * (j + lane_of() % 4), whole);
     }
@@ -130,15 +135,19 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionForward args
   const int warp = static_cast<int>(threadIdx.x) / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
   // The longest rows first: the short ones fill the end.
   const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z * args.tokens;
-  const int64_t begin = tile * kRows, kv_offset = sequence * args.kv_stride + head / (args.heads / args.kv_heads) * kHead;
+  const int64_t begin = tile * kRows,
+                kv_offset = sequence * args.kv_stride + head / (args.heads / args.kv_heads) * kHead;
   const bfloat16* keys = static_cast<const bfloat16*>(args.k) + kv_offset;
   const bfloat16* values = static_cast<const bfloat16*>(args.v) + kv_offset;
   const auto load_keys = [&](int64_t at) {
     const int stage = static_cast<int>(at % 2);
-    load_rows<kRows, kHead>(Tile(bytes + (1 + 2 * stage) * kTileBytes, kElems), keys, args.kv_stride, at * kRows, args.tokens);
-    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems), values, args.kv_stride, at * kRows, args.tokens);
+    load_rows<kRows, kHead>(Tile(bytes + (1 + 2 * stage) * kTileBytes, kElems), keys, args.kv_stride, at * kRows,
+                            args.tokens);
+    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems), values, args.kv_stride, at * kRows,
+                            args.tokens);
   };
-  load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
+  load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead,
+                          args.q_stride, begin, args.tokens);
   load_keys(0);
   ptx::copy_async_commit();
   const float scale = args.scale * kLog2E;
@@ -190,8 +199,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionForward args
     if (column == 0 && query < args.tokens)
       args.lse[(blockIdx.z * args.heads + head) * args.tokens + query] = largest[half] * args.scale + logf(sum[half]);
   }
-  store_rows<kHead>(static_cast<bfloat16*>(args.out) + sequence * args.out_stride + head * kHead, args.out_stride, begin + 16 * warp,
-                    args.tokens, out, factor);
+  store_rows<kHead>(static_cast<bfloat16*>(args.out) + sequence * args.out_stride + head * kHead, args.out_stride,
+                    begin + 16 * warp, args.tokens, out, factor);
 }
 
 /// A block per 64 queries: dq.
@@ -201,21 +210,27 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args,
   constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems;
   const Tile q(bytes, kElems), d(bytes + kTileBytes, kElems);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
-  const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z * args.tokens, begin = tile * kRows;
+  const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z * args.tokens,
+                begin = tile * kRows;
   const int64_t kv_offset = sequence * args.kv_stride + head / (args.heads / args.kv_heads) * kHead;
   const auto load_keys = [&](int64_t at) {
     const int stage = static_cast<int>(at % 2);
-    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems), static_cast<const bfloat16*>(args.k) + kv_offset, args.kv_stride, at * kRows, args.tokens);
-    load_rows<kRows, kHead>(Tile(bytes + (3 + 2 * stage) * kTileBytes, kElems), static_cast<const bfloat16*>(args.v) + kv_offset, args.kv_stride, at * kRows, args.tokens);
+    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems),
+                            static_cast<const bfloat16*>(args.k) + kv_offset, args.kv_stride, at * kRows, args.tokens);
+    load_rows<kRows, kHead>(Tile(bytes + (3 + 2 * stage) * kTileBytes, kElems),
+                            static_cast<const bfloat16*>(args.v) + kv_offset, args.kv_stride, at * kRows, args.tokens);
   };
-  load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
-  load_rows<kRows, kHead>(d, static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead, args.out_stride, begin, args.tokens);
+  load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead,
+                          args.q_stride, begin, args.tokens);
+  load_rows<kRows, kHead>(d, static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead,
+                          args.out_stride, begin, args.tokens);
   load_keys(0);
   ptx::copy_async_commit();
   float lse[2], slope[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t query = begin + 16 * warp + 8 * half + row, index = (blockIdx.z * args.heads + head) * args.tokens + query;
+    const int64_t query = begin + 16 * warp + 8 * half + row,
+                  index = (blockIdx.z * args.heads + head) * args.tokens + query;
     lse[half] = query < args.tokens ? args.lse[index] * kLog2E : kInfinity;
     slope[half] = query < args.tokens ? delta[index] : 0.0f;
   }
@@ -242,8 +257,8 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args,
     multiply_weights<kRows, kHead>(dq, slopes, k);
     __syncthreads();  // the next copies overwrite this stage
   }
-  store_rows<kHead>(static_cast<bfloat16*>(args.dq) + sequence * args.dq_stride + head * kHead, args.dq_stride, begin + 16 * warp,
-                    args.tokens, dq, {args.scale, args.scale});
+  store_rows<kHead>(static_cast<bfloat16*>(args.dq) + sequence * args.dq_stride + head * kHead, args.dq_stride,
+                    begin + 16 * warp, args.tokens, dq, {args.scale, args.scale});
 }
 
 /// A block per 64 keys: dk and dv, heads of the group in order. Scores are made transposed, a warp's keys down and
@@ -251,14 +266,21 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBackward args,
 template <int kHead, int kQueries>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
-  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems, kQueryElems = kQueries * kHead, kQueryBytes = 2 * kQueryElems;
+  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems, kQueryElems = kQueries * kHead,
+                kQueryBytes = 2 * kQueryElems;
   const Tile k(bytes, kElems), v(bytes + kTileBytes, kElems);
-  const auto queries_at = [&](int stage) { return Tile(bytes + 2 * kTileBytes + 2 * stage * kQueryBytes, kQueryElems); };
-  const auto gradients_at = [&](int stage) { return Tile(bytes + 2 * kTileBytes + (2 * stage + 1) * kQueryBytes, kQueryElems); };
+  const auto queries_at = [&](int stage) {
+    return Tile(bytes + 2 * kTileBytes + 2 * stage * kQueryBytes, kQueryElems);
+  };
+  const auto gradients_at = [&](int stage) {
+    return Tile(bytes + 2 * kTileBytes + (2 * stage + 1) * kQueryBytes, kQueryElems);
+  };
   unsigned char* const behind = bytes + 2 * kTileBytes + 4 * kQueryBytes;
   const Shared<float> lses(behind, 2 * kQueries), deltas(behind + 8 * kQueries, 2 * kQueries);  // of both stages
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
-  const int64_t key_begin = int64_t{blockIdx.x} * kRows, kv_head = blockIdx.y, sequence = blockIdx.z * args.tokens, group = args.heads / args.kv_heads;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, row = lane_of() / 4,
+            column = 2 * (lane_of() % 4);
+  const int64_t key_begin = int64_t{blockIdx.x} * kRows, kv_head = blockIdx.y, sequence = blockIdx.z * args.tokens,
+                group = args.heads / args.kv_heads;
   const int64_t kv_offset = sequence * args.kv_stride + kv_head * kHead;
   const int64_t per_head = (args.tokens - key_begin + kQueries - 1) / kQueries, steps = group * per_head;
   const auto begin_of = [&](int64_t step) { return key_begin + step % per_head * kQueries; };
@@ -266,8 +288,12 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBackward args, c
   const auto load_queries = [&](int64_t step) {
     const int stage = static_cast<int>(step % 2);
     const int64_t head = kv_head * group + step / per_head, begin = begin_of(step);
-    load_rows<kQueries, kHead>(queries_at(stage), static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead, args.q_stride, begin, args.tokens);
-    load_rows<kQueries, kHead>(gradients_at(stage), static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead, args.out_stride, begin, args.tokens);
+    load_rows<kQueries, kHead>(queries_at(stage),
+                               static_cast<const bfloat16*>(args.q) + sequence * args.q_stride + head * kHead,
+                               args.q_stride, begin, args.tokens);
+    load_rows<kQueries, kHead>(gradients_at(stage),
+                               static_cast<const bfloat16*>(args.dout) + sequence * args.out_stride + head * kHead,
+                               args.out_stride, begin, args.tokens);
     if (thread < kQueries) {
       const int64_t index = (blockIdx.z * args.heads + head) * args.tokens + begin + thread;
       next_lse = begin + thread < args.tokens ? args.lse[index] * kLog2E : kInfinity;
@@ -312,18 +338,21 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBackward args, c
     __syncthreads();  // the next copies overwrite this stage
   }
   const int64_t offset = sequence * args.dkv_stride + kv_head * kHead;
-  store_rows<kHead>(static_cast<bfloat16*>(args.dk) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dk, {args.scale, args.scale});
-  store_rows<kHead>(static_cast<bfloat16*>(args.dv) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dv, {1.0f, 1.0f});
+  store_rows<kHead>(static_cast<bfloat16*>(args.dk) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dk,
+                    {args.scale, args.scale});
+  store_rows<kHead>(static_cast<bfloat16*>(args.dv) + offset, args.dkv_stride, key_begin + 16 * warp, args.tokens, dv,
+                    {1.0f, 1.0f});
 }
 
 template <typename Args>
 bool fits(const Args& args) {
-  return args.dtype == DType::bf16 && (args.head_dim == 64 || args.head_dim == 128) && args.q_stride % 8 == 0 && args.kv_stride % 8 == 0 &&
-         args.out_stride % 8 == 0 && all_aligned(args.q, args.k, args.v, args.out);
+  return args.dtype == DType::bf16 && (args.head_dim == 64 || args.head_dim == 128) && args.q_stride % 8 == 0 &&
+         args.kv_stride % 8 == 0 && args.out_stride % 8 == 0 && all_aligned(args.q, args.k, args.v, args.out);
 }
 
 dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
-  return dim3(static_cast<unsigned>(blocks_for(tokens, kRows)), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
+  return dim3(static_cast<unsigned>(blocks_for(tokens, kRows)), static_cast<unsigned>(heads),
+              static_cast<unsigned>(batch));
 }
 
 template <int kHead>
@@ -331,9 +360,10 @@ void run_backward(const LaunchContext& context, const AttentionBackward& args, c
   constexpr size_t kTileBytes = size_t{2} * kRows * kHead;
   // Wide heads take half of the queries: dk and dv fill half of the registers.
   constexpr int kQueries = kHead == 64 ? 64 : 32;
-  launch(stream_of(context), key_kernel<kHead, kQueries>, grid_of(args.tokens, args.kv_heads, args.batch), dim3(kThreads),
-         2 * kTileBytes + 2 * (size_t{4} * kQueries * kHead + size_t{8} * kQueries), args, delta);
-  launch(stream_of(context), query_kernel<kHead>, grid_of(args.tokens, args.heads, args.batch), dim3(kThreads), 6 * kTileBytes, args, delta);
+  launch(stream_of(context), key_kernel<kHead, kQueries>, grid_of(args.tokens, args.kv_heads, args.batch),
+         dim3(kThreads), 2 * kTileBytes + 2 * (size_t{4} * kQueries * kHead + size_t{8} * kQueries), args, delta);
+  launch(stream_of(context), query_kernel<kHead>, grid_of(args.tokens, args.heads, args.batch), dim3(kThreads),
+         6 * kTileBytes, args, delta);
 }
 
 }  // namespace
@@ -342,13 +372,17 @@ bool attention_forward_mma(LaunchContext& context, const AttentionForward& args)
   if (!fits(args)) return false;
   const dim3 grid = grid_of(args.tokens, args.heads, args.batch);
   const size_t shared_bytes = size_t{5} * 2 * kRows * static_cast<size_t>(args.head_dim);
-  if (args.head_dim == 64) launch(stream_of(context), forward_kernel<64>, grid, dim3(kThreads), shared_bytes, args);
-  else launch(stream_of(context), forward_kernel<128>, grid, dim3(kThreads), shared_bytes, args);
+  if (args.head_dim == 64)
+    launch(stream_of(context), forward_kernel<64>, grid, dim3(kThreads), shared_bytes, args);
+  else
+    launch(stream_of(context), forward_kernel<128>, grid, dim3(kThreads), shared_bytes, args);
   return true;
 }
 
 bool attention_backward_mma(LaunchContext& context, const AttentionBackward& args, const float* delta) {
-  if (!fits(args) || args.dq_stride % 8 != 0 || args.dkv_stride % 8 != 0 || !all_aligned(args.dout, args.dq, args.dk, args.dv)) return false;
+  if (!fits(args) || args.dq_stride % 8 != 0 || args.dkv_stride % 8 != 0 ||
+      !all_aligned(args.dout, args.dq, args.dk, args.dv))
+    return false;
   args.head_dim == 64 ? run_backward<64>(context, args, delta) : run_backward<128>(context, args, delta);
   return true;
 }

@@ -17,12 +17,8 @@ constexpr int kTileRows = 6;
 constexpr int kTileCols = 2 * kLanes;
 constexpr int kHeadDimMax = 256;  // kAttentionHeadDimMax
 
-inline int64_t padded(int64_t head_dim) {
-  return (head_dim + kTileCols - 1) / kTileCols * kTileCols;
-}
-inline int64_t least(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
+inline int64_t padded(int64_t head_dim) { return (head_dim + kTileCols - 1) / kTileCols * kTileCols; }
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /// The left side of a product: element (i, k) is at data[i * row + k * kColumn]. The step from column to column is a
 /// type's, as GCC otherwise makes two loops and moves all accumulators between them.
@@ -125,7 +121,8 @@ inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int6
       __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
 }
 
-/// Asks for q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's queries.
+/// Asks for q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's
+/// queries.
 template <typename T, typename Args>
 inline void prefetch_block(const Args& args, const AttentionBlock& block, int64_t index) {
   const int64_t tiles = (block.queries + kBlock - 1) / kBlock;
@@ -136,7 +133,8 @@ inline void prefetch_block(const Args& args, const AttentionBlock& block, int64_
   const int64_t rows = least(kBlock, block.queries - begin);
   const int64_t row = sequence * args.tokens + block.first_query + begin;
   const int64_t keys = least(kBlock, block.keys - begin);
-  const int64_t kv_offset = (sequence * args.tokens + block.first_key + begin) * args.kv_stride + head / (args.heads / args.kv_heads) * args.head_dim;
+  const int64_t kv_offset = (sequence * args.tokens + block.first_key + begin) * args.kv_stride +
+                            head / (args.heads / args.kv_heads) * args.head_dim;
   prefetch_rows<T>(args.q, row * args.q_stride + head * args.head_dim, args.q_stride, rows, args.head_dim);
   prefetch_rows<T>(args.k, kv_offset, args.kv_stride, keys, args.head_dim);
   prefetch_rows<T>(args.v, kv_offset, args.kv_stride, keys, args.head_dim);

@@ -34,8 +34,6 @@ Cost cast_cost(const Cast& args) {
           bytes_of(args.elems, args.from_dtype) + bytes_of(args.elems, args.to_dtype)};
 }
 
-Cost add_cost(const Add& args) {
-  return {args.elems, 12 * args.elems};
-}
+Cost add_cost(const Add& args) { return {args.elems, 12 * args.elems}; }
 
 }  // namespace slipstream::kernels

@@ -19,7 +19,8 @@ struct Sum {
 void cast_cuda(LaunchContext& context, const Cast& args) {
   for_dtype(args.from_dtype, [&](auto from) {
     for_dtype(args.to_dtype, [&](auto to) {
-      map(context, args.elems, static_cast<const decltype(from)*>(args.from), static_cast<decltype(to)*>(args.to), Same{});
+      map(context, args.elems, static_cast<const decltype(from)*>(args.from), static_cast<decltype(to)*>(args.to),
+          Same{});
     });
   });
 }

@@ -10,7 +10,8 @@ namespace slipstream::kernels {
 namespace {
 
 /// False: there is nothing to do.
-bool check(std::string_view op, int64_t rows, int64_t width, std::string_view stride_name, int64_t stride, DType dtype) {
+bool check(std::string_view op, int64_t rows, int64_t width, std::string_view stride_name, int64_t stride,
+           DType dtype) {
   require_activation_dtype(op, dtype);
   require_at_least(op, "rows", rows, 0);
   require_at_least(op, "width", width, 0);

@@ -17,8 +17,10 @@ __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
   if (index >= args.rows * args.width) return;
   T* to = static_cast<T*>(args.to) + index;
   const T* from = static_cast<const T*>(args.from) + index / args.width * args.from_stride + index % args.width;
-  if constexpr (kAligned) ptx::store_16(to, ptx::load_16(from));
-  else *to = *from;
+  if constexpr (kAligned)
+    ptx::store_16(to, ptx::load_16(from));
+  else
+    *to = *from;
 }
 
 /// A thread per pack of a row.
@@ -42,18 +44,22 @@ dim3 grid_of(int64_t threads) { return dim3(static_cast<unsigned>(blocks_for(thr
 void columns_take_cuda(LaunchContext& context, const ColumnsTake& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    for_flag(args.width % kPack<T> == 0 && args.from_stride % kPack<T> == 0 && all_aligned(args.from, args.to), [&](auto aligned) {
-      launch(stream_of(context), take_kernel<aligned.value, T>, grid_of(args.rows * args.width / (aligned.value ? kPack<T> : 1)), dim3(kThreads), 0, args);
-    });
+    for_flag(args.width % kPack<T> == 0 && args.from_stride % kPack<T> == 0 && all_aligned(args.from, args.to),
+             [&](auto aligned) {
+               launch(stream_of(context), take_kernel<aligned.value, T>,
+                      grid_of(args.rows * args.width / (aligned.value ? kPack<T> : 1)), dim3(kThreads), 0, args);
+             });
   });
 }
 
 void columns_sum_cuda(LaunchContext& context, const ColumnsSum& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    for_flag(args.width % kPack<T> == 0 && args.to_stride % kPack<T> == 0 && all_aligned(args.a, args.b, args.to), [&](auto aligned) {
-      launch(stream_of(context), sum_kernel<aligned.value, T>, grid_of(args.rows * blocks_for(args.width, kPack<T>)), dim3(kThreads), 0, args);
-    });
+    for_flag(args.width % kPack<T> == 0 && args.to_stride % kPack<T> == 0 && all_aligned(args.a, args.b, args.to),
+             [&](auto aligned) {
+               launch(stream_of(context), sum_kernel<aligned.value, T>,
+                      grid_of(args.rows * blocks_for(args.width, kPack<T>)), dim3(kThreads), 0, args);
+             });
   });
 }
 

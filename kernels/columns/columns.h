@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Columns of wider rows as rows of their own, and back: what travels of a packed activation, and the sum that comes home.
+// Columns of wider rows as rows of their own, and back: what travels of a packed activation, and the sum that comes
+// home.
 
 #include <cstdint>
 

@@ -18,7 +18,8 @@ void sum(LaunchContext& context, const ColumnsSum& args) {
       const float* const a = args.a + row * args.width;
       const float* const b = args.b + row * args.width;
       T* const to = static_cast<T*>(args.to) + row * args.to_stride;
-      for_vectors(0, args.width, [&](auto lanes, int64_t j) { lanes.store(to + j, lanes.load(a + j) + lanes.load(b + j)); });
+      for_vectors(0, args.width,
+                  [&](auto lanes, int64_t j) { lanes.store(to + j, lanes.load(a + j) + lanes.load(b + j)); });
     }
   });
 }
@@ -29,7 +30,8 @@ void columns_take_cpu(LaunchContext& context, const ColumnsTake& args) {
   const int64_t elem_bytes = size_of(args.dtype), row_bytes = args.width * elem_bytes;
   context.parallel_for(args.rows, 1 + kGrainElems / args.width, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
-      std::memcpy(static_cast<char*>(args.to) + row * row_bytes, static_cast<const char*>(args.from) + row * args.from_stride * elem_bytes,
+      std::memcpy(static_cast<char*>(args.to) + row * row_bytes,
+                  static_cast<const char*>(args.from) + row * args.from_stride * elem_bytes,
                   static_cast<size_t>(row_bytes));
   });
 }

@@ -27,7 +27,8 @@ Isa choose() {
   for (Isa candidate : {Isa::baseline, Isa::avx2, Isa::avx512})
     if (name_of(candidate) == asked) {
       if (candidate > best())
-        throw ConfigError("[kernels] SLIPSTREAM_ISA={} cannot run here: this CPU has {}. Unset it.", asked, name_of(best()));
+        throw ConfigError("[kernels] SLIPSTREAM_ISA={} cannot run here: this CPU has {}. Unset it.", asked,
+                          name_of(best()));
       return candidate;
     }
   throw ConfigError("[kernels] SLIPSTREAM_ISA={} is none of baseline, avx2, avx512.", asked);
@@ -42,9 +43,12 @@ Isa isa() {
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
-    case Isa::baseline: return "baseline";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
+    case Isa::baseline:
+      return "baseline";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
   }
   return "?";
 }

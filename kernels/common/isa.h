@@ -17,21 +17,27 @@ std::string_view name_of(Isa isa);
 
 /// Declares the CPU functions of an op for every instruction set:
 ///   SLIP_DECLARE_PER_ISA(void gelu_backward_cpu(LaunchContext& context, const GeluBackward& args);)
-#define SLIP_DECLARE_PER_ISA(...)          \
-  namespace isa_baseline { __VA_ARGS__ }   \
-  namespace isa_avx2 { __VA_ARGS__ }       \
-  namespace isa_avx512 { __VA_ARGS__ }
+#define SLIP_DECLARE_PER_ISA(...) \
+  namespace isa_baseline {        \
+  __VA_ARGS__                     \
+  }                               \
+  namespace isa_avx2 {            \
+  __VA_ARGS__                     \
+  }                               \
+  namespace isa_avx512 {          \
+  __VA_ARGS__                     \
+  }
 
 /// Calls the function of the chosen set: SLIP_CALL_ISA(gelu_backward_cpu(context, args));
-#define SLIP_CALL_ISA(call)                                  \
-  switch (::slipstream::kernels::isa()) {                    \
-    case ::slipstream::kernels::Isa::avx512:                 \
-      isa_avx512::call;                                      \
-      break;                                                 \
-    case ::slipstream::kernels::Isa::avx2:                   \
-      isa_avx2::call;                                        \
-      break;                                                 \
-    case ::slipstream::kernels::Isa::baseline:               \
-      isa_baseline::call;                                    \
-      break;                                                 \
+#define SLIP_CALL_ISA(call)                    \
+  switch (::slipstream::kernels::isa()) {      \
+    case ::slipstream::kernels::Isa::avx512:   \
+      isa_avx512::call;                        \
+      break;                                   \
+    case ::slipstream::kernels::Isa::avx2:     \
+      isa_avx2::call;                          \
+      break;                                   \
+    case ::slipstream::kernels::Isa::baseline: \
+      isa_baseline::call;                      \
+      break;                                   \
   }

@@ -32,9 +32,7 @@ inline Vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-inline void store(float* p, Vf v) {
-  std::memcpy(p, &v, sizeof v);
-}
+inline void store(float* p, Vf v) { std::memcpy(p, &v, sizeof v); }
 
 inline Vf load(const bfloat16* p) {
   Vh half;
@@ -93,19 +91,11 @@ inline float max(Vf v) {
 }
 /// Where a or b is NaN these give b. GCC does not find the one instruction in a > b ? a : b.
 #if SLIP_VECTOR_BYTES == 32 && defined(__AVX2__)
-inline Vf max(Vf a, Vf b) {
-  return _mm256_max_ps(a, b);
-}
-inline Vf min(Vf a, Vf b) {
-  return _mm256_min_ps(a, b);
-}
+inline Vf max(Vf a, Vf b) { return _mm256_max_ps(a, b); }
+inline Vf min(Vf a, Vf b) { return _mm256_min_ps(a, b); }
 #else
-inline Vf max(Vf a, Vf b) {
-  return a > b ? a : b;
-}
-inline Vf min(Vf a, Vf b) {
-  return a < b ? a : b;
-}
+inline Vf max(Vf a, Vf b) { return a > b ? a : b; }
+inline Vf min(Vf a, Vf b) { return a < b ? a : b; }
 #endif
 
 /// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 polynomial for e^r, scaled by 2^n.

@@ -45,9 +45,7 @@ inline void for_vectors(int64_t begin, int64_t end, Body body) {
 }
 
 /// v as it is after a store to T and a load.
-inline Vf rounded_to(const float*, Vf v) {
-  return v;
-}
+inline Vf rounded_to(const float*, Vf v) { return v; }
 inline Vf rounded_to(const bfloat16*, Vf v) {
   const Vu u = reinterpret_cast<Vu>(v);
   const Vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;

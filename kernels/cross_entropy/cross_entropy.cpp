@@ -5,8 +5,8 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
+#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 

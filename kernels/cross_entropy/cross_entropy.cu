@@ -34,7 +34,8 @@ __device__ __forceinline__ Softmax warp_merged(Softmax mine) {
 
 /// Maximum and sum of a row, the same on all threads of the block.
 template <bool kAligned, typename T>
-__device__ __forceinline__ Softmax softmax_of(const T* logits, int64_t vocab, const Shared<float>& largests, const Shared<float>& sums) {
+__device__ __forceinline__ Softmax softmax_of(const T* logits, int64_t vocab, const Shared<float>& largests,
+                                              const Shared<float>& sums) {
   Softmax mine = {kLowest, 0.0f};
   for (int64_t column = threadIdx.x * kPack<T>; column < vocab; column += kThreads * kPack<T>) {
     float x[kPack<T>];
@@ -90,7 +91,8 @@ __global__ void __launch_bounds__(kThreads) part_kernel(CrossEntropyPart args) {
   __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
   const int64_t row = blockIdx.x;
   const T* logits = static_cast<const T*>(args.logits) + row * args.stride;
-  const Softmax all = softmax_of<kAligned>(logits, args.vocab, Shared<float>(largest_storage), Shared<float>(sum_storage));
+  const Softmax all =
+      softmax_of<kAligned>(logits, args.vocab, Shared<float>(largest_storage), Shared<float>(sum_storage));
   if (threadIdx.x != 0) return;
   const int64_t target = args.targets[row] - args.first;
   double* part = args.parts + row * kCrossEntropyPartElems;
@@ -98,7 +100,9 @@ __global__ void __launch_bounds__(kThreads) part_kernel(CrossEntropyPart args) {
   part[1] = static_cast<double>(all.sum);
   // A target that no rank can have makes the loss NaN, as in row_kernel.
   const bool known = args.targets[row] >= 0 && args.targets[row] < args.whole_vocab;
-  part[2] = target >= 0 && target < args.vocab ? static_cast<double>(to_float(logits[target])) : known ? 0.0 : static_cast<double>(__uint_as_float(0x7fffffffu));
+  part[2] = target >= 0 && target < args.vocab ? static_cast<double>(to_float(logits[target]))
+            : known                            ? 0.0
+                                               : static_cast<double>(__uint_as_float(0x7fffffffu));
 }
 
 template <bool kAligned, typename T>
@@ -111,7 +115,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(CrossEntropyMerge args)
     all = merged(all, {static_cast<float>(part[0]), static_cast<float>(part[1])});
     logit += part[2];
   }
-  if (threadIdx.x == 0) args.row_losses[row] = logf(all.sum) + static_cast<float>(static_cast<double>(all.largest) - logit);
+  if (threadIdx.x == 0)
+    args.row_losses[row] = logf(all.sum) + static_cast<float>(static_cast<double>(all.largest) - logit);
   if (!args.backward) return;
   const int64_t target = args.targets[row] - args.first;
   T* logits = static_cast<T*>(args.logits) + row * args.stride;
@@ -153,7 +158,8 @@ void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args) {
     for_dtype(args.dtype, [&](auto type) {
       using T = decltype(type);
       for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
-        launch(stream_of(context), row_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
+        launch(stream_of(context), row_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads),
+               0, args);
       });
     });
   launch(stream_of(context), sum_kernel, dim3(1), dim3(kSumThreads), 0, args.row_losses, args.rows, args.loss_sum);
@@ -163,7 +169,8 @@ void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& arg
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
-      launch(stream_of(context), part_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
+      launch(stream_of(context), part_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads),
+             0, args);
     });
   });
 }
@@ -173,7 +180,8 @@ void cross_entropy_merge_cuda(LaunchContext& context, const CrossEntropyMerge& a
     for_dtype(args.dtype, [&](auto type) {
       using T = decltype(type);
       for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
-        launch(stream_of(context), merge_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads), 0, args);
+        launch(stream_of(context), merge_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)),
+               dim3(kThreads), 0, args);
       });
     });
   launch(stream_of(context), sum_kernel, dim3(1), dim3(kSumThreads), 0, args.row_losses, args.rows, args.loss_sum);

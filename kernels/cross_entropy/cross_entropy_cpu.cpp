@@ -93,7 +93,8 @@ Normalizer normalize(const T* x, int64_t elems) {
 
 /// Logits become the gradient. `target`: a column of x, or none if it is outside [0, vocab).
 template <typename T>
-void write_gradient(T* x, int64_t vocab, int64_t stride, int64_t target, double logit, const Normalizer& n, float gradient_scale) {
+void write_gradient(T* x, int64_t vocab, int64_t stride, int64_t target, double logit, const Normalizer& n,
+                    float gradient_scale) {
   const float scale = static_cast<float>(static_cast<double>(gradient_scale) / n.sum);
   int64_t i = 0;
   for (; i + kLanes <= vocab; i += kLanes) store(x + i, exp_nonpositive(load(x + i) - n.max) * scale);
@@ -145,7 +146,8 @@ void merge_row(const CrossEntropyMerge& args, int64_t row) {
     if (part(rank)[1] != 0.0) n.sum += part(rank)[1] * __builtin_exp(part(rank)[0] - static_cast<double>(n.max));
   args.row_losses[row] = loss_of(n, logit);
   T* x = static_cast<T*>(args.logits) + row * args.stride;
-  if (args.backward) write_gradient(x, args.vocab, args.stride, args.targets[row] - args.first, logit, n, args.gradient_scale);
+  if (args.backward)
+    write_gradient(x, args.vocab, args.stride, args.targets[row] - args.first, logit, n, args.gradient_scale);
 }
 
 template <typename Args, typename Row>
@@ -164,11 +166,14 @@ void cross_entropy_cpu(LaunchContext& context, const CrossEntropy& args) {
 }
 
 void cross_entropy_part_cpu(LaunchContext& context, const CrossEntropyPart& args) {
-  for_rows(context, args, [&](int64_t row) { args.dtype == DType::f32 ? part_row<float>(args, row) : part_row<bfloat16>(args, row); });
+  for_rows(context, args,
+           [&](int64_t row) { args.dtype == DType::f32 ? part_row<float>(args, row) : part_row<bfloat16>(args, row); });
 }
 
 void cross_entropy_merge_cpu(LaunchContext& context, const CrossEntropyMerge& args) {
-  for_rows(context, args, [&](int64_t row) { args.dtype == DType::f32 ? merge_row<float>(args, row) : merge_row<bfloat16>(args, row); });
+  for_rows(context, args, [&](int64_t row) {
+    args.dtype == DType::f32 ? merge_row<float>(args, row) : merge_row<bfloat16>(args, row);
+  });
 }
 
 }  // namespace slipstream::kernels::SLIP_ISA

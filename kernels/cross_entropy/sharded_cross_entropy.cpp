@@ -18,7 +18,9 @@ void require_sizes(const char* op, const Args& args, DeviceKind kind) {
   require_at_least(op, "vocab", args.vocab, 0);
   require_at_least(op, "first", args.first, 0);
   require_activation_dtype(op, args.dtype);
-  if (args.stride < args.vocab) throw ShapeError("[{}] rows of logits overlap: got stride = {}, need at least vocab = {}.", op, args.stride, args.vocab);
+  if (args.stride < args.vocab)
+    throw ShapeError("[{}] rows of logits overlap: got stride = {}, need at least vocab = {}.", op, args.stride,
+                     args.vocab);
   if (args.rows > 0) require_pointers(op, {args.logits, args.targets, args.parts});
 }
 
@@ -30,8 +32,10 @@ void cross_entropy_part(LaunchContext& context, const CrossEntropyPart& args) {
   if (context.kind == DeviceKind::cuda) return cross_entropy_part_cuda(context, args);
   for (int64_t row = 0; row < args.rows; ++row)
     if (args.targets[row] < 0 || args.targets[row] >= args.whole_vocab)
-      throw DataError("[cross_entropy] target {} of row {} is outside the vocabulary of {}. Tokenize the data again with the model's tokenizer.",
-                      args.targets[row], row, args.whole_vocab);
+      throw DataError(
+          "[cross_entropy] target {} of row {} is outside the vocabulary of {}. Tokenize the data again with the "
+          "model's tokenizer.",
+          args.targets[row], row, args.whole_vocab);
   SLIP_CALL_ISA(cross_entropy_part_cpu(context, args))
 }
 

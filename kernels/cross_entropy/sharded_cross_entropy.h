@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Softmax cross-entropy over a vocabulary that several ranks share out: each has some columns of the logits and no rank ever has them all.
+// Softmax cross-entropy over a vocabulary that several ranks share out: each has some columns of the logits and no rank
+// ever has them all.
 //
-//   part:   what a rank knows of a row: {max of its logits, sum of e^(logit - max), its logit of the target or 0}; {-inf, 0, 0} without columns
-//   merge:  from the parts of all ranks, in rank order, the row's loss; with `backward` the gradient of this rank's logits, in their place
-// Between the two the parts travel, 24 bytes a row and rank. Formulas, types and order of sums as in cross_entropy.h; merging the parts is the online
-// normalizer of Milakov & Gimelshein 2018. Bits do not depend on the number of threads; that of ranks changes the order of additions.
+//   part:   what a rank knows of a row: {max of its logits, sum of e^(logit - max), its logit of the target or 0};
+//           {-inf, 0, 0} without columns
+//   merge:  from the parts of all ranks, in rank order, the row's loss; with `backward` the gradient of this rank's
+//           logits, in their place
+// Between the two the parts travel, 24 bytes a row and rank. Formulas, types and order of sums as in cross_entropy.h;
+// merging the parts is the online normalizer of Milakov & Gimelshein 2018. Bits do not depend on the number of threads;
+// that of ranks changes the order of additions.
 
 #include <cstdint>
 
@@ -20,7 +24,8 @@ struct CrossEntropyPart {
   const void* logits = nullptr;      // [rows, stride] of `dtype`
   const int32_t* targets = nullptr;  // [rows], each in [0, whole_vocab)
   double* parts = nullptr;           // [rows, kCrossEntropyPartElems]
-  int64_t rows = 0, vocab = 0, stride = 0;  // columns 0..vocab are tokens first..first + vocab; vocab..stride is padding
+  int64_t rows = 0, vocab = 0,
+          stride = 0;  // columns 0..vocab are tokens first..first + vocab; vocab..stride is padding
   int64_t first = 0, whole_vocab = 0;
   DType dtype = DType::f32;
 };
@@ -38,8 +43,8 @@ struct CrossEntropyMerge {
   bool backward = true;
 };
 
-/// Enqueue on cuda, block on cpu. Throw: ShapeError (sizes, dtype, null operand), DataError (a target outside the vocabulary, before anything is
-/// written), ResourceError (device).
+/// Enqueue on cuda, block on cpu. Throw: ShapeError (sizes, dtype, null operand), DataError (a target outside the
+/// vocabulary, before anything is written), ResourceError (device).
 void cross_entropy_part(LaunchContext& context, const CrossEntropyPart& args);
 void cross_entropy_merge(LaunchContext& context, const CrossEntropyMerge& args);
 

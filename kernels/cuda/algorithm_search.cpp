@@ -16,7 +16,10 @@ constexpr size_t kNoiseBytes = size_t{1} << 20;
 
 class Memory {
  public:
-  explicit Memory(int64_t size_bytes) { cuda_check(cudaMalloc(&block_, static_cast<size_t>(std::max<int64_t>(size_bytes, 256))), "taking memory to time products in"); }
+  explicit Memory(int64_t size_bytes) {
+    cuda_check(cudaMalloc(&block_, static_cast<size_t>(std::max<int64_t>(size_bytes, 256))),
+               "taking memory to time products in");
+  }
   ~Memory() { cudaFree(block_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -63,12 +66,14 @@ class Stopwatch {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-/// Several sets of the operands of one product, filled with noise: zeros and operands in the cache run faster than they will.
+/// Several sets of the operands of one product, filled with noise: zeros and operands in the cache run faster than they
+/// will.
 class Operands {
  public:
   Operands(const ProductShape& p, int64_t rotate_bytes, cudaStream_t stream)
-      : product_(p), sizes_{bytes(p.a_transposed ? p.m : p.k, p.a_ld, p.in), bytes(p.b_transposed ? p.k : p.n, p.b_ld, p.in), bytes(p.n, p.d_ld, p.out),
-                            bytes(1, std::max(p.m, p.n), DType::f32), bytes(p.n, p.d_ld, p.in)} {
+      : product_(p),
+        sizes_{bytes(p.a_transposed ? p.m : p.k, p.a_ld, p.in), bytes(p.b_transposed ? p.k : p.n, p.b_ld, p.in),
+               bytes(p.n, p.d_ld, p.out), bytes(1, std::max(p.m, p.n), DType::f32), bytes(p.n, p.d_ld, p.in)} {
     for (int64_t size : sizes_) set_bytes_ += size;
     sets_ = static_cast<int>(std::clamp<int64_t>(rotate_bytes / set_bytes_, 2, 64));
     memory_ = std::make_unique<Memory>(sets_ * set_bytes_);
@@ -79,8 +84,11 @@ class Operands {
       word = 0x3c003c00u | (state >> 8 & 0x83ff83ffu);  // small values in float and in both bfloat16 halves
     }
     for (int64_t at = 0; at < sets_ * set_bytes_; at += static_cast<int64_t>(kNoiseBytes))
-      cuda_check(cudaMemcpyAsync(memory_->data() + at, noise.data(), static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(kNoiseBytes), sets_ * set_bytes_ - at)),
-                                 cudaMemcpyHostToDevice, stream), "filling operands");
+      cuda_check(cudaMemcpyAsync(
+                     memory_->data() + at, noise.data(),
+                     static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(kNoiseBytes), sets_ * set_bytes_ - at)),
+                     cudaMemcpyHostToDevice, stream),
+                 "filling operands");
     cuda_check(cudaStreamSynchronize(stream), "filling operands");
   }
 
@@ -90,8 +98,20 @@ class Operands {
     unsigned char* at[5];
     unsigned char* next = memory_->data() + call % sets_ * set_bytes_;
     for (size_t i = 0; i < sizes_.size(); next += sizes_[i++]) at[i] = next;
-    Gemm args{.a = at[0], .b = at[1], .d = at[2], .m = p.m, .n = p.n, .k = p.k, .a_ld = p.a_ld, .b_ld = p.b_ld, .d_ld = p.d_ld,
-              .a_transposed = p.a_transposed, .b_transposed = p.b_transposed, .in = p.in, .out = p.out, .accumulate = p.accumulate};
+    Gemm args{.a = at[0],
+              .b = at[1],
+              .d = at[2],
+              .m = p.m,
+              .n = p.n,
+              .k = p.k,
+              .a_ld = p.a_ld,
+              .b_ld = p.b_ld,
+              .d_ld = p.d_ld,
+              .a_transposed = p.a_transposed,
+              .b_transposed = p.b_transposed,
+              .in = p.in,
+              .out = p.out,
+              .accumulate = p.accumulate};
     if (p.epilogue == Epilogue::bias || p.epilogue == Epilogue::gelu_bias) args.bias = at[3];
     if (p.epilogue == Epilogue::bias_gradient) args.b_sums = at[3];
     if (p.epilogue == Epilogue::gelu || p.epilogue == Epilogue::gelu_bias) args.pre_gelu = at[4];
@@ -100,7 +120,9 @@ class Operands {
   }
 
  private:
-  static int64_t bytes(int64_t columns, int64_t ld, DType dtype) { return (bytes_of(columns * ld, dtype) + 255) / 256 * 256; }
+  static int64_t bytes(int64_t columns, int64_t ld, DType dtype) {
+    return (bytes_of(columns * ld, dtype) + 255) / 256 * 256;
+  }
 
   ProductShape product_;
   std::array<int64_t, 5> sizes_;
@@ -118,25 +140,35 @@ double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operan
     });
   };
   if (p.epilogue == Epilogue::gelu_gradient)
-    return us([&](const Gemm& g) { gelu_backward_cuda(context, {.dy = g.d, .x = g.gelu_input, .dx = g.d, .elems = p.m * p.n, .dtype = p.out}); });
+    return us([&](const Gemm& g) {
+      gelu_backward_cuda(context, {.dy = g.d, .x = g.gelu_input, .dx = g.d, .elems = p.m * p.n, .dtype = p.out});
+    });
   const auto sums = [&](int64_t rows) {
     return us([&](const Gemm& g) {
-      matmul_backward_weight_cuda(context, {.dy = g.b, .dbias = static_cast<float*>(g.b_sums), .rows = rows, .out = p.n, .dtype = p.in,
-                                            .accumulate = p.accumulate, .dy_stride = p.b_ld});
+      matmul_backward_weight_cuda(context, {.dy = g.b,
+                                            .dbias = static_cast<float*>(g.b_sums),
+                                            .rows = rows,
+                                            .out = p.n,
+                                            .dtype = p.in,
+                                            .accumulate = p.accumulate,
+                                            .dy_stride = p.b_ld});
     });
   };
   return sums(p.k) - (p.accumulate ? sums(0) : 0);
 }
 
 /// The fastest of the library's candidates; us infinite if none runs.
-TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& product, const SearchOptions& options) {
+TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& product,
+                       const SearchOptions& options) {
   const lt::Tools tools = lt::tools_of(context);
   const lt::Described described(operands.gemm(0));
   TimedAlgorithm best{.us = std::numeric_limits<double>::infinity()};
-  for (const cublasLtMatmulAlgo_t& candidate : described.candidates(tools.handle, product.alignment_bytes, options.candidates)) {
+  for (const cublasLtMatmulAlgo_t& candidate :
+       described.candidates(tools.handle, product.alignment_bytes, options.candidates)) {
     const double us = watch.us_of(options.rounds, operands.sets(), [&](int i) {
       const Gemm args = operands.gemm(i);
-      return lt::Described(args).launch(tools.handle, args, candidate, tools.workspace, stream_of(context)) == CUBLAS_STATUS_SUCCESS;
+      return lt::Described(args).launch(tools.handle, args, candidate, tools.workspace, stream_of(context)) ==
+             CUBLAS_STATUS_SUCCESS;
     });
     if (best.first_us == 0) best.first_us = us;
     if (us < best.us) best.us = us, best.algorithm = lt::bits_of(candidate);
@@ -147,7 +179,8 @@ TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands&
 
 }  // namespace
 
-AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products, const SearchOptions& options,
+AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products,
+                                 const SearchOptions& options,
                                  const std::function<void(const ProductShape&, const TimedAlgorithm&)>& said) {
   AlgorithmTable table(gemm_library());
   Stopwatch watch(stream_of(context));
@@ -159,7 +192,8 @@ AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<Produ
       ProductShape plain = product;
       plain.epilogue = Epilogue::none;
       const Operands plain_operands(plain, options.rotate_bytes, stream_of(context));
-      timed.apart_us = fastest(context, watch, plain_operands, plain, options).us + apart_us(context, watch, operands, product, options.rounds);
+      timed.apart_us = fastest(context, watch, plain_operands, plain, options).us +
+                       apart_us(context, watch, operands, product, options.rounds);
     }
     table.set(product, timed);
     if (said) said(product, timed);

@@ -27,10 +27,12 @@ std::string hex_of(const AlgorithmBits& bits) {
 
 AlgorithmBits bits_of(const std::string& text, const std::string& what) {
   AlgorithmBits bits = {};
-  if (text.size() != 16 * bits.size()) throw DataError("{}: an algorithm has {} digits, need {}.", what, text.size(), 16 * bits.size());
+  if (text.size() != 16 * bits.size())
+    throw DataError("{}: an algorithm has {} digits, need {}.", what, text.size(), 16 * bits.size());
   for (size_t w = 0; w < bits.size(); ++w) {
     const char* begin = text.data() + 16 * w;
-    if (std::from_chars(begin, begin + 16, bits[w], 16).ptr != begin + 16) throw DataError("{}: an algorithm is not hexadecimal.", what);
+    if (std::from_chars(begin, begin + 16, bits[w], 16).ptr != begin + 16)
+      throw DataError("{}: an algorithm is not hexadecimal.", what);
   }
   return bits;
 }
@@ -38,9 +40,9 @@ AlgorithmBits bits_of(const std::string& text, const std::string& what) {
 }  // namespace
 
 std::string text_of(const ProductShape& p) {
-  return fmt::format("{}x{}x{} {}{} {} to {}, ld {} {} {}, {}{}, aligned {}", p.m, p.n, p.k, p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N',
-                     name_of(p.in), name_of(p.out), p.a_ld, p.b_ld, p.d_ld, kEpilogues[static_cast<size_t>(p.epilogue)],
-                     p.accumulate ? ", added" : "", p.alignment_bytes);
+  return fmt::format("{}x{}x{} {}{} {} to {}, ld {} {} {}, {}{}, aligned {}", p.m, p.n, p.k, p.a_transposed ? 'T' : 'N',
+                     p.b_transposed ? 'T' : 'N', name_of(p.in), name_of(p.out), p.a_ld, p.b_ld, p.d_ld,
+                     kEpilogues[static_cast<size_t>(p.epilogue)], p.accumulate ? ", added" : "", p.alignment_bytes);
 }
 
 AlgorithmTable AlgorithmTable::parse(const std::string& text, const std::string& source, const GemmLibrary& library) {
@@ -48,15 +50,19 @@ AlgorithmTable AlgorithmTable::parse(const std::string& text, const std::string&
   const int64_t format = file.at("format").as_int(source), version = file.at("cublaslt").as_int(source);
   const std::string& card = file.at("card").as_string(source);
   if (format != kFormat) throw DataError("{} has format {}, this program reads {}.", source, format, kFormat);
-  if (card != library.card) throw DataError("{} is of a card named {}, this one is {}.", source, files::shown(card), library.card);
-  if (version != library.version) throw DataError("{} is of cuBLASLt {}, this one is {}.", source, version, library.version);
+  if (card != library.card)
+    throw DataError("{} is of a card named {}, this one is {}.", source, files::shown(card), library.card);
+  if (version != library.version)
+    throw DataError("{} is of cuBLASLt {}, this one is {}.", source, version, library.version);
   AlgorithmTable table(library);
   for (const auto& [key, entry] : file.at("products").as_object(source)) {
     const std::string what = source + ": " + files::shown(key);
-    TimedAlgorithm timed{.algorithm = bits_of(entry.at("algorithm").as_string(what), what), .us = entry.at("us").as_double(what),
+    TimedAlgorithm timed{.algorithm = bits_of(entry.at("algorithm").as_string(what), what),
+                         .us = entry.at("us").as_double(what),
                          .first_us = entry.at("first_us").as_double(what)};
     if (const Json* apart = entry.find("apart_us")) timed.apart_us = apart->as_double(what);
-    if (!(timed.us > 0) || !(timed.first_us > 0) || !(timed.apart_us >= 0)) throw DataError("{}: times must be positive.", what);
+    if (!(timed.us > 0) || !(timed.first_us > 0) || !(timed.apart_us >= 0))
+      throw DataError("{}: times must be positive.", what);
     table.entries_[key] = timed;
   }
   return table;
@@ -94,8 +100,11 @@ std::string algorithms_path(const std::string& asked, const GemmLibrary& library
   const char* home = std::getenv("HOME");
   if ((!cache || !*cache) && (!home || !*home)) return "";
   std::string name;
-  for (char c : library.card) name += std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c))) : '-';
-  return fmt::format("{}/slipstream/{}-cublaslt-{}.json", cache && *cache ? std::string(cache) : std::string(home) + "/.cache", name, library.version);
+  for (char c : library.card)
+    name += std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
+                                                        : '-';
+  return fmt::format("{}/slipstream/{}-cublaslt-{}.json",
+                     cache && *cache ? std::string(cache) : std::string(home) + "/.cache", name, library.version);
 }
 
 AlgorithmTable read_algorithms(const std::string& path, const GemmLibrary& library, std::string& warning) {
@@ -104,8 +113,10 @@ AlgorithmTable read_algorithms(const std::string& path, const GemmLibrary& libra
   try {
     return AlgorithmTable::parse(files::read_file(path, files::Owner::data, kLimitBytes), path, library);
   } catch (const Error& refused) {
-    warning = fmt::format("[cuda] device.algorithms is not used: {} Products take cuBLASLt's first choice; slipstream bench products makes a new table.",
-                          refused.what());
+    warning = fmt::format(
+        "[cuda] device.algorithms is not used: {} Products take cuBLASLt's first choice; slipstream bench products "
+        "makes a new table.",
+        refused.what());
     return AlgorithmTable(library);
   }
 }
@@ -114,7 +125,9 @@ void write_algorithms(const std::string& path, const AlgorithmTable& table) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) throw ResourceError("[cuda] {} cannot be made: {}. Set device.algorithms to a path that you may write to.", folder.string(), error.message());
+  if (error)
+    throw ResourceError("[cuda] {} cannot be made: {}. Set device.algorithms to a path that you may write to.",
+                        folder.string(), error.message());
   files::OutputFile file(path);
   const std::string text = table.text();
   file.write(text.data(), static_cast<int64_t>(text.size()));

@@ -2,8 +2,8 @@
 #pragma once
 // Which algorithm of cuBLASLt a product takes: timed once on a card, kept in a file, read by every run on it.
 //
-// Choices are a function of this table and of the library, never of timings inside a run, so they are part of the plan and a run
-// repeats its bits. Without an entry a product takes the library's first choice, and gradients are not fused.
+// Choices are a function of this table and of the library, never of timings inside a run, so they are part of the plan
+// and a run repeats its bits. Without an entry a product takes the library's first choice, and gradients are not fused.
 
 #include <array>
 #include <compare>
@@ -18,7 +18,8 @@
 
 namespace slipstream::kernels {
 
-/// What the library does to a product before it stores it; the last two are gradients that a kernel of ours can do as well.
+/// What the library does to a product before it stores it; the last two are gradients that a kernel of ours can do as
+/// well.
 enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, gelu_gradient, bias_gradient };
 
 /// All that a choice depends on: D[m,n] = op(A)[m,k] op(B)[k,n], column-major, as Gemm in cublaslt.h.
@@ -42,7 +43,8 @@ struct TimedAlgorithm {
   AlgorithmBits algorithm = {};
   double us = 0;        // of this algorithm
   double first_us = 0;  // of the library's first choice
-  double apart_us = 0;  // of a fused gradient: the best plain product and the kernel that does the rest; 0 where there is none
+  double apart_us =
+      0;  // of a fused gradient: the best plain product and the kernel that does the rest; 0 where there is none
 
   bool wins() const { return apart_us == 0 || us < apart_us; }
 };
@@ -73,8 +75,8 @@ class AlgorithmTable {
   std::map<std::string, TimedAlgorithm> entries_;  // by text_of(product)
 };
 
-/// What `asked` (device.algorithms) means for a card: a path, or with "auto" a file of the card and the version in the user's cache
-/// folder; empty for "" and where there is no such folder. Pure but for the environment.
+/// What `asked` (device.algorithms) means for a card: a path, or with "auto" a file of the card and the version in the
+/// user's cache folder; empty for "" and where there is no such folder. Pure but for the environment.
 std::string algorithms_path(const std::string& asked, const GemmLibrary& library);
 /// Blocks. The table at `path`; empty if there is none, and, with one sentence in `warning`, if it cannot be used.
 AlgorithmTable read_algorithms(const std::string& path, const GemmLibrary& library, std::string& warning);
@@ -102,9 +104,11 @@ struct SearchOptions {
   int rounds = 5;
   int64_t rotate_bytes = int64_t{256} << 20;  // operands come from so much memory in turn, more than the caches hold
 };
-/// Blocks. Times up to `candidates` algorithms of every product on the context's stream, which has nothing else to do, with
-/// operands that rotate. A product that no algorithm serves is left out. `said` is called after each. Throws: ResourceError.
-AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products, const SearchOptions& options,
+/// Blocks. Times up to `candidates` algorithms of every product on the context's stream, which has nothing else to do,
+/// with operands that rotate. A product that no algorithm serves is left out. `said` is called after each. Throws:
+/// ResourceError.
+AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products,
+                                 const SearchOptions& options,
                                  const std::function<void(const ProductShape&, const TimedAlgorithm&)>& said);
 
 }  // namespace slipstream::kernels

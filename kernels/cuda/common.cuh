@@ -20,7 +20,9 @@ template <typename T>
 constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
 __device__ __forceinline__ float to_float(float value) { return value; }
-__device__ __forceinline__ float to_float(bfloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+__device__ __forceinline__ float to_float(bfloat16 value) {
+  return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
 
 template <typename T>
 __device__ __forceinline__ T from_float(float value);
@@ -65,7 +67,8 @@ __device__ __forceinline__ ptx::Words packed(const float* from, bfloat16) {
   return words;
 }
 
-/// values = p[0..kElems), zeros from `count` on. With `kAligned`, `p` is a multiple of 16 bytes and whole packs move at once.
+/// values = p[0..kElems), zeros from `count` on. With `kAligned`, `p` is a multiple of 16 bytes and whole packs move at
+/// once.
 template <bool kAligned, int kElems, typename T>
 __device__ __forceinline__ void load_floats(const T* p, int64_t count, float (&values)[kElems]) {
   static_assert(kElems % kPack<T> == 0);

@@ -33,12 +33,18 @@ void set(const Description& description, cublasLtMatmulDescAttributes_t attribut
 
 cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
   switch (epilogue) {
-    case Epilogue::none: return CUBLASLT_EPILOGUE_DEFAULT;
-    case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
-    case Epilogue::gelu: return CUBLASLT_EPILOGUE_GELU_AUX;
-    case Epilogue::gelu_bias: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case Epilogue::gelu_gradient: return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::bias_gradient: return CUBLASLT_EPILOGUE_BGRADB;
+    case Epilogue::none:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::gelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::gelu_bias:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::gelu_gradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::bias_gradient:
+      return CUBLASLT_EPILOGUE_BGRADB;
   }
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
@@ -52,7 +58,8 @@ Description describe(const Gemm& args) {
   set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product_of(args).epilogue));
   if (const void* vector = args.bias ? args.bias : args.b_sums) {
     set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
-    set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(args.bias ? args.in : args.out)));
+    set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+        static_cast<int32_t>(type_of(args.bias ? args.in : args.out)));
   }
   if (const void* matrix = args.pre_gelu ? args.pre_gelu : args.gelu_input) {
     set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, matrix);
@@ -64,7 +71,9 @@ Description describe(const Gemm& args) {
 
 Layout layout(DType dtype, int64_t rows, int64_t columns, int64_t ld) {
   cublasLtMatrixLayout_t made = nullptr;
-  check(cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld), "describing a matrix");
+  check(cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                                   ld),
+        "describing a matrix");
   return Layout(made);
 }
 
@@ -84,54 +93,72 @@ Described::Described(const Gemm& args)
       b(args.b_transposed ? layout(args.in, args.n, args.k, args.b_ld) : layout(args.in, args.k, args.n, args.b_ld)),
       d(layout(args.out, args.m, args.n, args.d_ld)) {}
 
-std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const {
+std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle, uint32_t alignment_bytes,
+                                                        int most) const {
   cublasLtMatmulPreference_t made = nullptr;
   check(cublasLtMatmulPreferenceCreate(&made), "asking for algorithms");
-  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Destroy<cublasLtMatmulPreferenceOpaque_t, cublasLtMatmulPreferenceDestroy>> preference(made);
+  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
+                        Destroy<cublasLtMatmulPreferenceOpaque_t, cublasLtMatmulPreferenceDestroy>>
+      preference(made);
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-    check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value), "asking for algorithms");
+    check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value),
+          "asking for algorithms");
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     prefer(attribute, alignment_bytes);
-  // A product whose sums are split is added up as it is computed, never as it is stored: bfloat16 parts would round every part.
+  // A product whose sums are split is added up as it is computed, never as it is stored: bfloat16 parts would round
+  // every part.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(), d.get(), preference.get(), most,
-                                                              results.data(), &found);
-  // What the library says of an epilogue that it has not differs (GELU wants leading dimensions that are multiples of 8); a kernel has it.
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(),
+                                                               d.get(), preference.get(), most, results.data(), &found);
+  // What the library says of an epilogue that it has not differs (GELU wants leading dimensions that are multiples of
+  // 8); a kernel has it.
   if (status != CUBLAS_STATUS_SUCCESS) found = 0;
   if (!has_epilogue) check(status, "asking for algorithms");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < found; ++i)
-    if (results[static_cast<size_t>(i)].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[static_cast<size_t>(i)].algo);
+    if (results[static_cast<size_t>(i)].state == CUBLAS_STATUS_SUCCESS)
+      algorithms.push_back(results[static_cast<size_t>(i)].algo);
   return algorithms;
 }
 
 bool Described::takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const {
   cublasLtMatmulHeuristicResult_t result = {};
-  return cublasLtMatmulAlgoCheck(handle, description.get(), a.get(), b.get(), d.get(), d.get(), &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+  return cublasLtMatmulAlgoCheck(handle, description.get(), a.get(), b.get(), d.get(), d.get(), &algorithm, &result) ==
+             CUBLAS_STATUS_SUCCESS &&
          static_cast<int64_t>(result.workspaceSize) <= kWorkspaceBytes;
 }
 
-cublasStatus_t Described::launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm, void* workspace,
-                                 cudaStream_t stream) const {
+cublasStatus_t Described::launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
+                                 void* workspace, cudaStream_t stream) const {
   const float one = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
-  return cublasLtMatmul(handle, description.get(), &one, args.a, a.get(), args.b, b.get(), &beta, args.d, d.get(), args.d, d.get(), &algorithm,
-                        workspace, static_cast<size_t>(kWorkspaceBytes), stream);
+  return cublasLtMatmul(handle, description.get(), &one, args.a, a.get(), args.b, b.get(), &beta, args.d, d.get(),
+                        args.d, d.get(), &algorithm, workspace, static_cast<size_t>(kWorkspaceBytes), stream);
 }
 
 ProductShape product_of(const Gemm& args) {
-  return {.m = args.m, .n = args.n, .k = args.k, .a_ld = args.a_ld, .b_ld = args.b_ld, .d_ld = args.d_ld, .a_transposed = args.a_transposed,
-          .b_transposed = args.b_transposed, .in = args.in, .out = args.out, .accumulate = args.accumulate,
+  return {.m = args.m,
+          .n = args.n,
+          .k = args.k,
+          .a_ld = args.a_ld,
+          .b_ld = args.b_ld,
+          .d_ld = args.d_ld,
+          .a_transposed = args.a_transposed,
+          .b_transposed = args.b_transposed,
+          .in = args.in,
+          .out = args.out,
+          .accumulate = args.accumulate,
           .epilogue = args.gelu_input ? Epilogue::gelu_gradient
                       : args.b_sums   ? Epilogue::bias_gradient
                       : args.pre_gelu ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
                       : args.bias     ? Epilogue::bias
                                       : Epilogue::none,
-          .alignment_bytes = alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.b_sums})};
+          .alignment_bytes =
+              alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.b_sums})};
 }
 
 }  // namespace lt
@@ -149,7 +176,8 @@ struct Owned {
   /// Apart from the constructor: what was taken before a failure is given back.
   void take() {
     cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "taking the scratch memory of a stream");
-    cuda_check(cudaMalloc(&tools.workspace, static_cast<size_t>(kWorkspaceBytes)), "taking the cuBLASLt workspace of a stream");
+    cuda_check(cudaMalloc(&tools.workspace, static_cast<size_t>(kWorkspaceBytes)),
+               "taking the cuBLASLt workspace of a stream");
     lt::check(cublasLtCreate(&tools.handle), "starting cuBLASLt");
   }
   ~Owned() {
@@ -185,10 +213,12 @@ Owned& owned_by(void* stream) {
   return *owned;
 }
 
-ChosenAlgorithm choose(const lt::Tools& tools, const AlgorithmTable& table, const ProductShape& product, const lt::Described& described) {
+ChosenAlgorithm choose(const lt::Tools& tools, const AlgorithmTable& table, const ProductShape& product,
+                       const lt::Described& described) {
   const bool can_be_apart = product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient;
   const TimedAlgorithm* timed = table.find(product);
-  if (timed && timed->wins() && described.takes(tools.handle, lt::algorithm_of(timed->algorithm))) return {From::table, timed->algorithm};
+  if (timed && timed->wins() && described.takes(tools.handle, lt::algorithm_of(timed->algorithm)))
+    return {From::table, timed->algorithm};
   if (can_be_apart) return {From::kernel, {}};
   const std::vector<cublasLtMatmulAlgo_t> first = described.candidates(tools.handle, product.alignment_bytes, 1);
   if (!first.empty()) return {From::library, lt::bits_of(first[0])};
@@ -242,7 +272,8 @@ bool gemm(const LaunchContext& context, const Gemm& args) {
     all.chosen.insert(*known);
   }
   if (known->second.from == From::kernel) return false;
-  lt::check(described.launch(owned.tools.handle, args, lt::algorithm_of(known->second.algorithm), owned.tools.workspace, stream_of(context)),
+  lt::check(described.launch(owned.tools.handle, args, lt::algorithm_of(known->second.algorithm), owned.tools.workspace,
+                             stream_of(context)),
             "launching a product");
   return true;
 }

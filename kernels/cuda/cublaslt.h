@@ -14,7 +14,8 @@ namespace slipstream::kernels {
 ///   bias, pre_gelu   bias down every column; with `pre_gelu` [m,n], ld as D, that value goes there and D = gelu of it
 ///   gelu_input       [m,n], ld as D: D = the product times gelu's derivative there
 ///   b_sums           [n]: the sums of op(B) over k, stored and not added, of `out`
-/// A, B, bias, pre_gelu and gelu_input are `in`, D is `out`; sums are float, and float operands are multiplied as float.
+/// A, B, bias, pre_gelu and gelu_input are `in`, D is `out`; sums are float, and float operands are multiplied as
+/// float.
 struct Gemm {
   const void* a = nullptr;
   const void* b = nullptr;
@@ -30,9 +31,9 @@ struct Gemm {
   bool accumulate = false;
 };
 
-/// Enqueues. Sizes of at least 1. False if this epilogue is not to be had at these shapes: the library has no algorithm, or, for
-/// gelu_input and b_sums, the table does not say that it is faster than a kernel. Nothing is enqueued then. Without an epilogue it
-/// never is. Throws: ResourceError with the library's status.
+/// Enqueues. Sizes of at least 1. False if this epilogue is not to be had at these shapes: the library has no
+/// algorithm, or, for gelu_input and b_sums, the table does not say that it is faster than a kernel. Nothing is
+/// enqueued then. Without an epilogue it never is. Throws: ResourceError with the library's status.
 bool gemm(const LaunchContext& context, const Gemm& args);
 
 }  // namespace slipstream::kernels

@@ -21,8 +21,10 @@ template <typename T, cublasStatus_t (*kDestroy)(T*)>
 struct Destroy {
   void operator()(T* p) const { kDestroy(p); }
 };
-using Description = std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescOpaque_t, cublasLtMatmulDescDestroy>>;
-using Layout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutOpaque_t, cublasLtMatrixLayoutDestroy>>;
+using Description =
+    std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescOpaque_t, cublasLtMatmulDescDestroy>>;
+using Layout =
+    std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutOpaque_t, cublasLtMatrixLayoutDestroy>>;
 
 /// A product as the library sees it.
 struct Described {
@@ -30,7 +32,8 @@ struct Described {
   /// Blocks. The library's candidates, best first, at most `most`; none if it has not this epilogue.
   std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const;
   /// Enqueues.
-  cublasStatus_t launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm, void* workspace, cudaStream_t stream) const;
+  cublasStatus_t launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
+                        void* workspace, cudaStream_t stream) const;
   /// Would the library take this algorithm, with our workspace?
   bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const;
 

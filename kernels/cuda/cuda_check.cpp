@@ -10,15 +10,17 @@ namespace slipstream::kernels {
 void cuda_check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // clears the error where it does not stick
-  throw ResourceError("[cuda] {}: {} ({}). See that the driver, its version and the memory of the device are what the run needs.",
-                      what, cudaGetErrorString(status), static_cast<int>(status));
+  throw ResourceError(
+      "[cuda] {}: {} ({}). See that the driver, its version and the memory of the device are what the run needs.", what,
+      cudaGetErrorString(status), static_cast<int>(status));
 }
 
 size_t shared_memory_bytes() {
   static const size_t bytes = [] {
     int device = 0, value = 0;
     cuda_check(cudaGetDevice(&device), "asking for the current GPU");
-    cuda_check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "asking for the shared memory of a GPU");
+    cuda_check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+               "asking for the shared memory of a GPU");
     return static_cast<size_t>(value);
   }();
   return bytes;

@@ -12,7 +12,7 @@ constexpr int kMapThreads = 256;
 
 template <bool kAligned, typename In, typename Out, typename F>
 __global__ void __launch_bounds__(kMapThreads) map_kernel(int64_t elems, const In* in, Out* out, F f) {
-  constexpr int kElems = kPack<In> > kPack<Out> ? kPack<In> : kPack<Out>;
+  constexpr int kElems = kPack < In >> kPack<Out> ? kPack<In> : kPack<Out>;
   const int64_t first = (int64_t{blockIdx.x} * kMapThreads + threadIdx.x) * kElems;
   if (first >= elems) return;
   float values[kElems];
@@ -38,10 +38,11 @@ __global__ void __launch_bounds__(kMapThreads) map_two_kernel(int64_t elems, con
 /// Enqueues. out[i] = f(in[i]).
 template <typename In, typename Out, typename F>
 void map(const LaunchContext& context, int64_t elems, const In* in, Out* out, F f) {
-  constexpr int kElems = kPack<In> > kPack<Out> ? kPack<In> : kPack<Out>;
+  constexpr int kElems = kPack < In >> kPack<Out> ? kPack<In> : kPack<Out>;
   for_flag(all_aligned(in, out), [&](auto aligned) {
-    launch(stream_of(context), map_kernel<aligned.value, In, Out, F>, dim3(static_cast<unsigned>(blocks_for(elems, kMapThreads * kElems))),
-           dim3(kMapThreads), 0, elems, in, out, f);
+    launch(stream_of(context), map_kernel<aligned.value, In, Out, F>,
+           dim3(static_cast<unsigned>(blocks_for(elems, kMapThreads * kElems))), dim3(kMapThreads), 0, elems, in, out,
+           f);
   });
 }
 
@@ -49,8 +50,9 @@ void map(const LaunchContext& context, int64_t elems, const In* in, Out* out, F 
 template <typename T, typename F>
 void map_two(const LaunchContext& context, int64_t elems, const T* a, const T* b, T* out, F f) {
   for_flag(all_aligned(a, b, out), [&](auto aligned) {
-    launch(stream_of(context), map_two_kernel<aligned.value, T, F>, dim3(static_cast<unsigned>(blocks_for(elems, kMapThreads * kPack<T>))),
-           dim3(kMapThreads), 0, elems, a, b, out, f);
+    launch(stream_of(context), map_two_kernel<aligned.value, T, F>,
+           dim3(static_cast<unsigned>(blocks_for(elems, kMapThreads * kPack<T>))), dim3(kMapThreads), 0, elems, a, b,
+           out, f);
   });
 }
 

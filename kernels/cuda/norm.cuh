@@ -2,10 +2,10 @@
 #pragma once
 // What layer norm and RMS norm share on CUDA: a warp per row, and sums over rows in two fixed stages.
 //
-// The backward reads dy, x and the residual and writes dx, 4 passes over a tensor, and leaves the sums of at least 32 rows in
-// scratch (1 / 16 of a pass in bf16, 1 / 32 in float, twice that with a bias; read once more by the last kernel).
-// `kCentre` is layer norm: the mean is taken off and there is a bias. Rows are read again from L1 rather than kept in
-// registers, so any width is the same code.
+// The backward reads dy, x and the residual and writes dx, 4 passes over a tensor, and leaves the sums of at least 32
+// rows in scratch (1 / 16 of a pass in bf16, 1 / 32 in float, twice that with a bias; read once more by the last
+// kernel). `kCentre` is layer norm: the mean is taken off and there is a bias. Rows are read again from L1 rather than
+// kept in registers, so any width is the same code.
 
 #include "kernels/common/checks.h"
 #include "kernels/cuda/common.cuh"
@@ -47,11 +47,12 @@ struct NormBackward {
 /// body(column, elements left) for the packs of a row that this lane has.
 template <typename T, typename Body>
 __device__ __forceinline__ void for_packs(int64_t width, const Body& body) {
-  for (int64_t column = threadIdx.x % kWarp * kPack<T>; column < width; column += kWarp * kPack<T>) body(column, width - column);
+  for (int64_t column = threadIdx.x % kWarp * kPack<T>; column < width; column += kWarp * kPack<T>)
+    body(column, width - column);
 }
 
 template <bool kCentre, bool kAligned, typename T>
-__global__ void __launch_bounds__(kNormWarps * kWarp) norm_forward_kernel(NormForward<T> args) {
+__global__ void __launch_bounds__(kNormWarps* kWarp) norm_forward_kernel(NormForward<T> args) {
   const int64_t row = int64_t{blockIdx.x} * kNormWarps + threadIdx.x / kWarp;
   if (row >= args.rows) return;  // the whole warp
   const int64_t begin = row * args.width;
@@ -100,8 +101,8 @@ __global__ void __launch_bounds__(kNormWarps * kWarp) norm_forward_kernel(NormFo
   args.inv[row] = inv;
 }
 
-/// Sums over rows of dweight and dbias, by place: element i of pack p lies at i * packs + p, so that neighbouring lanes are in
-/// neighbouring banks; those of dbias lie behind all of dweight's.
+/// Sums over rows of dweight and dbias, by place: element i of pack p lies at i * packs + p, so that neighbouring lanes
+/// are in neighbouring banks; those of dbias lie behind all of dweight's.
 template <bool kCentre, typename T>
 struct NormSums {
   int64_t packs;  // of a row, the last one perhaps partial
@@ -110,26 +111,32 @@ struct NormSums {
   __host__ __device__ constexpr int64_t floats() const { return of_weight() * (kCentre ? 2 : 1); }
 };
 
-/// Where a warp adds what its rows give: its part of shared memory, or of the partial sums where a row is too wide for that.
+/// Where a warp adds what its rows give: its part of shared memory, or of the partial sums where a row is too wide for
+/// that.
 template <bool kShared>
 struct NormAdder {
   Shared<float> shared;
   float* global;
 
   __device__ __forceinline__ void set(int64_t at, float value) const {
-    if constexpr (kShared) shared[static_cast<int>(at)] = value;
-    else global[at] = value;
+    if constexpr (kShared)
+      shared[static_cast<int>(at)] = value;
+    else
+      global[at] = value;
   }
   __device__ __forceinline__ float get(int64_t at) const {
-    if constexpr (kShared) return shared[static_cast<int>(at)];
-    else return global[at];
+    if constexpr (kShared)
+      return shared[static_cast<int>(at)];
+    else
+      return global[at];
   }
 };
 
-/// A block takes `rows_per_block` rows, a warp every so manieth of them: dx, and its sums row after row, a lane those of its
-/// own packs. At the end the sums of the warps are added in order and go to partial[block].
+/// A block takes `rows_per_block` rows, a warp every so manieth of them: dx, and its sums row after row, a lane those
+/// of its own packs. At the end the sums of the warps are added in order and go to partial[block].
 template <bool kCentre, bool kShared, bool kAligned, typename T>
-__global__ void __launch_bounds__(kNormWarps * kWarp) norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
+__global__ void __launch_bounds__(kNormWarps* kWarp)
+    norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
   SLIP_DYNAMIC_SHARED(bytes);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
   const NormSums<kCentre, T> layout(args.width);
@@ -146,7 +153,8 @@ __global__ void __launch_bounds__(kNormWarps * kWarp) norm_backward_kernel(NormB
     }
   });
   const float share = 1.0f / static_cast<float>(args.width);
-  const int64_t first = blockIdx.x * rows_per_block, end = first + rows_per_block < args.rows ? first + rows_per_block : args.rows;
+  const int64_t first = blockIdx.x * rows_per_block,
+                end = first + rows_per_block < args.rows ? first + rows_per_block : args.rows;
   for (int64_t row = first + warp; row < end; row += warps) {
     const int64_t begin = row * args.width;
     const float inv = args.inv[row], mean = kCentre ? args.mean[row] : 0.0f;
@@ -192,7 +200,8 @@ constexpr int kNormColumns = 32, kNormRowLanes = 8;
 
 /// dweight (and dbias) (+)= the partial sums: a thread per place and eighth of the blocks, eighths added in order.
 template <bool kCentre, typename T>
-__global__ void __launch_bounds__(kNormColumns* kNormRowLanes) norm_finish_kernel(NormBackward<T> args, int64_t blocks, const float* partial) {
+__global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
+    norm_finish_kernel(NormBackward<T> args, int64_t blocks, const float* partial) {
   __shared__ float storage[kNormColumns * kNormRowLanes];
   const Shared<float> eighths(storage);
   const NormSums<kCentre, T> layout(args.width);
@@ -204,7 +213,8 @@ __global__ void __launch_bounds__(kNormColumns* kNormRowLanes) norm_finish_kerne
   eighths[static_cast<int>(threadIdx.x)] = sum;
   __syncthreads();
   const bool bias = at >= layout.of_weight();
-  const int64_t place = bias ? at - layout.of_weight() : at, column = place % layout.packs * kPack<T> + place / layout.packs;
+  const int64_t place = bias ? at - layout.of_weight() : at,
+                column = place % layout.packs * kPack<T> + place / layout.packs;
   if (part > 0 || at >= layout.floats() || column >= args.width) return;
   for (int i = 1; i < kNormRowLanes; ++i) sum += eighths[i * kNormColumns + lane];
   float* to = (bias ? args.dbias : args.dweight) + column;
@@ -214,10 +224,11 @@ __global__ void __launch_bounds__(kNormColumns* kNormRowLanes) norm_finish_kerne
 /// Enqueues.
 template <bool kCentre, typename T>
 void norm_forward(const LaunchContext& context, const NormForward<T>& args) {
-  const bool aligned = args.width % kPack<T> == 0 && all_aligned(args.x, args.delta, args.sum, args.weight, args.bias, args.y);
+  const bool aligned =
+      args.width % kPack<T> == 0 && all_aligned(args.x, args.delta, args.sum, args.weight, args.bias, args.y);
   for_flag(aligned, [&](auto whole) {
-    launch(stream_of(context), norm_forward_kernel<kCentre, whole.value, T>, dim3(static_cast<unsigned>(blocks_for(args.rows, kNormWarps))),
-           dim3(kNormWarps * kWarp), 0, args);
+    launch(stream_of(context), norm_forward_kernel<kCentre, whole.value, T>,
+           dim3(static_cast<unsigned>(blocks_for(args.rows, kNormWarps))), dim3(kNormWarps * kWarp), 0, args);
   });
 }
 
@@ -225,7 +236,8 @@ void norm_forward(const LaunchContext& context, const NormForward<T>& args) {
 template <bool kCentre, typename T>
 void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
   constexpr int64_t kBlocksMost = 512, kRowsLeast = 32, kSharedBytes = 96 * 1024;
-  const int64_t floats = NormSums<kCentre, T>(args.width).floats(), row_bytes = 4 * floats, fitting = kScratchBytes / row_bytes;
+  const int64_t floats = NormSums<kCentre, T>(args.width).floats(), row_bytes = 4 * floats,
+                fitting = kScratchBytes / row_bytes;
   require_at_least("norm_backward", "scratch bytes of a stream", kScratchBytes, row_bytes);
   // As many blocks of rows as fill a GPU, as far as the scratch holds their sums; a function of the shape alone.
   int64_t blocks = blocks_for(args.rows, kRowsLeast);
@@ -240,12 +252,14 @@ void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
     for_flag(warps_fitting > 0, [&](auto shared) {
       for_flag(aligned, [&](auto whole) {
         const int64_t warps = !shared.value ? 1 : warps_fitting < kNormWarps ? warps_fitting : kNormWarps;
-        launch(stream_of(context), norm_backward_kernel<kCentre, shared.value, whole.value, T>, dim3(static_cast<unsigned>(blocks)),
-               dim3(static_cast<unsigned>(warps * kWarp)), shared.value ? static_cast<size_t>(warps * row_bytes) : 0, args, rows_per_block, partial);
+        launch(stream_of(context), norm_backward_kernel<kCentre, shared.value, whole.value, T>,
+               dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(warps * kWarp)),
+               shared.value ? static_cast<size_t>(warps * row_bytes) : 0, args, rows_per_block, partial);
       });
     });
-  launch(stream_of(context), norm_finish_kernel<kCentre, T>, dim3(static_cast<unsigned>(blocks_for(floats, kNormColumns))),
-         dim3(kNormColumns * kNormRowLanes), 0, args, blocks, partial);
+  launch(stream_of(context), norm_finish_kernel<kCentre, T>,
+         dim3(static_cast<unsigned>(blocks_for(floats, kNormColumns))), dim3(kNormColumns * kNormRowLanes), 0, args,
+         blocks, partial);
 }
 
 }  // namespace slipstream::kernels

@@ -48,7 +48,9 @@ __device__ __forceinline__ uint32_t load_of_host(const uint32_t* p) {
 /// Leaves the scheduler to others for about so long.
 __device__ __forceinline__ void pause_ns(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
 
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l
 /// holds row l / 4, columns 2 (l % 4) and one more, of matrix i.
@@ -71,14 +73,18 @@ __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&matrix)[4],
 ///   a: {row g, columns 2c, 2c+1}, {row g+8, same}, {row g, columns 2c+8, 2c+9}, {row g+8, same}
 ///   b: {rows 2c, 2c+1 of column g}, {rows 2c+8, 2c+9};   d: row g columns 2c, 2c+1, then row g+8
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// Starts copying 16 bytes to shared memory; zeros instead where `valid` is false (`from` must still be an address).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most `kPending` of the committed groups of this thread are still under way.

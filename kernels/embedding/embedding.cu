@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Embeddings on CUDA. Rows of equal ids are added by the block of the first of them, in order, so bits never change.
 //
-// Which rows these are is found chunk by chunk: a bit says whether a chunk of rows may have an id, so a block looks at the ids
-// of such chunks alone. What an id costs grows with the chunks that have it, and all of them together with the rows, not with
-// their square.
+// Which rows these are is found chunk by chunk: a bit says whether a chunk of rows may have an id, so a block looks at
+// the ids of such chunks alone. What an id costs grows with the chunks that have it, and all of them together with the
+// rows, not with their square.
 
 #include <limits>
 
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward args
 constexpr int kChunk = kThreads;  // rows whose ids a block sees at one look
 constexpr uint32_t kClassesMost = 1 << 16;
 
-/// Which chunks have ids of a class, a bit each. Ids are of one class if they are equal modulo `classes`: a set bit says that
-/// an id may be there.
+/// Which chunks have ids of a class, a bit each. Ids are of one class if they are equal modulo `classes`: a set bit
+/// says that an id may be there.
 struct ChunksOfIds {
   uint32_t* bits;  // [classes, words]
   int64_t words;
@@ -62,17 +62,17 @@ enum class Finish { add_to_table, add_once_to_table, write_row };
 
 template <typename T>
 struct EqualRows {
-  const int32_t* ids;  // [count]; below 0 or at least `vocab`: left out
-  const T* rows;       // [count, width]
-  float* out;          // table [vocab, width], or rows [count, width]
-  int32_t* row_ids;    // write_row: [count]
+  const int32_t* ids;                  // [count]; below 0 or at least `vocab`: left out
+  const T* rows;                       // [count, width]
+  float* out;                          // table [vocab, width], or rows [count, width]
+  int32_t* row_ids;                    // write_row: [count]
   int64_t count, width, vocab, begin;  // ids count from `begin`
 };
 
 /// How many of the rows [begin, end), at most a chunk, have the id, the same on all threads; matches = which, in order.
 /// All threads call it; its first barrier ends the use of the matches before.
-__device__ __forceinline__ int equal_in(const int32_t* ids, int32_t id, int64_t begin, int64_t end, const Shared<int32_t>& counts,
-                                        const Shared<int32_t>& matches) {
+__device__ __forceinline__ int equal_in(const int32_t* ids, int32_t id, int64_t begin, int64_t end,
+                                        const Shared<int32_t>& counts, const Shared<int32_t>& matches) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
   const bool same = begin + thread < end && ids[begin + thread] == id;
   const unsigned votes = __ballot_sync(kWholeWarp, same);
@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args,
   for (int64_t word = 0; first && word <= row_word; ++word) {
     const unsigned until = word < row_word ? 0xffffffffu : 0xffffffffu >> (31 - row / kChunk % 32);
     for (uint32_t left = bits[word] & until; first && left != 0; left &= left - 1) {
-      const int64_t begin = (32 * word + __ffs(static_cast<int>(left)) - 1) * kChunk, end = begin + kChunk < row ? begin + kChunk : row;
+      const int64_t begin = (32 * word + __ffs(static_cast<int>(left)) - 1) * kChunk,
+                    end = begin + kChunk < row ? begin + kChunk : row;
       first = equal_in(args.ids, id, begin, end, counts, matches) == 0;
     }
   }
@@ -112,7 +113,8 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args,
   if (!first) {
     const float zeros[kColumns] = {};
     if (kFinish == Finish::write_row)
-      for (int64_t at = column; at < args.width; at += kTile) store_floats<kAligned>(args.out + row * args.width + at, args.width - at, zeros);
+      for (int64_t at = column; at < args.width; at += kTile)
+        store_floats<kAligned>(args.out + row * args.width + at, args.width - at, zeros);
     return;
   }
   for (int64_t tile = 0; tile < args.width; tile += kTile) {
@@ -123,7 +125,8 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args,
     for (int64_t word = row_word; word < chunks.words; ++word) {
       const unsigned from = word > row_word ? 0xffffffffu : 0xffffffffu << row / kChunk % 32;
       for (uint32_t left = bits[word] & from; left != 0; left &= left - 1) {
-        const int64_t begin = (32 * word + __ffs(static_cast<int>(left)) - 1) * kChunk, end = begin + kChunk < args.count ? begin + kChunk : args.count;
+        const int64_t begin = (32 * word + __ffs(static_cast<int>(left)) - 1) * kChunk,
+                      end = begin + kChunk < args.count ? begin + kChunk : args.count;
         const int found = equal_in(args.ids, id, begin, end, counts, matches);
         if (left_of_row > 0) {
 #pragma unroll 4
@@ -147,7 +150,8 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args,
   }
 }
 
-/// A thread per pack of the table adds the rows of its position in order of the batch. Packs are of positions * width elements.
+/// A thread per pack of the table adds the rows of its position in order of the batch. Packs are of positions * width
+/// elements.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) position_kernel(PositionBackward args) {
   const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPack<T>, elems = args.tokens * args.width;
@@ -169,13 +173,18 @@ __global__ void __launch_bounds__(kThreads) position_kernel(PositionBackward arg
 template <Finish kFinish, typename T>
 void add_equal_rows(const LaunchContext& context, const EqualRows<T>& args) {
   if (args.count == 0) return;
-  ChunksOfIds chunks{static_cast<uint32_t*>(scratch_of(context)), blocks_for(blocks_for(args.count, kChunk), 32), kClassesMost};
+  ChunksOfIds chunks{static_cast<uint32_t*>(scratch_of(context)), blocks_for(blocks_for(args.count, kChunk), 32),
+                     kClassesMost};
   const int64_t fitting = kScratchBytes / 4 / chunks.words;
   if (fitting < kClassesMost) chunks.classes = static_cast<uint32_t>(fitting);
-  cuda_check(cudaMemsetAsync(chunks.bits, 0, static_cast<size_t>(4 * chunks.words * chunks.classes), stream_of(context)), "forgetting which rows have which ids");
-  launch(stream_of(context), mark_kernel, dim3(static_cast<unsigned>(blocks_for(args.count, kThreads))), dim3(kThreads), 0, args.ids, args.count, chunks);
+  cuda_check(
+      cudaMemsetAsync(chunks.bits, 0, static_cast<size_t>(4 * chunks.words * chunks.classes), stream_of(context)),
+      "forgetting which rows have which ids");
+  launch(stream_of(context), mark_kernel, dim3(static_cast<unsigned>(blocks_for(args.count, kThreads))), dim3(kThreads),
+         0, args.ids, args.count, chunks);
   for_flag(args.width % kPack<T> == 0 && all_aligned(args.rows, args.out), [&](auto aligned) {
-    launch(stream_of(context), equal_rows_kernel<kFinish, aligned.value, T>, dim3(static_cast<unsigned>(args.count)), dim3(kThreads), 0, args, chunks);
+    launch(stream_of(context), equal_rows_kernel<kFinish, aligned.value, T>, dim3(static_cast<unsigned>(args.count)),
+           dim3(kThreads), 0, args, chunks);
   });
 }
 
@@ -186,19 +195,21 @@ void embedding_forward_cuda(LaunchContext& context, const EmbeddingForward& args
     using T = decltype(type);
     const int64_t threads = args.batch * args.tokens * blocks_for(args.width, kPack<T>);
     for_flag(args.width % kPack<T> == 0 && all_aligned(args.table, args.positions, args.y), [&](auto aligned) {
-      launch(stream_of(context), forward_kernel<aligned.value, T>, dim3(static_cast<unsigned>(blocks_for(threads, kThreads))), dim3(kThreads), 0, args);
+      launch(stream_of(context), forward_kernel<aligned.value, T>,
+             dim3(static_cast<unsigned>(blocks_for(threads, kThreads))), dim3(kThreads), 0, args);
     });
   });
 }
 
 void embedding_backward_cuda(LaunchContext& context, const EmbeddingBackward& args) {
   if (!args.accumulate)
-    cuda_check(cudaMemsetAsync(args.dtable, 0, static_cast<size_t>(args.vocab * args.width) * sizeof(float), stream_of(context)),
+    cuda_check(cudaMemsetAsync(args.dtable, 0, static_cast<size_t>(args.vocab * args.width) * sizeof(float),
+                               stream_of(context)),
                "zeroing the gradient of the embedding");
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    add_equal_rows<Finish::add_to_table>(context, EqualRows<T>{args.ids, static_cast<const T*>(args.dy), args.dtable, nullptr, args.rows,
-                                                               args.width, args.vocab, args.first});
+    add_equal_rows<Finish::add_to_table>(context, EqualRows<T>{args.ids, static_cast<const T*>(args.dy), args.dtable,
+                                                               nullptr, args.rows, args.width, args.vocab, args.first});
   });
 }
 
@@ -206,23 +217,26 @@ void position_backward_cuda(LaunchContext& context, const PositionBackward& args
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     const dim3 grid(static_cast<unsigned>(blocks_for(args.positions * args.width, kThreads * kPack<T>)));
-    for_flag(args.width % kPack<T> == 0 && all_aligned(args.dy, args.dpositions),
-             [&](auto aligned) { launch(stream_of(context), position_kernel<aligned.value, T>, grid, dim3(kThreads), 0, args); });
+    for_flag(args.width % kPack<T> == 0 && all_aligned(args.dy, args.dpositions), [&](auto aligned) {
+      launch(stream_of(context), position_kernel<aligned.value, T>, grid, dim3(kThreads), 0, args);
+    });
   });
 }
 
 void embedding_rows_pack_cuda(LaunchContext& context, const EmbeddingRowsPack& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    add_equal_rows<Finish::write_row>(context, EqualRows<T>{args.ids, static_cast<const T*>(args.dy), args.rows, args.row_ids,
-                                                            args.tokens_total, args.width, args.part ? args.vocab : int64_t{std::numeric_limits<int32_t>::max()},
-                                                            args.part ? args.first : 0});
+    add_equal_rows<Finish::write_row>(
+        context, EqualRows<T>{args.ids, static_cast<const T*>(args.dy), args.rows, args.row_ids, args.tokens_total,
+                              args.width, args.part ? args.vocab : int64_t{std::numeric_limits<int32_t>::max()},
+                              args.part ? args.first : 0});
   });
 }
 
 void embedding_rows_add_cuda(LaunchContext& context, const EmbeddingRowsAdd& args) {
-  add_equal_rows<Finish::add_once_to_table>(context, EqualRows<float>{args.row_ids, args.rows, args.dtable, nullptr,
-                                                                      args.ranks * args.capacity, args.width, args.vocab, 0});
+  add_equal_rows<Finish::add_once_to_table>(
+      context, EqualRows<float>{args.row_ids, args.rows, args.dtable, nullptr, args.ranks * args.capacity, args.width,
+                                args.vocab, 0});
 }
 
 }  // namespace slipstream::kernels

@@ -56,7 +56,8 @@ struct EmbeddingRowsPack {
   float* rows = nullptr;                              // [capacity, width]
   int64_t capacity = 0, tokens_total = 0, width = 0;  // capacity == tokens_total
   DType dtype = DType::f32;
-  int64_t first = 0, vocab = 0;  // part: of a larger table, rows first .. first + vocab; row_ids count from its first row
+  int64_t first = 0,
+          vocab = 0;  // part: of a larger table, rows first .. first + vocab; row_ids count from its first row
   bool part = false;
 };
 

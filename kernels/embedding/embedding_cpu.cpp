@@ -13,9 +13,7 @@ constexpr int64_t kColumns = 16;
 // Elements below which a thread costs more to wake than it saves.
 constexpr int64_t kGrainElems = 1 << 14;
 
-int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /// body(first column, columns) on slices of the width; `rows` is how many rows each slice has.
 template <typename Body>
@@ -33,9 +31,7 @@ void add_row(const T* from, float* to, int64_t elems) {
   for (; i < elems; ++i) to[i] += static_cast<float>(from[i]);
 }
 
-void zero(float* to, int64_t elems) {
-  std::memset(to, 0, static_cast<size_t>(elems) * sizeof(float));
-}
+void zero(float* to, int64_t elems) { std::memset(to, 0, static_cast<size_t>(elems) * sizeof(float)); }
 
 template <typename T>
 void sum_of_rows(const T* a, const T* b, T* y, int64_t elems) {
@@ -57,7 +53,8 @@ void forward(LaunchContext& context, const EmbeddingForward& args) {
       if (!held && positions == nullptr)
         std::memset(static_cast<void*>(y + row * args.width), 0, static_cast<size_t>(args.width) * sizeof(T));
       else if (!held)
-        std::memcpy(static_cast<void*>(y + row * args.width), positions + row % args.tokens * args.width, static_cast<size_t>(args.width) * sizeof(T));
+        std::memcpy(static_cast<void*>(y + row * args.width), positions + row % args.tokens * args.width,
+                    static_cast<size_t>(args.width) * sizeof(T));
       else if (positions == nullptr)
         std::memcpy(static_cast<void*>(y + row * args.width), from, static_cast<size_t>(args.width) * sizeof(T));
       else

@@ -30,11 +30,7 @@ void gelu_backward(LaunchContext& context, const GeluBackward& args) {
   SLIP_CALL_ISA(gelu_backward_cpu(context, args));
 }
 
-Cost gelu_forward_cost(const GeluForward& args) {
-  return {25 * args.elems, bytes_of(2 * args.elems, args.dtype)};
-}
-Cost gelu_backward_cost(const GeluBackward& args) {
-  return {32 * args.elems, bytes_of(3 * args.elems, args.dtype)};
-}
+Cost gelu_forward_cost(const GeluForward& args) { return {25 * args.elems, bytes_of(2 * args.elems, args.dtype)}; }
+Cost gelu_backward_cost(const GeluBackward& args) { return {32 * args.elems, bytes_of(3 * args.elems, args.dtype)}; }
 
 }  // namespace slipstream::kernels

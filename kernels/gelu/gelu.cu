@@ -32,7 +32,8 @@ void gelu_forward_cuda(LaunchContext& context, const GeluForward& args) {
 void gelu_backward_cuda(LaunchContext& context, const GeluBackward& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    map_two(context, args.elems, static_cast<const T*>(args.dy), static_cast<const T*>(args.x), static_cast<T*>(args.dx), GeluGradient{});
+    map_two(context, args.elems, static_cast<const T*>(args.dy), static_cast<const T*>(args.x),
+            static_cast<T*>(args.dx), GeluGradient{});
   });
 }
 

@@ -11,7 +11,8 @@ constexpr int kThreads = 512;
 constexpr int64_t kPieceBytes = int64_t{kThreads} * 16;
 constexpr uint64_t kPollNs = 1000;
 
-/// Waits until the host has written at least `value` or `ns` have passed since `begin`. For one thread of a block: every look crosses PCIe.
+/// Waits until the host has written at least `value` or `ns` have passed since `begin`. For one thread of a block:
+/// every look crosses PCIe.
 __device__ void await_host(const uint32_t* word, uint32_t value, uint64_t begin, uint64_t ns) {
   while (ptx::load_of_host(word) < value && ptx::global_timer_ns() - begin < ns) ptx::pause_ns(kPollNs);
 }
@@ -25,7 +26,8 @@ __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool al
   uint32_t sum = 0;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     // In float: a product of two of these numbers may be larger than 64 bits hold.
-    const auto due = static_cast<uint64_t>(static_cast<float>(args.ns) * (static_cast<float>(piece) / static_cast<float>(pieces)));
+    const auto due =
+        static_cast<uint64_t>(static_cast<float>(args.ns) * (static_cast<float>(piece) / static_cast<float>(pieces)));
     if (threadIdx.x == 0) await_host(args.release, 1, begin, due);
     __syncthreads();
     const ptx::Words words = ptx::load_16(args.memory + piece * kPieceBytes + int64_t{threadIdx.x} * 16);
@@ -36,26 +38,35 @@ __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool al
   __syncthreads();  // the others keep their registers meanwhile
 }
 
-__global__ void await_kernel(AwaitFlag args) { await_host(args.flag, args.value, ptx::global_timer_ns(), static_cast<uint64_t>(args.limit_ns)); }
+__global__ void await_kernel(AwaitFlag args) {
+  await_host(args.flag, args.value, ptx::global_timer_ns(), static_cast<uint64_t>(args.limit_ns));
+}
 
 }  // namespace
 
 void hold_blocks_cuda(LaunchContext& context, const HoldBlocks& args) {
-  launch(stream_of(context), hold_kernel, dim3(static_cast<unsigned>(args.blocks)), dim3(kThreads), shared_memory_bytes(), args, all_aligned(args.memory));
+  launch(stream_of(context), hold_kernel, dim3(static_cast<unsigned>(args.blocks)), dim3(kThreads),
+         shared_memory_bytes(), args, all_aligned(args.memory));
 }
 
-void await_flag_cuda(LaunchContext& context, const AwaitFlag& args) { launch(stream_of(context), await_kernel, dim3(1), dim3(1), 0, args); }
+void await_flag_cuda(LaunchContext& context, const AwaitFlag& args) {
+  launch(stream_of(context), await_kernel, dim3(1), dim3(1), 0, args);
+}
 
 void copy_around_cuda(LaunchContext& context, const CopyAround& args) {
   for (int64_t at = 0; at < args.size_bytes; at += args.staging_bytes) {
-    const auto bytes = static_cast<size_t>(args.size_bytes - at < args.staging_bytes ? args.size_bytes - at : args.staging_bytes);
-    cuda_check(cudaMemcpyAsync(args.staging, args.memory + at, bytes, cudaMemcpyDeviceToHost, stream_of(context)), "copying for an emulated link");
-    cuda_check(cudaMemcpyAsync(args.scratch, args.staging, bytes, cudaMemcpyHostToDevice, stream_of(context)), "copying for an emulated link");
+    const auto bytes =
+        static_cast<size_t>(args.size_bytes - at < args.staging_bytes ? args.size_bytes - at : args.staging_bytes);
+    cuda_check(cudaMemcpyAsync(args.staging, args.memory + at, bytes, cudaMemcpyDeviceToHost, stream_of(context)),
+               "copying for an emulated link");
+    cuda_check(cudaMemcpyAsync(args.scratch, args.staging, bytes, cudaMemcpyHostToDevice, stream_of(context)),
+               "copying for an emulated link");
   }
 }
 
 void copy_on_device_cuda(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes) {
-  cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToDevice, stream_of(context)), "copying on the device");
+  cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToDevice, stream_of(context)),
+             "copying on the device");
 }
 
 }  // namespace slipstream::kernels

@@ -47,8 +47,6 @@ Cost layer_norm_backward_cost(const LayerNormBackward& args) {
                                                  (args.accumulate ? 4 : 2) * 4 * args.width + 8 * args.rows};
 }
 
-int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width) {
-  return 2 * width * RowBlocks{rows}.count();
-}
+int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width) { return 2 * width * RowBlocks{rows}.count(); }
 
 }  // namespace slipstream::kernels

@@ -31,9 +31,7 @@ struct Area {
   int64_t elems = 0;
 };
 
-int64_t stride_of(const MatmulBackwardWeight& args) {
-  return args.dy_stride == 0 ? args.out : args.dy_stride;
-}
+int64_t stride_of(const MatmulBackwardWeight& args) { return args.dy_stride == 0 ? args.out : args.dy_stride; }
 
 }  // namespace
 
@@ -89,10 +87,13 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   require_pointers("matmul_backward_input", {args.dx});
   if (args.out > 0) require_pointers("matmul_backward_input", {args.dy, args.weight});
   if (args.pre_activation && args.accumulate)
-    throw ShapeError("[matmul_backward_input] the gradient of GELU is of the whole sum: add first, and call gelu_backward. Got accumulate with pre_activation.");
+    throw ShapeError(
+        "[matmul_backward_input] the gradient of GELU is of the whole sum: add first, and call gelu_backward. Got "
+        "accumulate with pre_activation.");
   if (context.kind == DeviceKind::cuda) return matmul_backward_input_cuda(context, args);
   SLIP_CALL_ISA(matmul_backward_input_cpu(context, args))
-  if (args.pre_activation) gelu_backward(context, {args.dx, args.pre_activation, args.dx, args.rows * args.in, args.dtype});
+  if (args.pre_activation)
+    gelu_backward(context, {args.dx, args.pre_activation, args.dx, args.rows * args.in, args.dtype});
 }
 
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
@@ -127,8 +128,10 @@ Cost matmul_forward_cost(const MatmulForward& args) {
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
   const int64_t results = args.rows * args.in;
   // The gradient of GELU: the 32 operations of its card, and its input is read.
-  return {2 * results * args.out + (args.pre_activation ? 32 * results : 0),
-          bytes_of(args.rows * args.out + args.out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1), args.dtype)};
+  return {
+      2 * results * args.out + (args.pre_activation ? 32 * results : 0),
+      bytes_of(args.rows * args.out + args.out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1),
+               args.dtype)};
 }
 
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args) {

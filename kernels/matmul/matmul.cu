@@ -28,15 +28,20 @@ __global__ void __launch_bounds__(kThreads) bias_kernel(int64_t rows, int64_t ou
 
 constexpr int kColumns = 32, kRowLanes = 8;
 
-/// partial[block] (+)= the column sums of a block of rows: a thread per pack of columns and eighth of the rows, eighths in order.
+/// partial[block] (+)= the column sums of a block of rows: a thread per pack of columns and eighth of the rows, eighths
+/// in order.
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kColumns* kRowLanes) column_sums_kernel(const T* dy, int64_t stride, int64_t rows, int64_t rows_per_block,
-                                                                         int64_t out, float* partial, bool add) {
-  __shared__ float storage[kRowLanes * kPack<T> * kColumns];  // element i of a pack: neighbouring lanes in neighbouring banks
+__global__ void __launch_bounds__(kColumns* kRowLanes)
+    column_sums_kernel(const T* dy, int64_t stride, int64_t rows, int64_t rows_per_block, int64_t out, float* partial,
+                       bool add) {
+  __shared__ float
+      storage[kRowLanes * kPack<T> * kColumns];  // element i of a pack: neighbouring lanes in neighbouring banks
   const Shared<float> all(storage);
   const int lane = static_cast<int>(threadIdx.x) % kColumns, part = static_cast<int>(threadIdx.x) / kColumns;
-  const int64_t column = (int64_t{blockIdx.x} * kColumns + lane) * kPack<T>, left = out - column;  // 0 or less: no column
-  const int64_t begin = blockIdx.y * rows_per_block, end = begin + rows_per_block < rows ? begin + rows_per_block : rows;
+  const int64_t column = (int64_t{blockIdx.x} * kColumns + lane) * kPack<T>,
+                left = out - column;  // 0 or less: no column
+  const int64_t begin = blockIdx.y * rows_per_block,
+                end = begin + rows_per_block < rows ? begin + rows_per_block : rows;
   float sums[kPack<T>] = {};
   if (left > 0) {
 #pragma unroll 4
@@ -59,7 +64,8 @@ __global__ void __launch_bounds__(kColumns* kRowLanes) column_sums_kernel(const 
 }
 
 /// dbias (+)= the partial sums, block by block.
-__global__ void __launch_bounds__(kThreads) column_finish_kernel(const float* partial, int64_t blocks, int64_t out, float* dbias, bool accumulate) {
+__global__ void __launch_bounds__(kThreads)
+    column_finish_kernel(const float* partial, int64_t blocks, int64_t out, float* dbias, bool accumulate) {
   const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (column >= out) return;
   float sum = accumulate ? dbias[column] : 0.0f;
@@ -76,8 +82,9 @@ void zero(const LaunchContext& context, void* p, int64_t size_bytes) {
 template <typename T>
 void add_bias(const LaunchContext& context, const MatmulForward& args, void* y, bool start) {
   for_flag(args.out % kPack<T> == 0 && all_aligned(args.bias, y), [&](auto aligned) {
-    launch(stream_of(context), bias_kernel<aligned.value, T>, dim3(blocks_of(args.rows * blocks_for(args.out, kPack<T>))), dim3(kThreads), 0, args.rows,
-           args.out, static_cast<const T*>(args.bias), static_cast<T*>(y), start);
+    launch(stream_of(context), bias_kernel<aligned.value, T>,
+           dim3(blocks_of(args.rows * blocks_for(args.out, kPack<T>))), dim3(kThreads), 0, args.rows, args.out,
+           static_cast<const T*>(args.bias), static_cast<T*>(y), start);
   });
 }
 
@@ -94,21 +101,33 @@ void bias_gradient(const LaunchContext& context, const MatmulBackwardWeight& arg
   if (blocks > 0)
     for_flag(args.dy_stride % kPack<T> == 0 && all_aligned(args.dy), [&](auto aligned) {
       launch(stream_of(context), column_sums_kernel<aligned.value, T>,
-             dim3(static_cast<unsigned>(blocks_for(args.out, kColumns * kPack<T>)), static_cast<unsigned>(blocks)), dim3(kColumns * kRowLanes), 0,
-             static_cast<const T*>(args.dy), args.dy_stride, args.rows, rows_per_block, args.out, partial, partial == args.dbias && args.accumulate);
+             dim3(static_cast<unsigned>(blocks_for(args.out, kColumns * kPack<T>)), static_cast<unsigned>(blocks)),
+             dim3(kColumns * kRowLanes), 0, static_cast<const T*>(args.dy), args.dy_stride, args.rows, rows_per_block,
+             args.out, partial, partial == args.dbias && args.accumulate);
     });
   if (partial != args.dbias)
-    launch(stream_of(context), column_finish_kernel, dim3(blocks_of(args.out)), dim3(kThreads), 0, partial, blocks, args.out, args.dbias,
-           args.accumulate);
+    launch(stream_of(context), column_finish_kernel, dim3(blocks_of(args.out)), dim3(kThreads), 0, partial, blocks,
+           args.out, args.dbias, args.accumulate);
 }
 
 }  // namespace
 
 void matmul_forward_cuda(LaunchContext& context, const MatmulForward& args) {
   // Row-major y = x · weight^T is column-major y^T = weight · x^T.
-  Gemm product = {.a = args.weight, .b = args.x, .d = args.y, .bias = args.bias, .pre_gelu = args.pre_activation, .m = args.out,
-                  .n = args.rows, .k = args.in, .a_ld = args.in, .b_ld = args.in, .d_ld = args.out, .a_transposed = true,
-                  .in = args.dtype, .out = args.dtype};
+  Gemm product = {.a = args.weight,
+                  .b = args.x,
+                  .d = args.y,
+                  .bias = args.bias,
+                  .pre_gelu = args.pre_activation,
+                  .m = args.out,
+                  .n = args.rows,
+                  .k = args.in,
+                  .a_ld = args.in,
+                  .b_ld = args.in,
+                  .d_ld = args.out,
+                  .a_transposed = true,
+                  .in = args.dtype,
+                  .out = args.dtype};
   if (args.in > 0 && gemm(context, product)) return;
   void* value = args.pre_activation ? args.pre_activation : args.y;
   product.d = value;
@@ -126,8 +145,19 @@ void matmul_backward_input_cuda(LaunchContext& context, const MatmulBackwardInpu
     if (!args.accumulate) zero(context, args.dx, bytes_of(args.rows * args.in, args.dtype));
     return;
   }
-  Gemm product = {.a = args.weight, .b = args.dy, .d = args.dx, .gelu_input = args.pre_activation, .m = args.in, .n = args.rows, .k = args.out,
-                  .a_ld = args.in, .b_ld = args.out, .d_ld = args.in, .in = args.dtype, .out = args.dtype, .accumulate = args.accumulate};
+  Gemm product = {.a = args.weight,
+                  .b = args.dy,
+                  .d = args.dx,
+                  .gelu_input = args.pre_activation,
+                  .m = args.in,
+                  .n = args.rows,
+                  .k = args.out,
+                  .a_ld = args.in,
+                  .b_ld = args.out,
+                  .d_ld = args.in,
+                  .in = args.dtype,
+                  .out = args.dtype,
+                  .accumulate = args.accumulate};
   if (gemm(context, product)) return;
   product.gelu_input = nullptr;
   gemm(context, product);
@@ -139,13 +169,24 @@ void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWei
     // Fused sums are stored, not added: those of a later micro-batch go through the scratch.
     const bool fits = bytes_of(args.out, DType::f32) <= kScratchBytes;
     void* sums = args.accumulate ? scratch_of(context) : args.dbias;
-    Gemm product = {.a = args.x, .b = args.dy, .d = args.dweight, .b_sums = args.dbias && fits ? sums : nullptr, .m = args.in, .n = args.out,
-                    .k = args.rows, .a_ld = args.in, .b_ld = args.dy_stride, .d_ld = args.in, .b_transposed = true, .in = args.dtype,
-                    .out = DType::f32, .accumulate = args.accumulate};
+    Gemm product = {.a = args.x,
+                    .b = args.dy,
+                    .d = args.dweight,
+                    .b_sums = args.dbias && fits ? sums : nullptr,
+                    .m = args.in,
+                    .n = args.out,
+                    .k = args.rows,
+                    .a_ld = args.in,
+                    .b_ld = args.dy_stride,
+                    .d_ld = args.in,
+                    .b_transposed = true,
+                    .in = args.dtype,
+                    .out = DType::f32,
+                    .accumulate = args.accumulate};
     if (product.b_sums && gemm(context, product)) {
       if (args.accumulate)
-        launch(stream_of(context), column_finish_kernel, dim3(blocks_of(args.out)), dim3(kThreads), 0, static_cast<const float*>(sums), int64_t{1},
-               args.out, args.dbias, true);
+        launch(stream_of(context), column_finish_kernel, dim3(blocks_of(args.out)), dim3(kThreads), 0,
+               static_cast<const float*>(sums), int64_t{1}, args.out, args.dbias, true);
       return;
     }
     product.b_sums = nullptr;
@@ -153,8 +194,7 @@ void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWei
   } else if (args.in > 0 && !args.accumulate) {
     zero(context, args.dweight, bytes_of(args.out * args.in, DType::f32));
   }
-  if (args.dbias)
-    for_dtype(args.dtype, [&](auto type) { bias_gradient<decltype(type)>(context, args); });
+  if (args.dbias) for_dtype(args.dtype, [&](auto type) { bias_gradient<decltype(type)>(context, args); });
 }
 
 }  // namespace slipstream::kernels

@@ -54,8 +54,8 @@ struct MatmulBackwardWeight {
   int64_t dy_stride = 0;
 };
 
-/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand, stride below out, a gradient of GELU added),
-/// ResourceError (no kernel for this device).
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand, stride below out, a
+/// gradient of GELU added), ResourceError (no kernel for this device).
 void matmul_forward(LaunchContext& context, const MatmulForward& args);
 void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args);
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args);

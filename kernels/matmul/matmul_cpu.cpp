@@ -17,9 +17,7 @@ constexpr int64_t kBlockK = 2048;
 // Columns of a bias gradient summed at once: a part of L1.
 constexpr int64_t kBiasColumns = 256;
 
-int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <typename From, typename To>
 void copy_row(const From* from, To* to, int64_t elems) {
@@ -138,8 +136,8 @@ void forward_tile_bf16(const MatmulForward& args, int64_t row, int64_t column, i
   if (product_has_bf16() && args.pre_activation == nullptr && args.in > 0)
     return product_bf16({static_cast<const bfloat16*>(args.x) + row * args.in, args.in, false,
                          static_cast<const bfloat16*>(args.weight) + column * args.in, args.in, true,
-                         static_cast<bfloat16*>(args.y) + row * args.out + column, args.out, rows, columns, args.in, false,
-                         DType::bf16, bias == nullptr ? nullptr : bias + column});
+                         static_cast<bfloat16*>(args.y) + row * args.out + column, args.out, rows, columns, args.in,
+                         false, DType::bf16, bias == nullptr ? nullptr : bias + column});
   float* block = product_scratch(Scratch::c, smaller(rows, kBlockM) * smaller(columns, kBlockN));
   for (int64_t n0 = 0; n0 < columns; n0 += kBlockN)
     for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {
@@ -169,8 +167,8 @@ void backward_input_tile_bf16(const MatmulBackwardInput& args, int64_t row, int6
   if (product_has_bf16() && !args.accumulate && args.out > 0)
     return product_bf16({static_cast<const bfloat16*>(args.dy) + row * args.out, args.out, false,
                          static_cast<const bfloat16*>(args.weight) + column, args.in, false,
-                         static_cast<bfloat16*>(args.dx) + row * args.in + column, args.in, rows, columns, args.out, false,
-                         DType::bf16});
+                         static_cast<bfloat16*>(args.dx) + row * args.in + column, args.in, rows, columns, args.out,
+                         false, DType::bf16});
   float* block = product_scratch(Scratch::c, smaller(rows, kBlockM) * smaller(columns, kBlockN));
   for (int64_t n0 = 0; n0 < columns; n0 += kBlockN)
     for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {

@@ -22,9 +22,9 @@ struct Product {
   void* c = nullptr;
   int64_t c_stride = 0;
   int64_t m = 0, n = 0, k = 0;
-  bool accumulate = false;       // float c only
-  DType c_dtype = DType::f32;    // bf16: product_bf16 only
-  const void* bias = nullptr;    // [n] bfloat16; bfloat16 c only
+  bool accumulate = false;     // float c only
+  DType c_dtype = DType::f32;  // bf16: product_bf16 only
+  const void* bias = nullptr;  // [n] bfloat16; bfloat16 c only
 };
 
 /// Blocks. Uses no other thread. Sizes of at least 1. Throws: InternalError with the library's status.

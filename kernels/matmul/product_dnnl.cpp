@@ -50,7 +50,8 @@ Bf16Product build(const Product& p, const dnnl::engine& engine) {
   };
   const auto a = describe(p.m, p.k, p.a_stride, p.a_transposed, memory::data_type::bf16);
   const auto b = describe(p.k, p.n, p.b_stride, p.b_transposed, memory::data_type::bf16);
-  const auto c = describe(p.m, p.n, p.c_stride, false, p.c_dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32);
+  const auto c = describe(p.m, p.n, p.c_stride, false,
+                          p.c_dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32);
   const auto bias = p.bias != nullptr ? describe(1, p.n, p.n, false, memory::data_type::bf16) : memory::desc();
   dnnl::primitive_attr attributes;
   if (p.accumulate) {
@@ -63,8 +64,7 @@ Bf16Product build(const Product& p, const dnnl::engine& engine) {
 #else
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, bias, c), attributes, engine);
 #endif
-  return {dnnl::matmul(description),
-          memory(a, engine, nullptr), memory(b, engine, nullptr), memory(c, engine, nullptr),
+  return {dnnl::matmul(description), memory(a, engine, nullptr), memory(b, engine, nullptr), memory(c, engine, nullptr),
           p.bias != nullptr ? memory(bias, engine, nullptr) : memory()};
 }
 
@@ -95,8 +95,8 @@ void product_bf16(const Product& p) {
   thread_local const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   thread_local dnnl::stream stream(engine);
   thread_local std::map<Key, Bf16Product> products;
-  const int64_t flags = (p.a_transposed ? 1 : 0) | (p.b_transposed ? 2 : 0) | (p.accumulate ? 4 : 0) | (p.c_dtype == DType::bf16 ? 8 : 0) |
-                        (p.bias != nullptr ? 16 : 0);
+  const int64_t flags = (p.a_transposed ? 1 : 0) | (p.b_transposed ? 2 : 0) | (p.accumulate ? 4 : 0) |
+                        (p.c_dtype == DType::bf16 ? 8 : 0) | (p.bias != nullptr ? 16 : 0);
   const Key key = {p.m, p.n, p.k, p.a_stride, p.b_stride, p.c_stride, flags};
   try {
     auto found = products.find(key);
@@ -105,7 +105,8 @@ void product_bf16(const Product& p) {
     it.a.set_data_handle(const_cast<void*>(p.a));
     it.b.set_data_handle(const_cast<void*>(p.b));
     it.c.set_data_handle(p.c);
-    std::unordered_map<int, dnnl::memory> memories = {{DNNL_ARG_SRC, it.a}, {DNNL_ARG_WEIGHTS, it.b}, {DNNL_ARG_DST, it.c}};
+    std::unordered_map<int, dnnl::memory> memories = {
+        {DNNL_ARG_SRC, it.a}, {DNNL_ARG_WEIGHTS, it.b}, {DNNL_ARG_DST, it.c}};
     if (p.bias != nullptr) {
       it.bias.set_data_handle(const_cast<void*>(p.bias));
       memories.emplace(DNNL_ARG_BIAS, it.bias);

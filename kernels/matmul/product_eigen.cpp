@@ -40,17 +40,13 @@ void product_f32(const Product& p) {
     multiply(a, b, c, p.accumulate);
 }
 
-bool product_has_bf16() {
-  return false;
-}
+bool product_has_bf16() { return false; }
 
 void product_bf16(const Product&) {
   throw InternalError("[matmul] Eigen has no bfloat16 product; ask product_has_bf16 first.");
 }
 
-bool product_direct(const Product&, DType, int) {
-  return false;
-}
+bool product_direct(const Product&, DType, int) { return false; }
 
 std::string_view product_library() {
 #define SLIP_TEXT_OF(x) #x

@@ -19,8 +19,6 @@ void residual(LaunchContext& context, const Residual& args) {
   SLIP_CALL_ISA(residual_cpu(context, args));
 }
 
-Cost residual_cost(const Residual& args) {
-  return {args.elems, bytes_of(3 * args.elems, args.dtype)};
-}
+Cost residual_cost(const Residual& args) { return {args.elems, bytes_of(3 * args.elems, args.dtype)}; }
 
 }  // namespace slipstream::kernels

@@ -16,7 +16,8 @@ struct Sum {
 void residual_cuda(LaunchContext& context, const Residual& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    map_two(context, args.elems, static_cast<const T*>(args.a), static_cast<const T*>(args.b), static_cast<T*>(args.y), Sum{});
+    map_two(context, args.elems, static_cast<const T*>(args.a), static_cast<const T*>(args.b), static_cast<T*>(args.y),
+            Sum{});
   });
 }
 

@@ -47,8 +47,6 @@ Cost rms_norm_backward_cost(const RmsNormBackward& args) {
                                                  (args.accumulate ? 2 : 1) * 4 * args.width + 4 * args.rows};
 }
 
-int64_t rms_norm_backward_workspace_elems(int64_t rows, int64_t width) {
-  return width * RowBlocks{rows}.count();
-}
+int64_t rms_norm_backward_workspace_elems(int64_t rows, int64_t width) { return width * RowBlocks{rows}.count(); }
 
 }  // namespace slipstream::kernels

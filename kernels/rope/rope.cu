@@ -39,10 +39,12 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(Rope args) {
 void rope_cuda(LaunchContext& context, const Rope& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t half = args.head_dim / 2, threads = args.batch * args.tokens * args.heads * blocks_for(half, kPack<T>);
+    const int64_t half = args.head_dim / 2,
+                  threads = args.batch * args.tokens * args.heads * blocks_for(half, kPack<T>);
     const bool whole_packs = half % kPack<T> == 0 && args.row_stride % kPack<T> == 0;
     for_flag(whole_packs && all_aligned(args.x, args.table), [&](auto aligned) {
-      launch(stream_of(context), rope_kernel<aligned.value, T>, dim3(static_cast<unsigned>(blocks_for(threads, kThreads))), dim3(kThreads), 0, args);
+      launch(stream_of(context), rope_kernel<aligned.value, T>,
+             dim3(static_cast<unsigned>(blocks_for(threads, kThreads))), dim3(kThreads), 0, args);
     });
   });
 }

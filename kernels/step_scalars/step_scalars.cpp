@@ -11,9 +11,12 @@ namespace slipstream::kernels {
 void add_loss(LaunchContext& context, const AddLoss& args) {
   require_pointers("add_loss", {args.part, args.total});
   switch (context.kind) {
-    case DeviceKind::cpu: return add_loss_cpu(args);
-    case DeviceKind::cuda: return add_loss_cuda(context, args);
-    case DeviceKind::sim: no_kernel("add_loss", context.kind);
+    case DeviceKind::cpu:
+      return add_loss_cpu(args);
+    case DeviceKind::cuda:
+      return add_loss_cuda(context, args);
+    case DeviceKind::sim:
+      no_kernel("add_loss", context.kind);
   }
 }
 
@@ -22,18 +25,24 @@ void clip(LaunchContext& context, const Clip& args) {
   require_pointers("clip", {args.norm, args.scalars});
   if (args.count > 0) require_pointers("clip", {args.sums});
   switch (context.kind) {
-    case DeviceKind::cpu: return clip_cpu(args);
-    case DeviceKind::cuda: return clip_cuda(context, args);
-    case DeviceKind::sim: no_kernel("clip", context.kind);
+    case DeviceKind::cpu:
+      return clip_cpu(args);
+    case DeviceKind::cuda:
+      return clip_cuda(context, args);
+    case DeviceKind::sim:
+      no_kernel("clip", context.kind);
   }
 }
 
 void report(LaunchContext& context, const Report& args) {
   require_pointers("report", {args.loss, args.norm, args.slot});
   switch (context.kind) {
-    case DeviceKind::cpu: return report_cpu(args);
-    case DeviceKind::cuda: return report_cuda(context, args);
-    case DeviceKind::sim: no_kernel("report", context.kind);
+    case DeviceKind::cpu:
+      return report_cpu(args);
+    case DeviceKind::cuda:
+      return report_cuda(context, args);
+    case DeviceKind::sim:
+      no_kernel("report", context.kind);
   }
 }
 
@@ -42,9 +51,12 @@ void copy(LaunchContext& context, const Copy& args) {
   if (args.size_bytes == 0) return;
   require_pointers("copy", {args.from, args.to});
   switch (context.kind) {
-    case DeviceKind::cpu: return copy_cpu(args);
-    case DeviceKind::cuda: return copy_cuda(context, args);
-    case DeviceKind::sim: no_kernel("copy", context.kind);
+    case DeviceKind::cpu:
+      return copy_cpu(args);
+    case DeviceKind::cuda:
+      return copy_cuda(context, args);
+    case DeviceKind::sim:
+      no_kernel("copy", context.kind);
   }
 }
 
@@ -53,9 +65,12 @@ void zero(LaunchContext& context, const Zero& args) {
   if (args.size_bytes == 0) return;
   require_pointers("zero", {args.to});
   switch (context.kind) {
-    case DeviceKind::cpu: return zero_cpu(args);
-    case DeviceKind::cuda: return zero_cuda(context, args);
-    case DeviceKind::sim: no_kernel("zero", context.kind);
+    case DeviceKind::cpu:
+      return zero_cpu(args);
+    case DeviceKind::cuda:
+      return zero_cuda(context, args);
+    case DeviceKind::sim:
+      no_kernel("zero", context.kind);
   }
 }
 
@@ -65,9 +80,12 @@ void upload(LaunchContext& context, const Upload& args) {
     if (part.size_bytes > 0) require_pointers("upload", {part.to});
   }
   switch (context.kind) {
-    case DeviceKind::cpu: return upload_cpu(args);
-    case DeviceKind::cuda: return upload_cuda(context, args);
-    case DeviceKind::sim: no_kernel("upload", context.kind);
+    case DeviceKind::cpu:
+      return upload_cpu(args);
+    case DeviceKind::cuda:
+      return upload_cuda(context, args);
+    case DeviceKind::sim:
+      no_kernel("upload", context.kind);
   }
 }
 

@@ -35,7 +35,8 @@ void add_loss_cuda(LaunchContext& context, const AddLoss& args) {
 }
 
 void clip_cuda(LaunchContext& context, const Clip& args) {
-  launch(stream_of(context), clip_kernel, dim3(1), dim3(1), 0, args.sums, args.count, args.max_norm, args.norm, args.scalars);
+  launch(stream_of(context), clip_kernel, dim3(1), dim3(1), 0, args.sums, args.count, args.max_norm, args.norm,
+         args.scalars);
 }
 
 void report_cuda(LaunchContext& context, const Report& args) {

@@ -57,7 +57,8 @@ struct Zero {
   int64_t size_bytes = 0;
 };
 
-/// Pinned memory of one uploading work on cuda, taken at its first run; nothing on cpu. Made once, when works are bound.
+/// Pinned memory of one uploading work on cuda, taken at its first run; nothing on cpu. Made once, when works are
+/// bound.
 class UploadStaging {
  public:
   virtual ~UploadStaging() = default;
@@ -66,8 +67,8 @@ class UploadStaging {
 std::shared_ptr<UploadStaging> make_upload_staging();
 
 /// Bytes that the host makes during the step: `fill` writes to the pointers it is given, one per part.
-/// On cpu these are the parts themselves, and upload() calls it. On cuda prepare_upload() calls it on pinned memory of the
-/// step (modulo kStepPeriod, so that the host may run ahead), and upload() enqueues the copies.
+/// On cpu these are the parts themselves, and upload() calls it. On cuda prepare_upload() calls it on pinned memory of
+/// the step (modulo kStepPeriod, so that the host may run ahead), and upload() enqueues the copies.
 struct Upload {
   static constexpr int kParts = 2;
   struct Part {
@@ -86,7 +87,8 @@ void report(LaunchContext& context, const Report& args);
 void copy(LaunchContext& context, const Copy& args);
 void zero(LaunchContext& context, const Zero& args);
 void upload(LaunchContext& context, const Upload& args);
-/// The host's part of an upload on cuda, for Work::prepare; waits only for copies of kStepPeriod steps ago. Nothing on cpu.
+/// The host's part of an upload on cuda, for Work::prepare; waits only for copies of kStepPeriod steps ago. Nothing on
+/// cpu.
 void prepare_upload(LaunchContext& context, const Upload& args);
 
 }  // namespace slipstream::kernels

@@ -35,8 +35,8 @@ class CudaStaging final : public UploadStaging {
     const auto offsets = offsets_of(args);
     for (size_t p = 0; p < args.parts.size(); ++p)
       if (args.parts[p].size_bytes > 0)
-        SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, piece.host + offsets[p], static_cast<size_t>(args.parts[p].size_bytes),
-                                  cudaMemcpyHostToDevice, stream));
+        SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, piece.host + offsets[p],
+                                  static_cast<size_t>(args.parts[p].size_bytes), cudaMemcpyHostToDevice, stream));
     // A graph needs no event of its own: it is launched again when its last run has ended.
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     SLIP_CUDA(cudaStreamIsCapturing(stream, &status));
@@ -53,11 +53,13 @@ class CudaStaging final : public UploadStaging {
   /// Where each part begins in a piece, and the size of all.
   static std::array<int64_t, Upload::kParts + 1> offsets_of(const Upload& args) {
     std::array<int64_t, Upload::kParts + 1> offsets{};
-    for (size_t p = 0; p < args.parts.size(); ++p) offsets[p + 1] = offsets[p] + (args.parts[p].size_bytes + 255) / 256 * 256;
+    for (size_t p = 0; p < args.parts.size(); ++p)
+      offsets[p + 1] = offsets[p] + (args.parts[p].size_bytes + 255) / 256 * 256;
     return offsets;
   }
 
-  /// Takes memory at the first use of a piece. Later uses find its last copy done, unless the caller runs further ahead.
+  /// Takes memory at the first use of a piece. Later uses find its last copy done, unless the caller runs further
+  /// ahead.
   static void make_room(Piece& piece, int64_t size_bytes) {
     if (piece.copied && !SLIP_CUDA_READY(cudaEventQuery(piece.copied))) SLIP_CUDA(cudaEventSynchronize(piece.copied));
     if (!piece.copied)
@@ -84,7 +86,8 @@ void copy_cuda(LaunchContext& context, const Copy& args) {
 }
 
 void zero_cuda(LaunchContext& context, const Zero& args) {
-  SLIP_CUDA(cudaMemsetAsync(args.to, 0, static_cast<size_t>(args.size_bytes), static_cast<cudaStream_t>(context.native_stream)));
+  SLIP_CUDA(cudaMemsetAsync(args.to, 0, static_cast<size_t>(args.size_bytes),
+                            static_cast<cudaStream_t>(context.native_stream)));
 }
 
 void prepare_upload_cuda(LaunchContext& context, const Upload& args) {
@@ -92,7 +95,8 @@ void prepare_upload_cuda(LaunchContext& context, const Upload& args) {
 }
 
 void upload_cuda(LaunchContext& context, const Upload& args) {
-  static_cast<CudaStaging&>(*args.staging).copy(context.frame->step, args, static_cast<cudaStream_t>(context.native_stream));
+  static_cast<CudaStaging&>(*args.staging)
+      .copy(context.frame->step, args, static_cast<cudaStream_t>(context.native_stream));
 }
 
 }  // namespace slipstream::kernels

@@ -11,10 +11,10 @@ namespace {
 constexpr int64_t kBlock = 4096;  // elements, of the card
 constexpr int kLanes = 16;        // of the card
 constexpr int kThreads = 256;
-constexpr int kPerThread = kPack<float>;                // lanes of the card that a thread adds
-constexpr int kThreadsOfBlock = kLanes / kPerThread;    // of the card's
+constexpr int kPerThread = kPack<float>;              // lanes of the card that a thread adds
+constexpr int kThreadsOfBlock = kLanes / kPerThread;  // of the card's
 constexpr int kBlocksOfThreads = kThreads / kThreadsOfBlock;
-constexpr int64_t kBlocksAtOnce = kScratchBytes / 8;    // one double each
+constexpr int64_t kBlocksAtOnce = kScratchBytes / 8;  // one double each
 
 /// A part, or as much of it as a launch takes.
 struct Piece {
@@ -38,8 +38,10 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces
   int piece = 0;
   for (int beyond = pieces.count; beyond - piece > 1;) {
     const int middle = (piece + beyond) / 2;
-    if (pieces.at[middle].first_block <= block) piece = middle;
-    else beyond = middle;
+    if (pieces.at[middle].first_block <= block)
+      piece = middle;
+    else
+      beyond = middle;
   }
   const int64_t at = (block - pieces.at[piece].first_block) * kBlock, left = pieces.at[piece].elems - at;
   const int64_t elems = !whole ? 0 : left < kBlock ? left : kBlock;
@@ -49,15 +51,19 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces
 #pragma unroll 8
   for (int64_t i = threadIdx.x % kThreadsOfBlock * kPerThread; i < elems; i += kLanes) {
     float values[kPerThread];
-    if (aligned) load_floats<true>(from + i, elems - i, values);
-    else load_floats<false>(from + i, elems - i, values);
+    if (aligned)
+      load_floats<true>(from + i, elems - i, values);
+    else
+      load_floats<false>(from + i, elems - i, values);
 #pragma unroll
-    for (int lane = 0; lane < kPerThread; ++lane) lanes[lane] += static_cast<double>(values[lane]) * static_cast<double>(values[lane]);
+    for (int lane = 0; lane < kPerThread; ++lane)
+      lanes[lane] += static_cast<double>(values[lane]) * static_cast<double>(values[lane]);
   }
 #pragma unroll
   for (int width = kThreadsOfBlock / 2; width > 0; width /= 2)
 #pragma unroll
-    for (int lane = 0; lane < kPerThread; ++lane) lanes[lane] += __shfl_down_sync(kWholeWarp, lanes[lane], width, kThreadsOfBlock);
+    for (int lane = 0; lane < kPerThread; ++lane)
+      lanes[lane] += __shfl_down_sync(kWholeWarp, lanes[lane], width, kThreadsOfBlock);
 #pragma unroll
   for (int width = kPerThread / 2; width > 0; width /= 2)
 #pragma unroll
@@ -85,9 +91,10 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const d
 void run(const LaunchContext& context, const SumSquares& args, Pieces& pieces) {
   auto* sums = static_cast<double*>(scratch_of(context));
   if (pieces.blocks > 0)
-    launch(stream_of(context), blocks_kernel, dim3(static_cast<unsigned>(blocks_for(pieces.blocks, kBlocksOfThreads))), dim3(kThreads), 0, args.x,
-           pieces, sums);
-  launch(stream_of(context), finish_kernel, dim3(static_cast<unsigned>(pieces.count)), dim3(kThreads), 0, pieces, sums, args.results);
+    launch(stream_of(context), blocks_kernel, dim3(static_cast<unsigned>(blocks_for(pieces.blocks, kBlocksOfThreads))),
+           dim3(kThreads), 0, args.x, pieces, sums);
+  launch(stream_of(context), finish_kernel, dim3(static_cast<unsigned>(pieces.count)), dim3(kThreads), 0, pieces, sums,
+         args.results);
   pieces = {};
 }
 
@@ -100,7 +107,8 @@ void sum_squares_cuda(LaunchContext& context, const SumSquares& args) {
     int64_t done = 0;
     do {
       if (pieces.count == Pieces::kMost || pieces.blocks == kBlocksAtOnce) run(context, args, pieces);
-      const int64_t most = (kBlocksAtOnce - pieces.blocks) * kBlock, left = part.elems - done, elems = left < most ? left : most;
+      const int64_t most = (kBlocksAtOnce - pieces.blocks) * kBlock, left = part.elems - done,
+                    elems = left < most ? left : most;
       pieces.at[pieces.count++] = {part.begin + done, elems, pieces.blocks, part.result, done == 0};
       pieces.blocks += blocks_for(elems, kBlock);
       done += elems;

@@ -3,8 +3,8 @@
 // The sums of the squares of ranges of floats, in double: pieces of the gradient norm.
 //
 //   results[part.result] = sum over i in [0, part.elems) of x[part.begin + i]², for every part
-// Blocks of 4096 elements of a part are summed on 16 interleaved lanes, then added in block order. The square of a float is exact
-// in double, so a result has the same bits for any number of threads and any instruction set.
+// Blocks of 4096 elements of a part are summed on 16 interleaved lanes, then added in block order. The square of a
+// float is exact in double, so a result has the same bits for any number of threads and any instruction set.
 
 #include <cstdint>
 

@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(int64_t rows, int64_t
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(int64_t rows, int64_t width, const T* dy, const T* gate_up, T* dgate_up) {
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(int64_t rows, int64_t width, const T* dy, const T* gate_up, T* dgate_up) {
   const Place<T> at(width);
   if (at.row >= rows) return;
   const int64_t offset = at.row * 2 * width + at.column;
@@ -66,8 +67,8 @@ void swiglu_forward_cuda(LaunchContext& context, const SwigluForward& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     for_flag(all_aligned(args.gate_up, args.y) && args.width % kPack<T> == 0, [&](auto aligned) {
-      launch(stream_of(context), forward_kernel<aligned.value, T>, grid_of<T>(args.rows, args.width), dim3(kThreads), 0, args.rows,
-             args.width, static_cast<const T*>(args.gate_up), static_cast<T*>(args.y));
+      launch(stream_of(context), forward_kernel<aligned.value, T>, grid_of<T>(args.rows, args.width), dim3(kThreads), 0,
+             args.rows, args.width, static_cast<const T*>(args.gate_up), static_cast<T*>(args.y));
     });
   });
 }
@@ -76,8 +77,9 @@ void swiglu_backward_cuda(LaunchContext& context, const SwigluBackward& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     for_flag(all_aligned(args.dy, args.gate_up, args.dgate_up) && args.width % kPack<T> == 0, [&](auto aligned) {
-      launch(stream_of(context), backward_kernel<aligned.value, T>, grid_of<T>(args.rows, args.width), dim3(kThreads), 0, args.rows,
-             args.width, static_cast<const T*>(args.dy), static_cast<const T*>(args.gate_up), static_cast<T*>(args.dgate_up));
+      launch(stream_of(context), backward_kernel<aligned.value, T>, grid_of<T>(args.rows, args.width), dim3(kThreads),
+             0, args.rows, args.width, static_cast<const T*>(args.dy), static_cast<const T*>(args.gate_up),
+             static_cast<T*>(args.dgate_up));
     });
   });
 }

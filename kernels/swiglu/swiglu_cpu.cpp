@@ -10,9 +10,7 @@ namespace {
 /// Beyond it silu and its slope are 0 (below 1e-36), and e^88 is still a float.
 constexpr float kLeast = -88.0f;
 
-inline int64_t grain_rows(int64_t width) {
-  return 4096 / width + 1;
-}
+inline int64_t grain_rows(int64_t width) { return 4096 / width + 1; }
 
 template <typename T>
 void forward(LaunchContext& context, const SwigluForward& args) {

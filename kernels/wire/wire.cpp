@@ -16,8 +16,10 @@ bool checked(const char* op, const LaunchContext& context, int64_t elems, int64_
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
   require_at_least(op, "elems", elems, 0);
   require_at_least(op, "parts", parts, 0);
-  if (elems % kWirePartElems != 0) throw ShapeError("[{}] elems {} is no multiple of {}. Pad the part.", op, elems, kWirePartElems);
-  if (wire != DType::bf16 && wire != DType::u8) throw ShapeError("[{}] {} on the wire needs no work: got it, need bfloat16 or uint8.", op, name_of(wire));
+  if (elems % kWirePartElems != 0)
+    throw ShapeError("[{}] elems {} is no multiple of {}. Pad the part.", op, elems, kWirePartElems);
+  if (wire != DType::bf16 && wire != DType::u8)
+    throw ShapeError("[{}] {} on the wire needs no work: got it, need bfloat16 or uint8.", op, name_of(wire));
   return elems > 0 && parts > 0;
 }
 
@@ -26,7 +28,8 @@ bool checked(const char* op, const LaunchContext& context, int64_t elems, int64_
 void encode(LaunchContext& context, const Encode& args) {
   if (!checked("encode", context, args.elems, args.parts, args.wire)) return;
   require_pointers("encode", {args.from, args.to});
-  if (args.residual && args.wire != DType::u8) throw ShapeError("[encode] a residual goes with uint8, got {}. Leave it out.", name_of(args.wire));
+  if (args.residual && args.wire != DType::u8)
+    throw ShapeError("[encode] a residual goes with uint8, got {}. Leave it out.", name_of(args.wire));
   if (context.kind == DeviceKind::cuda) return encode_cuda(context, args);
   SLIP_CALL_ISA(encode_cpu(context, args))
 }

@@ -24,13 +24,16 @@ struct Lane {
   int count;
 };
 __device__ __forceinline__ Lane lane_of(int64_t block, int64_t elems, int64_t part_bytes) {
-  const int64_t per_part = (elems + kWireBlockElems - 1) / kWireBlockElems, part = block / per_part, index = block % per_part;
+  const int64_t per_part = (elems + kWireBlockElems - 1) / kWireBlockElems, part = block / per_part,
+                index = block % per_part;
   const int64_t at = index * kWireBlockElems + static_cast<int64_t>(threadIdx.x % kWarp) * kLaneElems;
   const int64_t begin = part * part_bytes;
   return {part * elems + at, begin + at, begin + elems + 4 * index, at < elems ? kLaneElems : 0};
 }
 
-__device__ __forceinline__ float byte_of(uint32_t word, int i) { return static_cast<float>(static_cast<int8_t>(word >> (8 * i))); }
+__device__ __forceinline__ float byte_of(uint32_t word, int i) {
+  return static_cast<float>(static_cast<int8_t>(word >> (8 * i)));
+}
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t part_bytes) {
@@ -98,7 +101,8 @@ __global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int6
     const auto* from = static_cast<const unsigned char*>(args.from) + part * part_bytes;
     const float scale = *reinterpret_cast<const float*>(from + lane.scale);
     const uint32_t word = *reinterpret_cast<const uint32_t*>(from + lane.word);
-    for (int i = 0; i < kLaneElems; ++i) total[i] = part == 0 ? byte_of(word, i) * scale : total[i] + byte_of(word, i) * scale;
+    for (int i = 0; i < kLaneElems; ++i)
+      total[i] = part == 0 ? byte_of(word, i) * scale : total[i] + byte_of(word, i) * scale;
   }
   store_floats<kAligned>(args.to + lane.value, lane.count, total);
 }
@@ -124,9 +128,11 @@ dim3 grid_for(int64_t warps) { return dim3(static_cast<unsigned>(blocks_for(warp
 }  // namespace
 
 void encode_cuda(LaunchContext& context, const Encode& args) {
-  if (args.wire == DType::bf16) return map(context, args.parts * args.elems, args.from, static_cast<bfloat16*>(args.to), Same{});
+  if (args.wire == DType::bf16)
+    return map(context, args.parts * args.elems, args.from, static_cast<bfloat16*>(args.to), Same{});
   for_flag(all_aligned(args.from, args.residual), [&](auto aligned) {
-    launch(stream_of(context), encode_kernel<aligned.value>, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
+    launch(stream_of(context), encode_kernel<aligned.value>,
+           grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
            encoded_bytes(args.elems, DType::u8));
   });
 }
@@ -134,9 +140,12 @@ void encode_cuda(LaunchContext& context, const Encode& args) {
 void decode_cuda(LaunchContext& context, const Decode& args) {
   for_dtype(args.to_dtype, [&](auto to) {
     using To = decltype(to);
-    if (args.wire == DType::bf16) return map(context, args.parts * args.elems, static_cast<const bfloat16*>(args.from), static_cast<To*>(args.to), Same{});
+    if (args.wire == DType::bf16)
+      return map(context, args.parts * args.elems, static_cast<const bfloat16*>(args.from), static_cast<To*>(args.to),
+                 Same{});
     for_flag(all_aligned(args.to), [&](auto aligned) {
-      launch(stream_of(context), decode_kernel<aligned.value, To>, grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
+      launch(stream_of(context), decode_kernel<aligned.value, To>,
+             grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
              encoded_bytes(args.elems, DType::u8));
     });
   });
@@ -146,13 +155,13 @@ void sum_parts_cuda(LaunchContext& context, const SumParts& args) {
   constexpr int kElems = kPack<bfloat16>;
   if (args.wire == DType::u8)
     for_flag(all_aligned(args.to), [&](auto aligned) {
-      launch(stream_of(context), sum_bytes_kernel<aligned.value>, grid_for(blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
-             encoded_bytes(args.elems, DType::u8));
+      launch(stream_of(context), sum_bytes_kernel<aligned.value>, grid_for(blocks_for(args.elems, kWireBlockElems)),
+             dim3(kThreads), 0, args, encoded_bytes(args.elems, DType::u8));
     });
   else
     for_flag(args.elems % kElems == 0 && all_aligned(args.from, args.to), [&](auto aligned) {
-      launch(stream_of(context), sum_rounded_kernel<aligned.value>, dim3(static_cast<unsigned>(blocks_for(args.elems, kThreads * kElems))), dim3(kThreads), 0,
-             args);
+      launch(stream_of(context), sum_rounded_kernel<aligned.value>,
+             dim3(static_cast<unsigned>(blocks_for(args.elems, kThreads * kElems))), dim3(kThreads), 0, args);
     });
 }
 

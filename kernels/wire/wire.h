@@ -3,12 +3,13 @@
 // What travels instead of floats: encode before a collective, decode after it, or decode and add what all ranks sent.
 //
 //   bf16   round to nearest, ties to even; NaN stays NaN
-//   u8     per block of 128: scale = max |x| / 127, q = x / scale rounded to nearest, ties to even, so |q| <= 127. A block whose
-//          largest is below 1e-30 is zero; one with a NaN or an infinity has the scale NaN, so that it is seen and not averaged away.
+//   u8     per block of 128: scale = max |x| / 127, q = x / scale rounded to nearest, ties to even, so |q| <= 127. A
+//          block whose largest is below 1e-30 is zero; one with a NaN or an infinity has the scale NaN, so that it is
+//          seen and not averaged away.
 // The error of a value is at most 2^-9 of it (bf16), or 1/254 of the largest of its block (u8).
-// With a residual (error feedback) x = from + residual is encoded, and residual = x - decoded remains for the next time: what
-// rounding takes from one step it gives to a later one.
-// Every block is computed alone: any split into ranges or threads gives the same bits on one instruction set.
+// With a residual (error feedback) x = from + residual is encoded, and residual = x - decoded remains for the next
+// time: what rounding takes from one step it gives to a later one. Every block is computed alone: any split into ranges
+// or threads gives the same bits on one instruction set.
 //
 // Shapes:  from, residual [parts x elems]; encoded [parts] x encoded_bytes(elems, wire) (engine/base/wire.h)
 // Types:   values f32 (decode: to f32 or bf16); wire bf16 or u8; sums accumulate in f32, in rank order
@@ -16,7 +17,8 @@
 // Cost:    1 flop a value (encode to u8: 4, sum_parts: 2); every operand is moved once, a residual twice: coding() in
 //          engine/plan/passes/wire.cpp
 // Errors:  ShapeError: elems negative or no multiple of 16, a wire that is neither, a null operand
-// Source:  error feedback: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; blocks: Dettmers et al. 2022, arXiv:2110.02861
+// Source:  error feedback: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; blocks: Dettmers et al. 2022,
+//          arXiv:2110.02861
 
 #include <cstdint>
 
@@ -31,7 +33,7 @@ struct Encode {
   const float* from = nullptr;
   float* residual = nullptr;  // optional; u8 only
   void* to = nullptr;
-  int64_t elems = 0;          // of a part
+  int64_t elems = 0;  // of a part
   int64_t parts = 1;
   DType wire = DType::bf16;
 };

@@ -28,9 +28,7 @@ Block block_at(int64_t block, int64_t elems, DType wire) {
           begin + (wire == DType::u8 ? at : 2 * at), begin + elems + 4 * index};
 }
 
-inline Vf absolute(Vf v) {
-  return reinterpret_cast<Vf>(reinterpret_cast<Vu>(v) & 0x7fffffffu);
-}
+inline Vf absolute(Vf v) { return reinterpret_cast<Vf>(reinterpret_cast<Vu>(v) & 0x7fffffffu); }
 
 inline Vf load_bytes(const int8_t* p) {
   Vb bytes;
@@ -76,7 +74,8 @@ void encode_cpu(LaunchContext& context, const Encode& args) {
       const Block block = block_at(b, args.elems, args.wire);
       const float* from = args.from + block.first;
       if (args.wire == DType::u8) {
-        encode_block(from, args.residual ? args.residual + block.first : nullptr, block.count, reinterpret_cast<int8_t*>(to + block.bytes), to + block.scale);
+        encode_block(from, args.residual ? args.residual + block.first : nullptr, block.count,
+                     reinterpret_cast<int8_t*>(to + block.bytes), to + block.scale);
       } else {
         auto* rounded = reinterpret_cast<bfloat16*>(to + block.bytes);
         for (int64_t i = 0; i < block.count; i += kLanes) store(rounded + i, load(from + i));
@@ -123,8 +122,9 @@ void sum_parts_cpu(LaunchContext& context, const SumParts& args) {
         const std::byte* bytes = from + part * part_bytes;
         const float scale = args.wire == DType::u8 ? scale_at(bytes + block.scale) : 1.0f;
         for (int64_t i = 0; i < block.count; i += kLanes) {
-          const Vf value = args.wire == DType::u8 ? load_bytes(reinterpret_cast<const int8_t*>(bytes + block.bytes) + i) * scale
-                                                  : load(reinterpret_cast<const bfloat16*>(bytes + block.bytes) + i);
+          const Vf value = args.wire == DType::u8
+                               ? load_bytes(reinterpret_cast<const int8_t*>(bytes + block.bytes) + i) * scale
+                               : load(reinterpret_cast<const bfloat16*>(bytes + block.bytes) + i);
           float* to = args.to + block.first + i;
           store(to, part == 0 ? value : load(to) + value);
         }

@@ -21,7 +21,8 @@
 namespace slipstream::models {
 namespace {
 
-/// Whether this item adds to gradients that are already there; the planner says (the first micro-batch of a step does not).
+/// Whether this item adds to gradients that are already there; the planner says (the first micro-batch of a step does
+/// not).
 bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
 
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
@@ -45,29 +46,38 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   targets_ = {batch_current_.buffer, half, half};
   spec_.ids = batch_current_.buffer;
   logits_ = scratch("logits", bytes_of(rows() * vocab_rows(), options.dtype));
-  if (shared()) loss_parts_ = scratch("loss.parts", options.tensor * rows() * kernels::kCrossEntropyPartElems * size_of(DType::f64));
+  if (shared())
+    loss_parts_ =
+        scratch("loss.parts", options.tensor * rows() * kernels::kCrossEntropyPartElems * size_of(DType::f64));
   row_losses_ = scratch("row_losses", bytes_of(rows(), DType::f32));
   loss_part_ = scratch("loss.micro_batch", size_of(DType::f64));
   loss_ = scratch("loss", size_of(DType::f64));
   spec_.logits = logits_.buffer;
   spec_.row_losses = row_losses_.buffer;
   spec_.loss = loss_.buffer;
-  norm_workspace_ = scratch(
-      "norm.workspace", bytes_of(kernels::layer_norm_backward_workspace_elems(rows(), options.width), DType::f32));
-  const kernels::AttentionBackward shape{.batch = options.batch, .tokens = options.tokens, .heads = heads(),
-                                         .kv_heads = kv_heads(), .head_dim = head_dim()};
+  norm_workspace_ = scratch("norm.workspace",
+                            bytes_of(kernels::layer_norm_backward_workspace_elems(rows(), options.width), DType::f32));
+  const kernels::AttentionBackward shape{.batch = options.batch,
+                                         .tokens = options.tokens,
+                                         .heads = heads(),
+                                         .kv_heads = kv_heads(),
+                                         .head_dim = head_dim()};
   attention_workspace_ =
       scratch("attention.workspace", bytes_of(kernels::attention_backward_workspace_elems(shape), DType::f32));
 }
 
 Slice SpecBuilder::activation(const std::string& name, int64_t width) {
-  return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(rows() * width, options_.dtype),
-                                      .owner = Owner::activations, .instances = Instances::per_slot}));
+  return buffers_.whole(buffers_.add({.name = name,
+                                      .size_bytes = bytes_of(rows() * width, options_.dtype),
+                                      .owner = Owner::activations,
+                                      .instances = Instances::per_slot}));
 }
 
 Slice SpecBuilder::own_activation(const std::string& name, int64_t width) {
-  return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(own_rows() * width, options_.dtype),
-                                      .owner = Owner::activations, .instances = Instances::per_slot}));
+  return buffers_.whole(buffers_.add({.name = name,
+                                      .size_bytes = bytes_of(own_rows() * width, options_.dtype),
+                                      .owner = Owner::activations,
+                                      .instances = Instances::per_slot}));
 }
 
 Slice SpecBuilder::output_gradient(const std::string& name, int64_t width, Slice shared) {
@@ -75,8 +85,10 @@ Slice SpecBuilder::output_gradient(const std::string& name, int64_t width, Slice
 }
 
 Slice SpecBuilder::statistics(const std::string& name, int64_t elems) {
-  return buffers_.whole(buffers_.add({.name = name, .size_bytes = bytes_of(elems, DType::f32),
-                                      .owner = Owner::activations, .instances = Instances::per_slot}));
+  return buffers_.whole(buffers_.add({.name = name,
+                                      .size_bytes = bytes_of(elems, DType::f32),
+                                      .owner = Owner::activations,
+                                      .instances = Instances::per_slot}));
 }
 
 Slice SpecBuilder::scratch(const std::string& name, int64_t size_bytes) {
@@ -93,12 +105,15 @@ uint32_t SpecBuilder::parameter(ParameterSpec parameter) {
   for (const NamedTensor& tensor : parameter.tensors) parameter.elems += tensor.elems();
   // Views: the planner says later where they live.
   const std::string name = parameter.name() + (parameter.is_copy ? ".copy" : "");
-  const BufferSpec view{.name = name, .size_bytes = bytes_of(parameter.elems, options_.dtype),
-                        .owner = Owner::parameters, .is_view = true};
+  const BufferSpec view{.name = name,
+                        .size_bytes = bytes_of(parameter.elems, options_.dtype),
+                        .owner = Owner::parameters,
+                        .is_view = true};
   parameter.value = buffers_.add(view);
   parameter.gradient = buffers_.add({.name = name + ".gradient",
                                      .size_bytes = bytes_of(parameter.elems, DType::f32),
-                                     .owner = Owner::gradients, .is_view = true});
+                                     .owner = Owner::gradients,
+                                     .is_view = true});
   spec_.parameters.push_back(std::move(parameter));
   return static_cast<uint32_t>(spec_.parameters.size() - 1);
 }
@@ -106,8 +121,8 @@ uint32_t SpecBuilder::parameter(ParameterSpec parameter) {
 uint32_t SpecBuilder::parameter(const std::string& name, std::vector<int64_t> shape, int layer, Init init,
                                 bool transposed) {
   const bool decay = shape.size() >= 2;
-  return parameter(ParameterSpec{.tensors = {{name, std::move(shape), 0, transposed}}, .layer = layer, .init = init,
-                                 .decay = decay});
+  return parameter(ParameterSpec{
+      .tensors = {{name, std::move(shape), 0, transposed}}, .layer = layer, .init = init, .decay = decay});
 }
 
 uint32_t SpecBuilder::head_table(uint32_t table, const std::string& name, Init init) {
@@ -142,7 +157,8 @@ uint32_t SpecBuilder::begin(const std::string& name, int layer) {
 
 void SpecBuilder::work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
                        std::function<void(LaunchContext&)> fn) {
-  (replaying_ ? spec_.replays : spec_.pieces.back().works).push_back({name, cost, std::move(reads), std::move(writes), std::move(fn)});
+  (replaying_ ? spec_.replays : spec_.pieces.back().works)
+      .push_back({name, cost, std::move(reads), std::move(writes), std::move(fn)});
 }
 
 void SpecBuilder::ready(uint32_t parameter) { ready(parameter, 0, spec_.parameters[parameter].elems); }
@@ -153,40 +169,46 @@ void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) 
 
 void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias) {
   const Slice weight = value(w.weight);
-  const Slice bias = w.bias < 0 ? Slice{} : value(static_cast<uint32_t>(w.bias));  // read on all ranks, so that their plans are the same
+  const Slice bias = w.bias < 0
+                         ? Slice{}
+                         : value(static_cast<uint32_t>(w.bias));  // read on all ranks, so that their plans are the same
   const kernels::MatmulForward shape{.rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype};
-  work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu), [=](LaunchContext& c) {
-    kernels::MatmulForward args = shape;
-    args.x = c.at(x);
-    args.weight = c.at(weight);
-    args.bias = bias.size_bytes > 0 && adds_bias ? c.at(bias) : nullptr;
-    args.y = c.at(y);
-    args.pre_activation = pre_gelu.size_bytes > 0 ? c.at(pre_gelu) : nullptr;
-    kernels::matmul_forward(c, args);
-  });
+  work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu),
+       [=](LaunchContext& c) {
+         kernels::MatmulForward args = shape;
+         args.x = c.at(x);
+         args.weight = c.at(weight);
+         args.bias = bias.size_bytes > 0 && adds_bias ? c.at(bias) : nullptr;
+         args.y = c.at(y);
+         args.pre_activation = pre_gelu.size_bytes > 0 ? c.at(pre_gelu) : nullptr;
+         kernels::matmul_forward(c, args);
+       });
 }
 
 void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu) {
   const Slice weight = value(w.weight);
   const bool of_gelu = pre_gelu.size_bytes > 0;
-  const kernels::MatmulBackwardInput shape{.rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
+  const kernels::MatmulBackwardInput shape{
+      .rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
   Cost cost = kernels::matmul_backward_input_cost(shape);
   // As two passes: only some cards and shapes do it in one.
   if (of_gelu) cost += kernels::gelu_backward_cost({.elems = shape.rows * w.in, .dtype = options_.dtype});
-  work(of_gelu ? "matmul_gelu_gradient" : "matmul_input_gradient", cost, with({dy, weight}, pre_gelu), {dx}, [=](LaunchContext& c) {
-    kernels::MatmulBackwardInput args = shape;
-    args.dy = c.at(dy);
-    args.weight = c.at(weight);
-    args.dx = c.at(dx);
-    args.pre_activation = of_gelu ? c.at(pre_gelu) : nullptr;
-    kernels::matmul_backward_input(c, args);
-  });
+  work(of_gelu ? "matmul_gelu_gradient" : "matmul_input_gradient", cost, with({dy, weight}, pre_gelu), {dx},
+       [=](LaunchContext& c) {
+         kernels::MatmulBackwardInput args = shape;
+         args.dy = c.at(dy);
+         args.weight = c.at(weight);
+         args.dx = c.at(dx);
+         args.pre_activation = of_gelu ? c.at(pre_gelu) : nullptr;
+         kernels::matmul_backward_input(c, args);
+       });
 }
 
 void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, const Linear& w) {
   const Slice dw = gradient(w.weight);
   const Slice db = w.bias < 0 ? Slice{} : gradient(static_cast<uint32_t>(w.bias));
-  const kernels::MatmulBackwardWeight shape{.rows = rows_of(x, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
+  const kernels::MatmulBackwardWeight shape{
+      .rows = rows_of(x, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), with({x, dy, dw}, db), with({dw}, db),
        [=](LaunchContext& c) {
          kernels::MatmulBackwardWeight args = shape;
@@ -205,9 +227,13 @@ void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
   const int64_t k_offset = heads() * head_dim();
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
-  const kernels::AttentionForward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = heads(),
-                                        .kv_heads = kv_heads(), .head_dim = head_dim(),
-                                        .q_stride = qkv_width(), .kv_stride = qkv_width(),
+  const kernels::AttentionForward shape{.batch = options_.batch,
+                                        .tokens = options_.tokens,
+                                        .heads = heads(),
+                                        .kv_heads = kv_heads(),
+                                        .head_dim = head_dim(),
+                                        .q_stride = qkv_width(),
+                                        .kv_stride = qkv_width(),
                                         .out_stride = attention_width(),
                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                         .dtype = options_.dtype};
@@ -227,10 +253,15 @@ void SpecBuilder::attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
   const Slice workspace = attention_workspace_;
-  const kernels::AttentionBackward shape{.batch = options_.batch, .tokens = options_.tokens, .heads = heads(),
-                                         .kv_heads = kv_heads(), .head_dim = head_dim(),
-                                         .q_stride = qkv_width(), .kv_stride = qkv_width(),
-                                         .out_stride = attention_width(), .dq_stride = qkv_width(),
+  const kernels::AttentionBackward shape{.batch = options_.batch,
+                                         .tokens = options_.tokens,
+                                         .heads = heads(),
+                                         .kv_heads = kv_heads(),
+                                         .head_dim = head_dim(),
+                                         .q_stride = qkv_width(),
+                                         .kv_stride = qkv_width(),
+                                         .out_stride = attention_width(),
+                                         .dq_stride = qkv_width(),
                                          .dkv_stride = qkv_width(),
                                          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                          .dtype = options_.dtype};
@@ -268,8 +299,13 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
   if (p.size_bytes > 0 && options_.context_ranks > 1) p = own_positions(p);
   const Slice y = own_tokens() ? partial : x;
   const bool adds_positions = options_.tensor_index == 0;  // once in the sum over ranks
-  const kernels::EmbeddingForward shape{.batch = options_.batch, .tokens = options_.tokens, .width = options_.width, .dtype = options_.dtype,
-                                        .vocab = shared() ? vocab_held() : 0, .first = vocab_begin(), .part = shared()};
+  const kernels::EmbeddingForward shape{.batch = options_.batch,
+                                        .tokens = options_.tokens,
+                                        .width = options_.width,
+                                        .dtype = options_.dtype,
+                                        .vocab = shared() ? vocab_held() : 0,
+                                        .first = vocab_begin(),
+                                        .part = shared()};
   work("embedding", kernels::embedding_forward_cost(shape), with({ids, t}, p), {y}, [=](LaunchContext& c) {
     kernels::EmbeddingForward args = shape;
     args.ids = c.as<int32_t>(ids);
@@ -284,9 +320,12 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
 void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
   linear(hidden, {.weight = table, .in = options_.width, .out = options_.vocab}, logits_);
   const Slice logits = logits_, targets = targets_, row_losses = row_losses_, part = loss_part_;
-  const kernels::CrossEntropy shape{.rows = rows(), .vocab = options_.vocab, .stride = options_.vocab,
+  const kernels::CrossEntropy shape{.rows = rows(),
+                                    .vocab = options_.vocab,
+                                    .stride = options_.vocab,
                                     .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
-                                    .dtype = options_.dtype, .backward = training};
+                                    .dtype = options_.dtype,
+                                    .backward = training};
   std::vector<Slice> writes{row_losses, part};
   if (training) writes.push_back(logits);
   work("cross_entropy", kernels::cross_entropy_cost(shape), {logits, targets}, writes, [=](LaunchContext& c) {
@@ -306,7 +345,8 @@ void SpecBuilder::add_loss() {
   const bool counts = options_.tensor_index == 0;
   work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
     if (counts)
-      kernels::add_loss(c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = c.frame->micro_batch > 0});
+      kernels::add_loss(
+          c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = c.frame->micro_batch > 0});
     else
       kernels::zero(c, {.to = c.at(total), .size_bytes = total.size_bytes});
   });
@@ -319,7 +359,8 @@ void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, st
 }
 
 void SpecBuilder::head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c) {
-  linear_input_gradient(chunk(logits_, c), {.weight = table, .in = options_.width, .out = vocab_rows()}, chunk(d_hidden, c));
+  linear_input_gradient(chunk(logits_, c), {.weight = table, .in = options_.width, .out = vocab_rows()},
+                        chunk(d_hidden, c));
 }
 
 void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces) {
@@ -333,10 +374,11 @@ void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector
   const bool reports = !options_.tie_embeddings || options_.split_tied_embedding || tied_apart();
   for (int64_t begin_row = 0; begin_row < vocab; begin_row += rows_per_chunk) {
     const int64_t chunk = std::min(rows_per_chunk, vocab - begin_row);
-    pieces.push_back(begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers)));
+    pieces.push_back(
+        begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers)));
     const Slice dw_chunk{dw.buffer, dw.begin_bytes + begin_row * width * 4, chunk * width * 4};
-    const kernels::MatmulBackwardWeight shape{.rows = rows(), .in = width, .out = chunk, .dtype = options_.dtype,
-                                              .dy_stride = vocab};
+    const kernels::MatmulBackwardWeight shape{
+        .rows = rows(), .in = width, .out = chunk, .dtype = options_.dtype, .dy_stride = vocab};
     work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), {hidden, dlogits, dw_chunk}, {dw_chunk},
          [=](LaunchContext& c) {
            kernels::MatmulBackwardWeight args = shape;
@@ -357,15 +399,19 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
     const Slice dp = gradient(static_cast<uint32_t>(positions));
     const bool spread = options_.context_ranks > 1;
     const Slice to = spread ? scratch("positions.own_gradient", options_.tokens * width * 4) : dp;
-    const kernels::PositionBackward shape{.batch = options_.batch, .tokens = options_.tokens, .width = width,
-                                          .positions = spread ? options_.tokens : options_.context, .dtype = options_.dtype};
-    work("position_gradient", kernels::position_backward_cost(shape), spread ? std::vector{dx} : std::vector{dx, to}, {to}, [=](LaunchContext& c) {
-      kernels::PositionBackward args = shape;
-      args.dy = c.at(dx);
-      args.dpositions = c.as<float>(to);
-      args.accumulate = !spread && accumulate(c);
-      kernels::position_backward(c, args);
-    });
+    const kernels::PositionBackward shape{.batch = options_.batch,
+                                          .tokens = options_.tokens,
+                                          .width = width,
+                                          .positions = spread ? options_.tokens : options_.context,
+                                          .dtype = options_.dtype};
+    work("position_gradient", kernels::position_backward_cost(shape), spread ? std::vector{dx} : std::vector{dx, to},
+         {to}, [=](LaunchContext& c) {
+           kernels::PositionBackward args = shape;
+           args.dy = c.at(dx);
+           args.dpositions = c.as<float>(to);
+           args.accumulate = !spread && accumulate(c);
+           kernels::position_backward(c, args);
+         });
     if (spread) add_own_positions(to, dp);
     ready(static_cast<uint32_t>(positions));
   }
@@ -376,45 +422,62 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   tied.vocab = vocab;
   tied.capacity = rows();
   tied.ready_piece = current();
-  // Rows of several micro-batches would have to be merged first; then the dense table travels. Rows of all ranks arrive; of a table, which is also
-  // sent, two parts for every n-th (note 0003).
-  tied.as_rows = tied.split && options_.micro_batches == 1 && options_.ranks * rows() * (4 * width + 4) < 2 * vocab * width * 4;
+  // Rows of several micro-batches would have to be merged first; then the dense table travels. Rows of all ranks
+  // arrive; of a table, which is also sent, two parts for every n-th (note 0003).
+  tied.as_rows =
+      tied.split && options_.micro_batches == 1 && options_.ranks * rows() * (4 * width + 4) < 2 * vocab * width * 4;
   if (tied.as_rows) {
-    tied.row_ids = buffers_.add({.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});
-    tied.rows = buffers_.add({.name = "embedding.rows", .size_bytes = options_.ranks * rows() * width * 4, .owner = Owner::gradients});
+    tied.row_ids = buffers_.add(
+        {.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});
+    tied.rows = buffers_.add(
+        {.name = "embedding.rows", .size_bytes = options_.ranks * rows() * width * 4, .owner = Owner::gradients});
     // The planner rebinds these two to this rank's part of the gathered buffers.
-    const BufferId my_ids = buffers_.add({.name = "embedding.row_ids.mine", .size_bytes = rows() * 4, .owner = Owner::gradients, .is_view = true});
-    const BufferId my_rows = buffers_.add({.name = "embedding.rows.mine", .size_bytes = rows() * width * 4, .owner = Owner::gradients, .is_view = true});
+    const BufferId my_ids = buffers_.add(
+        {.name = "embedding.row_ids.mine", .size_bytes = rows() * 4, .owner = Owner::gradients, .is_view = true});
+    const BufferId my_rows = buffers_.add(
+        {.name = "embedding.rows.mine", .size_bytes = rows() * width * 4, .owner = Owner::gradients, .is_view = true});
     const Slice row_ids = buffers_.whole(my_ids), packed = buffers_.whole(my_rows);
-    const kernels::EmbeddingRowsPack shape{.capacity = rows(), .tokens_total = rows(), .width = width, .dtype = options_.dtype,
-                                           .first = vocab_begin(), .vocab = vocab_held(), .part = shared()};
-    work("embedding_rows", kernels::embedding_rows_pack_cost(shape), {ids, dx}, {row_ids, packed}, [=](LaunchContext& c) {
-      kernels::EmbeddingRowsPack args = shape;
-      args.ids = c.as<int32_t>(ids);
-      args.dy = c.at(dx);
-      args.row_ids = c.as<int32_t>(row_ids);
-      args.rows = c.as<float>(packed);
-      kernels::embedding_rows_pack(c, args);
-    });
+    const kernels::EmbeddingRowsPack shape{.capacity = rows(),
+                                           .tokens_total = rows(),
+                                           .width = width,
+                                           .dtype = options_.dtype,
+                                           .first = vocab_begin(),
+                                           .vocab = vocab_held(),
+                                           .part = shared()};
+    work("embedding_rows", kernels::embedding_rows_pack_cost(shape), {ids, dx}, {row_ids, packed},
+         [=](LaunchContext& c) {
+           kernels::EmbeddingRowsPack args = shape;
+           args.ids = c.as<int32_t>(ids);
+           args.dy = c.at(dx);
+           args.row_ids = c.as<int32_t>(row_ids);
+           args.rows = c.as<float>(packed);
+           kernels::embedding_rows_pack(c, args);
+         });
     return;
   }
   Slice target = gradient(table);
   if (tied.split) {
-    tied.dense = buffers_.add({.name = "embedding.gradient", .size_bytes = vocab * width * 4, .owner = Owner::gradients});
+    tied.dense =
+        buffers_.add({.name = "embedding.gradient", .size_bytes = vocab * width * 4, .owner = Owner::gradients});
     target = buffers_.whole(tied.dense);
   }
   // Without a split the head has already written this step's gradient.
   const bool onto_head = options_.tie_embeddings && !tied.split && !tied_apart();
-  const kernels::EmbeddingBackward shape{.rows = rows(), .width = width, .vocab = vocab, .dtype = options_.dtype,
-                                         .first = vocab_begin(), .part = shared()};
-  work("embedding_gradient", kernels::embedding_backward_cost(shape), {ids, dx, target}, {target}, [=](LaunchContext& c) {
-    kernels::EmbeddingBackward args = shape;
-    args.ids = c.as<int32_t>(ids);
-    args.dy = c.at(dx);
-    args.dtable = c.as<float>(target);
-    args.accumulate = onto_head || accumulate(c);
-    kernels::embedding_backward(c, args);
-  });
+  const kernels::EmbeddingBackward shape{.rows = rows(),
+                                         .width = width,
+                                         .vocab = vocab,
+                                         .dtype = options_.dtype,
+                                         .first = vocab_begin(),
+                                         .part = shared()};
+  work("embedding_gradient", kernels::embedding_backward_cost(shape), {ids, dx, target}, {target},
+       [=](LaunchContext& c) {
+         kernels::EmbeddingBackward args = shape;
+         args.ids = c.as<int32_t>(ids);
+         args.dy = c.at(dx);
+         args.dtable = c.as<float>(target);
+         args.accumulate = onto_head || accumulate(c);
+         kernels::embedding_backward(c, args);
+       });
   if (!tied.split) ready(table);
 }
 

@@ -35,7 +35,9 @@ struct Norm {
   Slice mean = {}, inv_std = {};  // float [own_rows]; an RMS norm has no mean
   Slice partial = {};             // gradients of weight and bias, when they are this rank's share of a sum
 
-  std::vector<uint32_t> parameters() const { return bias < 0 ? std::vector{weight} : std::vector{weight, static_cast<uint32_t>(bias)}; }
+  std::vector<uint32_t> parameters() const {
+    return bias < 0 ? std::vector{weight} : std::vector{weight, static_cast<uint32_t>(bias)};
+  }
 };
 
 /// Builds a ModelSpec piece by piece.
@@ -47,7 +49,8 @@ class SpecBuilder {
   int64_t rows() const { return options_.batch * options_.tokens; }
   ModelSpec& spec() { return spec_; }
 
-  // Tensor parallelism: what a rank has of heads, hidden units and vocabulary, and (sequence parallelism) of the tokens of norms and residuals.
+  // Tensor parallelism: what a rank has of heads, hidden units and vocabulary, and (sequence parallelism) of the tokens
+  // of norms and residuals.
   bool shared() const { return options_.tensor > 1; }
   int64_t heads() const { return options_.heads / options_.tensor; }
   int64_t kv_heads() const { return options_.kv_heads / options_.tensor; }
@@ -61,12 +64,15 @@ class SpecBuilder {
   Slice chunk(Slice rows, TokenChunk c) const;
   /// What this rank has of chunk c of a buffer of all rows: with sequence parallelism its sub-block, else the chunk.
   Slice own(Slice rows, TokenChunk c) const;
-  /// Behind the current piece: chunk c of `partial` is summed over the ranks that share a layer; into chunk c of `sum` (own rows), or in place.
+  /// Behind the current piece: chunk c of `partial` is summed over the ranks that share a layer; into chunk c of `sum`
+  /// (own rows), or in place.
   void reduce(Slice partial, TokenChunk c, Slice sum = {});
-  /// Behind the current piece, with sequence parallelism: chunk c of `all` from every rank's part of it, of which this one has `part`. Else nothing.
+  /// Behind the current piece, with sequence parallelism: chunk c of `all` from every rank's part of it, of which this
+  /// one has `part`. Else nothing.
   void gather(Slice part, Slice all, TokenChunk c);
-  /// Adds the pieces of token-wise stages in chunks: stage s of chunk c comes right after stage s - 1 of chunk c + 1, so that what is behind stage
-  /// s - 1 of chunk c travels under it. On one rank stages of one name and layer are one piece. `add` is called for every piece.
+  /// Adds the pieces of token-wise stages in chunks: stage s of chunk c comes right after stage s - 1 of chunk c + 1,
+  /// so that what is behind stage s - 1 of chunk c travels under it. On one rank stages of one name and layer are one
+  /// piece. `add` is called for every piece.
   struct Stage {
     std::string piece, part;  // on one rank, and the rest of the name on several
     int layer = -1;
@@ -75,8 +81,9 @@ class SpecBuilder {
   void in_chunks(const std::vector<Stage>& stages, int count, const std::function<void(uint32_t)>& add);
   /// A tensor of which each rank holds a part of dimension `dim`, of each of `blocks` equal blocks.
   NamedTensor held(NamedTensor whole, int dim, int blocks = 1) const;
-  /// With sequence parallelism a norm sees this rank's tokens only: its gradients (float, `elems` together) are first made here, summed over the ranks
-  /// behind the current piece, and added to those of the parameters by a later piece. Else empty, and nothing to do.
+  /// With sequence parallelism a norm sees this rank's tokens only: its gradients (float, `elems` together) are first
+  /// made here, summed over the ranks behind the current piece, and added to those of the parameters by a later piece.
+  /// Else empty, and nothing to do.
   Slice norm_partial(const std::string& name, int64_t elems);
   void sum_partial(Slice partial);
   void add_partial(Slice partial, const std::vector<uint32_t>& parameters);
@@ -95,7 +102,8 @@ class SpecBuilder {
 
   /// Returns the parameter's index.
   uint32_t parameter(ParameterSpec parameter);
-  uint32_t parameter(const std::string& name, std::vector<int64_t> shape, int layer, Init init, bool transposed = false);
+  uint32_t parameter(const std::string& name, std::vector<int64_t> shape, int layer, Init init,
+                     bool transposed = false);
   Slice value(uint32_t parameter) const { return buffers_.whole(spec_.parameters[parameter].value); }
   Slice gradient(uint32_t parameter) const { return buffers_.whole(spec_.parameters[parameter].gradient); }
 
@@ -107,7 +115,9 @@ class SpecBuilder {
   void ready(uint32_t parameter);
   void ready(uint32_t parameter, int64_t begin_elems, int64_t elems);
   /// Begins when the works of the piece are complete.
-  void communicate(Communication communication) { spec_.pieces.back().communications.push_back(std::move(communication)); }
+  void communicate(Communication communication) {
+    spec_.pieces.back().communications.push_back(std::move(communication));
+  }
   uint32_t current() const { return static_cast<uint32_t>(spec_.pieces.size() - 1); }
 
   /// What selective recomputation makes again.
@@ -130,7 +140,8 @@ class SpecBuilder {
   void linear_weight_gradient(Slice x, Slice dy, const Linear& w);
   /// y = norm(x + delta), the sum stored; without delta y = norm(x).
   void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
-  /// dx = (residual) + d norm(x); the norm's parameters are ready after the piece of the last chunk, or their shares on their way.
+  /// dx = (residual) + d norm(x); the norm's parameters are ready after the piece of the last chunk, or their shares on
+  /// their way.
   void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {});
   /// y = silu(gate) up, gate_up [.., 2 width].
   void swiglu(Slice gate_up, Slice y, int64_t width);
@@ -148,9 +159,11 @@ class SpecBuilder {
   uint32_t vocab_parameter(const std::string& name, int layer, Init init);
   /// Logits, losses and, when training, the gradient of the logits in their place.
   void head_losses(Slice hidden, uint32_t table, bool training);
-  /// The last piece of a training and of an evaluating forward pass: logits and losses, or, where ranks share the vocabulary, the losses.
+  /// The last piece of a training and of an evaluating forward pass: logits and losses, or, where ranks share the
+  /// vocabulary, the losses.
   void losses(Slice hidden, uint32_t table);
-  /// head_losses() where ranks share the vocabulary: logits and their parts of chunk c; behind the last chunk the parts travel; then the losses.
+  /// head_losses() where ranks share the vocabulary: logits and their parts of chunk c; behind the last chunk the parts
+  /// travel; then the losses.
   void head_part(Slice hidden, uint32_t table, TokenChunk c);
   void merge_losses(bool training);
   void add_loss();
@@ -164,10 +177,12 @@ class SpecBuilder {
   /// Rows of a buffer whose rows have `width` activations.
   int64_t rows_of(Slice slice, int64_t width) const { return slice.size_bytes / (width * size_of(options_.dtype)); }
   /// The memory of the first `width` columns' worth of a scratch buffer of all rows.
-  Slice first_columns(Slice scratch, int64_t width) const { return {scratch.buffer, scratch.begin_bytes, bytes_of(rows() * width, options_.dtype)}; }
+  Slice first_columns(Slice scratch, int64_t width) const {
+    return {scratch.buffer, scratch.begin_bytes, bytes_of(rows() * width, options_.dtype)};
+  }
 
-  /// Whether `layer` (layers: the head) is the first of another pipeline stage than the one before. Then the sum that its first norm
-  /// would form is formed before the cut: one tensor crosses instead of two.
+  /// Whether `layer` (layers: the head) is the first of another pipeline stage than the one before. Then the sum that
+  /// its first norm would form is formed before the cut: one tensor crosses instead of two.
   bool cut_before(int64_t layer) const;
   /// sum = x + delta: what ends a layer when a cut follows.
   void residual_sum(Slice x, Slice delta, Slice sum);
@@ -194,7 +209,8 @@ class SpecBuilder {
   int64_t vocab_begin() const { return options_.tensor_index * vocab_rows(); }
   int64_t vocab_held() const;  // rows of a table that are no padding
   Slice loss_parts(int rank) const;
-  /// Of a context-parallel rank: its rows of the table, in the order of its tokens; and the gradient of those added to the table's.
+  /// Of a context-parallel rank: its rows of the table, in the order of its tokens; and the gradient of those added to
+  /// the table's.
   Slice own_positions(Slice positions);
   void add_own_positions(Slice own, Slice gradient);
 

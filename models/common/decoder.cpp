@@ -27,7 +27,8 @@ struct Block : BlockParameters {
 
 class Decoder {
  public:
-  Decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers) : f_(family), o_(options), b_(options, buffers), ring_(b_) {}
+  Decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers)
+      : f_(family), o_(options), b_(options, buffers), ring_(b_) {}
 
   ModelSpec build() {
     declare();
@@ -55,8 +56,9 @@ class Decoder {
     declare_gradients();
   }
 
-  /// What the forward pass leaves for the backward pass. Where ranks share the tokens of norms, nothing of what norms make: in the backward pass each norms
-  /// its own tokens again, which costs what copying them would, and what products see is gathered again.
+  /// What the forward pass leaves for the backward pass. Where ranks share the tokens of norms, nothing of what norms
+  /// make: in the backward pass each norms its own tokens again, which costs what copying them would, and what products
+  /// see is gathered again.
   void declare_block(int l) {
     const int64_t D = o_.width, F = b_.ffn_width(), R = b_.rows();
     const std::string a = fmt::format("layer{}.", l);
@@ -75,7 +77,8 @@ class Decoder {
     y.active = b_.activation(a + "active", F);
     for (Slice made : {y.normed_1, y.norm_1.mean, y.norm_1.inv_std, y.normed_2, y.norm_2.mean, y.norm_2.inv_std})
       if (made.size_bytes > 0 && !b_.own_tokens()) b_.cheap(made);
-    // Not GELU's: the product that makes it rounds what goes into it only afterwards, so that GELU of what is kept would have other bits.
+    // Not GELU's: the product that makes it rounds what goes into it only afterwards, so that GELU of what is kept
+    // would have other bits.
     if (f_.gated) b_.cheap(y.active);
     blocks_.push_back(y);
   }
@@ -93,7 +96,8 @@ class Decoder {
     if (!b_.own_tokens()) return;
     gathered_ = rows("gathered", D);
     gathered_again_ = rows("gathered_again", D);
-    for (Slice* made : {&mean_again_, &inv_std_again_}) *made = b_.scratch(made == &mean_again_ ? "mean_again" : "inv_std_again", bytes_of(b_.own_rows(), DType::f32));
+    for (Slice* made : {&mean_again_, &inv_std_again_})
+      *made = b_.scratch(made == &mean_again_ ? "mean_again" : "inv_std_again", bytes_of(b_.own_rows(), DType::f32));
     if (!o_.cuts.empty()) d_crosses_ = b_.scratch("d_crosses", bytes_of(b_.own_rows() * D, o_.dtype));
   }
 
@@ -120,14 +124,17 @@ class Decoder {
     n.partial = b_.norm_partial(name + ".gradient", static_cast<int64_t>(n.parameters().size()) * o_.width);
     return n;
   }
-  Norm chunk_of(const Norm& n, TokenChunk c) const { return {n.weight, n.bias, b_.chunk(n.mean, c), b_.chunk(n.inv_std, c), n.partial}; }
+  Norm chunk_of(const Norm& n, TokenChunk c) const {
+    return {n.weight, n.bias, b_.chunk(n.mean, c), b_.chunk(n.inv_std, c), n.partial};
+  }
   /// What products read of the output of a norm, in a forward and in a backward pass.
   Slice seen(Slice normed) const { return b_.own_tokens() ? gathered_ : normed; }
   Slice seen_again(Slice normed) const { return b_.own_tokens() ? gathered_again_ : normed; }
   /// Chunk c of the output of a norm from all ranks, for gradients of weights.
   void gather_again(const Norm& n, Slice x, TokenChunk c) {
     if (!b_.own_tokens()) return;
-    b_.norm(b_.chunk(x, c), {}, {}, {n.weight, n.bias, b_.chunk(mean_again_, c), b_.chunk(inv_std_again_, c)}, b_.own(gathered_again_, c));
+    b_.norm(b_.chunk(x, c), {}, {}, {n.weight, n.bias, b_.chunk(mean_again_, c), b_.chunk(inv_std_again_, c)},
+            b_.own(gathered_again_, c));
     b_.gather(b_.own(gathered_again_, c), gathered_again_, c);
   }
 
@@ -139,12 +146,14 @@ class Decoder {
   }
 
   /// delta: all rows, of which the norm sees the rank's own.
-  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, Slice x, Slice delta, Slice sum, Slice normed) {
+  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, Slice x, Slice delta,
+                                Slice sum, Slice normed) {
     return {piece, part, l, [=, this](TokenChunk c) {
-      const Slice out = seen(normed);
-      b_.norm(b_.chunk(x, c), delta.size_bytes > 0 ? b_.own(delta, c) : Slice{}, b_.chunk(sum, c), chunk_of(n, c), b_.own(out, c));
-      b_.gather(b_.own(out, c), out, c);
-    }};
+              const Slice out = seen(normed);
+              b_.norm(b_.chunk(x, c), delta.size_bytes > 0 ? b_.own(delta, c) : Slice{}, b_.chunk(sum, c),
+                      chunk_of(n, c), b_.own(out, c));
+              b_.gather(b_.own(out, c), out, c);
+            }};
   }
 
   void mlp(const Block& y, TokenChunk c) {
@@ -166,9 +175,13 @@ class Decoder {
     std::vector<SpecBuilder::Stage> stages;  // since the last attention: token by token
     for (int l = 0; l < end(); ++l) {
       const Block& y = block(l);
-      stages.push_back(l == 0 || b_.cut_before(l) ? norm_stage("attention", "norm", l, y.norm_1, y.residual_in, {}, {}, y.normed_1)
-                                                  : norm_stage("attention", "norm", l, y.norm_1, block(l - 1).residual_mid, delta_, y.residual_in, y.normed_1));
-      stages.push_back({"attention", "qkv", l, [this, &y](TokenChunk c) { b_.linear(b_.chunk(seen(y.normed_1), c), y.qkv, b_.chunk(y.qkv_out, c)); }});
+      stages.push_back(l == 0 || b_.cut_before(l)
+                           ? norm_stage("attention", "norm", l, y.norm_1, y.residual_in, {}, {}, y.normed_1)
+                           : norm_stage("attention", "norm", l, y.norm_1, block(l - 1).residual_mid, delta_,
+                                        y.residual_in, y.normed_1));
+      stages.push_back({"attention", "qkv", l, [this, &y](TokenChunk c) {
+                          b_.linear(b_.chunk(seen(y.normed_1), c), y.qkv, b_.chunk(y.qkv_out, c));
+                        }});
       b_.in_chunks(stages, b_.chunks(), add);
       stages.clear();
       if (b_.shared()) add(b_.begin("attention", l));
@@ -186,15 +199,20 @@ class Decoder {
       stages.push_back({"mlp", "products", l, [this, &y](TokenChunk c) { mlp(y, c); }});
       if (b_.cut_before(l + 1)) {
         const Slice sum = l + 1 == end() ? residual_out_ : block(l + 1).residual_in;
-        stages.push_back({"residual_sum", "own", l, [this, sum, &y](TokenChunk c) { b_.residual_sum(b_.chunk(y.residual_mid, c), b_.own(delta_, c), b_.chunk(sum, c)); }});
+        stages.push_back({"residual_sum", "own", l, [this, sum, &y](TokenChunk c) {
+                            b_.residual_sum(b_.chunk(y.residual_mid, c), b_.own(delta_, c), b_.chunk(sum, c));
+                          }});
       }
       if (!o_.whole_layers || !b_.shared()) continue;
       b_.in_chunks(stages, b_.chunks(), add);
       stages.clear();
     }
-    stages.push_back(b_.cut_before(end()) ? norm_stage("final_norm", "own", end(), final_, residual_out_, {}, {}, hidden_)
-                                          : norm_stage("final_norm", "own", end(), final_, blocks_.back().residual_mid, delta_, residual_out_, hidden_));
-    if (b_.shared()) stages.push_back({"head", "products", end(), [this](TokenChunk c) { b_.head_part(seen(hidden_), head_, c); }});
+    stages.push_back(b_.cut_before(end())
+                         ? norm_stage("final_norm", "own", end(), final_, residual_out_, {}, {}, hidden_)
+                         : norm_stage("final_norm", "own", end(), final_, blocks_.back().residual_mid, delta_,
+                                      residual_out_, hidden_));
+    if (b_.shared())
+      stages.push_back({"head", "products", end(), [this](TokenChunk c) { b_.head_part(seen(hidden_), head_, c); }});
     b_.in_chunks(stages, b_.chunks(), add);
     b_.losses(hidden_, head_);
   }
@@ -205,7 +223,8 @@ class Decoder {
 
   /// d_up from d_out.
   void mlp_input_gradient(const Block& y, TokenChunk c) {
-    const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c), d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
+    const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c),
+                d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
     b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active, f_.gated ? Slice{} : up);
     if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
   }
@@ -241,15 +260,18 @@ class Decoder {
     b_.embed_gradient(table_, positions_, block(0).d_in.all);
   }
 
-  /// Gradient of a norm's input: of the rank's own tokens, and then gathered, because weights and inputs in front of it need it of all; by the stage
-  /// before, if there is a cut. Own rows lie among all rows where they are gathered, and side by side where they travel.
-  SpecBuilder::Stage norm_gradient_stage(const char* name, int l, const Norm& n, Slice x, Slice residual, const ResidualGradient& dx) {
+  /// Gradient of a norm's input: of the rank's own tokens, and then gathered, because weights and inputs in front of it
+  /// need it of all; by the stage before, if there is a cut. Own rows lie among all rows where they are gathered, and
+  /// side by side where they travel.
+  SpecBuilder::Stage norm_gradient_stage(const char* name, int l, const Norm& n, Slice x, Slice residual,
+                                         const ResidualGradient& dx) {
     return {name, "own", l, [=, this](TokenChunk c) {
-      const bool crosses = dx.crosses.size_bytes > 0;
-      b_.norm_gradient(b_.own(d_norm_, c), b_.chunk(x, c), chunk_of(n, c), residual.size_bytes > 0 ? b_.own(residual, c) : Slice{},
-                       crosses ? b_.chunk(dx.crosses, c) : b_.own(dx.all, c), c);
-      if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
-    }};
+              const bool crosses = dx.crosses.size_bytes > 0;
+              b_.norm_gradient(b_.own(d_norm_, c), b_.chunk(x, c), chunk_of(n, c),
+                               residual.size_bytes > 0 ? b_.own(residual, c) : Slice{},
+                               crosses ? b_.chunk(dx.crosses, c) : b_.own(dx.all, c), c);
+              if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
+            }};
   }
   /// Behind a cut: of what the next stage has sent, all tokens.
   void gather_arrived(const char* name, int l, const ResidualGradient& d) {
@@ -272,12 +294,15 @@ class Decoder {
       add(b_.begin("hidden_again", end()));
       for (int i = 0; i < count; ++i) gather_again(final_, residual_out_, {i, count});
     }
-    b_.in_chunks({{"head_input_gradient", "products", end(), [this](TokenChunk c) {
-      b_.head_input_gradient(head_, d_norm_, c);
-      b_.reduce(d_norm_, c);
-    }}}, count, add);
+    b_.in_chunks({{"head_input_gradient", "products", end(),
+                   [this](TokenChunk c) {
+                     b_.head_input_gradient(head_, d_norm_, c);
+                     b_.reduce(d_norm_, c);
+                   }}},
+                 count, add);
     b_.head_weight_gradient(seen_again(hidden_), head_, order);
-    std::vector<SpecBuilder::Stage> stages{norm_gradient_stage("final_norm_gradient", end(), final_, residual_out_, {}, blocks_.back().d_out)};
+    std::vector<SpecBuilder::Stage> stages{
+        norm_gradient_stage("final_norm_gradient", end(), final_, residual_out_, {}, blocks_.back().d_out)};
     if (o_.whole_layers) {
       b_.in_chunks(stages, count, add);
       stages.clear();
@@ -291,11 +316,11 @@ class Decoder {
         gather_arrived("gather_gradient", l, y.d_out);
       }
       stages.push_back({"mlp_input_gradient", "products", l, [this, &y](TokenChunk c) {
-        mlp_input_gradient(y, c);
-        b_.linear_input_gradient(b_.chunk(y.d_up, c), y.up, b_.chunk(d_norm_, c));
-        b_.reduce(d_norm_, c);
-        gather_again(y.norm_2, y.residual_mid, c);
-      }});
+                          mlp_input_gradient(y, c);
+                          b_.linear_input_gradient(b_.chunk(y.d_up, c), y.up, b_.chunk(d_norm_, c));
+                          b_.reduce(d_norm_, c);
+                          gather_again(y.norm_2, y.residual_mid, c);
+                        }});
       b_.in_chunks(stages, count, add);
       add(b_.begin("mlp_down_gradient", l));
       b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
@@ -305,18 +330,23 @@ class Decoder {
       if (l + 1 < end() && !o_.whole_layers) add_share("norm_1_share", l + 1, block(l + 1).norm_1);
       ring_.fetch(l, y.qkv_out, order);
       b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
-                    {"attention_input_gradient", "out", l, [this, &y](TokenChunk c) {
+                    {"attention_input_gradient", "out", l,
+                     [this, &y](TokenChunk c) {
                        b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.out, b_.chunk(d_attended_, c));
                        // Behind the last: under attention there is room on the wire, here the gathers of d_mid need it.
-                       for (int i = 0; i < c.count && c.index + 1 == c.count; ++i) gather_again(y.norm_1, y.residual_in, {i, c.count});
-                     }}}, count, add);
+                       for (int i = 0; i < c.count && c.index + 1 == c.count; ++i)
+                         gather_again(y.norm_1, y.residual_in, {i, c.count});
+                     }}},
+                   count, add);
       if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
       ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
       if (f_.rotary) b_.rotate(y.d_qkv, true);
-      b_.in_chunks({{"attention_input_gradient", "qkv", l, [this, &y](TokenChunk c) {
-        b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.qkv, b_.chunk(d_norm_, c));
-        b_.reduce(d_norm_, c);
-      }}}, count, add);
+      b_.in_chunks({{"attention_input_gradient", "qkv", l,
+                     [this, &y](TokenChunk c) {
+                       b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.qkv, b_.chunk(d_norm_, c));
+                       b_.reduce(d_norm_, c);
+                     }}},
+                   count, add);
       add(b_.begin("attention_out_gradient", l));
       b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
       add(b_.begin("attention_qkv_gradient", l));
@@ -344,13 +374,15 @@ class Decoder {
   uint32_t table_ = 0, head_ = 0;
   int64_t positions_ = -1;  // -1: rotary
   Slice embedded_, residual_out_, hidden_, delta_, d_residual_, d_norm_, d_active_, d_wide_, d_attended_;
-  Slice gathered_, gathered_again_;  // of all tokens: what products see of one norm's output
-  Slice mean_again_, inv_std_again_; // which nobody reads
+  Slice gathered_, gathered_again_;   // of all tokens: what products see of one norm's output
+  Slice mean_again_, inv_std_again_;  // which nobody reads
   Slice d_crosses_;
 };
 
 }  // namespace
 
-ModelSpec build_decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers) { return Decoder(family, options, buffers).build(); }
+ModelSpec build_decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers) {
+  return Decoder(family, options, buffers).build();
+}
 
 }  // namespace slipstream::models

@@ -15,7 +15,8 @@ void SpecBuilder::norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) 
 void SpecBuilder::layer_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) {
   const Slice weight = value(n.weight), bias = value(static_cast<uint32_t>(n.bias)), mean = n.mean, inv_std = n.inv_std;
   const bool fused = delta.size_bytes > 0;
-  const kernels::LayerNormForward shape{.rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
+  const kernels::LayerNormForward shape{
+      .rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
   std::vector<Slice> reads{x, weight, bias}, writes{y, mean, inv_std};
   if (fused) reads.push_back(delta), writes.push_back(sum);
   work("layer_norm", kernels::layer_norm_forward_cost(shape), reads, writes, [=](LaunchContext& c) {
@@ -35,7 +36,8 @@ void SpecBuilder::layer_norm(Slice x, Slice delta, Slice sum, const Norm& n, Sli
 void SpecBuilder::rms_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) {
   const Slice weight = value(n.weight), inv_rms = n.inv_std;
   const bool fused = delta.size_bytes > 0;
-  const kernels::RmsNormForward shape{.rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
+  const kernels::RmsNormForward shape{
+      .rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
   std::vector<Slice> reads{x, weight}, writes{y, inv_rms};
   if (fused) reads.push_back(delta), writes.push_back(sum);
   work("rms_norm", kernels::rms_norm_forward_cost(shape), reads, writes, [=](LaunchContext& c) {
@@ -63,48 +65,52 @@ void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice re
   const Slice weight = value(n.weight), mean = n.mean, inv_std = n.inv_std, workspace = norm_workspace_;
   const Slice dweight = is_share ? chunk(n.partial, {0, 2}) : gradient(n.weight);
   const Slice dbias = is_share ? chunk(n.partial, {1, 2}) : gradient(static_cast<uint32_t>(n.bias));
-  const kernels::LayerNormBackward shape{.rows = rows_of(x, options_.width), .width = options_.width, .dtype = options_.dtype};
+  const kernels::LayerNormBackward shape{
+      .rows = rows_of(x, options_.width), .width = options_.width, .dtype = options_.dtype};
   std::vector<Slice> reads{dy, x, weight, mean, inv_std};
   if (!is_share || !first) reads.insert(reads.end(), {dweight, dbias});
   if (with_residual) reads.push_back(residual);
-  work("layer_norm_gradient", kernels::layer_norm_backward_cost(shape), reads, {dx, dweight, dbias, workspace}, [=](LaunchContext& c) {
-    kernels::LayerNormBackward args = shape;
-    args.dy = c.at(dy);
-    args.x = c.at(x);
-    args.weight = c.at(weight);
-    args.mean = c.as<float>(mean);
-    args.inv_std = c.as<float>(inv_std);
-    args.residual = with_residual ? c.at(residual) : nullptr;
-    args.dx = c.at(dx);
-    args.dweight = c.as<float>(dweight);
-    args.dbias = c.as<float>(dbias);
-    args.workspace = c.as<float>(workspace);
-    args.accumulate = !first || (!is_share && c.frame->accumulate);
-    kernels::layer_norm_backward(c, args);
-  });
+  work("layer_norm_gradient", kernels::layer_norm_backward_cost(shape), reads, {dx, dweight, dbias, workspace},
+       [=](LaunchContext& c) {
+         kernels::LayerNormBackward args = shape;
+         args.dy = c.at(dy);
+         args.x = c.at(x);
+         args.weight = c.at(weight);
+         args.mean = c.as<float>(mean);
+         args.inv_std = c.as<float>(inv_std);
+         args.residual = with_residual ? c.at(residual) : nullptr;
+         args.dx = c.at(dx);
+         args.dweight = c.as<float>(dweight);
+         args.dbias = c.as<float>(dbias);
+         args.workspace = c.as<float>(workspace);
+         args.accumulate = !first || (!is_share && c.frame->accumulate);
+         kernels::layer_norm_backward(c, args);
+       });
 }
 
 void SpecBuilder::rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first) {
   const bool is_share = n.partial.size_bytes > 0, with_residual = residual.size_bytes > 0;
   const Slice weight = value(n.weight), inv_rms = n.inv_std, workspace = norm_workspace_;
   const Slice dweight = is_share ? n.partial : gradient(n.weight);
-  const kernels::RmsNormBackward shape{.rows = rows_of(x, options_.width), .width = options_.width, .dtype = options_.dtype};
+  const kernels::RmsNormBackward shape{
+      .rows = rows_of(x, options_.width), .width = options_.width, .dtype = options_.dtype};
   std::vector<Slice> reads{dy, x, weight, inv_rms};
   if (!is_share || !first) reads.push_back(dweight);
   if (with_residual) reads.push_back(residual);
-  work("rms_norm_gradient", kernels::rms_norm_backward_cost(shape), reads, {dx, dweight, workspace}, [=](LaunchContext& c) {
-    kernels::RmsNormBackward args = shape;
-    args.dy = c.at(dy);
-    args.x = c.at(x);
-    args.weight = c.at(weight);
-    args.inv_rms = c.as<float>(inv_rms);
-    args.residual = with_residual ? c.at(residual) : nullptr;
-    args.dx = c.at(dx);
-    args.dweight = c.as<float>(dweight);
-    args.workspace = c.as<float>(workspace);
-    args.accumulate = !first || (!is_share && c.frame->accumulate);
-    kernels::rms_norm_backward(c, args);
-  });
+  work("rms_norm_gradient", kernels::rms_norm_backward_cost(shape), reads, {dx, dweight, workspace},
+       [=](LaunchContext& c) {
+         kernels::RmsNormBackward args = shape;
+         args.dy = c.at(dy);
+         args.x = c.at(x);
+         args.weight = c.at(weight);
+         args.inv_rms = c.as<float>(inv_rms);
+         args.residual = with_residual ? c.at(residual) : nullptr;
+         args.dx = c.at(dx);
+         args.dweight = c.as<float>(dweight);
+         args.workspace = c.as<float>(workspace);
+         args.accumulate = !first || (!is_share && c.frame->accumulate);
+         kernels::rms_norm_backward(c, args);
+       });
 }
 
 }  // namespace slipstream::models

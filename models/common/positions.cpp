@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions of tokens: rotary tables, and the learned positions of a rank that holds two chunks of every sequence, whose rows lie side by side
-// and whose gradients go back in place.
+// Positions of tokens: rotary tables, and the learned positions of a rank that holds two chunks of every sequence,
+// whose rows lie side by side and whose gradients go back in place.
 
 #include <algorithm>
 #include <array>
@@ -19,21 +19,25 @@ Slice rows_of_chunk(const ContextChunks& chunks, int which, const Slice& table, 
   return {table.buffer, table.begin_bytes + chunks.begin(which) * row_bytes, chunks.chunk_tokens() * row_bytes};
 }
 /// The same rows where they lie side by side.
-Slice half(int which, const Slice& own) { return {own.buffer, own.begin_bytes + which * own.size_bytes / 2, own.size_bytes / 2}; }
+Slice half(int which, const Slice& own) {
+  return {own.buffer, own.begin_bytes + which * own.size_bytes / 2, own.size_bytes / 2};
+}
 
 }  // namespace
 
 Slice SpecBuilder::rotary_table() {
   if (rotary_.size_bytes > 0) return rotary_;
   const int64_t hd = head_dim();
-  rotary_ = scratch("rotary_table", bytes_of((options_.context_ranks > 1 ? options_.tokens : options_.context) * hd, DType::f32));
+  rotary_ = scratch("rotary_table",
+                    bytes_of((options_.context_ranks > 1 ? options_.tokens : options_.context) * hd, DType::f32));
   spec_.constants.push_back({rotary_.buffer, [o = options_, hd](std::byte* host) {
                                auto* const table = reinterpret_cast<float*>(host);
                                if (o.context_ranks == 1) return kernels::rope_table(table, o.context, hd, o.rope_theta);
                                // Row t of the table turns token t, which has another position in its sequence.
                                std::vector<float> whole(static_cast<size_t>(o.context * hd));
                                kernels::rope_table(whole.data(), o.context, hd, o.rope_theta);
-                               for (int64_t t = 0; t < o.tokens; ++t) std::copy_n(whole.data() + o.chunks().position(t) * hd, hd, table + t * hd);
+                               for (int64_t t = 0; t < o.tokens; ++t)
+                                 std::copy_n(whole.data() + o.chunks().position(t) * hd, hd, table + t * hd);
                              }});
   return rotary_;
 }
@@ -41,8 +45,14 @@ Slice SpecBuilder::rotary_table() {
 void SpecBuilder::rotate(Slice qkv, bool inverse) {
   const int64_t hd = head_dim(), k_bytes = heads() * hd * size_of(options_.dtype);
   const Slice table = rotary_table();
-  const kernels::Rope q{.batch = options_.batch, .tokens = options_.tokens, .heads = heads(), .head_dim = hd,
-                        .row_stride = qkv_width(), .theta = options_.rope_theta, .inverse = inverse, .dtype = options_.dtype};
+  const kernels::Rope q{.batch = options_.batch,
+                        .tokens = options_.tokens,
+                        .heads = heads(),
+                        .head_dim = hd,
+                        .row_stride = qkv_width(),
+                        .theta = options_.rope_theta,
+                        .inverse = inverse,
+                        .dtype = options_.dtype};
   kernels::Rope k = q;
   k.heads = kv_heads();
   Cost cost = kernels::rope_cost(q);
@@ -68,7 +78,8 @@ Slice SpecBuilder::own_positions(Slice positions) {
     to[static_cast<size_t>(which)] = half(which, own);
   }
   work("own_positions", {0, 2 * own.size_bytes}, {from[0], from[1]}, {own}, [=](LaunchContext& c) {
-    for (size_t i : {0, 1}) kernels::copy(c, {.from = c.at(from[i]), .to = c.at(to[i]), .size_bytes = to[i].size_bytes});
+    for (size_t i : {0, 1})
+      kernels::copy(c, {.from = c.at(from[i]), .to = c.at(to[i]), .size_bytes = to[i].size_bytes});
   });
   return own;
 }
@@ -80,11 +91,12 @@ void SpecBuilder::add_own_positions(Slice own, Slice gradient) {
     from[static_cast<size_t>(which)] = half(which, own);
     to[static_cast<size_t>(which)] = rows_of_chunk(options_.chunks(), which, gradient, row_bytes);
   }
-  work("add_own_positions", {own.size_bytes / 4, 3 * own.size_bytes}, {own, gradient}, {gradient}, [=](LaunchContext& c) {
-    if (!c.frame->accumulate) kernels::zero(c, {.to = c.at(gradient), .size_bytes = gradient.size_bytes});
-    for (size_t i : {0, 1})
-      kernels::add(c, {.x = c.as<float>(from[i]), .y = c.as<float>(to[i]), .elems = to[i].size_bytes / 4});
-  });
+  work("add_own_positions", {own.size_bytes / 4, 3 * own.size_bytes}, {own, gradient}, {gradient},
+       [=](LaunchContext& c) {
+         if (!c.frame->accumulate) kernels::zero(c, {.to = c.at(gradient), .size_bytes = gradient.size_bytes});
+         for (size_t i : {0, 1})
+           kernels::add(c, {.x = c.as<float>(from[i]), .y = c.as<float>(to[i]), .elems = to[i].size_bytes / 4});
+       });
 }
 
 }  // namespace slipstream::models

@@ -17,20 +17,37 @@ namespace {
 
 kernels::AttentionForward forward_shape(const SpecBuilder& b, int64_t kv_stride) {
   const ModelOptions& o = b.options();
-  return {.batch = o.batch, .tokens = o.tokens, .heads = b.heads(), .kv_heads = b.kv_heads(), .head_dim = b.head_dim(), .q_stride = b.qkv_width(),
-          .kv_stride = kv_stride, .out_stride = b.attention_width(), .scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim())), .dtype = o.dtype};
+  return {.batch = o.batch,
+          .tokens = o.tokens,
+          .heads = b.heads(),
+          .kv_heads = b.kv_heads(),
+          .head_dim = b.head_dim(),
+          .q_stride = b.qkv_width(),
+          .kv_stride = kv_stride,
+          .out_stride = b.attention_width(),
+          .scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim())),
+          .dtype = o.dtype};
 }
 
 kernels::AttentionBackward backward_shape(const SpecBuilder& b, int64_t kv_stride) {
   const kernels::AttentionForward f = forward_shape(b, kv_stride);
-  return {.batch = f.batch, .tokens = f.tokens, .heads = f.heads, .kv_heads = f.kv_heads, .head_dim = f.head_dim, .q_stride = f.q_stride,
-          .kv_stride = f.kv_stride, .out_stride = f.out_stride, .dq_stride = b.qkv_width(), .scale = f.scale, .dtype = f.dtype};
+  return {.batch = f.batch,
+          .tokens = f.tokens,
+          .heads = f.heads,
+          .kv_heads = f.kv_heads,
+          .head_dim = f.head_dim,
+          .q_stride = f.q_stride,
+          .kv_stride = f.kv_stride,
+          .out_stride = f.out_stride,
+          .dq_stride = b.qkv_width(),
+          .scale = f.scale,
+          .dtype = f.dtype};
 }
 
 /// Where k and v of a step are: columns of this rank's own rows, or rows of keys that have travelled.
 struct KeysAt {
   Slice rows;
-  int64_t stride = 0;  // elements
+  int64_t stride = 0;    // elements
   int64_t k = 0, v = 0;  // columns
 };
 KeysAt keys_at(const SpecBuilder& b, int step, Slice qkv, Slice travelled) {
@@ -46,7 +63,8 @@ Ring::Ring(SpecBuilder& builder) : b_(builder), chunks_(builder.options().chunks
   const ModelOptions& o = b_.options();
   const int64_t elems = b_.rows() * kv_width();
   for (bool again : {false, true})
-    for (int i : {0, 1}) keys_[again][i] = b_.scratch(fmt::format("ring.keys{}.{}", again ? "_again" : "", i), bytes_of(elems, o.dtype));
+    for (int i : {0, 1})
+      keys_[again][i] = b_.scratch(fmt::format("ring.keys{}.{}", again ? "_again" : "", i), bytes_of(elems, o.dtype));
   for (int i : {0, 1}) gradients_[i] = b_.scratch(fmt::format("ring.gradients.{}", i), bytes_of(elems, DType::f32));
   share_ = b_.scratch("ring.share", bytes_of(elems, DType::f32));
   carried_ = b_.scratch("ring.carried", bytes_of(b_.rows() * b_.heads() * (b_.head_dim() + 2), DType::f32));
@@ -56,7 +74,8 @@ void Ring::start_keys(Slice qkv, bool again) {
   const ModelOptions& o = b_.options();
   const Slice to = keys(0, again);
   const int64_t begin = b_.heads() * b_.head_dim();
-  const kernels::ColumnsTake shape{.rows = b_.rows(), .width = kv_width(), .from_stride = b_.qkv_width(), .dtype = o.dtype};
+  const kernels::ColumnsTake shape{
+      .rows = b_.rows(), .width = kv_width(), .from_stride = b_.qkv_width(), .dtype = o.dtype};
   b_.work("take_keys", kernels::columns_take_cost(shape), {qkv}, {to}, [=](LaunchContext& c) {
     kernels::ColumnsTake args = shape;
     args.from = c.at(qkv) + begin * size_of(shape.dtype);
@@ -67,13 +86,27 @@ void Ring::start_keys(Slice qkv, bool again) {
 }
 
 void Ring::exchange_keys(int step, bool again) {
-  b_.communicate({.name = fmt::format("exchange_keys{}.{}", again ? "_again" : "", step), .channel = "ring", .axis = Axis::context, .op = Op::exchange, .peer = -1,
-                  .from = keys(step - 1, again), .to = keys(step, again), .dtype = b_.options().dtype, .elems = b_.rows() * kv_width()});
+  b_.communicate({.name = fmt::format("exchange_keys{}.{}", again ? "_again" : "", step),
+                  .channel = "ring",
+                  .axis = Axis::context,
+                  .op = Op::exchange,
+                  .peer = -1,
+                  .from = keys(step - 1, again),
+                  .to = keys(step, again),
+                  .dtype = b_.options().dtype,
+                  .elems = b_.rows() * kv_width()});
 }
 
 void Ring::exchange_gradients(int step) {
-  b_.communicate({.name = fmt::format("exchange_key_gradients.{}", step), .channel = "ring_gradients", .axis = Axis::context, .op = Op::exchange,
-                  .peer = -1, .from = gradients(step), .to = gradients(step + 1), .dtype = DType::f32, .elems = b_.rows() * kv_width()});
+  b_.communicate({.name = fmt::format("exchange_key_gradients.{}", step),
+                  .channel = "ring_gradients",
+                  .axis = Axis::context,
+                  .op = Op::exchange,
+                  .peer = -1,
+                  .from = gradients(step),
+                  .to = gradients(step + 1),
+                  .dtype = DType::f32,
+                  .elems = b_.rows() * kv_width()});
 }
 
 void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
@@ -81,15 +114,20 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
   const int64_t rows = b_.rows() * b_.heads(), elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
   const Slice carried = carried_;
-  const kernels::AttentionBlockForward shape{.all = forward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .carried = {},
-                                             .first = first, .last = last};
+  const kernels::AttentionBlockForward shape{.all = forward_shape(b_, kv.stride),
+                                             .block = chunks_.block(chunks_.owner(step)),
+                                             .carried = {},
+                                             .first = first,
+                                             .last = last};
   // Another rank's block has other rows, but takes as long: plans are equal on all ranks of the group.
   kernels::AttentionBlockForward priced = shape;
   priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
   std::vector<Slice> reads{qkv}, writes;
   if (!first) reads.insert(reads.end(), {kv.rows, carried});
-  if (last) writes = {out, lse};
-  else writes = {carried};
+  if (last)
+    writes = {out, lse};
+  else
+    writes = {carried};
   b_.work("attention_block", kernels::attention_block_forward_cost(priced), reads, writes, [=](LaunchContext& c) {
     kernels::AttentionBlockForward args = shape;
     args.all.q = c.at(qkv);
@@ -130,26 +168,28 @@ void Ring::block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse,
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, true));
   const int64_t elem_bytes = size_of(b_.options().dtype);
   const Slice dq_sum = this->dq_sum(), workspace = b_.attention_workspace();
-  const kernels::AttentionBlockBackward shape{.all = backward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .first = false, .last = last};
+  const kernels::AttentionBlockBackward shape{
+      .all = backward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .first = false, .last = last};
   kernels::AttentionBlockBackward priced = shape;
   priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
   std::vector<Slice> reads{dout, qkv, out, lse, dq_sum}, writes{dkv, workspace};
   if (!last) reads.push_back(kv.rows);
   writes.push_back(last ? dqkv : dq_sum);
-  b_.work("attention_block_gradient", kernels::attention_block_backward_cost(priced), reads, writes, [=](LaunchContext& c) {
-    kernels::AttentionBlockBackward args = shape;
-    args.all.dout = c.at(dout);
-    args.all.q = c.at(qkv);
-    args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
-    args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
-    args.all.out = c.at(out);
-    args.all.lse = c.as<float>(lse);
-    args.all.dq = last ? c.at(dqkv) : nullptr;
-    args.all.workspace = c.as<float>(workspace);
-    args.dq_sum = c.as<float>(dq_sum);
-    args.dkv = c.as<float>(dkv);
-    kernels::attention_block_backward(c, args);
-  });
+  b_.work("attention_block_gradient", kernels::attention_block_backward_cost(priced), reads, writes,
+          [=](LaunchContext& c) {
+            kernels::AttentionBlockBackward args = shape;
+            args.all.dout = c.at(dout);
+            args.all.q = c.at(qkv);
+            args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
+            args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
+            args.all.out = c.at(out);
+            args.all.lse = c.as<float>(lse);
+            args.all.dq = last ? c.at(dqkv) : nullptr;
+            args.all.workspace = c.as<float>(workspace);
+            args.dq_sum = c.as<float>(dq_sum);
+            args.dkv = c.as<float>(dkv);
+            kernels::attention_block_backward(c, args);
+          });
 }
 
 void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order) {
@@ -158,9 +198,11 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);
     order.push_back(b_.begin(fmt::format("attention_block_gradient.{}", step), layer));
-    // Not before: a forward pass that is made again ends in front of the first piece that reads its output, and carries in the same memory.
+    // Not before: a forward pass that is made again ends in front of the first piece that reads its output, and carries
+    // in the same memory.
     if (step == 1)
-      b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum}, [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
+      b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum},
+              [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
     block_gradient(step, dout, qkv, out, lse, dqkv, step == 1 ? sum : share);
     if (step + 2 < ranks()) exchange_keys(step + 2, true);
     if (step > 1) {
@@ -178,7 +220,8 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
   order.push_back(b_.begin("key_gradients", layer));
   const Slice home = gradients(ranks());
   const int64_t begin = b_.heads() * b_.head_dim();
-  const kernels::ColumnsSum shape{.rows = b_.rows(), .width = kv_width(), .to_stride = b_.qkv_width(), .dtype = b_.options().dtype};
+  const kernels::ColumnsSum shape{
+      .rows = b_.rows(), .width = kv_width(), .to_stride = b_.qkv_width(), .dtype = b_.options().dtype};
   b_.work("sum_key_gradients", kernels::columns_sum_cost(shape), {share, home}, {dqkv}, [=](LaunchContext& c) {
     kernels::ColumnsSum args = shape;
     args.a = c.as<float>(share);

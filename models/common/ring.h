@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Causal attention over a sequence whose tokens are spread over ranks: keys and values travel in a ring, one rank further under every block.
+// Causal attention over a sequence whose tokens are spread over ranks: keys and values travel in a ring, one rank
+// further under every block.
 //
-// Rank r holds chunks r and 2c-1-r of the sequence (ContextChunks). In step s it has the keys of rank r + s, and those of rank r + s + 1 are on their
-// way. Forward begins with its own keys, so that the first hop travels under a block. Backward ends with them: gradients of others' keys travel the
-// same way around as the keys, each rank adding its share, and come home under the last block. With one rank all this is one attention.
+// Rank r holds chunks r and 2c-1-r of the sequence (ContextChunks). In step s it has the keys of rank r + s, and those
+// of rank r + s + 1 are on their way. Forward begins with its own keys, so that the first hop travels under a block.
+// Backward ends with them: gradients of others' keys travel the same way around as the keys, each rank adding its
+// share, and come home under the last block. With one rank all this is one attention.
 
 #include <functional>
 
@@ -12,17 +14,19 @@
 
 namespace slipstream::models {
 
-/// Memory of a rank beside the layers' own: keys and values four times (forward and backward have buffers of their own, so that a forward pass that is
-/// made again may run between fetch() and backward()), their float gradients three times, one float output with its softmax.
+/// Memory of a rank beside the layers' own: keys and values four times (forward and backward have buffers of their own,
+/// so that a forward pass that is made again may run between fetch() and backward()), their float gradients three
+/// times, one float output with its softmax.
 class Ring {
  public:
   explicit Ring(SpecBuilder& builder);
 
-  /// Adds attention to the current piece. With several ranks the blocks that follow are pieces of their own, each handed to `add`; the last one is
-  /// left open for what comes next.
+  /// Adds attention to the current piece. With several ranks the blocks that follow are pieces of their own, each
+  /// handed to `add`; the last one is left open for what comes next.
   void forward(int layer, Slice qkv, Slice out, Slice lse, const std::function<void(uint32_t)>& add);
 
-  /// A piece that sends this rank's keys on their way, for backward. Call it early: what comes between it and backward() hides the first hop.
+  /// A piece that sends this rank's keys on their way, for backward. Call it early: what comes between it and
+  /// backward() hides the first hop.
   void fetch(int layer, Slice qkv, std::vector<uint32_t>& order);
   /// Adds the gradient of attention to the current piece; as forward(), the pieces that follow go to `order`.
   void backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order);
@@ -30,10 +34,15 @@ class Ring {
  private:
   int ranks() const { return chunks_.ranks; }
   int64_t kv_width() const { return 2 * b_.kv_heads() * b_.head_dim(); }
-  Slice keys(int step, bool again) const { return keys_[again][step % 2]; }  // of rank r + step, in steps 1 and later; again: for backward
-  Slice gradients(int step) const { return gradients_[step % 2]; } // of those keys, summed over the ranks that have had them, this one the last
+  Slice keys(int step, bool again) const {
+    return keys_[again][step % 2];
+  }  // of rank r + step, in steps 1 and later; again: for backward
+  Slice gradients(int step) const {
+    return gradients_[step % 2];
+  }  // of those keys, summed over the ranks that have had them, this one the last
   Slice dq_sum() const { return {carried_.buffer, 0, bytes_of(b_.rows() * b_.heads() * b_.head_dim(), DType::f32)}; }
-  /// Sends this rank's keys on their way: the first two hops fill both buffers. A later one goes where the keys of a block were, behind that block.
+  /// Sends this rank's keys on their way: the first two hops fill both buffers. A later one goes where the keys of a
+  /// block were, behind that block.
   void start_keys(Slice qkv, bool again);
   /// The keys of step `step` arrive while what stands behind the current piece runs.
   void exchange_keys(int step, bool again);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks that share a layer hold of it, how its tokens are cut into chunks, and where its sums and gathers stand (Shoeybi et al. 2019, "Megatron-LM";
-// Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", for the tokens of norms and residuals).
+// What ranks that share a layer hold of it, how its tokens are cut into chunks, and where its sums and gathers stand
+// (Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+// Models", for the tokens of norms and residuals).
 
 #include <algorithm>
 
@@ -47,15 +48,24 @@ Slice SpecBuilder::own(Slice rows, TokenChunk c) const {
 
 void SpecBuilder::reduce(Slice partial, TokenChunk c, Slice sum) {
   if (!shared()) return;
-  Communication task{.name = own_tokens() ? "reduce_scatter" : "all_reduce", .channel = kReduceChannel, .op = own_tokens() ? Op::reduce_scatter : Op::all_reduce,
-                     .from = chunk(partial, c), .to = sum.size_bytes > 0 ? chunk(sum, c) : own(partial, c), .dtype = options_.dtype};
+  Communication task{.name = own_tokens() ? "reduce_scatter" : "all_reduce",
+                     .channel = kReduceChannel,
+                     .op = own_tokens() ? Op::reduce_scatter : Op::all_reduce,
+                     .from = chunk(partial, c),
+                     .to = sum.size_bytes > 0 ? chunk(sum, c) : own(partial, c),
+                     .dtype = options_.dtype};
   task.elems = task.to.size_bytes / size_of(options_.dtype);
   communicate(std::move(task), c);
 }
 
 void SpecBuilder::gather(Slice part, Slice all, TokenChunk c) {
   if (!own_tokens()) return;
-  Communication task{.name = "all_gather", .channel = kGatherChannel, .op = Op::all_gather, .from = part, .to = chunk(all, c), .dtype = options_.dtype};
+  Communication task{.name = "all_gather",
+                     .channel = kGatherChannel,
+                     .op = Op::all_gather,
+                     .from = part,
+                     .to = chunk(all, c),
+                     .dtype = options_.dtype};
   task.elems = task.from.size_bytes / size_of(options_.dtype);
   communicate(std::move(task), c);
 }
@@ -76,7 +86,8 @@ void SpecBuilder::in_chunks(const std::vector<Stage>& stages, int count, const s
       const Stage& stage = stages[static_cast<size_t>(s)];
       if (shared()) {
         add(begin(stage.piece + "." + stage.part + (count > 1 ? fmt::format(".{}", c.index) : ""), stage.layer));
-      } else if (s == 0 || stages[static_cast<size_t>(s) - 1].piece != stage.piece || stages[static_cast<size_t>(s) - 1].layer != stage.layer) {
+      } else if (s == 0 || stages[static_cast<size_t>(s) - 1].piece != stage.piece ||
+                 stages[static_cast<size_t>(s) - 1].layer != stage.layer) {
         add(begin(stage.piece, stage.layer));
       }
       stage.body(c);
@@ -94,20 +105,28 @@ NamedTensor SpecBuilder::held(NamedTensor whole, int dim, int blocks) const {
 
 Slice SpecBuilder::norm_partial(const std::string& name, int64_t elems) {
   if (!own_tokens()) return {};
-  if (options_.split_backward) return statistics(name, elems);  // added when weight gradients are made, whenever that is
+  if (options_.split_backward)
+    return statistics(name, elems);  // added when weight gradients are made, whenever that is
   if (norm_partial_.size_bytes == 0) norm_partial_ = scratch("norm.partial", bytes_of(elems, DType::f32));
   return norm_partial_;
 }
 
 void SpecBuilder::sum_partial(Slice partial) {
   if (partial.size_bytes == 0) return;
-  communicate({.name = "all_reduce", .channel = kReduceChannel, .op = Op::all_reduce, .from = partial, .to = partial, .dtype = DType::f32,
-               .elems = partial.size_bytes / size_of(DType::f32)}, {});
+  communicate({.name = "all_reduce",
+               .channel = kReduceChannel,
+               .op = Op::all_reduce,
+               .from = partial,
+               .to = partial,
+               .dtype = DType::f32,
+               .elems = partial.size_bytes / size_of(DType::f32)},
+              {});
 }
 
 void SpecBuilder::add_partial(Slice partial, const std::vector<uint32_t>& parameters) {
   for (size_t i = 0; i < parameters.size() && partial.size_bytes > 0; ++i) {
-    const Slice from = chunk(partial, {static_cast<int>(i), static_cast<int>(parameters.size())}), to = gradient(parameters[i]);
+    const Slice from = chunk(partial, {static_cast<int>(i), static_cast<int>(parameters.size())}),
+                to = gradient(parameters[i]);
     const int64_t elems = to.size_bytes / size_of(DType::f32);
     work("add_norm_gradient", {elems, 3 * to.size_bytes}, {from, to}, {to}, [=](LaunchContext& c) {
       if (c.frame->accumulate)
@@ -121,27 +140,40 @@ void SpecBuilder::add_partial(Slice partial, const std::vector<uint32_t>& parame
 
 uint32_t SpecBuilder::vocab_parameter(const std::string& name, int layer, Init init) {
   NamedTensor table{.name = name, .shape = {vocab_rows(), options_.width}};
-  if (shared()) table.split = {.dim = 0, .parts = options_.tensor, .index = options_.tensor_index, .whole = options_.vocab};
+  if (shared())
+    table.split = {.dim = 0, .parts = options_.tensor, .index = options_.tensor_index, .whole = options_.vocab};
   return parameter(ParameterSpec{.tensors = {std::move(table)}, .layer = layer, .init = init, .decay = true});
 }
 
 Slice SpecBuilder::loss_parts(int rank) const { return chunk(loss_parts_, {rank, options_.tensor}); }
 
 void SpecBuilder::head_part(Slice hidden, uint32_t table, TokenChunk c) {
-  const Slice logits = chunk(logits_, c), targets = chunk(targets_, c), parts = chunk(loss_parts(options_.tensor_index), c);
+  const Slice logits = chunk(logits_, c), targets = chunk(targets_, c),
+              parts = chunk(loss_parts(options_.tensor_index), c);
   linear(chunk(hidden, c), {.weight = table, .in = options_.width, .out = vocab_rows()}, logits);
-  const kernels::CrossEntropyPart shape{.rows = rows() / c.count, .vocab = vocab_held(), .stride = vocab_rows(), .first = vocab_begin(),
-                                        .whole_vocab = options_.vocab, .dtype = options_.dtype};
-  work("cross_entropy_part", kernels::cross_entropy_part_cost(shape), {logits, targets}, {parts}, [=](LaunchContext& context) {
-    kernels::CrossEntropyPart args = shape;
-    args.logits = context.at(logits);
-    args.targets = context.as<int32_t>(targets);
-    args.parts = context.as<double>(parts);
-    kernels::cross_entropy_part(context, args);
-  });
+  const kernels::CrossEntropyPart shape{.rows = rows() / c.count,
+                                        .vocab = vocab_held(),
+                                        .stride = vocab_rows(),
+                                        .first = vocab_begin(),
+                                        .whole_vocab = options_.vocab,
+                                        .dtype = options_.dtype};
+  work("cross_entropy_part", kernels::cross_entropy_part_cost(shape), {logits, targets}, {parts},
+       [=](LaunchContext& context) {
+         kernels::CrossEntropyPart args = shape;
+         args.logits = context.at(logits);
+         args.targets = context.as<int32_t>(targets);
+         args.parts = context.as<double>(parts);
+         kernels::cross_entropy_part(context, args);
+       });
   if (c.index + 1 < c.count) return;
-  communicate({.name = "all_gather", .channel = kGatherChannel, .op = Op::all_gather, .from = loss_parts(options_.tensor_index), .to = loss_parts_,
-               .dtype = DType::f64, .elems = rows() * kernels::kCrossEntropyPartElems}, {});
+  communicate({.name = "all_gather",
+               .channel = kGatherChannel,
+               .op = Op::all_gather,
+               .from = loss_parts(options_.tensor_index),
+               .to = loss_parts_,
+               .dtype = DType::f64,
+               .elems = rows() * kernels::kCrossEntropyPartElems},
+              {});
 }
 
 void SpecBuilder::losses(Slice hidden, uint32_t table) {
@@ -154,8 +186,14 @@ void SpecBuilder::losses(Slice hidden, uint32_t table) {
 
 void SpecBuilder::merge_losses(bool training) {
   const Slice logits = logits_, targets = targets_, row_losses = row_losses_, sum = loss_part_, parts = loss_parts_;
-  const kernels::CrossEntropyMerge shape{.rows = rows(), .vocab = vocab_held(), .stride = vocab_rows(), .first = vocab_begin(), .ranks = options_.tensor,
-                                         .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens), .dtype = options_.dtype, .backward = training};
+  const kernels::CrossEntropyMerge shape{.rows = rows(),
+                                         .vocab = vocab_held(),
+                                         .stride = vocab_rows(),
+                                         .first = vocab_begin(),
+                                         .ranks = options_.tensor,
+                                         .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
+                                         .dtype = options_.dtype,
+                                         .backward = training};
   std::vector<Slice> reads{parts}, writes{row_losses, sum};
   if (training) reads.insert(reads.end(), {logits, targets});
   if (training) writes.push_back(logits);

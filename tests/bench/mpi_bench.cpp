@@ -86,8 +86,9 @@ int main() {
     const double theirs = rig.median_us(rounds, [&] {
       MPI_Allreduce(MPI_IN_PLACE, rig.bytes.data(), static_cast<int>(elems), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     });
-    if (print) std::printf("%6ld KiB: direct %.0f us, ring %.0f us, MPI_Allreduce %.0f us\n", static_cast<long>(kib), own[0],
-                           own[1], theirs);
+    if (print)
+      std::printf("%6ld KiB: direct %.0f us, ring %.0f us, MPI_Allreduce %.0f us\n", static_cast<long>(kib), own[0],
+                  own[1], theirs);
   }
   // A waiting transfer: rank 0 enters, the others come 300 ms later; how much of its core does rank 0's compute keep?
   const Work work = rig.all_reduce(1000, Algorithm::direct);

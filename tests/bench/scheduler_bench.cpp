@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What streams, events and the scheduler cost on the cpu device: per call on the host, and per task with two predecessors.
+// What streams, events and the scheduler cost on the cpu device: per call on the host, and per task with two
+// predecessors.
 
 #include <fmt/core.h>
 
@@ -46,7 +47,8 @@ void bench_calls(int count) {
 }
 
 /// A plan of `tasks` empty tasks, task i on channel 1 + i mod `channels`, each behind two of the tasks before it.
-void bench_tasks(const char* name, uint32_t tasks, uint32_t channels, const std::function<uint32_t(uint32_t, int)>& back) {
+void bench_tasks(const char* name, uint32_t tasks, uint32_t channels,
+                 const std::function<uint32_t(uint32_t, int)>& back) {
   Job job;
   job.channels = {{.name = "compute"}};
   for (uint32_t c = 0; c < channels; ++c) job.channels.push_back({.name = fmt::format("channel{}", c)});
@@ -74,7 +76,9 @@ void bench_tasks(const char* name, uint32_t tasks, uint32_t channels, const std:
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<Stream*> borrowed;
   for (ChannelId c = 0; c < job.channels.size(); ++c)
-    borrowed.push_back((streams.emplace_back(device->make_stream({.name = job.channels[c].name, .high_priority = c != kComputeChannel}))).get());
+    borrowed.push_back((streams.emplace_back(
+                            device->make_stream({.name = job.channels[c].name, .high_priority = c != kComputeChannel})))
+                           .get());
   BoundWorks works(plan.size(), kNothing);
   comm::Scheduler scheduler(job, *device, borrowed);
   scheduler.bind(plan, works);
@@ -93,8 +97,10 @@ void bench_tasks(const char* name, uint32_t tasks, uint32_t channels, const std:
     spans.clear();
     for (Stream* stream : borrowed) stream->drain(spans);
   }
-  fmt::print("{} tasks on {} channels, {}: {:.2f} us per task, {:.2f} us of them to issue; {:.2f} waits per task on other channels\n", tasks, channels, name,
-             median(whole), median(issue), static_cast<double>(hand_overs) / tasks);
+  fmt::print(
+      "{} tasks on {} channels, {}: {:.2f} us per task, {:.2f} us of them to issue; {:.2f} waits per task on other "
+      "channels\n",
+      tasks, channels, name, median(whole), median(issue), static_cast<double>(hand_overs) / tasks);
 }
 
 }  // namespace
@@ -102,7 +108,9 @@ void bench_tasks(const char* name, uint32_t tasks, uint32_t channels, const std:
 int main() {
   bench_calls(100000);
   const Philox random(1, "scheduler_bench");
-  bench_tasks("two of the 64 before", 10000, 4, [&](uint32_t i, int k) { return 1 + static_cast<uint32_t>(random.below(2 * i + static_cast<uint32_t>(k), 64)); });
+  bench_tasks("two of the 64 before", 10000, 4, [&](uint32_t i, int k) {
+    return 1 + static_cast<uint32_t>(random.below(2 * i + static_cast<uint32_t>(k), 64));
+  });
   bench_tasks("the 5th and 7th before", 10000, 4, [](uint32_t, int k) { return k == 0 ? 5u : 7u; });
   // A chain: nothing may overlap, so every task is a hand-over from one thread to another.
   bench_tasks("the two before", 10000, 4, [](uint32_t, int k) { return k == 0 ? 1u : 2u; });

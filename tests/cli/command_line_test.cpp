@@ -36,11 +36,14 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
       {"train", {"run", "--set", "--resume", "--dry-run", "--inject-delays", "--check-hazards"}},
       {"plan", {"run", "--set", "--ranks", "--machine", "--json", "--search", "--schedule-csv"}},
       {"check", {"run", "--set", "--ranks", "--machine", "--json"}},
-      {"generate", {"checkpoint", "--prompt", "--prompt-ids", "--tokens", "--temperature", "--top-k", "--seed", "--device"}},
+      {"generate",
+       {"checkpoint", "--prompt", "--prompt-ids", "--tokens", "--temperature", "--top-k", "--seed", "--device"}},
       {"tokenize", {"text", "out", "--tokenizer"}},
       {"bench", {"overlap", "pipeline", "layers", "kernels", "products", "step", "comm"}},
       {"bench pipeline", {"run", "--set", "--steps", "--csv", "--forward-ms", "--ratios"}},
-      {"bench overlap", {"run", "--set", "--steps", "--csv", "--compute", "--ratios", "--zero", "--prefetch", "--layer-ms", "--ablate", "--ranks", "--forms"}},
+      {"bench overlap",
+       {"run", "--set", "--steps", "--csv", "--compute", "--ratios", "--zero", "--prefetch", "--layer-ms", "--ablate",
+        "--ranks", "--forms"}},
       {"bench layers", {"run", "--set", "--steps", "--csv", "--layer-ms", "--ratios", "--chunks"}},
       {"bench products", {"run", "--set", "--steps", "--csv", "--ranks", "--rotate"}},
       {"bench kernels", {"--only", "--threads", "--rounds", "--csv"}},
@@ -72,11 +75,14 @@ TEST_CASE("commands of a later version say so, by name", "[cli]") {
 TEST_CASE("a wrong command line is code 2", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
-  for (const std::string& line : {std::string(""), std::string("trian x.toml"), std::string("train"), "train " + run + " --fast",
-                                  "plan " + run + " --ranks -3", "plan " + run + " --ranks two", "plan " + run + " --search",
-                                  "train " + run + " --resume", "train " + run + " --inject-delays -1", "train " + run + " --inject-delays 1.5", std::string("generate x --tokens 0"), std::string("generate x --temperature nan"), std::string("generate x --top-k -1"),
-                                  "tokenize " + folder.path("text.txt") + " \"\"", "train " + folder.path("none.toml"),
-                                  "train " + folder.path(""), "train " + run + " --set nonsense", "train " + run + " --set =1"}) {
+  for (const std::string& line :
+       {std::string(""), std::string("trian x.toml"), std::string("train"), "train " + run + " --fast",
+        "plan " + run + " --ranks -3", "plan " + run + " --ranks two", "plan " + run + " --search",
+        "train " + run + " --resume", "train " + run + " --inject-delays -1", "train " + run + " --inject-delays 1.5",
+        std::string("generate x --tokens 0"), std::string("generate x --temperature nan"),
+        std::string("generate x --top-k -1"), "tokenize " + folder.path("text.txt") + " \"\"",
+        "train " + folder.path("none.toml"), "train " + folder.path(""), "train " + run + " --set nonsense",
+        "train " + run + " --set =1"}) {
     const Result result = call(line);
     INFO(line << "\n" << result.text);
     CHECK(result.code == 2);
@@ -113,7 +119,8 @@ TEST_CASE("every shipped run file passes --dry-run, and fits where it says that 
     }
     CHECK(!fs::exists(folder.path("run")));
     // Its own head says on how many ranks of which machine it is planned; there it fits.
-    const std::string text = read(path), begin = "# Rehearsed: slipstream plan configs/runs/" + entry.path().filename().string() + " --ranks ";
+    const std::string text = read(path), begin = "# Rehearsed: slipstream plan configs/runs/" +
+                                                 entry.path().filename().string() + " --ranks ";
     const size_t at = text.find(begin);
     REQUIRE(at != std::string::npos);
     std::istringstream words(text.substr(at + begin.size(), text.find('\n', at) - at - begin.size()));
@@ -131,7 +138,7 @@ TEST_CASE("every shipped run file passes --dry-run, and fits where it says that 
 TEST_CASE("gpt2_xl is legal on 1 to 128 data ranks", "[cli]") {
   for (int ranks : {2, 16, 128}) {  // 1 is what --dry-run above plans
     const Result result = call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --json --ranks " + std::to_string(ranks) +
-                                     " --machine " SOURCE_DIR "/configs/machines/h200x8.toml");
+                               " --machine " SOURCE_DIR "/configs/machines/h200x8.toml");
     INFO(ranks << " ranks");
     REQUIRE((result.code == 0 || result.code == 7));
     const Json plan = Json::parse(result.text.substr(0, result.text.find("\n}\n") + 3));
@@ -173,7 +180,8 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"model.vocab_size=100", {"100", "256"}},
       {"trace.steps=[5,3]", {"5", "3"}},
       {"pipeline.schedule=zb_h1", {"zb_h1", "no effect", "parallel.pipeline = 1"}},
-      {"parallel.pipeline=2\" --set \"pipeline.schedule=gpipe\" --set \"pipeline.schedule_file=a.csv", {"gpipe", "no effect", "a.csv"}},
+      {"parallel.pipeline=2\" --set \"pipeline.schedule=gpipe\" --set \"pipeline.schedule_file=a.csv",
+       {"gpipe", "no effect", "a.csv"}},
       {"comm.deterministic=false\" --set \"device.kind=cpu", {"comm.deterministic = false", "no effect", "CPU"}},
       {"output.dir=.", {"output.dir", "no name of its own"}},
       {"device.machine=" SOURCE_DIR "/configs/machines/none.toml", {"none.toml"}},
@@ -211,7 +219,8 @@ TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
   CHECK(contains(made.text, "xxh3"));
   const std::string shard = folder.path("tokens.bin"), good = read(shard), about = read(folder.path("tokens.json"));
   CHECK(good.size() == 2 * english().size());
-  CHECK(train("--set train.steps=2 --set output.dir=" + folder.path("shards") + " --set data.train=" + shard).code == 0);
+  CHECK(train("--set train.steps=2 --set output.dir=" + folder.path("shards") + " --set data.train=" + shard).code ==
+        0);
   const std::string from_shard = "--set data.train=" + shard;
   folder.write("tokens.bin", good.substr(0, good.size() / 2));
   check_refused(train(from_shard), 3, {"tokens.bin"});
@@ -230,7 +239,8 @@ TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
   check_refused(train(from_shard + " --set data.tokenizer=chars"), 3, {"chars", "bytes"});
   check_refused(call("tokenize " + folder.path("none.txt") + " " + folder.path("x")), 3, {"none.txt"});
   check_refused(call("tokenize " + latin + " " + folder.path("x") + " --tokenizer chars"), 3, {"UTF-8"});
-  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("x") + " --tokenizer words"), 2, {"words"});
+  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("x") + " --tokenizer words"), 2,
+                {"words"});
   check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("text.txt") + "/x"), 7, {});
 }
 
@@ -240,7 +250,8 @@ TEST_CASE("token shards made elsewhere are trained on, and continued as ids", "[
   for (uint32_t i = 0, state = 1; i < 400; ++i, state = state * 1664525u + 1013904223u)
     for (const uint32_t byte : {(state >> 16) % 1000 & 255, (state >> 16) % 1000 >> 8}) ids += static_cast<char>(byte);
   const std::string shard = folder.write("tokens.bin", ids);
-  folder.write("tokens.json", R"({"dtype": "uint16", "vocab_size": 1000, "count": 400, "hash": ")" + data::xxh3_128_hex(ids.data(), static_cast<int64_t>(ids.size())) +
+  folder.write("tokens.json", R"({"dtype": "uint16", "vocab_size": 1000, "count": 400, "hash": ")" +
+                                  data::xxh3_128_hex(ids.data(), static_cast<int64_t>(ids.size())) +
                                   R"(", "tokenizer": "gpt2"})");
   const std::string run = run_file(folder) + " --set data.train=" + shard;
   const Result plan = call("plan --json " + run);
@@ -252,7 +263,8 @@ TEST_CASE("token shards made elsewhere are trained on, and continued as ids", "[
   check_complete(folder.path("run"), 6);
   CHECK(Json::parse(read(folder.path("run") + "/checkpoints/final/config.json")).at("vocab_size").as_int() == 1000);
   // The plan knew the shards' vocabulary, too: it is the plan of the run.
-  CHECK(Json::parse(plan.text).at("plan_hash").as_string() == Json::parse(read(folder.path("run") + "/run.json")).at("plan_hash").as_string());
+  CHECK(Json::parse(plan.text).at("plan_hash").as_string() ==
+        Json::parse(read(folder.path("run") + "/run.json")).at("plan_hash").as_string());
   const std::string generate = "generate " + folder.path("run") + " --tokens 3 --device cpu";
   check_refused(call(generate + " --prompt a"), 2, {"gpt2", "--prompt-ids"});
   check_refused(call(generate + " --prompt-ids 7,1000"), 2, {"1000", "999"});
@@ -267,7 +279,8 @@ TEST_CASE("ids outside the vocabulary are found before training", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   REQUIRE(call("tokenize " + folder.path("text.txt") + " " + folder.path("tokens")).code == 0);
-  check_refused(call("train " + run + " --set model.vocab_size=100 --set data.train=" + folder.path("tokens.bin")), 2, {"100", "256"});
+  check_refused(call("train " + run + " --set model.vocab_size=100 --set data.train=" + folder.path("tokens.bin")), 2,
+                {"100", "256"});
   // A larger vocabulary than the tokenizer's is legal; generation must not leave the tokenizer's.
   const Result padded = call("train " + run + " --set model.vocab_size=320 --set train.steps=2");
   INFO(padded.text);
@@ -290,23 +303,33 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   check_refused(call("train " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
   check_refused(call("plan " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
   // Hopeless models are not planned first.
-  for (const char* command : {"plan ", "check ", "train "}) check_refused(call(command + run + " --set model.layers=60000 --set model.width=4096"), 7, {"60000 layers of", "at least"});
+  for (const char* command : {"plan ", "check ", "train "})
+    check_refused(call(command + run + " --set model.layers=60000 --set model.width=4096"), 7,
+                  {"60000 layers of", "at least"});
   // Between what two and one layers ahead need: the sentence has the depth that fits.
   const auto total = [&](int depth) {
-    const Result plan = call("plan " + run + " --ranks 2 --json --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=" + std::to_string(depth));
+    const Result plan =
+        call("plan " + run + " --ranks 2 --json --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=" +
+             std::to_string(depth));
     REQUIRE(plan.code == 0);
     return Json::parse(plan.text).at("memory_bytes").at("total").as_int();
   };
   std::string between = small;
-  between.replace(between.find("memory = \"100KiB\""), 17, "memory = \"" + std::to_string((total(1) + total(2)) / 2) + "B\"");
-  check_refused(call("plan " + run + " --ranks 2 --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=2 --machine " + folder.write("between.toml", between)), 7,
-                {"3 slots for gathered layers", "zero.prefetch_depth = 1 is the most that fits"});
-  // Where no layer is gathered there are no slots to speak of; the sentence and the table are about the stage that needs most.
+  between.replace(between.find("memory = \"100KiB\""), 17,
+                  "memory = \"" + std::to_string((total(1) + total(2)) / 2) + "B\"");
+  check_refused(
+      call("plan " + run + " --ranks 2 --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=2 --machine " +
+           folder.write("between.toml", between)),
+      7, {"3 slots for gathered layers", "zero.prefetch_depth = 1 is the most that fits"});
+  // Where no layer is gathered there are no slots to speak of; the sentence and the table are about the stage that
+  // needs most.
   const std::string sharded = "check " + run + " --machine " + machine + " --set zero.stage=3 ";
   const Result persistent = call(sharded + "--ranks 2 --set zero.persistence_threshold=1GiB");
   check_refused(persistent, 7, {"100.0 KiB", "\n  optimizer ", "\n  total "});
   CHECK(!contains(persistent.text, "slots"));
-  const std::string uneven = "--ranks 6 --set model.layers=4 --set parallel.pipeline=3 --set pipeline.layers=[0,4,0] --set zero.prefetch_depth=2";
+  const std::string uneven =
+      "--ranks 6 --set model.layers=4 --set parallel.pipeline=3 --set pipeline.layers=[0,4,0] --set "
+      "zero.prefetch_depth=2";
   const Result middle = call(sharded + uneven);
   check_refused(middle, 7, {"a rank of stage 1 needs", "3 slots for gathered layers"});
   const size_t needs = middle.text.find("stage 1 needs ") + 14;
@@ -362,8 +385,11 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
   CHECK(proof.at("machine_source").as_string() == "this host");
   const std::string laptop = SOURCE_DIR "/configs/machines/laptop.toml";
   for (const char* verb : {"plan ", "check "}) {
-    CHECK(Json::parse(call(verb + run + " --json --machine " + laptop).text).at("machine_source").as_string() == "--machine");
-    CHECK(Json::parse(call(verb + run + " --json --set device.machine=" + laptop).text).at("machine_source").as_string() == "device.machine");
+    CHECK(Json::parse(call(verb + run + " --json --machine " + laptop).text).at("machine_source").as_string() ==
+          "--machine");
+    CHECK(Json::parse(call(verb + run + " --json --set device.machine=" + laptop).text)
+              .at("machine_source")
+              .as_string() == "device.machine");
   }
   CHECK(proof.at("holds").as_bool());
   CHECK(proof.at("deadlock").is_null());
@@ -371,10 +397,15 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
   CHECK(proof.at("plan_hash").as_string() == plan.at("plan_hash").as_string());
   check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
   // What splitting the tied table saves is the difference between two plans that anybody can ask for.
-  const std::string slow = "plan " + run + " --ranks 2 --set comm.emulate.bandwidth=100Mbit/s --machine " SOURCE_DIR "/configs/machines/laptop.toml";
+  const std::string slow = "plan " + run +
+                           " --ranks 2 --set comm.emulate.bandwidth=100Mbit/s --machine " SOURCE_DIR
+                           "/configs/machines/laptop.toml";
   const Result both = call(slow);
-  const auto rehearsed = [](const std::string& text) { return Json::parse(text.substr(0, text.find("\n}\n") + 3)).at("rehearsed").at("exposed_ms").as_double(); };
-  const double apart = rehearsed(call(slow + " --json").text), together = rehearsed(call(slow + " --json --set overlap.split_tied_embedding=false").text);
+  const auto rehearsed = [](const std::string& text) {
+    return Json::parse(text.substr(0, text.find("\n}\n") + 3)).at("rehearsed").at("exposed_ms").as_double();
+  };
+  const double apart = rehearsed(call(slow + " --json").text),
+               together = rehearsed(call(slow + " --json --set overlap.split_tied_embedding=false").text);
   char wanted[2][64];
   std::snprintf(wanted[0], sizeof wanted[0], "rehearsed: %.2f ms exposed in a step of ", apart);
   std::snprintf(wanted[1], sizeof wanted[1], "overlap.split_tied_embedding = false %.2f in ", together);
@@ -385,8 +416,11 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
 
 TEST_CASE("plan says which group crosses which link, and what recomputation saves and costs", "[cli]") {
   Folder folder;
-  const std::string plan = "plan " + run_file(folder) + " --ranks 16 --machine " SOURCE_DIR "/configs/machines/h100x8.toml --set parallel.pipeline=2 --set train.global_batch_size=32";
-  const Result inside = call(plan + " --set train.recompute=full"), across = call(plan + " --set parallel.order=dp-tp-cp-pp");
+  const std::string plan = "plan " + run_file(folder) +
+                           " --ranks 16 --machine " SOURCE_DIR
+                           "/configs/machines/h100x8.toml --set parallel.pipeline=2 --set train.global_batch_size=32";
+  const Result inside = call(plan + " --set train.recompute=full"),
+               across = call(plan + " --set parallel.order=dp-tp-cp-pp");
   INFO(inside.text << across.text);
   CHECK(contains(inside.text, "pipeline       2 ranks, inside a node:   339.93 GiB/s, such as ranks 0 1"));
   CHECK(contains(inside.text, "data           8 ranks, across nodes:    42.84 GiB/s, such as ranks 0 2 ... 14"));
@@ -394,13 +428,16 @@ TEST_CASE("plan says which group crosses which link, and what recomputation save
   CHECK(contains(across.text, "pipeline       2 ranks, across nodes:"));
   CHECK(contains(across.text, "data           8 ranks, inside a node:"));
   CHECK(!contains(across.text, "recompute:"));
-  check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2, {"4", "6", "data 2 x pipeline 3, data 1 x pipeline 3 x context 2 or data 1 x tensor 2 x pipeline 3", "start 4 or 8 ranks"});
+  check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2,
+                {"4", "6", "data 2 x pipeline 3, data 1 x pipeline 3 x context 2 or data 1 x tensor 2 x pipeline 3",
+                 "start 4 or 8 ranks"});
 }
 
 TEST_CASE("plan, --dry-run and their files note what the planner has decided", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), plan = "plan " + run + " --ranks 2 --set train.micro_batch_size=1 ";
-  const std::string once = "zero.stage 2: 2 micro-batches accumulate in whole gradients", each = "zero.stage 2: 2 micro-batches are reduced one by one";
+  const std::string once = "zero.stage 2: 2 micro-batches accumulate in whole gradients",
+                    each = "zero.stage 2: 2 micro-batches are reduced one by one";
   const auto json = [](const std::string& text) { return Json::parse(text.substr(0, text.find("\n}\n") + 3)); };
   const Json fits = json(call(plan + "--set zero.stage=2 --json").text);
   REQUIRE(fits.at("notes").as_array().size() == 2);
@@ -411,7 +448,8 @@ TEST_CASE("plan, --dry-run and their files note what the planner has decided", "
   INFO(sharded.text);
   CHECK(contains(sharded.text, each));
   CHECK(contains(sharded.text, "whole gradients do not fit in 100.0 KiB"));
-  CHECK(contains(sharded.text, "zero.stage 2: a layer is one bucket; overlap.bucket_size = 8.0 KiB cuts the rest only"));
+  CHECK(
+      contains(sharded.text, "zero.stage 2: a layer is one bucket; overlap.bucket_size = 8.0 KiB cuts the rest only"));
   // float32: tables of 256 and 16 rows of 16, and the last norm; the widths of ranks and alignment pad them.
   const size_t at = sharded.text.find("in stage 2 ") + 11;
   const double outside_KiB = std::stod(sharded.text.substr(at));
@@ -421,20 +459,28 @@ TEST_CASE("plan, --dry-run and their files note what the planner has decided", "
   CHECK(!contains(call("plan " + run + " --set zero.stage=2").text, "note:"));  // one rank shares nothing
   const Result parts = call("train " + run + " --dry-run --set model.layers=5");
   CHECK(!contains(parts.text, "note:"));
-  const Result uneven = call("plan " + run + " --ranks 2 --set model.layers=5 --set parallel.pipeline=2 --set pipeline.schedule=interleaved_1f1b --set pipeline.virtual_stages=2");
+  const Result uneven = call("plan " + run +
+                             " --ranks 2 --set model.layers=5 --set parallel.pipeline=2 --set "
+                             "pipeline.schedule=interleaved_1f1b --set pipeline.virtual_stages=2");
   INFO(uneven.text);
   CHECK(contains(uneven.text, "note:    5 layers do not divide by the 2 x 2 parts"));
 }
 
-TEST_CASE("plan prints every pass of a schedule, or says where to find it, and the link that groups are priced at", "[cli]") {
+TEST_CASE("plan prints every pass of a schedule, or says where to find it, and the link that groups are priced at",
+          "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
-  const std::string piped = "plan " + run + " --ranks 4 --set model.layers=5 --set parallel.pipeline=4 --set train.micro_batch_size=1 --set train.global_batch_size=";
+  const std::string piped = "plan " + run +
+                            " --ranks 4 --set model.layers=5 --set parallel.pipeline=4 --set train.micro_batch_size=1 "
+                            "--set train.global_batch_size=";
   const Result table = call(piped + "16 --set comm.emulate.bandwidth=1Gbit/s");
   INFO(table.text);
   // The first stage of 1F1B over four stages, and the last, where a forward pass is the shortest.
   for (int m = 0; m < 16; ++m)
-    for (const char* pass : {" F", " B"}) CHECK(count(table.text + " ", pass + std::to_string(m) + " ") + count(table.text, pass + std::to_string(m) + "\n") == 4);
+    for (const char* pass : {" F", " B"})
+      CHECK(count(table.text + " ", pass + std::to_string(m) + " ") +
+                count(table.text, pass + std::to_string(m) + "\n") ==
+            4);
   CHECK(contains(table.text, "comm.emulate:    119.2"));
   CHECK(!contains(table.text, "inside a node:"));
   const Result long_one = call(piped + "17");
@@ -442,9 +488,12 @@ TEST_CASE("plan prints every pass of a schedule, or says where to find it, and t
   CHECK(contains(long_one.text, "no table of more than 16 micro-batches or stages; --schedule-csv"));
 }
 
-TEST_CASE("an imported schedule in which something is missing or comes twice is refused before the first step", "[cli]") {
+TEST_CASE("an imported schedule in which something is missing or comes twice is refused before the first step",
+          "[cli]") {
   Folder folder;
-  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.global_batch_size=8", csv = folder.path("schedule.csv");
+  const std::string plan = "plan " + run_file(folder) +
+                           " --ranks 2 --set parallel.pipeline=2 --set train.global_batch_size=8",
+                    csv = folder.path("schedule.csv");
   REQUIRE(call(plan + " --schedule-csv " + csv).code == 0);
   const std::string rows = read(csv), taken = plan + " --set pipeline.schedule_file=" + csv;
   CHECK(call(taken).code == 0);
@@ -459,6 +508,7 @@ TEST_CASE("an imported schedule in which something is missing or comes twice is 
 TEST_CASE("processes that a launcher started and that do not know each other are refused", "[cli]") {
   Folder folder;
   const std::string train = exe() + " train " + run_file(folder) + " --set train.steps=1";
-  check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6, {"the launcher started 2 processes", "knows of one", "srun --mpi=pmix"});
+  check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6,
+                {"the launcher started 2 processes", "knows of one", "srun --mpi=pmix"});
   CHECK(shell("SLURM_STEP_NUM_TASKS=1 " + train).code == 0);
 }

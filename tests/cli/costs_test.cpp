@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the planner charges for work outside the model is what the card of its kernel says; and a step's operations are the model's, whatever the layout.
+// What the planner charges for work outside the model is what the card of its kernel says; and a step's operations are
+// the model's, whatever the layout.
 
 #include <map>
 
@@ -18,8 +19,10 @@ using namespace slipstream::cli;
 namespace {
 
 FinishedJob planned(int world, const std::vector<std::string>& more) {
-  std::vector<std::string> sets{"model.layers=4", "model.heads=4", "model.width=256", "model.ffn_width=1024", "model.vocab_size=1000", "model.context=64",
-                                "train.sequence_length=64", "train.micro_batch_size=1", "train.global_batch_size=8"};
+  std::vector<std::string> sets{
+      "model.layers=4",           "model.heads=4",    "model.width=256",          "model.ffn_width=1024",
+      "model.vocab_size=1000",    "model.context=64", "train.sequence_length=64", "train.micro_batch_size=1",
+      "train.global_batch_size=8"};
   sets.insert(sets.end(), more.begin(), more.end());
   return build_finished_job({.config = default_run_config(sets), .world = world, .machine = this_host(1)});
 }
@@ -30,15 +33,19 @@ std::optional<Cost> of_card(const Job& job, const Item& item) {
   switch (item.op) {
     case Op::adamw: {
       bfloat16 rounded;
-      return kernels::adamw_cost({.working = job.gather_dtype() == DType::bf16 ? &rounded : nullptr, .elems = home->shard_elems});
+      return kernels::adamw_cost(
+          {.working = job.gather_dtype() == DType::bf16 ? &rounded : nullptr, .elems = home->shard_elems});
     }
     case Op::sum_squares: {
       std::vector<kernels::SumSquaresPart> parts(item.writes.size());
       parts[0].elems = home->shard_elems;
-      return kernels::sum_squares_cost({.x = nullptr, .parts = parts.data(), .part_count = static_cast<int64_t>(parts.size()), .results = nullptr});
+      return kernels::sum_squares_cost(
+          {.x = nullptr, .parts = parts.data(), .part_count = static_cast<int64_t>(parts.size()), .results = nullptr});
     }
-    case Op::add: return kernels::add_cost({.elems = item.writes[0].size_bytes / 4});
-    default: return {};
+    case Op::add:
+      return kernels::add_cost({.elems = item.writes[0].size_bytes / 4});
+    default:
+      return {};
   }
 }
 
@@ -70,16 +77,22 @@ TEST_CASE("the planner charges what the cards of the kernels say", "[plan]") {
 }
 
 TEST_CASE("the operations of a step are the closed form of the model, on every layout", "[report]") {
-  // Products: 2 operations a weight and token forward, 4 backward; attention: 2 products of D over half of T x T, backward 5.
+  // Products: 2 operations a weight and token forward, 4 backward; attention: 2 products of D over half of T x T,
+  // backward 5.
   const double layers = 4, width = 256, vocab = 1000, tokens = 64, rows = 8;
   const double weights = layers * 12 * width * width + vocab * width;
   const double closed = 6 * weights * rows * tokens + layers * rows * (4 + 10) * width * tokens * (tokens + 1) / 2;
   const double alone = model_flops(planned(1, {}).stages);
-  CHECK(alone >= closed);          // norms, activations and the loss besides
+  CHECK(alone >= closed);  // norms, activations and the loss besides
   CHECK(alone <= 1.03 * closed);
-  for (const auto& [world, sets] : std::initializer_list<std::pair<int, std::vector<std::string>>>{
-           {1, {"train.recompute=full"}}, {1, {"train.recompute=selective"}}, {4, {}}, {2, {"parallel.pipeline=2"}}, {4, {"zero.stage=3", "zero.prefetch_depth=1"}},
-           {2, {"parallel.tensor=2"}}, {2, {"parallel.context=2"}}}) {
+  for (const auto& [world, sets] :
+       std::initializer_list<std::pair<int, std::vector<std::string>>>{{1, {"train.recompute=full"}},
+                                                                       {1, {"train.recompute=selective"}},
+                                                                       {4, {}},
+                                                                       {2, {"parallel.pipeline=2"}},
+                                                                       {4, {"zero.stage=3", "zero.prefetch_depth=1"}},
+                                                                       {2, {"parallel.tensor=2"}},
+                                                                       {2, {"parallel.context=2"}}}) {
     INFO(world << " ranks, " << (sets.empty() ? "data" : sets[0]));
     CHECK(model_flops(planned(world, sets).stages) == Approx(alone).epsilon(0.02));
   }

@@ -19,9 +19,11 @@ namespace {
 constexpr int64_t kForwardNs = 12'000'000;
 
 /// The planner is told what passes take: it chooses by that.
-FinishedJob planned(Schedule schedule, int stages, int micro_batches, bool hides_hops, const std::function<std::vector<int64_t>(const Job&)>& told = [](const Job& job) {
-  return equal_stage_ns(job, kForwardNs);
-}) {
+FinishedJob planned(
+    Schedule schedule, int stages, int micro_batches, bool hides_hops,
+    const std::function<std::vector<int64_t>(const Job&)>& told = [](const Job& job) {
+      return equal_stage_ns(job, kForwardNs);
+    }) {
   RunConfig config;
   config.model = {.layers = 2 * stages, .heads = 2, .width = 16, .context = 8, .vocab_size = 32};
   config.data.train = "none";
@@ -32,7 +34,8 @@ FinishedJob planned(Schedule schedule, int stages, int micro_batches, bool hides
   config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
   config.overlap.p2p = hides_hops;
   config.comm.emulate.bandwidth_bytes_per_second = hides_hops ? 1000 : 1'000'000'000;
-  return build_finished_job({.config = resolve_defaults(config), .world = stages, .machine = this_host(1), .spine_ns = told});
+  return build_finished_job(
+      {.config = resolve_defaults(config), .world = stages, .machine = this_host(1), .spine_ns = told});
 }
 
 }  // namespace
@@ -54,10 +57,13 @@ TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is n
   const auto line = [](const FinishedJob& finished) {
     RunConfig config;
     config.pipeline.schedule = Schedule::zb_h1;
-    return schedule_line(config, finished.stages, play(finished.job->options.schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}}));
+    return schedule_line(
+        config, finished.stages,
+        play(finished.job->options.schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}}));
   };
   const FinishedJob equal = planned(Schedule::zb_h1, 2, 2, false);
-  CHECK(equal.job->options.schedule.stages == make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
+  CHECK(equal.job->options.schedule.stages ==
+        make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
   CHECK(line(equal).find("lag") == std::string::npos);
   // Forwards of the first stage and weight gradients of the second one take long, everything else almost nothing.
   const FinishedJob unequal = planned(Schedule::zb_h1, 2, 2, false, [](const Job& job) {
@@ -71,16 +77,22 @@ TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is n
   });
   CHECK(unequal.job->options.schedule.shape.lags == std::vector<int>{0, 0});
   CHECK(unequal.proof.holds());
-  CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, by what passes take") != std::string::npos);
+  CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, by what passes take") !=
+        std::string::npos);
 }
 
-TEST_CASE("ZB-H1 lags further where hops keep more micro-batches alive, in the memory that its first stage takes anyway", "[pipeline]") {
+TEST_CASE(
+    "ZB-H1 lags further where hops keep more micro-batches alive, in the memory that its first stage takes anyway",
+    "[pipeline]") {
   Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
   machine.ranks_per_node = 1;  // hops cross nodes
   const FinishedJob finished = build_finished_job(
-      {.config = default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257", "model.tie_embeddings=false", "train.dtype=bfloat16",
-                                     "train.micro_batch_size=4", "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
-       .world = 4, .machine = machine, .proves = false});
+      {.config = default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
+                                     "model.tie_embeddings=false", "train.dtype=bfloat16", "train.micro_batch_size=4",
+                                     "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
+       .world = 4,
+       .machine = machine,
+       .proves = false});
   const ScheduleShape& shape = finished.job->options.schedule.shape;
   REQUIRE(shape.hides_hops);
   REQUIRE(shape.lags.size() == 4);
@@ -91,7 +103,8 @@ TEST_CASE("ZB-H1 lags further where hops keep more micro-batches alive, in the m
   CHECK(largest_stage(finished).stage() == 0);
 }
 
-TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the first and the last of them", "[pipeline]") {
+TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the first and the last of them",
+          "[pipeline]") {
   for (Schedule schedule : {Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
     for (int stages : {2, 4}) {
       const FinishedJob finished = planned(schedule, stages, 8 * stages, true);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run on GPUs takes beside its plan, and what an old driver does to its steps: arithmetic on plans, without a GPU.
+// What a run on GPUs takes beside its plan, and what an old driver does to its steps: arithmetic on plans, without a
+// GPU.
 
 #include <cstdlib>
 
@@ -33,10 +34,19 @@ class Variable {
 };
 
 JobRequest request(const std::vector<std::string>& more, int ranks = 8) {
-  std::vector<std::string> sets{"model.layers=12", "model.heads=12", "model.width=768", "model.vocab_size=50257", "train.dtype=bfloat16", "train.micro_batch_size=4",
-                                "train.global_batch_size=64", "device.kind=cuda"};
+  std::vector<std::string> sets{"model.layers=12",
+                                "model.heads=12",
+                                "model.width=768",
+                                "model.vocab_size=50257",
+                                "train.dtype=bfloat16",
+                                "train.micro_batch_size=4",
+                                "train.global_batch_size=64",
+                                "device.kind=cuda"};
   sets.insert(sets.end(), more.begin(), more.end());
-  return {.config = default_run_config(sets), .world = ranks, .machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml"), .on_gpus = true};
+  return {.config = default_run_config(sets),
+          .world = ranks,
+          .machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml"),
+          .on_gpus = true};
 }
 
 int64_t bytes_of(const std::vector<Beside>& beside, const std::string& owner) {
@@ -82,13 +92,18 @@ TEST_CASE("gpu_memory: kernels, cuBLASLt and NCCL have a line each in the table,
                           Catch::Contains(format_bytes(job.buffers.total_bytes() + sum_of(beside)) + "\n"));
   CHECK(memory_table(job).find("cuBLASLt") == std::string::npos);
   // One rank talks to nobody.
-  CHECK(bytes_of(beside_plan_on_gpu(*build_finished_job(request({}, 1)).job, table, 8), "NCCL buffers (estimate)") == 0);
+  CHECK(bytes_of(beside_plan_on_gpu(*build_finished_job(request({}, 1)).job, table, 8), "NCCL buffers (estimate)") ==
+        0);
 }
 
-TEST_CASE("gpu_memory: the planner does not choose two copies of the weights where only the libraries' memory is in the way", "[cli]") {
+TEST_CASE(
+    "gpu_memory: the planner does not choose two copies of the weights where only the libraries' memory is in the way",
+    "[cli]") {
   // Readers of the weights that are late: one layer, a large head.
   const auto with = [](const std::string& choice) {
-    return request({"model.family=llama", "model.layers=1", "model.vocab_size=200000", "optimizer.grad_clip=0", "zero.stage=1", "overlap.bucket_size=8MiB", "optimizer.double_buffer=" + choice}, 2);
+    return request({"model.family=llama", "model.layers=1", "model.vocab_size=200000", "optimizer.grad_clip=0",
+                    "zero.stage=1", "overlap.bucket_size=8MiB", "optimizer.double_buffer=" + choice},
+                   2);
   };
   const int64_t twice = build_finished_job(with("true")).job->buffers.total_bytes();
   JobRequest asked = with("auto");
@@ -110,9 +125,13 @@ TEST_CASE("launch_order: NCCL serialises captures before CUDA 12.9 and all launc
   CHECK(!comm::nccl_serialises(12020, true));
 }
 
-TEST_CASE("launch_order: a replayed step of several channels is rehearsed one operation at a time with an old driver, and auto weighs it", "[nccl]") {
+TEST_CASE(
+    "launch_order: a replayed step of several channels is rehearsed one operation at a time with an old driver, and "
+    "auto weighs it",
+    "[nccl]") {
   // Sums inside layers wait for whole buckets of gradients.
-  JobRequest asked = request({"parallel.tensor=2", "overlap.bucket_size=200MiB", "overlap.first_bucket_size=200MiB", "comm.emulate.bandwidth=400Gbit/s"});
+  JobRequest asked = request({"parallel.tensor=2", "overlap.bucket_size=200MiB", "overlap.first_bucket_size=200MiB",
+                              "comm.emulate.bandwidth=400Gbit/s"});
   const Replay now = build_finished_job(asked).replay;
   CHECK(now.serialised_by == 0);
   asked.driver = 13000;
@@ -136,7 +155,9 @@ TEST_CASE("launch_order: a replayed step of several channels is rehearsed one op
 TEST_CASE("tables: what the table of NCCL says of a job's connections is one line each", "[nccl]") {
   const FinishedJob finished = build_finished_job(request({"zero.stage=0"}));
   const comm::NcclTable table = comm::NcclTable::parse(
-      R"({"channels": {"reduce": {"max_ctas": 4, "choices": [{"verb": "all_reduce", "up_to": "1MiB", "algorithm": "tree", "protocol": "ll"}]}}})", "table");
+      R"({"channels": {"reduce": {"max_ctas": 4, "choices": [{"verb": "all_reduce", "up_to": "1MiB", )"
+      R"("algorithm": "tree", "protocol": "ll"}]}}})",
+      "table");
   const std::vector<std::string> lines = nccl_choices(*finished.job, table);
   REQUIRE(lines.size() == 1);
   CHECK(lines[0] == "reduce: at most 4 blocks, all_reduce up to 1.0 MiB tree ll");

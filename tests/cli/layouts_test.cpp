@@ -9,12 +9,15 @@ using namespace slipstream::program;
 TEST_CASE("a pipeline trains the weights of one rank, and they generate the same text", "[cli][pipeline]") {
   if (!has_mpirun()) return;
   Folder folder;
-  const std::string run = run_file(folder) + " --set data.tokenizer=chars --set train.micro_batch_size=1", dir = folder.path("run");
+  const std::string run = run_file(folder) + " --set data.tokenizer=chars --set train.micro_batch_size=1",
+                    dir = folder.path("run");
   REQUIRE(call("train " + run).code == 0);
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
   const std::string text = call("generate " + dir + " --prompt the --tokens 20 --seed 3").text;
   const std::string csv = folder.path("schedule.csv");
-  REQUIRE(call("plan " + run + " --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --schedule-csv " + csv).code == 0);
+  REQUIRE(
+      call("plan " + run + " --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --schedule-csv " + csv)
+          .code == 0);
   const std::string own = " --set pipeline.schedule_file=" + csv;
   for (const std::string& more : {std::string(), own}) {
     const Result piped = on_ranks(2, "train " + run + " --set parallel.pipeline=2" + more);
@@ -29,15 +32,19 @@ TEST_CASE("a pipeline trains the weights of one rank, and they generate the same
   }
   const std::string lines = read(csv);
   folder.write("schedule.csv", lines.substr(0, lines.rfind("\n1,") + 1));
-  check_refused(on_ranks(2, "train " + run + " --set parallel.pipeline=2" + own), 2, {"stage 1: weight of micro-batch 3 is missing", csv});
+  check_refused(on_ranks(2, "train " + run + " --set parallel.pipeline=2" + own), 2,
+                {"stage 1: weight of micro-batch 3 is missing", csv});
   folder.write("schedule.csv", lines + "0,99,F,0,0\n");
-  check_refused(call("check " + run + " --ranks 2 --set parallel.pipeline=2" + own), 2, {"stage 0: forward of micro-batch 0 comes twice", csv});
+  check_refused(call("check " + run + " --ranks 2 --set parallel.pipeline=2" + own), 2,
+                {"stage 0: forward of micro-batch 0 comes twice", csv});
 }
 
 TEST_CASE("a plan tells the bubble of a pipeline from communication that compute waits for", "[cli][pipeline]") {
   Folder folder;
-  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --set train.micro_batch_size=1 --set parallel.pipeline=";
-  const Json alone = Json::parse(call(plan + "1 --json").text).at("rehearsed"), piped = Json::parse(call(plan + "2 --json").text).at("rehearsed");
+  const std::string plan =
+      "plan " + run_file(folder) + " --ranks 2 --set train.micro_batch_size=1 --set parallel.pipeline=";
+  const Json alone = Json::parse(call(plan + "1 --json").text).at("rehearsed"),
+             piped = Json::parse(call(plan + "2 --json").text).at("rehearsed");
   CHECK(alone.at("bubble_ms").as_double() == 0);
   CHECK(piped.at("bubble_ms").as_double() > 0);
   CHECK(piped.at("exposed_ms").as_double() < piped.at("comm_ms").as_double());
@@ -47,10 +54,15 @@ TEST_CASE("a plan tells the bubble of a pipeline from communication that compute
   CHECK(contains(text, "; rehearsed: bubble "));
 }
 
-TEST_CASE("70 billion parameters on 512 ranks over three axes: planned, proved and rehearsed here, with the memory of every stage", "[cli][pipeline]") {
-  const std::string plan = "plan " SOURCE_DIR "/configs/runs/llama_70b.toml --ranks 512 --machine " SOURCE_DIR "/configs/machines/h100x8.toml"
+TEST_CASE(
+    "70 billion parameters on 512 ranks over three axes: planned, proved and rehearsed here, with the memory of every "
+    "stage",
+    "[cli][pipeline]") {
+  const std::string plan = "plan " SOURCE_DIR "/configs/runs/llama_70b.toml --ranks 512 --machine " SOURCE_DIR
+                           "/configs/machines/h100x8.toml"
                            " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full";
-  for (const std::string& schedule : {std::string("1f1b --set pipeline.virtual_stages=1"), std::string("interleaved_1f1b --set pipeline.virtual_stages=2")}) {
+  for (const std::string& schedule : {std::string("1f1b --set pipeline.virtual_stages=1"),
+                                      std::string("interleaved_1f1b --set pipeline.virtual_stages=2")}) {
     const Result result = call(plan + " --set pipeline.schedule=" + schedule);
     INFO(result.text);
     CHECK(result.code == 0);
@@ -70,20 +82,30 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
   const std::vector<Row> rows = {
       {" --ranks 3 --set parallel.pipeline=3", {"3 x 1 = 3 stages is more than model.layers = 2"}},
       {" --ranks 3 --set parallel.pipeline=2", {"pipeline 2", "2 ranks do not divide the 3"}},
-      {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=2 --set pipeline.schedule=interleaved_1f1b "
-       "--set train.micro_batch_size=4", {"goes round 2 stages with 1 micro-batches", "has 2"}},
-      {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=3 --set pipeline.schedule=interleaved_1f1b",
+      {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=2 --set "
+       "pipeline.schedule=interleaved_1f1b "
+       "--set train.micro_batch_size=4",
+       {"goes round 2 stages with 1 micro-batches", "has 2"}},
+      {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=3 --set "
+       "pipeline.schedule=interleaved_1f1b",
        {"2 x 3 = 6 stages is more than model.layers = 4"}},
-      {" --ranks 2 --set overlap.align_grad_reduce=true", {"overlap.align_grad_reduce = true", "parallel.pipeline = 1", "Use false"}},
-      {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2", {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
-      {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096", {"that a rank sends in a step would travel for", "days at 1 B/s", "Raise comm.emulate.bandwidth"}},
-      {" --ranks 2 --set parallel.pipeline=2 --set comm.emulate.bandwidth=1B/s --set model.width=4096 --set model.layers=8", {"days at 1 B/s", "Raise comm.emulate.bandwidth"}},
-      {" --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule_file=/no/such", {"pipeline.schedule_file = /no/such"}}};
+      {" --ranks 2 --set overlap.align_grad_reduce=true",
+       {"overlap.align_grad_reduce = true", "parallel.pipeline = 1", "Use false"}},
+      {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2",
+       {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
+      {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096",
+       {"that a rank sends in a step would travel for", "days at 1 B/s", "Raise comm.emulate.bandwidth"}},
+      {" --ranks 2 --set parallel.pipeline=2 --set comm.emulate.bandwidth=1B/s --set model.width=4096 --set "
+       "model.layers=8",
+       {"days at 1 B/s", "Raise comm.emulate.bandwidth"}},
+      {" --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule_file=/no/such",
+       {"pipeline.schedule_file = /no/such"}}};
   for (const Row& row : rows) {
     CAPTURE(row.more);
     check_refused(call(run + row.more), 2, row.parts);
   }
-  const Result few = call("plan " + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=4");
+  const Result few =
+      call("plan " + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=4");
   INFO(few.text);
   CHECK(few.code == 0);
   CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // what it costs
@@ -91,13 +113,15 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
   CHECK(contains(few.text, "stage 1   ."));
 }
 
-TEST_CASE("ranks that share sequences train and evaluate the model of one rank, and it generates the same text", "[cli][context]") {
+TEST_CASE("ranks that share sequences train and evaluate the model of one rank, and it generates the same text",
+          "[cli][context]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run"), same = " --set optimizer.eps=1e-2";
   REQUIRE(call("train " + run + same).code == 0);
   const std::vector<Json> one = metrics(dir);
-  const std::string generate = "generate " + dir + " --prompt the --tokens 20 --temperature 0", text = call(generate).text;
+  const std::string generate = "generate " + dir + " --prompt the --tokens 20 --temperature 0",
+                    text = call(generate).text;
   struct Row {
     int ranks;
     std::string sets;
@@ -123,10 +147,13 @@ TEST_CASE("ranks that share sequences train and evaluate the model of one rank, 
 TEST_CASE("rings that cannot be are refused with their numbers", "[cli][context]") {
   Folder folder;
   const std::string run = run_file(folder);
-  check_refused(call("plan " + run + " --ranks 3 --set parallel.context=3"), 2, {"train.sequence_length = 16", "2 x parallel.context = 6", "Use 12 or 18"});
-  check_refused(call("check " + run + " --ranks 16 --set parallel.context=16"), 2, {"2 x parallel.context = 32", "Use 32"});
+  check_refused(call("plan " + run + " --ranks 3 --set parallel.context=3"), 2,
+                {"train.sequence_length = 16", "2 x parallel.context = 6", "Use 12 or 18"});
+  check_refused(call("check " + run + " --ranks 16 --set parallel.context=16"), 2,
+                {"2 x parallel.context = 32", "Use 32"});
   check_refused(call("plan " + run + " --ranks 6 --set parallel.context=4"), 2, {"context 4", "do not divide the 6"});
-  check_refused(call("plan " + run + " --ranks 4 --set parallel.context=4 --set zero.stage=1 --set zero.shard_size=3"), 2, {"3", "4 data-parallel ranks"});
+  check_refused(call("plan " + run + " --ranks 4 --set parallel.context=4 --set zero.stage=1 --set zero.shard_size=3"),
+                2, {"3", "4 data-parallel ranks"});
   const Result plan = call("plan " + run + " --ranks 8 --set parallel.context=4");
   INFO(plan.text);
   CHECK(plan.code == 0);
@@ -142,18 +169,23 @@ TEST_CASE("ranks that share layers train the model of one rank, and save it whol
   const auto alone = metrics(dir);
   const size_t saved = read(dir + "/checkpoints/final/model.safetensors").size();
   std::string hash;
-  for (const auto& [ranks, more] : std::vector<std::pair<int, std::string>>{{2, ""}, {4, " --set parallel.pipeline=2"}, {2, " --set parallel.sequence_parallel=true --set train.recompute=full"}}) {
+  for (const auto& [ranks, more] : std::vector<std::pair<int, std::string>>{
+           {2, ""},
+           {4, " --set parallel.pipeline=2"},
+           {2, " --set parallel.sequence_parallel=true --set train.recompute=full"}}) {
     const Result shared = on_ranks(ranks, "train " + run + " --set parallel.tensor=2" + more);
     INFO(more << "\n" << shared.text);
     REQUIRE(shared.code == 0);
     check_complete(dir, 6);
     const auto seen = metrics(dir);
     REQUIRE(seen.size() == alone.size());
-    for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i].at("loss").as_double() == Approx(alone[i].at("loss").as_double()).epsilon(1e-5));
+    for (size_t i = 0; i < seen.size(); ++i)
+      CHECK(seen[i].at("loss").as_double() == Approx(alone[i].at("loss").as_double()).epsilon(1e-5));
     CHECK(read(dir + "/checkpoints/final/model.safetensors").size() == saved);
     if (ranks == 2 && more.empty()) hash = seen.back().at("params_hash").as_string();
     if (ranks == 4) CHECK(seen.back().at("params_hash").as_string() == hash);
     CHECK(call("generate " + dir + " --prompt the --tokens 5 --seed 3").code == 0);
   }
-  check_refused(call("check " + run + " --ranks 3 --set parallel.tensor=3"), 2, {"parallel.tensor = 3", "does not divide", "model.heads"});
+  check_refused(call("check " + run + " --ranks 3 --set parallel.tensor=3"), 2,
+                {"parallel.tensor = 3", "does not divide", "model.heads"});
 }

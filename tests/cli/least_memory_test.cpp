@@ -26,7 +26,8 @@ double known_share(const JobRequest& request) {
   const FinishedJob finished = build_proved_job(asked);
   PlanOptions options = finished.job->options;
   options.zero_stage = static_cast<int>(request.config.zero.stage);  // as asked: the planner may do with less
-  return static_cast<double>(least_bytes(model_options(asked), options)) / static_cast<double>(largest_stage(finished).buffers.total_bytes());
+  return static_cast<double>(least_bytes(model_options(asked), options)) /
+         static_cast<double>(largest_stage(finished).buffers.total_bytes());
 }
 
 std::string refusal(const JobRequest& request) {
@@ -47,8 +48,12 @@ TEST_CASE("the least memory of a model is never more than its plan takes: run fi
     RunConfig config = load_run_config(entry.path(), {});
     const int64_t model = config.parallel.tensor * config.parallel.pipeline * config.parallel.context;
     const auto data = static_cast<int>(std::max<int64_t>({1, config.parallel.data, config.zero.shard_size}));
-    config.train.global_batch_size = config.train.micro_batch_size * data * config.parallel.pipeline;  // a short plan of the same memory
-    const double share = known_share({.config = config, .world = static_cast<int>(model) * data, .vocab = config.model.vocab_size > 0 ? 0 : 256, .machine = machine});
+    config.train.global_batch_size =
+        config.train.micro_batch_size * data * config.parallel.pipeline;  // a short plan of the same memory
+    const double share = known_share({.config = config,
+                                      .world = static_cast<int>(model) * data,
+                                      .vocab = config.model.vocab_size > 0 ? 0 : 256,
+                                      .machine = machine});
     std::printf("  %-28s %5.1f %% of the plan's memory\n", entry.path().filename().c_str(), 100 * share);
     CHECK(share <= 1);
     CHECK(share > 0.01);
@@ -62,9 +67,17 @@ TEST_CASE("the least memory of a model is never more than its plan takes: layout
     int world;
     std::vector<std::string> sets;
   };
-  const std::vector<Row> layouts = {{1, {}}, {4, {}}, {4, {"parallel.context=2"}}, {4, {"parallel.pipeline=2"}}, {4, {"parallel.pipeline=2", "pipeline.layers=[1,3]"}},
-                                    {2, {"parallel.tensor=2"}}, {4, {"parallel.tensor=2"}}, {8, {"parallel.tensor=2", "parallel.pipeline=2"}},
-                                    {4, {"parallel.pipeline=4"}}, {4, {"parallel.pipeline=2", "pipeline.schedule=zb_h1"}}, {4, {"parallel.pipeline=2", "train.recompute=full"}}};
+  const std::vector<Row> layouts = {{1, {}},
+                                    {4, {}},
+                                    {4, {"parallel.context=2"}},
+                                    {4, {"parallel.pipeline=2"}},
+                                    {4, {"parallel.pipeline=2", "pipeline.layers=[1,3]"}},
+                                    {2, {"parallel.tensor=2"}},
+                                    {4, {"parallel.tensor=2"}},
+                                    {8, {"parallel.tensor=2", "parallel.pipeline=2"}},
+                                    {4, {"parallel.pipeline=4"}},
+                                    {4, {"parallel.pipeline=2", "pipeline.schedule=zb_h1"}},
+                                    {4, {"parallel.pipeline=2", "train.recompute=full"}}};
   double least = 1;
   for (const char* family : {"gpt2", "llama"})
     for (const char* dtype : {"float32", "bfloat16"})
@@ -73,13 +86,23 @@ TEST_CASE("the least memory of a model is never more than its plan takes: layout
           for (const char* shard : {"0", "2"})
             for (const Row& row : layouts) {
               if (shard[0] == '2' && (zero == 0 || row.world != 4 || !row.sets.empty())) continue;
-              std::vector<std::string> sets{"model.family=" + std::string(family), "model.layers=4", "model.heads=2", "model.width=64", "model.vocab_size=67", "model.context=16",
-                                            "train.sequence_length=16", "train.micro_batch_size=1", "train.global_batch_size=4", "train.dtype=" + std::string(dtype),
-                                            "model.tie_embeddings=" + std::string(tie), "zero.stage=" + std::to_string(zero)};
+              std::vector<std::string> sets{"model.family=" + std::string(family),
+                                            "model.layers=4",
+                                            "model.heads=2",
+                                            "model.width=64",
+                                            "model.vocab_size=67",
+                                            "model.context=16",
+                                            "train.sequence_length=16",
+                                            "train.micro_batch_size=1",
+                                            "train.global_batch_size=4",
+                                            "train.dtype=" + std::string(dtype),
+                                            "model.tie_embeddings=" + std::string(tie),
+                                            "zero.stage=" + std::to_string(zero)};
               if (shard[0] == '2') sets.push_back("zero.shard_size=2");
               sets.insert(sets.end(), row.sets.begin(), row.sets.end());
               CAPTURE(sets, row.world);
-              const double share = known_share({.config = default_run_config(sets), .world = row.world, .machine = this_host(1)});
+              const double share =
+                  known_share({.config = default_run_config(sets), .world = row.world, .machine = this_host(1)});
               CHECK(share <= 1);
               least = std::min(least, share);
             }
@@ -90,7 +113,9 @@ TEST_CASE("the least memory of a model is never more than its plan takes: layout
 TEST_CASE("a hopeless model is refused before it is planned, with its numbers", "[least_memory]") {
   Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
   const auto asked = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> sets{"model.layers=60000", "model.heads=8", "model.width=512", "model.vocab_size=256", "model.context=16", "train.sequence_length=16",
+    std::vector<std::string> sets{"model.layers=60000",       "model.heads=8",
+                                  "model.width=512",          "model.vocab_size=256",
+                                  "model.context=16",         "train.sequence_length=16",
                                   "train.micro_batch_size=1", "train.global_batch_size=2"};
     sets.insert(sets.end(), more.begin(), more.end());
     return JobRequest{.config = default_run_config(sets), .world = 2, .machine = machine};

@@ -68,7 +68,8 @@ inline std::string read(const std::string& path) {
 
 /// About 20 kB of English-like text over 30 characters.
 inline std::string english() {
-  const char* words[] = {"the", "wind", "carries", "every", "sail", "before", "a", "quiet", "harbour", "of", "grain", "and", "salt"};
+  const char* words[] = {"the",   "wind",    "carries", "every", "sail", "before", "a",
+                         "quiet", "harbour", "of",      "grain", "and",  "salt"};
   std::string text;
   uint32_t state = 1;
   while (text.size() < 20'000) {
@@ -83,13 +84,16 @@ inline std::string english() {
 inline std::string run_file(const Folder& folder, const std::string& more = "") {
   if (!fs::exists(folder.path("text.txt"))) folder.write("text.txt", english());
   return folder.write("run.toml",
-      "[model]\nfamily = \"gpt2\"\nlayers = 2\nheads = 2\nwidth = 16\ncontext = 16\n"
-      "[data]\ntrain = \"" + folder.path("text.txt") + "\"\n"
-      "[train]\nsteps = 6\nmicro_batch_size = 2\nglobal_batch_size = 4\neval_batches = 2\n"
-      "[optimizer]\nlearning_rate = 3e-3\nmin_learning_rate = 1e-3\nwarmup_steps = 2\n"
-      "[overlap]\nbucket_size = \"8KiB\"\nfirst_bucket_size = \"2KiB\"\n"
-      "[device]\nthreads = 1\n"
-      "[output]\ndir = \"" + folder.path("run") + "\"\n" + more);
+                      "[model]\nfamily = \"gpt2\"\nlayers = 2\nheads = 2\nwidth = 16\ncontext = 16\n"
+                      "[data]\ntrain = \"" +
+                          folder.path("text.txt") +
+                          "\"\n"
+                          "[train]\nsteps = 6\nmicro_batch_size = 2\nglobal_batch_size = 4\neval_batches = 2\n"
+                          "[optimizer]\nlearning_rate = 3e-3\nmin_learning_rate = 1e-3\nwarmup_steps = 2\n"
+                          "[overlap]\nbucket_size = \"8KiB\"\nfirst_bucket_size = \"2KiB\"\n"
+                          "[device]\nthreads = 1\n"
+                          "[output]\ndir = \"" +
+                          folder.path("run") + "\"\n" + more);
 }
 
 inline const std::string& exe() {
@@ -99,7 +103,8 @@ inline const std::string& exe() {
 inline Result call(const std::string& arguments) { return shell(exe() + " " + arguments); }
 
 inline std::string mpirun() {
-  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + std::string(MPIRUN) + " --oversubscribe --bind-to none ";
+  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + std::string(MPIRUN) +
+         " --oversubscribe --bind-to none ";
 }
 inline Result on_ranks(int ranks, const std::string& arguments) {
   return shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " " + arguments);
@@ -157,7 +162,8 @@ inline void check_complete(const std::string& run, int64_t steps) {
   CHECK(fs::exists(run + "/config.resolved.toml"));
   CHECK(fs::exists(run + "/checkpoints/final/model.safetensors"));
   CHECK(Json::parse(read(run + "/checkpoints/final/config.json")).at("model_type").as_string() == "gpt2");
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(run)) CHECK(!contains(entry.path().string(), ".tmp"));
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(run))
+    CHECK(!contains(entry.path().string(), ".tmp"));
 }
 
 }  // namespace slipstream::program

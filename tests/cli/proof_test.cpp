@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a job's proof is about: all its plans, in a row as a run has them; and that nobody is given a plan that does not hold.
+// What a job's proof is about: all its plans, in a row as a run has them; and that nobody is given a plan that does not
+// hold.
 
 #include "cli/job.h"
 #include "engine/base/check.h"
@@ -13,17 +14,27 @@ using namespace slipstream::cli;
 
 namespace {
 
-/// A small model with ZeRO-3 on two ranks: layers are gathered in every plan that computes. `change` sees the plans before they have an order.
+/// A small model with ZeRO-3 on two ranks: layers are gathered in every plan that computes. `change` sees the plans
+/// before they have an order.
 JobRequest request(const std::function<void(Job&)>& change = {}, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> sets{"model.layers=3", "model.heads=2", "model.width=16", "model.vocab_size=64", "model.context=16", "train.sequence_length=16",
-                                "train.micro_batch_size=1", "train.global_batch_size=2", "zero.stage=3", "zero.prefetch_depth=1"};
+  std::vector<std::string> sets{"model.layers=3",
+                                "model.heads=2",
+                                "model.width=16",
+                                "model.vocab_size=64",
+                                "model.context=16",
+                                "train.sequence_length=16",
+                                "train.micro_batch_size=1",
+                                "train.global_batch_size=2",
+                                "zero.stage=3",
+                                "zero.prefetch_depth=1"};
   sets.insert(sets.end(), more.begin(), more.end());
   JobRequest asked{.config = default_run_config(sets), .world = 2, .machine = this_host(1)};
   // The planner asks for times of jobs that it still writes to.
-  if (change) asked.spine_ns = [change](const Job& job) {
-    change(const_cast<Job&>(job));
-    return std::vector<int64_t>{};
-  };
+  if (change)
+    asked.spine_ns = [change](const Job& job) {
+      change(const_cast<Job&>(job));
+      return std::vector<int64_t>{};
+    };
   return asked;
 }
 
@@ -63,18 +74,24 @@ TEST_CASE("a plan that does not hold is not run: not of training, not of evaluat
   }
 }
 
-TEST_CASE("an order that no pass has said is found in the plan of evaluation, and with two copies of the weights", "[proof]") {
+TEST_CASE("an order that no pass has said is found in the plan of evaluation, and with two copies of the weights",
+          "[proof]") {
   const auto unsaid = [](Plan Job::*plan, const std::vector<std::string>& more) {
-    return build_proved_job(request([plan](Job& job) {
-      // Two tasks of one channel write the same bytes: their channel orders them, no wait does.
-      Task task = (job.*plan).tasks.front();
-      task.name = "again";
-      task.before.reset();
-      task.after.clear();
-      (job.*plan).tasks.push_back(task);
-    }, more)).proof;
+    return build_proved_job(request(
+                                [plan](Job& job) {
+                                  // Two tasks of one channel write the same bytes: their channel orders them, no wait
+                                  // does.
+                                  Task task = (job.*plan).tasks.front();
+                                  task.name = "again";
+                                  task.before.reset();
+                                  task.after.clear();
+                                  (job.*plan).tasks.push_back(task);
+                                },
+                                more))
+        .proof;
   };
-  for (const auto& [plan, more] : {std::pair<Plan Job::*, std::vector<std::string>>{&Job::evaluate, {}}, {&Job::train, {"zero.stage=1", "optimizer.double_buffer=true"}}}) {
+  for (const auto& [plan, more] : {std::pair<Plan Job::*, std::vector<std::string>>{&Job::evaluate, {}},
+                                   {&Job::train, {"zero.stage=1", "optimizer.double_buffer=true"}}}) {
     const comm::Proof proof = unsaid(plan, more);
     CHECK(!proof.holds());
     REQUIRE(!proof.hazards.empty());
@@ -87,12 +104,14 @@ TEST_CASE("what ranks compare before step 0 changes with any of the plans", "[pr
   const uint64_t plain = build_finished_job(request()).proof.order_hash;
   CHECK(build_finished_job(request()).proof.order_hash == plain);
   for (Plan Job::*plan : {&Job::train, &Job::evaluate, &Job::prime})
-    CHECK(build_finished_job(request([plan](Job& job) { (job.*plan).tasks[0].name += "'"; })).proof.order_hash != plain);
+    CHECK(build_finished_job(request([plan](Job& job) { (job.*plan).tasks[0].name += "'"; })).proof.order_hash !=
+          plain);
 }
 
 TEST_CASE("the proof counts the items of every plan of every stage once", "[proof]") {
   const FinishedJob finished = build_finished_job(request({}, {"parallel.pipeline=2", "zero.stage=0"}));
   int64_t items = 0;
-  for (const auto& job : finished.stages) items += static_cast<int64_t>(job->train.size() + job->evaluate.size() + job->prime.size());
+  for (const auto& job : finished.stages)
+    items += static_cast<int64_t>(job->train.size() + job->evaluate.size() + job->prime.size());
   CHECK(finished.proof.items == items);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole runs of the built program: training on one and several ranks, its files, its failures, and text from its weights.
+// Whole runs of the built program: training on one and several ranks, its files, its failures, and text from its
+// weights.
 
 #include <signal.h>
 
@@ -69,7 +70,7 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
 
   // What the run wrote down is a run file: it trains the same weights.
   const Result again = call("train " + dir + ".old-1/config.resolved.toml --set output.dir=" + folder.path("again") +
-                                  " --set checkpoint.dir=" + folder.path("again") + "/checkpoints");
+                            " --set checkpoint.dir=" + folder.path("again") + "/checkpoints");
   INFO(again.text);
   REQUIRE(again.code == 0);
   CHECK(metrics(folder.path("again")).back().at("params_hash").as_string() == hash);
@@ -79,8 +80,10 @@ TEST_CASE("evaluations and hashes between steps change no step", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
   std::string expected;
-  for (const char* more : {"", " --set train.eval_interval=1", " --set train.eval_interval=4", " --set train.hash_interval=3",
-                           " --set train.eval_interval=4 --set train.hash_interval=3 --set train.log_interval=2 --set trace.steps=[3,9]"}) {
+  for (const char* more :
+       {"", " --set train.eval_interval=1", " --set train.eval_interval=4", " --set train.hash_interval=3",
+        " --set train.eval_interval=4 --set train.hash_interval=3 --set train.log_interval=2 --set "
+        "trace.steps=[3,9]"}) {
     const Result result = call("train " + run + " --set train.steps=11 " + more);
     INFO(more << "\n" << result.text);
     REQUIRE(result.code == 0);
@@ -90,9 +93,11 @@ TEST_CASE("evaluations and hashes between steps change no step", "[cli]") {
     CHECK(lines.back().at("params_hash").as_string() == expected);
     for (const Json& line : lines) {
       const int64_t step = line.at("step").as_int();
-      const bool evaluated = step == 11 || (contains(more, "eval_interval=4") && step % 4 == 0) || contains(more, "eval_interval=1");
+      const bool evaluated =
+          step == 11 || (contains(more, "eval_interval=4") && step % 4 == 0) || contains(more, "eval_interval=1");
       CHECK((line.find("val_loss") != nullptr) == evaluated);
-      CHECK((line.find("params_hash") != nullptr) == (evaluated || (contains(more, "hash_interval=3") && step % 3 == 0)));
+      CHECK((line.find("params_hash") != nullptr) ==
+            (evaluated || (contains(more, "hash_interval=3") && step % 3 == 0)));
       CHECK(line.at("step_ms").as_double() >= line.at("compute_ms").as_double());
     }
   }
@@ -151,7 +156,8 @@ TEST_CASE("two ranks train the model of one", "[cli]") {
   CHECK(fs::exists(folder.path("two") + "/trace/rank0001.json"));
   CHECK(Json::parse(read(folder.path("two") + "/trace/rank0001.json")).at("distributedInfo").at("rank").as_int() == 1);
   const auto a = metrics(folder.path("one")), b = metrics(folder.path("two"));
-  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i].at("loss").as_double() == Approx(b[i].at("loss").as_double()).epsilon(1e-4));
+  for (size_t i = 0; i < a.size(); ++i)
+    CHECK(a[i].at("loss").as_double() == Approx(b[i].at("loss").as_double()).epsilon(1e-4));
   CHECK(a.back().at("val_loss").as_double() == Approx(b.back().at("val_loss").as_double()).epsilon(1e-4));
   CHECK(b.back().at("comm_ms").as_double() > 0);
   CHECK(a.back().at("hidden").is_null());
@@ -160,18 +166,24 @@ TEST_CASE("two ranks train the model of one", "[cli]") {
         Json::parse(read(folder.path("two") + "/run.json")).at("plan_hash").as_string());
 }
 
-TEST_CASE("mfu is the model's operations over the step and the peak of the machine that the run names, and absent without one", "[cli]") {
+TEST_CASE(
+    "mfu is the model's operations over the step and the peak of the machine that the run names, and absent without "
+    "one",
+    "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
   for (int ranks : {1, 2}) {
-    const Result trained = on_ranks(ranks, "train " + run + " --set device.machine=" SOURCE_DIR "/configs/machines/laptop.toml");
+    const Result trained =
+        on_ranks(ranks, "train " + run + " --set device.machine=" SOURCE_DIR "/configs/machines/laptop.toml");
     INFO(trained.text);
     REQUIRE(trained.code == 0);
     for (const Json& line : metrics(folder.path("run"))) {
       const double flops = line.at("mfu").as_double() * line.at("step_ms").as_double() / 1e3 * ranks * 96e9;
-      // Products of 2 layers of 12 x 16 x 16 weights and of a head of 256 x 16, attention of 2 heads of 8; in a model so small the rest counts.
-      const double weights = 2 * 12 * 16 * 16 + 256 * 16, closed = 6 * weights * 4 * 16 + 2 * 4 * 14.0 * 16 * 16 * 17 / 2;
+      // Products of 2 layers of 12 x 16 x 16 weights and of a head of 256 x 16, attention of 2 heads of 8; in a model
+      // so small the rest counts.
+      const double weights = 2 * 12 * 16 * 16 + 256 * 16,
+                   closed = 6 * weights * 4 * 16 + 2 * 4 * 14.0 * 16 * 16 * 17 / 2;
       CHECK(flops > closed);
       CHECK(flops < 1.5 * closed);
     }
@@ -185,7 +197,8 @@ TEST_CASE("ranks that were started on one host are planned as one node, though i
   Folder folder;
   const std::string run = run_file(folder, "[zero]\nstage = 2\n");
   for (int ranks : {1, 2, 5}) {
-    const Result trained = on_ranks(ranks, "train " + run + " --set train.steps=1 --set train.global_batch_size=" + std::to_string(4 * ranks));
+    const Result trained = on_ranks(
+        ranks, "train " + run + " --set train.steps=1 --set train.global_batch_size=" + std::to_string(4 * ranks));
     INFO(trained.text);
     REQUIRE(trained.code == 0);
     CHECK(Json::parse(read(folder.path("run") + "/run.json")).at("ranks_per_node").as_int() == ranks);
@@ -220,7 +233,8 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
   CHECK(last.at("exposed_ms").as_double() > 0.5 * last.at("comm_ms").as_double());
   CHECK(last.at("hidden").as_double() < 0.5);
   CHECK(last.at("exposed_ms_max").as_double() >= last.at("exposed_ms").as_double());
-  const double parts = last.at("compute_ms").as_double() + last.at("exposed_ms").as_double() + last.at("input_ms").as_double() + last.at("other_ms").as_double();
+  const double parts = last.at("compute_ms").as_double() + last.at("exposed_ms").as_double() +
+                       last.at("input_ms").as_double() + last.at("other_ms").as_double();
   CHECK(parts == Approx(last.at("step_ms").as_double()));
   int waits = 0, collectives = 0;
   for (int rank = 0; rank < 2; ++rank) {
@@ -231,7 +245,8 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
       const int64_t step = event.at("args").at("step").as_int();
       CHECK((step == 4 || step == 5));
       CHECK(contains(name, "_wait_") == (category == "wait"));
-      waits += event.at("tid").as_int() == 0 && (contains(name, "_wait_all_reduce.bucket") || contains(name, "_wait_all_gather.embedding"));
+      waits += event.at("tid").as_int() == 0 &&
+               (contains(name, "_wait_all_reduce.bucket") || contains(name, "_wait_all_gather.embedding"));
       collectives += category == "communication" && contains(name, "all_reduce.bucket");
     }
   }
@@ -244,7 +259,8 @@ TEST_CASE("delays and the way of reducing do not change the weights of three pro
   Folder folder;
   const std::string run = run_file(folder);
   std::string expected;
-  for (const char* more : {"", " --inject-delays 7", " --inject-delays 0", " --set overlap.grad_reduce=naive", " --set overlap.bucket_size=1MiB"}) {
+  for (const char* more : {"", " --inject-delays 7", " --inject-delays 0", " --set overlap.grad_reduce=naive",
+                           " --set overlap.bucket_size=1MiB"}) {
     const Result result = on_ranks(3, "train " + run + " --set train.global_batch_size=6" + more);
     INFO(more << "\n" << result.text);
     REQUIRE(result.code == 0);
@@ -261,13 +277,18 @@ TEST_CASE("weights that no rank has whole are hashed and saved piece by piece, t
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
   std::string hash, weights;
-  // Tensors of more than one piece, shards that end inside them; two copies of the weights after an odd and an even number of steps.
-  for (const char* more : {" --set zero.stage=0", " --set zero.stage=1", " --set zero.stage=3 --set zero.persistence_threshold=1KiB", " --set zero.stage=1 --set optimizer.double_buffer=true",
-                           " --set zero.stage=2 --set optimizer.double_buffer=true --set train.hash_interval=1"}) {
-    const Result result = on_ranks(3, "train " + run + " --set train.global_batch_size=6 --set overlap.split_tied_embedding=false" + more);
+  // Tensors of more than one piece, shards that end inside them; two copies of the weights after an odd and an even
+  // number of steps.
+  for (const char* more :
+       {" --set zero.stage=0", " --set zero.stage=1", " --set zero.stage=3 --set zero.persistence_threshold=1KiB",
+        " --set zero.stage=1 --set optimizer.double_buffer=true",
+        " --set zero.stage=2 --set optimizer.double_buffer=true --set train.hash_interval=1"}) {
+    const Result result = on_ranks(
+        3, "train " + run + " --set train.global_batch_size=6 --set overlap.split_tied_embedding=false" + more);
     INFO(more << "\n" << result.text);
     REQUIRE(result.code == 0);
-    const std::string got = metrics(dir).back().at("params_hash").as_string(), saved = read(dir + "/checkpoints/final/model.safetensors");
+    const std::string got = metrics(dir).back().at("params_hash").as_string(),
+                      saved = read(dir + "/checkpoints/final/model.safetensors");
     CHECK(!saved.empty());
     CHECK((hash.empty() || hash == got));
     CHECK((weights.empty() || weights == saved));
@@ -280,13 +301,15 @@ TEST_CASE("gradients and parameters that travel as int8 and bfloat16 train nearl
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
   const auto losses = [&](const std::string& more) {
-    const Result result = on_ranks(2, "train " + run + " --check-hazards --set overlap.split_tied_embedding=false --set zero.stage=1" + more);
+    const Result result = on_ranks(
+        2, "train " + run + " --check-hazards --set overlap.split_tied_embedding=false --set zero.stage=1" + more);
     INFO(more << "\n" << result.text);
     REQUIRE(result.code == 0);
     return std::pair(metrics(dir).back().at("loss").as_double(), metrics(dir).back().at("params_hash").as_string());
   };
   const auto exact = losses(""), rounded = losses(" --set comm.grad_dtype=bfloat16 --set zero.gather_dtype=bfloat16"),
-             quantised = losses(" --set comm.quantize=int8 --set comm.error_feedback=true --set zero.gather_dtype=int8");
+             quantised =
+                 losses(" --set comm.quantize=int8 --set comm.error_feedback=true --set zero.gather_dtype=int8");
   CHECK(rounded.second != exact.second);
   CHECK(rounded.first == Approx(exact.first).epsilon(1e-3));
   CHECK(quantised.first == Approx(exact.first).epsilon(1e-2));
@@ -306,8 +329,10 @@ TEST_CASE("ranks that cannot train together say so once", "[cli]") {
   once(on_ranks(2, "train " + run + " --set data.train=" + folder.path("none.txt")), 3, {"on all ranks: ", "none.txt"});
   once(on_ranks(2, "train " + run + " --set output.dir=" + folder.path("text.txt") + "/run"), 7, {"on rank 0: "});
   const std::string program = exe() + " train " + run;
-  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.seed=2"), 2, {"on all ranks: ", "rank 1", "configuration"});
-  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.stepz=2"), 2, {"on rank 1: ", "stepz"});
+  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.seed=2"), 2,
+       {"on all ranks: ", "rank 1", "configuration"});
+  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.stepz=2"), 2,
+       {"on rank 1: ", "stepz"});
   CHECK(!fs::exists(folder.path("run")));
 }
 
@@ -316,9 +341,11 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   // One rank may map 600 MB more than nothing; the model wants more than that.
-  const std::string sets = " --set model.layers=8 --set model.width=512 --set model.heads=8 --set model.context=64 --set train.micro_batch_size=2";
-  const Result result = shell(mpirun() + "-np 1 " + exe() + " train " + run + sets + " : -np 1 sh -c \"ulimit -v 800000; exec " + exe() +
-                              " train " + run + sets + "\"");
+  const std::string sets =
+      " --set model.layers=8 --set model.width=512 --set model.heads=8 --set model.context=64 --set "
+      "train.micro_batch_size=2";
+  const Result result = shell(mpirun() + "-np 1 " + exe() + " train " + run + sets +
+                              " : -np 1 sh -c \"ulimit -v 800000; exec " + exe() + " train " + run + sets + "\"");
   INFO(result.text);
   CHECK(result.code == 7);
   CHECK(contains(result.text, "slipstream: "));
@@ -329,8 +356,9 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
 TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
-  const std::string sets = " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0"
-                           " --set optimizer.grad_clip=0 --set optimizer.weight_decay=1000 --set train.steps=60";
+  const std::string sets =
+      " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0"
+      " --set optimizer.grad_clip=0 --set optimizer.weight_decay=1000 --set train.steps=60";
   const Result one = call("train " + run + sets);
   check_refused(one, 5, {"loss", "learning_rate"});
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
@@ -345,14 +373,16 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
   Result result;
-  std::thread job([&] { result = on_ranks(2, "train " + run + " --set train.steps=1000000 --set train.log_interval=1"); });
+  std::thread job(
+      [&] { result = on_ranks(2, "train " + run + " --set train.steps=1000000 --set train.log_interval=1"); });
   // Kill it in the middle of training, once it has written some steps.
   std::vector<pid_t> ranks;
   for (int tries = 0; tries < 300; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     ranks = ranks_running(run);
     std::error_code error;
-    if (ranks.size() == 2 && fs::exists(dir + "/metrics.jsonl") && fs::file_size(dir + "/metrics.jsonl", error) > 2000) break;
+    if (ranks.size() == 2 && fs::exists(dir + "/metrics.jsonl") && fs::file_size(dir + "/metrics.jsonl", error) > 2000)
+      break;
   }
   REQUIRE(ranks.size() == 2);
   kill(ranks.back(), SIGKILL);
@@ -363,7 +393,7 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   INFO(result.text);
   if (contains(shell(std::string(MPIRUN) + " --version").text, "Open MPI")) CHECK(result.code == 128 + SIGKILL);
   CHECK(result.code != 0);
-  CHECK(seconds < 60);                  // seconds on a quiet machine; a job that hangs is stopped much later
+  CHECK(seconds < 60);  // seconds on a quiet machine; a job that hangs is stopped much later
   CHECK(ranks_running(run).empty());
   CHECK(!fs::exists(dir + "/checkpoints/final/model.safetensors"));
   CHECK_NOTHROW(Json::parse(read(dir + "/run.json")));
@@ -384,8 +414,10 @@ TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks"
   std::vector<Json> first;
   for (int ranks : {1, 2, 4}) {
     const std::string dir = folder.path("ranks" + std::to_string(ranks));
-    const Result result = shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " train " SOURCE_DIR "/configs/runs/shakespeare_char.toml" +
-                                " --set data.train=" + text + " --set output.dir=" + dir, 1800);
+    const Result result = shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() +
+                                    " train " SOURCE_DIR "/configs/runs/shakespeare_char.toml" +
+                                    " --set data.train=" + text + " --set output.dir=" + dir,
+                                1800);
     INFO(result.text);
     REQUIRE(result.code == 0);
     const std::vector<Json> lines = metrics(dir);
@@ -397,7 +429,8 @@ TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks"
       first_val = val;
     }
     CHECK(std::abs(val - first_val) < 0.02);
-    for (size_t i = 0; i < 20; ++i) CHECK(std::abs(lines[i].at("loss").as_double() - first[i].at("loss").as_double()) < 1e-4);
+    for (size_t i = 0; i < 20; ++i)
+      CHECK(std::abs(lines[i].at("loss").as_double() - first[i].at("loss").as_double()) < 1e-4);
   }
 }
 
@@ -416,19 +449,24 @@ TEST_CASE("memory grows by what the plan says, and the rest is small", "[cli]") 
     return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : 0x1p10);
   };
   // Masters, gradients and both moments dominate; a step of a few tokens touches all of them.
-  const char* models[] = {"--set model.layers=1 --set model.width=8", "--set model.layers=2 --set model.width=256 --set model.vocab_size=50257",
+  const char* models[] = {"--set model.layers=1 --set model.width=8",
+                          "--set model.layers=2 --set model.width=256 --set model.vocab_size=50257",
                           "--set model.layers=16 --set model.width=384"};
   for (int ranks : {1, 2}) {
     if (ranks > 1 && !has_mpirun()) return;
     Memory smallest;
     for (const char* model : models) {
-      const std::string arguments = "train " + run + " --set train.steps=2 --set train.eval_batches=1 --set train.global_batch_size=4 --set overlap.bucket_size=1MiB " +
-                                    "--set overlap.first_bucket_size=256KiB --set device.threads=" + std::to_string(3 - ranks) + " " + model;
+      const std::string arguments =
+          "train " + run +
+          " --set train.steps=2 --set train.eval_batches=1 --set train.global_batch_size=4 --set "
+          "overlap.bucket_size=1MiB " +
+          "--set overlap.first_bucket_size=256KiB --set device.threads=" + std::to_string(3 - ranks) + " " + model;
       const Result result = ranks == 1 ? call(arguments) : on_ranks(ranks, arguments);
       INFO(result.text);
       REQUIRE(result.code == 0);
       const Memory used{bytes_after(result.text, "memory: at most "), bytes_after(result.text, "resident, ")};
-      INFO(ranks << " ranks, " << model << ": " << used.resident / 0x1p20 << " MiB resident, " << used.planned / 0x1p20 << " MiB planned");
+      INFO(ranks << " ranks, " << model << ": " << used.resident / 0x1p20 << " MiB resident, " << used.planned / 0x1p20
+                 << " MiB planned");
       if (smallest.resident == 0) {
         smallest = used;
         WARN(ranks << " ranks: " << (used.resident - used.planned) / 0x1p20 << " MiB of a process are not in the plan");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeRO as a user meets it: memory and bytes of a run against its plan, where the update runs, and what each knob is worth.
+// ZeRO as a user meets it: memory and bytes of a run against its plan, where the update runs, and what each knob is
+// worth.
 
 #include <cmath>
 
@@ -42,17 +43,24 @@ TEST_CASE("a run sends the bytes that its plan says, counted where they leave, a
   const struct {
     int ranks;
     std::vector<std::string> sets;
-    double least, most;  // of the theory for the whole model: padding, scales, and what stays whole or is still in a slot
+    double least,
+        most;  // of the theory for the whole model: padding, scales, and what stays whole or is still in a slot
   } rows[] = {
       {2, {"zero.stage=0", "train.global_batch_size=8", "overlap.split_tied_embedding=false"}, 1, 1.05},
-      // The table's two shares travel apart, the second as rows of few tokens or dense: two fifths of this model are its table.
+      // The table's two shares travel apart, the second as rows of few tokens or dense: two fifths of this model are
+      // its table.
       {2, {"zero.stage=0", "train.global_batch_size=8"}, 1, 1.45},
       {2, {"zero.stage=0", "train.micro_batch_size=16", "train.global_batch_size=32"}, 1, 1.45},
       {3, {"zero.stage=1", "train.global_batch_size=6"}, 1, 1.05},
       {3, {"zero.stage=2", "train.global_batch_size=6"}, 1, 1.05},
-      // Embedding and head share a table that stays whole: reduced once, and gathered once. Apart, they pass through a slot, gathered once in a micro-batch.
+      // Embedding and head share a table that stays whole: reduced once, and gathered once. Apart, they pass through a
+      // slot, gathered once in a micro-batch.
       {3, {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4"}, 0.6, 1.05},
-      {3, {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4", "model.tie_embeddings=false"}, 0.75, 1.05},
+      {3,
+       {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4",
+        "model.tie_embeddings=false"},
+       0.75,
+       1.05},
       {4, {"zero.stage=2", "zero.shard_size=2", "train.global_batch_size=8"}, 1, 1.05},
       {4, {"zero.stage=1", "zero.shard_size=2", "train.global_batch_size=8", "comm.quantize=int8"}, 1, 1.1},
       {2, {"zero.stage=1", "comm.grad_dtype=bfloat16", "zero.gather_dtype=bfloat16"}, 1, 1.05},
@@ -84,11 +92,16 @@ TEST_CASE("memory of a rank grows by what the plan says in every stage, within 2
     // As wide as each other: what libraries and the pieces of saved tensors need is in both.
     for (const char* layers : {"2", "10"}) {
       // Tens of millions of weights start random.
-      const Result result = shell(mpirun() + "-np 2 " + exe() + " train " + run + " --set model.width=512 --set model.heads=4 --set model.layers=" + layers + " --set train.steps=2 --set train.eval_batches=1 --set overlap.bucket_size=1MiB " +
-                                  "--set zero.stage=" + std::to_string(stage), 240);
+      const Result result =
+          shell(mpirun() + "-np 2 " + exe() + " train " + run +
+                    " --set model.width=512 --set model.heads=4 --set model.layers=" + layers +
+                    " --set train.steps=2 --set train.eval_batches=1 --set overlap.bucket_size=1MiB " +
+                    "--set zero.stage=" + std::to_string(stage),
+                240);
       INFO(result.text);
       REQUIRE(result.code == 0);
-      const double resident = bytes_after(result.text, "memory: at most "), planned = bytes_after(result.text, "resident, ");
+      const double resident = bytes_after(result.text, "memory: at most "),
+                   planned = bytes_after(result.text, "resident, ");
       if (small_resident == 0) {
         small_resident = resident, small_planned = planned;
         continue;
@@ -116,31 +129,41 @@ TEST_CASE("plan prints the table of the paper, what small buckets mean, and wher
   CHECK(contains(plan.text, "update (optimizer.double_buffer = \"auto\"):\n  * on the compute stream"));
   CHECK(contains(plan.text, "    double-buffered "));
   CHECK(contains(plan.text, "against one copy there"));
-  CHECK(contains(call("plan " + run + " --ranks 2 --set zero.stage=1 --set optimizer.double_buffer=true").text, "  * double-buffered "));
-  CHECK(contains(call("plan " + run + " --ranks 2 --set zero.stage=3").text, "double-buffered: not with zero.stage = 3, where no update waits for a reader of weights"));
+  CHECK(contains(call("plan " + run + " --ranks 2 --set zero.stage=1 --set optimizer.double_buffer=true").text,
+                 "  * double-buffered "));
+  CHECK(contains(call("plan " + run + " --ranks 2 --set zero.stage=3").text,
+                 "double-buffered: not with zero.stage = 3, where no update waits for a reader of weights"));
 }
 
-TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one copy where that is as fast", "[cli][zero]") {
+TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one copy where that is as fast",
+          "[cli][zero]") {
   Folder folder;
   const std::string run = run_file(folder), machine = " --machine " SOURCE_DIR "/configs/machines/h100x8.toml";
-  // The head is most of the model and its update most of the step; with two copies it begins before its last readers have ended.
-  const std::string late_readers = " --set model.family=llama --set model.layers=1 --set model.vocab_size=200000 --set optimizer.grad_clip=0 --set overlap.bucket_size=8MiB";
+  // The head is most of the model and its update most of the step; with two copies it begins before its last readers
+  // have ended.
+  const std::string late_readers =
+      " --set model.family=llama --set model.layers=1 --set model.vocab_size=200000 --set optimizer.grad_clip=0 --set "
+      "overlap.bucket_size=8MiB";
   int taken = 0, left = 0;
   for (const std::string& model : {std::string(""), std::string(" --set optimizer.grad_clip=0"), late_readers})
     for (int stage : {0, 1, 2}) {
-      const std::string sets = model + machine + " --ranks 2 --set device.kind=cuda --set zero.stage=" + std::to_string(stage);
+      const std::string sets =
+          model + machine + " --ranks 2 --set device.kind=cuda --set zero.stage=" + std::to_string(stage);
       const Result text = call("plan " + run + sets);
       INFO(sets << "\n" << text.text);
       REQUIRE(text.code == 0);
       const auto chosen = [&](const std::string& choice) {
-        const Json plan = Json::parse(call("plan " + run + sets + " --json --set optimizer.double_buffer=" + choice).text);
-        return std::pair(plan.at("update").at("double_buffer").as_bool(), plan.at("rehearsed").at("step_ms").as_double());
+        const Json plan =
+            Json::parse(call("plan " + run + sets + " --json --set optimizer.double_buffer=" + choice).text);
+        return std::pair(plan.at("update").at("double_buffer").as_bool(),
+                         plan.at("rehearsed").at("step_ms").as_double());
       };
       const auto automatic = chosen("auto");
       CHECK(!chosen("false").first);
       CHECK(chosen("true").first);
       const size_t update = text.text.find("update (");
-      const std::string places = text.text.substr(update, text.text.find("gradients and parameters on the wire") - update);
+      const std::string places =
+          text.text.substr(update, text.text.find("gradients and parameters on the wire") - update);
       INFO(places);
       CHECK(count(places, "  * ") == 1);
       CHECK(contains(places, "* double-buffered") == automatic.first);
@@ -160,18 +183,25 @@ TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one c
   std::string small = read(SOURCE_DIR "/configs/machines/h100x8.toml");
   const std::string wanted = late_readers + " --set zero.stage=1";
   const auto total = [&](const std::string& choice) {
-    return Json::parse(call("plan " + run + wanted + machine + " --ranks 2 --json --set device.kind=cuda --set optimizer.double_buffer=" + choice).text)
-        .at("memory_bytes").at("total").as_int();
+    return Json::parse(call("plan " + run + wanted + machine +
+                            " --ranks 2 --json --set device.kind=cuda --set optimizer.double_buffer=" + choice)
+                           .text)
+        .at("memory_bytes")
+        .at("total")
+        .as_int();
   };
   const size_t at = small.find("memory = \"");
-  small.replace(at, small.find('"', at + 10) + 1 - at, "memory = \"" + std::to_string((total("true") + total("false")) / 2) + "B\"");
-  const Result between = call("plan " + run + wanted + " --ranks 2 --json --set device.kind=cuda --machine " + folder.write("between.toml", small));
+  small.replace(at, small.find('"', at + 10) + 1 - at,
+                "memory = \"" + std::to_string((total("true") + total("false")) / 2) + "B\"");
+  const Result between = call("plan " + run + wanted + " --ranks 2 --json --set device.kind=cuda --machine " +
+                              folder.write("between.toml", small));
   INFO(between.text);
   REQUIRE(between.code == 0);
   CHECK(!Json::parse(between.text).at("update").at("double_buffer").as_bool());
 }
 
-TEST_CASE("a step as a graph is rehearsed with the barrier behind it, and auto takes what its numbers say", "[cli][zero]") {
+TEST_CASE("a step as a graph is rehearsed with the barrier behind it, and auto takes what its numbers say",
+          "[cli][zero]") {
   const std::string gpus = " --machine " SOURCE_DIR "/configs/machines/h100x8.toml --set device.kind=cuda";
   const std::string gpt2 = "plan " SOURCE_DIR "/configs/runs/gpt2_124m.toml --ranks 8" + gpus + " --set zero.stage=1";
   Folder folder;
@@ -208,7 +238,8 @@ TEST_CASE("a step as a graph is rehearsed with the barrier behind it, and auto t
   CHECK(!contains(call("plan " + run_file(folder) + " --ranks 2").text, "graph:"));
 }
 
-TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and every knob of the overlap alone", "[cli][zero]") {
+TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and every knob of the overlap alone",
+          "[cli][zero]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder), csv = folder.path("table.csv");
@@ -216,9 +247,13 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
   const Result zero = on_ranks(2, "bench overlap " + run + " --zero 1,3 --prefetch 0,1" + quick);
   INFO(zero.text);
   CHECK(zero.code == 0);
-  for (const char* row : {"zero-1 ", "zero-1, gathers exposed", "zero-3, prefetch 0", "zero-3, prefetch 1", "zero-3, prefetch 1, gathers exposed"}) CHECK(contains(zero.text, row));
+  for (const char* row : {"zero-1 ", "zero-1, gathers exposed", "zero-3, prefetch 0", "zero-3, prefetch 1",
+                          "zero-3, prefetch 1, gathers exposed"})
+    CHECK(contains(zero.text, row));
   // Ranks that share sequences gather parameters among them, too.
-  const Result ring = on_ranks(2, "bench overlap " + run + " --zero 1,3 --prefetch 1 --set parallel.context=2 --set train.global_batch_size=2" + quick);
+  const Result ring =
+      on_ranks(2, "bench overlap " + run +
+                      " --zero 1,3 --prefetch 1 --set parallel.context=2 --set train.global_batch_size=2" + quick);
   INFO(ring.text);
   CHECK(ring.code == 0);
   const std::string table = read(csv);
@@ -232,19 +267,28 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
     CHECK(!contains(row, "inf"));
   }
   for (const char* axis : {"context", "tensor"})
-    check_refused(on_ranks(2, "bench overlap " + run + " --set parallel." + std::string(axis) + "=2 --set train.global_batch_size=2" + quick), 2,
-                  {"parallel.tensor x parallel.context", "slipstream bench layers"});
+    check_refused(on_ranks(2, "bench overlap " + run + " --set parallel." + std::string(axis) +
+                                  "=2 --set train.global_batch_size=2" + quick),
+                  2, {"parallel.tensor x parallel.context", "slipstream bench layers"});
   const struct {
     int ranks;
     std::string sets;
     std::vector<std::string> rows;  // and no others
   } runs[] = {
-      {2, "", {"grad_reduce = naive", "grad_reduce = flat", "grad_reduce = per_parameter", "bucket_size = 1GiB", "first_bucket_size = 1GiB", "optimizer_per_bucket = false",
-               "split_tied_embedding = false", "optimizer.double_buffer = true"}},
-      {2, " --set zero.stage=3 --set model.layers=3", {"overlap.bucket_size = 1GiB", "param_gather = false", "optimizer_per_bucket = false", "prefetch_depth = 0", "reshard_after_forward = false"}},
-      {4, " --set zero.stage=1 --set zero.shard_size=2 --set train.global_batch_size=8",
-       {"grad_reduce = naive", "grad_reduce = flat", "grad_reduce = per_parameter", "bucket_size = 1GiB", "first_bucket_size = 1GiB", "param_gather = false",
-        "optimizer_per_bucket = false", "zero.shard_size = 0", "optimizer.double_buffer = true"}},
+      {2,
+       "",
+       {"grad_reduce = naive", "grad_reduce = flat", "grad_reduce = per_parameter", "bucket_size = 1GiB",
+        "first_bucket_size = 1GiB", "optimizer_per_bucket = false", "split_tied_embedding = false",
+        "optimizer.double_buffer = true"}},
+      {2,
+       " --set zero.stage=3 --set model.layers=3",
+       {"overlap.bucket_size = 1GiB", "param_gather = false", "optimizer_per_bucket = false", "prefetch_depth = 0",
+        "reshard_after_forward = false"}},
+      {4,
+       " --set zero.stage=1 --set zero.shard_size=2 --set train.global_batch_size=8",
+       {"grad_reduce = naive", "grad_reduce = flat", "grad_reduce = per_parameter", "bucket_size = 1GiB",
+        "first_bucket_size = 1GiB", "param_gather = false", "optimizer_per_bucket = false", "zero.shard_size = 0",
+        "optimizer.double_buffer = true"}},
   };
   for (const auto& row : runs) {
     const Result result = on_ranks(row.ranks, "bench overlap " + run + " --ablate" + quick + row.sets);
@@ -257,7 +301,8 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
   }
   // Axes whose communication is in the layers, over the run file's own link.
   const std::string link = " --ablate --steps 1 --layer-ms 0.2 --set comm.emulate.bandwidth=1GB/s";
-  const Result tensor = on_ranks(2, "bench overlap " + run + link + " --set parallel.tensor=2 --set overlap.tensor_chunks=2");
+  const Result tensor =
+      on_ranks(2, "bench overlap " + run + link + " --set parallel.tensor=2 --set overlap.tensor_chunks=2");
   INFO(tensor.text);
   CHECK(tensor.code == 0);
   CHECK(contains(tensor.text, "overlap.tensor_chunks = 1"));
@@ -265,7 +310,9 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
   INFO(pipeline.text);
   CHECK(pipeline.code == 0);
   CHECK(contains(pipeline.text, "overlap.p2p = false"));
-  check_refused(call("bench overlap " + run + " --ablate --ratios 0.5"), 2, {"--ablate needs at least 2 ranks", "mpirun -np 2"});
-  check_refused(on_ranks(2, "bench overlap " + run + " --ablate"), 2, {"--ablate needs a link", "comm.emulate.bandwidth", "--ratios"});
+  check_refused(call("bench overlap " + run + " --ablate --ratios 0.5"), 2,
+                {"--ablate needs at least 2 ranks", "mpirun -np 2"});
+  check_refused(on_ranks(2, "bench overlap " + run + " --ablate"), 2,
+                {"--ablate needs a link", "comm.emulate.bandwidth", "--ratios"});
   CHECK(call("bench overlap " + run + " --ablate --zero 1").code == 2);
 }

@@ -34,10 +34,15 @@ class RankTest {
   static constexpr BufferId kFrom = 0, kTo = 1;
 
   explicit RankTest(Communicator& tested, const std::string& name = "comm", MakeDevice make_device = make_cpu_device)
-      : comm(tested), make_device_(std::move(make_device)), device_(make_device_()), stream_(device_->make_stream({.name = name})) {}
+      : comm(tested),
+        make_device_(std::move(make_device)),
+        device_(make_device_()),
+        stream_(device_->make_stream({.name = name})) {}
 
   /// The same kind of test of another communicator.
-  RankTest of(Communicator& other, const std::string& name = "comm") const { return RankTest(other, name, make_device_); }
+  RankTest of(Communicator& other, const std::string& name = "comm") const {
+    return RankTest(other, name, make_device_);
+  }
 
   void expect(bool condition, const std::string& sentence) {
     if (!condition && failures.size() < 10) failures.push_back(fmt::format("rank {}: {}", comm.rank(), sentence));
@@ -60,7 +65,8 @@ class RankTest {
   void finish() {
     stream_->synchronize();
     for (const Held& held : held_)
-      if (held.on_device) device_->copy_to_host(held.host->data(), held.on_device->data(), static_cast<int64_t>(held.host->size()));
+      if (held.on_device)
+        device_->copy_to_host(held.host->data(), held.on_device->data(), static_cast<int64_t>(held.host->size()));
   }
   Stream& stream() { return *stream_; }
 
@@ -100,10 +106,14 @@ inline double value_of(const Philox& random, int rank, int64_t index) {
 
 template <typename T>
 T make(const Philox& random, int rank, int64_t index, Values values = Values::any) {
-  const double any = value_of(random, rank, index), value = values == Values::exact ? std::trunc(any / 16) + 0.0 : any;  // + 0.0: no -0
-  if constexpr (std::is_same_v<T, bfloat16>) return bfloat16(static_cast<float>(value));
-  else if constexpr (std::is_same_v<T, int32_t>) return static_cast<int32_t>(value * 1000);
-  else return static_cast<T>(value);
+  const double any = value_of(random, rank, index),
+               value = values == Values::exact ? std::trunc(any / 16) + 0.0 : any;  // + 0.0: no -0
+  if constexpr (std::is_same_v<T, bfloat16>)
+    return bfloat16(static_cast<float>(value));
+  else if constexpr (std::is_same_v<T, int32_t>)
+    return static_cast<int32_t>(value * 1000);
+  else
+    return static_cast<T>(value);
 }
 
 template <typename T>
@@ -124,7 +134,8 @@ T add(const std::vector<T>& values, bool round_each_hop) {
 
 /// Sum of element `index` as its part's owner gets it.
 template <typename T>
-T expected_sum(const Philox& random, int ranks, int64_t index, int owner, Algorithm algorithm, Values kind = Values::any) {
+T expected_sum(const Philox& random, int ranks, int64_t index, int owner, Algorithm algorithm,
+               Values kind = Values::any) {
   std::vector<T> values;
   for (int step = 0; step < ranks; ++step) {
     const int rank = algorithm == Algorithm::ring ? (owner + 1 + step) % ranks : step;
@@ -147,7 +158,13 @@ template <typename T>
 class VerbLaws {
  public:
   VerbLaws(RankTest& test, int64_t elems, Algorithm algorithm, uint64_t seed, Values values = Values::any)
-      : test_(test), comm_(test.comm), elems_(elems), algorithm_(algorithm), values_(values), random_(seed, "values"), seed_(seed) {}
+      : test_(test),
+        comm_(test.comm),
+        elems_(elems),
+        algorithm_(algorithm),
+        values_(values),
+        random_(seed, "values"),
+        seed_(seed) {}
 
   void all() {
     for (bool in_place : {false, true}) {
@@ -170,9 +187,10 @@ class VerbLaws {
     fill(from_, elems_ * ranks(), [&](int64_t i) { return make<T>(random_, rank(), i, values_); });
     prepare_to(elems_, in_place);
     run(comm_.reduce_scatter(make_transfer(elems_ * ranks(), elems_, in_place, 0, rank() * elems_)), in_place);
-    check("reduce_scatter", in_place, elems_, [&](int64_t i) {
-      return expected_sum<T>(random_, ranks(), rank() * elems_ + i, rank(), algorithm_, values_);
-    }, in_place ? rank() * elems_ : 0);
+    check(
+        "reduce_scatter", in_place, elems_,
+        [&](int64_t i) { return expected_sum<T>(random_, ranks(), rank() * elems_ + i, rank(), algorithm_, values_); },
+        in_place ? rank() * elems_ : 0);
   }
   void moves() {
     for (bool in_place : {false, true}) {
@@ -181,9 +199,8 @@ class VerbLaws {
       });
       prepare_to(elems_ * ranks(), in_place);
       run(comm_.all_gather(make_transfer(elems_, elems_ * ranks(), in_place, rank() * elems_, 0)), in_place);
-      check("all_gather", in_place, elems_ * ranks(), [&](int64_t i) {
-        return make<T>(random_, static_cast<int>(i / elems_), i % elems_);
-      });
+      check("all_gather", in_place, elems_ * ranks(),
+            [&](int64_t i) { return make<T>(random_, static_cast<int>(i / elems_), i % elems_); });
       for (int root = 0; root < ranks(); ++root) {
         fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i); });
         const bool mine_in_place = in_place && rank() == root;
@@ -195,9 +212,8 @@ class VerbLaws {
     fill(from_, elems_ * ranks(), [&](int64_t i) { return make<T>(random_, rank(), i); });
     prepare_to(elems_ * ranks(), false);
     run(comm_.all_to_all(make_transfer(elems_ * ranks(), elems_ * ranks(), false, 0, 0)), false);
-    check("all_to_all", false, elems_ * ranks(), [&](int64_t i) {
-      return make<T>(random_, static_cast<int>(i / elems_), rank() * elems_ + i % elems_);
-    });
+    check("all_to_all", false, elems_ * ranks(),
+          [&](int64_t i) { return make<T>(random_, static_cast<int>(i / elems_), rank() * elems_ + i % elems_); });
     point_to_point();
   }
   void point_to_point() {
@@ -236,7 +252,9 @@ class VerbLaws {
     const auto bytes = [](int64_t elems) { return elems * static_cast<int64_t>(sizeof(T)); };
     return {.from = {RankTest::kFrom, in_place ? bytes(from_begin) : 0, bytes(from_elems)},
             .to = {in_place ? RankTest::kFrom : RankTest::kTo, in_place ? bytes(to_begin) : 0, bytes(to_elems)},
-            .elems = elems_, .dtype = dtype_of<T>::value, .algorithm = algorithm_};
+            .elems = elems_,
+            .dtype = dtype_of<T>::value,
+            .algorithm = algorithm_};
   }
   void run(const Work& work, bool in_place) { test_.run(work, from_, in_place ? from_ : to_); }
 
@@ -341,13 +359,19 @@ inline void check_bad_input(RankTest& test) {
     change(bad);
     return bad;
   };
-  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.elems = 101; })); }), "a short slice passed");
+  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.elems = 101; })); }),
+              "a short slice passed");
   test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.elems = -1; })); }), "elems -1 passed");
-  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.dtype = DType::i32; })); }), "i32 summed");
-  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.to = {0, 40, 400}; })); }), "overlap passed");
+  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) { t.dtype = DType::i32; })); }),
+              "i32 summed");
+  test.expect(throws_comm_error([&] { comm.all_reduce(with([](Transfer& t) {
+                                        t.to = {0, 40, 400};
+                                      })); }),
+              "overlap passed");
   test.expect(throws_comm_error([&] { comm.broadcast(good, comm.size()); }), "a root outside the group passed");
   test.expect(throws_comm_error([&] { comm.send(good, comm.rank()); }), "a send to oneself passed");
-  test.expect(throws_comm_error([&] { comm.exchange(with([](Transfer& t) { t.to = t.from; }), 0, 0); }), "aliasing passed");
+  test.expect(throws_comm_error([&] { comm.exchange(with([](Transfer& t) { t.to = t.from; }), 0, 0); }),
+              "aliasing passed");
 }
 
 /// The last rank stays away and aborts; all others are inside a transfer and must come out with CommError.

@@ -68,11 +68,13 @@ TEST_CASE("a transfer that is told late counts from its true begin") {
   port.advance(5001);
   CHECK(b->end_ns == 3100);
   port.remove(b);
-  const auto c = port.add(3000, 0, 1000);    // until 3100 the port was given to b
+  const auto c = port.add(3000, 0, 1000);  // until 3100 the port was given to b
   CHECK(port.predicted_end_ns(c) == 4100);
 }
 
-TEST_CASE("a port is full duplex: what is sent and what is received do not disturb each other, what does both is disturbed by either") {
+TEST_CASE(
+    "a port is full duplex: what is sent and what is received do not disturb each other, what does both is disturbed "
+    "by either") {
   comm::PortSchedule port(1e9);
   const auto out = port.add(0, 0, 4000, true, false), in = port.add(0, 0, 4000, false, true);
   CHECK(port.predicted_end_ns(out) == 4000);
@@ -82,7 +84,8 @@ TEST_CASE("a port is full duplex: what is sent and what is received do not distu
   CHECK(port.predicted_end_ns(in) == 8000);
   CHECK(port.predicted_end_ns(second) == 8000);
   comm::PortSchedule busy(1e9);
-  const auto sent = busy.add(0, 0, 4000, true, false), received = busy.add(0, 0, 4000, false, true), both = busy.add(0, 0, 2000);
+  const auto sent = busy.add(0, 0, 4000, true, false), received = busy.add(0, 0, 4000, false, true),
+             both = busy.add(0, 0, 2000);
   CHECK(busy.predicted_end_ns(both) == 4000);
   CHECK(busy.predicted_end_ns(sent) == 6000);
   CHECK(busy.predicted_end_ns(received) == 6000);

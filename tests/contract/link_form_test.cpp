@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an emulated link does while it is busy, on the CPU with stand-ins for copies and blocks; and groups of which one rank exists.
+// What an emulated link does while it is busy, on the CPU with stand-ins for copies and blocks; and groups of which one
+// rank exists.
 
 #include <atomic>
 #include <map>
@@ -30,14 +31,17 @@ struct Seen {
 LinkTraffic traffic(LinkForm form, Seen& seen) {
   return {.form = form,
           .make_flag = [&] { return &seen.flags[seen.flags_taken++]; },
-          .await = [&](LaunchContext&, const uint32_t* flag, uint32_t value) {
-            while (std::atomic_ref(*const_cast<uint32_t*>(flag)).load() < value) std::this_thread::yield();
-          },
-          .copy = [&](LaunchContext&, const std::byte*, int64_t size_bytes) { seen.copied_bytes += size_bytes, ++seen.copies; },
-          .hold = [&](LaunchContext&, const std::byte*, int64_t, int64_t, const uint32_t* release) {
-            while (std::atomic_ref(*const_cast<uint32_t*>(release)).load() == 0) std::this_thread::yield();
-            ++seen.holds;
-          }};
+          .await =
+              [&](LaunchContext&, const uint32_t* flag, uint32_t value) {
+                while (std::atomic_ref(*const_cast<uint32_t*>(flag)).load() < value) std::this_thread::yield();
+              },
+          .copy = [&](LaunchContext&, const std::byte*,
+                      int64_t size_bytes) { seen.copied_bytes += size_bytes, ++seen.copies; },
+          .hold =
+              [&](LaunchContext&, const std::byte*, int64_t, int64_t, const uint32_t* release) {
+                while (std::atomic_ref(*const_cast<uint32_t*>(release)).load() == 0) std::this_thread::yield();
+                ++seen.holds;
+              }};
 }
 
 std::string lines(const std::vector<std::string>& failures) {
@@ -53,7 +57,8 @@ TEST_CASE("every form takes at least the link's time and moves the same bytes") 
   for (LinkForm form : {LinkForm::gate, LinkForm::copies, LinkForm::blocks}) {
     CAPTURE(static_cast<int>(form));
     Seen seen;
-    const auto lone = comm::emulate(comm::make_imitated_communicator(1, 4), std::make_shared<LinkPort>(link), traffic(form, seen));
+    const auto lone =
+        comm::emulate(comm::make_imitated_communicator(1, 4), std::make_shared<LinkPort>(link), traffic(form, seen));
     RankTest test(*lone);
     std::vector<std::byte> from(4 * kElems, std::byte{1}), to(4 * kElems, std::byte{2});
     const Work work = lone->all_reduce({.from = {0, 0, 4 * kElems}, .to = {1, 0, 4 * kElems}, .elems = kElems});
@@ -120,7 +125,8 @@ TEST_CASE("parts of a transfer are told in order, with the port shared, and none
 
 TEST_CASE("what is held is released when the run is aborted") {
   Seen seen;
-  const auto lone = comm::emulate(comm::make_imitated_communicator(0, 2), std::make_shared<LinkPort>(comm::Link{1, 0}), traffic(LinkForm::blocks, seen));
+  const auto lone = comm::emulate(comm::make_imitated_communicator(0, 2), std::make_shared<LinkPort>(comm::Link{1, 0}),
+                                  traffic(LinkForm::blocks, seen));
   RankTest test(*lone);
   std::vector<std::byte> bytes(400);
   const Work work = lone->all_reduce({.from = {0, 0, 400}, .to = {1, 0, 400}, .elems = 100});
@@ -141,7 +147,8 @@ TEST_CASE("an imitated rank gets what the others would send if they held zeros")
       return bytes;
     };
     const auto r = static_cast<float>(rank);
-    std::vector<std::byte> two = floats({1, 2}), six = floats({0, 1, 2, 3, 4, 5}), out2 = floats({9, 9}), out6 = floats({9, 9, 9, 9, 9, 9});
+    std::vector<std::byte> two = floats({1, 2}), six = floats({0, 1, 2, 3, 4, 5}), out2 = floats({9, 9}),
+                           out6 = floats({9, 9, 9, 9, 9, 9});
     test.run(lone->all_reduce({.from = {0, 0, 8}, .to = {1, 0, 8}, .elems = 2}), two, out2);
     test.expect(out2 == two, "all_reduce");
     test.run(lone->reduce_scatter({.from = {0, 0, 24}, .to = {1, 0, 8}, .elems = 2}), six, out2);
@@ -151,7 +158,8 @@ TEST_CASE("an imitated rank gets what the others would send if they held zeros")
     std::memcpy(gathered.data() + 8 * rank, two.data(), 8);
     test.expect(out6 == gathered, "all_gather");
     out2 = floats({9, 9});
-    test.run(lone->exchange({.from = {0, 0, 8}, .to = {1, 0, 8}, .elems = 2}, (rank + 1) % 3, (rank + 2) % 3), two, out2);
+    test.run(lone->exchange({.from = {0, 0, 8}, .to = {1, 0, 8}, .elems = 2}, (rank + 1) % 3, (rank + 2) % 3), two,
+             out2);
     test.expect(out2 == floats({9, 9}), "exchange");
     test.run(lone->broadcast({.from = {0, 0, 8}, .to = {1, 0, 8}, .elems = 2}, 1), two, out2);
     test.expect(out2 == (rank == 1 ? two : floats({9, 9})), "broadcast");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator contract on ranks that are processes, with memory that they share and through MPI alone. Every rank collects its failures; rank 0 prints all.
+// The communicator contract on ranks that are processes, with memory that they share and through MPI alone. Every rank
+// collects its failures; rank 0 prints all.
 
 #include <cstdio>
 #include <numeric>
@@ -14,11 +15,15 @@ using contract::RankTest;
 namespace {
 
 void check_control_plane(RankTest& test, comm::MpiWorld& world) {
-  const auto text_of = [](int rank) { return std::string(static_cast<size_t>(rank * 3), static_cast<char>('a' + rank)); };
+  const auto text_of = [](int rank) {
+    return std::string(static_cast<size_t>(rank * 3), static_cast<char>('a' + rank));
+  };
   const auto all = world.all_gather(text_of(world.rank()));
   test.expect(static_cast<int>(all.size()) == world.size(), "all_gather of strings lost some");
-  for (int r = 0; r < world.size(); ++r) test.expect(all[static_cast<size_t>(r)] == text_of(r), "all_gather mixed strings up");
-  test.expect(world.broadcast(text_of(world.rank()), world.size() - 1) == text_of(world.size() - 1), "broadcast is wrong");
+  for (int r = 0; r < world.size(); ++r)
+    test.expect(all[static_cast<size_t>(r)] == text_of(r), "all_gather mixed strings up");
+  test.expect(world.broadcast(text_of(world.rank()), world.size() - 1) == text_of(world.size() - 1),
+              "broadcast is wrong");
   const auto gathered = world.gather(text_of(world.rank()), world.size() - 1);
   test.expect(gathered.empty() == (world.rank() != world.size() - 1), "gather answered the wrong rank");
   test.expect(world.local_rank() >= 0 && world.local_rank() < world.local_size(), "the local rank is out of range");
@@ -29,7 +34,8 @@ void check_control_plane(RankTest& test, comm::MpiWorld& world) {
 /// A rank that waits for a peer that stays away is told after the timeout, with the op and the peer.
 void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks, bool share_memory) {
   if (world.size() == 1) return;
-  const auto impatient = comm::make_mpi_communicator(world, ranks, 2, {.timeout_seconds = 0.05, .share_memory = share_memory});
+  const auto impatient =
+      comm::make_mpi_communicator(world, ranks, 2, {.timeout_seconds = 0.05, .share_memory = share_memory});
   if (world.rank() != 0) return world.barrier();
   std::vector<std::byte> bytes(400);
   const Slice whole{RankTest::kFrom, 0, 400};
@@ -78,14 +84,16 @@ int main() {
     std::vector<int> ranks(static_cast<size_t>(world.size()));
     std::iota(ranks.begin(), ranks.end(), 0);
     for (const bool share_memory : {true, false}) {
-      const auto communicator = comm::make_mpi_communicator(world, ranks, 1, {.timeout_seconds = 20, .share_memory = share_memory});
+      const auto communicator =
+          comm::make_mpi_communicator(world, ranks, 1, {.timeout_seconds = 20, .share_memory = share_memory});
       RankTest test(*communicator);
       check_control_plane(test, world);
       contract::check_communicator(test);
       check_emulated(test, world);
       contract::check_abort(test, false);
       check_timeout(test, world, ranks, share_memory);
-      for (const std::string& failure : test.failures) report += failure + (share_memory ? "\n" : " (through MPI alone)\n");
+      for (const std::string& failure : test.failures)
+        report += failure + (share_memory ? "\n" : " (through MPI alone)\n");
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", world.rank(), error.what());

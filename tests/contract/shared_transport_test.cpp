@@ -56,13 +56,19 @@ TEST_CASE("messages of all sizes between all ranks arrive whole, whichever order
     const Philox random(kSeed, "sizes");
     const uint64_t at = static_cast<uint64_t>((from * kRanks + to) * kMessages + i);
     switch (random.below(4 * at, 5)) {
-      case 0: return static_cast<int64_t>(random.below(4 * at + 1, 34));
-      case 1: return (256 << 10) + static_cast<int64_t>(random.below(4 * at + 1, 33)) - 16;
-      case 2: return (1 << 20) + static_cast<int64_t>(random.below(4 * at + 1, 1000));
-      default: return static_cast<int64_t>(random.below(4 * at + 1, 5000));
+      case 0:
+        return static_cast<int64_t>(random.below(4 * at + 1, 34));
+      case 1:
+        return (256 << 10) + static_cast<int64_t>(random.below(4 * at + 1, 33)) - 16;
+      case 2:
+        return (1 << 20) + static_cast<int64_t>(random.below(4 * at + 1, 1000));
+      default:
+        return static_cast<int64_t>(random.below(4 * at + 1, 5000));
     }
   };
-  const auto byte_of = [](int from, int to, int i, int64_t at) { return static_cast<std::byte>(from * 7 + to * 31 + i * 13 + at * 3 + at / 251); };
+  const auto byte_of = [](int from, int to, int i, int64_t at) {
+    return static_cast<std::byte>(from * 7 + to * 31 + i * 13 + at * 3 + at / 251);
+  };
   std::vector<std::vector<std::string>> failures(kRanks);
   std::vector<std::thread> ranks;
   for (int me = 0; me < kRanks; ++me)
@@ -90,7 +96,8 @@ TEST_CASE("messages of all sizes between all ranks arrive whole, whichever order
           for (size_t at = 0; at < data.size(); ++at) data[at] = byte_of(me, peer, i, static_cast<int64_t>(at));
           transport->send(peer, i % kTags, data.data(), static_cast<int64_t>(data.size()), token++);
           if (random.below(token, 2) == 0 && asked < received.size()) {
-            transport->recv(of[asked][0], of[asked][1] % kTags, received[asked].data(), static_cast<int64_t>(received[asked].size()), token++);
+            transport->recv(of[asked][0], of[asked][1] % kTags, received[asked].data(),
+                            static_cast<int64_t>(received[asked].size()), token++);
             ++asked;
           }
           uint64_t tokens[3];
@@ -98,14 +105,17 @@ TEST_CASE("messages of all sizes between all ranks arrive whole, whichever order
           for (int k = 0; k < count; ++k) ++seen[tokens[k]];
         }
       for (; asked < received.size(); ++asked)
-        transport->recv(of[asked][0], of[asked][1] % kTags, received[asked].data(), static_cast<int64_t>(received[asked].size()), token++);
+        transport->recv(of[asked][0], of[asked][1] % kTags, received[asked].data(),
+                        static_cast<int64_t>(received[asked].size()), token++);
       finish(*transport, seen);
       for (uint64_t k = 0; k < token; ++k)
-        if (seen[k] != 1) failures[static_cast<size_t>(me)].push_back(fmt::format("token {} completed {} times", k, seen[k]));
+        if (seen[k] != 1)
+          failures[static_cast<size_t>(me)].push_back(fmt::format("token {} completed {} times", k, seen[k]));
       for (size_t k = 0; k < received.size(); ++k)
         for (size_t at = 0; at < received[k].size(); ++at)
           if (received[k][at] != byte_of(of[k][0], me, of[k][1], static_cast<int64_t>(at))) {
-            failures[static_cast<size_t>(me)].push_back(fmt::format("message {} of rank {} differs at byte {}", of[k][1], of[k][0], at));
+            failures[static_cast<size_t>(me)].push_back(
+                fmt::format("message {} of rank {} differs at byte {}", of[k][1], of[k][0], at));
             break;
           }
     });

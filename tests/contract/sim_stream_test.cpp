@@ -15,8 +15,8 @@ TEST_CASE("virtual times are those of the costs") {
   const auto a = device->make_stream({.name = "a"});
   const auto b = device->make_stream({.name = "b"});
   const auto event = device->make_event(4);
-  const Work by_flops{.name = "flops", .cost = {.flops = 3000, .bytes = 200}};   // 3000 ns against 2000 ns
-  const Work by_bytes{.name = "bytes", .cost = {.flops = 1000, .bytes = 700}};   // 1000 ns against 7000 ns
+  const Work by_flops{.name = "flops", .cost = {.flops = 3000, .bytes = 200}};  // 3000 ns against 2000 ns
+  const Work by_bytes{.name = "bytes", .cost = {.flops = 1000, .bytes = 700}};  // 1000 ns against 7000 ns
   const Frame frame;
   a->launch(by_flops, frame);
   a->launch(by_bytes, frame);

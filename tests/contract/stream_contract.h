@@ -121,11 +121,11 @@ inline void wait_captures_the_latest_record_at_its_call(StreamFixture& f) {
   const auto event = f.device->make_event(1);
   a->launch(f.work(0), f.frame);
   a->record(*event);
-  b->wait(*event, f.frame);         // captures the record behind work 0
+  b->wait(*event, f.frame);  // captures the record behind work 0
   b->launch(f.work(1), f.frame);
-  if (f.runs()) b->synchronize();   // must not need what follows on a
+  if (f.runs()) b->synchronize();  // must not need what follows on a
   a->launch(f.work(2, 1000, 500000000), f.frame);
-  a->record(*event);                // recorded again
+  a->record(*event);  // recorded again
   b->wait(*event, f.frame);
   b->launch(f.work(3), f.frame);
   a->synchronize();
@@ -201,9 +201,7 @@ inline void query_follows_the_work(StreamFixture& f) {
   const auto stream = f.device->make_stream({.name = "a"});
   const auto event = f.device->make_event(1);
   std::atomic<bool> go{false};
-  Work held{.name = "held", .fn = [&](LaunchContext& context) {
-              f.run_in_order(context, [&go] { go.wait(false); });
-            }};
+  Work held{.name = "held", .fn = [&](LaunchContext& context) { f.run_in_order(context, [&go] { go.wait(false); }); }};
   stream->launch(held, f.frame);
   stream->record(*event);
   CHECK_FALSE(event->query());

@@ -77,7 +77,8 @@ TEST_CASE("the last entry is known after a collective, and lies between the rank
     const int64_t entered = comm::last_entry_ns(work);
     test.expect(entered <= spans.at(0).end_ns, "the last entry lies after the end");
     if (test.comm.rank() == 1) test.expect(entered >= spans.at(0).begin_ns, "the late rank was not the last");
-    if (test.comm.rank() == 0) test.expect(entered - spans.at(0).begin_ns >= 1000000, "the wait for the late rank is not seen");
+    if (test.comm.rank() == 0)
+      test.expect(entered - spans.at(0).begin_ns >= 1000000, "the wait for the late rank is not seen");
   });
   CHECK(joined(failures) == "");
 }

@@ -27,11 +27,13 @@ TEST_CASE("wait_limit: a wait over the limit is named, once, while it still last
   CHECK(calls == 1);
 }
 
-TEST_CASE("wait_limit: waits that end in time are left alone, however many, and what they throw comes through", "[comm]") {
+TEST_CASE("wait_limit: waits that end in time are left alone, however many, and what they throw comes through",
+          "[comm]") {
   std::atomic<int> calls{0};
   WaitLimit limit(0.5, [&](const std::string&) { ++calls; });
   // Together longer than the limit.
-  for (int i = 0; i < 8; ++i) limit.watch("a turn", [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
+  for (int i = 0; i < 8; ++i)
+    limit.watch("a turn", [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
   CHECK_THROWS_AS(limit.watch("a failure", [] { throw std::runtime_error("gone"); }), std::runtime_error);
   std::this_thread::sleep_for(std::chrono::milliseconds(600));  // nobody waits
   CHECK(calls == 0);

@@ -15,8 +15,8 @@ using comm::Watchdog;
 
 namespace {
 
-/// A wire whose works hang until they are aborted, and that says what it is told to. Its abort may wait for another's, as NCCL's does
-/// where it frees memory while the other's operations stand on the device.
+/// A wire whose works hang until they are aborted, and that says what it is told to. Its abort may wait for another's,
+/// as NCCL's does where it frees memory while the other's operations stand on the device.
 class Wire final : public comm::Communicator {
  public:
   int rank() const override { return 0; }
@@ -61,7 +61,9 @@ TEST_CASE("an error of the wire ends the wait with its words and the work in fli
   CHECK_THROWS_WITH(watchdog.watch([&] {
     wire.broken = true;
     wire.hang();
-  }), Catch::Contains("remote process exited") && Catch::Contains("In flight: all_reduce of 7 float32 on channel reduce."));
+  }),
+                    Catch::Contains("remote process exited") &&
+                        Catch::Contains("In flight: all_reduce of 7 float32 on channel reduce."));
   while (!other.aborted) std::this_thread::yield();  // from a thread of its own
   // It is said again, and nothing is waited for any more.
   CHECK_THROWS_AS(watchdog.watch([] { FAIL("waited"); }), CommError);
@@ -72,7 +74,8 @@ TEST_CASE("a wait that is too long names the work in flight and what to do") {
   Wire wire;
   Watchdog watchdog({&wire}, in_flight, {.timeout_seconds = 0.02, .poll = std::chrono::milliseconds(1)});
   CHECK_THROWS_WITH(watchdog.watch([&] { wire.hang(); }),
-                    Catch::Contains("all_reduce of 7 float32 on channel reduce has not ended within 0.02 s") && Catch::Contains("comm.timeout_seconds"));
+                    Catch::Contains("all_reduce of 7 float32 on channel reduce has not ended within 0.02 s") &&
+                        Catch::Contains("comm.timeout_seconds"));
   CHECK(wire.aborted);
 }
 
@@ -110,7 +113,8 @@ TEST_CASE("trouble that somebody else has seen aborts, and the first sentence co
     watchdog.give_up("[cuda] lost.");
     wire.hang();
     watchdog.give_up("[comm] a consequence.");
-  }), Catch::Contains("[cuda] lost."));
+  }),
+                    Catch::Contains("[cuda] lost."));
   CHECK_THROWS_WITH(watchdog.rethrow(), Catch::Contains("[cuda] lost."));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which algorithm a product takes: what the search measures, what the file keeps, and what is done with a file that is not ours.
+// Which algorithm a product takes: what the search measures, what the file keeps, and what is done with a file that is
+// not ours.
 
 #include "kernels/cuda/algorithms.h"
 
@@ -33,13 +34,16 @@ struct Layer {
     bool operator==(const Result&) const = default;
   };
   Result run() const {
-    OnDevice x(random_doubles(kRows * kIn, dtype, 1), dtype, "x"), dy(random_doubles(kRows * kOut, dtype, 2), dtype, "dy"),
-        weight(random_doubles(kOut * kIn, dtype, 3), dtype, "weight"), pre(random_doubles(kRows * kIn, dtype, 4), dtype, "pre"), dx(kRows * kIn, dtype, "dx"),
+    OnDevice x(random_doubles(kRows * kIn, dtype, 1), dtype, "x"),
+        dy(random_doubles(kRows * kOut, dtype, 2), dtype, "dy"),
+        weight(random_doubles(kOut * kIn, dtype, 3), dtype, "weight"),
+        pre(random_doubles(kRows * kIn, dtype, 4), dtype, "pre"), dx(kRows * kIn, dtype, "dx"),
         dweight(kOut * kIn, DType::f32, "dweight"), dbias(kOut, DType::f32, "dbias");
     LaunchContext context = cuda_context();
     const int64_t before = emulation::launches();
     for (bool accumulate : {false, true})
-      matmul_backward_weight(context, {x.data(), dy.data(), dweight.data<float>(), dbias.data<float>(), kRows, kIn, kOut, dtype, accumulate});
+      matmul_backward_weight(context, {x.data(), dy.data(), dweight.data<float>(), dbias.data<float>(), kRows, kIn,
+                                       kOut, dtype, accumulate});
     matmul_backward_input(context, {dy.data(), weight.data(), dx.data(), kRows, kIn, kOut, dtype, false, pre.data()});
     CHECK((dx.intact() && dweight.intact() && dbias.intact()));
     return {dx.doubles(), dweight.doubles(), dbias.doubles(), emulation::launches() - before};
@@ -65,7 +69,9 @@ AlgorithmTable searched() {
 }
 
 struct Folder {
-  Folder() : path(fs::temp_directory_path() / fmt::format("slipstream-algorithms-{}", ::getpid())) { fs::create_directories(path); }
+  Folder() : path(fs::temp_directory_path() / fmt::format("slipstream-algorithms-{}", ::getpid())) {
+    fs::create_directories(path);
+  }
   ~Folder() { fs::remove_all(path); }
   std::string file(const std::string& name) const { return (path / name).string(); }
   fs::path path;
@@ -109,7 +115,8 @@ TEST_CASE("a fused gradient is taken where the table says that it is faster, and
       CHECK(count(From::kernel) == (wins ? 0 : 3));
       CHECK(count(From::table) == (wins ? 3 : 6 - 3));
       CHECK((tabled.kernels < apart.kernels) == wins);
-      // The reference is the unfused path, which matmul_test holds against double; GELU's gradient is rounded once less when fused.
+      // The reference is the unfused path, which matmul_test holds against double; GELU's gradient is rounded once less
+      // when fused.
       CHECK(error_between(tabled.dweight, apart.dweight) == 0);
       CHECK(error_between(tabled.dbias, apart.dbias) <= 1e-6);
       CHECK(error_between(tabled.dx, apart.dx) <= (dtype == DType::f32 ? 1e-6 : 0x1p-7));
@@ -128,7 +135,8 @@ TEST_CASE("the search takes the fastest candidate that runs, and says what the f
     CAPTURE(text_of(product));
     CHECK(timed->algorithm[1] == emulation::kFastestCandidate);
     CHECK(timed->us < timed->first_us);
-    CHECK((timed->apart_us > 0) == (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient));
+    CHECK((timed->apart_us > 0) ==
+          (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient));
   }
   // Of a library that fuses no gradients the table has only the plain ones, and nothing is fused.
   emulation::fake_cublaslt().fuses_gradients = false;
@@ -142,7 +150,8 @@ TEST_CASE("an algorithm that the library does not take is not used") {
   const Layer layer(DType::f32);
   const Layer::Result first = layer.run();
   AlgorithmTable table;
-  for (const ProductShape& product : products_of_the_run()) table.set(product, {.algorithm = {1, 2, 3}, .us = 1, .first_us = 1});
+  for (const ProductShape& product : products_of_the_run())
+    table.set(product, {.algorithm = {1, 2, 3}, .us = 1, .first_us = 1});
   use_algorithms(table);
   CHECK(layer.run() == first);
   CHECK(count(From::table) == 0);
@@ -193,10 +202,13 @@ TEST_CASE("a file that is broken or of another card or version is left alone, wi
     REQUIRE(text.find(from) != std::string::npos);
     return text.replace(text.find(from), from.size(), to);
   };
-  CHECK(said(good, {"Another card", library.version}).find("is of a card named \"Emulated card\", this one is Another card") != std::string::npos);
+  CHECK(said(good, {"Another card", library.version})
+            .find("is of a card named \"Emulated card\", this one is Another card") != std::string::npos);
   CHECK(said(good, {library.card, 120100}).find("is of cuBLASLt 130100, this one is 120100") != std::string::npos);
-  CHECK(said(replaced("\"format\": 1", "\"format\": 2"), library).find("has format 2, this program reads 1") != std::string::npos);
-  CHECK(said(replaced("736c6970", "736c69"), library).find("an algorithm has 126 digits, need 128") != std::string::npos);
+  CHECK(said(replaced("\"format\": 1", "\"format\": 2"), library).find("has format 2, this program reads 1") !=
+        std::string::npos);
+  CHECK(said(replaced("736c6970", "736c69"), library).find("an algorithm has 126 digits, need 128") !=
+        std::string::npos);
   CHECK(said(replaced("736c6970", "x36c6970"), library).find("not hexadecimal") != std::string::npos);
   CHECK(said(replaced("\"us\": ", "\"us\": -"), library).find("times must be positive") != std::string::npos);
   said(replaced("\"us\"", "\"time\""), library);

@@ -20,7 +20,8 @@ struct Shape {
   int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
-Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset, int64_t head_dim) {
+Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset,
+               int64_t head_dim) {
   Matrix m(tokens, head_dim);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
@@ -28,7 +29,8 @@ Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t t
 }
 void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
   for (Eigen::Index t = 0; t < m.rows(); ++t)
-    for (Eigen::Index e = 0; e < m.cols(); ++e) rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
+    for (Eigen::Index e = 0; e < m.cols(); ++e)
+      rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
 }
 
 struct Expected {
@@ -43,12 +45,15 @@ Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double 
     for (int64_t h = 0; h < s.heads; ++h) {
       const int64_t row = b * s.tokens, at_q = h * s.head_dim;
       const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
-      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim), k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
+      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim),
+                   k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
       const Matrix v = head_of(qkv, width, row, s.tokens, at_v, s.head_dim);
       const auto forward = reference::attention(q, k, v, scale);
       add_head(e.out, forward.out, out_width, row, at_q);
-      for (int64_t t = 0; t < s.tokens; ++t) e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
-      const auto gradients = reference::attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
+      for (int64_t t = 0; t < s.tokens; ++t)
+        e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
+      const auto gradients =
+          reference::attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
       add_head(e.dqkv, gradients.dq, width, row, at_q);
       add_head(e.dqkv, gradients.dk, width, row, at_k);
       add_head(e.dqkv, gradients.dv, width, row, at_v);
@@ -60,7 +65,8 @@ Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double 
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
   Doubles g, e;
   for (size_t i = 0; i < got.size(); ++i)
-    if (static_cast<int64_t>(i) % width >= begin && static_cast<int64_t>(i) % width < end) g.push_back(got[i]), e.push_back(expected[i]);
+    if (static_cast<int64_t>(i) % width >= begin && static_cast<int64_t>(i) % width < end)
+      g.push_back(got[i]), e.push_back(expected[i]);
   return error_of(g, e);
 }
 
@@ -69,21 +75,25 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f,
   const int64_t width = s.width(), out_width = s.heads * s.head_dim, rows = s.batch * s.tokens;
   const uint32_t seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim);
   CAPTURE(seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, shift);
-  const Doubles qkv = random_doubles(rows * width, dtype, seed, spread), dout = random_doubles(rows * out_width, dtype, seed + 1);
+  const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
+                dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   const Expected e = expect(s, qkv, dout, scale);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   std::vector<uint8_t> first;
   for_orders([&](LaunchContext& context) {
-    OnDevice x(qkv, dtype, "qkv", shift), d(dout, dtype, "dout"), out(rows * out_width, dtype, "out"), dqkv(rows * width, dtype, "dqkv");
+    OnDevice x(qkv, dtype, "qkv", shift), d(dout, dtype, "dout"), out(rows * out_width, dtype, "out"),
+        dqkv(rows * width, dtype, "dqkv");
     OnDevice lse(rows * s.heads, DType::f32, "lse");
-    attention_forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads, s.kv_heads,
-                                s.head_dim, width, width, out_width, scale, dtype});
+    attention_forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens,
+                                s.heads, s.kv_heads, s.head_dim, width, width, out_width, scale, dtype});
     CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens, 2));
     CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
-    AttentionBackward args = {d.data(), x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), dqkv.data(), dqkv.data(at_k),
-                              dqkv.data(at_v), nullptr, s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, width, width, out_width, width,
-                              width, scale, dtype};
+    AttentionBackward args = {
+        d.data(),    x.data(),        x.data(at_k),    x.data(at_v), out.data(), lse.data<float>(),
+        dqkv.data(), dqkv.data(at_k), dqkv.data(at_v), nullptr,      s.batch,    s.tokens,
+        s.heads,     s.kv_heads,      s.head_dim,      width,        width,      out_width,
+        width,       width,           scale,           dtype};
     OnDevice workspace(attention_backward_workspace_elems(args), DType::f32, "workspace");
     args.workspace = workspace.data<float>();
     attention_backward(context, args);
@@ -125,7 +135,8 @@ TEST_CASE("attention: NaN reaches the rows that see it and no others") {
     qkv[static_cast<size_t>(3 * e + e)] = NAN;  // k of token 1
     OnDevice x(qkv, dtype, "qkv"), out(tokens * e, dtype, "out"), lse(tokens, DType::f32, "lse");
     LaunchContext context = cuda_context();
-    attention_forward(context, {x.data(), x.data(e), x.data(2 * e), out.data(), lse.data<float>(), 1, tokens, 1, 1, e, 3 * e, 3 * e, e, 0.125f, dtype});
+    attention_forward(context, {x.data(), x.data(e), x.data(2 * e), out.data(), lse.data<float>(), 1, tokens, 1, 1, e,
+                                3 * e, 3 * e, e, 0.125f, dtype});
     CHECK(std::isnan(out.doubles()[static_cast<size_t>(e)]));
     CHECK(std::isnan(lse.doubles()[2]));
     CHECK_FALSE(std::isnan(lse.doubles()[0]));
@@ -143,28 +154,32 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
   LaunchContext context = cuda_context();
   OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse");
   const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift, int64_t stride) {
-    return attention_forward_mma(context, {x.data(shift), x.data(128), x.data(256), out.data(), lse.data<float>(), 1, 1, 1, 1, head_dim, stride,
-                                           stride, 128, 1.0f, dtype});
+    return attention_forward_mma(context, {x.data(shift), x.data(128), x.data(256), out.data(), lse.data<float>(), 1, 1,
+                                           1, 1, head_dim, stride, stride, 128, 1.0f, dtype});
   };
   CHECK((taken(64, DType::bf16, 0, 384) && taken(128, DType::bf16, 0, 384)));
   CHECK_FALSE((taken(96, DType::bf16, 0, 384) || taken(64, DType::f32, 0, 384)));
   CHECK_FALSE((taken(64, DType::bf16, 1, 384) || taken(64, DType::bf16, 0, 385)));
 }
 
-TEST_CASE("a card with too little shared memory for the general path is refused with the numbers, and a held block takes what there is") {
+TEST_CASE(
+    "a card with too little shared memory for the general path is refused with the numbers, and a held block takes "
+    "what there is") {
   constexpr int64_t kWidth = 256, kTokens = 8;
-  OnDevice x(random_doubles(3 * kTokens * kWidth, DType::f32, 1), DType::f32, "x"), out(kTokens * kWidth, DType::f32, "out"), lse(kTokens, DType::f32, "lse");
+  OnDevice x(random_doubles(3 * kTokens * kWidth, DType::f32, 1), DType::f32, "x"),
+      out(kTokens * kWidth, DType::f32, "out"), lse(kTokens, DType::f32, "lse");
   LaunchContext context = cuda_context();
   const auto attend = [&] {
-    attention_forward(context, {x.data(), x.data(kWidth), x.data(2 * kWidth), out.data(), lse.data<float>(), 1, kTokens, 1, 1, kWidth, 3 * kWidth, 3 * kWidth,
-                                kWidth, 0.0625f, DType::f32});
+    attention_forward(context, {x.data(), x.data(kWidth), x.data(2 * kWidth), out.data(), lse.data<float>(), 1, kTokens,
+                                1, 1, kWidth, 3 * kWidth, 3 * kWidth, kWidth, 0.0625f, DType::f32});
   };
   attend();
   if (on_card) return;  // it has what it has
   emulation::set_shared_memory_bytes(99 * 1024);
   CHECK_THROWS_WITH(attend(), Catch::Contains("bytes of shared memory, but this GPU gives at most 101376"));
   const uint32_t released = 1;
-  CHECK_NOTHROW(hold_blocks(context, {.memory = x.data<std::byte>(), .size_bytes = 8192, .release = &released, .blocks = 2, .ns = 1000}));
+  CHECK_NOTHROW(hold_blocks(
+      context, {.memory = x.data<std::byte>(), .size_bytes = 8192, .release = &released, .blocks = 2, .ns = 1000}));
   CHECK_NOTHROW(await_flag(context, {.flag = &released}));
   emulation::set_shared_memory_bytes(227 * 1024);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated cuBLASLt: descriptors are checked as the manual of the library states its rules, products follow their definition.
+// The emulated cuBLASLt: descriptors are checked as the manual of the library states its rules, products follow their
+// definition.
 
 #include <cublasLt.h>
 
@@ -46,8 +47,10 @@ float load(const void* p, int64_t i, cudaDataType_t type) {
   return type == CUDA_R_32F ? static_cast<const float*>(p)[i] : static_cast<float>(static_cast<const bfloat16*>(p)[i]);
 }
 void store(void* p, int64_t i, cudaDataType_t type, double value) {
-  if (type == CUDA_R_32F) static_cast<float*>(p)[i] = static_cast<float>(value);
-  else static_cast<bfloat16*>(p)[i] = bfloat16(static_cast<float>(value));
+  if (type == CUDA_R_32F)
+    static_cast<float*>(p)[i] = static_cast<float>(value);
+  else
+    static_cast<bfloat16*>(p)[i] = bfloat16(static_cast<float>(value));
 }
 
 constexpr double kRoot = 0.7978845608028654;  // sqrt(2/pi)
@@ -63,9 +66,16 @@ struct Call {
   int64_t m() const { return d.rows; }
   int64_t n() const { return d.columns; }
   int64_t k() const { return description.a_transposed ? a.rows : a.columns; }
-  bool has_bias() const { return description.epilogue == CUBLASLT_EPILOGUE_BIAS || description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
-  bool has_gelu() const { return description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
-  bool fuses_gradient() const { return description.epilogue == CUBLASLT_EPILOGUE_DGELU || description.epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+  bool has_bias() const {
+    return description.epilogue == CUBLASLT_EPILOGUE_BIAS || description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  }
+  bool has_gelu() const {
+    return description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
+           description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  }
+  bool fuses_gradient() const {
+    return description.epilogue == CUBLASLT_EPILOGUE_DGELU || description.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+  }
   int64_t ns(uint64_t candidate) const {
     return 1000 + m() * n() * k() * kFourths[candidate] / 4 + (fuses_gradient() ? fake_cublaslt().gradient_ns : 0);
   }
@@ -73,7 +83,8 @@ struct Call {
   cublasStatus_t status() const {
     const auto& t = description;
     const bool shapes = (t.a_transposed ? a.columns : a.rows) == m() && (t.b_transposed ? b.columns : b.rows) == k() &&
-                        (t.b_transposed ? b.rows : b.columns) == n() && a.ld >= a.rows && b.ld >= b.rows && d.ld >= d.rows && a.type == b.type;
+                        (t.b_transposed ? b.rows : b.columns) == n() && a.ld >= a.rows && b.ld >= b.rows &&
+                        d.ld >= d.rows && a.type == b.type;
     if (!shapes) return CUBLAS_STATUS_INVALID_VALUE;
     if (a.type == CUDA_R_32F && d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (has_bias() || t.epilogue == CUBLASLT_EPILOGUE_BGRADB)  // elements as those of D
@@ -88,14 +99,17 @@ struct Call {
 
   void run(const void* pa, const void* pb, float beta, void* pd, bool rounds_halves) const {
     const auto at_b = [&](int64_t row, int64_t column) {
-      return static_cast<double>(load(pb, description.b_transposed ? column + row * b.ld : row + column * b.ld, b.type));
+      return static_cast<double>(
+          load(pb, description.b_transposed ? column + row * b.ld : row + column * b.ld, b.type));
     };
     for (int64_t j = 0; j < n(); ++j)
       for (int64_t i = 0; i < m(); ++i) {
         double sum = 0;
         for (int64_t l = 0; l < k(); ++l) {
-          if (rounds_halves && l == k() / 2 && d.type != CUDA_R_32F) sum = static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(sum))));
-          sum += static_cast<double>(load(pa, description.a_transposed ? l + i * a.ld : i + l * a.ld, a.type)) * at_b(l, j);
+          if (rounds_halves && l == k() / 2 && d.type != CUDA_R_32F)
+            sum = static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(sum))));
+          sum += static_cast<double>(load(pa, description.a_transposed ? l + i * a.ld : i + l * a.ld, a.type)) *
+                 at_b(l, j);
         }
         const int64_t at = i + j * d.ld, at_aux = i + j * description.aux_ld;
         if (beta != 0) sum += static_cast<double>(beta) * static_cast<double>(load(pd, at, d.type));
@@ -104,7 +118,8 @@ struct Call {
           store(description.aux, at_aux, d.type, sum);
           sum = gelu(sum);
         }
-        if (description.epilogue == CUBLASLT_EPILOGUE_DGELU) sum *= gelu_slope(static_cast<double>(load(description.aux, at_aux, d.type)));
+        if (description.epilogue == CUBLASLT_EPILOGUE_DGELU)
+          sum *= gelu_slope(static_cast<double>(load(description.aux, at_aux, d.type)));
         store(pd, at, d.type, sum);
       }
     if (description.epilogue != CUBLASLT_EPILOGUE_BGRADB) return;
@@ -117,7 +132,8 @@ struct Call {
 };
 
 cublasLtMatmulAlgo_t candidate_of(uint64_t index, const Call& call) {
-  return {{kMagic, index, static_cast<uint64_t>(call.m()), static_cast<uint64_t>(call.n()), static_cast<uint64_t>(call.k()), call.description.epilogue, 0, 0}};
+  return {{kMagic, index, static_cast<uint64_t>(call.m()), static_cast<uint64_t>(call.n()),
+           static_cast<uint64_t>(call.k()), call.description.epilogue, 0, 0}};
 }
 
 }  // namespace
@@ -133,7 +149,9 @@ using slipstream::emulation::Call;
 using slipstream::emulation::fake_cublaslt;
 
 const char* cublasLtGetStatusString(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_SUCCESS ? "success" : status == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported" : "an error of the emulated library";
+  return status == CUBLAS_STATUS_SUCCESS         ? "success"
+         : status == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported"
+                                                 : "an error of the emulated library";
 }
 size_t cublasLtGetVersion() { return fake_cublaslt().version; }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
@@ -152,25 +170,35 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
   delete description;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t t, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t size_bytes) {
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t t, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t size_bytes) {
   const auto take = [&](auto& to) {
     if (size_bytes != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
     std::memcpy(&to, value, size_bytes);
     return CUBLAS_STATUS_SUCCESS;
   };
   switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return take(t->a_transposed);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return take(t->b_transposed);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(t->epilogue);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(t->bias);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return take(t->bias_type);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(t->aux);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(t->aux_ld);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return take(t->aux_type);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return take(t->a_transposed);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return take(t->b_transposed);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return take(t->epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return take(t->bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return take(t->bias_type);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return take(t->aux);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return take(t->aux_ld);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
+      return take(t->aux_type);
   }
   return CUBLAS_STATUS_INVALID_VALUE;
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t ld) {
   *layout = new cublasLtMatrixLayoutOpaque_t{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), ld};
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -186,35 +214,48 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
   delete preference;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void* value, size_t size_bytes) {
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t size_bytes) {
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
     if (size_bytes != 8) return CUBLAS_STATUS_INVALID_VALUE;
     std::memcpy(&preference->workspace_bytes, value, size_bytes);
   } else {
     if (size_bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
-    std::memcpy(attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ? &preference->reduction_schemes : &preference->alignment_bytes, value, size_bytes);
+    std::memcpy(attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ? &preference->reduction_schemes
+                                                                        : &preference->alignment_bytes,
+                value, size_bytes);
   }
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int asked,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int asked,
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
   const Call call{*description, *a, *b, *d};
   *found = 0;
   if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
   if (preference->workspace_bytes < slipstream::emulation::kWorkspaceBytes) return CUBLAS_STATUS_NOT_SUPPORTED;
   // What the library likes best where it may: two halves of the sum, each rounded as D is.
-  if ((preference->reduction_schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) && call.k() > 1)
-    results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kRoundingCandidate, call), slipstream::emulation::kWorkspaceBytes,
-                           CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+  if ((preference->reduction_schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) &&
+      call.k() > 1)
+    results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kRoundingCandidate, call),
+                           slipstream::emulation::kWorkspaceBytes,
+                           CUBLAS_STATUS_SUCCESS,
+                           1.0f,
+                           {}};
   for (uint64_t c = 0; c < slipstream::emulation::kRoundingCandidate && *found < asked; ++c)
-    results[(*found)++] = {slipstream::emulation::candidate_of(c, call), slipstream::emulation::kWorkspaceBytes, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+    results[(*found)++] = {slipstream::emulation::candidate_of(c, call),
+                           slipstream::emulation::kWorkspaceBytes,
+                           CUBLAS_STATUS_SUCCESS,
+                           1.0f,
+                           {}};
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algorithm,
-                                       cublasLtMatmulHeuristicResult_t* result) {
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
   const Call call{*description, *a, *b, *d};
   if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
   const uint64_t candidate = algorithm->data[1];
@@ -224,22 +265,26 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t de
   *result = {own, slipstream::emulation::kWorkspaceBytes, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha, const void* a, cublasLtMatrixLayout_t a_layout,
-                              const void* b, cublasLtMatrixLayout_t b_layout, const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
                               cudaStream_t stream) {
   cublasLtMatmulHeuristicResult_t checked;
-  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, description, a_layout, b_layout, c_layout, d_layout, algorithm, &checked);
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(handle, description, a_layout, b_layout, c_layout, d_layout, algorithm, &checked);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   const uint64_t candidate = algorithm->data[1];
   if (candidate == slipstream::emulation::kFailingCandidate) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (*static_cast<const float*>(alpha) != 1 || c != d || !workspace || workspace_bytes < checked.workspaceSize) return CUBLAS_STATUS_INVALID_VALUE;
+  if (*static_cast<const float*>(alpha) != 1 || c != d || !workspace || workspace_bytes < checked.workspaceSize)
+    return CUBLAS_STATUS_INVALID_VALUE;
   {
     const std::lock_guard lock(slipstream::emulation::mutex);
     ++fake_cublaslt().calls[candidate];
   }
-  slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d, candidate, workspace,
-                                          factor = *static_cast<const float*>(beta)] {
+  slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d,
+                                          candidate, workspace, factor = *static_cast<const float*>(beta)] {
     std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // nobody else's meanwhile
     call.run(a, b, factor, d, candidate == slipstream::emulation::kRoundingCandidate);
     slipstream::emulation::elapse(call.ns(candidate));

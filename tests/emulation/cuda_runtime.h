@@ -87,29 +87,35 @@ T shuffle(const char* operation, unsigned mask, T value, int width, Source sourc
   const Lane* lanes = warp_exchange(operation, mask, &value, sizeof value, false, here);
   const int base = lane() / width * width, from = source(lane() - base);
   if (from < 0 || from >= width) return value;
-  if (base + from >= warp_lanes()) fail(std::string(operation) + " reads lane " + std::to_string(base + from) + ", which the block does not have");
+  if (base + from >= warp_lanes())
+    fail(std::string(operation) + " reads lane " + std::to_string(base + from) + ", which the block does not have");
   return from_lane<T>(lanes, base + from);
 }
 }  // namespace slipstream::emulation
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int from, int width = 32, SLIP_HERE) {
-  return slipstream::emulation::shuffle("__shfl_sync", mask, value, width, [&](int) { return from & (width - 1); }, here);
+  return slipstream::emulation::shuffle(
+      "__shfl_sync", mask, value, width, [&](int) { return from & (width - 1); }, here);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, SLIP_HERE) {
-  return slipstream::emulation::shuffle("__shfl_xor_sync", mask, value, width, [&](int l) { return l ^ bits; }, here);
+  return slipstream::emulation::shuffle(
+      "__shfl_xor_sync", mask, value, width, [&](int l) { return l ^ bits; }, here);
 }
 template <typename T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, SLIP_HERE) {
-  return slipstream::emulation::shuffle("__shfl_down_sync", mask, value, width, [&](int l) { return l + static_cast<int>(delta); }, here);
+  return slipstream::emulation::shuffle(
+      "__shfl_down_sync", mask, value, width, [&](int l) { return l + static_cast<int>(delta); }, here);
 }
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, SLIP_HERE) {
-  return slipstream::emulation::shuffle("__shfl_up_sync", mask, value, width, [&](int l) { return l - static_cast<int>(delta); }, here);
+  return slipstream::emulation::shuffle(
+      "__shfl_up_sync", mask, value, width, [&](int l) { return l - static_cast<int>(delta); }, here);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, SLIP_HERE) {
-  const auto* lanes = slipstream::emulation::warp_exchange("__ballot_sync", mask, &predicate, sizeof predicate, false, here);
+  const auto* lanes =
+      slipstream::emulation::warp_exchange("__ballot_sync", mask, &predicate, sizeof predicate, false, here);
   unsigned votes = 0;
   for (int l = 0; l < slipstream::emulation::warp_lanes(); ++l)
     if (slipstream::emulation::from_lane<int>(lanes, l)) votes |= 1u << l;

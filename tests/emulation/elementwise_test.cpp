@@ -76,7 +76,8 @@ TEST_CASE("gelu and its gradient equal double") {
       CAPTURE(elems, name_of(dtype));
       const Doubles x = random_doubles(elems, dtype, 1, 2.0), dy = random_doubles(elems, dtype, 2);
       Doubles y = x, dx = x;
-      for (size_t i = 0; i < x.size(); ++i) y[i] = reference::gelu(x[i]), dx[i] = dy[i] * reference::gelu_derivative(x[i]);
+      for (size_t i = 0; i < x.size(); ++i)
+        y[i] = reference::gelu(x[i]), dx[i] = dy[i] * reference::gelu_derivative(x[i]);
       for_orders([&](LaunchContext& context) {
         OnDevice in(x, dtype, "x"), d(dy, dtype, "dy"), out(elems, dtype, "y");
         gelu_forward(context, {in.data(), out.data(), elems, dtype});
@@ -92,7 +93,8 @@ TEST_CASE("gelu and its gradient equal double") {
 
 TEST_CASE("swiglu and its gradient equal double") {
   for (DType dtype : kTypes)
-    for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 7}, {5, 8}, {2, 9}, {67, 32}, {3, 1030}}) {
+    for (const auto& [rows, width] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 7}, {5, 8}, {2, 9}, {67, 32}, {3, 1030}}) {
       CAPTURE(rows, width, name_of(dtype));
       const Doubles x = random_doubles(rows * 2 * width, dtype, 1, 2.0), dy = random_doubles(rows * width, dtype, 2);
       Doubles y(dy.size()), dx(x.size());
@@ -119,7 +121,8 @@ TEST_CASE("rope turns by the angle of the position and back") {
     int64_t batch, tokens, heads, head_dim, stride, offset;
   };
   for (DType dtype : kTypes)
-    for (const Shape& s : {Shape{1, 1, 1, 2, 2, 0}, Shape{2, 3, 2, 6, 13, 1}, Shape{2, 5, 3, 16, 48, 2}, Shape{1, 9, 2, 64, 192, 0}}) {
+    for (const Shape& s :
+         {Shape{1, 1, 1, 2, 2, 0}, Shape{2, 3, 2, 6, 13, 1}, Shape{2, 5, 3, 16, 48, 2}, Shape{1, 9, 2, 64, 192, 0}}) {
       CAPTURE(s.batch, s.tokens, s.heads, s.head_dim, s.stride, name_of(dtype));
       const Doubles x = random_doubles(s.batch * s.tokens * s.stride, dtype, 5);
       std::vector<float> table(static_cast<size_t>((s.tokens + s.offset) * s.head_dim));
@@ -136,7 +139,8 @@ TEST_CASE("rope turns by the angle of the position and back") {
           }
         for_orders([&](LaunchContext& context) {
           OnDevice in(x, dtype, "x");
-          rope(context, {in.data(), s.batch, s.tokens, s.heads, s.head_dim, s.stride, 100.0f, s.offset, inverse, dtype, angles.data<float>()});
+          rope(context, {in.data(), s.batch, s.tokens, s.heads, s.head_dim, s.stride, 100.0f, s.offset, inverse, dtype,
+                         angles.data<float>()});
           CHECK(error_of(in.doubles(), want) < forward_tolerance(dtype, 2));
           CHECK(in.intact());
         });

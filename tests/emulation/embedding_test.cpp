@@ -14,7 +14,8 @@ struct Shape {
   int64_t batch, tokens, width, vocab;
 };
 // Around a pack of columns, a chunk of rows (256) and a tile of columns (1024 of float, 2048 of bf16).
-const std::vector<Shape> kShapes = {{1, 1, 1, 1}, {3, 7, 5, 11}, {2, 16, 64, 31}, {1, 257, 9, 4}, {2, 150, 33, 1000}, {1, 3, 1030, 2}, {1, 3, 2056, 2}};
+const std::vector<Shape> kShapes = {{1, 1, 1, 1},       {3, 7, 5, 11},   {2, 16, 64, 31}, {1, 257, 9, 4},
+                                    {2, 150, 33, 1000}, {1, 3, 1030, 2}, {1, 3, 2056, 2}};
 
 std::vector<int32_t> ids_of(int64_t count, int64_t vocab, uint32_t seed) {
   std::mt19937 generator(seed);
@@ -38,21 +39,25 @@ TEST_CASE("embedding: look-up adds the position, ids outside the vocabulary beco
       CAPTURE(s.batch, s.tokens, s.width, s.vocab, name_of(dtype));
       const int64_t rows = s.batch * s.tokens;
       auto ids = ids_of(rows, s.vocab, 1);
-      const Doubles table = random_doubles(s.vocab * s.width, dtype, 2), positions = random_doubles(s.tokens * s.width, dtype, 3);
+      const Doubles table = random_doubles(s.vocab * s.width, dtype, 2),
+                    positions = random_doubles(s.tokens * s.width, dtype, 3);
       ids.back() = s.batch == 3 ? static_cast<int32_t>(s.vocab) : ids.back();
       OnDevice on_ids(ids, "ids"), on_table(table, dtype, "table"), on_positions(positions, dtype, "positions");
       for_orders([&](LaunchContext& context) {
         for (bool with_positions : {false, true}) {
           OnDevice y(rows * s.width, dtype, "y");
-          embedding_forward(context, {on_ids.data<int32_t>(), on_table.data(), with_positions ? on_positions.data() : nullptr, y.data(),
-                                      s.batch, s.tokens, s.width, dtype, s.vocab});
+          embedding_forward(context,
+                            {on_ids.data<int32_t>(), on_table.data(), with_positions ? on_positions.data() : nullptr,
+                             y.data(), s.batch, s.tokens, s.width, dtype, s.vocab});
           const Doubles got = y.doubles();
           Doubles want(got.size());
           for (int64_t i = 0; i < rows * s.width; ++i) {
             const int64_t row = i / s.width, column = i % s.width, id = ids[static_cast<size_t>(row)];
-            want[static_cast<size_t>(i)] = id < s.vocab ? table[static_cast<size_t>(id * s.width + column)] +
-                                                              (with_positions ? positions[static_cast<size_t>(row % s.tokens * s.width + column)] : 0.0)
-                                                        : 0.0;
+            want[static_cast<size_t>(i)] =
+                id < s.vocab
+                    ? table[static_cast<size_t>(id * s.width + column)] +
+                          (with_positions ? positions[static_cast<size_t>(row % s.tokens * s.width + column)] : 0.0)
+                    : 0.0;
             if (id >= s.vocab) REQUIRE(std::isnan(got[static_cast<size_t>(i)]));
           }
           Doubles known(got.begin(), ids.back() < s.vocab ? got.end() : got.end() - s.width);
@@ -71,17 +76,22 @@ TEST_CASE("embedding: dense gradients have the CPU's bits") {
         CAPTURE(s.batch, s.tokens, s.width, s.vocab, name_of(dtype), accumulate);
         const int64_t rows = s.batch * s.tokens, positions = s.tokens + 2;
         const auto ids = ids_of(rows, s.vocab, 1);
-        const Doubles dy = random_doubles(rows * s.width, dtype, 2), table = random_doubles(s.vocab * s.width, DType::f32, 3),
+        const Doubles dy = random_doubles(rows * s.width, dtype, 2),
+                      table = random_doubles(s.vocab * s.width, DType::f32, 3),
                       position = random_doubles(positions * s.width, DType::f32, 4);
         Tensor host_dy(dy, dtype), host_table(table, DType::f32), host_position(position, DType::f32);
         LaunchContext cpu = cpu_context();
-        embedding_backward(cpu, {ids.data(), host_dy.data(), host_table.data<float>(), rows, s.width, s.vocab, dtype, accumulate});
-        position_backward(cpu, {host_dy.data(), host_position.data<float>(), s.batch, s.tokens, s.width, positions, dtype, accumulate});
+        embedding_backward(
+            cpu, {ids.data(), host_dy.data(), host_table.data<float>(), rows, s.width, s.vocab, dtype, accumulate});
+        position_backward(cpu, {host_dy.data(), host_position.data<float>(), s.batch, s.tokens, s.width, positions,
+                                dtype, accumulate});
         OnDevice on_ids(ids, "ids"), on_dy(dy, dtype, "dy");
         for_orders([&](LaunchContext& context) {
           OnDevice dtable(table, DType::f32, "dtable"), dposition(position, DType::f32, "dpositions");
-          embedding_backward(context, {on_ids.data<int32_t>(), on_dy.data(), dtable.data<float>(), rows, s.width, s.vocab, dtype, accumulate});
-          position_backward(context, {on_dy.data(), dposition.data<float>(), s.batch, s.tokens, s.width, positions, dtype, accumulate});
+          embedding_backward(context, {on_ids.data<int32_t>(), on_dy.data(), dtable.data<float>(), rows, s.width,
+                                       s.vocab, dtype, accumulate});
+          position_backward(context, {on_dy.data(), dposition.data<float>(), s.batch, s.tokens, s.width, positions,
+                                      dtype, accumulate});
           CHECK(dtable.doubles() == host_table.doubles());
           CHECK(dposition.doubles() == host_position.doubles());
           CHECK((dtable.intact() && dposition.intact()));
@@ -90,12 +100,14 @@ TEST_CASE("embedding: dense gradients have the CPU's bits") {
 }
 
 TEST_CASE("embedding: thousands of rows, ids that lie far apart or are taken for each other") {
-  // 34 chunks of 256 rows, so that their bits take two words; ids equal modulo 65536 share the bits that say where they are.
+  // 34 chunks of 256 rows, so that their bits take two words; ids equal modulo 65536 share the bits that say where they
+  // are.
   constexpr int64_t kRows = 33 * 256 + 7, kVocab = 140'000;
   std::vector<int32_t> ids;
   std::mt19937 generator(5);
   for (int64_t i = 0; i < kRows; ++i)
-    ids.push_back(i % 3 == 0 ? static_cast<int32_t>(5 + 65536 * (generator() % 3)) : static_cast<int32_t>(generator() % (i % 3 == 1 ? kVocab : 2500)));
+    ids.push_back(i % 3 == 0 ? static_cast<int32_t>(5 + 65536 * (generator() % 3))
+                             : static_cast<int32_t>(generator() % (i % 3 == 1 ? kVocab : 2500)));
   ids.back() = ids.front() = 139'999;
   const Doubles dy = random_doubles(kRows, DType::f32, 2);
   Tensor host_dy(dy, DType::f32), host_table(kVocab, DType::f32), host_rows(kRows, DType::f32);
@@ -105,10 +117,12 @@ TEST_CASE("embedding: thousands of rows, ids that lie far apart or are taken for
   embedding_rows_pack(cpu, {ids.data(), host_dy.data(), host_ids.data(), host_rows.data<float>(), kRows, kRows, 1});
   OnDevice on_ids(ids, "ids"), on_dy(dy, DType::f32, "dy");
   for_orders([&](LaunchContext& context) {
-    OnDevice dtable(kVocab, DType::f32, "dtable"), row_ids(kRows, DType::i32, "row_ids"), rows(kRows, DType::f32, "rows");
+    OnDevice dtable(kVocab, DType::f32, "dtable"), row_ids(kRows, DType::i32, "row_ids"),
+        rows(kRows, DType::f32, "rows");
     embedding_backward(context, {on_ids.data<int32_t>(), on_dy.data(), dtable.data<float>(), kRows, 1, kVocab});
     CHECK(dtable.doubles() == host_table.doubles());
-    embedding_rows_pack(context, {on_ids.data<int32_t>(), on_dy.data(), row_ids.data<int32_t>(), rows.data<float>(), kRows, kRows, 1});
+    embedding_rows_pack(
+        context, {on_ids.data<int32_t>(), on_dy.data(), row_ids.data<int32_t>(), rows.data<float>(), kRows, kRows, 1});
     CHECK(rows.doubles() == host_rows.doubles());
     CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
   });
@@ -116,7 +130,8 @@ TEST_CASE("embedding: thousands of rows, ids that lie far apart or are taken for
 
 TEST_CASE("embedding: ids outside the vocabulary are left out of the gradient") {
   LaunchContext context = cuda_context();
-  OnDevice ids(std::vector<int32_t>{1, -1, 2, 1}, "ids"), dy(Doubles{1, 10, 100, 1000}, DType::f32, "dy"), dtable(2, DType::f32, "dtable");
+  OnDevice ids(std::vector<int32_t>{1, -1, 2, 1}, "ids"), dy(Doubles{1, 10, 100, 1000}, DType::f32, "dy"),
+      dtable(2, DType::f32, "dtable");
   embedding_backward(context, {ids.data<int32_t>(), dy.data(), dtable.data<float>(), 4, 1, 2});
   CHECK(dtable.doubles() == Doubles{0, 1001});
   CHECK(dtable.intact());
@@ -140,20 +155,25 @@ TEST_CASE("embedding: packed rows and their sum have the CPU's bits") {
         ids.push_back(ids_of(capacity, s.vocab, static_cast<uint32_t>(rank)));
         dy.push_back(random_doubles(capacity * s.width, dtype, static_cast<uint32_t>(20 + rank)));
         Tensor mine(dy.back(), dtype);
-        embedding_rows_pack(cpu, {ids.back().data(), mine.data(), host_ids.data() + rank * capacity, host_rows.data() + rank * capacity * s.width,
-                                  capacity, capacity, s.width, dtype, first, held, part});
+        embedding_rows_pack(
+            cpu, {ids.back().data(), mine.data(), host_ids.data() + rank * capacity,
+                  host_rows.data() + rank * capacity * s.width, capacity, capacity, s.width, dtype, first, held, part});
       }
-      embedding_rows_add(cpu, {host_ids.data(), host_rows.data(), host_total.data<float>(), ranks, capacity, s.width, held});
+      embedding_rows_add(cpu,
+                         {host_ids.data(), host_rows.data(), host_total.data<float>(), ranks, capacity, s.width, held});
       for_orders([&](LaunchContext& context) {
-        OnDevice row_ids(ranks * capacity, DType::i32, "row_ids"), rows(ranks * capacity * s.width, DType::f32, "rows"), total(head, DType::f32, "dtable");
+        OnDevice row_ids(ranks * capacity, DType::i32, "row_ids"), rows(ranks * capacity * s.width, DType::f32, "rows"),
+            total(head, DType::f32, "dtable");
         for (int64_t rank = 0; rank < ranks; ++rank) {
           OnDevice my_ids(ids[static_cast<size_t>(rank)], "ids"), mine(dy[static_cast<size_t>(rank)], dtype, "dy");
           embedding_rows_pack(context, {my_ids.data<int32_t>(), mine.data(), row_ids.data<int32_t>(rank * capacity),
-                                        rows.data<float>(rank * capacity * s.width), capacity, capacity, s.width, dtype, first, held, part});
+                                        rows.data<float>(rank * capacity * s.width), capacity, capacity, s.width, dtype,
+                                        first, held, part});
         }
         CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
         CHECK(rows.doubles() == Doubles(host_rows.begin(), host_rows.end()));
-        embedding_rows_add(context, {row_ids.data<int32_t>(), rows.data<float>(), total.data<float>(), ranks, capacity, s.width, held});
+        embedding_rows_add(context, {row_ids.data<int32_t>(), rows.data<float>(), total.data<float>(), ranks, capacity,
+                                     s.width, held});
         CHECK(total.doubles() == host_total.doubles());
         CHECK((row_ids.intact() && rows.intact() && total.intact()));
       });

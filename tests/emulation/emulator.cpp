@@ -135,12 +135,13 @@ std::string place_of(size_t thread) {
 std::string file_of(const std::source_location& at) {
   const std::string path = at.file_name();
   for (const char* root : {"kernels/", "tests/"})
-    if (const size_t found = path.rfind(root); found != std::string::npos) return fmt::format("{}:{}", path.substr(found), at.line());
+    if (const size_t found = path.rfind(root); found != std::string::npos)
+      return fmt::format("{}:{}", path.substr(found), at.line());
   return fmt::format("{}:{}", path, at.line());
 }
 std::string sentence(const std::string& what) {
-  return fmt::format("[emulation] kernel launched at {}, block ({}, {}, {}), {}: {}.", file_of(m.site), blockIdx.x, blockIdx.y,
-                     blockIdx.z, place_of(m.current), what);
+  return fmt::format("[emulation] kernel launched at {}, block ({}, {}, {}), {}: {}.", file_of(m.site), blockIdx.x,
+                     blockIdx.y, blockIdx.z, place_of(m.current), what);
 }
 
 void to_scheduler() {
@@ -244,7 +245,8 @@ struct sigaction before_run;  // who hears of faults when no kernel runs
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   // Memory that is not ours may be somebody's who wants to know (tests/guard).
-  const bool ours = std::any_of(m.memories.begin(), m.memories.end(), [&](const DeviceMemory* memory) { return memory->protects(info->si_addr); });
+  const bool ours = std::any_of(m.memories.begin(), m.memories.end(),
+                                [&](const DeviceMemory* memory) { return memory->protects(info->si_addr); });
   if (!ours && signal == SIGSEGV && (before_run.sa_flags & SA_SIGINFO) && before_run.sa_sigaction != on_fault)
     return before_run.sa_sigaction(signal, info, context);
   if (!m.running || !pthread_equal(pthread_self(), machine_thread)) {
@@ -259,7 +261,8 @@ std::string describe(const void* address) {
   for (const DeviceMemory* memory : m.memories)
     if (memory->protects(address))
       return fmt::format("access out of bounds, at byte {} of '{}', which has {}",
-                         static_cast<const unsigned char*>(address) - memory->data(), memory->name(), memory->size_bytes());
+                         static_cast<const unsigned char*>(address) - memory->data(), memory->name(),
+                         memory->size_bytes());
   return fmt::format("access to {}, which is no memory of the device", address);
 }
 
@@ -272,8 +275,9 @@ bool ordered(const Touch& earlier) {
 void require_ordered(const Touch& earlier, const char* before, const char* now, const Region& region, size_t offset,
                      const std::source_location& at) {
   if (!ordered(earlier))
-    fail(fmt::format("race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} with no barrier between", file_of(at),
-                     now, offset, region.size_bytes, place_of(earlier.thread - 1u), before));
+    fail(fmt::format(
+        "race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} with no barrier between",
+        file_of(at), now, offset, region.size_bytes, place_of(earlier.thread - 1u), before));
 }
 
 template <typename Check>
@@ -283,7 +287,8 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
     if (address < region.base || address >= region.base + region.size_bytes) continue;
     const size_t offset = static_cast<size_t>(address - region.base);
     if (offset + size_bytes > region.size_bytes) break;
-    for (size_t g = offset / kGranuleBytes; g * kGranuleBytes < offset + size_bytes; ++g) check(region, region.granules[g], g * kGranuleBytes);
+    for (size_t g = offset / kGranuleBytes; g * kGranuleBytes < offset + size_bytes; ++g)
+      check(region, region.granules[g], g * kGranuleBytes);
     return;
   }
   fail(fmt::format("access out of bounds of shared memory at {}", file_of(at)));
@@ -305,20 +310,26 @@ int warp_lanes() { return m.warps[m.current / 32].lanes; }
 unsigned char* dynamic_shared() { return m.dynamic.data(); }
 
 void set_streams(std::function<void(void*, std::function<void()>)> runs) { streams() = std::move(runs); }
-void enqueue(void* stream, std::function<void()> command) { streams() ? streams()(stream, std::move(command)) : command(); }
+void enqueue(void* stream, std::function<void()> command) {
+  streams() ? streams()(stream, std::move(command)) : command();
+}
 
-void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body, const std::source_location& site) {
+void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body,
+         const std::source_location& site) {
   const std::lock_guard one_at_a_time(machine);
   machine_thread = pthread_self();
   m.site = site;
   m.threads = size_t{block.x} * block.y * block.z;
-  if (m.threads == 0 || m.threads > kThreadsMax || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 || grid.z > 65535)
-    throw Error(fmt::format("[emulation] launch at {}: a grid of {} x {} x {} blocks of {} threads cannot run.", file_of(site), grid.x,
-                            grid.y, grid.z, m.threads));
+  if (m.threads == 0 || m.threads > kThreadsMax || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 ||
+      grid.z > 65535)
+    throw Error(fmt::format("[emulation] launch at {}: a grid of {} x {} x {} blocks of {} threads cannot run.",
+                            file_of(site), grid.x, grid.y, grid.z, m.threads));
   if (shared_bytes > 227 * 1024)
-    throw Error(fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most 232448.", file_of(site), shared_bytes));
+    throw Error(fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most 232448.",
+                            file_of(site), shared_bytes));
   if (!m.stacks) {
-    void* stacks = mmap(nullptr, kThreadsMax * kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* stacks = mmap(nullptr, kThreadsMax * kStackBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) throw Error("[emulation] no memory for the stacks of the threads.");
     m.stacks = static_cast<unsigned char*>(stacks);
   }
@@ -363,18 +374,20 @@ void block_barrier(const std::source_location& at) {
   if (++m.at_barrier < m.threads) return to_scheduler();
   for (size_t t = 0; t < m.threads; ++t)
     if (m.fibers[t].at.line() != at.line())
-      fail(fmt::format("divergent __syncthreads: it waits at {} and {} at {}", file_of(at), place_of(t), file_of(m.fibers[t].at)));
+      fail(fmt::format("divergent __syncthreads: it waits at {} and {} at {}", file_of(at), place_of(t),
+                       file_of(m.fibers[t].at)));
   for (size_t t = 0; t < m.threads; ++t) m.fibers[t].state = State::ready;
   m.at_barrier = 0;
   ++m.block_epoch;
 }
 
-const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes, bool orders_memory,
-                          const std::source_location& at) {
+const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,
+                          bool orders_memory, const std::source_location& at) {
   const size_t first = m.current / 32 * 32;
   Warp& warp = m.warps[m.current / 32];
   const unsigned present = warp.lanes == 32 ? 0xffffffffu : (1u << warp.lanes) - 1;
-  if ((mask & present) != present) fail(fmt::format("{} at {} with a mask of part of the warp: {:#x}", operation, file_of(at), mask));
+  if ((mask & present) != present)
+    fail(fmt::format("{} at {} with a mask of part of the warp: {:#x}", operation, file_of(at), mask));
   Fiber& fiber = m.fibers[m.current];
   fiber.state = State::at_warp_operation;
   fiber.at = at;
@@ -387,8 +400,8 @@ const Lane* warp_exchange(const char* operation, unsigned mask, const void* valu
   }
   for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t)
     if (m.fibers[t].at.line() != at.line() || m.fibers[t].operation != operation)
-      fail(fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at), place_of(t), file_of(m.fibers[t].at),
-                       m.fibers[t].operation));
+      fail(fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at), place_of(t),
+                       file_of(m.fibers[t].at), m.fibers[t].operation));
   for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t) m.fibers[t].state = State::ready;
   warp.arrived = 0;
   ++warp.generation;
@@ -400,7 +413,8 @@ void declare_shared(void* base, size_t size_bytes) {
   for (const Region& region : m.regions)
     if (region.base == base) return;
   std::memset(base, 0xff, size_bytes);
-  m.regions.push_back({static_cast<unsigned char*>(base), size_bytes, std::vector<Granule>((size_bytes + kGranuleBytes - 1) / kGranuleBytes)});
+  m.regions.push_back({static_cast<unsigned char*>(base), size_bytes,
+                       std::vector<Granule>((size_bytes + kGranuleBytes - 1) / kGranuleBytes)});
 }
 
 bool is_shared(const void* p) {
@@ -412,7 +426,9 @@ bool is_shared(const void* p) {
 void shared_read(const void* p, size_t size_bytes, const std::source_location& at) {
   const Touch now = {static_cast<uint16_t>(m.current + 1), m.block_epoch, m.warps[m.current / 32].epoch};
   visit(p, size_bytes, at, [&](Region& region, Granule& g, size_t offset) {
-    if (!g.written) fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at), offset, region.size_bytes));
+    if (!g.written)
+      fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
+                       offset, region.size_bytes));
     require_ordered(g.writer, "wrote", "reads", region, offset, at);
     if (g.last_reader.thread != now.thread) {
       g.other_reader = g.last_reader;
@@ -435,8 +451,8 @@ void shared_write(const void* p, size_t size_bytes, const std::source_location& 
 
 void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at) {
   if (reinterpret_cast<uintptr_t>(p) % size_bytes != 0)
-    fail(fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple", size_bytes, file_of(at),
-                     reinterpret_cast<uintptr_t>(p) % size_bytes));
+    fail(fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple", size_bytes,
+                     file_of(at), reinterpret_cast<uintptr_t>(p) % size_bytes));
   if (!is_shared(p)) return;
   write ? shared_write(p, size_bytes, at) : shared_read(p, size_bytes, at);
 }
@@ -463,7 +479,8 @@ DeviceMemory::~DeviceMemory() {
 bool DeviceMemory::intact() const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const auto ones = [](unsigned char byte) { return byte == 0xff; };
-  return std::all_of(pages_ + page, data_, ones) && std::all_of(data_ + size_bytes_, pages_ + pages_bytes_ - page, ones);
+  return std::all_of(pages_ + page, data_, ones) &&
+         std::all_of(data_ + size_bytes_, pages_ + pages_bytes_ - page, ones);
 }
 
 bool DeviceMemory::protects(const void* address) const { return address >= pages_ && address < pages_ + pages_bytes_; }

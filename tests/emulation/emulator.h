@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A CUDA device on the host: grids of blocks of fibers, one after another in a fixed order, with the hardware's rules checked.
+// A CUDA device on the host: grids of blocks of fibers, one after another in a fixed order, with the hardware's rules
+// checked.
 //
 // One fiber per CUDA thread, the threads of a block in ascending (or descending) order between barriers, block after
 // block. What is an error, with launch site, block and thread:
-//   - a global access outside its DeviceMemory (both ends lie against protected pages; the at most 15 bytes that align the
+//   - a global access outside its DeviceMemory (both ends lie against protected pages; the at most 15 bytes that align
+//   the
 //     end to 16 are filled with ones and compared by DeviceMemory::intact);
 //   - a 16-byte access, an ldmatrix row or a cp.async that is not aligned to 16 bytes;
-//   - a barrier or warp operation that not all threads of the block or warp reach on the same line, or that one of them has
+//   - a barrier or warp operation that not all threads of the block or warp reach on the same line, or that one of them
+//   has
 //     left by returning;
-//   - through Shared<T>, load_16, store_16, ldmatrix and cp.async: a shared access outside its array, a read of bytes that no
+//   - through Shared<T>, load_16, store_16, ldmatrix and cp.async: a shared access outside its array, a read of bytes
+//   that no
 //     one wrote in this block, and two accesses of different threads, one of them a write, with no barrier between
 //     (__syncthreads for the block, __syncwarp for a warp).
-// Not seen: races on global memory, between blocks too; shared memory through a raw pointer; of more than three readers of
-// one location between two barriers only the last three kinds (last, last other thread, last other warp) are kept.
+// Not seen: races on global memory, between blocks too; shared memory through a raw pointer; of more than three readers
+// of one location between two barriers only the last three kinds (last, last other thread, last other warp) are kept.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,10 +38,11 @@ struct Size3 {
 };
 
 /// Blocks. Runs `body` for every thread of the grid. Throws: Error.
-void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body, const std::source_location& site);
+void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body,
+         const std::source_location& site);
 
-/// Hands a command of `stream` (a kernel, a memset, a product) to whoever runs streams. By default it runs at once, in the
-/// calling thread. Kernels run one at a time whatever the thread.
+/// Hands a command of `stream` (a kernel, a memset, a product) to whoever runs streams. By default it runs at once, in
+/// the calling thread. Kernels run one at a time whatever the thread.
 void enqueue(void* stream, std::function<void()> command);
 void set_streams(std::function<void(void* stream, std::function<void()> command)> streams);
 
@@ -62,10 +67,10 @@ constexpr size_t kSlotBytes = 64;
 struct Lane {
   alignas(8) unsigned char bytes[kSlotBytes];
 };
-/// Waits until every lane of the warp has deposited `size_bytes` of `value` at the same place; then all of them, by lane.
-/// `orders_memory`: shared accesses before and after are ordered within the warp.
-const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes, bool orders_memory,
-                          const std::source_location& at);
+/// Waits until every lane of the warp has deposited `size_bytes` of `value` at the same place; then all of them, by
+/// lane. `orders_memory`: shared accesses before and after are ordered within the warp.
+const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,
+                          bool orders_memory, const std::source_location& at);
 int lane();
 int warp_lanes();
 

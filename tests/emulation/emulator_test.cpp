@@ -190,8 +190,10 @@ TEST_CASE("a missing barrier is a race, whatever the order of the threads") {
     CHECK(error_of(tree_kernel<0>, dim3(1), dim3(kThreads), 0, as<const int>(in), as<int>(out)).empty());
     CHECK(*as<int>(out) == 63 * 32);
     const std::string first = error_of(tree_kernel<1>, dim3(1), dim3(kThreads), 0, as<const int>(in), as<int>(out));
-    if (descending) has(first, "race on shared memory");
-    else has(first, "no one wrote");
+    if (descending)
+      has(first, "race on shared memory");
+    else
+      has(first, "no one wrote");
     has(error_of(tree_kernel<2>, dim3(1), dim3(kThreads), 0, as<const int>(in), as<int>(out)), "race on shared memory");
   }
   emulation::set_descending(false);
@@ -202,9 +204,12 @@ TEST_CASE("a missing barrier is a race, whatever the order of the threads") {
 
 TEST_CASE("shared memory that no one wrote, or outside its array, is an error") {
   DeviceMemory out(kThreads * 4);
-  has(error_of(unwritten_kernel, dim3(1), dim3(kThreads), 0, as<int>(out)), "thread (7, 0, 0): read of shared memory that no one wrote");
-  has(error_of(outside_kernel, dim3(1), dim3(kThreads), 4 * kThreads, as<int>(out)), "element 64 of a shared array of 64");
-  has(error_of(identity_kernel, dim3(1), dim3(kThreads), 300000, int64_t{1}, as<int>(out)), "300000 bytes of shared memory");
+  has(error_of(unwritten_kernel, dim3(1), dim3(kThreads), 0, as<int>(out)),
+      "thread (7, 0, 0): read of shared memory that no one wrote");
+  has(error_of(outside_kernel, dim3(1), dim3(kThreads), 4 * kThreads, as<int>(out)),
+      "element 64 of a shared array of 64");
+  has(error_of(identity_kernel, dim3(1), dim3(kThreads), 300000, int64_t{1}, as<int>(out)),
+      "300000 bytes of shared memory");
   has(error_of(identity_kernel, dim3(1), dim3(1025), 0, int64_t{1}, as<int>(out)), "cannot run");
 }
 
@@ -244,31 +249,57 @@ TEST_CASE("shuffles, ballots and votes follow the programming guide") {
 TEST_CASE("an asynchronous copy lands when waited for, zeros where invalid") {
   DeviceMemory in(kThreads * 16), out(kThreads * 16);
   for (int i = 0; i < kThreads * 4; ++i) as<float>(in)[i] = static_cast<float>(i);
-  CHECK(error_of(copy_kernel<true, true>, dim3(2), dim3(kThreads), 16 * kThreads, as<const float>(in), as<float>(out), 50).empty());
+  CHECK(
+      error_of(copy_kernel<true, true>, dim3(2), dim3(kThreads), 16 * kThreads, as<const float>(in), as<float>(out), 50)
+          .empty());
   for (int i = 0; i < kThreads * 4; ++i) {
     const int from = 4 * (kThreads - 1 - i / 4) + i % 4;
     REQUIRE(as<float>(out)[i] == (from < 200 ? static_cast<float>(from) : 0.0f));
   }
-  has(error_of(copy_kernel<false, true>, dim3(1), dim3(kThreads), 16 * kThreads, as<const float>(in), as<float>(out), 50), "no one wrote");
-  CHECK_FALSE(error_of(copy_kernel<true, false>, dim3(1), dim3(kThreads), 16 * kThreads, as<const float>(in), as<float>(out), 50).empty());
+  has(error_of(copy_kernel<false, true>, dim3(1), dim3(kThreads), 16 * kThreads, as<const float>(in), as<float>(out),
+               50),
+      "no one wrote");
+  CHECK_FALSE(error_of(copy_kernel<true, false>, dim3(1), dim3(kThreads), 16 * kThreads, as<const float>(in),
+                       as<float>(out), 50)
+                  .empty());
 }
 
-// PTX ISA 8.0, figures of section 9.7.13.4.8 (m16n8k16, .bf16): the element that a0..a7, b0..b3 and c0..c3 of some lanes hold.
+// PTX ISA 8.0, figures of section 9.7.13.4.8 (m16n8k16, .bf16): the element that a0..a7, b0..b3 and c0..c3 of some
+// lanes hold.
 TEST_CASE("fragments hold the elements of the manual's tables") {
   struct Row {
     int lane, a[8][2], b[4][2], c[4][2];
   };
   const Row table[] = {
-      {0, {{0, 0}, {0, 1}, {8, 0}, {8, 1}, {0, 8}, {0, 9}, {8, 8}, {8, 9}}, {{0, 0}, {1, 0}, {8, 0}, {9, 0}}, {{0, 0}, {0, 1}, {8, 0}, {8, 1}}},
-      {1, {{0, 2}, {0, 3}, {8, 2}, {8, 3}, {0, 10}, {0, 11}, {8, 10}, {8, 11}}, {{2, 0}, {3, 0}, {10, 0}, {11, 0}}, {{0, 2}, {0, 3}, {8, 2}, {8, 3}}},
-      {3, {{0, 6}, {0, 7}, {8, 6}, {8, 7}, {0, 14}, {0, 15}, {8, 14}, {8, 15}}, {{6, 0}, {7, 0}, {14, 0}, {15, 0}}, {{0, 6}, {0, 7}, {8, 6}, {8, 7}}},
-      {4, {{1, 0}, {1, 1}, {9, 0}, {9, 1}, {1, 8}, {1, 9}, {9, 8}, {9, 9}}, {{0, 1}, {1, 1}, {8, 1}, {9, 1}}, {{1, 0}, {1, 1}, {9, 0}, {9, 1}}},
-      {30, {{7, 4}, {7, 5}, {15, 4}, {15, 5}, {7, 12}, {7, 13}, {15, 12}, {15, 13}}, {{4, 7}, {5, 7}, {12, 7}, {13, 7}}, {{7, 4}, {7, 5}, {15, 4}, {15, 5}}},
-      {31, {{7, 6}, {7, 7}, {15, 6}, {15, 7}, {7, 14}, {7, 15}, {15, 14}, {15, 15}}, {{6, 7}, {7, 7}, {14, 7}, {15, 7}}, {{7, 6}, {7, 7}, {15, 6}, {15, 7}}},
+      {0,
+       {{0, 0}, {0, 1}, {8, 0}, {8, 1}, {0, 8}, {0, 9}, {8, 8}, {8, 9}},
+       {{0, 0}, {1, 0}, {8, 0}, {9, 0}},
+       {{0, 0}, {0, 1}, {8, 0}, {8, 1}}},
+      {1,
+       {{0, 2}, {0, 3}, {8, 2}, {8, 3}, {0, 10}, {0, 11}, {8, 10}, {8, 11}},
+       {{2, 0}, {3, 0}, {10, 0}, {11, 0}},
+       {{0, 2}, {0, 3}, {8, 2}, {8, 3}}},
+      {3,
+       {{0, 6}, {0, 7}, {8, 6}, {8, 7}, {0, 14}, {0, 15}, {8, 14}, {8, 15}},
+       {{6, 0}, {7, 0}, {14, 0}, {15, 0}},
+       {{0, 6}, {0, 7}, {8, 6}, {8, 7}}},
+      {4,
+       {{1, 0}, {1, 1}, {9, 0}, {9, 1}, {1, 8}, {1, 9}, {9, 8}, {9, 9}},
+       {{0, 1}, {1, 1}, {8, 1}, {9, 1}},
+       {{1, 0}, {1, 1}, {9, 0}, {9, 1}}},
+      {30,
+       {{7, 4}, {7, 5}, {15, 4}, {15, 5}, {7, 12}, {7, 13}, {15, 12}, {15, 13}},
+       {{4, 7}, {5, 7}, {12, 7}, {13, 7}},
+       {{7, 4}, {7, 5}, {15, 4}, {15, 5}}},
+      {31,
+       {{7, 6}, {7, 7}, {15, 6}, {15, 7}, {7, 14}, {7, 15}, {15, 14}, {15, 15}},
+       {{6, 7}, {7, 7}, {14, 7}, {15, 7}},
+       {{7, 6}, {7, 7}, {15, 6}, {15, 7}}},
   };
   for (const Row& row : table)
     for (int element = 0; element < 8; ++element) {
-      // One 1 in the element of a that the lane holds, then every column of b in turn must meet it: d[row][n] = b[column][n].
+      // One 1 in the element of a that the lane holds, then every column of b in turn must meet it: d[row][n] =
+      // b[column][n].
       DeviceMemory out(32 * 16);
       float* d = as<float>(out);
       const auto body = [&] {
@@ -278,20 +309,24 @@ TEST_CASE("fragments hold the elements of the manual's tables") {
         // b[k][n] = 16 n + k, exact in bf16.
         const auto b = [&](int k) { return static_cast<float>(16 * (lane / 4) + k); };
         float sums[4] = {};
-        ptx::mma_16x8x16(sums, a, ptx::bf16_pair(b(2 * (lane % 4)), b(2 * (lane % 4) + 1)), ptx::bf16_pair(b(2 * (lane % 4) + 8), b(2 * (lane % 4) + 9)));
+        ptx::mma_16x8x16(sums, a, ptx::bf16_pair(b(2 * (lane % 4)), b(2 * (lane % 4) + 1)),
+                         ptx::bf16_pair(b(2 * (lane % 4) + 8), b(2 * (lane % 4) + 9)));
         for (int i = 0; i < 4; ++i) d[lane * 4 + i] = sums[i];
       };
       emulation::run({1, 1, 1}, {32, 1, 1}, 0, body, std::source_location::current());
       for (const Row& other : table)
         for (int i = 0; i < 4; ++i)
-          CHECK(d[other.lane * 4 + i] == (other.c[i][0] == row.a[element][0] ? static_cast<float>(16 * other.c[i][1] + row.a[element][1]) : 0.0f));
+          CHECK(
+              d[other.lane * 4 + i] ==
+              (other.c[i][0] == row.a[element][0] ? static_cast<float>(16 * other.c[i][1] + row.a[element][1]) : 0.0f));
       if (element >= 4) continue;
       // And one 1 in b: d[m][column] = a[m][row] with a[m][k] = 16 m + k.
       const auto right = [&] {
         const int lane = static_cast<int>(threadIdx.x), g = lane / 4, c = 2 * (lane % 4);
         const auto at = [](int m, int k) { return static_cast<float>(16 * m + k); };
         const uint32_t a[4] = {ptx::bf16_pair(at(g, c), at(g, c + 1)), ptx::bf16_pair(at(g + 8, c), at(g + 8, c + 1)),
-                               ptx::bf16_pair(at(g, c + 8), at(g, c + 9)), ptx::bf16_pair(at(g + 8, c + 8), at(g + 8, c + 9))};
+                               ptx::bf16_pair(at(g, c + 8), at(g, c + 9)),
+                               ptx::bf16_pair(at(g + 8, c + 8), at(g + 8, c + 9))};
         uint32_t b[2] = {};
         if (lane == row.lane) b[element / 2] = element % 2 ? 0x3f800000u : 0x3f80u;
         float sums[4] = {};
@@ -301,7 +336,9 @@ TEST_CASE("fragments hold the elements of the manual's tables") {
       emulation::run({1, 1, 1}, {32, 1, 1}, 0, right, std::source_location::current());
       for (const Row& other : table)
         for (int i = 0; i < 4; ++i)
-          CHECK(d[other.lane * 4 + i] == (other.c[i][1] == row.b[element][1] ? static_cast<float>(16 * other.c[i][0] + row.b[element][0]) : 0.0f));
+          CHECK(
+              d[other.lane * 4 + i] ==
+              (other.c[i][1] == row.b[element][1] ? static_cast<float>(16 * other.c[i][0] + row.b[element][0]) : 0.0f));
     }
 }
 
@@ -311,10 +348,16 @@ TEST_CASE("products through ldmatrix equal double for every pair of one-hot matr
   for (int one = 0; one < 256; one += 7) {
     for (int i = 0; i < 256; ++i) as<bfloat16>(a)[i] = bfloat16(i == one ? 1.0f : 0.0f);
     for (int i = 0; i < 128; ++i) as<bfloat16>(b)[i] = bfloat16(static_cast<float>(i + 1));
-    CHECK(error_of(product_kernel<false>, dim3(1), dim3(32), 1024, as<const bfloat16>(a), as<const bfloat16>(b), as<float>(d)).empty());
-    for (int i = 0; i < 128; ++i) REQUIRE(as<float>(d)[i] == (i / 8 == one / 16 ? static_cast<float>(one % 16 * 8 + i % 8 + 1) : 0.0f));
-    CHECK(error_of(product_kernel<true>, dim3(1), dim3(32), 1024, as<const bfloat16>(a), as<const bfloat16>(b), as<float>(d)).empty());
-    for (int i = 0; i < 128; ++i) wrong += as<float>(d)[i] != (i / 8 == one / 16 ? static_cast<float>(one % 16 * 8 + i % 8 + 1) : 0.0f);
+    CHECK(error_of(product_kernel<false>, dim3(1), dim3(32), 1024, as<const bfloat16>(a), as<const bfloat16>(b),
+                   as<float>(d))
+              .empty());
+    for (int i = 0; i < 128; ++i)
+      REQUIRE(as<float>(d)[i] == (i / 8 == one / 16 ? static_cast<float>(one % 16 * 8 + i % 8 + 1) : 0.0f));
+    CHECK(error_of(product_kernel<true>, dim3(1), dim3(32), 1024, as<const bfloat16>(a), as<const bfloat16>(b),
+                   as<float>(d))
+              .empty());
+    for (int i = 0; i < 128; ++i)
+      wrong += as<float>(d)[i] != (i / 8 == one / 16 ? static_cast<float>(one % 16 * 8 + i % 8 + 1) : 0.0f);
   }
   CHECK(wrong > 0);
 }

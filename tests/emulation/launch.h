@@ -14,7 +14,8 @@ namespace slipstream::kernels {
 
 /// A stream that remembers where it was named, for the sentences of the emulator.
 struct Site {
-  Site(cudaStream_t stream_, const std::source_location& at_ = std::source_location::current()) : stream(stream_), at(at_) {}  // NOLINT: implicit
+  Site(cudaStream_t stream_, const std::source_location& at_ = std::source_location::current())
+      : stream(stream_), at(at_) {}  // NOLINT: implicit
   cudaStream_t stream;
   std::source_location at;
 };
@@ -28,7 +29,8 @@ void launch(Site site, void (*kernel)(Parameters...), dim3 grid, dim3 block, siz
   require_shared_memory(static_cast<int64_t>(shared_bytes), static_cast<int64_t>(shared_memory_bytes()));
   const std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
   emulation::enqueue(site.stream, [=, at = site.at] {
-    emulation::run({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, [&] { std::apply(kernel, values); }, at);
+    emulation::run(
+        {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, [&] { std::apply(kernel, values); }, at);
   });
 }
 

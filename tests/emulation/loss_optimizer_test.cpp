@@ -32,7 +32,9 @@ Losses expected(const Doubles& logits, const std::vector<int32_t>& targets, int6
     double largest = *std::max_element(row.begin(), row.end()), sum = 0.0;
     for (double x : row) sum += std::exp(x - largest);
     for (int64_t j = 0; j < stride; ++j)
-      result.gradient.push_back(j >= vocab ? 0.0 : kScale * (std::exp(row[static_cast<size_t>(j)] - largest) / sum - (j == targets[r] ? 1.0 : 0.0)));
+      result.gradient.push_back(j >= vocab ? 0.0
+                                           : kScale * (std::exp(row[static_cast<size_t>(j)] - largest) / sum -
+                                                       (j == targets[r] ? 1.0 : 0.0)));
   }
   return result;
 }
@@ -57,7 +59,14 @@ ThreadPool& one_thread() {
 
 TEST_CASE("cross-entropy: loss and gradient equal double, padding columns become zero") {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {3, 2, 4}, {5, 65, 65}, {3, 1023, 1024}, {3, 1025, 1100}, {257, 9, 16}, {2051, 2, 8}, {2, 2049, 2056}}) {
+    for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
+                                                                                 {3, 2, 4},
+                                                                                 {5, 65, 65},
+                                                                                 {3, 1023, 1024},
+                                                                                 {3, 1025, 1100},
+                                                                                 {257, 9, 16},
+                                                                                 {2051, 2, 8},
+                                                                                 {2, 2049, 2056}}) {
       CAPTURE(rows, vocab, stride, name_of(dtype));
       Doubles logits = Tensor(random_doubles(rows * stride, dtype, 1, 5.0), dtype).doubles();
       std::vector<int32_t> targets;
@@ -67,7 +76,8 @@ TEST_CASE("cross-entropy: loss and gradient equal double, padding columns become
       for_orders([&](LaunchContext& context) {
         OnDevice x(logits, dtype, "logits"), losses(rows, DType::f32, "row_losses");
         Sum sum;
-        CrossEntropy args = {x.data(), ids.data<int32_t>(), sum.data(), losses.data<float>(), rows, vocab, stride, kScale, dtype, false};
+        CrossEntropy args = {
+            x.data(), ids.data<int32_t>(), sum.data(), losses.data<float>(), rows, vocab, stride, kScale, dtype, false};
         cross_entropy(context, args);
         CHECK(x.doubles() == logits);
         const auto forward_losses = losses.bytes();
@@ -88,9 +98,11 @@ TEST_CASE("cross-entropy: huge, masked and NaN logits, no rows, targets outside 
   LaunchContext context = cuda_context();
   Doubles logits(2100, -INFINITY);
   logits[5] = -1e4, logits[2000] = 1e4;
-  OnDevice x(logits, DType::f32, "logits"), losses(1, DType::f32, "row_losses"), target(std::vector<int32_t>{2000}, "targets");
+  OnDevice x(logits, DType::f32, "logits"), losses(1, DType::f32, "row_losses"),
+      target(std::vector<int32_t>{2000}, "targets");
   Sum sum;
-  CrossEntropy args = {x.data(), target.data<int32_t>(), sum.data(), losses.data<float>(), 1, 2100, 2100, kScale, DType::f32, true};
+  CrossEntropy args = {
+      x.data(), target.data<int32_t>(), sum.data(), losses.data<float>(), 1, 2100, 2100, kScale, DType::f32, true};
   cross_entropy(context, args);
   CHECK(sum.value() == 0.0);
   CHECK(x.doubles() == Doubles(2100, 0.0));
@@ -124,23 +136,28 @@ TEST_CASE("cross-entropy: parts of a shared vocabulary merge into the loss and t
           const int64_t columns = std::min(kHeld, kVocab - rank * kHeld);
           Doubles own(static_cast<size_t>(kRows * kHeld), 77.0);
           for (int64_t r = 0; r < kRows; ++r)
-            for (int64_t j = 0; j < columns; ++j) own[static_cast<size_t>(r * kHeld + j)] = logits[static_cast<size_t>(r * kVocab + rank * kHeld + j)];
+            for (int64_t j = 0; j < columns; ++j)
+              own[static_cast<size_t>(r * kHeld + j)] = logits[static_cast<size_t>(r * kVocab + rank * kHeld + j)];
           OnDevice x(own, dtype, "logits"), losses(kRows, DType::f32, "row_losses");
           Sum sum;
           if (!merge) {
-            cross_entropy_part(context, {x.data(), ids.data<int32_t>(), all.data<double>() + rank * kRows * kCrossEntropyPartElems, kRows, columns, kHeld,
-                                         rank * kHeld, kVocab, dtype});
+            cross_entropy_part(
+                context, {x.data(), ids.data<int32_t>(), all.data<double>() + rank * kRows * kCrossEntropyPartElems,
+                          kRows, columns, kHeld, rank * kHeld, kVocab, dtype});
             continue;
           }
-          cross_entropy_merge(context, {x.data(), ids.data<int32_t>(), all.data<double>(), sum.data(), losses.data<float>(), kRows, columns, kHeld, rank * kHeld,
-                                        kRanks, kScale, dtype, true});
+          cross_entropy_merge(
+              context, {x.data(), ids.data<int32_t>(), all.data<double>(), sum.data(), losses.data<float>(), kRows,
+                        columns, kHeld, rank * kHeld, kRanks, kScale, dtype, true});
           CHECK(sum.value() == Approx(want.sum).epsilon(1e-6));
           const Doubles got = x.doubles();
           double worst = 0.0;
           for (int64_t r = 0; r < kRows; ++r)
             for (int64_t j = 0; j < kHeld; ++j) {
-              const double expected_here = j < columns ? want.gradient[static_cast<size_t>(r * kVocab + rank * kHeld + j)] : 0.0;
-              worst = std::max(worst, std::abs(got[static_cast<size_t>(r * kHeld + j)] - expected_here) / double{kScale});
+              const double expected_here =
+                  j < columns ? want.gradient[static_cast<size_t>(r * kVocab + rank * kHeld + j)] : 0.0;
+              worst =
+                  std::max(worst, std::abs(got[static_cast<size_t>(r * kHeld + j)] - expected_here) / double{kScale});
             }
           CHECK(worst < (dtype == DType::f32 ? 1e-5 : 0x1p-7));
           CHECK((x.intact() && losses.intact() && all.intact()));
@@ -157,16 +174,20 @@ TEST_CASE("adamw: three steps equal the double optimizer, aligned or not") {
       const Doubles start = random_doubles(elems, DType::f32, 1);
       std::vector<reference::AdamwState> states;
       for (double p : start) states.push_back({p, 0.0, 0.0});
-      OnDevice p(start, DType::f32, "parameters", shift), m(Doubles(start.size()), DType::f32, "m"), v(Doubles(start.size()), DType::f32, "v");
+      OnDevice p(start, DType::f32, "parameters", shift), m(Doubles(start.size()), DType::f32, "m"),
+          v(Doubles(start.size()), DType::f32, "v");
       OnDevice working(elems, DType::bf16, "working");
       for (int t = 1; t <= 3; ++t) {
         const Doubles g = random_doubles(elems, DType::f32, static_cast<uint32_t>(10 + t));
         OnDevice gradient(g, DType::f32, "gradient");
-        OnDevice scalars(Doubles{1e-2, 1.0 / (1.0 - std::pow(double{0.9f}, t)), 1.0 / (1.0 - std::pow(double{0.95f}, t)), 0.5}, DType::f32, "scalars");
+        OnDevice scalars(
+            Doubles{1e-2, 1.0 / (1.0 - std::pow(double{0.9f}, t)), 1.0 / (1.0 - std::pow(double{0.95f}, t)), 0.5},
+            DType::f32, "scalars");
         for (size_t i = 0; i < states.size(); ++i) states[i] = adamw_step(states[i], 0.5 * g[i], rule, t);
         LaunchContext context = cuda_context();
-        adamw(context, {p.data<float>(), m.data<float>(), v.data<float>(), gradient.data<float>(), t == 2 ? nullptr : working.data<bfloat16>(),
-                        elems, scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f, 0.1f});
+        adamw(context, {p.data<float>(), m.data<float>(), v.data<float>(), gradient.data<float>(),
+                        t == 2 ? nullptr : working.data<bfloat16>(), elems, scalars.data<AdamwScalars>(), 0.9f, 0.95f,
+                        1e-8f, 0.1f});
       }
       Doubles want;
       for (const auto& state : states) want.push_back(state.p);
@@ -180,17 +201,20 @@ TEST_CASE("adamw: edges of the weight decay give the bits of ranges of their own
   for (const int64_t count : {1, 2, 5, 255, 256, 257, 600}) {
     CAPTURE(count);
     std::vector<int64_t> edges{3};
-    while (static_cast<int64_t>(edges.size()) < count) edges.push_back(edges.back() + static_cast<int64_t>(edges.size()) * 7 % 11);
+    while (static_cast<int64_t>(edges.size()) < count)
+      edges.push_back(edges.back() + static_cast<int64_t>(edges.size()) * 7 % 11);
     const int64_t elems = edges.back() + 9;
     const Doubles start = random_doubles(elems, DType::f32, 1), g = random_doubles(elems, DType::f32, 2);
     OnDevice scalars(Doubles{1e-2, 1.5, 1.2, 0.5}, DType::f32, "scalars"), gradient(g, DType::f32, "gradient");
     std::vector<uint8_t> bytes[2];
     for (bool apart : {false, true}) {
-      OnDevice p(start, DType::f32, "parameters"), m(Doubles(start.size()), DType::f32, "m"), v(Doubles(start.size()), DType::f32, "v"), working(elems, DType::bf16, "working");
+      OnDevice p(start, DType::f32, "parameters"), m(Doubles(start.size()), DType::f32, "m"),
+          v(Doubles(start.size()), DType::f32, "v"), working(elems, DType::bf16, "working");
       LaunchContext context = cuda_context();
       const auto update = [&](int64_t begin, int64_t end, float decay, int64_t edge_count) {
-        adamw(context, {p.data<float>(begin), m.data<float>(begin), v.data<float>(begin), gradient.data<float>(begin), working.data<bfloat16>(begin), end - begin,
-                        scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f, decay, nullptr, edges.data(), edge_count});
+        adamw(context, {p.data<float>(begin), m.data<float>(begin), v.data<float>(begin), gradient.data<float>(begin),
+                        working.data<bfloat16>(begin), end - begin, scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f,
+                        decay, nullptr, edges.data(), edge_count});
       };
       const int64_t before = emulation::launches();
       if (!apart) update(0, elems, 0.1f, count);
@@ -225,7 +249,8 @@ TEST_CASE("sum of squares: the CPU's bits") {
   }
 }
 
-TEST_CASE("sum of squares: parts of a bucket have the CPU's bits, aligned or not, in one pair of launches up to 96 of them") {
+TEST_CASE(
+    "sum of squares: parts of a bucket have the CPU's bits, aligned or not, in one pair of launches up to 96 of them") {
   for (const int64_t count : {1, 7, 96, 97, 200}) {
     std::vector<SumSquaresPart> parts;
     int64_t begin = 0;

@@ -17,7 +17,8 @@ namespace {
 struct Shape {
   int64_t rows, in, out;
 };
-// GELU comes from the product where `out` is a multiple of 8, else from a kernel; 1025 rows are 64 blocks of the bias gradient.
+// GELU comes from the product where `out` is a multiple of 8, else from a kernel; 1025 rows are 64 blocks of the bias
+// gradient.
 const std::vector<Shape> kShapes = {{1, 1, 1}, {2, 3, 5}, {17, 31, 16}, {33, 7, 65}, {1025, 3, 33}};
 
 Matrix matrix(const Doubles& values, int64_t rows, int64_t columns) {
@@ -36,15 +37,18 @@ TEST_CASE("matmul: forward equals double with bias and GELU") {
     for (const Shape& s : kShapes)
       for (bool biased : {false, true}) {
         CAPTURE(s.rows, s.in, s.out, name_of(dtype), biased);
-        const Doubles x = random_doubles(s.rows * s.in, dtype, 1), w = random_doubles(s.out * s.in, dtype, 2), b = random_doubles(s.out, dtype, 3);
+        const Doubles x = random_doubles(s.rows * s.in, dtype, 1), w = random_doubles(s.out * s.in, dtype, 2),
+                      b = random_doubles(s.out, dtype, 3);
         const Vector bias = biased ? Vector(matrix(b, 1, s.out).row(0)) : Vector(Vector::Zero(s.out));
         const Matrix value = reference::linear(matrix(x, s.rows, s.in), matrix(w, s.out, s.in), bias);
         LaunchContext context = cuda_context();
-        OnDevice on_x(x, dtype, "x"), on_w(w, dtype, "weight"), on_b(b, dtype, "bias"), y(s.rows * s.out, dtype, "y"), pre(s.rows * s.out, dtype, "pre");
+        OnDevice on_x(x, dtype, "x"), on_w(w, dtype, "weight"), on_b(b, dtype, "bias"), y(s.rows * s.out, dtype, "y"),
+            pre(s.rows * s.out, dtype, "pre");
         const void* bias_data = biased ? on_b.data() : nullptr;
         matmul_forward(context, {on_x.data(), on_w.data(), bias_data, y.data(), nullptr, s.rows, s.in, s.out, dtype});
         CHECK(error_of(y.doubles(), flat(value)) <= forward_tolerance(dtype, s.in));
-        matmul_forward(context, {on_x.data(), on_w.data(), bias_data, y.data(), pre.data(), s.rows, s.in, s.out, dtype});
+        matmul_forward(context,
+                       {on_x.data(), on_w.data(), bias_data, y.data(), pre.data(), s.rows, s.in, s.out, dtype});
         CHECK(error_of(pre.doubles(), flat(value)) <= forward_tolerance(dtype, s.in));
         CHECK(error_of(y.doubles(), flat(reference::tanh_gelu(value))) <= forward_tolerance(dtype, s.in));
         CHECK((y.intact() && pre.intact()));
@@ -57,26 +61,39 @@ TEST_CASE("matmul: gradients of input, weight and bias equal double") {
       for (bool accumulate : {false, true})
         for (int64_t stride : {s.out, s.out + 3}) {
           CAPTURE(s.rows, s.in, s.out, name_of(dtype), accumulate, stride);
-          const Doubles x = random_doubles(s.rows * s.in, dtype, 1), w = random_doubles(s.out * s.in, dtype, 2), wide = random_doubles(s.rows * stride, dtype, 3);
-          const Doubles before = random_doubles(s.out * s.in, DType::f32, 4), bias_before = random_doubles(s.out, DType::f32, 5),
+          const Doubles x = random_doubles(s.rows * s.in, dtype, 1), w = random_doubles(s.out * s.in, dtype, 2),
+                        wide = random_doubles(s.rows * stride, dtype, 3);
+          const Doubles before = random_doubles(s.out * s.in, DType::f32, 4),
+                        bias_before = random_doubles(s.out, DType::f32, 5),
                         dx_before = random_doubles(s.rows * s.in, dtype, 6);
           const Matrix dy = matrix(wide, s.rows, stride).leftCols(s.out), mx = matrix(x, s.rows, s.in);
           const double kept = accumulate ? 1.0 : 0.0;
           for_orders([&](LaunchContext& context) {
-            OnDevice on_x(x, dtype, "x"), on_w(w, dtype, "weight"), on_wide(wide, dtype, "dy"), dx(dx_before, dtype, "dx");
-            OnDevice dw(before, DType::f32, "dweight"), db(bias_before, DType::f32, "dbias"), on_dy(flat(dy), dtype, "dy");
-            matmul_backward_input(context, {on_dy.data(), on_w.data(), dx.data(), s.rows, s.in, s.out, dtype, accumulate});
-            CHECK(error_of(dx.doubles(), flat(reference::linear_dx(dy, matrix(w, s.out, s.in)) + kept * matrix(dx_before, s.rows, s.in))) <=
+            OnDevice on_x(x, dtype, "x"), on_w(w, dtype, "weight"), on_wide(wide, dtype, "dy"),
+                dx(dx_before, dtype, "dx");
+            OnDevice dw(before, DType::f32, "dweight"), db(bias_before, DType::f32, "dbias"),
+                on_dy(flat(dy), dtype, "dy");
+            matmul_backward_input(context,
+                                  {on_dy.data(), on_w.data(), dx.data(), s.rows, s.in, s.out, dtype, accumulate});
+            CHECK(error_of(dx.doubles(), flat(reference::linear_dx(dy, matrix(w, s.out, s.in)) +
+                                              kept * matrix(dx_before, s.rows, s.in))) <=
                   gradient_tolerance(dtype, s.out));
             if (!accumulate) {
-              const Matrix product = reference::linear_dx(dy, matrix(w, s.out, s.in)), slopes = reference::tanh_gelu_slope(mx);
+              const Matrix product = reference::linear_dx(dy, matrix(w, s.out, s.in)),
+                           slopes = reference::tanh_gelu_slope(mx);
               OnDevice on_pre(x, dtype, "pre");
-              matmul_backward_input(context, {on_dy.data(), on_w.data(), dx.data(), s.rows, s.in, s.out, dtype, false, on_pre.data()});
+              matmul_backward_input(
+                  context, {on_dy.data(), on_w.data(), dx.data(), s.rows, s.in, s.out, dtype, false, on_pre.data()});
               CHECK(error_of(dx.doubles(), flat(product.cwiseProduct(slopes))) <= gradient_tolerance(dtype, s.out));
             }
-            matmul_backward_weight(context, {on_x.data(), on_wide.data(), dw.data<float>(), db.data<float>(), s.rows, s.in, s.out, dtype, accumulate, stride});
-            CHECK(error_of(dw.doubles(), flat(reference::linear_dweight(mx, dy) + kept * matrix(before, s.out, s.in))) <= gradient_tolerance(DType::f32, s.rows));
-            CHECK(error_of(db.doubles(), flat(reference::linear_dbias(dy) + kept * matrix(bias_before, 1, s.out).row(0))) <= gradient_tolerance(DType::f32, s.rows));
+            matmul_backward_weight(context, {on_x.data(), on_wide.data(), dw.data<float>(), db.data<float>(), s.rows,
+                                             s.in, s.out, dtype, accumulate, stride});
+            CHECK(
+                error_of(dw.doubles(), flat(reference::linear_dweight(mx, dy) + kept * matrix(before, s.out, s.in))) <=
+                gradient_tolerance(DType::f32, s.rows));
+            CHECK(error_of(db.doubles(),
+                           flat(reference::linear_dbias(dy) + kept * matrix(bias_before, 1, s.out).row(0))) <=
+                  gradient_tolerance(DType::f32, s.rows));
             CHECK((dx.intact() && dw.intact() && db.intact()));
           });
         }
@@ -84,7 +101,8 @@ TEST_CASE("matmul: gradients of input, weight and bias equal double") {
 
 TEST_CASE("matmul: empty products leave zero gradients and the bias") {
   LaunchContext context = cuda_context();
-  OnDevice bias(Doubles{1, 2, 3}, DType::f32, "bias"), y(6, DType::f32, "y"), dweight(Doubles(6, 9.0), DType::f32, "dweight"), dbias(Doubles(3, 9.0), DType::f32, "dbias");
+  OnDevice bias(Doubles{1, 2, 3}, DType::f32, "bias"), y(6, DType::f32, "y"),
+      dweight(Doubles(6, 9.0), DType::f32, "dweight"), dbias(Doubles(3, 9.0), DType::f32, "dbias");
   matmul_forward(context, {nullptr, nullptr, bias.data(), y.data(), nullptr, 2, 0, 3});
   CHECK(y.doubles() == Doubles{1, 2, 3, 1, 2, 3});
   matmul_backward_weight(context, {nullptr, nullptr, dweight.data<float>(), dbias.data<float>(), 0, 2, 3});

@@ -29,7 +29,8 @@ LaunchContext context_of_cuda() {
 void fill(const DeviceMemory& memory) {
   std::mt19937 generator(1);
   std::normal_distribution<float> normal;
-  for (size_t i = 0; i < memory.size_bytes() / 2; ++i) reinterpret_cast<bfloat16*>(memory.data())[i] = bfloat16(normal(generator));
+  for (size_t i = 0; i < memory.size_bytes() / 2; ++i)
+    reinterpret_cast<bfloat16*>(memory.data())[i] = bfloat16(normal(generator));
 }
 
 /// What was seen; empty if nothing.
@@ -43,17 +44,20 @@ std::string run(const std::string& op) {
     DeviceMemory logits(300 * 2, "logits"), target(4, "targets"), losses(4, "row_losses"), sum(8, "sum");
     fill(logits);
     std::memset(target.data(), 0, 4);
-    cross_entropy_cuda(context, {logits.data(), reinterpret_cast<int32_t*>(target.data()), reinterpret_cast<double*>(sum.data()),
-                                 reinterpret_cast<float*>(losses.data()), 1, 300, 300, 1.0f, DType::bf16, true});
+    cross_entropy_cuda(context,
+                       {logits.data(), reinterpret_cast<int32_t*>(target.data()), reinterpret_cast<double*>(sum.data()),
+                        reinterpret_cast<float*>(losses.data()), 1, 300, 300, 1.0f, DType::bf16, true});
   } else {
     // One query: its output is the only value, whatever the score; lse is the score.
     DeviceMemory qkv(3 * 64 * 2, "qkv"), out(64 * 2, "out"), lse(4, "lse");
     fill(qkv);
     const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
     double score = 0.0;
-    for (int e = 0; e < 64; ++e) score += static_cast<double>(static_cast<float>(x[e])) * static_cast<double>(static_cast<float>(x[64 + e]));
+    for (int e = 0; e < 64; ++e)
+      score += static_cast<double>(static_cast<float>(x[e])) * static_cast<double>(static_cast<float>(x[64 + e]));
     AttentionForward args;
-    args.q = x, args.k = x + 64, args.v = x + 128, args.out = out.data(), args.lse = reinterpret_cast<float*>(lse.data());
+    args.q = x, args.k = x + 64, args.v = x + 128, args.out = out.data(),
+    args.lse = reinterpret_cast<float*>(lse.data());
     args.batch = args.tokens = args.heads = args.kv_heads = 1, args.head_dim = 64, args.dtype = DType::bf16;
     args.q_stride = args.kv_stride = 192, args.out_stride = 64;
     if (!attention_forward_mma(context, args)) return {};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layer norm and RMS norm on the emulated device against double.
 
+#include "tests/reference/norms.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "tests/emulation/on_device.h"
-#include "tests/reference/norms.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -24,14 +24,17 @@ void check_forward(int64_t rows, int64_t width, DType dtype, bool with_delta, bo
   total = Tensor(total, dtype).doubles();
   const auto expected = reference::norm(total, weight, bias, kEps, centre);
   for_orders([&](LaunchContext& context) {
-    OnDevice from(x, dtype, "x"), d(delta, dtype, "delta"), w(weight, dtype, "weight"), b(bias, dtype, "bias"), y(rows * width, dtype, "y");
+    OnDevice from(x, dtype, "x"), d(delta, dtype, "delta"), w(weight, dtype, "weight"), b(bias, dtype, "bias"),
+        y(rows * width, dtype, "y");
     OnDevice mean(rows, DType::f32, "mean"), inv(rows, DType::f32, "inv");
     const void* added = with_delta ? d.data() : nullptr;
     void* sum = with_delta ? from.data() : nullptr;  // in place
     if (centre)
-      layer_norm_forward(context, {from.data(), added, sum, w.data(), b.data(), y.data(), mean.data<float>(), inv.data<float>(), rows, width, kEps, dtype});
+      layer_norm_forward(context, {from.data(), added, sum, w.data(), b.data(), y.data(), mean.data<float>(),
+                                   inv.data<float>(), rows, width, kEps, dtype});
     else
-      rms_norm_forward(context, {from.data(), added, sum, w.data(), y.data(), inv.data<float>(), rows, width, kEps, dtype});
+      rms_norm_forward(context,
+                       {from.data(), added, sum, w.data(), y.data(), inv.data<float>(), rows, width, kEps, dtype});
     if (with_delta) CHECK(from.doubles() == total);
     CHECK(error_of(y.doubles(), expected.y) < forward_tolerance(dtype, width, centre ? 1 : 2));
     if (centre) CHECK(error_of(mean.doubles(), expected.mean) < forward_tolerance(DType::f32, width));
@@ -49,21 +52,26 @@ void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual
   auto expected = reference::norm_gradients(dy, x, weight, kEps, centre);
   const Doubles before = random_doubles(width, DType::f32, seed + 4);
   for (size_t i = 0; i < x.size() && with_residual; ++i) expected.dx[i] += more[i];
-  for (size_t i = 0; i < before.size() && accumulate; ++i) expected.dweight[i] += before[i], expected.dbias[i] += before[i];
+  for (size_t i = 0; i < before.size() && accumulate; ++i)
+    expected.dweight[i] += before[i], expected.dbias[i] += before[i];
   std::vector<uint8_t> first;
   for_orders([&](LaunchContext& context) {
-    OnDevice d(dy, dtype, "dy"), from(x, dtype, "x"), w(weight, dtype, "weight"), mean(forward.mean, DType::f32, "mean");
-    OnDevice inv(forward.inv, DType::f32, "inv"), r(more, dtype, "residual"), dw(before, DType::f32, "dweight"), db(before, DType::f32, "dbias");
-    const int64_t floats = centre ? layer_norm_backward_workspace_elems(rows, width) : rms_norm_backward_workspace_elems(rows, width);
+    OnDevice d(dy, dtype, "dy"), from(x, dtype, "x"), w(weight, dtype, "weight"),
+        mean(forward.mean, DType::f32, "mean");
+    OnDevice inv(forward.inv, DType::f32, "inv"), r(more, dtype, "residual"), dw(before, DType::f32, "dweight"),
+        db(before, DType::f32, "dbias");
+    const int64_t floats =
+        centre ? layer_norm_backward_workspace_elems(rows, width) : rms_norm_backward_workspace_elems(rows, width);
     OnDevice workspace(floats, DType::f32, "workspace");
     const void* residual = with_residual ? r.data() : nullptr;
     // In place over dy: the sums over rows must not see it changed.
     if (centre)
-      layer_norm_backward(context, {d.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), residual, d.data(),
-                                    dw.data<float>(), db.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
+      layer_norm_backward(
+          context, {d.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), residual, d.data(),
+                    dw.data<float>(), db.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
     else
-      rms_norm_backward(context, {d.data(), from.data(), w.data(), inv.data<float>(), residual, d.data(), dw.data<float>(),
-                                  workspace.data<float>(), rows, width, dtype, accumulate});
+      rms_norm_backward(context, {d.data(), from.data(), w.data(), inv.data<float>(), residual, d.data(),
+                                  dw.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
     // Below width 3 the terms of dx nearly cancel, so the error is taken against inv * dy * weight as well.
     Doubles got = d.doubles(), wanted = expected.dx;
     for (size_t i = 0; i < dy.size(); ++i) {
@@ -95,7 +103,8 @@ TEST_CASE("norms: backward equals double, bits the same in any order") {
     for (DType dtype : {DType::f32, DType::bf16}) {
       for (int64_t width : {1, 7, 8, 31, 33, 264})
         for (bool residual : {false, true}) check_backward(3, width, dtype, residual, residual, centre);
-      for (int64_t rows : {1, 15, 16, 17, 33, 1025}) check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0, centre);
+      for (int64_t rows : {1, 15, 16, 17, 33, 1025})
+        check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0, centre);
       // Sums that leave room for one warp of a block, and sums that shared memory does not hold at all.
       check_backward(67, 7000, dtype, true, false, centre);
       check_backward(35, 24600, dtype, false, true, centre);
@@ -104,7 +113,8 @@ TEST_CASE("norms: backward equals double, bits the same in any order") {
 
 TEST_CASE("norms: no rows give no gradient") {
   LaunchContext context = cuda_context();
-  OnDevice weight(Doubles{1, 1, 1}, DType::f32, "weight"), dweight(Doubles{5, 5, 5}, DType::f32, "dweight"), dbias(Doubles{5, 5, 5}, DType::f32, "dbias");
+  OnDevice weight(Doubles{1, 1, 1}, DType::f32, "weight"), dweight(Doubles{5, 5, 5}, DType::f32, "dweight"),
+      dbias(Doubles{5, 5, 5}, DType::f32, "dbias");
   LayerNormBackward args;
   args.weight = weight.data(), args.dweight = dweight.data<float>(), args.dbias = dbias.data<float>(), args.width = 3;
   layer_norm_backward(context, args);

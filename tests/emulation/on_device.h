@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the tests of kernels on the emulated device, and on a card (tests/gpu), share: operands in guarded device memory, and both orders of the threads.
+// What the tests of kernels on the emulated device, and on a card (tests/gpu), share: operands in guarded device
+// memory, and both orders of the threads.
 
 #include "tests/emulation/emulator.h"
 #include "tests/kernels/norms/op_test.h"
@@ -9,8 +10,12 @@ namespace slipstream::test {
 
 /// How the host reads and writes device memory: directly where it is emulated; tests/gpu copies from and to the card.
 struct HostAccess {
-  void (*read)(void* host, const void* device, size_t size_bytes) = [](void* host, const void* device, size_t n) { std::memcpy(host, device, n); };
-  void (*write)(void* device, const void* host, size_t size_bytes) = [](void* device, const void* host, size_t n) { std::memcpy(device, host, n); };
+  void (*read)(void* host, const void* device, size_t size_bytes) = [](void* host, const void* device, size_t n) {
+    std::memcpy(host, device, n);
+  };
+  void (*write)(void* device, const void* host, size_t size_bytes) = [](void* device, const void* host, size_t n) {
+    std::memcpy(device, host, n);
+  };
 };
 inline HostAccess host_access;
 inline bool on_card = false;  // true in tests/gpu: sizes need not be small there
@@ -19,12 +24,16 @@ inline bool on_card = false;  // true in tests/gpu: sizes need not be small ther
 class OnDevice {
  public:
   OnDevice(int64_t elems, DType dtype, const std::string& name, int64_t shift = 0)
-      : memory_(static_cast<size_t>(bytes_of(elems + shift, dtype)), name), dtype_(dtype), elems_(elems), shift_(shift) {}
+      : memory_(static_cast<size_t>(bytes_of(elems + shift, dtype)), name),
+        dtype_(dtype),
+        elems_(elems),
+        shift_(shift) {}
   OnDevice(const Doubles& values, DType dtype, const std::string& name, int64_t shift = 0)
       : OnDevice(static_cast<int64_t>(values.size()), dtype, name, shift) {
     set(values);
   }
-  OnDevice(const std::vector<int32_t>& values, const std::string& name) : OnDevice(static_cast<int64_t>(values.size()), DType::i32, name) {
+  OnDevice(const std::vector<int32_t>& values, const std::string& name)
+      : OnDevice(static_cast<int64_t>(values.size()), DType::i32, name) {
     host_access.write(data(), values.data(), values.size() * 4);
   }
   void set(const Doubles& values) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The emulated twin of kernels/cuda/ptx.h, from the fragment layouts of the PTX manual (ISA 8.0, sections 9.7.8.25.3.1 and 9.7.13.4.8).
+// The emulated twin of kernels/cuda/ptx.h, from the fragment layouts of the PTX manual (ISA 8.0, sections 9.7.8.25.3.1
+// and 9.7.13.4.8).
 //
 // An asynchronous copy lands when it is waited for, not before, so a missing wait shows as a read of unwritten memory.
 
@@ -37,7 +38,9 @@ inline uint32_t bf16_pair(float low, float high) {
 inline float bf16_half(uint32_t pair, int half) { return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16); }
 
 inline uint64_t global_timer_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
 }
 inline uint32_t load_of_host(const uint32_t* p) { return std::atomic_ref(*const_cast<uint32_t*>(p)).load(); }
 inline void pause_ns(uint32_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
@@ -61,8 +64,12 @@ inline void load_matrix(uint32_t (&matrix)[4], const void* row, bool transposed,
 }
 }  // namespace detail
 
-inline void load_matrix_x4(uint32_t (&matrix)[4], const void* row, SLIP_HERE) { detail::load_matrix(matrix, row, false, here); }
-inline void load_matrix_x4_transposed(uint32_t (&matrix)[4], const void* row, SLIP_HERE) { detail::load_matrix(matrix, row, true, here); }
+inline void load_matrix_x4(uint32_t (&matrix)[4], const void* row, SLIP_HERE) {
+  detail::load_matrix(matrix, row, false, here);
+}
+inline void load_matrix_x4_transposed(uint32_t (&matrix)[4], const void* row, SLIP_HERE) {
+  detail::load_matrix(matrix, row, true, here);
+}
 
 inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, SLIP_HERE) {
   struct Operands {
@@ -107,15 +114,19 @@ inline Copies& copies() {
 }
 inline void land(const Copy& copy) {
   emulation::shared_write(copy.to, 16, copy.at);
-  if (copy.valid) std::memcpy(copy.to, copy.from, 16);
-  else std::memset(copy.to, 0, 16);
+  if (copy.valid)
+    std::memcpy(copy.to, copy.from, 16);
+  else
+    std::memset(copy.to, 0, 16);
 }
 }  // namespace detail
 
 inline void copy_async_16(void* shared, const void* from, bool valid, SLIP_HERE) {
   if (!emulation::is_shared(shared)) emulation::fail("cp.async to an address that is not shared memory");
-  if (reinterpret_cast<uintptr_t>(shared) % 16 != 0) emulation::fail("cp.async to an address that is not a multiple of 16");
-  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) emulation::fail("cp.async from an address that is not a multiple of 16");
+  if (reinterpret_cast<uintptr_t>(shared) % 16 != 0)
+    emulation::fail("cp.async to an address that is not a multiple of 16");
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+    emulation::fail("cp.async from an address that is not a multiple of 16");
   detail::copies().groups.back().push_back({static_cast<unsigned char*>(shared), from, valid, here});
 }
 inline void copy_async_commit() { detail::copies().groups.emplace_back(); }

@@ -40,7 +40,8 @@ class Shared {
   /// An index with the place where it was written, as operator[] takes no second argument.
   struct Index {
     template <typename I>
-    Index(I i_, const std::source_location& at_ = std::source_location::current()) : i(static_cast<int64_t>(i_)), at(at_) {}  // NOLINT
+    Index(I i_, const std::source_location& at_ = std::source_location::current())
+        : i(static_cast<int64_t>(i_)), at(at_) {}  // NOLINT
     int64_t i;
     std::source_location at;
   };
@@ -56,8 +57,8 @@ class Shared {
  private:
   void check(int64_t i, const std::source_location& at) const {
     if (i < 0 || i >= elems_)
-      emulation::fail("element " + std::to_string(i) + " of a shared array of " + std::to_string(elems_) + ", at line " +
-                      std::to_string(at.line()));
+      emulation::fail("element " + std::to_string(i) + " of a shared array of " + std::to_string(elems_) +
+                      ", at line " + std::to_string(at.line()));
   }
   T* data_;
   int64_t elems_;

@@ -25,16 +25,21 @@ TEST_CASE("wire: encode, decode and sums are those of the CPU, with a residual t
       for (int64_t parts : {1, 3}) {
         CAPTURE(elems, parts, name_of(wire));
         const Doubles x = random_doubles(elems * parts, DType::f32, 1);
-        const int64_t size = parts * encoded_bytes(elems, wire), used = wire == DType::u8 && parts == 1 ? elems + 4 * ceil_div(elems, kWireBlockElems) : 0;
+        const int64_t size = parts * encoded_bytes(elems, wire),
+                      used = wire == DType::u8 && parts == 1 ? elems + 4 * ceil_div(elems, kWireBlockElems) : 0;
         for_orders([&](LaunchContext& context) {
-          OnDevice from(x, DType::f32, "from"), to(size, DType::u8, "to"), residual(x, DType::f32, "residual"), back(elems * parts, DType::f32, "back"),
-              sum(elems, DType::f32, "sum");
-          Tensor host_from(x, DType::f32), host_residual(x, DType::f32), host_back(elems * parts, DType::f32), host_sum(elems, DType::f32);
+          OnDevice from(x, DType::f32, "from"), to(size, DType::u8, "to"), residual(x, DType::f32, "residual"),
+              back(elems * parts, DType::f32, "back"), sum(elems, DType::f32, "sum");
+          Tensor host_from(x, DType::f32), host_residual(x, DType::f32), host_back(elems * parts, DType::f32),
+              host_sum(elems, DType::f32);
           std::vector<uint8_t> host(static_cast<size_t>(size));
           const bool keeps = wire == DType::u8;
           LaunchContext cpu = host_context();
-          encode(context, {from.data<float>(), keeps ? residual.data<float>() : nullptr, to.data(), elems, parts, wire});
-          encode(cpu, {reinterpret_cast<float*>(host_from.data()), keeps ? reinterpret_cast<float*>(host_residual.data()) : nullptr, host.data(), elems, parts, wire});
+          encode(context,
+                 {from.data<float>(), keeps ? residual.data<float>() : nullptr, to.data(), elems, parts, wire});
+          encode(cpu,
+                 {reinterpret_cast<float*>(host_from.data()),
+                  keeps ? reinterpret_cast<float*>(host_residual.data()) : nullptr, host.data(), elems, parts, wire});
           const std::vector<uint8_t> got = to.bytes();
           if (used > 0 || !keeps) CHECK(std::equal(host.begin(), host.begin() + (used > 0 ? used : size), got.begin()));
           decode(context, {to.data(), back.data(), elems, parts, wire, DType::f32});
@@ -45,7 +50,9 @@ TEST_CASE("wire: encode, decode and sums are those of the CPU, with a residual t
           const Doubles a = sum.doubles(), b = host_sum.doubles();
           for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-6);
           const Doubles c = residual.doubles(), d = host_residual.doubles();
-          for (size_t i = 0; i < c.size(); ++i) CHECK(std::abs(c[i] - d[i]) <= 3e-7);  // of values up to 2, where a product and a difference may be one instruction
+          for (size_t i = 0; i < c.size(); ++i)
+            CHECK(std::abs(c[i] - d[i]) <=
+                  3e-7);  // of values up to 2, where a product and a difference may be one instruction
           CHECK((to.intact() && back.intact() && sum.intact() && residual.intact()));
         });
       }

@@ -7,8 +7,8 @@
 
 #include "cli/job.h"
 #include "comm/link.h"
-#include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/hazards.h"
+#include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
@@ -18,7 +18,8 @@ namespace slipstream::equivalence {  // where Layout is that of the tests
 namespace {
 
 constexpr int kSteps = 3;
-// Softmax and gradients of keys are summed block by block, gradients of weights rank by rank: as for gradient accumulation.
+// Softmax and gradients of keys are summed block by block, gradients of weights rank by rank: as for gradient
+// accumulation.
 constexpr double kTolerance = 2e-5;
 
 /// `tokens` of a sequence: a multiple of 2 x context.
@@ -46,7 +47,8 @@ void check_close(const Trained& a, const Trained& b, double tolerance = kToleran
     CHECK(a.norms[i] == Approx(b.norms[i]).epsilon(tolerance));
   }
   REQUIRE(a.evaluations.size() == b.evaluations.size());
-  for (size_t i = 0; i < b.evaluations.size(); ++i) CHECK(a.evaluations[i] == Approx(b.evaluations[i]).epsilon(tolerance));
+  for (size_t i = 0; i < b.evaluations.size(); ++i)
+    CHECK(a.evaluations[i] == Approx(b.evaluations[i]).epsilon(tolerance));
   CHECK(difference(a.gradients, b.gradients) < tolerance);
   CHECK(difference(a.weights, b.weights) < tolerance);
 }
@@ -108,7 +110,9 @@ TEST_CASE("context crosses with data ranks, accumulation, dense and untied table
 
 TEST_CASE("sharding over data x context gives the bits of summing over them", "[context][zero]") {
   for (bool llama : {false, true}) {
-    const Layout unsplit = with(layout_of(llama, 12), [](Layout& l) { l.ranks = 2, l.context = 2, l.micro_batch = 2, l.model.split_tied_embedding = false; });
+    const Layout unsplit = with(layout_of(llama, 12), [](Layout& l) {
+      l.ranks = 2, l.context = 2, l.micro_batch = 2, l.model.split_tied_embedding = false;
+    });
     const Trained expected = train(unsplit, kSteps);
     for (int stage : {1, 2, 3}) {
       CAPTURE(llama, stage);
@@ -118,7 +122,9 @@ TEST_CASE("sharding over data x context gives the bits of summing over them", "[
     }
     // Hybrid: groups of 2 are the two ranks that share a sequence.
     check_close(train(with(unsplit, [](Layout& l) { l.zero_stage = 3, l.shard_size = 2; }), kSteps), expected);
-    check_close(train(with(unsplit, [](Layout& l) { l.zero_stage = 2, l.micro_batch = 1, l.micro_batches = 2; }), kSteps), expected);
+    check_close(
+        train(with(unsplit, [](Layout& l) { l.zero_stage = 2, l.micro_batch = 1, l.micro_batches = 2; }), kSteps),
+        expected);
   }
 }
 
@@ -126,22 +132,27 @@ TEST_CASE("pipelines over rings give the bits of a ring on one stage", "[context
   for (bool llama : {false, true})
     for (int zero : {0, 1, 3}) {
       const Layout whole = with(layout_of(llama, 12), [&](Layout& l) {
-        l.context = 2, l.micro_batch = 1, l.micro_batches = 2, l.model.layers = 4, l.model.tie_embeddings = false, l.zero_stage = zero;
+        l.context = 2, l.micro_batch = 1, l.micro_batches = 2, l.model.layers = 4, l.model.tie_embeddings = false,
+        l.zero_stage = zero;
       });
       const Trained expected = train(whole, kSteps);
       for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
         if (kind == ScheduleKind::zb_h1 && zero > 1) continue;
         CAPTURE(llama, zero, name_of(kind));
-        const Trained piped = train(with(whole, [&](Layout& l) {
-          l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
-        }), kSteps);
+        const Trained piped = train(with(whole,
+                                         [&](Layout& l) {
+                                           l.stages = 2, l.schedule = kind,
+                                           l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+                                         }),
+                                    kSteps);
         CHECK(piped.hash == expected.hash);
         CHECK(piped.losses == expected.losses);
       }
     }
   // Three hops, and a tied table on two stages.
   const Layout ring = with(layout_of(false), [](Layout& l) { l.context = 4, l.micro_batch = 2, l.micro_batches = 2; });
-  CHECK(train(with(ring, [](Layout& l) { l.stages = 2; }), kSteps).losses.front() == train(ring, kSteps).losses.front());
+  CHECK(train(with(ring, [](Layout& l) { l.stages = 2; }), kSteps).losses.front() ==
+        train(ring, kSteps).losses.front());
 }
 
 TEST_CASE("rings cross with tensor and sequence parallelism", "[context][tensor]") {
@@ -149,13 +160,16 @@ TEST_CASE("rings cross with tensor and sequence parallelism", "[context][tensor]
     for (bool sequence_parallel : {false, true}) {
       const Layout whole = with(layout_of(llama, 12), [](Layout& l) { l.micro_batch = 2; });
       const Trained expected = train(whole, kSteps);
-      const Layout both = with(whole, [&](Layout& l) { l.context = 2, l.tensor = 2, l.sequence_parallel = sequence_parallel; });
+      const Layout both =
+          with(whole, [&](Layout& l) { l.context = 2, l.tensor = 2, l.sequence_parallel = sequence_parallel; });
       CAPTURE(llama, sequence_parallel);
       check_close(train(both, kSteps), expected);
       const Layout unsplit = with(both, [](Layout& l) { l.model.split_tied_embedding = false; });
       CHECK(train(with(unsplit, [](Layout& l) { l.zero_stage = 1; }), kSteps).hash == train(unsplit, kSteps).hash);
       check_close(train(with(unsplit, [](Layout& l) { l.zero_stage = 3; }), kSteps), expected);
-      if (sequence_parallel) check_close(train(with(both, [](Layout& l) { l.stages = 2, l.micro_batch = 1, l.micro_batches = 2; }), kSteps), expected);
+      if (sequence_parallel)
+        check_close(train(with(both, [](Layout& l) { l.stages = 2, l.micro_batch = 1, l.micro_batches = 2; }), kSteps),
+                    expected);
     }
 }
 
@@ -163,15 +177,20 @@ TEST_CASE("a ring whose forward runs again gives the bits of one that keeps ever
   for (bool llama : {false, true})
     for (int context : {2, 3, 4})
       for (int zero : {0, 3}) {
-        const Layout ring = with(layout_of(llama), [&](Layout& l) { l.context = context, l.micro_batch = 2, l.micro_batches = 2, l.zero_stage = zero, l.model.split_tied_embedding = false; });
+        const Layout ring = with(layout_of(llama), [&](Layout& l) {
+          l.context = context, l.micro_batch = 2, l.micro_batches = 2, l.zero_stage = zero,
+          l.model.split_tied_embedding = false;
+        });
         const Trained expected = train(ring, kSteps);
         for (Recomputation how : {Recomputation::selective, Recomputation::full}) {
           CAPTURE(llama, context, zero, name_of(how));
           check_same_bits(train(with(ring, [&](Layout& l) { l.recompute = how, l.delay_seed = 3; }), kSteps), expected);
         }
         if (zero > 0 || context == 3) continue;
-        const Layout split = with(ring, [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.model.tie_embeddings = false; });
-        const Trained piped = train(split, kSteps), again = train(with(split, [](Layout& l) { l.recompute = Recomputation::full; }), kSteps);
+        const Layout split = with(
+            ring, [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.model.tie_embeddings = false; });
+        const Trained piped = train(split, kSteps),
+                      again = train(with(split, [](Layout&l) { l.recompute = Recomputation::full; }), kSteps);
         CHECK(piped.hash == again.hash);
       }
 }
@@ -193,15 +212,19 @@ TEST_CASE("a ring in bfloat16 follows one rank in bfloat16", "[context]") {
   // What travels is rounded once, as activations are; sums stay float. 2^-8 a rounding.
   for (bool llama : {false, true}) {
     const Layout whole = with(layout_of(llama), [](Layout& l) { l.model.dtype = DType::bf16, l.micro_batch = 2; });
-    const Trained expected = train(whole, kSteps), trained = train(with(whole, [](Layout& l) { l.context = 2; }), kSteps);
+    const Trained expected = train(whole, kSteps),
+                  trained = train(with(whole, [](Layout&l) { l.context = 2; }), kSteps);
     CHECK(difference(trained.gradients, expected.gradients) < 0x1p-5);
     CHECK(difference(trained.weights, expected.weights) < 0x1p-5);
-    for (int step = 0; step < kSteps; ++step) CHECK(trained.losses[static_cast<size_t>(step)] == Approx(expected.losses[static_cast<size_t>(step)]).epsilon(0x1p-8));
+    for (int step = 0; step < kSteps; ++step)
+      CHECK(trained.losses[static_cast<size_t>(step)] ==
+            Approx(expected.losses[static_cast<size_t>(step)]).epsilon(0x1p-8));
   }
 }
 
-TEST_CASE("the controls: a ring without its hops, or with positions of another rank, trains another model", "[context]") {
-  const Layout whole = layout_of(true), ring = with(whole, [](Layout& l) { l.context = 3; });
+TEST_CASE("the controls: a ring without its hops, or with positions of another rank, trains another model",
+          "[context]") {
+  const Layout whole = layout_of(true), ring = with(whole, [](Layout&l) { l.context = 3; });
   const Trained expected = train(whole, 1);
   CHECK(difference(train(ring, 1).gradients, expected.gradients) < kTolerance);
   // Keys that do not travel on: every rank meets those of its neighbour twice.
@@ -225,7 +248,8 @@ TEST_CASE("the controls: a ring without its hops, or with positions of another r
 }
 
 TEST_CASE("two rings on one channel, in one direction or both, are safe", "[context][peers]") {
-  // TransformerEngine and others keep streams for this; here the order of a channel is the same on all ranks, whatever travels.
+  // TransformerEngine and others keep streams for this; here the order of a channel is the same on all ranks, whatever
+  // travels.
   const Layout ring = with(layout_of(true), [](Layout& l) { l.context = 4, l.micro_batch = 2; });
   const auto on_one_channel = [&](int16_t peer_of_gradients) {
     return with(ring, [=](Layout& l) {
@@ -242,11 +266,14 @@ TEST_CASE("two rings on one channel, in one direction or both, are safe", "[cont
   for (int16_t peer : {-1, 1})
     for (comm::Gate gate : {comm::Gate::none, comm::Gate::launch_order, comm::Gate::serial}) {
       CAPTURE(peer, comm::name_of(gate));
-      CHECK(rehearse_all(on_one_channel(peer), [](Plan&) {}, gate).finished);
+      CHECK(rehearse_all(
+                on_one_channel(peer), [](Plan&) {}, gate)
+                .finished);
     }
 }
 
-TEST_CASE("send and receive of a ring as two tasks: a deadlock in the rehearsal, and refused before it", "[context][peers]") {
+TEST_CASE("send and receive of a ring as two tasks: a deadlock in the rehearsal, and refused before it",
+          "[context][peers]") {
   const Layout ring = with(layout_of(true), [](Layout& l) { l.context = 4; });
   const auto in_two = [](Plan& plan) {
     for (ItemId id = static_cast<ItemId>(plan.spine.size()), end = static_cast<ItemId>(plan.size()); id < end; ++id) {
@@ -259,26 +286,32 @@ TEST_CASE("send and receive of a ring as two tasks: a deadlock in the rehearsal,
       plan.task(id).writes.clear();
       const auto both = static_cast<ItemId>(plan.size());
       for (ItemId i = 0; i < both; ++i)
-        if (std::find(plan[i].after.begin(), plan[i].after.end(), Point{id}) != plan[i].after.end()) plan[i].after.push_back({both});
+        if (std::find(plan[i].after.begin(), plan[i].after.end(), Point{id}) != plan[i].after.end())
+          plan[i].after.push_back({both});
       plan.tasks.push_back(std::move(recv));
       plan.order.insert(std::find(plan.order.begin(), plan.order.end(), id) + 1, both);
     }
   };
-  CHECK(rehearse_all(ring, [](Plan&) {}, comm::Gate::none).finished);
+  CHECK(rehearse_all(
+            ring, [](Plan&) {}, comm::Gate::none)
+            .finished);
   const comm::Rehearsal stuck = rehearse_all(ring, in_two, comm::Gate::none);
   CHECK_FALSE(stuck.finished);
   CHECK(stuck.deadlock.find("exchange_keys.1") != std::string::npos);
   for (Op op : {Op::send, Op::recv})
-    CHECK_THROWS_WITH(make_job(with(ring, [=](Layout& l) {
-                        l.change_model = [=](ModelSpec& model) {
-                          for (Piece& piece : model.pieces)
-                            for (Communication& c : piece.communications) c.op = op;
-                        };
-                      }), 0),
+    CHECK_THROWS_WITH(make_job(with(ring,
+                                    [=](Layout& l) {
+                                      l.change_model = [=](ModelSpec& model) {
+                                        for (Piece& piece : model.pieces)
+                                          for (Communication& c : piece.communications) c.op = op;
+                                      };
+                                    }),
+                               0),
                       Catch::Contains("every one would send, then every one receive. Use exchange"));
 }
 
-TEST_CASE("without any one wait for a hop random delays can change the model, and the live checker names it", "[context][mutation]") {
+TEST_CASE("without any one wait for a hop random delays can change the model, and the live checker names it",
+          "[context][mutation]") {
   const Layout ring = with(layout_of(true), [](Layout& l) { l.context = 3, l.micro_batch = 2; });
   const std::string expected = train(ring, kSteps).hash;
   const auto job = make_job(ring, 0);
@@ -286,11 +319,15 @@ TEST_CASE("without any one wait for a hop random delays can change the model, an
   int waits = 0;
   for (ItemId id = 0; id < job->train.spine.size(); ++id)
     for (size_t i = 0; i < job->train[id].after.size(); ++i) {
-      if (job->train[job->train[id].after[i].item].op != Op::exchange || job->model.pieces[job->train.spine[id].piece].layer != 1) continue;
+      if (job->train[job->train[id].after[i].item].op != Op::exchange ||
+          job->model.pieces[job->train.spine[id].piece].layer != 1)
+        continue;
       ++waits;
       CAPTURE(job->train[id].name);
       Layout mutant = ring;
-      mutant.mutate = [=](Job& j) { j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i)); };
+      mutant.mutate = [=](Job& j) {
+        j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i));
+      };
       CHECK_THROWS_AS(train(mutant, 2), PlanError);
       mutant.check_hazards = false;
       for (uint64_t seed = 1; seed <= 3 && changed_by.empty(); ++seed) {
@@ -304,8 +341,8 @@ TEST_CASE("without any one wait for a hop random delays can change the model, an
 }
 
 TEST_CASE("every hop of a ring has something to travel under", "[context]") {
-  // The exchange of step s + 1 may begin when block s - 1 is done and is waited for by block s + 1; gradients are waited for by
-  // the addition behind the next block.
+  // The exchange of step s + 1 may begin when block s - 1 is done and is waited for by block s + 1; gradients are
+  // waited for by the addition behind the next block.
   for (int context : {2, 3, 4}) {
     const auto job = make_job(with(layout_of(true, 24), [&](Layout& l) { l.context = context; }), 0);
     const Plan& plan = job->train;
@@ -335,15 +372,18 @@ TEST_CASE("a ring carries what its busiest rank needs, and every byte of it is c
     const auto job = make_job(layout, 0);
     std::map<std::string, int64_t> sent;
     for (const Task& task : job->train.tasks)
-      if (task.op == Op::exchange) sent[job->channels[task.channel].name] += comm::wire_bytes(task.op, task.algorithm, context, task.elems, task.dtype);
+      if (task.op == Op::exchange)
+        sent[job->channels[task.channel].name] +=
+            comm::wire_bytes(task.op, task.algorithm, context, task.elems, task.dtype);
     const models::ModelOptions& o = layout.model;
     const int64_t hop_elems = layout.micro_batch * 24 / context * 2 * o.kv_heads * (o.width / o.heads);
     CAPTURE(context);
-    // Keys go around in the forward and in the backward pass, all but the last hop home; their gradients go home, in float.
+    // Keys go around in the forward and in the backward pass, all but the last hop home; their gradients go home, in
+    // float.
     CHECK(sent["ring"] == o.layers * 2 * (context - 1) * hop_elems * 4);
     CHECK(sent["ring_gradients"] == o.layers * (context - 1) * hop_elems * 4);
-    // By the mask: chunks of others' keys that some query of a rank sees. The rank with the last chunk sees all of them, so a hop that leaves out
-    // what other ranks do not need takes no less time.
+    // By the mask: chunks of others' keys that some query of a rank sees. The rank with the last chunk sees all of
+    // them, so a hop that leaves out what other ranks do not need takes no less time.
     int most = 0, all = 0;
     for (int rank = 0; rank < context; ++rank) {
       int needed = 0;
@@ -360,14 +400,16 @@ TEST_CASE("a ring carries what its busiest rank needs, and every byte of it is c
 }
 
 TEST_CASE("the ring hides at least 90 % of itself while a block computes longer than it travels", "[context]") {
-  // In virtual time, at sizes where attention is the work: 4 ranks of one sequence of 4096 tokens. The link is as fast as the ratio says.
+  // In virtual time, at sizes where attention is the work: 4 ranks of one sequence of 4096 tokens. The link is as fast
+  // as the ratio says.
   struct Exposed {
     double ring_ms = 0, exposed_ms = 0;
     double hidden() const { return 1 - exposed_ms / ring_ms; }
   };
   for (bool llama : {false, true}) {
     const Layout layout = with(layout_of(llama, 4096), [](Layout& l) {
-      l.context = 4, l.micro_batch = 1, l.model.heads = l.model.kv_heads = 8, l.model.width = 512, l.model.ffn_width = 2048;
+      l.context = 4, l.micro_batch = 1, l.model.heads = l.model.kv_heads = 8, l.model.width = 512,
+      l.model.ffn_width = 2048;
       l.bucket_bytes = 25 << 20;
     });
     const std::shared_ptr<const Job> job = make_job(layout, 0);
@@ -377,11 +419,13 @@ TEST_CASE("the ring hides at least 90 % of itself while a block computes longer 
       while (!matches(plan[id])) ++id;
       return id;
     };
-    const ItemId block = first([](const Item& i) { return i.name == "attention_block.1.0"; }), hop = first([](const Item& i) { return i.op == Op::exchange; });
+    const ItemId block = first([](const Item&i) { return i.name == "attention_block.1.0"; }),
+                 hop = first([](const Item&i) { return i.op == Op::exchange; });
     const auto ring_at = [&](double ratio) {
       comm::RooflinePrice price({.flops_per_second = 1e12, .bytes_per_second = 1e12, .launch_ns = 4000}, {1e9, 0});
       const double bytes = static_cast<double>(plan.task(hop).elems * size_of(plan.task(hop).dtype));
-      price.set_link(Axis::context, {bytes * 1e9 / (ratio * static_cast<double>(price.local_ns(plan, block))), 5000}, 0);
+      price.set_link(Axis::context, {bytes * 1e9 / (ratio * static_cast<double>(price.local_ns(plan, block))), 5000},
+                     0);
       price.set_link(Axis::replica, {1e15, 0}, 1);  // gradients of weights are another test's matter
       const comm::Rehearsal rehearsal = comm::rehearse(job->mesh, job->channels, cli::runs_of({job}, 3), price);
       Exposed result;
@@ -394,7 +438,8 @@ TEST_CASE("the ring hides at least 90 % of itself while a block computes longer 
     };
     for (double ratio : {0.25, 0.5, 0.9, 1.0, 2.0, 4.0}) {
       const Exposed ring = ring_at(ratio);
-      std::printf("  %s, a hop takes %.2f of a block: %.0f%% hidden\n", layout.name.c_str(), ratio, 100 * ring.hidden());
+      std::printf("  %s, a hop takes %.2f of a block: %.0f%% hidden\n", layout.name.c_str(), ratio,
+                  100 * ring.hidden());
       CAPTURE(llama, ratio, ring.ring_ms, ring.exposed_ms);
       if (ratio <= 0.9) CHECK(ring.hidden() >= 0.9);
       if (ratio >= 4) CHECK(ring.hidden() < 0.7);  // the control: what does not fit under blocks is seen

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Covering arrays: few rows in which every two settings of different factors meet, wherever they may (Cohen et al. 1997, "The AETG system").
+// Covering arrays: few rows in which every two settings of different factors meet, wherever they may (Cohen et al.
+// 1997, "The AETG system").
 
 #include <functional>
 #include <set>
@@ -34,10 +35,11 @@ inline bool holds(const Row& row, const SettingPair& pair) {
   return row[pair.first.factor] == pair.first.level && row[pair.second.factor] == pair.second.level;
 }
 
-/// Rows that hold every pair of `pairs`, none of which `may_be` denies of a row that may still be open. Greedy: a row begins with the first pair that no row
-/// holds, and every other factor takes the level that meets most of the pairs still missing, the first of equals. The same on every machine. A row that
-/// cannot be closed is left out. Pure.
-inline std::vector<Row> covering_rows(const std::vector<size_t>& levels, const std::vector<SettingPair>& pairs, const std::function<bool(const Row&)>& may_be) {
+/// Rows that hold every pair of `pairs`, none of which `may_be` denies of a row that may still be open. Greedy: a row
+/// begins with the first pair that no row holds, and every other factor takes the level that meets most of the pairs
+/// still missing, the first of equals. The same on every machine. A row that cannot be closed is left out. Pure.
+inline std::vector<Row> covering_rows(const std::vector<size_t>& levels, const std::vector<SettingPair>& pairs,
+                                      const std::function<bool(const Row&)>& may_be) {
   std::set<SettingPair> missing(pairs.begin(), pairs.end());
   std::vector<Row> rows;
   while (!missing.empty()) {
@@ -55,7 +57,8 @@ inline std::vector<Row> covering_rows(const std::vector<size_t>& levels, const s
         if (!may_be(row)) continue;
         size_t met = 1;  // so that a level that meets nothing new is better than none
         for (size_t g = 0; g < levels.size(); ++g)
-          if (g != f && row[g] != kOpen) met += missing.count(g < f ? SettingPair{{g, row[g]}, {f, level}} : SettingPair{{f, level}, {g, row[g]}});
+          if (g != f && row[g] != kOpen)
+            met += missing.count(g < f ? SettingPair{{g, row[g]}, {f, level}} : SettingPair{{f, level}, {g, row[g]}});
         if (met > most) best = level, most = met;
       }
       row[f] = best;

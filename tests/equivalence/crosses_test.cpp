@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every two settings of data x tensor x pipeline x context x ZeRO x recomputation meet in a run of at most 8 ranks: it trains the model of one rank, its plans
-// are proved, and none of their waits can be spared. Which settings may meet is what the program says, not a list of this test.
+// Every two settings of data x tensor x pipeline x context x ZeRO x recomputation meet in a run of at most 8 ranks: it
+// trains the model of one rank, its plans are proved, and none of their waits can be spared. Which settings may meet is
+// what the program says, not a list of this test.
 
 #include <algorithm>
 #include <cstdio>
@@ -47,37 +48,51 @@ const std::vector<Factor>& factors() {
                                     "pipeline.virtual_stages=" + std::to_string(virtual_stages)};
   };
   const auto shared = [](int ranks, bool sequence) {
-    return std::vector<std::string>{"parallel.tensor=" + std::to_string(ranks), std::string("parallel.sequence_parallel=") + (sequence ? "true" : "false")};
+    return std::vector<std::string>{"parallel.tensor=" + std::to_string(ranks),
+                                    std::string("parallel.sequence_parallel=") + (sequence ? "true" : "false")};
   };
   std::vector<std::string> aligned = piped("1f1b", 2);
   aligned.push_back("overlap.align_grad_reduce=true");
   static const std::vector<Factor> all = {
-      {"pipeline", {{"no pipeline", {}, {"pipeline"}},
-                    {"gpipe 2", piped("gpipe", 2), {"pipeline"}, 2},
-                    {"1f1b 2", piped("1f1b", 2), {"pipeline"}, 2},
-                    {"1f1b 2 aligned", aligned, {"align_grad_reduce"}, 2},
-                    {"1f1b 4", piped("1f1b", 4), {"pipeline"}, 4},
-                    {"interleaved 2 x 2", piped("interleaved_1f1b", 2, 2), {"interleaved_1f1b"}, 2},
-                    {"zb_h1 2", piped("zb_h1", 2), {"pipeline"}, 2},
-                    {"zb_h1 4", piped("zb_h1", 4), {"pipeline"}, 4}}},
-      {"tensor", {{"no tensor", {}, {"tensor"}},
-                  {"tensor 2", shared(2, false), {"tensor"}, 2},
-                  {"tensor 2 sequence", shared(2, true), {"sequence_parallel"}, 2},
-                  {"tensor 4", shared(4, false), {"tensor = 4"}, 4},
-                  {"tensor 4 sequence", shared(4, true), {"tensor = 4", "sequence_parallel"}, 4}}},
-      {"ZeRO", {{"ZeRO-0", {"zero.stage=0"}, {"zero.stage = 0"}},
-                {"ZeRO-1", {"zero.stage=1"}, {"zero.stage = 1"}},
-                {"ZeRO-2", {"zero.stage=2"}, {"zero.stage = 2"}},
-                {"ZeRO-3", {"zero.stage=3"}, {"zero.stage = 3"}}}},
-      {"data", {{"data 1", {}, {"data"}}, {"data 2", {"parallel.data=2"}, {"data"}, 2}, {"data 4", {"parallel.data=4"}, {"data"}, 4}}},
-      {"context", {{"context 1", {}, {"context"}},
-                   {"context 2", {"parallel.context=2"}, {"context"}, 2},
-                   {"context 4", {"parallel.context=4"}, {"context"}, 4}}},
-      {"recompute", {{"keep all", {"train.recompute=none"}, {"recompute"}},
-                     {"selective", {"train.recompute=selective"}, {"recompute"}},
-                     {"full", {"train.recompute=full"}, {"recompute"}}}},
-      {"micro-batches", {{"2 micro-batches", {}, {"2 micro-batches"}}, {"4 micro-batches", {}, {"4 micro-batches"}}, {"1 micro-batch", {}, {"1 micro-batches"}}}},
-      {"model", {{"gpt2", {"model.family=gpt2"}, {"heads"}}, {"llama", {"model.family=llama", "model.kv_heads=2"}, {"kv_heads = 2", "kv_heads 2"}}}},
+      {"pipeline",
+       {{"no pipeline", {}, {"pipeline"}},
+        {"gpipe 2", piped("gpipe", 2), {"pipeline"}, 2},
+        {"1f1b 2", piped("1f1b", 2), {"pipeline"}, 2},
+        {"1f1b 2 aligned", aligned, {"align_grad_reduce"}, 2},
+        {"1f1b 4", piped("1f1b", 4), {"pipeline"}, 4},
+        {"interleaved 2 x 2", piped("interleaved_1f1b", 2, 2), {"interleaved_1f1b"}, 2},
+        {"zb_h1 2", piped("zb_h1", 2), {"pipeline"}, 2},
+        {"zb_h1 4", piped("zb_h1", 4), {"pipeline"}, 4}}},
+      {"tensor",
+       {{"no tensor", {}, {"tensor"}},
+        {"tensor 2", shared(2, false), {"tensor"}, 2},
+        {"tensor 2 sequence", shared(2, true), {"sequence_parallel"}, 2},
+        {"tensor 4", shared(4, false), {"tensor = 4"}, 4},
+        {"tensor 4 sequence", shared(4, true), {"tensor = 4", "sequence_parallel"}, 4}}},
+      {"ZeRO",
+       {{"ZeRO-0", {"zero.stage=0"}, {"zero.stage = 0"}},
+        {"ZeRO-1", {"zero.stage=1"}, {"zero.stage = 1"}},
+        {"ZeRO-2", {"zero.stage=2"}, {"zero.stage = 2"}},
+        {"ZeRO-3", {"zero.stage=3"}, {"zero.stage = 3"}}}},
+      {"data",
+       {{"data 1", {}, {"data"}},
+        {"data 2", {"parallel.data=2"}, {"data"}, 2},
+        {"data 4", {"parallel.data=4"}, {"data"}, 4}}},
+      {"context",
+       {{"context 1", {}, {"context"}},
+        {"context 2", {"parallel.context=2"}, {"context"}, 2},
+        {"context 4", {"parallel.context=4"}, {"context"}, 4}}},
+      {"recompute",
+       {{"keep all", {"train.recompute=none"}, {"recompute"}},
+        {"selective", {"train.recompute=selective"}, {"recompute"}},
+        {"full", {"train.recompute=full"}, {"recompute"}}}},
+      {"micro-batches",
+       {{"2 micro-batches", {}, {"2 micro-batches"}},
+        {"4 micro-batches", {}, {"4 micro-batches"}},
+        {"1 micro-batch", {}, {"1 micro-batches"}}}},
+      {"model",
+       {{"gpt2", {"model.family=gpt2"}, {"heads"}},
+        {"llama", {"model.family=llama", "model.kv_heads=2"}, {"kv_heads = 2", "kv_heads 2"}}}},
   };
   return all;
 }
@@ -114,8 +129,14 @@ int micro_batches_of(const Row& row) { return std::vector<int>{2, 4, 1}[row[fact
 
 RunConfig config_of(const Row& row) {
   const int data = level_of({factor_named("data"), row[factor_named("data")]}).ranks;
-  std::vector<std::string> sets{"model.layers=4", "model.heads=4", "model.width=16", "model.ffn_width=32", "model.context=8", "model.vocab_size=67",
-                                "overlap.tensor_chunks=2", "train.global_batch_size=" + std::to_string(kSequences),
+  std::vector<std::string> sets{"model.layers=4",
+                                "model.heads=4",
+                                "model.width=16",
+                                "model.ffn_width=32",
+                                "model.context=8",
+                                "model.vocab_size=67",
+                                "overlap.tensor_chunks=2",
+                                "train.global_batch_size=" + std::to_string(kSequences),
                                 "train.micro_batch_size=" + std::to_string(kSequences / data / micro_batches_of(row))};
   for (size_t f = 0; f < row.size(); ++f)
     for (const std::string& set : level_of({f, row[f]}).sets) sets.push_back(set);
@@ -169,7 +190,10 @@ const Table& table() {
 equivalence::Layout layout_of(const Row& row) {
   const RunConfig config = config_of(row);
   const cli::JobRequest request{.config = config, .world = ranks_of(row)};
-  equivalence::Layout layout{.name = name_of(row), .model = cli::model_options(request), .bucket_bytes = 2 << 10, .first_bucket_bytes = 1 << 10};
+  equivalence::Layout layout{.name = name_of(row),
+                             .model = cli::model_options(request),
+                             .bucket_bytes = 2 << 10,
+                             .first_bucket_bytes = 1 << 10};
   layout.model.tokens = config.train.sequence_length;
   layout.ranks = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
   if (config.parallel.data < 0) layout.ranks = 1;
@@ -188,16 +212,18 @@ equivalence::Layout layout_of(const Row& row) {
   return layout;
 }
 
-/// The row of which this one changes when things happen and where they are, but not the order of any addition: one stage, nothing computed again, and no
-/// shards where they are summed like whole gradients. Sharded sums of several micro-batches have an order of their own; the two shares of a tied table are
-/// added in another order on one stage, where they travel together as shards, than on two.
+/// The row of which this one changes when things happen and where they are, but not the order of any addition: one
+/// stage, nothing computed again, and no shards where they are summed like whole gradients. Sharded sums of several
+/// micro-batches have an order of their own; the two shares of a tied table are added in another order on one stage,
+/// where they travel together as shards, than on two.
 std::optional<equivalence::Layout> same_additions(const equivalence::Layout& row) {
   equivalence::Layout same = row;
   same.stages = same.virtual_stages = 1;
   same.schedule = ScheduleKind::one_f_one_b;
   same.align_grad_reduce = false;
   same.recompute = Recomputation::none;
-  const bool shares = row.zero_stage > 0 && row.ranks * row.context > 1, own_order = row.zero_stage >= 2 && row.micro_batches > 1;
+  const bool shares = row.zero_stage > 0 && row.ranks * row.context > 1,
+             own_order = row.zero_stage >= 2 && row.micro_batches > 1;
   if (shares && row.model.tie_embeddings && row.stages > 1) {
     if (own_order) return {};
     same.model.split_tied_embedding = true;
@@ -207,8 +233,9 @@ std::optional<equivalence::Layout> same_additions(const equivalence::Layout& row
 }
 
 std::string key_of(const equivalence::Layout& l) {
-  return fmt::format("{} data {} context {} tensor {} {} chunks {} micro {} zero {} split {}", static_cast<int>(l.model.family), l.ranks, l.context, l.tensor,
-                     l.sequence_parallel, l.tensor_chunks, l.micro_batches, l.zero_stage, l.model.split_tied_embedding);
+  return fmt::format("{} data {} context {} tensor {} {} chunks {} micro {} zero {} split {}",
+                     static_cast<int>(l.model.family), l.ranks, l.context, l.tensor, l.sequence_parallel,
+                     l.tensor_chunks, l.micro_batches, l.zero_stage, l.model.split_tied_embedding);
 }
 
 const Trained& trained_once(const equivalence::Layout& layout) {
@@ -219,7 +246,8 @@ const Trained& trained_once(const equivalence::Layout& layout) {
 }
 
 bool names(const std::string& refusal, const Level& level) {
-  return std::any_of(level.named.begin(), level.named.end(), [&](const std::string& word) { return refusal.find(word) != std::string::npos; });
+  return std::any_of(level.named.begin(), level.named.end(),
+                     [&](const std::string& word) { return refusal.find(word) != std::string::npos; });
 }
 
 }  // namespace
@@ -241,10 +269,12 @@ TEST_CASE("every two settings that may meet do, and every two that may not are r
     CHECK(names(refusal, level_of(pair.second)));
     std::printf("  refused: %s with %s\n", level_of(pair.first).name.c_str(), level_of(pair.second).name.c_str());
   }
-  std::printf("  %zu pairs in %zu rows; %zu pairs refused, %d need more than %d ranks\n", t.legal.size(), t.rows.size(), t.refused.size(), t.too_large, kRanks);
+  std::printf("  %zu pairs in %zu rows; %zu pairs refused, %d need more than %d ranks\n", t.legal.size(), t.rows.size(),
+              t.refused.size(), t.too_large, kRanks);
 }
 
-TEST_CASE("a covering array without one of its rows misses a pair, and with a constraint holds none that is denied", "[crosses]") {
+TEST_CASE("a covering array without one of its rows misses a pair, and with a constraint holds none that is denied",
+          "[crosses]") {
   const std::vector<size_t> levels{3, 2, 4, 2};
   const std::vector<SettingPair> pairs = all_pairs(levels);
   CHECK(pairs.size() == 3 * 2 + 3 * 4 + 3 * 2 + 2 * 4 + 2 * 2 + 4 * 2);
@@ -270,7 +300,9 @@ TEST_CASE("a covering array without one of its rows misses a pair, and with a co
   CHECK(missed(without, {denied}) == 1);
 }
 
-TEST_CASE("every row trains the model of one rank, to a rounding error, and the bits of the row with the same additions", "[crosses]") {
+TEST_CASE(
+    "every row trains the model of one rank, to a rounding error, and the bits of the row with the same additions",
+    "[crosses]") {
   const std::vector<Row>& rows = table().rows;
   int exact = 0;
   double worst = 0;
@@ -285,10 +317,12 @@ TEST_CASE("every row trains the model of one rank, to a rounding error, and the 
     alone.model.split_tied_embedding = true;
     alone.micro_batch = kSequences;
     const Trained& one = trained_once(alone);
-    const double weights = difference(trained.weights, one.weights), gradients = difference(trained.gradients, one.gradients);
+    const double weights = difference(trained.weights, one.weights),
+                 gradients = difference(trained.gradients, one.gradients);
     CHECK(weights < kTolerance);
     CHECK(gradients < kTolerance);
-    for (size_t i = 0; i < one.losses.size(); ++i) CHECK(trained.losses[i] == Approx(one.losses[i]).epsilon(kTolerance));
+    for (size_t i = 0; i < one.losses.size(); ++i)
+      CHECK(trained.losses[i] == Approx(one.losses[i]).epsilon(kTolerance));
     worst = std::max({worst, weights, gradients});
     const std::optional<equivalence::Layout> same = same_additions(layout);
     bool bits = false;
@@ -297,12 +331,18 @@ TEST_CASE("every row trains the model of one rank, to a rounding error, and the 
       bits = trained.hash == expected.hash && trained.losses == expected.losses;
       CHECK(trained.hash == expected.hash);
       CHECK(trained.losses == expected.losses);
-      for (size_t i = 0; i < expected.norms.size(); ++i) CHECK(trained.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
+      for (size_t i = 0; i < expected.norms.size(); ++i)
+        CHECK(trained.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
       ++exact;
     }
-    std::printf("  %d ranks: %s: %s, %.0e of one rank\n", layout.world(), layout.name.c_str(), bits ? "same bits" : same ? "OTHER BITS" : "own order", std::max(weights, gradients));
+    std::printf("  %d ranks: %s: %s, %.0e of one rank\n", layout.world(), layout.name.c_str(),
+                bits   ? "same bits"
+                : same ? "OTHER BITS"
+                       : "own order",
+                std::max(weights, gradients));
   }
-  std::printf("  %zu rows, %d of them compared bit for bit; at most %.1e off one rank (tolerance %.0e)\n", rows.size(), exact, worst, kTolerance);
+  std::printf("  %zu rows, %d of them compared bit for bit; at most %.1e off one rank (tolerance %.0e)\n", rows.size(),
+              exact, worst, kTolerance);
   CHECK(exact > static_cast<int>(rows.size()) / 2);
 }
 

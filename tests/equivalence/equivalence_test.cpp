@@ -102,10 +102,13 @@ TEST_CASE("bucket sizes do not change bits", "[equivalence]") {
     for (int64_t bytes : {1, 1000, 20 << 10, 25 << 20})
       for (int64_t first : {1, 30 << 10}) {
         INFO(bytes << " " << first);
-        check_same_bits(train(with(make(3), [&](Layout& l) {
-          l.bucket_bytes = bytes;
-          l.first_bucket_bytes = first;
-        }), kSteps), base);
+        check_same_bits(train(with(make(3),
+                                   [&](Layout& l) {
+                                     l.bucket_bytes = bytes;
+                                     l.first_bucket_bytes = first;
+                                   }),
+                              kSteps),
+                        base);
       }
     // Pieces of the head's gradient are products of another shape, which may add in another order.
     check_close(train(with(make(3), [](Layout& l) { l.head_chunk_bytes = 25 << 20; }), kSteps), base, 2e-5);
@@ -124,7 +127,8 @@ TEST_CASE("what moves only the time does not move bits", "[equivalence]") {
       INFO("update on a stream of its own");
       check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
       INFO("both");
-      check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps), expected);
+      check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps),
+                      expected);
       INFO("two threads");
       check_same_bits(train(with(base, [](Layout& l) { l.threads = 2; }), kSteps), expected);
       INFO("evaluations between steps");
@@ -142,7 +146,8 @@ TEST_CASE("what moves only the time does not move bits without clipping", "[equi
     CHECK(expected.norms == std::vector<double>(kSteps, 0.0));
     check_same_bits(train(with(base, [](Layout& l) { l.optimizer_per_bucket = false; }), kSteps), expected);
     check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
-    check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps), expected);
+    check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps),
+                    expected);
     check_same_bits(train(with(base, [](Layout& l) { l.way = ReduceWay::flat; }), kSteps), expected);
     // The other control: clipping at 0.5 does something to these gradients.
     CHECK(train(make(3), kSteps).hash != expected.hash);
@@ -193,11 +198,12 @@ TEST_CASE("any mixture of knobs gives the same bits", "[equivalence]") {
       mixed.threads = 1 + static_cast<int>(draw(2));
       mixed.delay_seed = draw(2) * draw(1000);
       mixed.evaluate_between = draw(3) == 0;
-      INFO("round " << round << ": " << base.name << ", vocabulary " << base.model.vocab << ", " << base.ranks << " ranks, clip "
-                    << base.max_norm << ", " << base.micro_batches << " micro-batches; mixture " << mixture << ": " << name_of(mixed.way)
-                    << ", buckets " << mixed.first_bucket_bytes << " and " << mixed.bucket_bytes << ", per bucket "
-                    << mixed.optimizer_per_bucket << ", on spine " << mixed.update_on_spine << ", threads " << mixed.threads
-                    << ", delays " << mixed.delay_seed << ", evaluations " << mixed.evaluate_between);
+      INFO("round " << round << ": " << base.name << ", vocabulary " << base.model.vocab << ", " << base.ranks
+                    << " ranks, clip " << base.max_norm << ", " << base.micro_batches << " micro-batches; mixture "
+                    << mixture << ": " << name_of(mixed.way) << ", buckets " << mixed.first_bucket_bytes << " and "
+                    << mixed.bucket_bytes << ", per bucket " << mixed.optimizer_per_bucket << ", on spine "
+                    << mixed.update_on_spine << ", threads " << mixed.threads << ", delays " << mixed.delay_seed
+                    << ", evaluations " << mixed.evaluate_between);
       check_same_bits(train(mixed, kSteps), expected);
     }
   }
@@ -229,13 +235,17 @@ TEST_CASE("sharding survives random delays, and no clipping", "[equivalence][zer
   const Trained whole = train(unsplit, kSteps);
   for (uint64_t seed : {1, 2, 3}) {
     CAPTURE(seed);
-    check_same_weights(train(with(unsplit, [&](Layout& l) { l.zero_stage = static_cast<int>(seed), l.delay_seed = seed; }), kSteps), whole);
+    check_same_weights(
+        train(with(unsplit, [&](Layout& l) { l.zero_stage = static_cast<int>(seed), l.delay_seed = seed; }), kSteps),
+        whole);
   }
 }
 
 TEST_CASE("sharded gradients of several micro-batches are the same mean", "[equivalence][zero]") {
-  // Stage 1 accumulates as stage 0 does. Stages 2 and 3 add over ranks first and over micro-batches then: another order.
-  const auto unsplit = with(gpt2(3), [](Layout& l) { l.model.split_tied_embedding = false, l.micro_batch = 2, l.micro_batches = 2; });
+  // Stage 1 accumulates as stage 0 does. Stages 2 and 3 add over ranks first and over micro-batches then: another
+  // order.
+  const auto unsplit =
+      with(gpt2(3), [](Layout& l) { l.model.split_tied_embedding = false, l.micro_batch = 2, l.micro_batches = 2; });
   const Trained whole = train(unsplit, kSteps);
   check_same_weights(train(with(unsplit, [](Layout& l) { l.zero_stage = 1; }), kSteps), whole);
   for (int stage : {2, 3}) {
@@ -250,23 +260,30 @@ TEST_CASE("gradients that stay whole until the last micro-batch add in the order
       const auto unsplit = with(make(3), [&](Layout& l) {
         l.model.split_tied_embedding = false, l.micro_batch /= micro_batches, l.micro_batches = micro_batches;
       });
-      check_same_weights(train(with(unsplit, [](Layout& l) { l.zero_stage = 2, l.accumulate_unsharded = true; }), kSteps), train(unsplit, kSteps));
+      check_same_weights(
+          train(with(unsplit, [](Layout& l) { l.zero_stage = 2, l.accumulate_unsharded = true; }), kSteps),
+          train(unsplit, kSteps));
     }
 }
 
-TEST_CASE("layers that are kept after forward are gathered once in a step, whatever the micro-batches", "[equivalence][zero]") {
+TEST_CASE("layers that are kept after forward are gathered once in a step, whatever the micro-batches",
+          "[equivalence][zero]") {
   for (int micro_batches : {1, 2}) {
-    const auto base = with(llama(2), [&](Layout& l) { l.zero_stage = 3, l.micro_batch /= micro_batches, l.micro_batches = micro_batches, l.prefetch_depth = 0; });
+    const auto base = with(llama(2), [&](Layout& l) {
+      l.zero_stage = 3, l.micro_batch /= micro_batches, l.micro_batches = micro_batches, l.prefetch_depth = 0;
+    });
     const auto kept = with(base, [](Layout& l) { l.reshard_after_forward = false; });
     const auto gathers = [](const Layout& layout) {
       const auto job = make_job(layout, 0);
-      return std::count_if(job->train.tasks.begin(), job->train.tasks.end(), [](const Task& t) { return t.name.starts_with("all_gather.layer"); });
+      return std::count_if(job->train.tasks.begin(), job->train.tasks.end(),
+                           [](const Task& t) { return t.name.starts_with("all_gather.layer"); });
     };
     // Two layers and one slot: forward 0, 1, backward 0, and the next micro-batch begins with the layer that is there.
     CHECK(gathers(base) == 1 + 2 * micro_batches);
     CHECK(gathers(kept) == 2);
     check_same_bits(train(kept, kSteps), train(base, kSteps));
-    check_same_bits(train(with(kept, [](Layout& l) { l.delay_seed = 8, l.evaluate_between = true; }), kSteps), train(base, kSteps));
+    check_same_bits(train(with(kept, [](Layout& l) { l.delay_seed = 8, l.evaluate_between = true; }), kSteps),
+                    train(base, kSteps));
   }
 }
 
@@ -280,11 +297,13 @@ TEST_CASE("hybrid sharding: groups that share, and a sum across them, train the 
         });
         const auto hybrid = with(unsplit, [&](Layout& l) { l.zero_stage = stage, l.shard_size = 2; });
         const Trained trained = train(hybrid, kSteps);
-        std::printf("  %s, stage %d in groups of 2 of 4 ranks, %d micro-batches\n", hybrid.name.c_str(), stage, micro_batches);
+        std::printf("  %s, stage %d in groups of 2 of 4 ranks, %d micro-batches\n", hybrid.name.c_str(), stage,
+                    micro_batches);
         check_close(trained, train(unsplit, kSteps), 2e-5);
         check_same_bits(train(with(hybrid, [](Layout& l) { l.delay_seed = 4; }), kSteps), trained);
         // One group is no group, and groups of one are data parallelism.
-        CHECK(train(with(hybrid, [](Layout& l) { l.shard_size = 4; }), kSteps).hash == train(with(hybrid, [](Layout& l) { l.shard_size = 0; }), kSteps).hash);
+        CHECK(train(with(hybrid, [](Layout& l) { l.shard_size = 4; }), kSteps).hash ==
+              train(with(hybrid, [](Layout& l) { l.shard_size = 0; }), kSteps).hash);
         CHECK(train(with(hybrid, [](Layout& l) { l.shard_size = 1; }), kSteps).hash == train(unsplit, kSteps).hash);
       }
 }
@@ -298,7 +317,8 @@ TEST_CASE("gradient accumulation is the same mean", "[equivalence]") {
         l.micro_batches = parts;
         l.micro_batch /= parts;
       });
-      std::printf("  %s %lld, %d micro-batches against 1\n", cut.name.c_str(), static_cast<long long>(cut.model.vocab), parts);
+      std::printf("  %s %lld, %d micro-batches against 1\n", cut.name.c_str(), static_cast<long long>(cut.model.vocab),
+                  parts);
       const Trained accumulated = train(cut, kSteps);
       check_close(accumulated, expected, 2e-5);
       // Among themselves the ways still give the same bits.
@@ -312,7 +332,8 @@ TEST_CASE("a split tied embedding has the gradient of an unsplit one", "[equival
   for (const auto& make : {gpt2, gpt2_dense}) {
     const auto unsplit = [](Layout& l) { l.model.split_tied_embedding = false; };
     for (int ranks : {1, 3}) {
-      std::printf("  vocabulary %lld, %d ranks, split against unsplit\n", static_cast<long long>(make(ranks).model.vocab), ranks);
+      std::printf("  vocabulary %lld, %d ranks, split against unsplit\n",
+                  static_cast<long long>(make(ranks).model.vocab), ranks);
       check_close(train(make(ranks), kSteps), train(with(make(ranks), unsplit), kSteps), 2e-5);
     }
     const Trained expected = train(with(make(3), unsplit), kSteps);
@@ -338,7 +359,8 @@ TEST_CASE("bfloat16 on the wire rounds gradients once", "[equivalence]") {
     CHECK(difference(rounded.gradients, exact.gradients) < 0x1p-6);
     CHECK(difference(rounded.gradients, exact.gradients) > 0x1p-12);
     CHECK(difference(train(with(make(3), bf16), kSteps).weights, train(make(3), kSteps).weights) < 0x1p-6);
-    check_same_bits(train(with(make(3), [&](Layout& l) { bf16(l), l.way = ReduceWay::flat; }), kSteps), train(with(make(3), bf16), kSteps));
+    check_same_bits(train(with(make(3), [&](Layout& l) { bf16(l), l.way = ReduceWay::flat; }), kSteps),
+                    train(with(make(3), bf16), kSteps));
   }
 }
 
@@ -353,8 +375,8 @@ TEST_CASE("training in bfloat16 runs and its loss falls", "[equivalence]") {
     });
     const Trained bf16 = train(layout, 30);
     const Trained f32 = train(with(layout, [](Layout& l) { l.model.dtype = DType::f32; }), 30);
-    std::printf("  %s: loss %.3f -> %.3f in bfloat16, %.3f -> %.3f in float32\n", layout.name.c_str(), bf16.losses.front(),
-                bf16.losses.back(), f32.losses.front(), f32.losses.back());
+    std::printf("  %s: loss %.3f -> %.3f in bfloat16, %.3f -> %.3f in float32\n", layout.name.c_str(),
+                bf16.losses.front(), bf16.losses.back(), f32.losses.front(), f32.losses.back());
     CHECK(bf16.losses.back() < 0.8 * bf16.losses.front());
     CHECK(std::abs(bf16.losses.front() - f32.losses.front()) < 0.01 * f32.losses.front());
     CHECK(std::abs(bf16.losses.back() - f32.losses.back()) < 0.1 * f32.losses.back());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checker is as good as what it catches: every wait of every plan is deleted, and moved one item early; and for every
-// strategy a deleted wait is shown to change the result.
+// The checker is as good as what it catches: every wait of every plan is deleted, and moved one item early; and for
+// every strategy a deleted wait is shown to change the result.
 
 #include <algorithm>
 #include <array>
@@ -40,7 +40,8 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
     INFO(row.name);
     row.proved = [&](const comm::Proof& proof) { removed += proof.pruned_count; };
     const std::unique_ptr<Job> job = make_job(row, row.world() - 1);
-    const std::vector<const Plan*> runs{&job->prime, &job->train, row.double_buffer ? &job->train_swapped : &job->train, &job->evaluate, &job->train};
+    const std::vector<const Plan*> runs{&job->prime, &job->train, row.double_buffer ? &job->train_swapped : &job->train,
+                                        &job->evaluate, &job->train};
     const auto seams = comm::link_all(runs, job->channels);
     const comm::Sequence sequence{runs, seams};
     const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
@@ -54,7 +55,8 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
       (mutation == comm::Mutation::deleted ? deleted : early) += found;
     }
   }
-  std::printf("  %zu layouts; %lld redundant waits removed by the planner\n", rows.size(), static_cast<long long>(removed));
+  std::printf("  %zu layouts; %lld redundant waits removed by the planner\n", rows.size(),
+              static_cast<long long>(removed));
   print("deleted", deleted);
   print("one item early", early);
 }
@@ -72,14 +74,18 @@ std::string outcome(const Layout& row, int steps) {
 
 }  // namespace
 
-TEST_CASE("for every strategy there is a wait without which random delays change the result, and the live checker names it", "[mutation]") {
+TEST_CASE(
+    "for every strategy there is a wait without which random delays change the result, and the live checker names it",
+    "[mutation]") {
   constexpr int kSteps = 4;
   std::set<std::array<int, 7>> seen;
   for (const Layout& row : strategies(test_everything())) {
     // Without everything: data parallelism and ZeRO on two ranks as they are, and of all that is more one row each.
-    const bool more = seen.insert({row.shard_size, row.context > 1, row.tensor, static_cast<int>(row.wire_dtype), row.sums_by_exchange, row.stages,
-                                   static_cast<int>(row.schedule)}).second;
-    const bool plain = row.max_norm > 0 && row.update_on_spine && row.ranks == 2 && row.prefetch_depth == 1 && row.wire_dtype == DType::f32;
+    const bool more = seen.insert({row.shard_size, row.context > 1, row.tensor, static_cast<int>(row.wire_dtype),
+                                   row.sums_by_exchange, row.stages, static_cast<int>(row.schedule)})
+                          .second;
+    const bool plain = row.max_norm > 0 && row.update_on_spine && row.ranks == 2 && row.prefetch_depth == 1 &&
+                       row.wire_dtype == DType::f32;
     if (!plain && !more && !test_everything()) continue;
     INFO(row.name);
     const std::string expected = train(row, kSteps).hash;
@@ -91,13 +97,16 @@ TEST_CASE("for every strategy there is a wait without which random delays change
         for (size_t i = 0; i < job->train[id].after.size() && changed_by.empty(); ++i) {
           if (job->train[id].op == Op::report || job->train[id].op == Op::load) continue;  // no part of the weights
           Layout mutant = row;
-          mutant.mutate = [=, stage = job->stage()](Job& j) { if (j.stage() == stage) j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i)); };
+          mutant.mutate = [=, stage = job->stage()](Job& j) {
+            if (j.stage() == stage) j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i));
+          };
           CHECK_THROWS_AS(train(mutant, 2), PlanError);
           ++tried;
           mutant.check_hazards = false;
           mutant.delay_seed = seed;
           if (outcome(mutant, kSteps) != expected)
-            changed_by = job->train[id].name + " <- " + job->train[job->train[id].after[i].item].name + ", seed " + std::to_string(seed);
+            changed_by = job->train[id].name + " <- " + job->train[job->train[id].after[i].item].name + ", seed " +
+                         std::to_string(seed);
         }
     std::printf("  %s: mutant %d changes the result: %s\n", row.name.c_str(), tried, changed_by.c_str());
     CHECK(!changed_by.empty());

@@ -16,7 +16,12 @@ namespace {
 constexpr int kSteps = 3;
 
 Layout zero(int stage, models::Family family = models::Family::gpt2) {
-  Layout layout{.name = "peers", .model = smallest(family), .ranks = 2, .micro_batch = 2, .bucket_bytes = 512, .first_bucket_bytes = 256};
+  Layout layout{.name = "peers",
+                .model = smallest(family),
+                .ranks = 2,
+                .micro_batch = 2,
+                .bucket_bytes = 512,
+                .first_bucket_bytes = 256};
   layout.model.split_tied_embedding = false;
   layout.zero_stage = stage;
   return layout;
@@ -33,7 +38,8 @@ std::string refusal(const Layout& layout) {
 
 }  // namespace
 
-TEST_CASE("a gather that does not wait for the optimizer is found, whether it waits in its step or in the next", "[peers]") {
+TEST_CASE("a gather that does not wait for the optimizer is found, whether it waits in its step or in the next",
+          "[peers]") {
   // Megatron-LM: parameters were gathered before their update; the model trained on stale weights.
   for (int stage : {1, 3}) {
     Layout mutant = zero(stage);
@@ -42,7 +48,8 @@ TEST_CASE("a gather that does not wait for the optimizer is found, whether it wa
     mutant.mutate = [&](Job& job) {
       for (ItemId i = 0; i < job.train.size(); ++i)
         if (job.train[i].op == Op::all_gather)
-          deleted += static_cast<int>(std::erase_if(job.train[i].after, [&](const Point& p) { return job.train[p.item].op == Op::adamw; }));
+          deleted += static_cast<int>(
+              std::erase_if(job.train[i].after, [&](const Point& p) { return job.train[p.item].op == Op::adamw; }));
     };
     const std::string text = refusal(mutant);
     INFO(text);
@@ -120,14 +127,18 @@ TEST_CASE("buckets that end unevenly, and buckets with fewer elements than there
         if (stage > 1 || bytes > 1) continue;
         const auto job = make_job(layout, 3);
         int64_t smallest_part = job->model.parameters[0].elems;
-        for (const ParameterSpec& parameter : job->model.parameters) smallest_part = std::min(smallest_part, parameter.elems);
+        for (const ParameterSpec& parameter : job->model.parameters)
+          smallest_part = std::min(smallest_part, parameter.elems);
         // The last rank's shard of the smallest bucket is padding alone.
         CHECK(smallest_part <= 3 * 16);
       }
   }
 }
 
-TEST_CASE("small and uneven buckets travel encoded too: every rank has the same weights, and bfloat16 the same bits in every cut", "[peers]") {
+TEST_CASE(
+    "small and uneven buckets travel encoded too: every rank has the same weights, and bfloat16 the same bits in every "
+    "cut",
+    "[peers]") {
   for (models::Family family : {models::Family::gpt2, models::Family::llama})
     for (DType wire : {DType::bf16, DType::u8})
       for (int stage : {1, 3}) {
@@ -147,8 +158,10 @@ TEST_CASE("small and uneven buckets travel encoded too: every rank has the same 
       }
 }
 
-TEST_CASE("a parameter that gets no gradient travels like the others and stays as it is, in every stage and format", "[peers]") {
-  // DeepSpeed and FSDP have hung on parameters that took no part. Here every part of a bucket travels; without decay nothing moves it.
+TEST_CASE("a parameter that gets no gradient travels like the others and stays as it is, in every stage and format",
+          "[peers]") {
+  // DeepSpeed and FSDP have hung on parameters that took no part. Here every part of a bucket travels; without decay
+  // nothing moves it.
   for (int stage : {0, 1, 2, 3})
     for (DType wire : {DType::f32, DType::bf16, DType::u8}) {
       CAPTURE(stage, name_of(wire));
@@ -157,7 +170,8 @@ TEST_CASE("a parameter that gets no gradient travels like the others and stays a
       layout.micro_batches = 2;
       std::string idle;
       layout.change_model = [&](ModelSpec& model) {
-        const auto parameter = std::find_if(model.parameters.begin(), model.parameters.end(), [](const ParameterSpec& p) { return p.layer == 1 && !p.decay; });
+        const auto parameter = std::find_if(model.parameters.begin(), model.parameters.end(),
+                                            [](const ParameterSpec& p) { return p.layer == 1 && !p.decay; });
         idle = parameter->name();
         for (Piece& piece : model.pieces)
           for (Work& work : piece.works)
@@ -186,13 +200,17 @@ TEST_CASE("rows that get no gradient stay as they are, sharded or not", "[peers]
     layout.model.context = 40;
     layout.eps = 1e-8f;
     const Trained trained = train(layout, kSteps), begin = train(layout, 0);
-    const auto at = static_cast<size_t>(std::find_if(trained.names.begin(), trained.names.end(), [](const std::string& n) { return n.find("wpe") != std::string::npos; }) - trained.names.begin());
+    const auto at =
+        static_cast<size_t>(std::find_if(trained.names.begin(), trained.names.end(),
+                                         [](const std::string& n) { return n.find("wpe") != std::string::npos; }) -
+                            trained.names.begin());
     REQUIRE(at < trained.names.size());
     for (size_t i = 0; i < trained.weights[at].size(); ++i) {
       const bool used = i < static_cast<size_t>(layout.model.tokens * layout.model.width);
       // Weight decay alone: |change| is learning rate x decay x weight in each step.
       const float before = begin.weights[at][i], after = trained.weights[at][i];
-      if (!used) CHECK(std::abs(after - before * std::pow(1 - layout.learning_rate * 0.1f, kSteps)) <= 1e-6f * std::abs(before));
+      if (!used)
+        CHECK(std::abs(after - before * std::pow(1 - layout.learning_rate * 0.1f, kSteps)) <= 1e-6f * std::abs(before));
     }
   }
 }

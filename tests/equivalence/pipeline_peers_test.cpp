@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bugs that others have had in pipelines, as laws of this engine's plans; and random pipelines of real models under random latencies.
+// Bugs that others have had in pipelines, as laws of this engine's plans; and random pipelines of real models under
+// random latencies.
 
 #include <algorithm>
 #include <cstdio>
@@ -17,7 +18,8 @@ using namespace slipstream::equivalence;
 
 namespace {
 
-constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1};
+constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
+                                   ScheduleKind::zb_h1};
 
 Layout piped(models::Family family, ScheduleKind kind, int stages, int micro_batches) {
   Layout layout{.name = name_of(kind),
@@ -34,18 +36,24 @@ Layout piped(models::Family family, ScheduleKind kind, int stages, int micro_bat
   return layout;
 }
 
-/// Every item takes a time of its own, the same on all ranks that ask; a collective or a hop is long or short by its size and the seed.
+/// Every item takes a time of its own, the same on all ranks that ask; a collective or a hop is long or short by its
+/// size and the seed.
 class RandomPrice : public comm::RooflinePrice {
  public:
   explicit RandomPrice(uint64_t seed) : RooflinePrice({}, {}), random_(seed, "latencies") {}
-  int64_t local_ns(const Plan& plan, ItemId item) const override { return draw(std::hash<std::string>{}(plan[item].name) + item); }
+  int64_t local_ns(const Plan& plan, ItemId item) const override {
+    return draw(std::hash<std::string>{}(plan[item].name) + item);
+  }
   comm::WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override {
-    return {.latency_ns = draw(static_cast<uint64_t>(plan.task(item).elems) * 31 + static_cast<uint64_t>(axis) * 7 + static_cast<uint64_t>(ranks)),
+    return {.latency_ns = draw(static_cast<uint64_t>(plan.task(item).elems) * 31 + static_cast<uint64_t>(axis) * 7 +
+                               static_cast<uint64_t>(ranks)),
             .wire_ns = 0};
   }
 
  private:
-  int64_t draw(uint64_t at) const { return 1 + static_cast<int64_t>(random_.below(at, random_.below(at + 1, 4) == 0 ? 100'000 : 1000)); }
+  int64_t draw(uint64_t at) const {
+    return 1 + static_cast<int64_t>(random_.below(at, random_.below(at + 1, 4) == 0 ? 100'000 : 1000));
+  }
   Philox random_;
 };
 
@@ -70,17 +78,20 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
     layout.hides_hops = draw(2);
     layout.update_on_spine = draw(2);
     layout.max_norm = draw(2) ? 0.5f : 0.0f;
-    CAPTURE(round, layout.name, stages, layout.micro_batches, layout.ranks, layout.zero_stage, layout.shard_size, name_of(layout.recompute));
+    CAPTURE(round, layout.name, stages, layout.micro_batches, layout.ranks, layout.zero_stage, layout.shard_size,
+            name_of(layout.recompute));
     const auto jobs = make_jobs(layout, 0);  // throws unless proved
     for (uint64_t latencies = 1; latencies <= 3; ++latencies) {
       std::vector<comm::RankRuns> ranks;
       for (size_t s = 0; s < jobs.size(); ++s) {
         const std::vector<const Plan*> plans{&jobs[s]->train, &jobs[s]->train, &jobs[s]->evaluate, &jobs[s]->train};
-        ranks.push_back(
-            {.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(s)}), .runs = plans, .seams = comm::link_all(plans, jobs[s]->channels)});
+        ranks.push_back({.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(s)}),
+                         .runs = plans,
+                         .seams = comm::link_all(plans, jobs[s]->channels)});
       }
       for (comm::Gate gate : {comm::Gate::none, comm::Gate::launch_order, comm::Gate::serial}) {
-        const comm::Rehearsal rehearsal = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, ranks, RandomPrice(seed + latencies), {.gate = gate});
+        const comm::Rehearsal rehearsal =
+            comm::rehearse(jobs[0]->mesh, jobs[0]->channels, ranks, RandomPrice(seed + latencies), {.gate = gate});
         INFO(comm::name_of(gate) << ": " << rehearsal.deadlock);
         CHECK(rehearsal.finished);
       }
@@ -88,9 +99,10 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
   }
 }
 
-TEST_CASE("a bucket is reduced when, and not before, the last pass of the last micro-batch has completed it", "[pipeline][peers]") {
-  // Zero-bubble schedules move weight gradients behind the backward pass; a flag "last micro-batch" set in the backward pass reduces
-  // gradients that are not there yet.
+TEST_CASE("a bucket is reduced when, and not before, the last pass of the last micro-batch has completed it",
+          "[pipeline][peers]") {
+  // Zero-bubble schedules move weight gradients behind the backward pass; a flag "last micro-batch" set in the backward
+  // pass reduces gradients that are not there yet.
   for (ScheduleKind kind : kKinds)
     for (int zero : {0, 1})
       for (bool clip : {true, false}) {
@@ -120,7 +132,8 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
 }
 
 TEST_CASE("a layer is in its slot for every item that uses it, under every schedule", "[pipeline][peers]") {
-  // Interleaved schedules go through chunks in an order that is not that of layers: gathers by layer number come at the wrong time.
+  // Interleaved schedules go through chunks in an order that is not that of layers: gathers by layer number come at the
+  // wrong time.
   for (ScheduleKind kind : kKinds)
     for (int depth : {0, 1, 2}) {
       Layout layout = piped(models::Family::llama, kind, 2, 4);
@@ -131,7 +144,8 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
         int64_t uses = 0;
         for (ItemId id : job->train.order) {
           const Item& item = job->train[id];
-          if (item.op == Op::all_gather && item.writes[0].buffer == job->ids.value_slots) tenant[item.writes[0].begin_bytes] = item.bucket;
+          if (item.op == Op::all_gather && item.writes[0].buffer == job->ids.value_slots)
+            tenant[item.writes[0].begin_bytes] = item.bucket;
           if (!job->train.is_spine(id) || item.op != Op::compute || job->train.spine[id].piece == UINT32_MAX) continue;
           const int layer = job->model.pieces[job->train.spine[id].piece].layer;
           for (const Slice& read : item.reads) {
@@ -147,7 +161,8 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
     }
 }
 
-TEST_CASE("a wait for the item before is not enough, nor is none: interleaved and zero-bubble with sharded layers", "[pipeline][mutation]") {
+TEST_CASE("a wait for the item before is not enough, nor is none: interleaved and zero-bubble with sharded layers",
+          "[pipeline][mutation]") {
   comm::Mutations found;
   for (ScheduleKind kind : {ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int zero : {2, 3}) {

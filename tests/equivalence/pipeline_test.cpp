@@ -18,7 +18,10 @@ namespace {
 constexpr int kSteps = 3;
 
 Layout layout_of(bool llama, int layers, int micro_batches) {
-  Layout layout{.name = llama ? "llama" : "gpt2", .model = llama ? tiny_llama() : tiny_gpt2(), .micro_batch = 2, .micro_batches = micro_batches};
+  Layout layout{.name = llama ? "llama" : "gpt2",
+                .model = llama ? tiny_llama() : tiny_gpt2(),
+                .micro_batch = 2,
+                .micro_batches = micro_batches};
   layout.model.layers = layers;
   layout.model.vocab = 61;
   return layout;
@@ -44,7 +47,10 @@ TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage",
         for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
           if (llama && stages == 3) continue;
           CAPTURE(llama, micro_batches, stages, name_of(kind));
-          check_same_bits(train(with(whole, [&](Layout& l) { l.stages = stages, l.schedule = kind, l.evaluate_between = true; }), kSteps), expected);
+          check_same_bits(
+              train(with(whole, [&](Layout& l) { l.stages = stages, l.schedule = kind, l.evaluate_between = true; }),
+                    kSteps),
+              expected);
         }
     }
 }
@@ -56,21 +62,30 @@ TEST_CASE("weight gradients that lag by other times give the bits of one stage",
     const std::vector<int> most = most_lags({.stages = 4, .micro_batches = 5, .hides_hops = hides_hops});
     for (const std::vector<int>& lags : {std::vector<int>{0, 0, 0, 0}, {0, 1, 1, 0}, most}) {
       CAPTURE(hides_hops, lags);
-      check_same_bits(train(with(whole, [&](Layout& l) {
-        l.stages = 4, l.schedule = ScheduleKind::zb_h1, l.hides_hops = hides_hops, l.lags = lags;
-      }), kSteps), expected);
+      check_same_bits(train(with(whole,
+                                 [&](Layout& l) {
+                                   l.stages = 4, l.schedule = ScheduleKind::zb_h1, l.hides_hops = hides_hops,
+                                   l.lags = lags;
+                                 }),
+                            kSteps),
+                      expected);
     }
   }
 }
 
 TEST_CASE("interleaving gives the bits of one stage", "[pipeline]") {
   for (bool llama : {false, true})
-    for (const auto& [stages, virtual_stages, micro_batches] : {std::tuple{2, 2, 2}, {2, 3, 4}, {3, 2, 3}, {4, 2, 4}, {2, 2, 6}}) {
+    for (const auto& [stages, virtual_stages, micro_batches] :
+         {std::tuple{2, 2, 2}, {2, 3, 4}, {3, 2, 3}, {4, 2, 4}, {2, 2, 6}}) {
       CAPTURE(llama, stages, virtual_stages, micro_batches);
       const Layout whole = layout_of(llama, stages * virtual_stages, micro_batches);
-      check_same_bits(train(with(whole, [&](Layout& l) {
-        l.stages = stages, l.virtual_stages = virtual_stages, l.schedule = ScheduleKind::interleaved_1f1b;
-      }), kSteps), train(whole, kSteps));
+      check_same_bits(train(with(whole,
+                                 [&](Layout& l) {
+                                   l.stages = stages, l.virtual_stages = virtual_stages,
+                                   l.schedule = ScheduleKind::interleaved_1f1b;
+                                 }),
+                            kSteps),
+                      train(whole, kSteps));
     }
 }
 
@@ -89,9 +104,11 @@ TEST_CASE("what moves only the time of a pipeline does not move bits", "[pipelin
   const Layout whole = layout_of(false, 4, 4);
   for (float max_norm : {0.5f, 0.0f}) {
     const Trained expected = train(with(whole, [&](Layout& l) { l.max_norm = max_norm; }), kSteps);
-    for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
+    for (ScheduleKind kind :
+         {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
       const Layout piped = with(whole, [&](Layout& l) {
-        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1, l.max_norm = max_norm;
+        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1,
+        l.max_norm = max_norm;
       });
       for (uint64_t seed : {7, 77}) {
         CAPTURE(name_of(kind), seed, max_norm);
@@ -99,27 +116,37 @@ TEST_CASE("what moves only the time of a pipeline does not move bits", "[pipelin
       }
       check_same_bits(train(with(piped, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
       check_same_bits(train(with(piped, [](Layout& l) { l.hides_hops = true; }), kSteps), expected);
-      check_same_bits(train(with(piped, [](Layout& l) { l.way = ReduceWay::flat, l.optimizer_per_bucket = false; }), kSteps), expected);
+      check_same_bits(
+          train(with(piped, [](Layout& l) { l.way = ReduceWay::flat, l.optimizer_per_bucket = false; }), kSteps),
+          expected);
     }
   }
 }
 
-TEST_CASE("when gradients travel does not change bits: bucketed, a chunk at once, all stages together; and every wait of it is needed", "[pipeline]") {
+TEST_CASE(
+    "when gradients travel does not change bits: bucketed, a chunk at once, all stages together; and every wait of it "
+    "is needed",
+    "[pipeline]") {
   for (bool llama : {false, true})
     for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b}) {
       const Layout data = with(layout_of(llama, 4, 2), [](Layout& l) { l.ranks = 2; });
-      const Layout piped = with(data, [&](Layout& l) { l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1; });
+      const Layout piped = with(data, [&](Layout& l) {
+        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+      });
       const Trained expected = train(data, kSteps);
       for (bool at_once : {false, true})
         for (bool align : {false, true}) {
           CAPTURE(llama, name_of(kind), at_once, align);
-          const Layout row = with(piped, [&](Layout& l) { l.reduced_at_once = at_once, l.align_grad_reduce = align, l.delay_seed = 9; });
+          const Layout row = with(
+              piped, [&](Layout& l) { l.reduced_at_once = at_once, l.align_grad_reduce = align, l.delay_seed = 9; });
           const Trained trained = train(row, kSteps);
           CHECK(trained.hash == expected.hash);
           CHECK(trained.losses == expected.losses);
           const auto jobs = make_jobs(row, 0);
           const auto buckets = std::ssize(jobs[1]->layout.buckets), chunks = std::ssize(jobs[1]->chunks);
-          CHECK((at_once ? buckets <= chunks + 1 : buckets > chunks + 1));  // a table that is shared with the first stage is a bucket of its own
+          CHECK((at_once
+                     ? buckets <= chunks + 1
+                     : buckets > chunks + 1));  // a table that is shared with the first stage is a bucket of its own
           if (llama || !(at_once || align)) continue;
           for (const auto& job : jobs) {
             const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
@@ -140,27 +167,34 @@ TEST_CASE("bfloat16 crosses stages without a rounding of its own", "[pipeline]")
 }
 
 TEST_CASE("pipelines cross with data parallelism and ZeRO", "[pipeline][zero]") {
-  // Against the same data ranks and ZeRO stage on one pipeline stage: the same sums in the same order. ZeRO keeps the shares
-  // of a tied table together on one stage, so untied; the tied ones are compared with plain data parallelism.
+  // Against the same data ranks and ZeRO stage on one pipeline stage: the same sums in the same order. ZeRO keeps the
+  // shares of a tied table together on one stage, so untied; the tied ones are compared with plain data parallelism.
   for (bool llama : {false, true})
     for (int ranks : {2, 3})
       for (int stage : {0, 1, 2, 3}) {
-        const Layout data = with(layout_of(llama, 4, 2), [&](Layout& l) { l.ranks = ranks, l.zero_stage = stage, l.model.tie_embeddings = false; });
+        const Layout data = with(layout_of(llama, 4, 2), [&](Layout& l) {
+          l.ranks = ranks, l.zero_stage = stage, l.model.tie_embeddings = false;
+        });
         const Trained expected = train(data, kSteps);
         for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
           CAPTURE(llama, ranks, stage, name_of(kind));
-          const Trained piped = train(with(data, [&](Layout& l) {
-            l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
-          }), kSteps);
+          const Trained piped = train(with(data,
+                                           [&](Layout& l) {
+                                             l.stages = 2, l.schedule = kind,
+                                             l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+                                           }),
+                                      kSteps);
           CHECK(piped.hash == expected.hash);
           CHECK(piped.losses == expected.losses);
-          for (size_t i = 0; i < piped.norms.size(); ++i) CHECK(piped.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
+          for (size_t i = 0; i < piped.norms.size(); ++i)
+            CHECK(piped.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
         }
       }
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     const Layout data = with(layout_of(false, 4, 1), [](Layout& l) { l.ranks = 2; });
-    CHECK(train(with(data, [&](Layout& l) { l.stages = 2, l.zero_stage = stage; }), kSteps).hash == train(data, kSteps).hash);
+    CHECK(train(with(data, [&](Layout& l) { l.stages = 2, l.zero_stage = stage; }), kSteps).hash ==
+          train(data, kSteps).hash);
   }
 }
 
@@ -174,24 +208,33 @@ TEST_CASE("pipelines cross with hybrid sharding", "[pipeline][zero]") {
       for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
         if (llama && kind != ScheduleKind::zb_h1) continue;
         CAPTURE(llama, stage, name_of(kind));
-        const Trained piped = train(with(data, [&](Layout& l) {
-          l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
-        }), kSteps);
+        const Trained piped = train(with(data,
+                                         [&](Layout& l) {
+                                           l.stages = 2, l.schedule = kind,
+                                           l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+                                         }),
+                                    kSteps);
         CHECK(piped.hash == expected.hash);
         CHECK(piped.losses == expected.losses);
-        for (size_t i = 0; i < piped.norms.size(); ++i) CHECK(piped.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
+        for (size_t i = 0; i < piped.norms.size(); ++i)
+          CHECK(piped.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
       }
     }
 }
 
-TEST_CASE("a split backward reduces what each of its passes makes of a layer, once for every micro-batch", "[pipeline][zero]") {
+TEST_CASE("a split backward reduces what each of its passes makes of a layer, once for every micro-batch",
+          "[pipeline][zero]") {
   for (int zero : {2, 3}) {
-    const auto jobs = make_jobs(with(layout_of(true, 4, 3), [&](Layout& l) { l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = ScheduleKind::zb_h1; }), 0);
+    const auto jobs = make_jobs(
+        with(layout_of(true, 4, 3),
+             [&](Layout& l) { l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = ScheduleKind::zb_h1; }),
+        0);
     for (const auto& job : jobs) {
       std::map<std::pair<int32_t, std::string>, int> reductions;  // bucket, micro-batch
       std::map<int32_t, int64_t> elems;
       for (const Task& task : job->train.tasks) {
-        if (task.op != Op::reduce_scatter || !is_of_layer(*job, job->layout.buckets[static_cast<size_t>(task.bucket)])) continue;
+        if (task.op != Op::reduce_scatter || !is_of_layer(*job, job->layout.buckets[static_cast<size_t>(task.bucket)]))
+          continue;
         ++reductions[{task.bucket, task.name.substr(task.name.find('/'))}];
         // It begins when the pass that makes the bucket is done with it, not at the end of the other.
         const Bucket& bucket = job->layout.buckets[static_cast<size_t>(task.bucket)];
@@ -199,7 +242,8 @@ TEST_CASE("a split backward reduces what each of its passes makes of a layer, on
         const std::string& maker = job->model.parameters[job->layout.parts[bucket.first_part].part.parameter].name();
         const bool norms = maker.find("layernorm") != std::string::npos;
         for (const Point& point : task.after)
-          if (job->train.is_spine(point.item)) CHECK((job->train[point.item].name.find(".weight") == std::string::npos) == norms);
+          if (job->train.is_spine(point.item))
+            CHECK((job->train[point.item].name.find(".weight") == std::string::npos) == norms);
       }
       CHECK(reductions.size() == 2u * 2u * 3u);  // passes x layers x micro-batches
       for (const auto& [key, count] : reductions) CHECK(count == 1);
@@ -216,11 +260,13 @@ TEST_CASE("the control: a stage that takes the other's gradient of a tied table 
 
 TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") {
   int64_t waits = 0;
-  for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
+  for (ScheduleKind kind :
+       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int zero : {0, 1, 3}) {
       if (zero > 1 && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::zb_h1) continue;
       const Layout layout = with(layout_of(false, 4, 2), [&](Layout& l) {
-        l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+        l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind,
+        l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
       });
       for (const auto& job : make_jobs(layout, 0)) {
         const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
@@ -241,15 +287,19 @@ TEST_CASE("receives are posted early, and no task of a pipeline waits for what i
   // The second micro-batch's activations may arrive while the first is computed: nothing on the spine comes before.
   int early = 0;
   for (const Task& task : plan.tasks)
-    if (task.op == Op::recv && (task.name.ends_with("/0") || task.name.ends_with("/1")) && task.name.find("residual") != std::string::npos) {
+    if (task.op == Op::recv && (task.name.ends_with("/0") || task.name.ends_with("/1")) &&
+        task.name.find("residual") != std::string::npos) {
       CHECK(task.after.empty());
       ++early;
     }
   CHECK(early == 2);
 }
 
-TEST_CASE("both ends of a hop use one connection, no connection serves two streams of a rank, and members share a number", "[pipeline]") {
-  for (const auto& [stages, virtual_stages, ranks] : {std::tuple{2, 1, 1}, {2, 2, 1}, {3, 1, 2}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}, {5, 2, 1}}) {
+TEST_CASE(
+    "both ends of a hop use one connection, no connection serves two streams of a rank, and members share a number",
+    "[pipeline]") {
+  for (const auto& [stages, virtual_stages, ranks] :
+       {std::tuple{2, 1, 1}, {2, 2, 1}, {3, 1, 2}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}, {5, 2, 1}}) {
     CAPTURE(stages, virtual_stages, ranks);
     const Layout layout = with(layout_of(false, stages * virtual_stages, stages), [&](Layout& l) {
       l.stages = stages, l.virtual_stages = virtual_stages, l.ranks = ranks;

@@ -19,7 +19,10 @@ constexpr int kSteps = 2;
 constexpr Recomputation kBoth[] = {Recomputation::selective, Recomputation::full};
 
 Layout layout_of(bool llama, int layers, int micro_batches) {
-  Layout layout{.name = llama ? "llama" : "gpt2", .model = llama ? tiny_llama() : tiny_gpt2(), .micro_batch = 2, .micro_batches = micro_batches};
+  Layout layout{.name = llama ? "llama" : "gpt2",
+                .model = llama ? tiny_llama() : tiny_gpt2(),
+                .micro_batch = 2,
+                .micro_batches = micro_batches};
   layout.model.layers = layers;
   layout.model.vocab = 61;
   return layout;
@@ -52,16 +55,18 @@ int64_t flops_of(const Job& job, bool again) {
 TEST_CASE("recomputation gives the bits of keeping everything", "[recompute]") {
   for (bool llama : {false, true})
     for (DType dtype : {DType::f32, DType::bf16})
-      check_same_bits(with(layout_of(llama, 3, 2), [&](Layout& l) { l.model.dtype = dtype, l.evaluate_between = true; }));
+      check_same_bits(
+          with(layout_of(llama, 3, 2), [&](Layout& l) { l.model.dtype = dtype, l.evaluate_between = true; }));
 }
 
 TEST_CASE("recomputation gives the bits of keeping everything under every schedule", "[recompute][pipeline]") {
   for (bool llama : {false, true})
-    for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
+    for (ScheduleKind kind :
+         {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1}) {
       CAPTURE(llama, name_of(kind));
       check_same_bits(with(layout_of(llama, 4, 4), [&](Layout& l) {
-        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1, l.hides_hops = llama,
-        l.evaluate_between = true;
+        l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1,
+        l.hides_hops = llama, l.evaluate_between = true;
       }));
     }
 }
@@ -72,13 +77,15 @@ TEST_CASE("recomputation gives the bits of keeping everything with sharded param
       for (int stages : {1, 2}) {
         CAPTURE(llama, stage, stages);
         check_same_bits(with(layout_of(llama, 4, 2), [&](Layout& l) {
-          l.ranks = 2, l.zero_stage = stage, l.stages = stages, l.model.tie_embeddings = false, l.model.dtype = llama ? DType::bf16 : DType::f32;
+          l.ranks = 2, l.zero_stage = stage, l.stages = stages, l.model.tie_embeddings = false,
+          l.model.dtype = llama ? DType::bf16 : DType::f32;
           l.delay_seed = 5;
         }));
       }
 }
 
-TEST_CASE("the control: without any one of the works that run again, another model is trained", "[recompute][mutation]") {
+TEST_CASE("the control: without any one of the works that run again, another model is trained",
+          "[recompute][mutation]") {
   // Of the first layer: what later layers left in the shared memory is not its own.
   for (bool llama : {false, true})
     for (Recomputation how : kBoth) {
@@ -91,7 +98,9 @@ TEST_CASE("the control: without any one of the works that run again, another mod
         if (!piece.name.starts_with("recompute.") || piece.layer != 0) continue;
         for (size_t w = 0; w < piece.works.size(); ++w) {
           CAPTURE(llama, name_of(how), piece.name, piece.works[w].name);
-          const Layout mutant = with(whole, [&](Layout& l) { l.mutate = [=](Job& j) { j.model.pieces[p].works[w].fn = [](LaunchContext&) {}; }; });
+          const Layout mutant = with(whole, [&](Layout& l) {
+            l.mutate = [=](Job& j) { j.model.pieces[p].works[w].fn = [](LaunchContext&) {}; };
+          });
           CHECK(train(mutant, kSteps).hash != expected);
           ++tried;
         }
@@ -101,10 +110,12 @@ TEST_CASE("the control: without any one of the works that run again, another mod
 }
 
 TEST_CASE("communication inside a layer runs again with the works around it", "[recompute][pipeline]") {
-  // What comes out of attention is summed over ranks, as tensor parallelism does; the model that this makes is trained either way.
+  // What comes out of attention is summed over ranks, as tensor parallelism does; the model that this makes is trained
+  // either way.
   for (int stages : {1, 2})
     for (int zero : {0, 3}) {
-      Layout layout = with(layout_of(true, 4, 2), [&](Layout& l) { l.ranks = 2, l.stages = stages, l.zero_stage = zero; });
+      Layout layout =
+          with(layout_of(true, 4, 2), [&](Layout& l) { l.ranks = 2, l.stages = stages, l.zero_stage = zero; });
       layout.change_model = [](ModelSpec& model) {
         for (Piece& piece : model.pieces) {
           if (piece.name != "attention") continue;
@@ -125,7 +136,8 @@ TEST_CASE("communication inside a layer runs again with the works around it", "[
       std::map<std::string, int> sums;
       for (const auto& job : make_jobs(layout, 0))
         for (const Task& task : job->train.tasks)
-          if (job->channels[task.channel].name == "sub") ++sums[task.name.starts_with("recompute.") ? "again" : "first"];
+          if (job->channels[task.channel].name == "sub")
+            ++sums[task.name.starts_with("recompute.") ? "again" : "first"];
       CHECK(sums["first"] == 4 * 2);
       CHECK(sums["again"] == 4 * 2);
     }
@@ -138,14 +150,18 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
       const auto planned = [&](Recomputation how) {
         return make_jobs(with(layout_of(llama, kLayers, kMicroBatches),
                               [&](Layout& l) {
-                                l.stages = stages, l.layers = std::vector<int>(static_cast<size_t>(stages), kLayers / stages), l.recompute = how;
+                                l.stages = stages,
+                                l.layers = std::vector<int>(static_cast<size_t>(stages), kLayers / stages),
+                                l.recompute = how;
                               }),
                          0);
       };
-      const auto none = planned(Recomputation::none), selective = planned(Recomputation::selective), full = planned(Recomputation::full);
+      const auto none = planned(Recomputation::none), selective = planned(Recomputation::selective),
+                 full = planned(Recomputation::full);
       const Layout layout = layout_of(llama, kLayers, kMicroBatches);
       const models::ModelOptions& o = layout.model;
-      const int64_t R = 2 * o.tokens, D = o.width, F = o.ffn_width, hd = D / o.heads, qkv = (o.heads + 2 * o.kv_heads) * hd;
+      const int64_t R = 2 * o.tokens, D = o.width, F = o.ffn_width, hd = D / o.heads,
+                    qkv = (o.heads + 2 * o.kv_heads) * hd;
       for (size_t s = 0; s < none.size(); ++s) {
         CAPTURE(llama, stages, s);
         const int64_t slots = peak_in_flight(none[s]->options.schedule, static_cast<int>(s));
@@ -154,10 +170,12 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
         CHECK(activations(*none[s]) - activations(*full[s]) == full[s]->recomputed.saved_bytes);
         CHECK(full[s]->recomputed.paid.flops == flops_of(*full[s], true));
         CHECK(flops_of(*full[s], false) == flops_of(*none[s], true) + flops_of(*none[s], false));
-        // Full keeps a layer's input and nothing else; what a layer makes again is there once, for all layers and micro-batches.
+        // Full keeps a layer's input and nothing else; what a layer makes again is there once, for all layers and
+        // micro-batches.
         const auto up = [](int64_t elems) { return (4 * elems + 63) / 64 * 64; };
         const int64_t statistics = llama ? 2 * up(R) : 4 * up(R);
-        const int64_t layer_without_input = up(R * D) * 4 + up(R * qkv) + up(R * F * (llama ? 2 : 1)) + up(R * F) + up(o.heads * R) + statistics;
+        const int64_t layer_without_input =
+            up(R * D) * 4 + up(R * qkv) + up(R * F * (llama ? 2 : 1)) + up(R * F) + up(o.heads * R) + statistics;
         const int64_t one_less = kLayers / stages * slots * layer_without_input - full[s]->recomputed.saved_bytes;
         CHECK(one_less <= layer_without_input + up(R * D));
         CHECK(one_less >= layer_without_input - up(R * D));
@@ -175,9 +193,11 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
 TEST_CASE("every wait of a plan that makes activations again is needed", "[recompute][mutation]") {
   int64_t waits = 0;
   for (Recomputation how : kBoth)
-    for (const auto& [kind, zero] : {std::pair{ScheduleKind::one_f_one_b, 3}, {ScheduleKind::zb_h1, 1}, {ScheduleKind::zb_h1, 3}}) {
-      const Layout layout =
-          with(layout_of(true, 4, 2), [&](Layout& l) { l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind, l.recompute = how; });
+    for (const auto& [kind, zero] :
+         {std::pair{ScheduleKind::one_f_one_b, 3}, {ScheduleKind::zb_h1, 1}, {ScheduleKind::zb_h1, 3}}) {
+      const Layout layout = with(layout_of(true, 4, 2), [&](Layout& l) {
+        l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind, l.recompute = how;
+      });
       for (const auto& job : make_jobs(layout, 0)) {
         const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
         const auto seams = comm::link_all(runs, job->channels);
@@ -191,13 +211,17 @@ TEST_CASE("every wait of a plan that makes activations again is needed", "[recom
   std::printf("  %lld waits\n", static_cast<long long>(waits));
 }
 
-TEST_CASE("a layer that is gathered for its backward pass is there when its forward works run again", "[recompute][zero]") {
-  const auto job = make_job(with(layout_of(true, 4, 1), [](Layout& l) { l.ranks = 2, l.zero_stage = 3, l.recompute = Recomputation::full; }), 0);
+TEST_CASE("a layer that is gathered for its backward pass is there when its forward works run again",
+          "[recompute][zero]") {
+  const auto job = make_job(
+      with(layout_of(true, 4, 1), [](Layout& l) { l.ranks = 2, l.zero_stage = 3, l.recompute = Recomputation::full; }),
+      0);
   for (const Task& task : job->train.tasks) {
     if (task.op != Op::all_gather || !task.before) continue;
     // The first item of a layer in the backward pass is the one that runs its forward again.
     const std::string& first = job->train[task.before->item].name;
-    CHECK((first.starts_with("recompute.mlp_down") || first.starts_with("attention.") || first.starts_with("embedding") || first.starts_with("final_norm")));
+    CHECK((first.starts_with("recompute.mlp_down") || first.starts_with("attention.") ||
+           first.starts_with("embedding") || first.starts_with("final_norm")));
   }
   // Gradient slots are not held while the forward runs again.
   for (const SpineItem& item : job->train.spine)

@@ -16,14 +16,27 @@ inline bool test_everything() { return std::getenv("SLIPSTREAM_TEST_ALL") != nul
 /// Models so small that a work touches a few pages.
 inline models::ModelOptions smallest(models::Family family) {
   const bool gpt2 = family == models::Family::gpt2;
-  return {.family = family, .layers = 3, .heads = gpt2 ? 2 : 4, .kv_heads = 2, .width = gpt2 ? 8 : 16, .ffn_width = 20, .context = 5,
-          .vocab = gpt2 ? 67 : 19, .tie_embeddings = gpt2, .tokens = 5};
+  return {.family = family,
+          .layers = 3,
+          .heads = gpt2 ? 2 : 4,
+          .kv_heads = 2,
+          .width = gpt2 ? 8 : 16,
+          .ffn_width = 20,
+          .context = 5,
+          .vocab = gpt2 ? 67 : 19,
+          .tie_embeddings = gpt2,
+          .tokens = 5};
 }
 
 inline std::vector<Layout> strategies(bool everything) {
   std::vector<Layout> rows;
   const auto add = [&](std::string name, models::Family family, auto change) {
-    Layout row{.name = std::move(name), .model = smallest(family), .ranks = 2, .micro_batch = 2, .bucket_bytes = 512, .first_bucket_bytes = 256};
+    Layout row{.name = std::move(name),
+               .model = smallest(family),
+               .ranks = 2,
+               .micro_batch = 2,
+               .bucket_bytes = 512,
+               .first_bucket_bytes = 256};
     change(row);
     rows.push_back(std::move(row));
   };
@@ -38,14 +51,18 @@ inline std::vector<Layout> strategies(bool everything) {
       for (int micro_batches : {1, 2})
         for (float max_norm : {0.5f, 0.0f}) {
           if (!everything && (micro_batches == 2) != (max_norm > 0)) continue;
-          const std::string knobs = (micro_batches > 1 ? ", 2 micro-batches" : "") + std::string(max_norm > 0 ? "" : ", no clipping") + on(spine);
+          const std::string knobs = (micro_batches > 1 ? ", 2 micro-batches" : "") +
+                                    std::string(max_norm > 0 ? "" : ", no clipping") + on(spine);
           for (int stage : {1, 2, 3})
             for (int depth : {0, 1, 2, 3}) {
               if (stage < 3 ? depth != 1 : !everything && depth == 3) continue;
-              add(model + "ZeRO-" + std::to_string(stage) + (stage == 3 ? ", prefetch " + std::to_string(depth) : "") + knobs, family, [&](Layout& l) {
-                l.model.split_tied_embedding = false;
-                l.zero_stage = stage, l.prefetch_depth = depth, l.micro_batches = micro_batches, l.max_norm = max_norm, l.update_on_spine = spine;
-              });
+              add(model + "ZeRO-" + std::to_string(stage) + (stage == 3 ? ", prefetch " + std::to_string(depth) : "") +
+                      knobs,
+                  family, [&](Layout& l) {
+                    l.model.split_tied_embedding = false;
+                    l.zero_stage = stage, l.prefetch_depth = depth, l.micro_batches = micro_batches,
+                    l.max_norm = max_norm, l.update_on_spine = spine;
+                  });
             }
         }
     }
@@ -66,29 +83,34 @@ inline std::vector<Layout> strategies(bool everything) {
     // One hop, and three: buffers change hands, and again. The last row crosses data ranks, ZeRO-3 and accumulation.
     for (int context : {2, 3, 4}) {
       if (!everything && context != (family == F::gpt2 ? 4 : 2)) continue;
-      add(model + "context " + std::to_string(context), family, [&](Layout& l) { l.ranks = 1, l.context = context, l.model.tokens = l.model.context = 2 * context; });
+      add(model + "context " + std::to_string(context), family,
+          [&](Layout& l) { l.ranks = 1, l.context = context, l.model.tokens = l.model.context = 2 * context; });
     }
     add(model + "context 2 x data 2, ZeRO-3, 2 micro-batches", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
       l.context = 2, l.model.tokens = l.model.context = 8, l.zero_stage = 3, l.micro_batches = 2;
     });
     for (bool sequence : {false, true})
-      add(model + "tensor 2" + (sequence ? ", sequence parallel, recompute full" : "") + ", 2 chunks, 2 micro-batches", family, [&](Layout& l) {
-        l.recompute = sequence ? Recomputation::full : Recomputation::none;
-        l.model.tokens = l.model.context = 6;
-        l.ranks = 1, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2, l.micro_batches = 2;
-      });
+      add(model + "tensor 2" + (sequence ? ", sequence parallel, recompute full" : "") + ", 2 chunks, 2 micro-batches",
+          family, [&](Layout& l) {
+            l.recompute = sequence ? Recomputation::full : Recomputation::none;
+            l.model.tokens = l.model.context = 6;
+            l.ranks = 1, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2, l.micro_batches = 2;
+          });
     // What travels as something else: works around collectives, and buffers that buckets share.
     for (int stage : {1, 2, 3}) {
       const auto in_another = [&](const std::string& what, auto change) {
         add(model + "ZeRO-" + std::to_string(stage) + ", " + what, family, [&](Layout& l) {
           l.model.split_tied_embedding = false;
-          l.zero_stage = stage, l.micro_batches = stage == 1 ? 1 : 2, l.max_norm = stage == 2 ? 0.0f : 0.5f, l.update_on_spine = stage != 2;
+          l.zero_stage = stage, l.micro_batches = stage == 1 ? 1 : 2, l.max_norm = stage == 2 ? 0.0f : 0.5f,
+          l.update_on_spine = stage != 2;
           change(l);
         });
       };
-      in_another("bfloat16 gradients and parameters", [](Layout& l) { l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16; });
-      in_another("int8 gradients fed back, and parameters", [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true, l.gather_dtype = DType::u8; });
+      in_another("bfloat16 gradients and parameters",
+                 [](Layout& l) { l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16; });
+      in_another("int8 gradients fed back, and parameters",
+                 [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true, l.gather_dtype = DType::u8; });
     }
     add(model + "ZeRO-3 in groups of 2 of 4, bfloat16 gradients", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
@@ -97,30 +119,37 @@ inline std::vector<Layout> strategies(bool everything) {
     // Quantised inside a group, and its sum in float across.
     add(model + "ZeRO-2 in groups of 2 of 4, int8 gradients fed back, 2 micro-batches", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
-      l.ranks = 4, l.shard_size = 2, l.zero_stage = 2, l.wire_dtype = DType::u8, l.error_feedback = true, l.micro_batches = 2;
+      l.ranks = 4, l.shard_size = 2, l.zero_stage = 2, l.wire_dtype = DType::u8, l.error_feedback = true,
+      l.micro_batches = 2;
     });
     add(model + "ZeRO-3, small parameters stay, 2 micro-batches", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
       l.zero_stage = 3, l.micro_batches = 2, l.persistent_elems = 48;
     });
     for (int stage : {0, 1, 2})
-      add(model + "two copies of the weights, ZeRO-" + std::to_string(stage) + (stage == 1 ? "" : ", no clipping"), family, [&](Layout& l) {
-        l.model.split_tied_embedding = false;
-        l.zero_stage = stage, l.double_buffer = true, l.max_norm = stage == 1 ? 0.5f : 0.0f, l.micro_batches = stage == 2 ? 2 : 1;
-        if (stage == 2) l.model.dtype = DType::bf16;
-      });
-    add(model + "int8 gradients fed back", family, [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true; });
-    add(model + "one update at the end, no clipping", family, [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
+      add(model + "two copies of the weights, ZeRO-" + std::to_string(stage) + (stage == 1 ? "" : ", no clipping"),
+          family, [&](Layout& l) {
+            l.model.split_tied_embedding = false;
+            l.zero_stage = stage, l.double_buffer = true, l.max_norm = stage == 1 ? 0.5f : 0.0f,
+            l.micro_batches = stage == 2 ? 2 : 1;
+            if (stage == 2) l.model.dtype = DType::bf16;
+          });
+    add(model + "int8 gradients fed back", family,
+        [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true; });
+    add(model + "one update at the end, no clipping", family,
+        [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {
       l.model.dtype = l.wire_dtype = DType::bf16;
       l.micro_batches = 2;
     });
     for (bool hybrid : {false, true})
-      add(model + "bfloat16 gradients summed by exchange" + (hybrid ? ", ZeRO-1 in groups of 2 of 4" : ""), family, [&](Layout& l) {
-        l.wire_dtype = DType::bf16, l.sums_by_exchange = true;
-        if (hybrid) l.model.split_tied_embedding = false, l.ranks = 4, l.shard_size = 2, l.zero_stage = 1;
-      });
-    // Stages: hops, copies of a tied table, residuals that are cut, gradients of weights that are split off, and stages that wait for each other to reduce.
+      add(model + "bfloat16 gradients summed by exchange" + (hybrid ? ", ZeRO-1 in groups of 2 of 4" : ""), family,
+          [&](Layout& l) {
+            l.wire_dtype = DType::bf16, l.sums_by_exchange = true;
+            if (hybrid) l.model.split_tied_embedding = false, l.ranks = 4, l.shard_size = 2, l.zero_stage = 1;
+          });
+    // Stages: hops, copies of a tied table, residuals that are cut, gradients of weights that are split off, and stages
+    // that wait for each other to reduce.
     const auto add_pipeline = [&](bool in_sample, std::string name, ScheduleKind schedule, auto change) {
       if (!everything && !in_sample) return;
       add(model + std::move(name), family, [&](Layout& l) {
@@ -129,8 +158,10 @@ inline std::vector<Layout> strategies(bool everything) {
       });
     };
     add_pipeline(family == F::llama, "1f1b 2", ScheduleKind::one_f_one_b, [](Layout&) {});
-    add_pipeline(family == F::gpt2, "1f1b 2 x data 2, stages reduce together", ScheduleKind::one_f_one_b, [](Layout& l) { l.ranks = 2, l.align_grad_reduce = true; });
-    add_pipeline(family == F::gpt2, "interleaved 2 x 2", ScheduleKind::interleaved_1f1b, [](Layout& l) { l.virtual_stages = 2, l.model.layers = 4; });
+    add_pipeline(family == F::gpt2, "1f1b 2 x data 2, stages reduce together", ScheduleKind::one_f_one_b,
+                 [](Layout& l) { l.ranks = 2, l.align_grad_reduce = true; });
+    add_pipeline(family == F::gpt2, "interleaved 2 x 2", ScheduleKind::interleaved_1f1b,
+                 [](Layout& l) { l.virtual_stages = 2, l.model.layers = 4; });
     add_pipeline(family == F::llama, "zb_h1 2 x data 2, ZeRO-3", ScheduleKind::zb_h1, [](Layout& l) {
       l.model.split_tied_embedding = false;
       l.ranks = 2, l.zero_stage = 3;

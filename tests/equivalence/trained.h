@@ -30,12 +30,27 @@ namespace slipstream::equivalence {
 
 /// A model that takes milliseconds; 97 rows so that nothing is a multiple of a block.
 inline models::ModelOptions tiny_gpt2() {
-  return {.family = models::Family::gpt2, .layers = 2, .heads = 2, .kv_heads = 2, .width = 24, .ffn_width = 96,
-          .context = 9, .vocab = 397, .tokens = 9};
+  return {.family = models::Family::gpt2,
+          .layers = 2,
+          .heads = 2,
+          .kv_heads = 2,
+          .width = 24,
+          .ffn_width = 96,
+          .context = 9,
+          .vocab = 397,
+          .tokens = 9};
 }
 inline models::ModelOptions tiny_llama() {
-  return {.family = models::Family::llama, .layers = 2, .heads = 4, .kv_heads = 2, .width = 32, .ffn_width = 40,
-          .context = 9, .vocab = 151, .tie_embeddings = false, .tokens = 9};
+  return {.family = models::Family::llama,
+          .layers = 2,
+          .heads = 4,
+          .kv_heads = 2,
+          .width = 32,
+          .ffn_width = 40,
+          .context = 9,
+          .vocab = 151,
+          .tie_embeddings = false,
+          .tokens = 9};
 }
 
 /// One row of an equivalence table.
@@ -49,9 +64,9 @@ struct Layout {
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int virtual_stages = 1;
   bool hides_hops = false;
-  std::vector<int> lags;     // of weight gradients under zb_h1, for each stage; empty: as published
-  std::vector<int> layers;   // of each part; empty: balanced
-  int tensor = 1;            // ranks that share layers
+  std::vector<int> lags;    // of weight gradients under zb_h1, for each stage; empty: as published
+  std::vector<int> layers;  // of each part; empty: balanced
+  int tensor = 1;           // ranks that share layers
   bool sequence_parallel = false;
   int tensor_chunks = 1;
   int micro_batches = 1;
@@ -69,14 +84,14 @@ struct Layout {
   bool update_on_spine = true;
   int threads = 1;
   uint64_t delay_seed = 0;
-  bool reverse_ranks = false;      // the communicator adds ranks n-1, ..., 0
+  bool reverse_ranks = false;  // the communicator adds ranks n-1, ..., 0
   bool evaluate_between = false;
-  int64_t mean_over_tokens = 0;    // a wrong divisor of the gradient; 0: the right one
+  int64_t mean_over_tokens = 0;  // a wrong divisor of the gradient; 0: the right one
   float learning_rate = 1e-2f;
   // Large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual 1e-8
   // AdamW turns the noise of a gradient that is zero in exact arithmetic (key biases) into whole steps.
   float eps = 1e-2f;
-  bool same_batch = false;         // every step trains on the batch of step 1
+  bool same_batch = false;  // every step trains on the batch of step 1
   int zero_stage = 0;
   int prefetch_depth = 1;
   int shard_size = 0;
@@ -86,18 +101,21 @@ struct Layout {
   bool accumulate_unsharded = false;
   Recomputation recompute = Recomputation::none;
   bool align_grad_reduce = false;
-  bool reduced_at_once = false;    // pipelines: all chunks of all stages but the first
+  bool reduced_at_once = false;  // pipelines: all chunks of all stages but the first
   bool check_hazards = true;
-  bool graph = true;         // where the device has graphs
-  bool as_reached = false;   // training in the order in which passes append tasks, each issued when its points are reached; unproved
+  bool graph = true;  // where the device has graphs
+  bool as_reached =
+      false;  // training in the order in which passes append tasks, each issued when its points are reached; unproved
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
-  std::function<void(ModelSpec&)> change_model;  // before it is planned
-  std::function<void(cli::Rank&)> inspect;       // of every rank, after the last step; ranks are threads
-  std::function<void(const comm::Proof&)> proved;  // of every plan that is made
+  std::function<void(ModelSpec&)> change_model;               // before it is planned
+  std::function<void(cli::Rank&)> inspect;                    // of every rank, after the last step; ranks are threads
+  std::function<void(const comm::Proof&)> proved;             // of every plan that is made
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
   int world() const { return ranks * context * stages * tensor; }
-  ContextChunks chunks(int context_rank) const { return {.tokens = model.tokens, .ranks = context, .rank = context_rank}; }
+  ContextChunks chunks(int context_rank) const {
+    return {.tokens = model.tokens, .ranks = context, .rank = context_rank};
+  }
 };
 
 /// The layout after change(layout).
@@ -108,12 +126,12 @@ Layout with(Layout layout, Change change) {
 }
 
 struct Trained {
-  std::vector<std::string> names;            // of tensors, sorted
-  std::vector<std::vector<float>> weights;   // by tensor
-  std::vector<std::vector<float>> gradients; // of the last step, summed over ranks
-  std::vector<double> losses;                // mean over the global batch, by step
+  std::vector<std::string> names;             // of tensors, sorted
+  std::vector<std::vector<float>> weights;    // by tensor
+  std::vector<std::vector<float>> gradients;  // of the last step, summed over ranks
+  std::vector<double> losses;                 // mean over the global batch, by step
   std::vector<double> norms;
-  std::string hash;                          // of all weights
+  std::string hash;  // of all weights
   std::vector<std::string> rank_hashes;
   std::vector<double> evaluations;
 };
@@ -121,17 +139,21 @@ struct Trained {
 /// The tokens of sequence `index` of the global batch of `step`: a function of nothing else.
 inline int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab) {
   const Philox random(20, "tokens");
-  return static_cast<int32_t>(random.below(static_cast<uint64_t>((step * 1000 + index) * 100 + position), static_cast<uint64_t>(vocab)));
+  return static_cast<int32_t>(
+      random.below(static_cast<uint64_t>((step * 1000 + index) * 100 + position), static_cast<uint64_t>(vocab)));
 }
 
-/// Orders `plan` as a framework of hooks would: every task is issued as soon as what it waits for has been issued, the first appended
-/// first. Nothing is pruned or proved. Throws: PlanError if the spine waits for what is never reached.
+/// Orders `plan` as a framework of hooks would: every task is issued as soon as what it waits for has been issued, the
+/// first appended first. Nothing is pruned or proved. Throws: PlanError if the spine waits for what is never reached.
 inline void order_as_reached(Plan& plan) {
   const auto spine = static_cast<ItemId>(plan.spine.size());
   for (ItemId t = spine; t < plan.size(); ++t)
     if (plan.task(t).before) plan[plan.task(t).before->item].after.push_back({t});
   std::vector<bool> issued(plan.size(), false);
-  const auto reached = [&](ItemId item) { return std::all_of(plan[item].after.begin(), plan[item].after.end(), [&](const Point& p) { return issued[p.item]; }); };
+  const auto reached = [&](ItemId item) {
+    return std::all_of(plan[item].after.begin(), plan[item].after.end(),
+                       [&](const Point& p) { return issued[p.item]; });
+  };
   const auto issue = [&](ItemId item) { issued[item] = true, plan.order.push_back(item); };
   plan.order.clear();
   for (ItemId i = 0; i <= spine; ++i) {
@@ -153,26 +175,34 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   options.micro_batches = layout.micro_batches;
   options.ranks = layout.ranks * layout.context;
   options.head_chunk_bytes = layout.head_chunk_bytes;
-  options.global_tokens = layout.mean_over_tokens > 0 ? layout.mean_over_tokens
-                                                      : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
-  const MeshSizes sizes{.data = layout.ranks, .context = layout.context, .pipeline = layout.stages, .tensor = layout.tensor, .data_inner = layout.shard_size};
+  options.global_tokens = layout.mean_over_tokens > 0
+                              ? layout.mean_over_tokens
+                              : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
+  const MeshSizes sizes{.data = layout.ranks,
+                        .context = layout.context,
+                        .pipeline = layout.stages,
+                        .tensor = layout.tensor,
+                        .data_inner = layout.shard_size};
   const Mesh mesh(sizes);
   options.tokens /= layout.context;
   options.context_ranks = layout.context;
   options.context_rank = mesh.coordinates(rank).context;
-  const PipelineSchedule schedule = make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops, layout.lags});
+  const PipelineSchedule schedule = make_schedule(
+      layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops, layout.lags});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   std::vector<int> layers = layout.layers;
   if (layers.empty()) {
     Buffers buffers;
-    layers = balanced_layers(models::build_model(options, buffers), schedule.parts(), [&](const Cost& cost) { return price.seconds(cost); });
+    layers = balanced_layers(models::build_model(options, buffers), schedule.parts(),
+                             [&](const Cost& cost) { return price.seconds(cost); });
   }
   options.cuts = cuts_of(layers);
   options.split_backward = schedule.splits_backward;
   options.tensor = layout.tensor;
   options.whole_layers = layout.zero_stage >= 2;
   options.sequence_parallel = layout.sequence_parallel;
-  options.tensor_chunks = models::token_chunks(options.batch * options.tokens, layout.tensor_chunks, layout.tensor, layout.sequence_parallel);
+  options.tensor_chunks = models::token_chunks(options.batch * options.tokens, layout.tensor_chunks, layout.tensor,
+                                               layout.sequence_parallel);
   std::vector<std::unique_ptr<Job>> jobs;
   for (int stage = 0; stage < layout.stages; ++stage) {
     const int as_rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage});
@@ -180,17 +210,33 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     Buffers buffers;
     ModelSpec model = models::build_model(options, buffers);
     if (layout.change_model) layout.change_model(model);
-    jobs.push_back(std::make_unique<Job>(build_job(std::move(model), std::move(buffers),
-      {.sizes = sizes, .rank = as_rank, .way = layout.way, .bucket_bytes = layout.bucket_bytes,
-       .first_bucket_bytes = layout.first_bucket_bytes, .wire_dtype = layout.wire_dtype, .error_feedback = layout.error_feedback, .algorithm = layout.algorithm, .sums_by_exchange = layout.sums_by_exchange,
-       .clip = layout.max_norm > 0, .optimizer_per_bucket = layout.optimizer_per_bucket,
-       .zero_stage = layout.zero_stage, .prefetch_depth = layout.prefetch_depth,
-       .gather_dtype = layout.gather_dtype, .persistent_elems = layout.persistent_elems,
-       .schedule = schedule, .layers = layers,
-       .reshard_after_forward = layout.reshard_after_forward, .accumulate_unsharded = layout.accumulate_unsharded,
-       .double_buffer = layout.double_buffer, .update_on_spine = layout.update_on_spine,
-       .recompute = layout.recompute, .align_grad_reduce = layout.align_grad_reduce,
-       .reduced_at_once = std::vector<char>(static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1)})));
+    jobs.push_back(std::make_unique<Job>(
+        build_job(std::move(model), std::move(buffers),
+                  {.sizes = sizes,
+                   .rank = as_rank,
+                   .way = layout.way,
+                   .bucket_bytes = layout.bucket_bytes,
+                   .first_bucket_bytes = layout.first_bucket_bytes,
+                   .wire_dtype = layout.wire_dtype,
+                   .error_feedback = layout.error_feedback,
+                   .algorithm = layout.algorithm,
+                   .sums_by_exchange = layout.sums_by_exchange,
+                   .clip = layout.max_norm > 0,
+                   .optimizer_per_bucket = layout.optimizer_per_bucket,
+                   .zero_stage = layout.zero_stage,
+                   .prefetch_depth = layout.prefetch_depth,
+                   .gather_dtype = layout.gather_dtype,
+                   .persistent_elems = layout.persistent_elems,
+                   .schedule = schedule,
+                   .layers = layers,
+                   .reshard_after_forward = layout.reshard_after_forward,
+                   .accumulate_unsharded = layout.accumulate_unsharded,
+                   .double_buffer = layout.double_buffer,
+                   .update_on_spine = layout.update_on_spine,
+                   .recompute = layout.recompute,
+                   .align_grad_reduce = layout.align_grad_reduce,
+                   .reduced_at_once = std::vector<char>(
+                       static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1)})));
   }
   for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
     if (layout.as_reached && plan == &Job::train) {
@@ -202,7 +248,8 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     const comm::Proof proof = comm::finish(stages, mesh, jobs[0]->channels, price);
     if (layout.proved) layout.proved(proof);
     if (!proof.holds())
-      throw PlanError("{}: {} {}", layout.name, proof.deadlock, proof.hazards.empty() ? "" : proof.hazards[0].sentence());
+      throw PlanError("{}: {} {}", layout.name, proof.deadlock,
+                      proof.hazards.empty() ? "" : proof.hazards[0].sentence());
   }
   if (layout.double_buffer)
     for (const auto& job : jobs) swap_buffers(*job);
@@ -219,7 +266,8 @@ namespace detail {
 
 inline std::string hash_of(const Trained& trained) {
   data::Xxh3 hash;
-  for (const std::vector<float>& tensor : trained.weights) hash.update(tensor.data(), static_cast<int64_t>(4 * tensor.size()));
+  for (const std::vector<float>& tensor : trained.weights)
+    hash.update(tensor.data(), static_cast<int64_t>(4 * tensor.size()));
   return hash.hex();
 }
 
@@ -243,8 +291,10 @@ inline cli::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<s
   };
 }
 
-/// The named tensors from what the ranks hold, [stage][part of a layer][shard]: all data ranks with ZeRO, one otherwise.
-inline void collect(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
+/// The named tensors from what the ranks hold, [stage][part of a layer][shard]: all data ranks with ZeRO, one
+/// otherwise.
+inline void collect(const std::vector<std::shared_ptr<const Job>>& stages,
+                    const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
   const auto reads_of = [&](std::vector<float> Held::*what) {
     std::vector<cli::ReadWeights> reads;
     for (size_t s = 0; s < stages.size(); ++s) {
@@ -292,7 +342,8 @@ inline cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int 
     const double t = static_cast<double>(step);
     const kernels::AdamwScalars scalars{.learning_rate = layout.learning_rate,
                                         .inv_bias1 = static_cast<float>(1 / (1 - std::pow(0.9, t))),
-                                        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(0.95, t))), .clip = 1};
+                                        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(0.95, t))),
+                                        .clip = 1};
     std::memcpy(staged.scalars, &scalars, sizeof scalars);
   };
 }
@@ -314,12 +365,13 @@ inline double evaluate(cli::Rank& rank, const Layout& layout, int context_rank) 
 }
 
 inline cli::RankOptions rank_options(const Layout& layout, size_t r) {
-  return {.threads = layout.threads,
-          .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
-          .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
-          .delay_max_ns = layout.delay_seed ? 400'000 : 0,
-          .check_hazards = layout.check_hazards,
-          .graph = layout.graph};
+  return {
+      .threads = layout.threads,
+      .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
+      .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
+      .delay_max_ns = layout.delay_seed ? 400'000 : 0,
+      .check_hazards = layout.check_hazards,
+      .graph = layout.graph};
 }
 
 /// What one rank brings home: losses, norms and evaluations, and what it holds of the model.
@@ -333,7 +385,8 @@ inline Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinate
   Outcome outcome;
   rank.initialise(3);
   rank.prime();
-  const double tokens = static_cast<double>(layout.ranks * layout.micro_batch * layout.micro_batches * layout.model.tokens);
+  const double tokens =
+      static_cast<double>(layout.ranks * layout.micro_batch * layout.micro_batches * layout.model.tokens);
   const auto report = [&](int step) {
     const cli::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
     outcome.seen.losses.push_back(seen.loss_sum / tokens);
@@ -359,14 +412,17 @@ inline Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
   const Mesh mesh = stages[0]->mesh;
   Trained& all = outcomes[0].seen;
   for (int replica : mesh.group(Axis::replica, 0)) {
-    std::vector<std::vector<std::vector<Held>>> of_stages(stages.size(), std::vector<std::vector<Held>>(static_cast<size_t>(layout.tensor)));
+    std::vector<std::vector<std::vector<Held>>> of_stages(
+        stages.size(), std::vector<std::vector<Held>>(static_cast<size_t>(layout.tensor)));
     for (size_t r = 0; r < outcomes.size(); ++r) {
       Coordinates at = mesh.coordinates(static_cast<int>(r));
       at.data = mesh.coordinates(replica).data;
       at.context = mesh.coordinates(replica).context;
       const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
-      const bool shares = stages[0]->options.zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
-      if (shares || mesh.rank(at) == static_cast<int>(r)) of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
+      const bool shares = stages[0]->options.zero_stage > 0 &&
+                          std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
+      if (shares || mesh.rank(at) == static_cast<int>(r))
+        of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
     }
     Trained& seen = outcomes[static_cast<size_t>(replica)].seen;
     collect(stages, of_stages, seen);
@@ -375,10 +431,12 @@ inline Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
   all.evaluations = outcomes[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].seen.evaluations;
   for (int c = 1; c < layout.context; ++c)
     for (size_t i = 0; i < all.evaluations.size(); ++i)
-      all.evaluations[i] += outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].seen.evaluations[i];
+      all.evaluations[i] +=
+          outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].seen.evaluations[i];
   // Every rank reports the same loss and norm, whatever it holds of the model.
   for (const Outcome& other : outcomes)
-    if (other.seen.losses != all.losses || other.seen.norms != all.norms) throw PlanError("{}: ranks report different losses or norms.", layout.name);
+    if (other.seen.losses != all.losses || other.seen.norms != all.norms)
+      throw PlanError("{}: ranks report different losses or norms.", layout.name);
   return all;
 }
 
@@ -404,7 +462,8 @@ inline Trained train(const Layout& layout, int steps) {
       const std::vector<int> group = mesh.group(axis, static_cast<int>(r));
       if (group[0] != static_cast<int>(r)) continue;
       auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
-      if (layout.reverse_ranks && axis != Axis::pipeline && axis != Axis::world) std::reverse(world.begin(), world.end());
+      if (layout.reverse_ranks && axis != Axis::pipeline && axis != Axis::world)
+        std::reverse(world.begin(), world.end());
       for (size_t i = 0; i < group.size(); ++i) connections[static_cast<size_t>(group[i])].back() = std::move(world[i]);
     }
   }
@@ -420,8 +479,8 @@ inline Trained train(const Layout& layout, int steps) {
     int64_t staged = 0;
     try {
       std::unique_ptr<Device> device = layout.device ? layout.device(*jobs[r]) : make_cpu_device();
-      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]), detail::rank_options(layout, r),
-                     detail::loader(layout, at.data, staged, at.context));
+      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]),
+                     detail::rank_options(layout, r), detail::loader(layout, at.data, staged, at.context));
       {
         std::lock_guard lock(mutex);
         running[r] = &rank;
@@ -460,7 +519,8 @@ inline double difference(const std::vector<float>& a, const std::vector<float>& 
 
 /// The same over all tensors of `a` and `b`, each relative to its own largest element but at least `floor` of the
 /// largest of all: a gradient that is zero in exact arithmetic has no scale of its own.
-inline double difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b, double floor = 1e-3) {
+inline double difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b,
+                         double floor = 1e-3) {
   double all = 0, worst = 0;
   for (const auto& tensor : b)
     for (float x : tensor) all = std::max(all, std::abs(static_cast<double>(x)));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of ZeRO's communication the plans hide, in virtual time with layers that take what they are told: no clock is read.
+// How much of ZeRO's communication the plans hide, in virtual time with layers that take what they are told: no clock
+// is read.
 
 #include <algorithm>
 #include <cstdio>
@@ -29,8 +30,8 @@ struct Case {
   double gather = 0.5;                  // of a layer's forward pass
   bool param_gather = true;
   bool clip = true;
-  DType wire = DType::f32;              // of gradients and parameters
-  int64_t vocab = 151;                  // embedding and head: a sixth of a layer each
+  DType wire = DType::f32;  // of gradients and parameters
+  int64_t vocab = 151;      // embedding and head: a sixth of a layer each
   int micro_batches = 1;
 };
 
@@ -47,11 +48,20 @@ Seen rehearse(const Case& c) {
   sizes.micro_batches = c.micro_batches;
   Buffers buffers;
   ModelSpec model = models::build_model(sizes, buffers);
-  Job job = build_job(std::move(model), std::move(buffers), {.sizes = {.data = 4}, .bucket_bytes = 64 << 10, .first_bucket_bytes = 16 << 10, .wire_dtype = c.wire,
-                                                             .error_feedback = c.wire == DType::u8, .clip = c.clip, .zero_stage = c.stage,
-                                                             .prefetch_depth = c.depth, .gather_dtype = c.wire, .param_gather = c.param_gather});
+  Job job = build_job(std::move(model), std::move(buffers),
+                      {.sizes = {.data = 4},
+                       .bucket_bytes = 64 << 10,
+                       .first_bucket_bytes = 16 << 10,
+                       .wire_dtype = c.wire,
+                       .error_feedback = c.wire == DType::u8,
+                       .clip = c.clip,
+                       .zero_stage = c.stage,
+                       .prefetch_depth = c.depth,
+                       .gather_dtype = c.wire,
+                       .param_gather = c.param_gather});
   const std::vector<int64_t> spine_ns = cli::even_spine_ns(job, c.layer_ns);
-  const double bandwidth = static_cast<double>(cli::layer_gather_bytes(job)) / (c.gather * static_cast<double>(c.layer_ns) * 1e-9);
+  const double bandwidth =
+      static_cast<double>(cli::layer_gather_bytes(job)) / (c.gather * static_cast<double>(c.layer_ns) * 1e-9);
   constexpr int64_t kLatencyNs = 20 * kMicrosecond;
   const comm::RooflinePrice link(comm::Rates{}, {bandwidth, kLatencyNs});
   const auto finish = [&](Plan& plan, std::vector<int64_t> item_ns) {
@@ -71,30 +81,35 @@ Seen rehearse(const Case& c) {
   const std::vector<comm::RankRuns> ranks{{.rank = 0, .runs = runs, .seams = comm::link_all(runs, job.channels)}};
   const comm::Rehearsal played = comm::rehearse(job.mesh, job.channels, ranks, price);
   REQUIRE(played.finished);
-  const IdealBound ideal = ideal_bound(job, {.bytes_per_second = bandwidth, .latency_ns = kLatencyNs, .ranks = 4, .spine_ns = spine_ns});
-  Seen seen{.step_ms = static_cast<double>(played.ranks[0].step_period_ns(2)) / 1e6, .ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6,
+  const IdealBound ideal =
+      ideal_bound(job, {.bytes_per_second = bandwidth, .latency_ns = kLatencyNs, .ranks = 4, .spine_ns = spine_ns});
+  Seen seen{.step_ms = static_cast<double>(played.ranks[0].step_period_ns(2)) / 1e6,
+            .ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6,
             .compute_ms = static_cast<double>(ideal.compute_ns) / 1e6};
   for (const Task& task : job.train.tasks)
     if (task.op == Op::all_gather)
-      seen.gather_ms += static_cast<double>(comm::wire_bytes(task.op, task.algorithm, 4, task.elems, task.dtype)) / bandwidth * 1e3;
+      seen.gather_ms +=
+          static_cast<double>(comm::wire_bytes(task.op, task.algorithm, 4, task.elems, task.dtype)) / bandwidth * 1e3;
   seen.exposed_ms = seen.step_ms - seen.compute_ms;
   return seen;
 }
 
 }  // namespace
 
-TEST_CASE("ZeRO-3: the plan is within 8 % of what any plan could reach, gathers from a fifth of a layer to all of it", "[zero][overlap]") {
+TEST_CASE("ZeRO-3: the plan is within 8 % of what any plan could reach, gathers from a fifth of a layer to all of it",
+          "[zero][overlap]") {
   for (bool clip : {true, false})
     for (int depth : {1, 2})
       for (double gather : {0.2, 0.4, 0.6, 0.8, 1.0}) {
         CAPTURE(clip, depth, gather);
         const Seen seen = rehearse({.depth = depth, .gather = gather, .clip = clip});
-        std::printf("  clip %d, depth %d, gather %.1f of a layer: step %.1f ms, ideal %.1f, compute %.1f: %.3f\n", clip, depth, gather, seen.step_ms, seen.ideal_ms,
-                    seen.compute_ms, seen.step_ms / seen.ideal_ms);
+        std::printf("  clip %d, depth %d, gather %.1f of a layer: step %.1f ms, ideal %.1f, compute %.1f: %.3f\n", clip,
+                    depth, gather, seen.step_ms, seen.ideal_ms, seen.compute_ms, seen.step_ms / seen.ideal_ms);
         CHECK(seen.step_ms <= 1.08 * seen.ideal_ms);
         CHECK(seen.step_ms >= seen.ideal_ms * (1 - 1e-9));
         // The control: gathers that begin when compute needs them are exposed, all but what hides the first.
-        CHECK(rehearse({.depth = depth, .gather = gather, .param_gather = false, .clip = clip}).step_ms > seen.step_ms + 0.8 * seen.gather_ms);
+        CHECK(rehearse({.depth = depth, .gather = gather, .param_gather = false, .clip = clip}).step_ms >
+              seen.step_ms + 0.8 * seen.gather_ms);
       }
 }
 
@@ -104,10 +119,12 @@ TEST_CASE("embedding and head as large as two layers travel under layers, in eve
       CAPTURE(micro_batches, gather);
       const Case large{.gather = gather, .vocab = 1800, .micro_batches = micro_batches};
       const Seen seen = rehearse(large);
-      std::printf("  %d micro-batches, gather %.1f of a layer: step %.1f ms, ideal %.1f, compute %.1f, %.1f ms of gathers\n", micro_batches, gather, seen.step_ms, seen.ideal_ms,
-                  seen.compute_ms, seen.gather_ms);
+      std::printf(
+          "  %d micro-batches, gather %.1f of a layer: step %.1f ms, ideal %.1f, compute %.1f, %.1f ms of gathers\n",
+          micro_batches, gather, seen.step_ms, seen.ideal_ms, seen.compute_ms, seen.gather_ms);
       CHECK(seen.step_ms <= 1.08 * seen.ideal_ms);
-      // What no plan hides, once in a step: the sum of the embedding's gradients at its end, and the embedding's gather before the next. Two layers' worth each.
+      // What no plan hides, once in a step: the sum of the embedding's gradients at its end, and the embedding's gather
+      // before the next. Two layers' worth each.
       CHECK(seen.exposed_ms < 2 * 2 * gather * 8 + 4);
       Case open = large;
       open.param_gather = false;
@@ -124,8 +141,10 @@ TEST_CASE("int8 hides under compute as floats do, on links of a quarter of their
       // Floats on the same link take as much longer as they are wider.
       const double wider = 4.0 * kWireBlockElems / static_cast<double>(encoded_bytes(kWireBlockElems, DType::u8));
       const Seen floats = rehearse({.stage = stage, .gather = gather * wider});
-      std::printf("  ZeRO-%d, gather %.1f of a layer as int8: step %.1f ms, ideal %.1f, compute %.1f; gathers in the open %.1f, floats %.1f\n", stage, gather, seen.step_ms,
-                  seen.ideal_ms, seen.compute_ms, in_the_open.step_ms, floats.step_ms);
+      std::printf(
+          "  ZeRO-%d, gather %.1f of a layer as int8: step %.1f ms, ideal %.1f, compute %.1f; gathers in the open "
+          "%.1f, floats %.1f\n",
+          stage, gather, seen.step_ms, seen.ideal_ms, seen.compute_ms, in_the_open.step_ms, floats.step_ms);
       CHECK(seen.step_ms <= 1.08 * seen.ideal_ms);
       CHECK(in_the_open.step_ms > seen.step_ms + 0.8 * seen.gather_ms);
       if (gather * wider > 2) CHECK(floats.step_ms > seen.step_ms + 0.5 * seen.gather_ms);
@@ -135,7 +154,8 @@ TEST_CASE("int8 hides under compute as floats do, on links of a quarter of their
 TEST_CASE("24 layers with 2 ms gathers under 8 ms layers: depth 1 hides all but the first", "[zero][overlap]") {
   const Case c{.depth = 1, .layers = 24, .gather = 0.25};
   const Seen seen = rehearse(c);
-  std::printf("  step %.2f ms, compute %.2f: %.2f ms exposed of %.2f ms of gathers\n", seen.step_ms, seen.compute_ms, seen.exposed_ms, seen.gather_ms);
+  std::printf("  step %.2f ms, compute %.2f: %.2f ms exposed of %.2f ms of gathers\n", seen.step_ms, seen.compute_ms,
+              seen.exposed_ms, seen.gather_ms);
   // What is left: the last reduction, the norm, and the first gather, 2 ms each and latencies.
   CHECK(seen.exposed_ms < 2 * 2.0 + 0.5);
 }
@@ -144,11 +164,14 @@ TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where it can b
   for (bool clip : {true, false})
     for (double gather : {0.2, 0.5, 0.8}) {
       CAPTURE(clip, gather);
-      const Seen seen = rehearse({.stage = 1, .gather = gather, .clip = clip}), without = rehearse({.stage = 0, .gather = gather, .clip = clip});
+      const Seen seen = rehearse({.stage = 1, .gather = gather, .clip = clip}),
+                 without = rehearse({.stage = 0, .gather = gather, .clip = clip});
       const Seen exposed = rehearse({.stage = 1, .gather = gather, .param_gather = false, .clip = clip});
-      // Beside stage 0 a step of stage 1 is longer by what is exposed of its gathers, but shorter by half of its reductions.
-      std::printf("  clip %d, gather %.1f: step %.1f ms (stage 0 %.1f, gathers exposed %.1f), ideal %.1f, %.1f ms of gathers\n", clip, gather, seen.step_ms,
-                  without.step_ms, exposed.step_ms, seen.ideal_ms, seen.gather_ms);
+      // Beside stage 0 a step of stage 1 is longer by what is exposed of its gathers, but shorter by half of its
+      // reductions.
+      std::printf(
+          "  clip %d, gather %.1f: step %.1f ms (stage 0 %.1f, gathers exposed %.1f), ideal %.1f, %.1f ms of gathers\n",
+          clip, gather, seen.step_ms, without.step_ms, exposed.step_ms, seen.ideal_ms, seen.gather_ms);
       CHECK(seen.step_ms - seen.ideal_ms <= 0.05 * seen.gather_ms);
       CHECK(exposed.step_ms > seen.step_ms + 0.8 * seen.gather_ms);
     }
@@ -158,14 +181,17 @@ TEST_CASE("bench overlap --ablate turns every key of [overlap], but those that h
   std::set<std::string> turned;
   for (const cli::Ablation& knob : cli::ablations()) {
     INFO(knob.key << " = " << knob.value);
-    const bool of_stages = !knob.has_effect(default_run_config({})) && knob.has_effect(default_run_config({"parallel.pipeline=2"}));
-    CHECK_NOTHROW(default_run_config({knob.key + "=" + knob.value, of_stages ? "parallel.pipeline=2" : "parallel.pipeline=1"}));
+    const bool of_stages =
+        !knob.has_effect(default_run_config({})) && knob.has_effect(default_run_config({"parallel.pipeline=2"}));
+    CHECK_NOTHROW(
+        default_run_config({knob.key + "=" + knob.value, of_stages ? "parallel.pipeline=2" : "parallel.pipeline=1"}));
     turned.insert(knob.key);
   }
   for (const Field<RunConfig>& field : run_fields()) {
     if (field.key.rfind("overlap.", 0) != 0) continue;
     INFO(field.key);
-    const bool has_one_value = std::any_of(supported_rows().begin(), supported_rows().end(), [&](const SupportedRow& row) { return row.key == field.key; });
+    const bool has_one_value = std::any_of(supported_rows().begin(), supported_rows().end(),
+                                           [&](const SupportedRow& row) { return row.key == field.key; });
     CHECK((turned.count(field.key) > 0) != has_one_value);
   }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of ZeRO: stages x ranks x accumulation x prefetch x groups, each row beside the row that it must equal.
 //
-// Rows equal stage 0 on as many ranks to the bit where sums have its order: one micro-batch per rank, stage 1, or stage 2 that accumulates whole
-// gradients. Elsewhere sums over ranks come before sums over micro-batches, or sums inside a group before sums across: float rounding, a few
-// times 2^-24 of each addend. Every row but the references runs under random delays.
+// Rows equal stage 0 on as many ranks to the bit where sums have its order: one micro-batch per rank, stage 1, or stage
+// 2 that accumulates whole gradients. Elsewhere sums over ranks come before sums over micro-batches, or sums inside a
+// group before sums across: float rounding, a few times 2^-24 of each addend. Every row but the references runs under
+// random delays.
 
 #include <algorithm>
 #include <cstdio>
@@ -28,7 +29,12 @@ struct Row {
 
   bool has_order_of_stage_0() const { return groups == 1 && (micro_batches == 1 || stage <= 1 || unsharded); }
   Layout layout() const {
-    Layout l{.name = "zero", .model = smallest(family), .ranks = ranks, .micro_batch = 48 / ranks / micro_batches, .bucket_bytes = 1024, .first_bucket_bytes = 256};
+    Layout l{.name = "zero",
+             .model = smallest(family),
+             .ranks = ranks,
+             .micro_batch = 48 / ranks / micro_batches,
+             .bucket_bytes = 1024,
+             .first_bucket_bytes = 256};
     l.model.layers = 5;  // more than the deepest prefetch has slots
     l.model.split_tied_embedding = false;
     l.micro_batches = micro_batches, l.zero_stage = stage, l.prefetch_depth = depth, l.accumulate_unsharded = unsharded;
@@ -63,7 +69,8 @@ std::vector<Row> table(bool everything) {
 
 }  // namespace
 
-TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 0 where sums have its order", "[zero][table]") {
+TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 0 where sums have its order",
+          "[zero][table]") {
   // What a row is compared with, trained once.
   std::map<std::tuple<models::Family, int, int>, Trained> references;
   const auto reference = [&](models::Family family, int ranks, int micro_batches) -> const Trained& {
@@ -77,7 +84,8 @@ TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
     CAPTURE(row.family, row.stage, row.ranks, row.micro_batches, row.depth, row.groups, row.unsharded, i);
-    const Trained trained = train(with(row.layout(), [&](Layout& l) { l.delay_seed = 1 + i, l.evaluate_between = i % 3 == 0; }), kSteps);
+    const Trained trained =
+        train(with(row.layout(), [&](Layout& l) { l.delay_seed = 1 + i, l.evaluate_between = i % 3 == 0; }), kSteps);
     for (const std::string& hash : trained.rank_hashes) CHECK(hash == trained.hash);
     const Trained& whole = reference(row.family, row.ranks, row.micro_batches);
     if (row.has_order_of_stage_0()) {
@@ -93,7 +101,8 @@ TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 
     // And stage 0 on several ranks is the model of one.
     if (row.stage == 0) CHECK(difference(whole.weights, reference(row.family, 1, 1).weights) < kTolerance);
   }
-  std::printf("  %zu rows: %d of the same bits, %d off by at most %.1e of %.0e\n", rows.size(), equal, close, largest, kTolerance);
+  std::printf("  %zu rows: %d of the same bits, %d off by at most %.1e of %.0e\n", rows.size(), equal, close, largest,
+              kTolerance);
   CHECK(equal > 0);
   CHECK(close > 0);
 }
@@ -105,7 +114,8 @@ TEST_CASE("the control: without the waits of slots for their last readers a gath
   mutant.check_hazards = false;
   mutant.mutate = [](Job& job) {
     for (ItemId i = 0; i < job.train.size(); ++i)
-      if (job.train[i].op == Op::all_gather) std::erase_if(job.train[i].after, [&](const Point& p) { return job.train.is_spine(p.item); });
+      if (job.train[i].op == Op::all_gather)
+        std::erase_if(job.train[i].after, [&](const Point& p) { return job.train.is_spine(p.item); });
   };
   for (uint64_t seed = 1; seed <= 8; ++seed) train(with(mutant, [&](Layout& l) { l.delay_seed = seed; }), kSteps);
 }

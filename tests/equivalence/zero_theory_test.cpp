@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory and bytes on the wire of ZeRO against closed forms of the paper (Rajbhandari et al. 2020), to the byte but for padding.
+// Memory and bytes on the wire of ZeRO against closed forms of the paper (Rajbhandari et al. 2020), to the byte but for
+// padding.
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,7 +19,12 @@ namespace {
 
 /// Wide enough that padding to ranks x 64 bytes is small.
 Layout wide(int stage, int ranks, int micro_batches, DType dtype = DType::f32, bool tied = false) {
-  Layout layout{.name = "llama", .model = tiny_llama(), .ranks = ranks, .micro_batch = 1, .micro_batches = micro_batches, .zero_stage = stage};
+  Layout layout{.name = "llama",
+                .model = tiny_llama(),
+                .ranks = ranks,
+                .micro_batch = 1,
+                .micro_batches = micro_batches,
+                .zero_stage = stage};
   layout.model.layers = 6, layout.model.width = 64, layout.model.ffn_width = 192;
   layout.model.dtype = dtype, layout.model.tie_embeddings = tied, layout.model.split_tied_embedding = false;
   layout.bucket_bytes = 64 << 10;
@@ -26,12 +32,15 @@ Layout wide(int stage, int ranks, int micro_batches, DType dtype = DType::f32, b
 }
 
 struct Elems {
-  int64_t layers = 0, ends = 0, whole = 0;  // padded, in the buckets of layers, of embedding and of norm and head if they share no table, and of the three if they do
+  int64_t layers = 0, ends = 0, whole = 0;  // padded, in the buckets of layers, of embedding and of norm and head if
+                                            // they share no table, and of the three if they do
 };
 Elems elems_of(const Job& job) {
   Elems elems;
   for (const Bucket& bucket : job.layout.buckets)
-    (!bucket.unit ? elems.whole : *bucket.unit >= 0 && *bucket.unit < job.model.layers ? elems.layers : elems.ends) += bucket.elems;
+    (!bucket.unit                                           ? elems.whole
+     : *bucket.unit >= 0 && *bucket.unit < job.model.layers ? elems.layers
+                                                            : elems.ends) += bucket.elems;
   return elems;
 }
 
@@ -39,7 +48,8 @@ int64_t sent(const Job& job, Op op) {
   int64_t bytes = 0;
   for (const Task& task : job.train.tasks)
     if (task.op == op && task.bucket >= 0)
-      bytes += comm::wire_bytes(op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
+      bytes += comm::wire_bytes(op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems,
+                                task.dtype);
   return bytes;
 }
 
@@ -60,12 +70,17 @@ TEST_CASE("states of a rank: what is whole, and an n-th of what is shared", "[ze
           CHECK((passing == 0) == (stage < 2));
           CHECK((whole == 0) == (stage >= 2 && !tied));
           const auto placed = [](int64_t size_bytes) { return round_up(size_bytes, 64); };
-          const int64_t parameters = placed(stage < 3 ? value * all : value * whole) + placed(stage < 3 ? 0 : value * passing / ranks);
-          const int64_t gradients = placed(stage < 2 ? 4 * all : 4 * whole) + placed(stage < 2 ? 0 : 4 * passing / ranks);
+          const int64_t parameters =
+              placed(stage < 3 ? value * all : value * whole) + placed(stage < 3 ? 0 : value * passing / ranks);
+          const int64_t gradients =
+              placed(stage < 2 ? 4 * all : 4 * whole) + placed(stage < 2 ? 0 : 4 * passing / ranks);
           // One slot for the larger end, beside those of layers.
           CHECK((job->ids.end_gradients != 0) == (padded.ends > 0));
-          if (padded.ends > 0) CHECK(job->buffers[job->ids.end_gradients].size_bytes < 4 * (padded.ends / 2 + padded.layers / 6));
-          if (stage == 3 && padded.ends > 0) CHECK(job->buffers[job->ids.end_values].size_bytes * 4 == job->buffers[job->ids.end_gradients].size_bytes * value);
+          if (padded.ends > 0)
+            CHECK(job->buffers[job->ids.end_gradients].size_bytes < 4 * (padded.ends / 2 + padded.layers / 6));
+          if (stage == 3 && padded.ends > 0)
+            CHECK(job->buffers[job->ids.end_values].size_bytes * 4 ==
+                  job->buffers[job->ids.end_gradients].size_bytes * value);
           const int64_t states = stage < 1 ? optimizer * all : optimizer * all / ranks;
           CHECK(job->buffers.bytes(Owner::parameters) == parameters);
           CHECK(job->buffers.bytes(Owner::gradients) == gradients);
@@ -93,12 +108,17 @@ TEST_CASE("bytes on the wire: 2 of every gradient, or 1 and the parameter, or 1 
             const auto wire = [&](int64_t e) { return 4 * e * (n - 1) / n; };
             CHECK(sent(*job, Op::all_reduce) == (stage == 0 ? 2 * wire(all) : 0));
             // Stages 2 and 3 reduce what passes through slots in every micro-batch, the rest once.
-            CHECK(sent(*job, Op::reduce_scatter) == (stage == 0 ? 0 : stage == 1 ? wire(all) : m * wire(elems.layers + elems.ends) + wire(elems.whole)));
-            // Stage 3: forward and backward of every micro-batch gather a layer, but those that are still in a slot. The head's stays for its backward pass, and that
-            // of the embedding does not read the table.
+            CHECK(sent(*job, Op::reduce_scatter) == (stage == 0 ? 0
+                                                     : stage == 1
+                                                         ? wire(all)
+                                                         : m * wire(elems.layers + elems.ends) + wire(elems.whole)));
+            // Stage 3: forward and backward of every micro-batch gather a layer, but those that are still in a slot.
+            // The head's stays for its backward pass, and that of the embedding does not read the table.
             const int64_t gathers = L + (L - slots) + (m - 1) * 2 * (L - slots);
             CHECK(sent(*job, Op::all_gather) ==
-                  (stage == 0 ? 0 : stage < 3 ? wire(all) : gathers * wire(elems.layers / L) + m * wire(elems.ends) + wire(elems.whole)));
+                  (stage == 0  ? 0
+                   : stage < 3 ? wire(all)
+                               : gathers * wire(elems.layers / L) + m * wire(elems.ends) + wire(elems.whole)));
           }
 }
 
@@ -113,7 +133,8 @@ TEST_CASE("hybrid sharding sends shards across, and gathers inside only", "[zero
     if (task.op == Op::all_gather) CHECK(job->mesh.group_size(job->channels[task.channel].axis) == 2);
 }
 
-TEST_CASE("a slot is released by its last reader and by nothing else: a lease cannot be had without being counted", "[zero]") {
+TEST_CASE("a slot is released by its last reader and by nothing else: a lease cannot be had without being counted",
+          "[zero]") {
   for (int depth : {0, 1, 2})
     for (int micro_batches : {1, 2}) {
       CAPTURE(depth, micro_batches);
@@ -121,13 +142,17 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
       layout.prefetch_depth = depth;
       const auto job = make_job(layout, 0);
       const auto touches = [](const std::vector<Slice>& slices, const Slice& slot) {
-        return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return s.buffer == slot.buffer && s.begin_bytes < slot.end_bytes() && slot.begin_bytes < s.end_bytes(); });
+        return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) {
+          return s.buffer == slot.buffer && s.begin_bytes < slot.end_bytes() && slot.begin_bytes < s.end_bytes();
+        });
       };
-      // Gathers in the order of first use; what each waits for of compute, or one before it on the same channel did (pruned then).
+      // Gathers in the order of first use; what each waits for of compute, or one before it on the same channel did
+      // (pruned then).
       std::vector<const Task*> gathers;
       for (const Task& task : job->train.tasks)
         if (task.op == Op::all_gather && task.before) gathers.push_back(&task);
-      std::sort(gathers.begin(), gathers.end(), [](const Task* a, const Task* b) { return a->before->item < b->before->item; });
+      std::sort(gathers.begin(), gathers.end(),
+                [](const Task* a, const Task* b) { return a->before->item < b->before->item; });
       std::optional<ItemId> waited;
       int released = 0;
       for (const Task* gather : gathers) {
@@ -142,12 +167,14 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
         CHECK(*waited >= *last_reader);
         // Not later than needed either: what it waits for reads some slot.
         const std::vector<Slice>& read = job->train.spine[*waited].reads;
-        CHECK((touches(read, job->buffers.whole(job->ids.value_slots)) || touches(read, job->buffers.whole(job->ids.end_values))));
+        CHECK((touches(read, job->buffers.whole(job->ids.value_slots)) ||
+               touches(read, job->buffers.whole(job->ids.end_values))));
       }
       CHECK(released >= static_cast<int>(gathers.size()) - depth - 2);  // slots of layers, and the one of the ends
       CHECK(released > 0);
     }
-  // The type: a use extends the tenancy, the least recently used slot is taken, and who takes it learns whom to wait for.
+  // The type: a use extends the tenancy, the least recently used slot is taken, and who takes it learns whom to wait
+  // for.
   Slots slots(2);
   CHECK(slots.lease(7, 1).moved_in);
   CHECK(slots.lease(8, 2).slot == 1);
@@ -157,19 +184,24 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
   CHECK(slots.lease(8, 5).tenant_last_use == ItemId{3});
 }
 
-TEST_CASE("a second buffer for whole gradients would free nobody: no backward item waits for the step before", "[zero][double_buffer]") {
-  // Backward writes gradients after a forward pass that has waited for every update, and updates are what reads gradients last.
+TEST_CASE("a second buffer for whole gradients would free nobody: no backward item waits for the step before",
+          "[zero][double_buffer]") {
+  // Backward writes gradients after a forward pass that has waited for every update, and updates are what reads
+  // gradients last.
   for (int stage : {0, 1})
     for (int micro_batches : {1, 2})
       for (float max_norm : {0.0f, 0.5f}) {
         CAPTURE(stage, micro_batches, max_norm);
-        const auto job = make_job(with(wide(stage, 3, micro_batches), [&](Layout& l) { l.max_norm = max_norm, l.update_on_spine = false; }), 1);
+        const auto job = make_job(
+            with(wide(stage, 3, micro_batches), [&](Layout& l) { l.max_norm = max_norm, l.update_on_spine = false; }),
+            1);
         const std::vector<const Plan*> runs(3, &job->train);
         int forward = 0, backward = 0;
         for (const SeamWait& wait : comm::link_all(runs, job->channels).back()) {
           if (!job->train.is_spine(wait.to) || job->train[wait.to].op != Op::compute) continue;
           const uint32_t piece = job->train.spine[wait.to].piece;
-          const bool is_backward = std::find(job->model.backward.begin(), job->model.backward.end(), piece) != job->model.backward.end();
+          const bool is_backward =
+              std::find(job->model.backward.begin(), job->model.backward.end(), piece) != job->model.backward.end();
           ++(is_backward ? backward : forward);
         }
         CHECK(backward == 0);
@@ -177,7 +209,8 @@ TEST_CASE("a second buffer for whole gradients would free nobody: no backward it
       }
 }
 
-TEST_CASE("a second copy of the weights would free no update of stage 3: none waits for a reader", "[zero][double_buffer]") {
+TEST_CASE("a second copy of the weights would free no update of stage 3: none waits for a reader",
+          "[zero][double_buffer]") {
   // What updates write are shards; layers read slots, and the last gather of a shard comes before the layer's gradient.
   const auto job = make_job(with(wide(3, 3, 2), [](Layout& l) { l.max_norm = 0, l.update_on_spine = false; }), 1);
   int updates = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels in another format trains the same model: to the bit where nothing else differs, to stated bounds where it rounds.
+// What travels in another format trains the same model: to the bit where nothing else differs, to stated bounds where
+// it rounds.
 
 #include <cstdio>
 #include <map>
@@ -17,7 +18,10 @@ namespace {
 constexpr int kSteps = 4;
 
 Layout zero(models::Family family, int stage, int ranks = 3) {
-  Layout layout{.name = "wire", .model = family == models::Family::gpt2 ? tiny_gpt2() : tiny_llama(), .ranks = ranks, .micro_batch = 12 / ranks};
+  Layout layout{.name = "wire",
+                .model = family == models::Family::gpt2 ? tiny_gpt2() : tiny_llama(),
+                .ranks = ranks,
+                .micro_batch = 12 / ranks};
   layout.model.split_tied_embedding = false;
   layout.zero_stage = stage;
   return layout;
@@ -30,7 +34,8 @@ int64_t sent(const Layout& layout, const std::string& channel) {
   int64_t bytes = 0;
   for (const Task& task : job->train.tasks)
     if (is_communication(task.op) && task.bucket >= 0 && job->channels[task.channel].name == channel)
-      bytes += comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(job->channels[task.channel].axis), task.elems, task.dtype);
+      bytes += comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(job->channels[task.channel].axis),
+                                task.elems, task.dtype);
   return bytes;
 }
 
@@ -40,34 +45,46 @@ TEST_CASE("bfloat16 gradients add in float: every stage, way and bucket size giv
   for (models::Family family : kFamilies)
     for (int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
-      const auto rounded = [&](int stage) { return with(zero(family, stage, ranks), [](Layout& l) { l.wire_dtype = DType::bf16; }); };
+      const auto rounded = [&](int stage) {
+        return with(zero(family, stage, ranks), [](Layout& l) { l.wire_dtype = DType::bf16; });
+      };
       const Trained one = train(rounded(1), kSteps);
       for (int stage : {2, 3}) CHECK(train(rounded(stage), kSteps).hash == one.hash);
       if (ranks != 3) continue;
-      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter}) CHECK(train(with(rounded(1), [&](Layout& l) { l.way = way; }), kSteps).hash == one.hash);
+      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter})
+        CHECK(train(with(rounded(1), [&](Layout& l) { l.way = way; }), kSteps).hash == one.hash);
       for (int64_t bytes : {1, 1000, 25 << 20})
-        for (int stage : {1, 3}) CHECK(train(with(rounded(stage), [&](Layout& l) { l.bucket_bytes = bytes; }), kSteps).hash == one.hash);
-      for (uint64_t seed : {1, 2, 3}) CHECK(train(with(rounded(static_cast<int>(seed)), [&](Layout& l) { l.delay_seed = seed, l.evaluate_between = true; }), kSteps).hash == one.hash);
+        for (int stage : {1, 3})
+          CHECK(train(with(rounded(stage), [&](Layout& l) { l.bucket_bytes = bytes; }), kSteps).hash == one.hash);
+      for (uint64_t seed : {1, 2, 3})
+        CHECK(train(with(rounded(static_cast<int>(seed)),
+                         [&](Layout& l) { l.delay_seed = seed, l.evaluate_between = true; }),
+                    kSteps)
+                  .hash == one.hash);
       // Against float: each of the ranks' gradients is rounded once, 2^-9 of it; and their sum is not.
       const Trained exact = train(zero(family, 1), 1), first = train(rounded(1), 1);
       const Trained twice = train(with(zero(family, 0), [](Layout& l) { l.wire_dtype = DType::bf16; }), 1);
       CHECK(first.losses == exact.losses);
       const double error = difference(first.gradients, exact.gradients);
-      std::printf("  gradients: %.1e off with sums in float, %.1e with sums rounded again (stage 0)\n", error, difference(twice.gradients, exact.gradients));
+      std::printf("  gradients: %.1e off with sums in float, %.1e with sums rounded again (stage 0)\n", error,
+                  difference(twice.gradients, exact.gradients));
       CHECK(error < 0x1p-7);
       CHECK(error > 0x1p-12);
       CHECK(one.hash != train(zero(family, 1), kSteps).hash);
     }
 }
 
-TEST_CASE("bfloat16 gradients that are summed by exchange give the bits of a collective that adds in float and rounds once", "[wire]") {
+TEST_CASE(
+    "bfloat16 gradients that are summed by exchange give the bits of a collective that adds in float and rounds once",
+    "[wire]") {
   for (models::Family family : kFamilies)
     for (int ranks : {2, 3, 4})
       for (int stage : {0, 1, 2, 3})
         for (int group : {0, 2}) {
           if (group > 0 && (ranks != 4 || stage == 0)) continue;
           CAPTURE(ranks, stage, group);
-          const Layout collective = with(zero(family, stage, ranks), [&](Layout& l) { l.wire_dtype = DType::bf16, l.shard_size = group; });
+          const Layout collective =
+              with(zero(family, stage, ranks), [&](Layout& l) { l.wire_dtype = DType::bf16, l.shard_size = group; });
           const Layout exchange = with(collective, [](Layout& l) { l.sums_by_exchange = true, l.delay_seed = 3; });
           CHECK(train(exchange, kSteps).hash == train(collective, kSteps).hash);
           // No collective is left that could round on its way.
@@ -75,7 +92,8 @@ TEST_CASE("bfloat16 gradients that are summed by exchange give the bits of a col
           for (const Task& task : job->train.tasks) CHECK((task.op != Op::all_reduce || task.dtype != DType::bf16));
           if (stage == 0 || group > 0) {
             const auto other = make_job(collective, 0);
-            CHECK(std::any_of(other->train.tasks.begin(), other->train.tasks.end(), [](const Task& t) { return t.op == Op::all_reduce && t.dtype == DType::bf16; }));
+            CHECK(std::any_of(other->train.tasks.begin(), other->train.tasks.end(),
+                              [](const Task& t) { return t.op == Op::all_reduce && t.dtype == DType::bf16; }));
           }
         }
 }
@@ -83,22 +101,27 @@ TEST_CASE("bfloat16 gradients that are summed by exchange give the bits of a col
 TEST_CASE("bfloat16 and int8 send a half and a little more than a quarter of the bytes", "[wire]") {
   for (int stage : {1, 2, 3}) {
     const auto as = [&](DType grads, std::optional<DType> parameters) {
-      return with(zero(models::Family::llama, stage), [&](Layout& l) { l.wire_dtype = grads, l.gather_dtype = parameters; });
+      return with(zero(models::Family::llama, stage),
+                  [&](Layout& l) { l.wire_dtype = grads, l.gather_dtype = parameters; });
     };
     const int64_t gradients = sent(as(DType::f32, {}), "reduce"), parameters = sent(as(DType::f32, {}), "gather");
     CHECK(2 * sent(as(DType::bf16, {}), "reduce") == gradients);
     CHECK(2 * sent(as(DType::f32, DType::bf16), "gather") == parameters);
     // A scale for each 128, and padding to 16 bytes a part.
-    CHECK(static_cast<double>(sent(as(DType::u8, {}), "reduce")) / static_cast<double>(gradients) > 0.25 * (1 + 4.0 / 128));
+    CHECK(static_cast<double>(sent(as(DType::u8, {}), "reduce")) / static_cast<double>(gradients) >
+          0.25 * (1 + 4.0 / 128));
     CHECK(static_cast<double>(sent(as(DType::u8, {}), "reduce")) / static_cast<double>(gradients) < 0.275);
     CHECK(static_cast<double>(sent(as(DType::f32, DType::u8), "gather")) / static_cast<double>(parameters) < 0.275);
   }
 }
 
-TEST_CASE("parameters that travel rounded are the same on every rank, the owner too, and masters are not rounded", "[wire]") {
+TEST_CASE("parameters that travel rounded are the same on every rank, the owner too, and masters are not rounded",
+          "[wire]") {
   for (models::Family family : kFamilies)
     for (DType travels : {DType::bf16, DType::u8}) {
-      const auto gathered = [&](int stage) { return with(zero(family, stage), [&](Layout& l) { l.gather_dtype = travels; }); };
+      const auto gathered = [&](int stage) {
+        return with(zero(family, stage), [&](Layout& l) { l.gather_dtype = travels; });
+      };
       std::string of_stages;
       for (int stage : {1, 2, 3})
         for (int steps : {0, kSteps}) {
@@ -113,7 +136,8 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
               const BucketHome& home = rank.job().homes[b];
               const auto read = [&](const Slice& slice) {
                 std::vector<float> values(static_cast<size_t>(slice.size_bytes / 4));
-                rank.device().copy_to_host(values.data(), rank.memory().entry(slice.buffer).base + slice.begin_bytes, slice.size_bytes);
+                rank.device().copy_to_host(values.data(), rank.memory().entry(slice.buffer).base + slice.begin_bytes,
+                                           slice.size_bytes);
                 return values;
               };
               shards[b][rank.job().options.rank] = read(home.master);
@@ -128,10 +152,12 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
             for (const auto& [rank, masters] : shards.at(b))
               for (size_t i = 0; i < masters.size(); ++i, ++at) {
                 float largest = 0;
-                for (size_t j = i / kWireBlockElems * kWireBlockElems; j < std::min(masters.size(), (i / kWireBlockElems + 1) * kWireBlockElems); ++j)
+                for (size_t j = i / kWireBlockElems * kWireBlockElems;
+                     j < std::min(masters.size(), (i / kWireBlockElems + 1) * kWireBlockElems); ++j)
                   largest = std::max(largest, std::abs(masters[j]));
                 const float got = ranks.at(0)[at];
-                wrong += travels == DType::bf16 ? got != static_cast<float>(bfloat16(masters[i])) : std::abs(got - masters[i]) > largest * (1.0f / 254 + 1e-6f);
+                wrong += travels == DType::bf16 ? got != static_cast<float>(bfloat16(masters[i]))
+                                                : std::abs(got - masters[i]) > largest * (1.0f / 254 + 1e-6f);
                 kept += got == masters[i];
               }
             CHECK(wrong == 0);
@@ -141,10 +167,15 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
           // bfloat16 rounds values alone; blocks of int8 lie in buckets, which stage 1 cuts otherwise.
           if (travels == DType::bf16 || stage > 1) CHECK((of_stages.empty() || of_stages == trained.hash));
           if (travels == DType::bf16 || stage > 1) of_stages = trained.hash;
-          CHECK(train(with(gathered(stage), [&](Layout& l) { l.delay_seed = 6, l.evaluate_between = true, l.update_on_spine = false; }), steps).hash == trained.hash);
+          CHECK(train(with(gathered(stage),
+                           [&](Layout& l) { l.delay_seed = 6, l.evaluate_between = true, l.update_on_spine = false; }),
+                      steps)
+                    .hash == trained.hash);
           const Trained exact = train(zero(family, stage), steps);
-          const double error = difference(trained.weights, exact.weights), loss = std::abs(trained.losses.back() / exact.losses.back() - 1);
-          std::printf("  stage %d, %s parameters: weights %.1e, loss %.1e off after %d steps\n", stage, std::string(wire_name(travels)).c_str(), error, loss, steps);
+          const double error = difference(trained.weights, exact.weights),
+                       loss = std::abs(trained.losses.back() / exact.losses.back() - 1);
+          std::printf("  stage %d, %s parameters: weights %.1e, loss %.1e off after %d steps\n", stage,
+                      std::string(wire_name(travels)).c_str(), error, loss, steps);
           CHECK(error < (travels == DType::bf16 ? 1e-2 : 1e-1));
           CHECK(loss < (travels == DType::bf16 ? 1e-4 : 2e-3));
           CHECK(error > 1e-7);
@@ -157,10 +188,12 @@ TEST_CASE("int8 gradients: the same bits again and under delays, and bounds on w
     for (int stage : {0, 1, 2, 3})
       for (bool feeds_back : {false, true}) {
         CAPTURE(stage, feeds_back);
-        const Layout layout = with(zero(family, stage), [&](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = feeds_back; });
+        const Layout layout =
+            with(zero(family, stage), [&](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = feeds_back; });
         const Trained trained = train(layout, kSteps);
         for (const std::string& hash : trained.rank_hashes) CHECK(hash == trained.hash);
-        CHECK(train(with(layout, [](Layout& l) { l.delay_seed = 3, l.update_on_spine = false; }), kSteps).hash == trained.hash);
+        CHECK(train(with(layout, [](Layout& l) { l.delay_seed = 3, l.update_on_spine = false; }), kSteps).hash ==
+              trained.hash);
         const Trained exact = train(zero(family, stage), 1), first = train(layout, 1);
         CHECK(first.losses == exact.losses);
         // Each of 3 ranks is off by at most 1/254 of its block's largest, the sum (stage 0) once more.
@@ -170,21 +203,31 @@ TEST_CASE("int8 gradients: the same bits again and under delays, and bounds on w
       }
 }
 
-TEST_CASE("int8 over many steps: the loss stays beside that of float gradients, and with error feedback the weights stay nearer", "[wire]") {
+TEST_CASE(
+    "int8 over many steps: the loss stays beside that of float gradients, and with error feedback the weights stay "
+    "nearer",
+    "[wire]") {
   // The same batch over and over: what int8 takes from small gradients it takes in every step.
   for (models::Family family : kFamilies) {
-    const Layout plain = with(zero(family, 1, 2), [](Layout& l) { l.same_batch = true, l.learning_rate = 3e-3f, l.eps = 1e-4f, l.max_norm = 1; });
-    const auto quantised = [&](bool feeds_back) { return with(plain, [&](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = feeds_back; }); };
+    const Layout plain = with(zero(family, 1, 2), [](Layout& l) {
+      l.same_batch = true, l.learning_rate = 3e-3f, l.eps = 1e-4f, l.max_norm = 1;
+    });
+    const auto quantised = [&](bool feeds_back) {
+      return with(plain, [&](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = feeds_back; });
+    };
     constexpr int kLong = 40;
-    const Trained exact = train(plain, kLong), without = train(quantised(false), kLong), fed = train(quantised(true), kLong);
+    const Trained exact = train(plain, kLong), without = train(quantised(false), kLong),
+                  fed = train(quantised(true), kLong);
     double off_without = 0, off_fed = 0;
     for (size_t i = 0; i < exact.losses.size(); ++i) {
       off_without = std::max(off_without, std::abs(without.losses[i] / exact.losses[i] - 1));
       off_fed = std::max(off_fed, std::abs(fed.losses[i] / exact.losses[i] - 1));
     }
-    const double weights_without = difference(without.weights, exact.weights), weights_fed = difference(fed.weights, exact.weights);
-    std::printf("  loss %.3f -> %.3f; int8 off by at most %.2f %%, fed back %.2f %%; weights %.1e and %.1e\n", exact.losses.front(), exact.losses.back(),
-                100 * off_without, 100 * off_fed, weights_without, weights_fed);
+    const double weights_without = difference(without.weights, exact.weights),
+                 weights_fed = difference(fed.weights, exact.weights);
+    std::printf("  loss %.3f -> %.3f; int8 off by at most %.2f %%, fed back %.2f %%; weights %.1e and %.1e\n",
+                exact.losses.front(), exact.losses.back(), 100 * off_without, 100 * off_fed, weights_without,
+                weights_fed);
     CHECK(exact.losses.back() < 0.9 * exact.losses.front());
     CHECK(off_without < 0.02);
     CHECK(off_fed < 0.01);
@@ -195,7 +238,8 @@ TEST_CASE("int8 over many steps: the loss stays beside that of float gradients, 
 TEST_CASE("small parameters that stay on every rank change what is gathered when, and no bit", "[wire]") {
   for (models::Family family : kFamilies)
     for (int micro_batches : {1, 2}) {
-      const Layout passing = with(zero(family, 3), [&](Layout& l) { l.micro_batch /= micro_batches, l.micro_batches = micro_batches; });
+      const Layout passing =
+          with(zero(family, 3), [&](Layout& l) { l.micro_batch /= micro_batches, l.micro_batches = micro_batches; });
       const Layout staying = with(passing, [](Layout& l) { l.persistent_elems = 128; });
       const auto before = make_job(passing, 1), after = make_job(staying, 1);
       const auto slots = [](const Job& job) { return job.buffers[job.ids.value_slots].size_bytes; };
@@ -203,15 +247,22 @@ TEST_CASE("small parameters that stay on every rank change what is gathered when
       CHECK(after->buffers.bytes(Owner::parameters) > before->buffers.bytes(Owner::parameters));
       // Every parameter of a layer up to the threshold is whole, no other one is.
       for (size_t b = 0; b < after->homes.size(); ++b)
-        for (uint32_t p = after->layout.buckets[b].first_part; p < after->layout.buckets[b].first_part + after->layout.buckets[b].part_count; ++p) {
+        for (uint32_t p = after->layout.buckets[b].first_part;
+             p < after->layout.buckets[b].first_part + after->layout.buckets[b].part_count; ++p) {
           const ParameterSpec& parameter = after->model.parameters[after->layout.parts[p].part.parameter];
           const bool of_layer = parameter.layer >= 0 && parameter.layer < after->model.layers;
           // And a table that embedding and head share, with what is beside it.
-          CHECK((after->homes[b].values.size_bytes > 0) == (of_layer ? parameter.elems <= 128 : family == models::Family::gpt2));
+          CHECK((after->homes[b].values.size_bytes > 0) ==
+                (of_layer ? parameter.elems <= 128 : family == models::Family::gpt2));
         }
       CHECK(train(staying, kSteps).hash == train(passing, kSteps).hash);
-      CHECK(train(with(staying, [](Layout& l) { l.delay_seed = 12, l.evaluate_between = true, l.wire_dtype = DType::bf16, l.update_on_spine = false; }), kSteps).hash ==
-            train(with(passing, [](Layout& l) { l.wire_dtype = DType::bf16; }), kSteps).hash);
+      CHECK(train(with(staying,
+                       [](Layout& l) {
+                         l.delay_seed = 12, l.evaluate_between = true, l.wire_dtype = DType::bf16,
+                         l.update_on_spine = false;
+                       }),
+                  kSteps)
+                .hash == train(with(passing, [](Layout& l) { l.wire_dtype = DType::bf16; }), kSteps).hash);
     }
 }
 
@@ -221,7 +272,9 @@ TEST_CASE("two copies of the weights that change places give the bits of one", "
       for (float max_norm : {0.5f, 0.0f})
         for (DType dtype : {DType::f32, DType::bf16}) {
           CAPTURE(stage, max_norm, name_of(dtype));
-          const Layout one = with(zero(family, stage), [&](Layout& l) { l.max_norm = max_norm, l.model.dtype = dtype, l.evaluate_between = true; });
+          const Layout one = with(zero(family, stage), [&](Layout& l) {
+            l.max_norm = max_norm, l.model.dtype = dtype, l.evaluate_between = true;
+          });
           const Layout two = with(one, [](Layout& l) { l.double_buffer = true; });
           // An odd number of steps and an even one: the last weights are in either copy.
           for (int steps : {3, 4}) {
@@ -232,7 +285,8 @@ TEST_CASE("two copies of the weights that change places give the bits of one", "
           }
           CHECK(train(with(two, [](Layout& l) { l.delay_seed = 21; }), 4).hash == train(one, 4).hash);
           const auto a = make_job(one, 0), b = make_job(two, 0);
-          CHECK(b->buffers.bytes(Owner::parameters) == a->buffers.bytes(Owner::parameters) + b->buffers.stride_bytes(b->ids.values));
+          CHECK(b->buffers.bytes(Owner::parameters) ==
+                a->buffers.bytes(Owner::parameters) + b->buffers.stride_bytes(b->ids.values));
           // What it is for: no update, and no gather of what it updated, waits for a reader of weights.
           for (const Task& task : b->train.tasks)
             for (const Slice& write : task.writes) CHECK(write.buffer != b->ids.values);

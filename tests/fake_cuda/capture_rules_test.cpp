@@ -117,7 +117,8 @@ TEST_CASE("a host function may not call CUDA") {
   cudaStream_t stream = nullptr;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   cudaError_t result = cudaSuccess;
-  cudaLaunchHostFunc(stream, [](void* out) { *static_cast<cudaError_t*>(out) = cudaDeviceSynchronize(); }, &result);
+  cudaLaunchHostFunc(
+      stream, [](void* out) { *static_cast<cudaError_t*>(out) = cudaDeviceSynchronize(); }, &result);
   cudaStreamSynchronize(stream);
   CHECK(result == cudaErrorNotPermitted);
   cudaStreamDestroy(stream);

@@ -31,8 +31,8 @@ TEST_CASE("a GPU per process from the launcher is served") {
 
 TEST_CASE("more ranks than GPUs is one sentence, unless it is asked for") {
   const std::vector<std::string> ids = {"GPU-a", "GPU-b", "GPU-a", "GPU-b"};
-  CHECK_THROWS_WITH(require_own_gpus(ids, false), Contains("4 ranks on this host have 2 GPUs") && Contains("ranks 0 and 2") &&
-                                                      Contains("SLIPSTREAM_SHARE_GPU=1"));
+  CHECK_THROWS_WITH(require_own_gpus(ids, false), Contains("4 ranks on this host have 2 GPUs") &&
+                                                      Contains("ranks 0 and 2") && Contains("SLIPSTREAM_SHARE_GPU=1"));
   CHECK_THROWS_AS(require_own_gpus(ids, false), ResourceError);
   CHECK_NOTHROW(require_own_gpus(ids, true));
 }

@@ -163,7 +163,8 @@ TEST_CASE("an error of the GPU is a sentence, and the first one stays") {
   const auto b = f.device->make_stream({.name = "b"});
   fake_cuda::fail_next("cudaStreamSynchronize", cudaErrorIllegalAddress);
   a->launch(f.work(0), f.frame);
-  CHECK_THROWS_WITH(a->synchronize(), Catch::Contains("cudaStreamSynchronize(stream_) at") && Catch::Contains("sanitize"));
+  CHECK_THROWS_WITH(a->synchronize(),
+                    Catch::Contains("cudaStreamSynchronize(stream_) at") && Catch::Contains("sanitize"));
   b->launch(f.work(1), f.frame);
   CHECK_THROWS_WITH(b->synchronize(), Catch::Contains("cudaStreamSynchronize"));
   CHECK(f.position(1) == -1);
@@ -215,7 +216,8 @@ TEST_CASE("guarded memory is closed to the host, open to commands of a stream") 
     const auto stream = device->make_stream({.name = "compute"});
     bool read_by_command = false;
     const Work work{"look", {}, {}, {}, [&](LaunchContext& c) {
-                      fake_cuda::enqueue(static_cast<cudaStream_t>(c.native_stream), [&] { read_by_command = host_reads(memory->data()); });
+                      fake_cuda::enqueue(static_cast<cudaStream_t>(c.native_stream),
+                                         [&] { read_by_command = host_reads(memory->data()); });
                     }};
     stream->launch(work, {});
     stream->synchronize();

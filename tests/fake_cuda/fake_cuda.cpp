@@ -62,9 +62,10 @@ void fail_next(const std::string& function, cudaError_t error) {
 
 extern "C" {
 
-
 const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? "out of memory" : error == cudaErrorNotReady ? "not ready" : "an error of the fake";
+  return error == cudaErrorMemoryAllocation ? "out of memory"
+         : error == cudaErrorNotReady       ? "not ready"
+                                            : "an error of the fake";
 }
 const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOfTheFake";

@@ -2,9 +2,9 @@
 #pragma once
 // A fake of the CUDA runtime calls that the program uses: streams are host threads, device memory is host memory.
 //
-// It keeps the documented rules that matter for order: a wait captures the record that is latest at its call, "not ready"
-// is left as the last error, a host function may not call CUDA, elapsed time is float milliseconds between two completed
-// timing events, fresh memory is garbage, and what is illegal during capture fails and spoils the capture.
+// It keeps the documented rules that matter for order: a wait captures the record that is latest at its call, "not
+// ready" is left as the last error, a host function may not call CUDA, elapsed time is float milliseconds between two
+// completed timing events, fresh memory is garbage, and what is illegal during capture fails and spoils the capture.
 
 #include <cuda_runtime_api.h>
 
@@ -17,17 +17,17 @@ namespace slipstream::fake_cuda {
 /// What the machine looks like and which mistakes are made on purpose.
 struct Settings {
   int devices = 2;
-  int driver = 13000;                          // 0: none
+  int driver = 13000;  // 0: none
   int runtime = CUDART_VERSION;
-  int64_t memory_bytes = int64_t{8} << 30;     // of a device
-  double clock_ppm = 0;                        // by which the GPU's clock is faster than the host's, from reset() on
-  bool drop_waits = false;                     // mutation: cudaStreamWaitEvent does nothing
-  bool record_elsewhere = false;               // mutation: ordering events complete at once, as on an idle stream
-  bool guard_memory = false;                   // device memory can be touched only while a command of a stream runs
-  int64_t lost_after = INT64_MAX;              // commands that enqueue() takes before the GPU is lost
-  int64_t captures = INT64_MAX;                // that succeed; later ones end as if a call in them was illegal
-  int64_t captures_until_lost = INT64_MAX;     // that begin; with the next one the GPU is lost
-  int64_t captures_until_stuck = INT64_MAX;    // that begin; the next call never returns
+  int64_t memory_bytes = int64_t{8} << 30;   // of a device
+  double clock_ppm = 0;                      // by which the GPU's clock is faster than the host's, from reset() on
+  bool drop_waits = false;                   // mutation: cudaStreamWaitEvent does nothing
+  bool record_elsewhere = false;             // mutation: ordering events complete at once, as on an idle stream
+  bool guard_memory = false;                 // device memory can be touched only while a command of a stream runs
+  int64_t lost_after = INT64_MAX;            // commands that enqueue() takes before the GPU is lost
+  int64_t captures = INT64_MAX;              // that succeed; later ones end as if a call in them was illegal
+  int64_t captures_until_lost = INT64_MAX;   // that begin; with the next one the GPU is lost
+  int64_t captures_until_stuck = INT64_MAX;  // that begin; the next call never returns
 };
 
 /// What exists now and what was done since reset().
@@ -37,13 +37,14 @@ struct Counts {
   int records = 0, waits = 0;
 };
 
-/// As a kernel launch: `command` runs in the order of `stream`, with access to device memory. What it throws is printed and is
-/// from then on the error of every call, as after a kernel that faulted.
+/// As a kernel launch: `command` runs in the order of `stream`, with access to device memory. What it throws is printed
+/// and is from then on the error of every call, as after a kernel that faulted.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> command);
 /// What the fake itself does in the order of `stream`: on a lost GPU too, and without access to device memory.
 void enqueue_always(cudaStream_t stream, std::function<void()> command);
 
-/// For a command that runs: that of its stream, in a graph that of the node or of the stream that the graph was launched on.
+/// For a command that runs: that of its stream, in a graph that of the node or of the stream that the graph was
+/// launched on.
 int priority_now();
 
 /// Settings as declared above, counts of calls zero, no pending failure. Nothing may be alive.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream capture and its rules, as the CUDA programming guide states them; a graph runs its commands in the order of their calls.
+// Stream capture and its rules, as the CUDA programming guide states them; a graph runs its commands in the order of
+// their calls.
 
 #include "tests/fake_cuda/machine.h"
 

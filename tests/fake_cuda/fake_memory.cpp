@@ -28,7 +28,8 @@ cudaError_t cudaMalloc(void** block, size_t size) {
   // Aligned as promised and no better, and not zero.
   const size_t taken = (size + 8191) / 4096 * 4096;
   const Touch touch;
-  auto* memory = current_settings.guard_memory ? guarded.carve(taken) : static_cast<std::byte*>(std::aligned_alloc(4096, taken));
+  auto* memory =
+      current_settings.guard_memory ? guarded.carve(taken) : static_cast<std::byte*>(std::aligned_alloc(4096, taken));
   std::memset(memory, 0xCD, size + 256);
   *block = memory + 256;
   blocks[*block] = bytes;

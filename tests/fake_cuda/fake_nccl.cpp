@@ -43,8 +43,8 @@ struct Group {
   uint64_t done = 0;                                               // collectives that have moved their bytes
   // Sent and not yet received, and the other way round, in order.
   std::map<std::pair<int, int>, std::vector<std::vector<std::byte>>> mail;
-  std::map<int, std::vector<std::pair<int, int>>> split_wishes;    // by key of the split: (color, key) by rank
-  std::unique_ptr<SharedGroup> processes;   // null: the ranks are threads
+  std::map<int, std::vector<std::pair<int, int>>> split_wishes;  // by key of the split: (color, key) by rank
+  std::unique_ptr<SharedGroup> processes;                        // null: the ranks are threads
 };
 
 std::mutex mutex;
@@ -56,8 +56,8 @@ bool connects_never = false, ranks_are_processes = false;
 int fake_version = NCCL_VERSION_CODE;
 int ids_made = 0;
 
-/// The worst GPU: one operation fills it, so those of a process run one after the other as they were launched, on whatever
-/// stream and communicator. Ranks that launch in the same order never notice; others wait for each other.
+/// The worst GPU: one operation fills it, so those of a process run one after the other as they were launched, on
+/// whatever stream and communicator. Ranks that launch in the same order never notice; others wait for each other.
 class Turns {
  public:
   uint64_t take() {
@@ -69,7 +69,9 @@ class Turns {
     while (served_ < turn) {
       const uint64_t before = served_;
       if (changed_.wait_for(lock, patience, [&] { return served_ >= turn || served_ != before; })) continue;
-      std::fprintf(stderr, "[fake nccl] operation %llu of this process is not over and operation %llu waits for it: ranks launch in different orders.\n",
+      std::fprintf(stderr,
+                   "[fake nccl] operation %llu of this process is not over and operation %llu waits for it: ranks "
+                   "launch in different orders.\n",
                    static_cast<unsigned long long>(served_), static_cast<unsigned long long>(turn));
       std::_Exit(kOrdersDiffer);
     }
@@ -98,11 +100,15 @@ thread_local std::vector<Grouped> grouped;
 
 size_t size_of_type(ncclDataType_t type) {
   switch (type) {
-    case ncclFloat64: return 8;
+    case ncclFloat64:
+      return 8;
     case ncclFloat32:
-    case ncclInt32: return 4;
-    case ncclBfloat16: return 2;
-    default: return 1;
+    case ncclInt32:
+      return 4;
+    case ncclBfloat16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
@@ -166,9 +172,9 @@ void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const 
     const size_t parts = call.verb == "reduce_scatter" ? static_cast<size_t>(group->size) : 1;
     return group->processes->meet(rank, group->size, call.from, parts * call.count * size_of_type(call.type),
                                   [&](const std::vector<const std::byte*>& from) {
-      const std::vector<std::byte> result = result_of(call, rank, from);
-      std::memcpy(call.to, result.data(), result.size());
-    });
+                                    const std::vector<std::byte> result = result_of(call, rank, from);
+                                    std::memcpy(call.to, result.data(), result.size());
+                                  });
   }
   std::unique_lock lock(mutex);
   auto& members = group->meetings[number];
@@ -195,7 +201,11 @@ void launch(cudaStream_t stream, std::function<void()> body) {
 }
 
 const char* name_of_type(ncclDataType_t type) {
-  return type == ncclFloat32 ? "f32" : type == ncclFloat64 ? "f64" : type == ncclBfloat16 ? "bf16" : type == ncclInt32 ? "i32" : "u8";
+  return type == ncclFloat32    ? "f32"
+         : type == ncclFloat64  ? "f64"
+         : type == ncclBfloat16 ? "bf16"
+         : type == ncclInt32    ? "i32"
+                                : "u8";
 }
 
 ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
@@ -203,8 +213,11 @@ ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
   calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + " " + name_of_type(call.type));
   comm->looks_until_ready = 2;
   const bool whole = call.verb == "all_gather" || call.verb == "reduce_scatter";
-  slipstream::fake_nccl::tune(comm, call.verb, call.count * size_of_type(call.type) * static_cast<size_t>(whole ? comm->group->size : 1));
-  launch(stream, operation(comm, [group = comm->group, rank = comm->rank, number = ++comm->collectives, call] { meet(group, rank, number, call); }));
+  slipstream::fake_nccl::tune(
+      comm, call.verb, call.count * size_of_type(call.type) * static_cast<size_t>(whole ? comm->group->size : 1));
+  launch(stream, operation(comm, [group = comm->group, rank = comm->rank, number = ++comm->collectives, call] {
+           meet(group, rank, number, call);
+         }));
   return ncclInProgress;
 }
 
@@ -217,8 +230,10 @@ ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stre
   std::function<void()> body;
   if (group->processes)
     body = [=, rank = comm->rank] {
-      if (call.verb == "send") group->processes->send(rank, call.peer, call.from, bytes);
-      else group->processes->receive(rank, call.peer, call.to, bytes);
+      if (call.verb == "send")
+        group->processes->send(rank, call.peer, call.from, bytes);
+      else
+        group->processes->receive(rank, call.peer, call.to, bytes);
     };
   else if (call.verb == "send")
     body = [=, rank = comm->rank] {
@@ -279,7 +294,9 @@ void set_version(int version) { fake_version = version; }
 
 extern "C" {
 
-const char* ncclGetErrorString(ncclResult_t result) { return result == ncclRemoteError ? "remote process exited" : "an error of the fake"; }
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclRemoteError ? "remote process exited" : "an error of the fake";
+}
 const char* ncclGetLastError(ncclComm_t) { return "socket closed"; }
 ncclResult_t ncclGetVersion(int* version) {
   *version = fake_version;
@@ -306,8 +323,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   std::lock_guard lock(mutex);
   *error = ncclSuccess;
-  if (const auto found = broken.find(comm->rank); found != broken.end()) *error = found->second;
-  else if (connects_never || comm->looks_until_ready-- > 0) *error = ncclInProgress;
+  if (const auto found = broken.find(comm->rank); found != broken.end())
+    *error = found->second;
+  else if (connects_never || comm->looks_until_ready-- > 0)
+    *error = ncclInProgress;
   return ncclSuccess;
 }
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
@@ -330,7 +349,12 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const auto& processes = comm->group->processes;
-  slipstream::fake_nccl::end_operations(comm, [&] { if (processes) processes->abort(); }, ranks_are_processes);
+  slipstream::fake_nccl::end_operations(
+      comm,
+      [&] {
+        if (processes) processes->abort();
+      },
+      ranks_are_processes);
   slipstream::fake_nccl::ended(comm);
   delete comm;
   return ncclSuccess;
@@ -345,9 +369,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* chil
   int number = 0;
   if (comm->group->processes) {
     SharedGroup::make().copy(mine.name, sizeof mine.name - 1);
-    comm->group->processes->meet(comm->rank, comm->group->size, &mine, sizeof mine, [&](const std::vector<const std::byte*>& wishes) {
-      for (size_t r = 0; r < wishes.size(); ++r) std::memcpy(&all[r], wishes[r], sizeof all[r]);
-    });
+    comm->group->processes->meet(comm->rank, comm->group->size, &mine, sizeof mine,
+                                 [&](const std::vector<const std::byte*>& wishes) {
+                                   for (size_t r = 0; r < wishes.size(); ++r)
+                                     std::memcpy(&all[r], wishes[r], sizeof all[r]);
+                                 });
   }
   std::unique_lock lock(mutex);
   if (!comm->group->processes) {
@@ -356,7 +382,9 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* chil
     wishes.resize(all.size(), {INT_MIN, 0});
     wishes[static_cast<size_t>(comm->rank)] = {color, key};
     changed.notify_all();
-    changed.wait(lock, [&] { return std::none_of(wishes.begin(), wishes.end(), [](const auto& w) { return w.first == INT_MIN; }); });
+    changed.wait(lock, [&] {
+      return std::none_of(wishes.begin(), wishes.end(), [](const auto& w) { return w.first == INT_MIN; });
+    });
     for (size_t r = 0; r < all.size(); ++r) all[r].color = wishes[r].first, all[r].key = wishes[r].second;
     comm->group->done = static_cast<uint64_t>(number);
   }
@@ -367,7 +395,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* chil
   const auto at = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == comm->rank; });
   const std::string between = all[static_cast<size_t>(members[0].second)].name;
   auto& group = groups[!between.empty() ? between
-                                        : "split " + std::to_string(reinterpret_cast<uintptr_t>(comm->group.get())) + " " + std::to_string(number) + " " + std::to_string(color)];
+                                        : "split " + std::to_string(reinterpret_cast<uintptr_t>(comm->group.get())) +
+                                              " " + std::to_string(number) + " " + std::to_string(color)];
   if (!group) group = std::make_shared<Group>();
   if (!between.empty() && !group->processes) group->processes = std::make_unique<SharedGroup>(between);
   group->size = static_cast<int>(members.size());
@@ -375,24 +404,30 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* chil
   comm->looks_until_ready = 2;
   return ncclInProgress;
 }
-ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+  if (op != ncclSum) return ncclInvalidArgument;
+  return collective(comm, {.verb = "all_reduce", .from = in(from), .to = out(to), .count = count, .type = type},
+                    stream);
+}
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+  if (op != ncclSum) return ncclInvalidArgument;
+  return collective(comm, {.verb = "reduce_scatter", .from = in(from), .to = out(to), .count = count, .type = type},
+                    stream);
+}
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  if (op != ncclSum) return ncclInvalidArgument;
-  return collective(comm, {.verb = "all_reduce", .from = in(from), .to = out(to), .count = count, .type = type}, stream);
-}
-ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream) {
-  if (op != ncclSum) return ncclInvalidArgument;
-  return collective(comm, {.verb = "reduce_scatter", .from = in(from), .to = out(to), .count = count, .type = type}, stream);
-}
-ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
-  return collective(comm, {.verb = "all_gather", .from = in(from), .to = out(to), .count = count, .type = type}, stream);
+  return collective(comm, {.verb = "all_gather", .from = in(from), .to = out(to), .count = count, .type = type},
+                    stream);
 }
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
-  return collective(comm, {.verb = "broadcast", .from = in(from), .to = out(to), .count = count, .type = type, .peer = root}, stream);
+  return collective(
+      comm, {.verb = "broadcast", .from = in(from), .to = out(to), .count = count, .type = type, .peer = root}, stream);
 }
-ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
   return point_to_point(comm, {.verb = "send", .from = in(from), .count = count, .type = type, .peer = peer}, stream);
 }
 ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {

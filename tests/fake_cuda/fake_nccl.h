@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A fake of the NCCL calls that the communicator uses: ranks are threads of one process, each with a stream of the fake
-// CUDA runtime, or processes of one machine. Non-blocking as the real one: calls answer "in progress" and are accepted some
-// looks later.
+// CUDA runtime, or processes of one machine. Non-blocking as the real one: calls answer "in progress" and are accepted
+// some looks later.
 
 #include <nccl.h>
 

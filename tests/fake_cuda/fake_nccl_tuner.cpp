@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Costs are made up: small messages go through trees with LL, large ones through rings with Simple, the rest is ruled out.
+// Costs are made up: small messages go through trees with LL, large ones through rings with Simple, the rest is ruled
+// out.
 
 #include "tests/fake_cuda/fake_nccl_tuner.h"
 
@@ -43,7 +44,9 @@ const bool hooked = [] {
   fake_cuda::before_free() = [](const void* block, int64_t bytes) {
     const std::lock_guard lock(mutex);
     for (const auto& [handle, range] : ranges)
-      if (range.begin < static_cast<const std::byte*>(block) + bytes && static_cast<const std::byte*>(block) < range.begin + range.bytes) ++counts.freed_while_registered;
+      if (range.begin < static_cast<const std::byte*>(block) + bytes &&
+          static_cast<const std::byte*>(block) < range.begin + range.bytes)
+        ++counts.freed_while_registered;
   };
   return true;
 }();
@@ -53,8 +56,9 @@ const bool hooked = [] {
 void began(ncclComm_t comm, int rank, int size, const ncclConfig_t* config) {
   const std::lock_guard lock(mutex);
   names[rank] = config->commName;
-  configs[rank].push_back(std::string(config->commName ? config->commName : "?") + ": ctas " + number(config->minCTAs) + " to " + number(config->maxCTAs) +
-                          ", cluster " + number(config->cgaClusterSize) + ", class " + number(config->trafficClass));
+  configs[rank].push_back(std::string(config->commName ? config->commName : "?") + ": ctas " + number(config->minCTAs) +
+                          " to " + number(config->maxCTAs) + ", cluster " + number(config->cgaClusterSize) +
+                          ", class " + number(config->trafficClass));
   if (has_tuner()) ncclTunerPlugin_v4.init(static_cast<size_t>(size), 1, nullptr, &contexts[comm]);
 }
 
@@ -82,7 +86,8 @@ void tune(ncclComm_t comm, const std::string& verb, size_t bytes) {
   costs[1 * kProtocols + 2] = algorithm ? 0.5f : small ? 3.0f : 1.0f;
   const int function = verb == "broadcast" ? 0 : verb == "all_gather" ? 2 : verb == "reduce_scatter" ? 3 : 4;
   int channels = 0;
-  ncclTunerPlugin_v4.get_coll_info(context->second, function, bytes, 1, reinterpret_cast<float**>(costs.data()), kAlgorithms, kProtocols, 0, &channels);
+  ncclTunerPlugin_v4.get_coll_info(context->second, function, bytes, 1, reinterpret_cast<float**>(costs.data()),
+                                   kAlgorithms, kProtocols, 0, &channels);
 }
 
 std::vector<std::string> configs_of(int rank) {

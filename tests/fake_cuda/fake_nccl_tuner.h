@@ -16,7 +16,8 @@ void ended(ncclComm_t comm);
 void tune(ncclComm_t comm, const std::string& verb, size_t bytes);
 
 // --- called by tests
-/// The configurations of one rank's communicators in order, such as "reduce: ctas 2 to 4, cluster 0, class 1"; what is not set is "-".
+/// The configurations of one rank's communicators in order, such as "reduce: ctas 2 to 4, cluster 0, class 1"; what is
+/// not set is "-".
 std::vector<std::string> configs_of(int rank);
 /// What the name of that rank's latest communicator points to now: NCCL keeps the pointer.
 std::string name_of_latest(int rank);
@@ -24,8 +25,8 @@ std::string name_of_latest(int rank);
 void register_says(ncclResult_t result, bool gives_handle = true);
 struct Registered {
   int now = 0, ever = 0;
-  int freed_while_registered = 0;     // cudaFree of memory that a communicator still knew
-  int ended_with_registered = 0;      // communicators destroyed with memory that they still knew
+  int freed_while_registered = 0;  // cudaFree of memory that a communicator still knew
+  int ended_with_registered = 0;   // communicators destroyed with memory that they still knew
 };
 Registered registered();
 void reset_tuner();

@@ -30,7 +30,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_ENTER("cudaStreamSynchronize");
-  if (!stream) return leave(refused_by_capture() ? cudaErrorStreamCaptureImplicit : cudaSuccess);  // its works run at once here
+  if (!stream)
+    return leave(refused_by_capture() ? cudaErrorStreamCaptureImplicit : cudaSuccess);  // its works run at once here
   if (stream->capture) {
     stream->capture->spoiled = true;
     return leave(cudaErrorStreamCaptureUnsupported);
@@ -66,7 +67,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   FAKE_ENTER("cudaLaunchHostFunc");
   return leave(push(stream, [=] {
-    if (lost != cudaSuccess) return;  // not called in the event of an error
+    if (lost != cudaSuccess) return;           // not called in the event of an error
     static std::mutex& one = *new std::mutex;  // those of all streams may be serialised, so they are
     const std::lock_guard alone(one);
     in_host_function = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The laws of graphs on the cuda device over the fake runtime: what is recorded does not run, what is replayed keeps its order,
-// and a launch is a barrier without a wait of the host.
+// The laws of graphs on the cuda device over the fake runtime: what is recorded does not run, what is replayed keeps
+// its order, and a launch is a barrier without a wait of the host.
 
 #include "engine/device/cuda/cuda_device.h"
 #include "tests/contract/stream_contract.h"
@@ -80,7 +80,9 @@ TEST_CASE("replayed commands have the priority of their streams, as those that a
   Step s;
   std::vector<int> priorities;
   for (int i = 0; i < 3; ++i)
-    s.f.works[static_cast<size_t>(i)].fn = [&](LaunchContext& c) { as_kernel(c, [&] { priorities.push_back(fake_cuda::priority_now()); }); };
+    s.f.works[static_cast<size_t>(i)].fn = [&](LaunchContext& c) {
+      as_kernel(c, [&] { priorities.push_back(fake_cuda::priority_now()); });
+    };
   s.issue();
   s.synchronize();
   REQUIRE(priorities.size() == 3);

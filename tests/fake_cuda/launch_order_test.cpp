@@ -29,7 +29,8 @@ namespace {
     ncclCommInitRankConfig(&comms[c], 2, ids[c], rank, &config);
     cudaStreamCreateWithFlags(&streams[c], cudaStreamNonBlocking);
   }
-  for (size_t c : {first, 1 - first}) ncclAllReduce(&values[4 * c], &values[4 * c], 4, ncclFloat32, ncclSum, comms[c], streams[c]);
+  for (size_t c : {first, 1 - first})
+    ncclAllReduce(&values[4 * c], &values[4 * c], 4, ncclFloat32, ncclSum, comms[c], streams[c]);
   for (cudaStream_t stream : streams) cudaStreamSynchronize(stream);
   for (float value : values)
     if (value != 3) std::_Exit(1);

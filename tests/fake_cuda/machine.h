@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The state of the fake machine, shared by the files that implement the runtime's calls. One lock for everything: it is a model of
-// order, not of speed.
+// The state of the fake machine, shared by the files that implement the runtime's calls. One lock for everything: it is
+// a model of order, not of speed.
 
 #include <sys/mman.h>
 
@@ -30,14 +30,15 @@ struct Record {
 using Op = std::function<void()>;
 
 inline std::mutex mutex;
-inline std::condition_variable& changed = *new std::condition_variable;  // threads of lost streams wait for it even at exit
+inline std::condition_variable& changed =
+    *new std::condition_variable;  // threads of lost streams wait for it even at exit
 inline Settings current_settings;
 inline Counts current_counts;
 inline std::map<std::string, cudaError_t> failures;
 inline std::map<void*, int64_t> blocks;
 inline int64_t taken_bytes = 0;
 inline thread_local bool in_host_function = false;
-inline thread_local int running_priority = 0;        // of the command that this thread runs
+inline thread_local int running_priority = 0;          // of the command that this thread runs
 inline thread_local bool keeps_node_priority = false;  // in a graph that was instantiated so
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
@@ -47,7 +48,8 @@ inline int64_t clock_origin_ns = slipstream::monotonic_ns();
 /// The GPU's clock.
 inline int64_t device_ns() {
   const int64_t host_ns = slipstream::monotonic_ns();
-  return host_ns + static_cast<int64_t>(current_settings.clock_ppm * 1e-6 * static_cast<double>(host_ns - clock_origin_ns));
+  return host_ns +
+         static_cast<int64_t>(current_settings.clock_ppm * 1e-6 * static_cast<double>(host_ns - clock_origin_ns));
 }
 
 /// Guarded device memory: one range of addresses, carved from the front, closed while nothing on the device runs.
@@ -62,7 +64,9 @@ struct Guarded {
   }
   std::byte* carve(size_t bytes) {
     const std::lock_guard lock_here(guard);
-    if (!base) base = static_cast<std::byte*>(mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (!base)
+      base = static_cast<std::byte*>(
+          mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     std::byte* block = base + carved_bytes;
     carved_bytes += bytes;
     protect(touching > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
@@ -71,7 +75,8 @@ struct Guarded {
 };
 inline Guarded guarded;
 
-/// While one lives, device memory is open. (To all threads: a page has no owner. After a wait for the device none lives.)
+/// While one lives, device memory is open. (To all threads: a page has no owner. After a wait for the device none
+/// lives.)
 struct Touch {
   Touch() {
     if (!current_settings.guard_memory) return;
@@ -163,14 +168,15 @@ inline cudaError_t enter(const char* function) {
   return error;
 }
 
-#define FAKE_ENTER(function)                    \
-  std::unique_lock lock(mutex);                 \
+#define FAKE_ENTER(function)    \
+  std::unique_lock lock(mutex); \
   if (const cudaError_t entered = enter(function); entered != cudaSuccess) return leave(entered)
 
 /// A call that is not safe while a stream is captured: it fails and the capture is spoiled.
 inline bool refused_by_capture() {
   if (!open_capture || open_capture->mode == cudaStreamCaptureModeRelaxed) return false;
-  if (open_capture->mode == cudaStreamCaptureModeThreadLocal && open_capture->thread != std::this_thread::get_id()) return false;
+  if (open_capture->mode == cudaStreamCaptureModeThreadLocal && open_capture->thread != std::this_thread::get_id())
+    return false;
   open_capture->spoiled = true;
   return true;
 }

@@ -30,7 +30,8 @@ const char* const kTable = R"({"channels": {
 /// A communicator of one rank, and its device.
 struct Alone {
   explicit Alone(const std::string& channel, const NcclTable& table = NcclTable::parse(kTable, "table"))
-      : comm(comm::make_nccl_communicator(0, 1, [](const std::string& bytes) { return bytes; }, {.name = channel, .channel = table.of(channel)})),
+      : comm(comm::make_nccl_communicator(0, 1, [](const std::string& bytes) { return bytes; },
+                                          {.name = channel, .channel = table.of(channel)})),
         test(*comm, channel, [] { return make_cuda_device(0); }) {}
   void all_reduce(int64_t elems) {
     std::vector<std::byte> bytes(static_cast<size_t>(4 * elems));
@@ -53,8 +54,8 @@ void start() {
 }
 
 std::string said(const comm::NcclUse& use) {
-  return fmt::format("{} {} {} {}/{}{}", use.channel, name_of(use.op), use.up_to_bytes, comm::name_of(use.algorithm), comm::name_of(use.protocol),
-                     use.from_table ? " of the table" : "");
+  return fmt::format("{} {} {} {}/{}{}", use.channel, name_of(use.op), use.up_to_bytes, comm::name_of(use.algorithm),
+                     comm::name_of(use.protocol), use.from_table ? " of the table" : "");
 }
 std::vector<std::string> uses() {
   std::vector<std::string> all;
@@ -68,7 +69,8 @@ TEST_CASE("a channel asks for the blocks, clusters and traffic class that the ta
   start();
   { const Alone reduce("reduce"), gather("gather"); }
   { const Alone plain("reduce", {}); }
-  CHECK(fake_nccl::configs_of(0) == std::vector<std::string>{"reduce: ctas 2 to 4, cluster 0, class 3", "gather: ctas - to 8, cluster -, class -",
+  CHECK(fake_nccl::configs_of(0) == std::vector<std::string>{"reduce: ctas 2 to 4, cluster 0, class 3",
+                                                             "gather: ctas - to 8, cluster -, class -",
                                                              "reduce: ctas - to -, cluster -, class -"});
 }
 
@@ -79,7 +81,8 @@ TEST_CASE("the tuner takes the table's choice where the links allow it, and reco
   other.all_reduce(1000);
   other.all_reduce(30000);
   // The table's tree with Simple is ruled out by the (fake) links: NCCL's own choice stands.
-  CHECK(uses() == std::vector<std::string>{"other all_reduce 4096 tree/ll", "other all_reduce 131072 ring/simple", "reduce all_reduce 4096 ring/ll of the table",
+  CHECK(uses() == std::vector<std::string>{"other all_reduce 4096 tree/ll", "other all_reduce 131072 ring/simple",
+                                           "reduce all_reduce 4096 ring/ll of the table",
                                            "reduce all_reduce 32768 tree/ll", "reduce all_reduce 131072 ring/simple"});
 }
 
@@ -152,10 +155,14 @@ TEST_CASE("a table that says something unknown is one sentence with what there i
   refused(R"({"channels": {"reduce": {"ctas": 1}}})", "min_ctas, max_ctas, cluster_size, traffic_class and choices");
   refused(R"({"channels": {"reduce": {"max_ctas": 0}}})", "need 1 to 64");
   refused(R"({"channels": {"reduce": {"min_ctas": 9, "max_ctas": 8}}})", "min_ctas 9 is more than max_ctas 8");
-  refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "rings", "protocol": "ll"}]}}})", "none of tree, ring");
-  refused(R"({"channels": {"reduce": {"choices": [{"verb": "send", "algorithm": "ring", "protocol": "ll"}]}}})", "none of all_reduce");
+  refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "rings", "protocol": "ll"}]}}})",
+          "none of tree, ring");
+  refused(R"({"channels": {"reduce": {"choices": [{"verb": "send", "algorithm": "ring", "protocol": "ll"}]}}})",
+          "none of all_reduce");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "ring"}]}}})", "protocol");
-  refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "ring", "protocol": "ll", "to": "1KiB"}]}}})", "unknown key");
+  refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "ring", )"
+          R"("protocol": "ll", "to": "1KiB"}]}}})",
+          "unknown key");
   CHECK_THROWS_AS(NcclTable::read_text("/no/such/table.json"), ConfigError);
   CHECK(NcclTable::parse("", "none").of("reduce").choices.empty());
 }

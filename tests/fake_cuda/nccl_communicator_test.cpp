@@ -102,8 +102,9 @@ TEST_CASE("each verb is the NCCL call of its name, on elements") {
           test.run(test.comm.exchange(transfer, 1 - test.comm.rank(), 1 - test.comm.rank()), from, to);
           const std::vector<std::string> calls = fake_nccl::calls_of(test.comm.rank());
           const std::string peer = std::to_string(1 - test.comm.rank());
-          test.expect(calls == std::vector<std::string>{"all_reduce 100 bf16", "send 100 to " + peer, "recv 100 from " + peer},
-                      "other calls were made");
+          test.expect(
+              calls == std::vector<std::string>{"all_reduce 100 bf16", "send 100 to " + peer, "recv 100 from " + peer},
+              "other calls were made");
         }) == "");
 }
 
@@ -118,7 +119,8 @@ TEST_CASE("an asynchronous error is a sentence with NCCL's words") {
     } catch (const CommError& error) {
       const std::string text = error.what();
       test.expect(text.find("[nccl] gradients: ") == 0 && text.find("remote process exited") != std::string::npos &&
-                      text.find("socket closed") != std::string::npos, text);
+                      text.find("socket closed") != std::string::npos,
+                  text);
     }
     test.comm.abort();
   });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One meeting at a time: all bring, all take, the last one to take opens the next. What is sent waits in a ring per pair of ranks.
+// One meeting at a time: all bring, all take, the last one to take opens the next. What is sent waits in a ring per
+// pair of ranks.
 
 #include "tests/fake_cuda/shared_group.h"
 
@@ -56,7 +57,8 @@ SharedGroup::~SharedGroup() { munmap(place_, sizeof(Place)); }
 
 void SharedGroup::meet(int rank, int size, const void* bytes, size_t size_bytes,
                        const std::function<void(const std::vector<const std::byte*>&)>& take) {
-  if (size_bytes > kAreaBytes || static_cast<size_t>(size) > kRanksMax) throw std::runtime_error("[fake nccl] more than it can carry.");
+  if (size_bytes > kAreaBytes || static_cast<size_t>(size) > kRanksMax)
+    throw std::runtime_error("[fake nccl] more than it can carry.");
   Place& place = *place_;
   pthread_mutex_lock(&place.mutex);
   while (place.taking && !aborted_) pthread_cond_wait(&place.changed, &place.mutex);
@@ -97,8 +99,10 @@ void SharedGroup::send(int rank, int peer, const void* bytes, size_t size_bytes)
     const size_t piece = std::min({size_bytes - at, room, kMailBytes - begin});
     std::memcpy(place.mail[rank][peer] + begin, static_cast<const std::byte*>(bytes) + at, piece);
     sent += piece, at += piece;
-    if (piece > 0) pthread_cond_broadcast(&place.changed);
-    else pthread_cond_wait(&place.changed, &place.mutex);
+    if (piece > 0)
+      pthread_cond_broadcast(&place.changed);
+    else
+      pthread_cond_wait(&place.changed, &place.mutex);
   }
   pthread_mutex_unlock(&place.mutex);
 }
@@ -112,8 +116,10 @@ void SharedGroup::receive(int rank, int peer, void* bytes, size_t size_bytes) {
     const size_t piece = std::min({size_bytes - at, there, kMailBytes - begin});
     std::memcpy(static_cast<std::byte*>(bytes) + at, place.mail[peer][rank] + begin, piece);
     received += piece, at += piece;
-    if (piece > 0) pthread_cond_broadcast(&place.changed);
-    else pthread_cond_wait(&place.changed, &place.mutex);
+    if (piece > 0)
+      pthread_cond_broadcast(&place.changed);
+    else
+      pthread_cond_wait(&place.changed, &place.mutex);
   }
   pthread_mutex_unlock(&place.mutex);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the fake NCCL's ranks meet when they are processes: memory of rank 0 that the others map, gone with its process.
+// Where the fake NCCL's ranks meet when they are processes: memory of rank 0 that the others map, gone with its
+// process.
 
 #include <functional>
 #include <memory>
@@ -19,7 +20,8 @@ class SharedGroup {
   SharedGroup& operator=(const SharedGroup&) = delete;
 
   /// Blocks until all `size` ranks have brought their bytes; then `take` sees those of all ranks, by rank.
-  void meet(int rank, int size, const void* bytes, size_t size_bytes, const std::function<void(const std::vector<const std::byte*>&)>& take);
+  void meet(int rank, int size, const void* bytes, size_t size_bytes,
+            const std::function<void(const std::vector<const std::byte*>&)>& take);
   /// Blocks while some megabytes of this pair are on their way.
   void send(int rank, int peer, const void* bytes, size_t size_bytes);
   /// Blocks until the bytes are there.

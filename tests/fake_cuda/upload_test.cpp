@@ -21,11 +21,12 @@ struct Uploads {
     scalars = device->allocate(16, "scalars");
     work.name = "load";
     args = {.parts = {{{batch->data(), 40}, {scalars->data(), 16}}},
-            .fill = [this](const auto& to) {
-              ++step;
-              std::memset(to[0], step, 40);
-              std::memset(to[1], step + 100, 16);
-            },
+            .fill =
+                [this](const auto& to) {
+                  ++step;
+                  std::memset(to[0], step, 40);
+                  std::memset(to[1], step + 100, 16);
+                },
             .staging = kernels::make_upload_staging()};
     work.fn = [this](LaunchContext& context) { kernels::upload(context, args); };
     work.prepare = [this](LaunchContext& context) { kernels::prepare_upload(context, args); };
@@ -71,8 +72,9 @@ TEST_CASE("a copy in flight is never overwritten, however far the host runs ahea
   Uploads u;
   std::vector<std::pair<int, int>> seen;
   Work slow{.name = "slow", .fn = [](LaunchContext& context) {
-              cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream),
-                                 [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }, nullptr);
+              cudaLaunchHostFunc(
+                  static_cast<cudaStream_t>(context.native_stream),
+                  [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }, nullptr);
             }};
   std::vector<std::unique_ptr<Allocation>> copies;
   for (int step = 0; step < 12; ++step) copies.push_back(u.device->allocate(40, "copy"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ranks of a run on GPUs must have in common, what fits on the GPUs, and that nobody waits for ever for a rank that is gone: the whole program on
-// fake GPUs.
+// What all ranks of a run on GPUs must have in common, what fits on the GPUs, and that nobody waits for ever for a rank
+// that is gone: the whole program on fake GPUs.
 
 #include <chrono>
 
@@ -40,8 +40,11 @@ TEST_CASE("the memory of the GPU must hold what kernels and cuBLASLt take, too",
   CHECK(shell(train(folder, "--set train.steps=1")).code == 0);
   const int64_t need = need_of(folder), planned = run_json(folder).at("memory_bytes").as_int();
   REQUIRE(need > 2 * planned);
-  const Result refused = shell("FAKE_GPU_MEMORY=" + std::to_string(need - 1) + " " + train(folder, "--set train.steps=1"));
-  check_refused(refused, 7, {"a rank needs ", "of it beside the plan", "Use more ranks", "  cuBLASLt workspaces", "  kernels", "  total "});
+  const Result refused =
+      shell("FAKE_GPU_MEMORY=" + std::to_string(need - 1) + " " + train(folder, "--set train.steps=1"));
+  check_refused(
+      refused, 7,
+      {"a rank needs ", "of it beside the plan", "Use more ranks", "  cuBLASLt workspaces", "  kernels", "  total "});
   CHECK(!contains(refused.text, "NCCL"));
 }
 
@@ -49,11 +52,14 @@ TEST_CASE("ranks that share a GPU must fit on it together, with NCCL's buffers",
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);
-  const std::string shared = "FAKE_GPU_COUNT=1 SLIPSTREAM_SHARE_GPU=1 ", two = mpirun() + "-np 2 " + train(folder, "--set train.steps=1");
+  const std::string shared = "FAKE_GPU_COUNT=1 SLIPSTREAM_SHARE_GPU=1 ",
+                    two = mpirun() + "-np 2 " + train(folder, "--set train.steps=1");
   CHECK(shell(shared + two).code == 0);
   const int64_t need = need_of(folder);
   const Result refused = shell(shared + "FAKE_GPU_MEMORY=" + std::to_string(need + need / 2) + " " + two);
-  check_refused(refused, 7, {"2 ranks on one GPU need ", "this one ", "Use fewer ranks on it", "max_ctas", "  NCCL buffers (estimate)"});
+  check_refused(
+      refused, 7,
+      {"2 ranks on one GPU need ", "this one ", "Use fewer ranks on it", "max_ctas", "  NCCL buffers (estimate)"});
   // Each on its own, the same memory is enough.
   CHECK(shell("FAKE_GPU_MEMORY=" + std::to_string(16 * need) + " " + two).code == 0);
 }
@@ -66,34 +72,41 @@ TEST_CASE("ranks that read other tables than rank 0 are refused by name", "[cuda
   folder.write("a/nccl.json", "{\"channels\": {\"*\": {\"max_ctas\": 2}}}");
   folder.write("b/nccl.json", "{\"channels\": {\"*\": {\"max_ctas\": 4}}}");
   const auto ranks = [&](const std::string& second, const std::string& more, const std::string& export_second = "") {
-    return shell(mpirun() + "-np 1 -wdir " + folder.path("a") + " " + train(folder, more) + " : -np 1 -wdir " + folder.path(second) + " " + export_second + " " +
-                 train(folder, more));
+    return shell(mpirun() + "-np 1 -wdir " + folder.path("a") + " " + train(folder, more) + " : -np 1 -wdir " +
+                 folder.path(second) + " " + export_second + " " + train(folder, more));
   };
   const std::string steps = " --set train.steps=1 ", nccl = steps + "--set comm.nccl=nccl.json";
-  check_refused(ranks("b", nccl), 2, {"rank 1 finds another comm.nccl = nccl.json than rank 0", "xxh3 ", "Copy rank 0"});
+  check_refused(ranks("b", nccl), 2,
+                {"rank 1 finds another comm.nccl = nccl.json than rank 0", "xxh3 ", "Copy rank 0"});
   // A host without the file takes rank 0's.
   CHECK(ranks("c", nccl).code == 0);
   CHECK(contains(run_json(folder).at("nccl_table").as_string(), "nccl.json (xxh3 "));
   folder.write("a/products.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
   folder.write("b/products.json", "{\"format\": 1, \"card\": \"A third\", \"cublaslt\": 1, \"products\": {}}");
-  check_refused(ranks("b", steps + "--set device.algorithms=products.json"), 2, {"rank 1 finds another device.algorithms = products.json than rank 0"});
+  check_refused(ranks("b", steps + "--set device.algorithms=products.json"), 2,
+                {"rank 1 finds another device.algorithms = products.json than rank 0"});
   // What a launcher hands to some ranks only.
-  check_refused(ranks("a", steps, "-x NCCL_ALGO=Tree"), 2, {"rank 1 has NCCL_ALGO=Tree, rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
+  check_refused(ranks("a", steps, "-x NCCL_ALGO=Tree"), 2,
+                {"rank 1 has NCCL_ALGO=Tree, rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
 }
 
-TEST_CASE("ranks with another library than the table's are refused, or all go without where nobody named it", "[cuda]") {
+TEST_CASE("ranks with another library than the table's are refused, or all go without where nobody named it",
+          "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
-  const std::string run = run_file(folder), table = folder.path("algorithms.json"), cache = "XDG_CACHE_HOME=" + folder.path("cache") + " ";
-  const std::string products = kFake + " bench products " + run + " --steps 1 --rotate 4KiB --ranks 2 --set device.kind=cuda";
+  const std::string run = run_file(folder), table = folder.path("algorithms.json"),
+                    cache = "XDG_CACHE_HOME=" + folder.path("cache") + " ";
+  const std::string products =
+      kFake + " bench products " + run + " --steps 1 --rotate 4KiB --ranks 2 --set device.kind=cuda";
   REQUIRE(shell(products + " --set device.algorithms=" + table).code == 0);
   REQUIRE(shell(cache + products).code == 0);
   const auto ranks = [&](const std::string& more) {
     const std::string each = train(folder, "--set train.steps=1 " + more);
     return shell(cache + mpirun() + "-np 1 " + each + " : -np 1 -x FAKE_CUBLASLT_VERSION=120100 " + each);
   };
-  check_refused(ranks("--set device.algorithms=" + table), 2, {"rank 1 cannot take rank 0", "device.algorithms = " + table, "is of cuBLASLt 130100, this one is 120100",
-                                                               "device.algorithms = \"\""});
+  check_refused(ranks("--set device.algorithms=" + table), 2,
+                {"rank 1 cannot take rank 0", "device.algorithms = " + table,
+                 "is of cuBLASLt 130100, this one is 120100", "device.algorithms = \"\""});
   const Result without = ranks("");
   INFO(without.text);
   CHECK(without.code == 0);
@@ -113,7 +126,8 @@ TEST_CASE("a driver that makes NCCL serialise what graphs hold is named once, an
     CHECK(result.code == 0);
     bool noted = false;
     const Json run = run_json(folder);
-    for (const Json& note : run.at("notes").as_array()) noted |= contains(note.as_string(), "NCCL ends the collectives of one channel");
+    for (const Json& note : run.at("notes").as_array())
+      noted |= contains(note.as_string(), "NCCL ends the collectives of one channel");
     CHECK(count(result.text, "NCCL ends the collectives of one channel") == (noted ? 1 : 0));
     return noted ? result.text : std::string();
   };
@@ -130,8 +144,11 @@ TEST_CASE("a rank that stands still while the others agree ends the run with wha
   run_file(folder);
   const std::string each = train(folder, "--set train.steps=20 --set device.graph=true --set comm.timeout_seconds=5");
   Result stuck;
-  const double seconds = seconds_of([&] { stuck = shell(mpirun() + "-np 1 " + each + " : -np 1 -x FAKE_GPU_STUCK_AFTER=1 " + each, 120); });
-  check_refused(stuck, 6, {"not all ranks have come within 5 s to exchange whether step 4 was recorded as a graph", "comm.timeout_seconds"});
+  const double seconds = seconds_of(
+      [&] { stuck = shell(mpirun() + "-np 1 " + each + " : -np 1 -x FAKE_GPU_STUCK_AFTER=1 " + each, 120); });
+  check_refused(stuck, 6,
+                {"not all ranks have come within 5 s to exchange whether step 4 was recorded as a graph",
+                 "comm.timeout_seconds"});
   CHECK(seconds < 60);
 }
 
@@ -141,7 +158,8 @@ TEST_CASE("a rank that fails while the others wait for its word ends them within
   run_file(folder);
   const std::string each = train(folder, "--set train.steps=20 --set device.graph=true --set comm.timeout_seconds=600");
   Result failed;
-  const double seconds = seconds_of([&] { failed = shell(mpirun() + "-np 1 " + each + " : -np 1 -x FAKE_GPU_LOST_AT_CAPTURE=1 " + each, 120); });
+  const double seconds = seconds_of(
+      [&] { failed = shell(mpirun() + "-np 1 " + each + " : -np 1 -x FAKE_GPU_LOST_AT_CAPTURE=1 " + each, 120); });
   check_refused(failed, 7, {"on rank 1", "The GPU may be lost"});
   CHECK(seconds < 30);
 }

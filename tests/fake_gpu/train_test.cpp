@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole program on the cuda device, without a card: the same run files on the CPU and on fake GPUs train the same model,
-// and what goes wrong with a GPU is one sentence.
+// The whole program on the cuda device, without a card: the same run files on the CPU and on fake GPUs train the same
+// model, and what goes wrong with a GPU is one sentence.
 //
 // Device memory of the fake can be touched only by commands of a stream: a host that reads a loss, a weight or a batch
 // directly faults here, as it would on a card.
@@ -36,8 +36,8 @@ Run train(const Folder& folder, const std::string& exe, int ranks, const std::st
   const std::string dir = folder.path(name);
   const std::string launcher = ranks > 1 ? mpirun() + "-np " + std::to_string(ranks) + " " : "";
   Run run;
-  run.result = shell(launcher + exe + " train " + folder.path("run.toml") + " --set output.dir=" + dir + " --set checkpoint.dir=" + dir +
-                     "/checkpoints " + more);
+  run.result = shell(launcher + exe + " train " + folder.path("run.toml") + " --set output.dir=" + dir +
+                     " --set checkpoint.dir=" + dir + "/checkpoints " + more);
   INFO(run.result.text);
   REQUIRE(run.result.code == 0);
   run.lines = metrics(dir);
@@ -53,7 +53,8 @@ Run train(const Folder& folder, const std::string& exe, int ranks, const std::st
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
+  for (size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
   return largest;
 }
 
@@ -65,7 +66,8 @@ double largest_difference(const Run& a, const Run& b) {
     REQUIRE(a.weights.count(name) == 1);
     for (size_t i = 0; i < values.size(); ++i) {
       largest = std::max(largest, std::abs(static_cast<double>(values[i])));
-      difference = std::max(difference, std::abs(static_cast<double>(a.weights.at(name)[i]) - static_cast<double>(values[i])));
+      difference =
+          std::max(difference, std::abs(static_cast<double>(a.weights.at(name)[i]) - static_cast<double>(values[i])));
     }
   }
   return difference / largest;
@@ -85,30 +87,42 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
   // Large against the gradients, so that AdamW does not turn the noise of a zero gradient into whole steps.
   // Seven steps: the last one is the first that is replayed.
   const std::string same = " --set optimizer.eps=1e-3 --set train.steps=7";
-  const std::string llama = " --set model.family=llama --set model.heads=4 --set model.kv_heads=2 --set model.width=32 --set model.ffn_width=40";
+  const std::string llama =
+      " --set model.family=llama --set model.heads=4 --set model.kv_heads=2 --set model.width=32 --set "
+      "model.ffn_width=40";
   const Row rows[] = {
       {"gpt2, two micro-batches", 1, "", 1e-7, 2e-6},
       {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", 1e-4, 1e-3},
       {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", 1e-7, 1e-4},
       {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", 1e-7, 2e-6},
       {"gpt2, ZeRO-1, two copies of the weights, no clipping, two ranks, hazards checked", 2,
-       " --set zero.stage=1 --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --check-hazards", 1e-7, 2e-6},
+       " --set zero.stage=1 --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --check-hazards", 1e-7,
+       2e-6},
       {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", 1e-7, 2e-6},
-      {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2, llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", 1e-4, 1e-3},
+      {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2,
+       llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", 1e-4, 1e-3},
       {"gpt2, two copies of the weights, a link that copies, two ranks", 2,
-       " --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=copies", 1e-7, 2e-6},
-      {"gpt2, a link that holds blocks, two ranks", 2, " --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=blocks --set comm.emulate.blocks=2", 1e-7, 2e-6},
-      {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7, 2e-6},
+       " --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --set comm.emulate.bandwidth=1Gbit/s --set "
+       "comm.emulate.form=copies",
+       1e-7, 2e-6},
+      {"gpt2, a link that holds blocks, two ranks", 2,
+       " --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=blocks --set comm.emulate.blocks=2", 1e-7, 2e-6},
+      {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", 1e-7,
+       2e-6},
       {"gpt2, naive, no clipping, no graph, a slow link, two ranks", 2,
-       " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms", 1e-7, 2e-6},
+       " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set "
+       "comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms",
+       1e-7, 2e-6},
   };
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);
   for (const Row& row : rows) {
     INFO(row.name);
-    const Run cpu = train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set comm.emulate.form=gate --set device.kind=cpu");
-    const Run gpu = train(folder, kFake, row.ranks, "gpu", same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
+    const Run cpu =
+        train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set comm.emulate.form=gate --set device.kind=cpu");
+    const Run gpu =
+        train(folder, kFake, row.ranks, "gpu", same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
     const Json about = Json::parse(read(folder.path("gpu") + "/run.json"));
     CHECK(about.at("device").as_string() == "cuda");
     check_documented(about);
@@ -116,10 +130,13 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     const bool clips = row.sets.find("grad_clip=0") == std::string::npos;
     const double norms = clips ? largest_difference(gpu.all("grad_norm"), cpu.all("grad_norm")) : 0;
     const double weights = largest_difference(gpu, cpu);
-    const double validation = std::abs(gpu.lines.back().at("val_loss").as_double() - cpu.lines.back().at("val_loss").as_double());
-    std::printf("%-60s loss %.1e, norm %.1e, validation %.1e, weights %.1e\n", row.name.c_str(), loss, norms, validation, weights);
+    const double validation =
+        std::abs(gpu.lines.back().at("val_loss").as_double() - cpu.lines.back().at("val_loss").as_double());
+    std::printf("%-60s loss %.1e, norm %.1e, validation %.1e, weights %.1e\n", row.name.c_str(), loss, norms,
+                validation, weights);
     CHECK(loss <= row.loss);
-    // What rounds on the wire turns the last bit of a float into 2^-8 of an element now and then, in the norm as in the weights.
+    // What rounds on the wire turns the last bit of a float into 2^-8 of an element now and then, in the norm as in the
+    // weights.
     CHECK(norms <= std::max(10 * row.loss, row.weights));
     CHECK(validation <= 6 * row.loss);
     CHECK(weights <= row.weights);
@@ -135,7 +152,8 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
   Folder folder;
   run_file(folder);
   // Ten steps: two as they are, four recorded, four replayed. An evaluation and hashes stand between them.
-  const std::string ten = " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
+  const std::string ten =
+      " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
   const Run first = train(folder, kFake, 1, "a", ten);
   const auto same = [&](const std::string& more) {
     const Run other = train(folder, kFake, 1, "b", ten + more);
@@ -158,12 +176,14 @@ TEST_CASE("steps that cannot be recorded are issued task by task, with the same 
   Folder folder;
   run_file(folder);
   const int ranks = has_mpirun() ? 2 : 1;
-  const std::string steps = " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
+  const std::string steps =
+      " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
   const Run recorded = train(folder, kFake, ranks, "a", steps);
   CHECK(count(recorded.result.text, "could not be recorded") == 0);
   for (const char* captures : {"0", "2"}) {
     // Of rank 0: the other one's would succeed, and goes too.
-    const Run refused = train(folder, "env FAKE_GPU_CAPTURES=" + std::string(captures) + " " + kFake, ranks, "b", steps);
+    const Run refused =
+        train(folder, "env FAKE_GPU_CAPTURES=" + std::string(captures) + " " + kFake, ranks, "b", steps);
     CHECK(count(refused.result.text, "could not be recorded") == 1);
     CHECK(refused.hash() == recorded.hash());
     CHECK(refused.all("loss") == recorded.all("loss"));
@@ -172,24 +192,33 @@ TEST_CASE("steps that cannot be recorded are issued task by task, with the same 
 
 TEST_CASE("one process measures the overlap of several ranks on every form of a link", "[cuda]") {
   Folder folder;
-  const std::string run = run_file(folder), bench = kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda ";
-  const Result result = shell(bench + "--ranks 4 --set train.global_batch_size=0 --forms copies,blocks --set comm.emulate.bandwidth=1Gbit/s --set model.layers=1 --csv " +
-                              folder.path("table.csv"), 240);
+  const std::string run = run_file(folder),
+                    bench = kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda ";
+  const Result result = shell(bench +
+                                  "--ranks 4 --set train.global_batch_size=0 --forms copies,blocks --set "
+                                  "comm.emulate.bandwidth=1Gbit/s --set model.layers=1 --csv " +
+                                  folder.path("table.csv"),
+                              240);
   INFO(result.text);
   CHECK(result.code == 0);
   CHECK(contains(result.text, "4 ranks"));
   for (const char* form : {"Gbit/s copies", "Gbit/s blocks"}) CHECK(count(result.text, form) >= 4);
   CHECK(count(read(folder.path("table.csv")), "\nbucketed,") == 2);
-  check_refused(shell(bench + "--ranks 4 --set train.global_batch_size=0"), 2, {"only an emulated link takes time", "comm.emulate.bandwidth"});
-  check_refused(shell(kFake + " bench overlap " + run + " --ranks 2 --forms blocks --ratios 1 --set device.kind=cpu"), 2, {"--forms gate"});
-  check_refused(shell(kFake + " train " + run + " --set comm.emulate.form=copies --set device.kind=cpu"), 2, {"comm.emulate.form", "on the CPU"});
+  check_refused(shell(bench + "--ranks 4 --set train.global_batch_size=0"), 2,
+                {"only an emulated link takes time", "comm.emulate.bandwidth"});
+  check_refused(shell(kFake + " bench overlap " + run + " --ranks 2 --forms blocks --ratios 1 --set device.kind=cpu"),
+                2, {"--forms gate"});
+  check_refused(shell(kFake + " train " + run + " --set comm.emulate.form=copies --set device.kind=cpu"), 2,
+                {"comm.emulate.form", "on the CPU"});
 }
 
 TEST_CASE("products are timed once, kept in a file, and every run says what it takes", "[cuda]") {
   Folder folder;
   const std::string run = run_file(folder), table = folder.path("algorithms.json");
   const std::string more = " --set device.kind=cuda --set device.algorithms=" + table;
-  const auto products = [&](const std::string& name) { return Json::parse(read(folder.path(name) + "/run.json")).at("products"); };
+  const auto products = [&](const std::string& name) {
+    return Json::parse(read(folder.path(name) + "/run.json")).at("products");
+  };
   train(folder, kFake, 1, "before", more);
   CHECK(products("before").at("table").as_string().empty());
   const Result timed = shell(kFake + " bench products " + run + " --steps 1 --rotate 4KiB" + more);
@@ -217,28 +246,37 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);
-  folder.write("nccl.json", "{\"channels\": {\"*\": {\"max_ctas\": 2, \"choices\": [{\"verb\": \"all_reduce\", \"algorithm\": \"ring\", \"protocol\": \"ll\"}]}}}");
-  const auto channels = [&](const std::string& name) { return Json::parse(read(folder.path(name) + "/run.json")).at("channels").dump(); };
+  folder.write("nccl.json",
+               "{\"channels\": {\"*\": {\"max_ctas\": 2, \"choices\": [{\"verb\": \"all_reduce\", \"algorithm\": "
+               "\"ring\", \"protocol\": \"ll\"}]}}}");
+  const auto channels = [&](const std::string& name) {
+    return Json::parse(read(folder.path(name) + "/run.json")).at("channels").dump();
+  };
   const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda");
   CHECK(contains(channels("own"), "\"from\": \"NCCL\""));
   CHECK(contains(channels("own"), "\"registered\": \"yes\""));
-  const Run tabled = train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
+  const Run tabled =
+      train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
   CHECK(contains(channels("tabled"), "\"algorithm\": \"ring\", \"protocol\": \"ll\", \"from\": \"table\""));
   CHECK(tabled.hash() == own.hash());  // the fake adds in one order whatever it is told
   folder.write("nccl.json", "{\"channels\": {\"*\": {\"ctas\": 2}}}");
-  check_refused(shell(kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json")), 2,
-                {"unknown key", "min_ctas"});
+  check_refused(shell(kFake + " train " + folder.path("run.toml") +
+                      " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json")),
+                2, {"unknown key", "min_ctas"});
 }
 
 TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
-  const Result result = shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda");
+  const Result result =
+      shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda");
   INFO(result.text);
   CHECK(result.code == 0);
   CHECK(contains(result.text, "bucketed"));
-  check_refused(shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --compute paced --set device.kind=cuda"), 2, {"--compute real"});
+  check_refused(
+      shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --compute paced --set device.kind=cuda"), 2,
+      {"--compute real"});
 }
 
 TEST_CASE("what a machine lacks is one sentence and a code", "[cuda]") {
@@ -247,7 +285,8 @@ TEST_CASE("what a machine lacks is one sentence and a code", "[cuda]") {
   const auto on = [&](const std::string& machine, const std::string& rest) { return shell(machine + " " + rest); };
   check_refused(on("FAKE_GPU_DRIVER=0", train + "cuda"), 7, {"no NVIDIA driver", "device.kind = \"cpu\""});
   check_refused(on("FAKE_GPU_DRIVER=12000", train + "cuda"), 7, {"serves CUDA 12.0", "needs 13.0"});
-  check_refused(on("FAKE_GPU_COUNT=0 CUDA_VISIBLE_DEVICES=", train + "cuda"), 7, {"no GPU is visible with CUDA_VISIBLE_DEVICES="});
+  check_refused(on("FAKE_GPU_COUNT=0 CUDA_VISIBLE_DEVICES=", train + "cuda"), 7,
+                {"no GPU is visible with CUDA_VISIBLE_DEVICES="});
   // The plan says so before anything is allocated, with the table.
   const Result small = on("FAKE_GPU_MEMORY=100000", train + "cuda");
   check_refused(small, 7, {"a rank needs ", "Fake GPU has 97.7 KiB free of 97.7 KiB", "  total "});
@@ -273,8 +312,9 @@ TEST_CASE("a GPU that is lost ends the run with one sentence", "[cuda]") {
   // Some of these are while a step is recorded: what was recorded of it holds its communicators, and no abort ends.
   for (const int after : {300, 330, 360, 370, 380}) {
     INFO("lost after " << after);
-    const Result one = shell(mpirun() + "-np 1 -x FAKE_GPU_LOST_AFTER=" + std::to_string(after) + " " + kFake + " train " + run +
-                             " --set device.kind=cuda : -np 1 " + kFake + " train " + run + " --set device.kind=cuda");
+    const Result one =
+        shell(mpirun() + "-np 1 -x FAKE_GPU_LOST_AFTER=" + std::to_string(after) + " " + kFake + " train " + run +
+              " --set device.kind=cuda : -np 1 " + kFake + " train " + run + " --set device.kind=cuda");
     check_refused(one, 7, {"on rank 0", "The GPU may be lost"});
   }
 }
@@ -284,7 +324,9 @@ TEST_CASE("a wire that breaks on all ranks at once ends the run, also where grap
   Folder folder;
   const std::string run = run_file(folder);
   // Gathers and reductions are on channels of their own; the operations of either stand until both are aborted.
-  const std::string train = kFake + " train " + run + " --set train.steps=1000 --set train.log_interval=1 --set zero.stage=2 --set device.kind=cuda";
+  const std::string train =
+      kFake + " train " + run +
+      " --set train.steps=1000 --set train.log_interval=1 --set zero.stage=2 --set device.kind=cuda";
   const std::string emulated = " --set comm.emulate.bandwidth=1Gbit/s";
   for (const std::string& more : {std::string(), std::string(" --set device.graph=false"), emulated}) {
     const Result broken = shell("FAKE_NCCL_BREAKS_AFTER=200 " + mpirun() + "-np 2 " + train + more, 60);
@@ -296,8 +338,10 @@ TEST_CASE("a wire that breaks on all ranks at once ends the run, also where grap
 TEST_CASE("ranks share GPUs only when asked, and have one NCCL", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
-  const std::string run = run_file(folder), train = kFake + " train " + run + " --set train.steps=1 --set device.kind=cuda ";
-  check_refused(shell("FAKE_GPU_COUNT=1 " + mpirun() + "-np 2 " + train), 7, {"2 ranks on this host have 1 GPU", "SLIPSTREAM_SHARE_GPU=1"});
+  const std::string run = run_file(folder),
+                    train = kFake + " train " + run + " --set train.steps=1 --set device.kind=cuda ";
+  check_refused(shell("FAKE_GPU_COUNT=1 " + mpirun() + "-np 2 " + train), 7,
+                {"2 ranks on this host have 1 GPU", "SLIPSTREAM_SHARE_GPU=1"});
   CHECK(shell("FAKE_GPU_COUNT=1 SLIPSTREAM_SHARE_GPU=1 " + mpirun() + "-np 2 " + train).code == 0);
   check_refused(shell(mpirun() + "-np 1 " + train + ": -np 1 -x FAKE_NCCL_VERSION=22800 " + train), 6,
                 {"on all ranks", "rank 1 has NCCL 22800, rank 0 has "});

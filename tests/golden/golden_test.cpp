@@ -58,13 +58,21 @@ struct Golden {
 std::unique_ptr<Job> job_of(const Golden& g) {
   const models::ModelOptions options{
       .family = g.json.at("family").as_string() == "gpt2" ? models::Family::gpt2 : models::Family::llama,
-      .layers = g.whole("layers"), .heads = g.whole("heads"), .kv_heads = g.whole("kv_heads"), .width = g.whole("width"),
-      .ffn_width = g.whole("ffn_width"), .context = g.whole("tokens"), .vocab = g.whole("vocab"),
-      .tie_embeddings = g.json.at("tied").as_bool(), .batch = g.whole("batch"), .tokens = g.whole("tokens"),
+      .layers = g.whole("layers"),
+      .heads = g.whole("heads"),
+      .kv_heads = g.whole("kv_heads"),
+      .width = g.whole("width"),
+      .ffn_width = g.whole("ffn_width"),
+      .context = g.whole("tokens"),
+      .vocab = g.whole("vocab"),
+      .tie_embeddings = g.json.at("tied").as_bool(),
+      .batch = g.whole("batch"),
+      .tokens = g.whole("tokens"),
       .global_tokens = g.whole("batch") * g.whole("tokens")};
   Buffers buffers;
   ModelSpec model = models::build_model(options, buffers);
-  auto job = std::make_unique<Job>(build_job(std::move(model), std::move(buffers), {.bucket_bytes = 4096, .first_bucket_bytes = 1024}));
+  auto job = std::make_unique<Job>(
+      build_job(std::move(model), std::move(buffers), {.bucket_bytes = 4096, .first_bucket_bytes = 1024}));
   const comm::RooflinePrice price(comm::Rates{}, comm::Link{});
   for (Plan* plan : {&job->prime, &job->evaluate, &job->train}) {
     const comm::Stage stage{plan, &job->buffers};
@@ -86,8 +94,8 @@ struct Batch {
 
 /// What a test of the test does wrong; nothing by default.
 struct Mutation {
-  std::string transpose;      // a square weight
-  std::string forget;         // a tensor left at zero
+  std::string transpose;  // a square weight
+  std::string forget;     // a tensor left at zero
   bool swap_betas = false;
   bool no_clip = false;
   bool no_decay = false;
@@ -95,8 +103,11 @@ struct Mutation {
 };
 
 cli::UpdateOptions update_of(const Golden& g, const Mutation& m) {
-  return {.beta1 = g.real(m.swap_betas ? "beta2" : "beta1"), .beta2 = g.real(m.swap_betas ? "beta1" : "beta2"), .eps = g.real("eps"),
-          .weight_decay = m.no_decay ? 0.0f : g.real("weight_decay"), .max_norm = m.no_clip ? 1e9f : g.real("max_norm")};
+  return {.beta1 = g.real(m.swap_betas ? "beta2" : "beta1"),
+          .beta2 = g.real(m.swap_betas ? "beta1" : "beta2"),
+          .eps = g.real("eps"),
+          .weight_decay = m.no_decay ? 0.0f : g.real("weight_decay"),
+          .max_norm = m.no_clip ? 1e9f : g.real("max_norm")};
 }
 
 cli::LoadBatch loader(const Golden& g, const Mutation& m, int64_t& step) {
@@ -105,8 +116,13 @@ cli::LoadBatch loader(const Golden& g, const Mutation& m, int64_t& step) {
     std::memcpy(staged.batch, batch.inputs.data(), 4 * batch.inputs.size());
     std::memcpy(staged.batch + 4 * batch.inputs.size(), batch.targets.data(), 4 * batch.targets.size());
     const double t = static_cast<double>(++step);
-    const auto inverse = [&](const char* beta) { return exact ? static_cast<float>(1 / (1 - std::pow(g.json.at(beta).as_double(), t))) : 1.0f; };
-    const kernels::AdamwScalars scalars{.learning_rate = g.real("learning_rate"), .inv_bias1 = inverse("beta1"), .inv_bias2 = inverse("beta2"), .clip = 1};
+    const auto inverse = [&](const char* beta) {
+      return exact ? static_cast<float>(1 / (1 - std::pow(g.json.at(beta).as_double(), t))) : 1.0f;
+    };
+    const kernels::AdamwScalars scalars{.learning_rate = g.real("learning_rate"),
+                                        .inv_bias1 = inverse("beta1"),
+                                        .inv_bias2 = inverse("beta2"),
+                                        .clip = 1};
     std::memcpy(staged.scalars, &scalars, sizeof scalars);
   };
 }
@@ -145,7 +161,8 @@ void compare_logits(const Golden& g, cli::Rank& rank, Errors& errors) {
   const Batch batch(g);
   double loss = 0;
   for (float row : rank.evaluate(batch.inputs, batch.targets)) loss += row;
-  errors.losses = std::abs(loss / static_cast<double>(batch.inputs.size()) - g.json.at("losses").as_array()[0].as_double());
+  errors.losses =
+      std::abs(loss / static_cast<double>(batch.inputs.size()) - g.json.at("losses").as_array()[0].as_double());
   const std::vector<float>& golden = g.at("logits");
   const auto vocab = static_cast<size_t>(g.whole("vocab"));
   for (size_t row = 0; row < batch.inputs.size(); ++row) {
@@ -193,7 +210,8 @@ Errors measure(const Golden& g, const Mutation& m = {}) {
   int64_t staged = 0;
   auto job = job_of(g);
   std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-  cli::Rank rank(std::move(job), golden::make_device(), std::move(none), {.update = update_of(g, m)}, loader(g, m, staged));
+  cli::Rank rank(std::move(job), golden::make_device(), std::move(none), {.update = update_of(g, m)},
+                 loader(g, m, staged));
   size_t named = 0;
   for_each_tensor(rank, [&](const std::string& tensor, size_t p, size_t t) {
     rank.set_tensor(p, t, first_weights(g, m, tensor));
@@ -209,7 +227,8 @@ Errors measure(const Golden& g, const Mutation& m = {}) {
     rank.synchronize();
     const cli::Rank::Report report = rank.report(static_cast<uint32_t>(step));
     const auto index = static_cast<size_t>(step) - 1;
-    errors.losses = std::max(errors.losses, std::abs(report.loss_sum / tokens - g.json.at("losses").as_array()[index].as_double()));
+    errors.losses =
+        std::max(errors.losses, std::abs(report.loss_sum / tokens - g.json.at("losses").as_array()[index].as_double()));
     errors.norms = std::max(errors.norms, std::abs(report.norm - g.json.at("norms").as_array()[index].as_double()));
     if (step == 1) compare_gradients(g, rank, errors);
   }
@@ -223,9 +242,11 @@ void check_model(const std::string& name) {
   const Golden g(name);
   const Errors errors = measure(g);
   const double share = static_cast<double>(errors.small) / static_cast<double>(errors.small + errors.compared);
-  std::printf("  %s: logits %.1e, losses %.1e, gradients %.1e of the largest, weights %.1e; excluded for |g| <= 1e-6: %.3f %% of %lld; key biases: %lld\n",
-              name.c_str(), errors.logits, errors.losses, errors.gradients, errors.weights, 100 * share,
-              static_cast<long long>(errors.small + errors.compared), static_cast<long long>(errors.key_biases));
+  std::printf(
+      "  %s: logits %.1e, losses %.1e, gradients %.1e of the largest, weights %.1e; excluded for |g| <= 1e-6: %.3f %% "
+      "of %lld; key biases: %lld\n",
+      name.c_str(), errors.logits, errors.losses, errors.gradients, errors.weights, 100 * share,
+      static_cast<long long>(errors.small + errors.compared), static_cast<long long>(errors.key_biases));
   CHECK(errors.logits < kLogits);
   CHECK(errors.losses < kLoss);
   CHECK(errors.norms < kNorm);
@@ -242,8 +263,9 @@ TEST_CASE("a Llama with grouped key-value heads equals PyTorch", "[golden]") { c
 
 TEST_CASE("the tolerances see what they should", "[golden]") {
   const Golden gpt2("gpt2"), llama("llama");
-  for (const Mutation& m : {Mutation{.transpose = "transformer.h.1.attn.c_proj.weight"}, Mutation{.forget = "transformer.h.0.mlp.c_fc.bias"},
-                            Mutation{.forget = "transformer.wpe.weight"}}) {
+  for (const Mutation& m :
+       {Mutation{.transpose = "transformer.h.1.attn.c_proj.weight"},
+        Mutation{.forget = "transformer.h.0.mlp.c_fc.bias"}, Mutation{.forget = "transformer.wpe.weight"}}) {
     const Errors errors = measure(gpt2, m);
     CHECK(errors.logits > 10 * kLogits);
     CHECK(errors.gradients > 10 * kGradients);
@@ -253,7 +275,8 @@ TEST_CASE("the tolerances see what they should", "[golden]") {
   CHECK(turned.logits > 10 * kLogits);
   CHECK(turned.gradients > 10 * kGradients);
   for (const Golden* g : {&gpt2, &llama})
-    for (const Mutation& m : {Mutation{.swap_betas = true}, Mutation{.no_clip = true}, Mutation{.no_decay = true}, Mutation{.no_bias_correction = true}}) {
+    for (const Mutation& m : {Mutation{.swap_betas = true}, Mutation{.no_clip = true}, Mutation{.no_decay = true},
+                              Mutation{.no_bias_correction = true}}) {
       const Errors errors = measure(*g, m);
       CHECK(errors.logits < kLogits);
       CHECK(errors.gradients < kGradients);

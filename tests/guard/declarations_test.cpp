@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What works declare is what they touch, for every work of every plan, collectives and micro-batches included: the proof
-// of a plan is worth as much as the declarations that it reads.
+// What works declare is what they touch, for every work of every plan, collectives and micro-batches included: the
+// proof of a plan is worth as much as the declarations that it reads.
 
 #include <algorithm>
 #include <cstdio>
@@ -19,7 +19,9 @@ Layout guarded(Layout layout, const guard::Options& options, std::vector<guard::
   counts.resize(static_cast<size_t>(layout.world()));
   layout.evaluate_between = true;
   layout.check_hazards = false;
-  layout.device = [&counts, options](const Job& job) { return guard::make_guarded_device(job.buffers, options, &counts[static_cast<size_t>(job.options.rank)]); };
+  layout.device = [&counts, options](const Job& job) {
+    return guard::make_guarded_device(job.buffers, options, &counts[static_cast<size_t>(job.options.rank)]);
+  };
   return layout;
 }
 
@@ -29,7 +31,9 @@ TEST_CASE("works touch what they declare and nothing else, and the same bits com
   const int steps = test_everything() ? 2 : 1;
   int64_t works = 0;
   std::vector<Layout> rows = strategies(test_everything());
-  if (!test_everything()) std::erase_if(rows, [](const Layout& row) { return row.prefetch_depth != 1 || row.way == ReduceWay::per_parameter; });
+  if (!test_everything())
+    std::erase_if(rows,
+                  [](const Layout& row) { return row.prefetch_depth != 1 || row.way == ReduceWay::per_parameter; });
   for (const Layout& row : rows) {
     INFO(row.name);
     std::vector<guard::Counts> counts;
@@ -43,7 +47,8 @@ TEST_CASE("every declared read and write that is deleted is noticed", "[guard]")
   int64_t removed = 0;
   std::set<std::string> noticed, unnoticed;
   for (const Layout& row : strategies(test_everything())) {
-    if (!test_everything() && (row.micro_batches == 1 || row.prefetch_depth != 1)) continue;  // what accumulates reads most
+    if (!test_everything() && (row.micro_batches == 1 || row.prefetch_depth != 1))
+      continue;  // what accumulates reads most
     INFO(row.name);
     std::vector<guard::Counts> counts;
     train(guarded(row, {.removes_declarations = true}, counts), 1);
@@ -57,8 +62,10 @@ TEST_CASE("every declared read and write that is deleted is noticed", "[guard]")
     INFO(name);
     CHECK(noticed.contains(name));
   }
-  std::printf("  %lld declarations deleted, %zu of %zu different ones noticed\n", static_cast<long long>(removed), noticed.size(),
-              noticed.size() + static_cast<size_t>(std::count_if(unnoticed.begin(), unnoticed.end(), [&](const auto& n) { return !noticed.contains(n); })));
+  std::printf("  %lld declarations deleted, %zu of %zu different ones noticed\n", static_cast<long long>(removed),
+              noticed.size(),
+              noticed.size() + static_cast<size_t>(std::count_if(unnoticed.begin(), unnoticed.end(),
+                                                                 [&](const auto& n) { return !noticed.contains(n); })));
 }
 
 TEST_CASE("the guard names work, buffer and bytes of what is not declared", "[guard]") {
@@ -70,7 +77,8 @@ TEST_CASE("the guard names work, buffer and bytes of what is not declared", "[gu
   const auto arena = device->allocate(2 * 4096, "arena");
   const Memory memory({{arena->data(), 64}, {arena->data() + 64, 64}, {arena->data() + 4096, 4096}});
   const auto stream = device->make_stream({.name = "compute"});
-  const auto said = [&](std::vector<Slice> reads, std::vector<Slice> writes, std::function<void(LaunchContext&)> fn) -> std::string {
+  const auto said = [&](std::vector<Slice> reads, std::vector<Slice> writes,
+                        std::function<void(LaunchContext&)> fn) -> std::string {
     const Work work{.name = "work", .reads = std::move(reads), .writes = std::move(writes), .fn = std::move(fn)};
     try {
       stream->launch(work, {.memory = &memory});
@@ -91,7 +99,8 @@ TEST_CASE("the guard names work, buffer and bytes of what is not declared", "[gu
   CHECK(said({all_x, all_y}, {all_y}, add) == "");
   CHECK(said({all_x}, {}, copy(all_x, all_far)) == "[guard] work writes far bytes 0..4096, which it does not declare.");
   CHECK(said({}, {all_y}, copy(all_far, all_y)) == "[guard] work reads far bytes 0..4096, which it does not declare.");
-  CHECK(said({all_far}, {{y, 0, 12}}, copy(all_far, all_y)) == "[guard] work writes y bytes 12..16, which it does not declare.");
+  CHECK(said({all_far}, {{y, 0, 12}}, copy(all_far, all_y)) ==
+        "[guard] work writes y bytes 12..16, which it does not declare.");
   CHECK(said({all_far, all_x}, {}, copy(all_far, all_x)).starts_with("[guard] work writes x bytes 0.."));
   CHECK(said({{x, 4, 60}}, {all_y}, copy(all_x, all_y)).starts_with("[guard] work gives y bytes 0.."));
   CHECK(said({all_x}, {all_y}, add).starts_with("[guard] work gives y bytes 0.."));

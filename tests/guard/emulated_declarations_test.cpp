@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What works declare is what their CUDA kernels touch: the same plans as on the CPU, every work of a kernel run by the emulated device
-// on memory that is closed but for what the work declares.
+// What works declare is what their CUDA kernels touch: the same plans as on the CPU, every work of a kernel run by the
+// emulated device on memory that is closed but for what the work declares.
 
 #include <cstdio>
 #include <cstring>
@@ -17,7 +17,9 @@ using namespace slipstream::equivalence;
 // Copies and zeros are the runtime's.
 namespace slipstream::kernels {
 std::shared_ptr<UploadStaging> make_upload_staging() { return std::make_shared<UploadStaging>(); }
-void copy_cuda(LaunchContext&, const Copy& args) { std::memcpy(args.to, args.from, static_cast<size_t>(args.size_bytes)); }
+void copy_cuda(LaunchContext&, const Copy& args) {
+  std::memcpy(args.to, args.from, static_cast<size_t>(args.size_bytes));
+}
 void zero_cuda(LaunchContext&, const Zero& args) { std::memset(args.to, 0, static_cast<size_t>(args.size_bytes)); }
 void upload_cuda(LaunchContext&, const Upload&) {}
 void prepare_upload_cuda(LaunchContext&, const Upload&) {}
@@ -29,7 +31,8 @@ namespace {
 std::vector<Layout> layouts() {
   std::vector<Layout> rows = strategies(test_everything());
   std::erase_if(rows, [](const Layout& row) {
-    const bool few = row.name.ends_with("bfloat16, on the wire too, 2 micro-batches") || row.name.ends_with("tied the other way, 2 micro-batches");
+    const bool few = row.name.ends_with("bfloat16, on the wire too, 2 micro-batches") ||
+                     row.name.ends_with("tied the other way, 2 micro-batches");
     return test_everything() ? row.micro_batches == 1 : !few;
   });
   REQUIRE(rows.size() >= 4);
@@ -39,7 +42,9 @@ std::vector<Layout> layouts() {
 Layout guarded(Layout layout, const guard::Options& options, std::vector<guard::Counts>& counts) {
   counts.resize(static_cast<size_t>(layout.world()));
   layout.check_hazards = false;
-  layout.device = [&counts, options](const Job& job) { return guard::make_guarded_device(job.buffers, options, &counts[static_cast<size_t>(job.options.rank)]); };
+  layout.device = [&counts, options](const Job& job) {
+    return guard::make_guarded_device(job.buffers, options, &counts[static_cast<size_t>(job.options.rank)]);
+  };
   return layout;
 }
 
@@ -55,7 +60,8 @@ TEST_CASE("kernels touch what their works declare and nothing else", "[guard]") 
     for (const guard::Counts& c : counts) works += c.works;
   }
   CHECK(emulation::launches() - before > works);  // it was the kernels that ran, each work twice
-  std::printf("  %lld works guarded, %lld kernels\n", static_cast<long long>(works), static_cast<long long>(emulation::launches() - before));
+  std::printf("  %lld works guarded, %lld kernels\n", static_cast<long long>(works),
+              static_cast<long long>(emulation::launches() - before));
 }
 
 TEST_CASE("every declared read and write of a kernel that is deleted is noticed", "[guard]") {
@@ -77,5 +83,6 @@ TEST_CASE("every declared read and write of a kernel that is deleted is noticed"
     INFO(name);
     CHECK(noticed.contains(name));
   }
-  std::printf("  %lld declarations deleted, %zu different ones noticed\n", static_cast<long long>(removed), noticed.size());
+  std::printf("  %lld declarations deleted, %zu different ones noticed\n", static_cast<long long>(removed),
+              noticed.size());
 }

@@ -24,10 +24,11 @@ constexpr size_t kPage = 4096;
 /// Poison: of what a work only writes in the first and in the second run, and of undeclared bytes in the second.
 enum class Poison : uint8_t { first, second, undeclared };
 constexpr uint8_t kReads = 1, kWrites = 2, kAccess = 3;
-constexpr uint8_t kIndex = 4;  // the byte belongs to token ids: poison must be an id too, or the work would leave all arenas
+constexpr uint8_t kIndex =
+    4;  // the byte belongs to token ids: poison must be an id too, or the work would leave all arenas
 
-/// Floats and doubles of some units that differ from byte to byte (a softmax does not see a constant) and from rank to rank (what a peer gathers
-/// must not look like poison of its own); NaN where nothing may be read.
+/// Floats and doubles of some units that differ from byte to byte (a softmax does not see a constant) and from rank to
+/// rank (what a peer gathers must not look like poison of its own); NaN where nothing may be read.
 std::byte value_of(Poison poison, uint8_t declared, size_t at, uint8_t salt) {
   const auto kind = static_cast<uint8_t>(poison);
   if (declared & kIndex) return std::byte{at % 4 == 0 ? static_cast<uint8_t>(3 * salt + kind) : uint8_t{0}};
@@ -70,7 +71,8 @@ void on_fault(int, siginfo_t* info, void* context) {
 #if defined(__x86_64__)
       writes = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
 #endif
-      // A page that is read first opens for reading only: a write to it is a violation of its own. What is written stays.
+      // A page that is read first opens for reading only: a write to it is a violation of its own. What is written
+      // stays.
       mprotect(page, kPage, writes ? PROT_READ | PROT_WRITE : PROT_READ);
       if (number < kFaults) faults->faults[number] = {at, writes};
       return;
@@ -84,7 +86,8 @@ void on_fault(int, siginfo_t* info, void* context) {
 void install() {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
-  struct sigaction action {}, before {};
+  struct sigaction action {
+  }, before{};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
   sigaction(SIGSEGV, &action, &before);
@@ -93,7 +96,8 @@ void install() {
 
 class Guard {
  public:
-  Guard(const Buffers& buffers, const Options& options, Counts* counts) : buffers_(buffers), options_(options), counts_(counts ? counts : &own_counts_) {
+  Guard(const Buffers& buffers, const Options& options, Counts* counts)
+      : buffers_(buffers), options_(options), counts_(counts ? counts : &own_counts_) {
     install();
     for (std::atomic<Faults*>& entry : registry) {
       salt_ = static_cast<uint8_t>((&entry - registry) % 4);
@@ -117,7 +121,8 @@ class Guard {
     ++counts_->works;
     // Staging a batch counts its calls: it runs once.
     const bool repeats = work.name != "load_next_batch";
-    if (options_.removes_declarations && repeats && tried_.insert({&work, frame.micro_batch > 0}).second) try_without(stream, work, frame);
+    if (options_.removes_declarations && repeats && tried_.insert({&work, frame.micro_batch > 0}).second)
+      try_without(stream, work, frame);
     const std::vector<Violation> violations = examine(stream, work, frame, repeats);
     if (!violations.empty()) throw PlanError("[guard] {}", violations[0].sentence());
   }
@@ -152,7 +157,8 @@ class Guard {
           }
         };
         const bool violated = !examine(stream, copy, frame, true).empty();
-        for (size_t a = 0; a < before.size(); ++a) std::memcpy(faults_->arenas[a].begin, before[a].data(), before[a].size());
+        for (size_t a = 0; a < before.size(); ++a)
+          std::memcpy(faults_->arenas[a].begin, before[a].data(), before[a].size());
         (violated || refused ? counts_->noticed : counts_->unnoticed)
             .insert(fmt::format("{} {} {}", work.name, writes ? "writes" : "reads", buffers_[slice.buffer].name));
       }
@@ -177,14 +183,16 @@ class Guard {
       run(stream, work, frame, pages, violations);
       report(work, pages, Violation::Kind::writes, violations, [&](std::byte* at, const Page& page, size_t i) {
         const uint8_t access = page.declared[i] & kAccess;
-        return access == 0 ? at[i] != value_of(Poison::undeclared, page.declared[i], i, salt_) : access == kReads && at[i] != page.was[i];
+        return access == 0 ? at[i] != value_of(Poison::undeclared, page.declared[i], i, salt_)
+                           : access == kReads && at[i] != page.was[i];
       });
       const auto untouched = [&](std::byte* at, const Page& page, size_t i) {
         // By words: two kinds of poison for ids differ in one byte of four.
         const std::vector<std::byte>& before = first.at(at);
         for (size_t b = i / 4 * 4; b < i / 4 * 4 + 4; ++b)
           if ((page.declared[b] & kAccess) == kWrites &&
-              (before[b] != value_of(Poison::first, page.declared[b], b, salt_) || at[b] != value_of(Poison::second, page.declared[b], b, salt_)))
+              (before[b] != value_of(Poison::first, page.declared[b], b, salt_) ||
+               at[b] != value_of(Poison::second, page.declared[b], b, salt_)))
             return false;
         return (page.declared[i] & kAccess) == kWrites;
       };
@@ -194,7 +202,8 @@ class Guard {
       for (auto& [at, page] : pages)
         for (size_t word = 0; word < kPage; word += 4) {
           bool restores[4];
-          for (size_t b = 0; b < 4; ++b) restores[b] = (page.declared[word + b] & kAccess) == 0 || untouched(at, page, word + b);
+          for (size_t b = 0; b < 4; ++b)
+            restores[b] = (page.declared[word + b] & kAccess) == 0 || untouched(at, page, word + b);
           for (size_t b = 0; b < 4; ++b)
             if (restores[b]) at[word + b] = page.was[word + b];
         }
@@ -206,7 +215,8 @@ class Guard {
     Pages pages;
     const auto declare = [&](const std::vector<Slice>& slices, uint8_t how) {
       for (const Slice& slice : slices) {
-        const Slice at = buffers_.resolve(slice, std::span<const Rebind>(frame.rebinds, frame.rebind_count), frame.micro_batch, frame.slot);
+        const Slice at = buffers_.resolve(slice, std::span<const Rebind>(frame.rebinds, frame.rebind_count),
+                                          frame.micro_batch, frame.slot);
         std::byte* begin = frame.memory->entry(at.buffer).base + at.begin_bytes;
         for (std::byte* byte = begin; byte < begin + at.size_bytes; ++byte) {
           auto* start = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(byte) / kPage * kPage);
@@ -223,10 +233,12 @@ class Guard {
     declare(work.writes, kWrites);
     for (auto& [at, page] : pages)
       for (BufferId b = 0; b < buffers_.size(); ++b) {
-        if (buffers_[b].is_view || !(buffers_[b].name.starts_with("batch.") || buffers_[b].name.ends_with("_ids"))) continue;
+        if (buffers_[b].is_view || !(buffers_[b].name.starts_with("batch.") || buffers_[b].name.ends_with("_ids")))
+          continue;
         std::byte* base = memory_->entry(b).base;
         std::byte* end = base + buffers_.instances(b) * buffers_.stride_bytes(b);
-        for (std::byte* byte = std::max(base, at); byte < std::min(end, at + kPage); ++byte) page.declared[byte - at] |= kIndex;
+        for (std::byte* byte = std::max(base, at); byte < std::min(end, at + kPage); ++byte)
+          page.declared[byte - at] |= kIndex;
       }
     return pages;
   }
@@ -237,33 +249,40 @@ class Guard {
         if ((page.declared[i] & kAccess) == access) at[i] = value_of(poison, page.declared[i], i, salt_);
   }
 
-  void run(Stream& stream, const Work& as_declared, const Frame& frame, const Pages& pages, std::vector<Violation>& violations) {
+  void run(Stream& stream, const Work& as_declared, const Frame& frame, const Pages& pages,
+           std::vector<Violation>& violations) {
     Work work = as_declared;
     // What stages a batch and reports a loss is the runtime's, not a kernel's.
     if (options_.runs_kernels && work.name != "load_next_batch" && work.name != "report")
       work.fn = [fn = as_declared.fn, this](LaunchContext& context) {
         LaunchContext on_gpu = context;
         on_gpu.kind = DeviceKind::cuda;
-        on_gpu.native_stream = this;  // ranks are threads here: each has scratch memory of its own, and one work at a time
+        on_gpu.native_stream =
+            this;  // ranks are threads here: each has scratch memory of its own, and one work at a time
         fn(on_gpu);
       };
     faults_->count = 0;
-    for (const Arena& arena : faults_->arenas) mprotect(arena.begin, static_cast<size_t>(arena.end - arena.begin), PROT_NONE);
+    for (const Arena& arena : faults_->arenas)
+      mprotect(arena.begin, static_cast<size_t>(arena.end - arena.begin), PROT_NONE);
     for (const auto& [at, page] : pages) mprotect(at, kPage, page.all & kWrites ? PROT_READ | PROT_WRITE : PROT_READ);
     stream.launch(work, frame);
     stream.synchronize();
-    for (const Arena& arena : faults_->arenas) mprotect(arena.begin, static_cast<size_t>(arena.end - arena.begin), PROT_READ | PROT_WRITE);
+    for (const Arena& arena : faults_->arenas)
+      mprotect(arena.begin, static_cast<size_t>(arena.end - arena.begin), PROT_READ | PROT_WRITE);
     const size_t count = std::min(faults_->count.load(), kFaults);
     for (size_t i = count; i-- > 0;) {
       const Faults::Fault& fault = faults_->faults[i];
       auto* page = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(fault.at) / kPage * kPage);
       // The bytes up to the end of the page: it was forbidden as a whole.
-      violations.insert(violations.begin(), violation(as_declared, fault.writes ? Violation::Kind::writes : Violation::Kind::reads, fault.at, page + kPage));
+      violations.insert(violations.begin(),
+                        violation(as_declared, fault.writes ? Violation::Kind::writes : Violation::Kind::reads,
+                                  fault.at, page + kPage));
     }
   }
 
   template <typename Wrong>
-  void report(const Work& work, const Pages& pages, Violation::Kind kind, std::vector<Violation>& violations, Wrong wrong) const {
+  void report(const Work& work, const Pages& pages, Violation::Kind kind, std::vector<Violation>& violations,
+              Wrong wrong) const {
     for (const auto& [at, page] : pages)
       for (size_t i = 0; i < kPage; ++i) {
         if (!wrong(at, page, i)) continue;
@@ -299,7 +318,8 @@ class Guard {
 
 class GuardedStream final : public Stream {
  public:
-  GuardedStream(std::shared_ptr<Guard> guard, std::unique_ptr<Stream> inner) : guard_(std::move(guard)), inner_(std::move(inner)) {}
+  GuardedStream(std::shared_ptr<Guard> guard, std::unique_ptr<Stream> inner)
+      : guard_(std::move(guard)), inner_(std::move(inner)) {}
   void launch(const Work& work, const Frame& frame) override { guard_->launch(*inner_, work, frame); }
   void record(Event& event) override { inner_->record(event); }
   void wait(const Event& event, const Frame& frame) override { inner_->wait(event, frame); }
@@ -316,7 +336,9 @@ class GuardedDevice final : public Device {
  public:
   explicit GuardedDevice(std::shared_ptr<Guard> guard) : guard_(std::move(guard)) {}
   DeviceKind kind() const override { return inner_->kind(); }
-  std::unique_ptr<Stream> make_stream(const StreamOptions& options) override { return std::make_unique<GuardedStream>(guard_, inner_->make_stream(options)); }
+  std::unique_ptr<Stream> make_stream(const StreamOptions& options) override {
+    return std::make_unique<GuardedStream>(guard_, inner_->make_stream(options));
+  }
   std::unique_ptr<Event> make_event(uint64_t tag) override { return inner_->make_event(tag); }
   std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) override {
     auto allocation = inner_->allocate(size_bytes, name);
@@ -324,9 +346,15 @@ class GuardedDevice final : public Device {
     return allocation;
   }
   /// Where results come to the host; no work declares it.
-  std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override { return inner_->allocate_host(size_bytes, name); }
-  void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override { inner_->copy_to_host(host, device, size_bytes); }
-  void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override { inner_->copy_from_host(device, host, size_bytes); }
+  std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override {
+    return inner_->allocate_host(size_bytes, name);
+  }
+  void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override {
+    inner_->copy_to_host(host, device, size_bytes);
+  }
+  void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override {
+    inner_->copy_from_host(device, host, size_bytes);
+  }
   int64_t now_ns() const override { return inner_->now_ns(); }
   int64_t allocation_count() const override { return inner_->allocation_count(); }
   void inject_delays(uint64_t seed, int64_t max_ns) override { inner_->inject_delays(seed, max_ns); }
@@ -340,11 +368,14 @@ class GuardedDevice final : public Device {
 
 std::string Violation::sentence() const {
   switch (kind) {
-    case Kind::reads: return fmt::format("{} reads {} bytes {}..{}, which it does not declare.", work, buffer, begin_bytes, end_bytes);
-    case Kind::writes: return fmt::format("{} writes {} bytes {}..{}, which it does not declare.", work, buffer, begin_bytes, end_bytes);
+    case Kind::reads:
+      return fmt::format("{} reads {} bytes {}..{}, which it does not declare.", work, buffer, begin_bytes, end_bytes);
+    case Kind::writes:
+      return fmt::format("{} writes {} bytes {}..{}, which it does not declare.", work, buffer, begin_bytes, end_bytes);
     case Kind::depends:
-      return fmt::format("{} gives {} bytes {}..{} other values when bytes that it does not declare to read hold other values.", work, buffer,
-                         begin_bytes, end_bytes);
+      return fmt::format(
+          "{} gives {} bytes {}..{} other values when bytes that it does not declare to read hold other values.", work,
+          buffer, begin_bytes, end_bytes);
   }
   return {};
 }

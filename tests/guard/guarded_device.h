@@ -30,11 +30,12 @@ struct Violation {
   std::string sentence() const;
 };
 
-/// What happened to declarations that were taken away one at a time: those that made a violation, and those that did not.
-/// A work that only some launches need a declaration for (sums over micro-batches read what they add to) is in both.
+/// What happened to declarations that were taken away one at a time: those that made a violation, and those that did
+/// not. A work that only some launches need a declaration for (sums over micro-batches read what they add to) is in
+/// both.
 struct Counts {
-  int64_t works = 0;    // launches examined
-  int64_t removed = 0;  // declared reads and writes deleted
+  int64_t works = 0;                         // launches examined
+  int64_t removed = 0;                       // declared reads and writes deleted
   std::set<std::string> noticed, unnoticed;  // "work reads buffer"
 };
 

@@ -35,8 +35,10 @@ class Model {
     double sum = 0;
     for (int m = 0; m < layout_.micro_batches; ++m) {
       for (int64_t i = 0; i < rows; ++i) {
-        ids[static_cast<size_t>(i)] = equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T, layout_.model.vocab);
-        targets[static_cast<size_t>(i)] = equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T + 1, layout_.model.vocab);
+        ids[static_cast<size_t>(i)] =
+            equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T, layout_.model.vocab);
+        targets[static_cast<size_t>(i)] =
+            equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T + 1, layout_.model.vocab);
       }
       for (float loss : rank_.evaluate(ids, targets)) sum += loss;
     }
@@ -50,7 +52,8 @@ class Model {
     std::vector<std::vector<std::vector<float>>> all;
     for (size_t p = 0; p < parameters().size(); ++p) {
       all.emplace_back();
-      for (size_t t = 0; t < parameters()[p].tensors.size(); ++t) all.back().push_back(tests::whole_tensor(rank_, &BucketHome::gradient, p, t));
+      for (size_t t = 0; t < parameters()[p].tensors.size(); ++t)
+        all.back().push_back(tests::whole_tensor(rank_, &BucketHome::gradient, p, t));
     }
     return all;
   }
@@ -62,7 +65,8 @@ class Model {
   static cli::Rank make(const equivalence::Layout& layout, int64_t& staged) {
     auto job = equivalence::make_job(layout, 0);
     std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-    return cli::Rank(std::move(job), make_cpu_device(), std::move(none), {}, equivalence::detail::loader(layout, 0, staged));
+    return cli::Rank(std::move(job), make_cpu_device(), std::move(none), {},
+                     equivalence::detail::loader(layout, 0, staged));
   }
 
   equivalence::Layout layout_;
@@ -102,7 +106,8 @@ void check_gradients(const equivalence::Layout& layout) {
       for (size_t i = 0; i < g.size(); ++i)
         if (std::abs(g[i]) > std::abs(g[largest])) largest = i;
       std::vector<size_t> elements{largest, 0, g.size() - 1};
-      for (uint64_t n = 0; n < 3; ++n) elements.push_back(random.below(static_cast<uint64_t>(100 * p + 10 * t) + n, g.size()));
+      for (uint64_t n = 0; n < 3; ++n)
+        elements.push_back(random.below(static_cast<uint64_t>(100 * p + 10 * t) + n, g.size()));
       for (size_t i : elements) {
         INFO(layout.name << ": " << model.parameters()[p].tensors[t].name << "[" << i << "]");
         const double expected = slope(model, p, t, i, 1e-2f);
@@ -113,7 +118,8 @@ void check_gradients(const equivalence::Layout& layout) {
         ++checked;
       }
     }
-  std::printf("  %s: %d elements, largest error %.1e of the tensor's largest gradient\n", layout.name.c_str(), checked, worst);
+  std::printf("  %s: %d elements, largest error %.1e of the tensor's largest gradient\n", layout.name.c_str(), checked,
+              worst);
 }
 
 equivalence::Layout small(models::ModelOptions model, const std::string& name) {

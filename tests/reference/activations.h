@@ -8,18 +8,14 @@
 
 namespace slipstream::reference {
 
-inline double gelu(double x) {
-  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
+inline double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 inline double gelu_derivative(double x) {
   const double root = std::sqrt(2 / M_PI);
   const double t = std::tanh(root * (x + 0.044715 * x * x * x));
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
 }
 
-inline double silu(double x) {
-  return x / (1 + std::exp(-x));
-}
+inline double silu(double x) { return x / (1 + std::exp(-x)); }
 inline double silu_derivative(double x) {
   const double e = std::exp(-x);
   return 1 / (1 + e) + x * e / ((1 + e) * (1 + e));

@@ -21,8 +21,6 @@ inline Table embed(const Table& hot_ids, const Table& table, const Table& hot_po
   return hot_ids * table + hot_positions * positions;
 }
 
-inline Table embed_dtable(const Table& hot, const Table& dy) {
-  return hot.transpose() * dy;
-}
+inline Table embed_dtable(const Table& hot, const Table& dy) { return hot.transpose() * dy; }
 
 }  // namespace slipstream::reference

@@ -27,14 +27,8 @@ inline Matrix tanh_gelu_slope(const Matrix& v) {
   });
 }
 
-inline Matrix linear_dx(const Matrix& dy, const Matrix& weight) {
-  return dy * weight;
-}
-inline Matrix linear_dweight(const Matrix& x, const Matrix& dy) {
-  return dy.transpose() * x;
-}
-inline Vector linear_dbias(const Matrix& dy) {
-  return dy.colwise().sum();
-}
+inline Matrix linear_dx(const Matrix& dy, const Matrix& weight) { return dy * weight; }
+inline Matrix linear_dweight(const Matrix& x, const Matrix& dy) { return dy.transpose() * x; }
+inline Vector linear_dbias(const Matrix& dy) { return dy.colwise().sum(); }
 
 }  // namespace slipstream::reference

@@ -24,7 +24,9 @@ bool is_source(const std::string& path) {
   return extension == ".cpp" || extension == ".h" || extension == ".hpp" || extension == ".cu" || extension == ".cuh";
 }
 
-bool is_header(const std::string& path) { return path.ends_with(".h") || path.ends_with(".hpp") || path.ends_with(".cuh"); }
+bool is_header(const std::string& path) {
+  return path.ends_with(".h") || path.ends_with(".hpp") || path.ends_with(".cuh");
+}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -61,7 +63,9 @@ bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 |
 std::vector<size_t> words_in(const std::string& code, std::string_view word) {
   std::vector<size_t> found;
   for (size_t at = code.find(word); at != std::string::npos; at = code.find(word, at + 1)) {
-    if (at > 0 && (is_word(code[at - 1]) || code[at - 1] == '.' || (at > 1 && code[at - 1] == '>' && code[at - 2] == '-'))) continue;
+    if (at > 0 &&
+        (is_word(code[at - 1]) || code[at - 1] == '.' || (at > 1 && code[at - 1] == '>' && code[at - 2] == '-')))
+      continue;
     if (at + word.size() < code.size() && is_word(code[at + word.size()])) continue;
     found.push_back(at);
   }
@@ -107,7 +111,9 @@ std::string code_only(std::string_view text) {
           in = In::plain;
         }
         break;
-      case In::line_comment: code[i] = ' '; break;
+      case In::line_comment:
+        code[i] = ' ';
+        break;
       case In::string:
       case In::character:
         if (c == (in == In::string ? '"' : '\'')) {
@@ -123,7 +129,8 @@ std::string code_only(std::string_view text) {
 }
 
 Findings check_licence(const File& file) {
-  static const std::set<std::string> kinds = {".cpp", ".h", ".hpp", ".cu", ".cuh", ".sh", ".py", ".toml", ".build", ".md"};
+  static const std::set<std::string> kinds = {".cpp", ".h",  ".hpp",  ".cu",    ".cuh",
+                                              ".sh",  ".py", ".toml", ".build", ".md"};
   if (!kinds.contains(std::filesystem::path(file.path).extension().string()) && file.path != ".ci/run") return {};
   static const std::string licence = "SPDX-License-Identifier: Apache-2.0";
   const auto lines = lines_of(file.text);
@@ -131,24 +138,29 @@ Findings check_licence(const File& file) {
   if (lines.size() > first)
     for (const std::string& line : {"// " + licence, "# " + licence, "<!-- " + licence + " -->"})
       if (lines[first] == line) return {};
-  return {at_line(file, 1) + "the first line is no licence. Begin with \"SPDX-License-Identifier: Apache-2.0\" in a comment."};
+  return {at_line(file, 1) +
+          "the first line is no licence. Begin with \"SPDX-License-Identifier: Apache-2.0\" in a comment."};
 }
 
 Findings check_header(const File& file) {
   if (!is_header(file.path)) return {};
   const auto lines = lines_of(file.text);
   if (lines.size() < 3 || lines[1] != "#pragma once") return {at_line(file, 2) + "a header goes on with #pragma once."};
-  if (!lines[2].starts_with("// ")) return {at_line(file, 3) + "a header says in one sentence what it is, behind #pragma once."};
+  if (!lines[2].starts_with("// "))
+    return {at_line(file, 3) + "a header says in one sentence what it is, behind #pragma once."};
   return {};
 }
 
 Findings check_arrows(const File& file) {
   // Who may include whom; inside engine, from the bottom up.
   static const std::map<std::string, std::set<std::string>> floors = {
-      {"engine", {"engine"}}, {"kernels", {"engine", "kernels"}}, {"comm", {"engine", "comm"}},
-      {"models", {"engine", "kernels", "models"}}, {"cli", {"engine", "kernels", "comm", "models", "cli"}}};
-  static const std::map<std::string, int> heights = {{"base", 0}, {"device", 1}, {"config", 2}, {"plan", 2},
-                                                     {"step", 3}, {"data", 3}, {"checkpoint", 3}, {"report", 3}};
+      {"engine", {"engine"}},
+      {"kernels", {"engine", "kernels"}},
+      {"comm", {"engine", "comm"}},
+      {"models", {"engine", "kernels", "models"}},
+      {"cli", {"engine", "kernels", "comm", "models", "cli"}}};
+  static const std::map<std::string, int> heights = {{"base", 0}, {"device", 1}, {"config", 2},     {"plan", 2},
+                                                     {"step", 3}, {"data", 3},   {"checkpoint", 3}, {"report", 3}};
   const auto floor = floors.find(folder_of(file.path));
   if (floor == floors.end() || !is_source(file.path)) return {};
   Findings findings;
@@ -158,19 +170,25 @@ Findings check_arrows(const File& file) {
   };
   for (const Include& include : includes_of(file)) {
     const std::string target = folder_of(include.name);
-    if (target == "tests") findings.push_back(at_line(file, include.line) + "the program includes a test. Move what it needs.");
+    if (target == "tests")
+      findings.push_back(at_line(file, include.line) + "the program includes a test. Move what it needs.");
     if (!floors.contains(target)) continue;
     if (!floor->second.contains(target))
-      findings.push_back(at_line(file, include.line) + fmt::format("{} may not know {}. Arrows point down: cli -> models -> kernels -> "
-                                                                   "engine and cli -> comm -> engine.", floor->first, target));
+      findings.push_back(at_line(file, include.line) +
+                         fmt::format("{} may not know {}. Arrows point down: cli -> models -> kernels -> "
+                                     "engine and cli -> comm -> engine.",
+                                     floor->first, target));
     if (floor->first != "engine" || target != "engine") continue;
     const std::string from = part_of(file.path), to = part_of(include.name);
     if (!heights.contains(from) || !heights.contains(to))
-      findings.push_back(at_line(file, include.line) + fmt::format("engine/{} has no height. Give it one in tests/tidy/rules.cpp.",
-                                                                   heights.contains(from) ? to : from));
+      findings.push_back(at_line(file, include.line) +
+                         fmt::format("engine/{} has no height. Give it one in tests/tidy/rules.cpp.",
+                                     heights.contains(from) ? to : from));
     else if (from != to && heights.at(to) >= heights.at(from))
-      findings.push_back(at_line(file, include.line) + fmt::format("engine/{} may not know engine/{}: base <- device <- config, plan <- "
-                                                                   "step, data, checkpoint, report.", from, to));
+      findings.push_back(at_line(file, include.line) +
+                         fmt::format("engine/{} may not know engine/{}: base <- device <- config, plan <- "
+                                     "step, data, checkpoint, report.",
+                                     from, to));
   }
   return findings;
 }
@@ -178,24 +196,28 @@ Findings check_arrows(const File& file) {
 Findings check_vendors(const File& file) {
   if (!is_source(file.path)) return {};
   const auto below = [&](std::string_view folder) { return file.path.starts_with(folder); };
-  const bool cuda_place = file.path.find("/cuda/") != std::string::npos || file.path.ends_with(".cu") || file.path.ends_with(".cuh") ||
-                          below("tests/fake_cuda/") || below("tests/emulation/");
+  const bool cuda_place = file.path.find("/cuda/") != std::string::npos || file.path.ends_with(".cu") ||
+                          file.path.ends_with(".cuh") || below("tests/fake_cuda/") || below("tests/emulation/");
   Findings findings;
   for (const Include& include : includes_of(file)) {
     const std::string& name = include.name;
     const auto fence = [&](bool matches, bool inside, const char* where) {
       if (matches && !inside)
-        findings.push_back(at_line(file, include.line) + fmt::format("{} is included only {}. Use what that folder offers.", name, where));
+        findings.push_back(at_line(file, include.line) +
+                           fmt::format("{} is included only {}. Use what that folder offers.", name, where));
     };
     fence(name == "mpi.h", below("comm/mpi/") || file.path == "tests/bench/mpi_bench.cpp", "in comm/mpi/");
     fence(name == "nccl.h", below("comm/nccl/") || below("tests/fake_cuda/"), "in comm/nccl/");
-    fence(name.starts_with("cuda") || name.starts_with("cublas") || name.starts_with("cub/") || name.starts_with("nvtx") || name == "mma.h",
+    fence(name.starts_with("cuda") || name.starts_with("cublas") || name.starts_with("cub/") ||
+              name.starts_with("nvtx") || name == "mma.h",
           cuda_place, "under a cuda/ folder or in .cu files");
     fence(name.starts_with("toml++/"), below("engine/config/"), "in engine/config/");
-    fence(name.starts_with("oneapi/") || name.starts_with("dnnl"), below("kernels/matmul/") || below("tests/"), "in kernels/matmul/");
+    fence(name.starts_with("oneapi/") || name.starts_with("dnnl"), below("kernels/matmul/") || below("tests/"),
+          "in kernels/matmul/");
     fence(name.starts_with("Eigen/"), below("kernels/") || below("tests/"), "in kernels/ and tests/");
     fence(name.starts_with("CLI/"), file.path == "cli/main.cpp", "in cli/main.cpp");
-    fence(name.starts_with("catch2/"), file.path == "tests/test.hpp" || file.path == "tests/catch_main.cpp", "by tests/test.hpp");
+    fence(name.starts_with("catch2/"), file.path == "tests/test.hpp" || file.path == "tests/catch_main.cpp",
+          "by tests/test.hpp");
   }
   return findings;
 }
@@ -204,8 +226,8 @@ Findings check_calls(const File& file) {
   if (!is_source(file.path)) return {};
   struct Ban {
     const char* word;
-    bool call;         // only where '(' follows
-    bool in_tests;     // tests keep to it too
+    bool call;            // only where '(' follows
+    bool in_tests;        // tests keep to it too
     const char* allowed;  // a file that may
     const char* instead;
   };
@@ -227,7 +249,8 @@ Findings check_calls(const File& file) {
       {"cerr", false, false, "", "log_info; only main prints errors"},
       {"endl", false, false, "", "'\\n'"},
       {"system", true, false, "", "the library call; no shell behind the user's back"},
-      {"cudaDeviceSynchronize", true, false, "engine/device/cuda/cuda_device.cpp", "an event: the host never waits for the whole device"},
+      {"cudaDeviceSynchronize", true, false, "engine/device/cuda/cuda_device.cpp",
+       "an event: the host never waits for the whole device"},
   };
   Findings findings;
   const std::string code = code_only(file.text);
@@ -247,7 +270,8 @@ Findings check_calls(const File& file) {
         const std::string before = code.substr(begin, previous + 1 - begin);
         if (!before.empty() && before != "return" && before != "else" && before != "do" && before != "case") continue;
       }
-      findings.push_back(at_line(file, line_at(code, at)) + fmt::format("{} is banned. Use {}.", ban.word, ban.instead));
+      findings.push_back(at_line(file, line_at(code, at)) +
+                         fmt::format("{} is banned. Use {}.", ban.word, ban.instead));
     }
   }
   return findings;
@@ -259,46 +283,72 @@ Findings check_leftovers(const File& file) {
   static const std::string fix = std::string("FIX") + "ME", todo = std::string("TO") + "DO";
   const auto words = [&](const std::string& word) { return words_in(file.text, word); };
   for (const size_t at : words(fix))
-    findings.push_back(at_line(file, line_at(file.text, at)) + fix + " is banned. Fix it, or say what is known to be missing in the docs.");
+    findings.push_back(at_line(file, line_at(file.text, at)) + fix +
+                       " is banned. Fix it, or say what is known to be missing in the docs.");
   for (const size_t at : words(todo))
-    if (file.text.compare(at + todo.size(), 2, "(#") != 0 || !std::isdigit(static_cast<unsigned char>(file.text[std::min(at + todo.size() + 2, file.text.size() - 1)])))
-      findings.push_back(at_line(file, line_at(file.text, at)) + fmt::format("{0} without a number. Write {0}(#12), or do it.", todo));
+    if (file.text.compare(at + todo.size(), 2, "(#") != 0 ||
+        !std::isdigit(static_cast<unsigned char>(file.text[std::min(at + todo.size() + 2, file.text.size() - 1)])))
+      findings.push_back(at_line(file, line_at(file.text, at)) +
+                         fmt::format("{0} without a number. Write {0}(#12), or do it.", todo));
+  return findings;
+}
+
+Findings check_width(const File& file) {
+  if (!is_source(file.path)) return {};
+  constexpr int kColumns = 120;  // as .clang-format says
+  Findings findings;
+  int number = 0;
+  for (const std::string& line : lines_of(file.text)) {
+    ++number;
+    // Bytes of UTF-8 that continue a character take no column.
+    const auto columns = std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+    if (columns > kColumns)
+      findings.push_back(
+          at_line(file, number) +
+          fmt::format("{} columns of at most {}. scripts/format.sh breaks the line.", columns, kColumns));
+  }
   return findings;
 }
 
 Findings check_card(const File& file) {
   const std::filesystem::path path(file.path);
-  if (!file.path.starts_with("kernels/") || path.parent_path().filename() != path.stem() || path.extension() != ".h") return {};
+  if (!file.path.starts_with("kernels/") || path.parent_path().filename() != path.stem() || path.extension() != ".h")
+    return {};
   // Cards from before this rule, which say it in other words. This list only gets shorter.
-  static const std::set<std::string> older = {"adamw", "cast", "cross_entropy", "embedding", "matmul", "step_scalars", "sum_squares"};
+  static const std::set<std::string> older = {"adamw",  "cast",         "cross_entropy", "embedding",
+                                              "matmul", "step_scalars", "sum_squares"};
   if (older.contains(path.stem().string())) return {};
   Findings findings;
   for (const char* line : {"Shapes:", "Cost:", "Source:"})
-    if (file.text.find(std::string("/// ") + line) == std::string::npos && file.text.find(std::string("// ") + line) == std::string::npos)
-      findings.push_back(at_line(file, 1) + fmt::format("the card of {} has no line \"{}\". See kernels/rms_norm/rms_norm.h.",
-                                                        path.stem().string(), line));
+    if (file.text.find(std::string("/// ") + line) == std::string::npos &&
+        file.text.find(std::string("// ") + line) == std::string::npos)
+      findings.push_back(at_line(file, 1) +
+                         fmt::format("the card of {} has no line \"{}\". See kernels/rms_norm/rms_norm.h.",
+                                     path.stem().string(), line));
   return findings;
 }
 
 Findings check_single_includes(const std::vector<File>& files) {
   // Header-heavy libraries: each costs a second or more of compile time per file that includes it.
   static const std::vector<std::pair<std::string, size_t>> libraries = {
-      {"toml++/", 1}, {"nlohmann/", 1}, {"spdlog/", 1},
-      {"CLI/", 1}, {"xxhash.h", 1}, {"oneapi/dnnl/", 1}};
+      {"toml++/", 1}, {"nlohmann/", 1}, {"spdlog/", 1}, {"CLI/", 1}, {"xxhash.h", 1}, {"oneapi/dnnl/", 1}};
   Findings findings;
   for (const auto& [library, files_max] : libraries) {
     std::vector<std::string> users;
     for (const File& file : files)
       if (is_source(file.path) && folder_of(file.path) != "tests") {
         const auto includes = includes_of(file);
-        if (std::any_of(includes.begin(), includes.end(), [&](const Include& i) { return i.name.starts_with(library); }))
+        if (std::any_of(includes.begin(), includes.end(),
+                        [&](const Include& i) { return i.name.starts_with(library); }))
           users.push_back(file.path + (is_header(file.path) ? " (a header)" : ""));
       }
-    const bool in_header = std::any_of(users.begin(), users.end(), [](const std::string& u) { return u.ends_with("(a header)"); });
+    const bool in_header =
+        std::any_of(users.begin(), users.end(), [](const std::string& u) { return u.ends_with("(a header)"); });
     if (users.size() <= files_max && !in_header) continue;
     std::string list;
     for (const std::string& user : users) list += (list.empty() ? "" : ", ") + user;
-    findings.push_back(fmt::format("{} is included by {}; at most {} .cpp may. Go through its functions.", library, list, files_max));
+    findings.push_back(
+        fmt::format("{} is included by {}; at most {} .cpp may. Go through its functions.", library, list, files_max));
   }
   return findings;
 }
@@ -313,8 +363,9 @@ Findings check_built(const std::vector<File>& files) {
     if (folder_of(file.path) == "tests") continue;
     const std::filesystem::path path(file.path);
     // The build names a .cu by its folder and stem, in the list of CUDA kernels.
-    const std::string name = path.extension() == ".cu" ? "'" + path.parent_path().filename().string() + "/" + path.stem().string() + "'"
-                                                       : path.filename().string();
+    const std::string name = path.extension() == ".cu"
+                                 ? "'" + path.parent_path().filename().string() + "/" + path.stem().string() + "'"
+                                 : path.filename().string();
     if (builds.find(name) == std::string::npos)
       findings.push_back(file.path + ": no meson.build names this file. Add it, or delete it.");
   }
@@ -325,7 +376,8 @@ Findings long_files(const std::vector<File>& files, int lines_max) {
   Findings findings;
   for (const File& file : files) {
     const auto lines = static_cast<int>(lines_of(file.text).size());
-    if (is_source(file.path) && lines > lines_max) findings.push_back(fmt::format("{}: {} lines; a file aims at 250", file.path, lines));
+    if (is_source(file.path) && lines > lines_max)
+      findings.push_back(fmt::format("{}: {} lines; a file aims at 250", file.path, lines));
   }
   return findings;
 }

@@ -28,6 +28,7 @@ Findings check_arrows(const File& file);
 Findings check_vendors(const File& file);
 Findings check_calls(const File& file);
 Findings check_leftovers(const File& file);
+Findings check_width(const File& file);
 Findings check_card(const File& file);
 
 /// Rules about all files together. Pure.

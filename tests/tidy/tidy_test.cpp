@@ -27,10 +27,12 @@ const std::vector<File>& tree() {
       text << stream.rdbuf();
       found.push_back({fs::relative(path, root).generic_string(), text.str()});
     };
-    for (const char* folder : {".ci", "cli", "comm", "configs", "engine", "kernels", "models", "scripts", "tests", "docs", "changes"}) {
+    for (const char* folder :
+         {".ci", "cli", "comm", "configs", "engine", "kernels", "models", "scripts", "tests", "docs", "changes"}) {
       if (!fs::exists(root / folder)) continue;
       for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
-        static const std::set<std::string> kinds = {".cpp", ".h", ".hpp", ".cu", ".cuh", ".sh", ".py", ".toml", ".build", ".md"};
+        static const std::set<std::string> kinds = {".cpp", ".h",  ".hpp",  ".cu",    ".cuh",
+                                                    ".sh",  ".py", ".toml", ".build", ".md"};
         const bool wanted = kinds.contains(entry.path().extension().string()) || entry.path().filename() == "run";
         if (entry.is_regular_file() && wanted) add(entry.path());
       }
@@ -59,7 +61,8 @@ std::string joined(const Findings& findings) {
 
 TEST_CASE("the tree is the one that is meant", "[tidy]") {
   CHECK(tree().size() > 200);
-  for (const char* path : {"cli/main.cpp", "engine/plan/plan.h", "kernels/matmul/matmul.h", "comm/scheduler.cpp", "scripts/test.sh", ".ci/run"}) {
+  for (const char* path : {"cli/main.cpp", "engine/plan/plan.h", "kernels/matmul/matmul.h", "comm/scheduler.cpp",
+                           "scripts/test.sh", ".ci/run"}) {
     INFO(path);
     CHECK(std::any_of(tree().begin(), tree().end(), [&](const File& file) { return file.path == path; }));
   }
@@ -71,6 +74,10 @@ TEST_CASE("include arrows point down", "[tidy]") { CHECK(all_findings(check_arro
 TEST_CASE("every vendor stays in its folder", "[tidy]") { CHECK(all_findings(check_vendors) == ""); }
 TEST_CASE("no banned call", "[tidy]") { CHECK(all_findings(check_calls) == ""); }
 TEST_CASE("nothing is left for later without a number", "[tidy]") { CHECK(all_findings(check_leftovers) == ""); }
+TEST_CASE("no line is wider than a page", "[tidy]") { CHECK(all_findings(check_width) == ""); }
+TEST_CASE("every source is as scripts/format.sh leaves it", "[tidy]") {
+  CHECK(std::system(SLIPSTREAM_SOURCE_ROOT "/scripts/format.sh --check") == 0);
+}
 TEST_CASE("every op has its card", "[tidy]") { CHECK(all_findings(check_card) == ""); }
 TEST_CASE("header-heavy libraries have one user", "[tidy]") { CHECK(joined(check_single_includes(tree())) == ""); }
 TEST_CASE("every source is built", "[tidy]") { CHECK(joined(check_built(tree())) == ""); }
@@ -108,6 +115,15 @@ TEST_CASE("rule: header", "[tidy]") {
   CHECK(check_header({"a.h", "// SPDX\n#pragma once\n// What it is.\n"}).empty());
   CHECK(check_header({"a.h", "// SPDX\n// What it is.\n#pragma once\n"}).size() == 1);
   CHECK(check_header({"a.h", "// SPDX\n#pragma once\n\n#include <a>\n"}).size() == 1);
+}
+
+TEST_CASE("rule: width", "[tidy]") {
+  const std::string page(120, 'x');
+  CHECK(check_width({"a.cpp", page + "\n" + page}).empty());
+  CHECK(check_width({"a.cpp", "x\n" + page + "y\n"}) ==
+        Findings{"a.cpp:2: 121 columns of at most 120. scripts/format.sh breaks the line."});
+  CHECK(check_width({"a.cpp", std::string(119, 'x') + "·\n"}).empty());
+  CHECK(check_width({"a.md", page + "y"}).empty());
 }
 
 TEST_CASE("rule: arrows", "[tidy]") {
@@ -179,7 +195,8 @@ TEST_CASE("rule: cards", "[tidy]") {
 }
 
 TEST_CASE("rule: one user, one build", "[tidy]") {
-  const File a{"engine/a.cpp", "#include <spdlog/logger.h>\n#include <spdlog/sinks/a.h>\n"}, b{"cli/b.cpp", "#include <spdlog/logger.h>\n"};
+  const File a{"engine/a.cpp", "#include <spdlog/logger.h>\n#include <spdlog/sinks/a.h>\n"},
+      b{"cli/b.cpp", "#include <spdlog/logger.h>\n"};
   CHECK(check_single_includes({a}).empty());
   CHECK(check_single_includes({a, b}).size() == 1);
   CHECK(check_single_includes({{"engine/a.h", "#include <spdlog/logger.h>\n"}}).size() == 1);

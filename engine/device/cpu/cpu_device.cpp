@@ -37,10 +37,13 @@ class CpuAllocation final : public Allocation {
     mapped_bytes_ = round_up(std::max<int64_t>(size_bytes, 1), kPageBytes);
     void* pages = MAP_FAILED;
     if (mapped_bytes_ <= available)
-      pages = mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      pages =
+          mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED)
-      throw ResourceError("[memory] {} needs {}, but {} are available. Use a smaller model, micro-batch or sequence, or "
-                          "more ranks.", name, format_bytes(size_bytes), format_bytes(available));
+      throw ResourceError(
+          "[memory] {} needs {}, but {} are available. Use a smaller model, micro-batch or sequence, or "
+          "more ranks.",
+          name, format_bytes(size_bytes), format_bytes(available));
     data_ = static_cast<std::byte*>(pages);
     if (mapped_bytes_ >= 2 * kHugePageBytes) madvise(pages, static_cast<size_t>(mapped_bytes_), MADV_HUGEPAGE);
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker loop swaps whole batches of commands out of the queue, so that host and worker meet on a lock once a batch.
+// The worker loop swaps whole batches of commands out of the queue, so that host and worker meet on a lock once a
+// batch.
 
 #include "engine/device/cpu/cpu_stream.h"
 
@@ -20,9 +21,10 @@ namespace {
 
 // About 300 ns: bridges a hand-over between two running threads; longer spins would take the core from a computing one.
 constexpr int kSpins = 16;
-// Then the core is offered to whoever wants it, often the very thread that is waited for. Falling asleep and being woken costs two
-// switches more: 10,000 tasks on 4 streams with two predecessors each took 4.7 us per task without these offers and 1.1 with them, a
-// pure chain 36 and 3.6 (2 cores, tests/bench/scheduler_bench). An offer that nobody takes costs 0.3 us; one that a computing thread takes costs it nothing until its slice ends.
+// Then the core is offered to whoever wants it, often the very thread that is waited for. Falling asleep and being
+// woken costs two switches more: 10,000 tasks on 4 streams with two predecessors each took 4.7 us per task without
+// these offers and 1.1 with them, a pure chain 36 and 3.6 (2 cores, tests/bench/scheduler_bench). An offer that nobody
+// takes costs 0.3 us; one that a computing thread takes costs it nothing until its slice ends.
 constexpr int kYields = 8;
 
 inline void relax() {
@@ -40,9 +42,10 @@ bool soon(Ready ready) {
   return ready();
 }
 
-/// Asks the kernel (Linux 6.12 and later; needs no rights) for short slices: a thread with a shorter slice than the running one's
-/// takes the core when it wakes, and what it does is short. Without it a woken communication thread waits for the computing
-/// thread's slice to end, a millisecond or more, several times in every transfer. Older kernels refuse, and nothing is lost.
+/// Asks the kernel (Linux 6.12 and later; needs no rights) for short slices: a thread with a shorter slice than the
+/// running one's takes the core when it wakes, and what it does is short. Without it a woken communication thread waits
+/// for the computing thread's slice to end, a millisecond or more, several times in every transfer. Older kernels
+/// refuse, and nothing is lost.
 void ask_for_short_slices() {
   struct {
     uint32_t size, policy;
@@ -169,8 +172,11 @@ void CpuStream::record(Event& event) {
 void CpuStream::wait(const Event& event, const Frame& frame) {
   const EventState::Position position = static_cast<const CpuEvent&>(event).state().latest();
   if (!position.progress || position.progress == progress_) return;  // its own records are behind it in any case
-  push(Command{.kind = Command::Kind::wait, .progress = position.progress, .record = position.record,
-               .tag = event.tag(), .frame = frame});
+  push(Command{.kind = Command::Kind::wait,
+               .progress = position.progress,
+               .record = position.record,
+               .tag = event.tag(),
+               .frame = frame});
 }
 
 void CpuStream::synchronize() {
@@ -191,8 +197,9 @@ void CpuStream::worker_main() {
   try {
     pool_ = std::make_unique<ThreadPool>(threads_);
   } catch (const std::exception& error) {
-    core_->fail(std::make_exception_ptr(ResourceError(
-        "[device] stream {} could not start its {} threads: {}. Ask for fewer threads.", name_, threads_, error.what())));
+    core_->fail(std::make_exception_ptr(
+        ResourceError("[device] stream {} could not start its {} threads: {}. Ask for fewer threads.", name_, threads_,
+                      error.what())));
   }
   std::vector<Command> batch;
   while (!stopping_) {
@@ -215,14 +222,20 @@ void CpuStream::worker_main() {
 
 void CpuStream::run_all(std::vector<Command>& commands) {
   for (const Command& command : commands) switch (command.kind) {
-      case Command::Kind::work: run_work(command); break;
-      case Command::Kind::wait: run_wait(command); break;
+      case Command::Kind::work:
+        run_work(command);
+        break;
+      case Command::Kind::wait:
+        run_wait(command);
+        break;
       case Command::Kind::record:
         command.event->complete(command.tag, monotonic_ns());
         progress_->advance_to(command.record);
         command.event->release();
         break;
-      case Command::Kind::stop: stopping_ = true; break;
+      case Command::Kind::stop:
+        stopping_ = true;
+        break;
     }
 }
 

@@ -114,10 +114,10 @@ class CpuStream final : public Stream {
     enum class Kind : uint8_t { work, record, wait, stop };
     Kind kind = Kind::stop;
     const Work* work = nullptr;
-    EventState* event = nullptr;    // record; holds one reference
-    Progress* progress = nullptr;   // wait
-    uint64_t record = 0;            // record, wait: number on that progress
-    uint64_t tag = 0;               // record: generation of the event; wait: tag of the event
+    EventState* event = nullptr;   // record; holds one reference
+    Progress* progress = nullptr;  // wait
+    uint64_t record = 0;           // record, wait: number on that progress
+    uint64_t tag = 0;              // record: generation of the event; wait: tag of the event
     Frame frame;
   };
 
@@ -134,20 +134,20 @@ class CpuStream final : public Stream {
   std::string name_;
   int threads_;
   bool high_priority_;
-  Progress* progress_;                    // owned by core_
-  std::unique_ptr<ThreadPool> pool_;      // made by the worker, so that its memory is first touched there
-  uint64_t works_ = 0;                    // run so far; worker only
+  Progress* progress_;                // owned by core_
+  std::unique_ptr<ThreadPool> pool_;  // made by the worker, so that its memory is first touched there
+  uint64_t works_ = 0;                // run so far; worker only
 
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::vector<Command> queue_;            // under mutex_
-  uint64_t records_ = 0;                  // under mutex_; issued so far
-  bool asleep_ = false;                   // under mutex_
+  std::vector<Command> queue_;  // under mutex_
+  uint64_t records_ = 0;        // under mutex_; issued so far
+  bool asleep_ = false;         // under mutex_
   std::atomic<bool> has_commands_{false};
 
   std::mutex spans_mutex_;
-  std::vector<Span> spans_;               // under spans_mutex_
-  bool stopping_ = false;                 // worker only
+  std::vector<Span> spans_;  // under spans_mutex_
+  bool stopping_ = false;    // worker only
   std::thread worker_;
 };
 

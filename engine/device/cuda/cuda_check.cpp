@@ -15,25 +15,34 @@ namespace {
 
 const char* what_to_do(cudaError_t result) {
   switch (result) {
-    case cudaErrorMemoryAllocation: return "Use a smaller model, micro-batch or sequence, or end what else uses this GPU.";
-    case cudaErrorInsufficientDriver: return "Install a newer driver, or build with an older CUDA toolkit.";
+    case cudaErrorMemoryAllocation:
+      return "Use a smaller model, micro-batch or sequence, or end what else uses this GPU.";
+    case cudaErrorInsufficientDriver:
+      return "Install a newer driver, or build with an older CUDA toolkit.";
     case cudaErrorNoDevice:
-    case cudaErrorInvalidDevice: return "Check CUDA_VISIBLE_DEVICES and nvidia-smi, or set device.kind = \"cpu\".";
+    case cudaErrorInvalidDevice:
+      return "Check CUDA_VISIBLE_DEVICES and nvidia-smi, or set device.kind = \"cpu\".";
     case cudaErrorDevicesUnavailable:
     case cudaErrorECCUncorrectable:
     case cudaErrorHardwareStackError:
-    case cudaErrorUnknown: return "The GPU may be lost: look at nvidia-smi and the kernel log, and start again from the last checkpoint.";
-    case cudaErrorNoKernelImageForDevice: return "Build with -Dgpu_archs set to this GPU's compute capability.";
+    case cudaErrorUnknown:
+      return "The GPU may be lost: look at nvidia-smi and the kernel log, and start again from the last checkpoint.";
+    case cudaErrorNoKernelImageForDevice:
+      return "Build with -Dgpu_archs set to this GPU's compute capability.";
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
-    case cudaErrorAssert: return "A kernel touched what it should not: run scripts/gpu_check.sh --stage sanitize, and report it with the run file.";
+    case cudaErrorAssert:
+      return "A kernel touched what it should not: run scripts/gpu_check.sh --stage sanitize, and report it with the "
+             "run file.";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureIsolation:
     case cudaErrorStreamCaptureUnjoined:
-    case cudaErrorStreamCaptureImplicit: return "A work did something that cannot be captured into a graph: report it with the run file.";
-    default: return "Look at nvidia-smi and the kernel log; if the GPU is well, report it with the run file.";
+    case cudaErrorStreamCaptureImplicit:
+      return "A work did something that cannot be captured into a graph: report it with the run file.";
+    default:
+      return "Look at nvidia-smi and the kernel log; if the GPU is well, report it with the run file.";
   }
 }
 
@@ -55,7 +64,9 @@ void check(cudaError_t result, const char* expression, const char* file, int lin
 }
 
 void check_quietly(cudaError_t result, const char* expression, const char* file, int line) noexcept {
-  if (result == cudaSuccess || result == cudaErrorCudartUnloading || result == cudaErrorContextIsDestroyed || has_thrown) return;
+  if (result == cudaSuccess || result == cudaErrorCudartUnloading || result == cudaErrorContextIsDestroyed ||
+      has_thrown)
+    return;
   try {
     (void)cudaGetLastError();
     log_warn("{}", sentence(result, expression, file, line));

@@ -19,7 +19,8 @@ bool gpus_are_shared() {
 int cuda_device_of(const CudaDevices& devices, int local_rank) {
   SLIP_ASSERT(local_rank >= 0);
   if (devices.count() == 0)
-    throw ResourceError("[cuda] no GPU can be used: {}. Set device.kind = \"cpu\" to train without one.", devices.reason);
+    throw ResourceError("[cuda] no GPU can be used: {}. Set device.kind = \"cpu\" to train without one.",
+                        devices.reason);
   return local_rank % devices.count();
 }
 
@@ -30,10 +31,12 @@ void require_own_gpus(const std::vector<std::string>& ids, bool shared) {
   for (size_t a = 0; a < ids.size(); ++a)
     for (size_t b = a + 1; b < ids.size(); ++b)
       if (ids[a] == ids[b])
-        throw ResourceError("[cuda] {} ranks on this host have {} GPU{}: ranks {} and {} would both use {}. Start at most {} "
-                            "rank{} per host, show more GPUs in CUDA_VISIBLE_DEVICES, or set SLIPSTREAM_SHARE_GPU=1 to test "
-                            "with several ranks on one GPU.", ids.size(), distinct.size(), distinct.size() == 1 ? "" : "s", a,
-                            b, ids[a], distinct.size(), distinct.size() == 1 ? "" : "s");
+        throw ResourceError(
+            "[cuda] {} ranks on this host have {} GPU{}: ranks {} and {} would both use {}. Start at most {} "
+            "rank{} per host, show more GPUs in CUDA_VISIBLE_DEVICES, or set SLIPSTREAM_SHARE_GPU=1 to test "
+            "with several ranks on one GPU.",
+            ids.size(), distinct.size(), distinct.size() == 1 ? "" : "s", a, b, ids[a], distinct.size(),
+            distinct.size() == 1 ? "" : "s");
 }
 
 }  // namespace slipstream

@@ -26,8 +26,8 @@ struct CudaGpu {
   int64_t clock_khz = 0;
   int64_t bytes_per_second = 0;  // of its memory
   int64_t memory_bytes = 0;
-  int64_t free_bytes = 0;        // now; others may use the GPU too
-  int driver = 0;                // the CUDA that the driver serves: 12090 is 12.9
+  int64_t free_bytes = 0;  // now; others may use the GPU too
+  int driver = 0;          // the CUDA that the driver serves: 12090 is 12.9
 };
 
 /// Blocks (the GPU's context starts). Throws: ResourceError.
@@ -36,8 +36,8 @@ CudaGpu describe_cuda_device(int index);
 /// Is SLIPSTREAM_SHARE_GPU=1: several ranks may use one GPU? A test mode: correct, and slow.
 bool gpus_are_shared();
 
-/// Index of the GPU of a rank that is the `local_rank`-th of its host. A launcher that shows each rank one GPU of its own
-/// is served too: then every rank takes index 0. Pure. Throws: ResourceError with the reason when there is none.
+/// Index of the GPU of a rank that is the `local_rank`-th of its host. A launcher that shows each rank one GPU of its
+/// own is served too: then every rank takes index 0. Pure. Throws: ResourceError with the reason when there is none.
 int cuda_device_of(const CudaDevices& devices, int local_rank);
 
 /// `ids`: the GPU taken by each rank of one host, by local rank. Pure.

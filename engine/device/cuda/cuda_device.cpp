@@ -33,9 +33,11 @@ class CudaAllocation final : public Allocation {
       (void)cudaGetLastError();
       size_t free_bytes = 0, total_bytes = 0;
       SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-      throw ResourceError("[memory] {} needs {} on GPU {}, but {} of {} are free. Use a smaller model, micro-batch or "
-                          "sequence, or more ranks.", name, format_bytes(size_bytes), core_->index,
-                          format_bytes(static_cast<int64_t>(free_bytes)), format_bytes(static_cast<int64_t>(total_bytes)));
+      throw ResourceError(
+          "[memory] {} needs {} on GPU {}, but {} of {} are free. Use a smaller model, micro-batch or "
+          "sequence, or more ranks.",
+          name, format_bytes(size_bytes), core_->index, format_bytes(static_cast<int64_t>(free_bytes)),
+          format_bytes(static_cast<int64_t>(total_bytes)));
     }
     SLIP_CUDA(result);
     const auto address = reinterpret_cast<uintptr_t>(block_);
@@ -104,7 +106,9 @@ void HostCopies::to_host(void* host, const std::byte* device, int64_t size_bytes
   prepare();
   // One piece is copied out by the host while the GPU fills the other.
   const int64_t pieces = (size_bytes + kPieceBytes - 1) / kPieceBytes;
-  const auto piece_bytes = [&](int64_t p) { return static_cast<size_t>(std::min(kPieceBytes, size_bytes - p * kPieceBytes)); };
+  const auto piece_bytes = [&](int64_t p) {
+    return static_cast<size_t>(std::min(kPieceBytes, size_bytes - p * kPieceBytes));
+  };
   const auto request = [&](int64_t p) {
     const Piece& piece = pieces_[static_cast<size_t>(p % 2)];
     SLIP_CUDA(cudaMemcpyAsync(piece.host, device + p * kPieceBytes, piece_bytes(p), cudaMemcpyDeviceToHost, stream_));
@@ -199,7 +203,8 @@ std::string reason_for(cudaError_t result) {
   (void)cudaGetLastError();
   if (driver == 0) return "this machine has no NVIDIA driver";
   if (result == cudaErrorInsufficientDriver)
-    return fmt::format("the NVIDIA driver serves CUDA {}, but this build needs {}", version_text(driver), version_text(runtime));
+    return fmt::format("the NVIDIA driver serves CUDA {}, but this build needs {}", version_text(driver),
+                       version_text(runtime));
   if (result == cudaSuccess || result == cudaErrorNoDevice) {
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     return visible ? fmt::format("no GPU is visible with CUDA_VISIBLE_DEVICES={}", visible) : "this machine has no GPU";
@@ -244,7 +249,8 @@ CudaGpu describe_cuda_device(int index) {
           .multiprocessors = properties.multiProcessorCount,
           .clock_khz = attribute(cudaDevAttrClockRate),
           // Two transfers a clock, a bit per line.
-          .bytes_per_second = attribute(cudaDevAttrMemoryClockRate) * 1000 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
+          .bytes_per_second =
+              attribute(cudaDevAttrMemoryClockRate) * 1000 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
           .memory_bytes = static_cast<int64_t>(total_bytes),
           .free_bytes = static_cast<int64_t>(free_bytes),
           .driver = driver};

@@ -35,7 +35,8 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
     }
     leave();
     SLIP_CUDA(cudaStreamEndCapture(origin_.stream_, &graph));
-    // Kernels keep the priority of the stream that they were recorded on, or communication would run at the origin's, the lowest.
+    // Kernels keep the priority of the stream that they were recorded on, or communication would run at the origin's,
+    // the lowest.
     SLIP_CUDA(cudaGraphInstantiate(&exec_, graph, cudaGraphInstantiateFlagUseNodePriority));
     SLIP_CUDA(cudaGraphDestroy(graph));
   } catch (...) {
@@ -65,7 +66,8 @@ void CudaGraph::leave() {
   core_->capturing = nullptr;
 }
 
-/// The marks and functions of the host go, so the last run has to end, and the times that nobody has asked for yet are taken first.
+/// The marks and functions of the host go, so the last run has to end, and the times that nobody has asked for yet are
+/// taken first.
 CudaGraph::~CudaGraph() {
   if (was_launched_)
     SLIP_CUDA_QUIETLY(cudaEventSynchronize(end_->get()));
@@ -133,7 +135,8 @@ void CudaGraph::launch(uint32_t step) {
       CudaStream::Open& open = recorded.stream->open_.back();
       open.span.step = step;
       open.done = end_->get();
-      open.kept_mark = recorded.stream->first_mark_ + recorded.stream->marks_.size();  // all eager marks so far are older
+      open.kept_mark =
+          recorded.stream->first_mark_ + recorded.stream->marks_.size();  // all eager marks so far are older
     }
   } catch (...) {
     core_->fail(std::current_exception());
@@ -145,7 +148,10 @@ void CudaStream::capture_work(CudaGraph& graph, const Work& work, const Frame& f
   pause_before_work();
   const cudaEvent_t begin = graph.last_mark_of(*this);
   call(work, frame);
-  graph.spans_.push_back({this, {.span = {.kind = Span::Kind::work, .work = &work, .item = frame.item}, .begin = begin, .end = graph.mark_on(*this)}});
+  graph.spans_.push_back({this,
+                          {.span = {.kind = Span::Kind::work, .work = &work, .item = frame.item},
+                           .begin = begin,
+                           .end = graph.mark_on(*this)}});
 }
 
 void CudaStream::capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame) {
@@ -153,8 +159,10 @@ void CudaStream::capture_wait(CudaGraph& graph, const CudaEvent& awaited, const 
   if (awaited.captured_in_ != &graph || awaited.captured_on_ == this) return;
   const cudaEvent_t begin = graph.last_mark_of(*this);
   SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.event_, 0));
-  graph.spans_.push_back({this, {.span = {.kind = Span::Kind::wait, .awaited = awaited.tag(), .item = frame.item}, .begin = begin,
-                                 .end = graph.mark_on(*this)}});
+  graph.spans_.push_back({this,
+                          {.span = {.kind = Span::Kind::wait, .awaited = awaited.tag(), .item = frame.item},
+                           .begin = begin,
+                           .end = graph.mark_on(*this)}});
 }
 
 }  // namespace slipstream::cuda

@@ -156,8 +156,10 @@ void CudaStream::call(const Work& work, const Frame& frame) {
   }
   const cudaError_t launched = cudaGetLastError();
   if (launched != cudaSuccess)
-    throw ResourceError("[cuda] {} on stream {}: {} ({}). Run scripts/gpu_check.sh --stage sanitize, and report it with the "
-                        "run file.", work.name, name_, cudaGetErrorString(launched), cudaGetErrorName(launched));
+    throw ResourceError(
+        "[cuda] {} on stream {}: {} ({}). Run scripts/gpu_check.sh --stage sanitize, and report it with the "
+        "run file.",
+        work.name, name_, cudaGetErrorString(launched), cudaGetErrorName(launched));
 }
 
 /// A function that runs once goes with its run; one in a graph goes with the graph.
@@ -231,8 +233,8 @@ void CudaStream::drain(std::vector<Span>& spans) {
   spans_.clear();
 }
 
-/// The host issues a wait and what follows it in one breath, so the end of the wait is the beginning of the next command.
-/// After a work this is not so: the stream may have been idle.
+/// The host issues a wait and what follows it in one breath, so the end of the wait is the beginning of the next
+/// command. After a work this is not so: the stream may have been idle.
 uint64_t CudaStream::begin_mark() {
   if (const auto shared = std::exchange(end_of_wait_, std::nullopt)) return *shared;
   return record_mark();

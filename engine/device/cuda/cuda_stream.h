@@ -27,8 +27,9 @@ namespace slipstream::cuda {
 /// Times of completed events on CLOCK_MONOTONIC.
 ///
 /// CUDA gives differences as float milliseconds: after an hour their last bit is 0.2 ms. So the epoch that times are
-/// counted from moves along with the run, once a second when it reads times back. Each new epoch is also a reading of the GPU's clock, which drifts: it was
-/// recorded no earlier than its call and no later than it was seen to be complete. Nobody waits for it.
+/// counted from moves along with the run, once a second when it reads times back. Each new epoch is also a reading of
+/// the GPU's clock, which drifts: it was recorded no earlier than its call and no later than it was seen to be
+/// complete. Nobody waits for it.
 class Clock {
  public:
   /// Blocks.
@@ -74,7 +75,7 @@ struct Core {
   std::exception_ptr first_error;    // under mutex
   std::vector<CudaStream*> streams;  // that live, under mutex
   StepRange step_range;              // of the one thread that drives the streams
-  CudaGraph* capturing = nullptr;    // what the streams are being recorded into; of the one thread that drives them then
+  CudaGraph* capturing = nullptr;  // what the streams are being recorded into; of the one thread that drives them then
 };
 
 /// A CUDA event, destroyed with its last user.
@@ -111,10 +112,10 @@ class CudaEvent final : public Event {
   std::shared_ptr<Core> core_;
   uint64_t tag_;
   cudaEvent_t event_ = nullptr;
-  const void* recorded_on_ = nullptr;        // stream; null: never recorded
-  std::shared_ptr<EventHandle> graph_end_;   // the most recent record was in a launched graph: it stands for the record
-  const CudaGraph* captured_in_ = nullptr;   // the graph being recorded that has a record of this event,
-  const void* captured_on_ = nullptr;        // and the stream of it
+  const void* recorded_on_ = nullptr;       // stream; null: never recorded
+  std::shared_ptr<EventHandle> graph_end_;  // the most recent record was in a launched graph: it stands for the record
+  const CudaGraph* captured_in_ = nullptr;  // the graph being recorded that has a record of this event,
+  const void* captured_on_ = nullptr;       // and the stream of it
   mutable std::atomic<int64_t> completed_ns_{0};
 };
 
@@ -140,8 +141,9 @@ class CudaStream final : public Stream {
     Span span;
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;
-    cudaEvent_t done = nullptr;  // complete when both times are known: `end` itself, or the end of the graph they are in
-    uint64_t kept_mark = 0;      // eager: marks before this one are free when the span is taken
+    cudaEvent_t done =
+        nullptr;             // complete when both times are known: `end` itself, or the end of the graph they are in
+    uint64_t kept_mark = 0;  // eager: marks before this one are free when the span is taken
   };
 
   uint64_t begin_mark();
@@ -180,8 +182,8 @@ class CudaStream final : public Stream {
 
 /// What the streams of a device were given between begin and end of a capture; forked from and joined to `origin`.
 ///
-/// Times: every work and wait is between two marks, events that the graph records itself. A stream in a graph has no gap of
-/// the host, so the mark that ends a command begins the next one.
+/// Times: every work and wait is between two marks, events that the graph records itself. A stream in a graph has no
+/// gap of the host, so the mark that ends a command begins the next one.
 class CudaGraph final : public Graph {
  public:
   /// Records `issue`. Throws: what a call refused by the capture, or a failed work, threw; nothing has run then.
@@ -208,13 +210,13 @@ class CudaGraph final : public Graph {
 
   std::shared_ptr<Core> core_;
   CudaStream& origin_;
-  std::vector<std::unique_ptr<EventHandle>> events_;         // marks, forks and joins
+  std::vector<std::unique_ptr<EventHandle>> events_;  // marks, forks and joins
   std::map<const CudaStream*, cudaEvent_t> last_marks_;
-  std::vector<Recorded> spans_;                              // in the order of the calls
-  std::vector<CudaEvent*> recorded_;                         // events with a record in the graph
+  std::vector<Recorded> spans_;       // in the order of the calls
+  std::vector<CudaEvent*> recorded_;  // events with a record in the graph
   std::vector<std::unique_ptr<std::function<void()>>> on_host_;
   std::shared_ptr<EventHandle> end_;
-  std::exception_ptr refusal_;                               // the first command that the capture did not take
+  std::exception_ptr refusal_;  // the first command that the capture did not take
   cudaGraphExec_t exec_ = nullptr;
   bool was_launched_ = false;
 };

@@ -8,14 +8,17 @@
 namespace slipstream {
 
 CudaDevices find_cuda_devices() {
-  return {.ids = {}, .reason = "this build has no CUDA device; configure with -Dcuda=enabled where a CUDA toolkit is installed"};
+  return {.ids = {},
+          .reason = "this build has no CUDA device; configure with -Dcuda=enabled where a CUDA toolkit is installed"};
 }
 
 namespace {
 
 [[noreturn]] void refuse(int index) {
-  throw ResourceError("[cuda] device {} was asked for, but this build has no CUDA device. Set device.kind = \"cpu\", "
-                      "or configure with -Dcuda=enabled where a CUDA toolkit is installed.", index);
+  throw ResourceError(
+      "[cuda] device {} was asked for, but this build has no CUDA device. Set device.kind = \"cpu\", "
+      "or configure with -Dcuda=enabled where a CUDA toolkit is installed.",
+      index);
 }
 
 }  // namespace

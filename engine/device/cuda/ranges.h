@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Names for profilers: a range per step, one around every launch, and the name of every stream. Costs nothing without a profiler.
+// Names for profilers: a range per step, one around every launch, and the name of every stream. Costs nothing without a
+// profiler.
 
 #include <cuda_runtime_api.h>
 

@@ -46,8 +46,12 @@ class SimStream final : public Stream {
   void wait(const Event& event, const Frame& frame) override {
     const int64_t until_ns = event.completed_ns();
     if (until_ns <= free_ns_) return;
-    spans_.push_back({.kind = Span::Kind::wait, .awaited = event.tag(), .item = frame.item, .step = frame.step,
-                      .begin_ns = free_ns_, .end_ns = until_ns});
+    spans_.push_back({.kind = Span::Kind::wait,
+                      .awaited = event.tag(),
+                      .item = frame.item,
+                      .step = frame.step,
+                      .begin_ns = free_ns_,
+                      .end_ns = until_ns});
     free_ns_ = until_ns;
   }
   void synchronize() override {}

@@ -38,8 +38,8 @@ std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Poi
                      job.buffers.whole(tied.rows), DType::f32, tied.capacity * tied.width)};
 }
 
-/// One point per chunk, complete when every stage has some of its gradients: a sum over stages of nothing, on a channel of its own. Chunks of all stages end
-/// in the same order, so that no stage waits for one that waits for it.
+/// One point per chunk, complete when every stage has some of its gradients: a sum over stages of nothing, on a channel
+/// of its own. Chunks of all stages end in the same order, so that no stage waits for one that waits for it.
 std::vector<Point> align_stages(const Job& job, const SpineMap& spine, Plan& plan) {
   std::vector<Point> aligned(job.chunks.size());
   std::vector<Point> before;  // the one before it has the same bytes
@@ -67,7 +67,8 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
   const bool alone = job.mesh.group_size(Axis::replica) == 1;
   // `naive` and `flat` communicate after the backward pass; the others as soon as a bucket is ready.
-  const std::vector<Point> aligned = job.options.align_grad_reduce ? align_stages(job, spine, plan) : std::vector<Point>{};
+  const std::vector<Point> aligned =
+      job.options.align_grad_reduce ? align_stages(job, spine, plan) : std::vector<Point>{};
   const auto chunk_of = [&](const Bucket& bucket) {
     size_t chunk = job.chunks.size() - 1;
     while (bucket.ready_position >= job.backward_positions(static_cast<int>(chunk)).second) --chunk;
@@ -82,9 +83,16 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
     }
     reduced.buckets.push_back({});
     const BucketHome& home = job.homes[b];
-    if (home.gradients.size_bytes == 0 || job.layout.buckets[b].persistent) continue;  // Residency reduces it, micro-batch by micro-batch
+    if (home.gradients.size_bytes == 0 || job.layout.buckets[b].persistent)
+      continue;  // Residency reduces it, micro-batch by micro-batch
     const Point begin = at_the_end ? spine.last() : ready;
-    Reduction reduction{.label = fmt::format("bucket{}", b), .bucket = b, .from = home.gradients, .to = home.gradient, .ready = begin, .not_before = {}, .before = {}};
+    Reduction reduction{.label = fmt::format("bucket{}", b),
+                        .bucket = b,
+                        .from = home.gradients,
+                        .to = home.gradient,
+                        .ready = begin,
+                        .not_before = {},
+                        .before = {}};
     if (!aligned.empty()) reduction.not_before = aligned[chunk_of(job.layout.buckets[b])];
     Point done = reduce(job, plan, reduced, reduction);
     if (job.is_hybrid()) done = reduce_across(job, plan, reduced, b, begin, done);

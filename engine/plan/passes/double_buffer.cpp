@@ -13,7 +13,8 @@ namespace {
 bool names(const Piece& piece, BufferId buffer) {
   return std::any_of(piece.works.begin(), piece.works.end(), [&](const Work& work) {
     const auto is_it = [&](const Slice& slice) { return slice.buffer == buffer; };
-    return std::any_of(work.reads.begin(), work.reads.end(), is_it) || std::any_of(work.writes.begin(), work.writes.end(), is_it);
+    return std::any_of(work.reads.begin(), work.reads.end(), is_it) ||
+           std::any_of(work.writes.begin(), work.writes.end(), is_it);
   });
 }
 
@@ -41,7 +42,9 @@ Plan swapped(const Job& job, Plan plan) {
 void exchange_weights(const Job& job, Item& item) {
   for (std::vector<Slice>* slices : {&item.reads, &item.writes})
     for (Slice& slice : *slices)
-      slice.buffer = slice.buffer == job.ids.values ? job.ids.values_next : slice.buffer == job.ids.values_next ? job.ids.values : slice.buffer;
+      slice.buffer = slice.buffer == job.ids.values        ? job.ids.values_next
+                     : slice.buffer == job.ids.values_next ? job.ids.values
+                                                           : slice.buffer;
 }
 
 void swap_buffers(Job& job) {

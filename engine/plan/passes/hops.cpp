@@ -20,7 +20,8 @@ bool contains(const std::vector<BufferId>& buffers, BufferId buffer) {
 
 bool touches(const ModelSpec& model, const std::vector<uint32_t>& pieces, BufferId buffer) {
   bool found = false;
-  for (uint32_t piece : pieces) model.for_accesses(piece, [&](const Slice& slice, bool) { found |= slice.buffer == buffer; });
+  for (uint32_t piece : pieces)
+    model.for_accesses(piece, [&](const Slice& slice, bool) { found |= slice.buffer == buffer; });
   return found;
 }
 
@@ -30,7 +31,8 @@ bool touches(const std::vector<Slice>& slices, const Slice& where) {
 
 }  // namespace
 
-std::vector<Hops::Life> Hops::lives_of(const std::vector<Chunk>& chunks, const std::vector<Use>& uses, const ModelSpec& model) {
+std::vector<Hops::Life> Hops::lives_of(const std::vector<Chunk>& chunks, const std::vector<Use>& uses,
+                                       const ModelSpec& model) {
   std::map<std::tuple<Pass, int, int>, size_t> at;
   for (size_t u = 0; u < uses.size(); ++u) at[{uses[u].pass, uses[u].chunk, uses[u].micro_batch}] = u;
   std::vector<Life> lives;
@@ -45,11 +47,19 @@ std::vector<Hops::Life> Hops::lives_of(const std::vector<Chunk>& chunks, const s
     for (BufferId buffer : in)
       if (!contains(crossing, buffer)) crossing.push_back(buffer);
     for (size_t i = 0; i < crossing.size(); ++i) {
-      Life life{.buffer = crossing[i], .pass = use.pass, .chunk = use.chunk, .micro_batch = use.micro_batch, .first_use = u,
-                .last_use = u, .arrives = contains(in, crossing[i]), .leaves = i < leaving, .where = {}};
+      Life life{.buffer = crossing[i],
+                .pass = use.pass,
+                .chunk = use.chunk,
+                .micro_batch = use.micro_batch,
+                .first_use = u,
+                .last_use = u,
+                .arrives = contains(in, crossing[i]),
+                .leaves = i < leaving,
+                .where = {}};
       for (Pass later : {Pass::backward, Pass::weight}) {
         const auto found = at.find({later, use.chunk, use.micro_batch});
-        if (found != at.end() && found->second > u && touches(model, chunk.pieces(later), life.buffer)) life.last_use = std::max(life.last_use, found->second);
+        if (found != at.end() && found->second > u && touches(model, chunk.pieces(later), life.buffer))
+          life.last_use = std::max(life.last_use, found->second);
       }
       lives.push_back(life);
     }
@@ -78,13 +88,20 @@ std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector
 }
 
 Hops::Hops(const Job& job, const std::vector<Use>& uses)
-    : job_(job), uses_(uses), lives_(lives_of(job.chunks, uses, job.model)), begins_(uses.size(), 0), rebinds_(uses.size()) {
+    : job_(job),
+      uses_(uses),
+      lives_(lives_of(job.chunks, uses, job.model)),
+      begins_(uses.size(), 0),
+      rebinds_(uses.size()) {
   std::map<BufferId, std::vector<int>> tenants;  // by slot, -1: never used
   for (size_t l = 0; l < lives_.size(); ++l) {
     Life& life = lives_[l];
-    const auto ring = std::find_if(job.rings.begin(), job.rings.end(), [&](const Ring& r) { return r.buffer == life.buffer; });
+    const auto ring =
+        std::find_if(job.rings.begin(), job.rings.end(), [&](const Ring& r) { return r.buffer == life.buffer; });
     std::vector<int>& slots = tenants.try_emplace(life.buffer, static_cast<size_t>(ring->slots), -1).first->second;
-    const auto age = [&](int tenant) { return tenant < 0 ? int64_t{-1} : static_cast<int64_t>(lives_[static_cast<size_t>(tenant)].last_use); };
+    const auto age = [&](int tenant) {
+      return tenant < 0 ? int64_t{-1} : static_cast<int64_t>(lives_[static_cast<size_t>(tenant)].last_use);
+    };
     const auto slot = std::min_element(slots.begin(), slots.end(), [&](int a, int b) { return age(a) < age(b); });
     SLIP_ASSERT(age(*slot) < static_cast<int64_t>(life.first_use));
     life.tenant = *slot;
@@ -92,7 +109,8 @@ Hops::Hops(const Job& job, const std::vector<Use>& uses)
     const int64_t stride = job.buffers.stride_bytes(life.buffer);
     life.where = {ring->storage, (slot - slots.begin()) * stride, job.buffers[life.buffer].size_bytes};
     for (size_t u = life.first_use; u <= life.last_use; ++u)
-      if (uses_[u].chunk == life.chunk && uses_[u].micro_batch == life.micro_batch) rebinds_[u].push_back({life.buffer, life.where});
+      if (uses_[u].chunk == life.chunk && uses_[u].micro_batch == life.micro_batch)
+        rebinds_[u].push_back({life.buffer, life.where});
   }
 }
 
@@ -119,7 +137,9 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
       for (ItemId t = 0; t < plan.tasks.size(); ++t) {
         const Task& task = plan.tasks[t];
         const ItemId behind = task.after[0].item;
-        if (behind < begins_[u] || behind >= stop || (!touches(task.reads, life.where) && !touches(task.writes, life.where))) continue;
+        if (behind < begins_[u] || behind >= stop ||
+            (!touches(task.reads, life.where) && !touches(task.writes, life.where)))
+          continue;
         touch(behind, u);
         touched[l].tasks.push_back({kTaskBit + t});
         if (u == life.first_use) touched[l].tasks_of_pass.push_back({kTaskBit + t});
@@ -139,7 +159,8 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
   const auto task_of = [&](const Life& life, bool send) {
     const bool forward = life.pass == Pass::forward;
     Task task;
-    task.name = fmt::format("{}.{}.part{}/{}", send ? "send" : "recv", job_.buffers[life.buffer].name, part_of(life), life.micro_batch);
+    task.name = fmt::format("{}.{}.part{}/{}", send ? "send" : "recv", job_.buffers[life.buffer].name, part_of(life),
+                            life.micro_batch);
     task.channel = job_.channel(fmt::format("pipe_{}_{}", forward ? "fwd" : "bwd", send ? "out" : "in"));
     task.op = send ? Op::send : Op::recv;
     task.peer = forward == send ? 1 : -1;

@@ -8,12 +8,12 @@
 
 namespace slipstream {
 
-/// Rings for what crosses: as many slots as are alive at once, and one more for every wire at their ends, so that one can
-/// arrive or leave while the others are in use. Pure.
+/// Rings for what crosses: as many slots as are alive at once, and one more for every wire at their ends, so that one
+/// can arrive or leave while the others are in use. Pure.
 std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector<Use>& uses, const ModelSpec& model);
 
-/// Follows the compute order of a stage. A buffer that crosses is rebound to a slot for all items of its micro-batch that
-/// may touch it; the slot whose tenant was used longest ago is next, so that receives can be posted early.
+/// Follows the compute order of a stage. A buffer that crosses is rebound to a slot for all items of its micro-batch
+/// that may touch it; the slot whose tenant was used longest ago is next, so that receives can be posted early.
 class Hops {
  public:
   Hops(const Job& job, const std::vector<Use>& uses);
@@ -22,9 +22,9 @@ class Hops {
   void enter(size_t use, ItemId id) { begins_[use] = id; }
   const std::vector<Rebind>& rebinds(size_t use) const { return rebinds_[use]; }
 
-  /// Appends a receive before the first item that reads what arrives (after the last use of the slot, and after it has been
-  /// sent), and a send after the last item of the pass that writes what leaves. `end` is the number of spine items of
-  /// the uses. In an order that is the same at both ends of a wire.
+  /// Appends a receive before the first item that reads what arrives (after the last use of the slot, and after it has
+  /// been sent), and a send after the last item of the pass that writes what leaves. `end` is the number of spine items
+  /// of the uses. In an order that is the same at both ends of a wire.
   void append_tasks(Plan& plan, ItemId end) const;
 
  private:
@@ -36,10 +36,11 @@ class Hops {
     size_t first_use = 0, last_use = 0;
     bool arrives = false, leaves = false;
     Slice where;
-    int tenant = -1;            // the life before it in its slot
+    int tenant = -1;  // the life before it in its slot
   };
   friend std::vector<Ring> size_rings(const std::vector<Chunk>&, const std::vector<Use>&, const ModelSpec&);
-  static std::vector<Life> lives_of(const std::vector<Chunk>& chunks, const std::vector<Use>& uses, const ModelSpec& model);
+  static std::vector<Life> lives_of(const std::vector<Chunk>& chunks, const std::vector<Use>& uses,
+                                    const ModelSpec& model);
 
   const Job& job_;
   std::vector<Use> uses_;

@@ -30,7 +30,7 @@ struct Turn {
 
 /// Points that the update of a bucket must wait for.
 struct Reduced {
-  std::vector<Turn> turns, turns_across;                // in append order; see passes/wire.h
+  std::vector<Turn> turns, turns_across;    // in append order; see passes/wire.h
   std::vector<std::vector<Point>> buckets;  // per bucket: complete when its gradients are summed over ranks
   std::vector<Point> tied;                  // the embedding's share of a tied table has arrived
 };
@@ -46,24 +46,25 @@ struct SpineMap {
 class Hops;
 class Residency;
 
-/// The uses of the stage in the order of its schedule; `residency` says where sharded layers are, `hops` where activations
-/// and gradients are that cross stages.
+/// The uses of the stage in the order of its schedule; `residency` says where sharded layers are, `hops` where
+/// activations and gradients are that cross stages.
 SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan);
 
-/// Communication between pieces (Piece::communications): a task behind every item of such a piece, in the item's instances. The first spine item that
-/// touches the same memory afterwards waits for it, and so does a task of this pass that does so earlier. Call when all pieces are on the spine.
+/// Communication between pieces (Piece::communications): a task behind every item of such a piece, in the item's
+/// instances. The first spine item that touches the same memory afterwards waits for it, and so does a task of this
+/// pass that does so earlier. Call when all pieces are on the spine.
 void sublayer_pass(const Job& job, Plan& plan);
 
 /// Forward and losses of one micro-batch that the host has put in place.
 void evaluate_pass(const Job& job, Plan& plan);
 
 /// Data parallelism: a collective per bucket when its gradients are ready, and the tied table's second share.
-/// With one rank it appends nothing and returns the points of the backward items themselves. With ZeRO the collective is
-/// a reduce_scatter, and layers that pass through slots are left to Residency.
+/// With one rank it appends nothing and returns the points of the backward items themselves. With ZeRO the collective
+/// is a reduce_scatter, and layers that pass through slots are left to Residency.
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
 
-/// A table that embedding and head share across stages: the head's share, reduced over data ranks, goes to the first stage,
-/// is added to the embedding's, and the sum comes back. Both copies then take the same update.
+/// A table that embedding and head share across stages: the head's share, reduced over data ranks, goes to the first
+/// stage, is added to the embedding's, and the sum comes back. Both copies then take the same update.
 void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 
 /// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it. With ZeRO the updated shards are
@@ -71,11 +72,12 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 /// points of the tasks that make of updated shards what forward reads.
 std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan);
 
-/// Sums the loss over ranks, copies what the host reads, stages the next batch under this step. The step ends after `last` too.
+/// Sums the loss over ranks, copies what the host reads, stages the next batch under this step. The step ends after
+/// `last` too.
 void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vector<Point>& last, Plan& plan);
 
-/// The plan of before the first step: the tasks of the finished training plan that must have run for it. `gathered` as update_pass
-/// returned it, sealed.
+/// The plan of before the first step: the tasks of the finished training plan that must have run for it. `gathered` as
+/// update_pass returned it, sealed.
 void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan);
 
 /// Exchanges the two copies of the weights in what `item` touches.

@@ -31,7 +31,8 @@ Slots::Lease Slots::lease(int unit, ItemId use) {
   auto tenant = std::find_if(tenants_.begin(), tenants_.end(), [&](const Tenant& t) { return t.unit == unit; });
   Lease lease;
   if (tenant == tenants_.end()) {
-    tenant = std::min_element(tenants_.begin(), tenants_.end(), [](const Tenant& a, const Tenant& b) { return a.last_use < b.last_use; });
+    tenant = std::min_element(tenants_.begin(), tenants_.end(),
+                              [](const Tenant& a, const Tenant& b) { return a.last_use < b.last_use; });
     lease.moved_in = true;
     lease.tenant_last_use = tenant->last_use;
     tenant->unit = unit;
@@ -48,7 +49,8 @@ Residency::Residency(const Job& job) : job_(job) {
       buckets_of_unit_[*bucket.unit].push_back(b);
     else if (bucket.persistent)
       for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
-        if (auto& of_layer = persistent_of_layer_[job.model.parameters[job.layout.parts[p].part.parameter].layer]; of_layer.empty() || of_layer.back() != b)
+        if (auto& of_layer = persistent_of_layer_[job.model.parameters[job.layout.parts[p].part.parameter].layer];
+            of_layer.empty() || of_layer.back() != b)
           of_layer.push_back(b);
 }
 
@@ -71,18 +73,22 @@ bool Residency::touches(const Piece& piece, size_t bucket, bool gradients) const
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const GradientPart& part = job_.layout.parts[p].part;
     const ParameterSpec& parameter = job_.model.parameters[part.parameter];
-    const int64_t begin_bytes = bytes_of(part.begin_elems, dtype), end_bytes = bytes_of(part.begin_elems + part.elems, dtype);
+    const int64_t begin_bytes = bytes_of(part.begin_elems, dtype),
+                  end_bytes = bytes_of(part.begin_elems + part.elems, dtype);
     for (const Work& work : piece.works)
       for (const std::vector<Slice>* slices : {&work.reads, &work.writes})
         for (const Slice& slice : *slices)
-          if (slice.buffer == (gradients ? parameter.gradient : parameter.value) && slice.begin_bytes < end_bytes && begin_bytes < slice.end_bytes()) return true;
+          if (slice.buffer == (gradients ? parameter.gradient : parameter.value) && slice.begin_bytes < end_bytes &&
+              begin_bytes < slice.end_bytes())
+            return true;
   }
   return false;
 }
 
 void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& item) {
   item.accumulate = item.micro_batch > 0;
-  if (const auto persistent = persistent_of_layer_.find(piece.layer); backward && persistent != persistent_of_layer_.end())
+  if (const auto persistent = persistent_of_layer_.find(piece.layer);
+      backward && persistent != persistent_of_layer_.end())
     for (size_t bucket : persistent->second)
       if (item.accumulate = false; touches(piece, bucket, true)) reduce_from(bucket, -1, id, item.micro_batch);
   const auto found = buckets_of_unit_.find(piece.layer);
@@ -90,9 +96,11 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   const std::vector<size_t>& buckets = found->second;
   const bool of_layer = is_of_layer(job_, job_.layout.buckets[buckets.front()]);
   Slots& slots = of_layer ? slots_ : end_slot_;
-  if (!slots.empty() && std::any_of(buckets.begin(), buckets.end(), [&](size_t b) { return touches(piece, b, false); })) {
+  if (!slots.empty() &&
+      std::any_of(buckets.begin(), buckets.end(), [&](size_t b) { return touches(piece, b, false); })) {
     const Slots::Lease lease = slots.lease(piece.layer, id);
-    Slice where = slot_slice(job_, of_layer ? job_.ids.value_slots : job_.ids.end_values, lease.slot, slots.count(), 0, job_.model.dtype);
+    Slice where = slot_slice(job_, of_layer ? job_.ids.value_slots : job_.ids.end_values, lease.slot, slots.count(), 0,
+                             job_.model.dtype);
     for (size_t bucket : buckets) {
       where.size_bytes = bytes_of(job_.layout.buckets[bucket].elems, job_.model.dtype);
       if (lease.moved_in) gathers_.push_back({bucket, where, id, lease.tenant_last_use});
@@ -102,7 +110,8 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   }
   if (!backward || job_.options.zero_stage < 2) return;
   item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
-  // By what a piece makes: a split backward makes a layer's gradients in two passes, the head's are made chunk by chunk, and what runs again makes none.
+  // By what a piece makes: a split backward makes a layer's gradients in two passes, the head's are made chunk by
+  // chunk, and what runs again makes none.
   bool end_is_bound = false;
   for (size_t bucket : buckets) {
     if (!touches(piece, bucket, true)) continue;
@@ -132,7 +141,8 @@ void Residency::reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_ba
     }
     // Buckets of one end are side by side, and those of the other end may lie over several of them.
     const bool end = slot == kGradientSlots;
-    if (!end || gradient_slot_slice(job_, slot, last.bucket).overlaps(gradient_slot_slice(job_, slot, bucket))) last.next_write = last.next_write.value_or(id);
+    if (!end || gradient_slot_slice(job_, slot, last.bucket).overlaps(gradient_slot_slice(job_, slot, bucket)))
+      last.next_write = last.next_write.value_or(id);
     if (!end || last.bucket == bucket) break;
   }
   reduces_.push_back({bucket, slot, micro_batch, id, id, {}});
@@ -142,7 +152,8 @@ std::string Residency::name_of(size_t bucket) const {
   const int unit = *job_.layout.buckets[bucket].unit;
   if (unit >= 0 && unit < job_.model.layers) return fmt::format("layer{}", unit);
   const std::vector<size_t>& buckets = buckets_of_unit_.at(unit);
-  return std::string(unit < 0 ? "embedding" : "head") + (buckets.size() > 1 ? fmt::format(".{}", bucket - buckets.front()) : "");
+  return std::string(unit < 0 ? "embedding" : "head") +
+         (buckets.size() > 1 ? fmt::format(".{}", bucket - buckets.front()) : "");
 }
 
 void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
@@ -150,28 +161,41 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
   for (const Gather& use : gathers_) {
     std::vector<Point> to_free, held_back;
     if (const auto last = last_read(plan, use.where, use.tenant_last_use)) to_free = {{*last}};
-    // The slot of embedding and head is free long before: the head would begin among the first layers, and they would wait for all of it.
+    // The slot of embedding and head is free long before: the head would begin among the first layers, and they would
+    // wait for all of it.
     if (!is_of_layer(job_, job_.layout.buckets[use.bucket])) held_back = gathered;
     // For ablation: not before compute needs it.
     if (!job_.options.param_gather && use.first_use > 0) held_back = {{use.first_use - 1}};
-    gathered = gather(job_, plan, {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use), .bucket = use.bucket, .from = job_.homes[use.bucket].working,
-                                   .to = use.where, .updated = held_back, .to_free = to_free, .before = Point{use.first_use}});
+    gathered = gather(job_, plan,
+                      {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use),
+                       .bucket = use.bucket,
+                       .from = job_.homes[use.bucket].working,
+                       .to = use.where,
+                       .updated = held_back,
+                       .to_free = to_free,
+                       .before = Point{use.first_use}});
   }
   if (!reduced) return;
   // All share one buffer for the shard that is on its way to being added. Order within a channel is computed, so
   // that the next reduction must wait for the addition has to be said.
   std::optional<Point> part_free;
-  std::map<size_t, Point> sums;  // of each bucket: what has been added last
+  std::map<size_t, Point> sums;             // of each bucket: what has been added last
   std::vector<Reduce> in_order = reduces_;  // of completion
-  std::stable_sort(in_order.begin(), in_order.end(), [](const Reduce& a, const Reduce& b) { return a.last_use < b.last_use; });
+  std::stable_sort(in_order.begin(), in_order.end(),
+                   [](const Reduce& a, const Reduce& b) { return a.last_use < b.last_use; });
   for (const Reduce& use : in_order) {
     const BucketHome& home = job_.homes[use.bucket];
-    const std::string label = use.slot < 0 ? fmt::format("bucket{}/{}", use.bucket, use.micro_batch) : fmt::format("{}/{}", name_of(use.bucket), use.micro_batch);
+    const std::string label = use.slot < 0 ? fmt::format("bucket{}/{}", use.bucket, use.micro_batch)
+                                           : fmt::format("{}/{}", name_of(use.bucket), use.micro_batch);
     const bool adds = use.micro_batch > 0;
     const Slice part{job_.ids.gradient_part, 0, 4 * home.shard_elems};
-    Reduction reduction{.label = label, .bucket = use.bucket,
+    Reduction reduction{.label = label,
+                        .bucket = use.bucket,
                         .from = use.slot < 0 ? home.gradients : gradient_slot_slice(job_, use.slot, use.bucket),
-                        .to = adds ? part : home.gradient, .ready = {use.last_use}, .not_before = {}, .before = {}};
+                        .to = adds ? part : home.gradient,
+                        .ready = {use.last_use},
+                        .not_before = {},
+                        .before = {}};
     if (adds) reduction.not_before = part_free;
     if (use.next_write) reduction.before = Point{*use.next_write};
     Point done = reduce(job_, plan, *reduced, reduction);

@@ -11,15 +11,15 @@
 
 namespace slipstream {
 
-/// Slots that units (layers, as a rule) pass through, the least recently used first. Where one is can only be had as a lease for one item of the
-/// spine, and taking the lease is what extends the tenancy: so a use that the next tenant would not wait for cannot be written,
-/// and there is no release that could be forgotten.
+/// Slots that units (layers, as a rule) pass through, the least recently used first. Where one is can only be had as a
+/// lease for one item of the spine, and taking the lease is what extends the tenancy: so a use that the next tenant
+/// would not wait for cannot be written, and there is no release that could be forgotten.
 class Slots {
  public:
   struct Lease {
     int slot = 0;
-    bool moved_in = false;                   // the unit was not there: it must be gathered first
-    std::optional<ItemId> tenant_last_use;   // of the unit that was there before
+    bool moved_in = false;                  // the unit was not there: it must be gathered first
+    std::optional<ItemId> tenant_last_use;  // of the unit that was there before
   };
   explicit Slots(size_t count = 0) : tenants_(count) {}
   bool empty() const { return tenants_.empty(); }
@@ -34,12 +34,13 @@ class Slots {
   std::vector<Tenant> tenants_;
 };
 
-/// Follows a spine as it is built and decides, use by use, where sharded layers live (ZeRO stages 2 and 3). Embedding and head, where they share no table, take turns
-/// in a slot of their own: the one is gathered, and the other's gradients are reduced, while layers compute.
+/// Follows a spine as it is built and decides, use by use, where sharded layers live (ZeRO stages 2 and 3). Embedding
+/// and head, where they share no table, take turns in a slot of their own: the one is gathered, and the other's
+/// gradients are reduced, while layers compute.
 ///
 /// Parameters: a use of a layer that is in a slot is a hit; otherwise it takes the slot whose last use is longest ago.
-/// Gradients: the backward of a layer takes the next slot in turn; its reduction frees it. Those of small parameters that
-/// persist stay where they are, and are reduced when the backward pass of a micro-batch is over.
+/// Gradients: the backward of a layer takes the next slot in turn; its reduction frees it. Those of small parameters
+/// that persist stay where they are, and are reduced when the backward pass of a micro-batch is over.
 class Residency {
  public:
   explicit Residency(const Job& job);
@@ -75,8 +76,8 @@ class Residency {
   const Job& job_;
   std::map<int, std::vector<size_t>> buckets_of_unit_;  // of a layer one, or one for each pass of a split backward
   std::map<int, std::vector<size_t>> persistent_of_layer_;
-  Slots slots_;      // of layers
-  Slots end_slot_;   // of what is before the first layer and what is behind the last
+  Slots slots_;     // of layers
+  Slots end_slot_;  // of what is before the first layer and what is behind the last
   std::vector<Gather> gathers_;
   std::vector<Reduce> reduces_;
   int slots_taken_ = 0;  // of gradients, so far

@@ -16,8 +16,8 @@ void add_access(std::vector<Slice>& slices, const Slice& slice) {
   if (slice.size_bytes > 0 && std::find(slices.begin(), slices.end(), slice) == slices.end()) slices.push_back(slice);
 }
 
-void append_piece(const Job& job, uint32_t piece_index, const Use& use, const std::vector<Rebind>& hops, Residency& residency,
-                  Plan& plan) {
+void append_piece(const Job& job, uint32_t piece_index, const Use& use, const std::vector<Rebind>& hops,
+                  Residency& residency, Plan& plan) {
   const Piece& piece = job.model.pieces[piece_index];
   SpineItem item;
   item.piece = piece_index;
@@ -29,8 +29,10 @@ void append_piece(const Job& job, uint32_t piece_index, const Use& use, const st
   residency.enter(static_cast<ItemId>(plan.spine.size()), piece, use.pass != Pass::forward, item);
   for (const Work& work : piece.works) {
     item.cost += work.cost;
-    for (const Slice& slice : work.reads) add_access(item.reads, job.buffers.resolve(slice, item.rebinds, item.micro_batch, item.slot));
-    for (const Slice& slice : work.writes) add_access(item.writes, job.buffers.resolve(slice, item.rebinds, item.micro_batch, item.slot));
+    for (const Slice& slice : work.reads)
+      add_access(item.reads, job.buffers.resolve(slice, item.rebinds, item.micro_batch, item.slot));
+    for (const Slice& slice : work.writes)
+      add_access(item.writes, job.buffers.resolve(slice, item.rebinds, item.micro_batch, item.slot));
   }
   plan.spine.push_back(std::move(item));
 }
@@ -41,7 +43,8 @@ SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan
   SpineMap map;
   map.backward.resize(job.model.backward.size());
   const auto position_of = [&](uint32_t piece) {
-    return static_cast<size_t>(std::find(job.model.backward.begin(), job.model.backward.end(), piece) - job.model.backward.begin());
+    return static_cast<size_t>(std::find(job.model.backward.begin(), job.model.backward.end(), piece) -
+                               job.model.backward.begin());
   };
   const Chunk& last_part = job.chunks.back();
   const bool has_head = last_part.part + 1 == job.options.schedule.parts();
@@ -100,8 +103,7 @@ std::vector<Point> sealed(const Plan& plan, std::vector<Point> points) {
 }
 
 void seal(Plan& plan) {
-  for (ItemId i = 0; i < plan.size(); ++i)
-    plan[i].after = sealed(plan, std::move(plan[i].after));
+  for (ItemId i = 0; i < plan.size(); ++i) plan[i].after = sealed(plan, std::move(plan[i].after));
   for (Task& task : plan.tasks)
     if (task.before) task.before = sealed(plan, {*task.before})[0];
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communication that the model declares between its pieces, as tasks; who waits for it is read off the declared accesses.
+// Communication that the model declares between its pieces, as tasks; who waits for it is read off the declared
+// accesses.
 
 #include <algorithm>
 #include <map>
@@ -24,7 +25,9 @@ class SublayerPass {
       if (item.piece >= job_.model.pieces.size()) continue;  // no piece of the model
       const Piece& piece = job_.model.pieces[item.piece];
       for (const Communication& c : piece.communications)
-        append(c, id, c.name + (piece.layer >= 0 ? fmt::format(".{}", piece.layer) : "") + (several ? fmt::format("/{}", item.micro_batch) : ""));
+        append(c, id,
+               c.name + (piece.layer >= 0 ? fmt::format(".{}", piece.layer) : "") +
+                   (several ? fmt::format("/{}", item.micro_batch) : ""));
     }
   }
 
@@ -36,7 +39,8 @@ class SublayerPass {
     bool is_write = false;
 
     bool conflicts(const Slice& other, bool other_writes) const {
-      return (is_write || other_writes) && slice.begin_bytes < other.end_bytes() && other.begin_bytes < slice.end_bytes();
+      return (is_write || other_writes) && slice.begin_bytes < other.end_bytes() &&
+             other.begin_bytes < slice.end_bytes();
     }
   };
 
@@ -69,7 +73,8 @@ class SublayerPass {
       std::vector<Open>& others = open_[slice.buffer];
       for (const Open& other : others) {
         const Point point{kTaskBit + static_cast<ItemId>(other.task)};
-        if (other.task == plan_.tasks.size() || plan_.tasks[other.task].before || !other.conflicts(slice, is_write)) continue;
+        if (other.task == plan_.tasks.size() || plan_.tasks[other.task].before || !other.conflicts(slice, is_write))
+          continue;
         if (std::find(task.after.begin(), task.after.end(), point) == task.after.end()) task.after.push_back(point);
       }
       others.push_back({plan_.tasks.size(), slice, is_write});

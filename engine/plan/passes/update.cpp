@@ -17,7 +17,10 @@ namespace {
 class UpdatePass {
  public:
   UpdatePass(const Job& job, const Reduced& reduced, Plan& plan)
-      : job_(job), reduced_(reduced), plan_(plan), on_spine_(job.options.update_on_spine),
+      : job_(job),
+        reduced_(reduced),
+        plan_(plan),
+        on_spine_(job.options.update_on_spine),
         channel_(on_spine_ ? kComputeChannel : job.channel("update")) {}
 
   std::vector<Point> run() {
@@ -32,8 +35,9 @@ class UpdatePass {
     if (job_.options.optimizer_per_bucket) {
       // After the clip factor nothing is left to wait for: what the next forward needs first comes first.
       if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
-      // On the spine, updates come as sums arrive, and the first layers' come last; but gathers wait for each other in the order
-      // of forward, or the next step would begin behind all of them. Beside it most have travelled under the backward pass.
+      // On the spine, updates come as sums arrive, and the first layers' come last; but gathers wait for each other in
+      // the order of forward, or the next step would begin behind all of them. Beside it most have travelled under the
+      // backward pass.
       const bool holds_back = clip.empty() && sharded_ && on_spine_;
       std::map<size_t, Point, std::greater<>> updated;
       for (size_t b : order_) {
@@ -84,7 +88,8 @@ class UpdatePass {
     };
     for (size_t i = plan_.spine.size(); i-- > 0;) {
       const SpineItem& item = plan_.spine[i];
-      if (!overlap(task.writes, item.reads) && !overlap(task.writes, item.writes) && !overlap(task.reads, item.writes)) continue;
+      if (!overlap(task.writes, item.reads) && !overlap(task.writes, item.writes) && !overlap(task.reads, item.writes))
+        continue;
       task.after.push_back({static_cast<ItemId>(i)});
       return;
     }
@@ -119,7 +124,8 @@ class UpdatePass {
   /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all ways.
   void add_tied(std::vector<std::vector<Point>>& complete) {
     const TiedEmbedding& tied = job_.model.tied;
-    const Slice table = job_.buffers.resolve(job_.buffers.whole(job_.model.parameters[tied.parameter].gradient), {}, 0, 0);
+    const Slice table =
+        job_.buffers.resolve(job_.buffers.whole(job_.model.parameters[tied.parameter].gradient), {}, 0, 0);
     Task task;
     task.name = "add_tied_embedding";
     task.op = tied.as_rows ? Op::add_rows : Op::add;
@@ -149,7 +155,8 @@ class UpdatePass {
       const BucketHome& home = job_.homes[b];
       std::vector<Slice> sums;
       for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
-        if (job_.layout.parts[p].norm_index >= 0) sums.push_back({job_.ids.norm_parts, int64_t{job_.layout.parts[p].norm_index} * 8, 8});
+        if (job_.layout.parts[p].norm_index >= 0)
+          sums.push_back({job_.ids.norm_parts, int64_t{job_.layout.parts[p].norm_index} * 8, 8});
       if (sums.empty()) continue;  // a copy that its other stage counts
       Task task;
       task.name = fmt::format("sum_squares.bucket{}", b);
@@ -157,7 +164,9 @@ class UpdatePass {
       task.bucket = static_cast<int32_t>(b);
       task.reads = {home.gradient};
       task.writes = std::move(sums);
-      task.cost = {2 * home.shard_elems, 4 * home.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), padding included
+      task.cost = {
+          2 * home.shard_elems,
+          4 * home.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), padding included
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }
@@ -173,7 +182,8 @@ class UpdatePass {
     return local(std::move(task));
   }
 
-  /// Each rank has the squares of its shards or of its part of a layer only, each stage those of its parameters; elsewhere there are zeros.
+  /// Each rank has the squares of its shards or of its part of a layer only, each stage those of its parameters;
+  /// elsewhere there are zeros.
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
@@ -222,8 +232,14 @@ class UpdatePass {
     Item read;
     read.writes = {next(home.values)};
     if (!on_spine_) wait_for_spine(read);
-    for (Point point : gather(job_, plan_, {.label = fmt::format("bucket{}", b), .bucket = b, .from = next(home.working), .to = next(home.values), .updated = updated, .to_free = read.after,
-                                            .before = {}}))
+    for (Point point : gather(job_, plan_,
+                              {.label = fmt::format("bucket{}", b),
+                              .bucket = b,
+                              .from = next(home.working),
+                              .to = next(home.values),
+                              .updated = updated,
+                              .to_free = read.after,
+                              .before = {}}))
       gathered_.push_back(point);
   }
 
@@ -241,6 +257,8 @@ class UpdatePass {
 
 }  // namespace
 
-std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan) { return UpdatePass(job, reduced, plan).run(); }
+std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan) {
+  return UpdatePass(job, reduced, plan).run();
+}
 
 }  // namespace slipstream

@@ -24,14 +24,19 @@ Task task_of(const Job& job, ChannelId channel, Op op, std::string name, size_t 
 }
 
 /// A local one between floats and what travels, in parts of `elems`.
-Task coding(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket, DType wire, int64_t elems, const Slice& from, const Slice& to) {
+Task coding(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket, DType wire, int64_t elems,
+            const Slice& from, const Slice& to) {
   Task task = task_of(job, channel, op, std::move(name), bucket);
   task.dtype = wire;
   task.elems = elems;
   task.reads = {from};
   task.writes = {to};
   const int64_t values = (op == Op::encode ? to : from).size_bytes / encoded_bytes(elems, wire) * elems;
-  task.cost = {(op == Op::encode && wire == DType::u8 ? 4 : op == Op::sum_parts ? 2 : 1) * values, from.size_bytes + to.size_bytes};
+  task.cost = {(op == Op::encode && wire == DType::u8 ? 4
+                : op == Op::sum_parts                 ? 2
+                                                      : 1) *
+                   values,
+               from.size_bytes + to.size_bytes};
   return task;
 }
 
@@ -42,11 +47,14 @@ void keep_residual(Task& encode, const Slice& residual) {
   encode.cost.bytes += 2 * residual.size_bytes;
 }
 
-Slice part_of(const Slice& whole, int index, int64_t part_bytes) { return {whole.buffer, whole.begin_bytes + index * part_bytes, part_bytes}; }
+Slice part_of(const Slice& whole, int index, int64_t part_bytes) {
+  return {whole.buffer, whole.begin_bytes + index * part_bytes, part_bytes};
+}
 
 /// All-reduce in place of bfloat16. Collectives of hosts add in float and round once; NCCL may round at every hop.
-Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const std::string& name, size_t bucket, BufferId buffer, const Slice& values,
-                         const std::vector<Point>& after, std::vector<Turn>& turns, ItemId ready) {
+Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const std::string& name, size_t bucket,
+                         BufferId buffer, const Slice& values, const std::vector<Point>& after,
+                         std::vector<Turn>& turns, ItemId ready) {
   const int64_t elems = values.size_bytes / 4;
   const Slice wire{buffer, 0, encoded_bytes(elems, DType::bf16)};
   Task encode = coding(job, channel, Op::encode, "encode." + name, bucket, DType::bf16, elems, values, wire);
@@ -70,13 +78,14 @@ struct Exchange {
   std::string label;
   size_t bucket;
   DType wire;
-  BufferId out, in;               // encoded parts by receiver, and what all ranks sent of this rank's
-  Slice residual, sum_residual;   // error feedback; empty: none
+  BufferId out, in;              // encoded parts by receiver, and what all ranks sent of this rank's
+  Slice residual, sum_residual;  // error feedback; empty: none
 };
 
 /// `to` is this rank's part of the sum, or (not `scattered`) all of it.
-Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice& from, const Slice& to, bool scattered, const std::vector<Point>& after,
-                      std::optional<Point> before, std::vector<Turn>& turns, ItemId ready) {
+Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice& from, const Slice& to, bool scattered,
+                      const std::vector<Point>& after, std::optional<Point> before, std::vector<Turn>& turns,
+                      ItemId ready) {
   const Axis axis = job.channels[x.channel].axis;
   const int ranks = job.mesh.group_size(axis), index = job.mesh.index_in_group(axis, job.options.rank);
   const int64_t elems = from.size_bytes / 4 / ranks, part_bytes = encoded_bytes(elems, x.wire);
@@ -101,7 +110,8 @@ Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice
   Point done = append_task(plan, std::move(sum));
   if (!scattered) {
     // What the ranks have summed goes back to all of them the same way, from the buffer that is free now.
-    Task again = coding(job, x.channel, Op::encode, "encode_sum." + x.label, x.bucket, x.wire, elems, mine, part_of(in, index, part_bytes));
+    Task again = coding(job, x.channel, Op::encode, "encode_sum." + x.label, x.bucket, x.wire, elems, mine,
+                        part_of(in, index, part_bytes));
     keep_residual(again, x.sum_residual);
     again.after = {done};
     Task decode = coding(job, x.channel, Op::decode, "decode." + x.label, x.bucket, x.wire, elems, in, to);
@@ -122,7 +132,8 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
   std::vector<Point> after{what.ready};
   if (what.not_before) after.push_back(*what.not_before);
   if (wire == DType::f32) {
-    Task task = task_of(job, channel, sharded ? Op::reduce_scatter : Op::all_reduce, (sharded ? "reduce_scatter." : "all_reduce.") + what.label, what.bucket);
+    Task task = task_of(job, channel, sharded ? Op::reduce_scatter : Op::all_reduce,
+                        (sharded ? "reduce_scatter." : "all_reduce.") + what.label, what.bucket);
     task.elems = home.shard_elems;
     task.reads = {what.from};
     task.writes = {what.to};
@@ -131,10 +142,13 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
     return append_task(plan, std::move(task));
   }
   if (!sharded && wire == DType::bf16 && !job.options.sums_by_exchange)
-    return all_reduce_rounded(job, plan, channel, what.label, what.bucket, job.ids.wire_out, what.from, after, reduced.turns, what.ready.item);
+    return all_reduce_rounded(job, plan, channel, what.label, what.bucket, job.ids.wire_out, what.from, after,
+                              reduced.turns, what.ready.item);
 
-  const Exchange exchange{channel, what.label, what.bucket, wire, job.ids.wire_out, job.ids.wire_in, home.residual, home.sum_residual};
-  return sum_by_exchange(job, plan, exchange, what.from, what.to, sharded, after, what.before, reduced.turns, what.ready.item);
+  const Exchange exchange{channel,          what.label,      what.bucket,   wire,
+                          job.ids.wire_out, job.ids.wire_in, home.residual, home.sum_residual};
+  return sum_by_exchange(job, plan, exchange, what.from, what.to, sharded, after, what.before, reduced.turns,
+                         what.ready.item);
 }
 
 Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside) {
@@ -142,10 +156,12 @@ Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket,
   const ChannelId channel = job.channel("reduce_across");
   const std::string label = fmt::format("across.bucket{}", bucket);
   if (job.options.wire_dtype == DType::bf16 && !job.options.sums_by_exchange)
-    return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, home.gradient, {inside}, reduced.turns_across, ready.item);
+    return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, home.gradient, {inside},
+                              reduced.turns_across, ready.item);
   if (job.options.wire_dtype == DType::bf16)
-    return sum_by_exchange(job, plan, {channel, label, bucket, DType::bf16, job.ids.wire_across, job.ids.wire_across_in, {}, {}}, home.gradient, home.gradient,
-                           false, {inside}, {}, reduced.turns_across, ready.item);
+    return sum_by_exchange(job, plan,
+                           {channel, label, bucket, DType::bf16, job.ids.wire_across, job.ids.wire_across_in, {}, {}},
+                           home.gradient, home.gradient, false, {inside}, {}, reduced.turns_across, ready.item);
   Task task = task_of(job, channel, Op::all_reduce, fmt::format("reduce_across.bucket{}", bucket), bucket);
   task.elems = home.shard_elems;
   task.reads = task.writes = {home.gradient};
@@ -156,7 +172,8 @@ Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket,
 void take_turns(const Reduced& reduced, Plan& plan) {
   for (std::vector<Turn> turns : {reduced.turns, reduced.turns_across}) {
     std::stable_sort(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.ready < b.ready; });
-    for (size_t i = 1; i < turns.size(); ++i) plan.tasks[turns[i].first.item & ~kTaskBit].after.push_back(turns[i - 1].last);
+    for (size_t i = 1; i < turns.size(); ++i)
+      plan.tasks[turns[i].first.item & ~kTaskBit].after.push_back(turns[i - 1].last);
   }
 }
 
@@ -184,7 +201,8 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
       break;
     }
   const Point gathered = append_task(plan, std::move(task));
-  Task decode = coding(job, channel, Op::decode, "decode." + what.label, what.bucket, wire, home.shard_elems, in, what.to);
+  Task decode =
+      coding(job, channel, Op::decode, "decode." + what.label, what.bucket, wire, home.shard_elems, in, what.to);
   decode.after = what.to_free;
   decode.after.push_back(gathered);
   decode.before = what.before;
@@ -194,8 +212,8 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
 std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated) {
   const BucketHome& home = job.homes[bucket];
   if (!job.gathers_encoded() || job.gather_dtype() != DType::u8) return {};
-  Task encode = coding(job, job.channel("gather"), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket, DType::u8, home.shard_elems, home.master,
-                       home.working);
+  Task encode = coding(job, job.channel("gather"), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket,
+                       DType::u8, home.shard_elems, home.master, home.working);
   encode.after = updated;
   return append_task(plan, std::move(encode));
 }

@@ -8,14 +8,15 @@
 namespace slipstream {
 
 std::vector<int> most_lags(const ScheduleShape& shape) {
-  // A stage begins fewer micro-batches early than the first one does, by so many; each that lags takes one of their places in memory.
+  // A stage begins fewer micro-batches early than the first one does, by so many; each that lags takes one of their
+  // places in memory.
   std::vector<int> most;
   for (int stage = 0; stage < shape.stages; ++stage) most.push_back(stage * (shape.hides_hops ? 2 : 1));
   return most;
 }
 
 std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, std::vector<int> most) {
-  constexpr int kRounds = 4;             // of the search: what it may cost where there are many stages
+  constexpr int kRounds = 4;              // of the search: what it may cost where there are many stages
   constexpr int64_t kWorthSaying = 1000;  // times are not known to a step / this
   using Lags = std::vector<int>;
   const auto span_ns = [&](const Lags& lags) {

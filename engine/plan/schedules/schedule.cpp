@@ -43,8 +43,8 @@ Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
   return order;
 }
 
-/// 1F1B whose weight gradients lag behind, as published by `stage` backwards: later stages, which end their backwards first, keep work
-/// for the bubble in which earlier ones still wait.
+/// 1F1B whose weight gradients lag behind, as published by `stage` backwards: later stages, which end their backwards
+/// first, keep work for the bubble in which earlier ones still wait.
 Order zero_bubble(const ScheduleShape& shape, int stage) {
   const int lag = shape.lags.empty() ? stage : shape.lags[static_cast<size_t>(stage)];
   Order order;
@@ -65,30 +65,39 @@ std::string nearest_counts(int micro_batches, int stages) {
 
 std::string name_of(const PipelineSchedule& schedule, int stage, const Use& use) {
   return fmt::format("stage {}: {} of micro-batch {}{}", stage,
-                     use.pass == Pass::forward ? "forward" : use.pass == Pass::backward ? "backward" : "weight", use.micro_batch,
-                     schedule.shape.virtual_stages > 1 ? fmt::format(" in chunk {}", use.chunk) : "");
+                     use.pass == Pass::forward    ? "forward"
+                     : use.pass == Pass::backward ? "backward"
+                                                  : "weight",
+                     use.micro_batch, schedule.shape.virtual_stages > 1 ? fmt::format(" in chunk {}", use.chunk) : "");
 }
 
 }  // namespace
 
 const char* name_of(ScheduleKind kind) {
   switch (kind) {
-    case ScheduleKind::gpipe: return "gpipe";
-    case ScheduleKind::one_f_one_b: return "1f1b";
-    case ScheduleKind::interleaved_1f1b: return "interleaved_1f1b";
-    case ScheduleKind::zb_h1: return "zb_h1";
+    case ScheduleKind::gpipe:
+      return "gpipe";
+    case ScheduleKind::one_f_one_b:
+      return "1f1b";
+    case ScheduleKind::interleaved_1f1b:
+      return "interleaved_1f1b";
+    case ScheduleKind::zb_h1:
+      return "zb_h1";
   }
   return "?";
 }
 
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
   if (shape.virtual_stages > 1 && kind != ScheduleKind::interleaved_1f1b)
-    throw ConfigError("[pipeline] schedule {} has one chunk per stage, got virtual_stages = {}. Use \"interleaved_1f1b\", or "
-                      "virtual_stages = 1.", name_of(kind), shape.virtual_stages);
+    throw ConfigError(
+        "[pipeline] schedule {} has one chunk per stage, got virtual_stages = {}. Use \"interleaved_1f1b\", or "
+        "virtual_stages = 1.",
+        name_of(kind), shape.virtual_stages);
   if (shape.virtual_stages > 1 && shape.micro_batches % shape.stages != 0)
-    throw ConfigError("[pipeline] interleaved_1f1b goes round {} stages with {} micro-batches per step, which is no multiple. "
-                      "Change train.global_batch_size so that a rank has {}.", shape.stages, shape.micro_batches,
-                      nearest_counts(shape.micro_batches, shape.stages));
+    throw ConfigError(
+        "[pipeline] interleaved_1f1b goes round {} stages with {} micro-batches per step, which is no multiple. "
+        "Change train.global_batch_size so that a rank has {}.",
+        shape.stages, shape.micro_batches, nearest_counts(shape.micro_batches, shape.stages));
   SLIP_ASSERT(shape.lags.empty() || (kind == ScheduleKind::zb_h1 && std::ssize(shape.lags) == shape.stages));
   PipelineSchedule schedule{.shape = shape, .splits_backward = kind == ScheduleKind::zb_h1};
   for (int stage = 0; stage < shape.stages; ++stage)
@@ -102,20 +111,24 @@ void require_valid(const PipelineSchedule& schedule) {
   const ScheduleShape& shape = schedule.shape;
   const int passes = schedule.splits_backward ? 3 : 2;
   if (static_cast<int>(schedule.stages.size()) != shape.stages)
-    throw ConfigError("[pipeline] the schedule has {} stages, but parallel.pipeline = {}.", schedule.stages.size(), shape.stages);
+    throw ConfigError("[pipeline] the schedule has {} stages, but parallel.pipeline = {}.", schedule.stages.size(),
+                      shape.stages);
   for (int stage = 0; stage < shape.stages; ++stage) {
     const std::vector<Use>& uses = schedule.stages[static_cast<size_t>(stage)];
-    const auto index = [&](Pass pass, int chunk, int m) { return static_cast<size_t>((static_cast<int>(pass) * shape.virtual_stages + chunk) * shape.micro_batches + m); };
+    const auto index = [&](Pass pass, int chunk, int m) {
+      return static_cast<size_t>((static_cast<int>(pass) * shape.virtual_stages + chunk) * shape.micro_batches + m);
+    };
     constexpr size_t kMissing = SIZE_MAX;
     std::vector<size_t> position(static_cast<size_t>(passes * shape.virtual_stages * shape.micro_batches), kMissing);
     for (size_t i = 0; i < uses.size(); ++i) {
       const Use& use = uses[i];
-      if (use.chunk < 0 || use.chunk >= shape.virtual_stages || use.micro_batch < 0 || use.micro_batch >= shape.micro_batches ||
-          static_cast<int>(use.pass) >= passes)
-        throw ConfigError("[pipeline] {} is not among {} micro-batches, {} chunks and {} passes.", name_of(schedule, stage, use),
-                          shape.micro_batches, shape.virtual_stages, passes);
+      if (use.chunk < 0 || use.chunk >= shape.virtual_stages || use.micro_batch < 0 ||
+          use.micro_batch >= shape.micro_batches || static_cast<int>(use.pass) >= passes)
+        throw ConfigError("[pipeline] {} is not among {} micro-batches, {} chunks and {} passes.",
+                          name_of(schedule, stage, use), shape.micro_batches, shape.virtual_stages, passes);
       size_t& at = position[index(use.pass, use.chunk, use.micro_batch)];
-      if (at != kMissing) throw ConfigError("[pipeline] {} comes twice, at positions {} and {}.", name_of(schedule, stage, use), at, i);
+      if (at != kMissing)
+        throw ConfigError("[pipeline] {} comes twice, at positions {} and {}.", name_of(schedule, stage, use), at, i);
       at = i;
     }
     for (int p = 0; p < passes; ++p)
@@ -125,8 +138,11 @@ void require_valid(const PipelineSchedule& schedule) {
           const size_t at = position[index(use.pass, chunk, m)];
           if (at == kMissing) throw ConfigError("[pipeline] {} is missing.", name_of(schedule, stage, use));
           if (m > 0 && at < position[index(use.pass, chunk, m - 1)])
-            throw ConfigError("[pipeline] {} comes before that of micro-batch {}. Micro-batches of a chunk go in order, so that sums do not "
-                              "depend on the schedule.", name_of(schedule, stage, use), m - 1);
+            throw ConfigError(
+                "[pipeline] {} comes before that of micro-batch {}. Micro-batches of a chunk go in order, so that sums "
+                "do not "
+                "depend on the schedule.",
+                name_of(schedule, stage, use), m - 1);
           if (p > 0 && at < position[index(static_cast<Pass>(p - 1), chunk, m)])
             throw ConfigError("[pipeline] {} comes before the pass that it needs.", name_of(schedule, stage, use));
         }
@@ -160,7 +176,8 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
   std::vector<char> forward_done(size, 0);
   std::vector<size_t> cursor(static_cast<size_t>(stages), 0);
   std::vector<int64_t> free_ns(static_cast<size_t>(stages), 0);
-  Played played{.stages = std::vector<std::vector<Played::Span>>(static_cast<size_t>(stages)), .busy_ns = std::vector<int64_t>(static_cast<size_t>(stages), 0)};
+  Played played{.stages = std::vector<std::vector<Played::Span>>(static_cast<size_t>(stages)),
+                .busy_ns = std::vector<int64_t>(static_cast<size_t>(stages), 0)};
   for (bool moved = true; moved;) {
     moved = false;
     for (int stage = 0; stage < stages; ++stage) {
@@ -199,13 +216,15 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
   return played;
 }
 
-std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage, const std::function<int64_t(int chunk)>& reduce_ns) {
+std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage,
+                                    const std::function<int64_t(int chunk)>& reduce_ns) {
   const std::vector<Use>& uses = schedule.stages[static_cast<size_t>(stage)];
   const auto chunks = static_cast<size_t>(schedule.shape.virtual_stages);
   std::vector<char> off(chunks, 0);
   std::vector<Played::Span> last(chunks);  // pass of each chunk
   for (size_t i = 0; i < uses.size(); ++i)
-    if (uses[i].pass != Pass::forward) last[static_cast<size_t>(uses[i].chunk)] = played.stages[static_cast<size_t>(stage)][i];
+    if (uses[i].pass != Pass::forward)
+      last[static_cast<size_t>(uses[i].chunk)] = played.stages[static_cast<size_t>(stage)][i];
   for (size_t c = 0; c < chunks; ++c) {
     int64_t due_ns = played.makespan_ns;
     for (const Played::Span& other : last)

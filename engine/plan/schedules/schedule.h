@@ -3,8 +3,8 @@
 // Pipeline schedules: in which order each stage computes its micro-batches. Pure functions and values; what crosses
 // stages, and when it is sent, follows from the order (passes/hops.h).
 //
-// Words: a stage is one place along the pipeline axis; a chunk is one of its `virtual_stages` parts of the model. Chunk c
-// of stage s is part c x stages + s of the model: parts go round the stages.
+// Words: a stage is one place along the pipeline axis; a chunk is one of its `virtual_stages` parts of the model. Chunk
+// c of stage s is part c x stages + s of the model: parts go round the stages.
 
 #include <cstdint>
 #include <functional>
@@ -31,10 +31,12 @@ struct ScheduleShape {
   int stages = 1;
   int micro_batches = 1;
   int virtual_stages = 1;
-  /// 1F1B as published waits for every hop: between two stages one micro-batch goes there while one comes back, and nothing is left to do
-  /// while both travel. With one more alive per stage behind, hops of up to half a pass travel under compute.
+  /// 1F1B as published waits for every hop: between two stages one micro-batch goes there while one comes back, and
+  /// nothing is left to do while both travel. With one more alive per stage behind, hops of up to half a pass travel
+  /// under compute.
   bool hides_hops = false;
-  /// ZB-H1: by how many gradients of inputs the gradients of weights lag, for each stage; empty: as published, by as many as there are stages before it.
+  /// ZB-H1: by how many gradients of inputs the gradients of weights lag, for each stage; empty: as published, by as
+  /// many as there are stages before it.
   std::vector<int> lags = {};
 };
 
@@ -72,7 +74,7 @@ struct Played {
   };
   std::vector<std::vector<Span>> stages;  // [stage][position in its order]
   int64_t makespan_ns = 0;
-  std::vector<int64_t> busy_ns;           // by stage
+  std::vector<int64_t> busy_ns;  // by stage
 
   /// Idle share of the stage that computes most: (makespan - busy) / busy.
   double bubble() const;
@@ -81,25 +83,30 @@ struct PlayTimes {
   std::function<int64_t(int stage, const Use&)> use_ns;
   std::function<int64_t(int from_stage, const Use&)> hop_ns;  // of what the use sends on; empty: 0
 };
-/// Every use begins when its stage is free and its input has arrived. Throws: ConfigError naming the stages that wait for
-/// each other if it never ends.
+/// Every use begins when its stage is free and its input has arrived. Throws: ConfigError naming the stages that wait
+/// for each other if it never ends.
 Played play(const PipelineSchedule& schedule, const PlayTimes& times);
 
-/// The lags of ZB-H1 with which a step is shortest by `times`; empty where those that were published are as good, but for a thousandth of the step. With them no
-/// step is longer than with the published ones or than 1F1B's, and no stage has more micro-batches alive than the first one has in 1F1B of the same shape. Pure, in
-/// integers: the same on all ranks that are told the same times; of equals the first that is tried, the published lags before all. `most` for each stage, no more
-/// than most_lags() says; empty: as that says.
-/// Source: Qi et al. 2024, arXiv:2401.10241, section 3, whose schedule for unequal times also looks for the best by trying.
+/// The lags of ZB-H1 with which a step is shortest by `times`; empty where those that were published are as good, but
+/// for a thousandth of the step. With them no step is longer than with the published ones or than 1F1B's, and no stage
+/// has more micro-batches alive than the first one has in 1F1B of the same shape. Pure, in integers: the same on all
+/// ranks that are told the same times; of equals the first that is tried, the published lags before all. `most` for
+/// each stage, no more than most_lags() says; empty: as that says.
+/// Source: Qi et al. 2024, arXiv:2401.10241, section 3, whose schedule for unequal times also looks for the best by
+/// trying.
 std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, std::vector<int> most = {});
 
 /// How far a stage's weight gradients may lag before it has more micro-batches alive than the first one. Pure.
 std::vector<int> most_lags(const ScheduleShape& shape);
 
-/// Which chunks of `stage` lose nothing if all of their gradients are reduced at once, when the last micro-batch is done with them: that ends before the next
-/// chunk makes any, and before the last stage is done computing, for which the norm and the next step wait. `reduce_ns` of all gradients of a chunk. Pure.
-std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage, const std::function<int64_t(int chunk)>& reduce_ns);
+/// Which chunks of `stage` lose nothing if all of their gradients are reduced at once, when the last micro-batch is
+/// done with them: that ends before the next chunk makes any, and before the last stage is done computing, for which
+/// the norm and the next step wait. `reduce_ns` of all gradients of a chunk. Pure.
+std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage,
+                                    const std::function<int64_t(int chunk)>& reduce_ns);
 
-/// Stage x time, one column per `tick_ns`: "F0 F1 . B0"; capital letters of passes, chunk behind a dot when there are several.
+/// Stage x time, one column per `tick_ns`: "F0 F1 . B0"; capital letters of passes, chunk behind a dot when there are
+/// several.
 std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns);
 
 /// "stage,position,pass,chunk,micro_batch" and one line per use.

@@ -21,7 +21,9 @@ constexpr const char* kHeader = "stage,position,pass,chunk,micro_batch";
 std::string shown(const std::string& line) {
   constexpr size_t kShown = 80;
   std::string text;
-  for (char c : line.substr(0, kShown)) text += std::isprint(static_cast<unsigned char>(c)) ? fmt::format("{}", c) : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  for (char c : line.substr(0, kShown))
+    text += std::isprint(static_cast<unsigned char>(c)) ? fmt::format("{}", c)
+                                                        : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
   return line.size() > kShown ? text + "..." : text;
 }
 
@@ -40,8 +42,8 @@ std::optional<Row> row_of(const std::string& line) {
   };
   const auto letter = [&](char& value) { return at < end && (value = *at++, true); };
   const auto comma = [&] { return at < end && *at++ == ','; };
-  const bool read = number(row.stage) && comma() && number(row.position) && comma() && letter(row.pass) && comma() && number(row.chunk) && comma() &&
-                    number(row.micro_batch) && at == end;
+  const bool read = number(row.stage) && comma() && number(row.position) && comma() && letter(row.pass) && comma() &&
+                    number(row.chunk) && comma() && number(row.micro_batch) && at == end;
   if (!read || (row.pass != 'F' && row.pass != 'B' && row.pass != 'W')) return {};
   return row;
 }
@@ -63,7 +65,10 @@ std::string schedule_table(const PipelineSchedule& schedule, const Played& playe
   for (size_t s = 0; s < schedule.stages.size(); ++s) {
     std::vector<std::string> cells(column(played.makespan_ns), ".");
     for (size_t i = 0; i < played.stages[s].size(); ++i)
-      for (size_t c = column(played.stages[s][i].begin_ns); c < std::max(column(played.stages[s][i].begin_ns) + 1, column(played.stages[s][i].end_ns)) && c < cells.size(); ++c)
+      for (size_t c = column(played.stages[s][i].begin_ns);
+           c < std::max(column(played.stages[s][i].begin_ns) + 1, column(played.stages[s][i].end_ns)) &&
+           c < cells.size();
+           ++c)
         cells[c] = c == column(played.stages[s][i].begin_ns) ? label(schedule.stages[s][i]) : "-";
     std::string line = fmt::format("stage {:<3}", s);
     for (const std::string& cell : cells) line += fmt::format(" {:<{}}", cell, width);
@@ -90,17 +95,22 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
     while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
-    if (number == 1 && line != kHeader) throw ConfigError("[pipeline] {}: the first line is \"{}\", expected \"{}\".", source, shown(line), kHeader);
+    if (number == 1 && line != kHeader)
+      throw ConfigError("[pipeline] {}: the first line is \"{}\", expected \"{}\".", source, shown(line), kHeader);
     if (number == 1 || line.empty()) continue;
     const std::optional<Row> row = row_of(line);
-    if (!row) throw ConfigError("[pipeline] {}, line {}: \"{}\" is not {} with pass F, B or W.", source, number, shown(line), kHeader);
+    if (!row)
+      throw ConfigError("[pipeline] {}, line {}: \"{}\" is not {} with pass F, B or W.", source, number, shown(line),
+                        kHeader);
     const auto [stage, position, chunk, micro_batch, pass] = *row;
     if (stage < 0 || stage >= shape.stages)
-      throw ConfigError("[pipeline] {}, line {}: stage {} is not among the {} of parallel.pipeline.", source, number, stage, shape.stages);
+      throw ConfigError("[pipeline] {}, line {}: stage {} is not among the {} of parallel.pipeline.", source, number,
+                        stage, shape.stages);
     const Use use{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, chunk, micro_batch};
     schedule.splits_backward |= use.pass == Pass::weight;
     if (!rows[static_cast<size_t>(stage)].emplace(position, use).second)
-      throw ConfigError("[pipeline] {}, line {}: stage {} has two uses at position {}.", source, number, stage, position);
+      throw ConfigError("[pipeline] {}, line {}: stage {} has two uses at position {}.", source, number, stage,
+                        position);
   }
   for (const auto& row : rows) {
     schedule.stages.emplace_back();

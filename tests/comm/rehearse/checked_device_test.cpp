@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The laws of the live checker, on streams of the cpu device and (tests/fake_cuda) of the cuda device: what orders two accesses, what does
-// not, and what it says.
+// The laws of the live checker, on streams of the cpu device and (tests/fake_cuda) of the cuda device: what orders two
+// accesses, what does not, and what it says.
 
 #include "comm/rehearse/checked_device.h"
 
@@ -23,14 +23,17 @@ struct Bench {
   Buffers buffers;
   BufferId x = buffers.add({.name = "x", .size_bytes = 64}), y = buffers.add({.name = "y", .size_bytes = 64});
   std::unique_ptr<Device> device = make_checked_device(SLIP_DEVICE_UNDER_TEST, buffers);
-  std::unique_ptr<Stream> a = device->make_stream({.name = "a"}), b = device->make_stream({.name = "b"}), c = device->make_stream({.name = "c"});
+  std::unique_ptr<Stream> a = device->make_stream({.name = "a"}), b = device->make_stream({.name = "b"}),
+                          c = device->make_stream({.name = "c"});
   std::unique_ptr<Event> event = device->make_event(), other = device->make_event();
   std::deque<Work> works;
   Memory memory;
 
   Slice whole(BufferId buffer) const { return {buffer, 0, 64}; }
-  void launch(Stream& stream, const std::string& name, std::vector<Slice> reads, std::vector<Slice> writes, uint32_t step = 0) {
-    works.push_back({.name = name, .reads = std::move(reads), .writes = std::move(writes), .fn = [](LaunchContext&) {}});
+  void launch(Stream& stream, const std::string& name, std::vector<Slice> reads, std::vector<Slice> writes,
+              uint32_t step = 0) {
+    works.push_back(
+        {.name = name, .reads = std::move(reads), .writes = std::move(writes), .fn = [](LaunchContext&) {}});
     stream.launch(works.back(), {.memory = &memory, .step = step});
   }
   void reads(Stream& stream, BufferId buffer) { launch(stream, "reader", {whole(buffer)}, {}); }
@@ -49,7 +52,8 @@ std::string said(Body&& body) {
 
 }  // namespace
 
-TEST_CASE("two reads need no order; a write after a read, a read after a write and a write after a write do", "[hazards]") {
+TEST_CASE("two reads need no order; a write after a read, a read after a write and a write after a write do",
+          "[hazards]") {
   for (bool first_writes : {false, true})
     for (bool second_writes : {false, true})
       for (bool waits : {false, true}) {
@@ -58,7 +62,8 @@ TEST_CASE("two reads need no order; a write after a read, a read after a write a
         first_writes ? bench.writes(*bench.a, bench.x) : bench.reads(*bench.a, bench.x);
         bench.a->record(*bench.event);
         if (waits) bench.b->wait(*bench.event, {});
-        const std::string text = said([&] { second_writes ? bench.writes(*bench.b, bench.x) : bench.reads(*bench.b, bench.x); });
+        const std::string text =
+            said([&] { second_writes ? bench.writes(*bench.b, bench.x) : bench.reads(*bench.b, bench.x); });
         CHECK(text.empty() == (waits || (!first_writes && !second_writes)));
       }
 }
@@ -70,7 +75,10 @@ TEST_CASE("the host copies only when it has waited for every stream that was giv
       Bench bench;
       const auto memory = bench.device->allocate(64, "x");
       std::vector<std::byte> host(64);
-      const auto copy = [&] { to_host ? bench.device->copy_to_host(host.data(), memory->data(), 64) : bench.device->copy_from_host(memory->data(), host.data(), 64); };
+      const auto copy = [&] {
+        to_host ? bench.device->copy_to_host(host.data(), memory->data(), 64)
+                : bench.device->copy_from_host(memory->data(), host.data(), 64);
+      };
       CHECK(said(copy).empty());
       bench.writes(*bench.a, bench.x);
       bench.reads(*bench.b, bench.y);
@@ -91,8 +99,11 @@ TEST_CASE("an event recorded too early orders nothing behind it, and the sentenc
   bench.a->record(*bench.other);
   bench.b->wait(*bench.event, {});
   CHECK(said([&] { bench.reads(*bench.b, bench.y); }) == "");
-  CHECK(said([&] { bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8); }) ==
-        "[hazard] user (channel b, step 8) reads x bytes 16..32 while late (channel a, step 7) may still be writing them: add a wait of "
+  CHECK(said([&] {
+          bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8);
+        }) ==
+        "[hazard] user (channel b, step 8) reads x bytes 16..32 while late (channel a, step 7) may still be writing "
+        "them: add a wait of "
         "user for late. The nearest event is that of later; of channel a it waits for nothing behind early.");
   bench.b->wait(*bench.other, {});
   CHECK(said([&] { bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8); }) == "");
@@ -133,7 +144,8 @@ TEST_CASE("a wait is for the record that is most recent when it is enqueued", "[
   Bench never;
   never.writes(*never.a, never.x);
   never.b->wait(*never.event, {});
-  CHECK(said([&] { never.reads(*never.b, never.x); }).find("No event has been recorded behind it") != std::string::npos);
+  CHECK(said([&] { never.reads(*never.b, never.x); }).find("No event has been recorded behind it") !=
+        std::string::npos);
 }
 
 TEST_CASE("waits for two streams join: one of them is not enough", "[hazards]") {
@@ -146,7 +158,9 @@ TEST_CASE("waits for two streams join: one of them is not enough", "[hazards]") 
     bench.b->record(*bench.other);
     if (waits & 1) bench.c->wait(*bench.event, {});
     if (waits & 2) bench.c->wait(*bench.other, {});
-    CHECK(said([&] { bench.launch(*bench.c, "both", {bench.whole(bench.x), bench.whole(bench.y)}, {}); }).empty() == (waits == 3));
+    CHECK(said([&] {
+            bench.launch(*bench.c, "both", {bench.whole(bench.x), bench.whole(bench.y)}, {});
+          }).empty() == (waits == 3));
   }
 }
 
@@ -159,19 +173,22 @@ TEST_CASE("what the host has waited for is complete for all that it launches lat
     if (how == 1) bench.event->synchronize();
     if (how == 2) bench.a->synchronize();
     if (how == 3)
-      while (!bench.event->query()) {}
+      while (!bench.event->query()) {
+      }
     CHECK(said([&] { bench.reads(*bench.b, bench.x); }).empty() == (how > 0));
   }
 }
 
-TEST_CASE("memory that was released must not be used: the next tenant's write conflicts with a use behind the release", "[hazards]") {
+TEST_CASE("memory that was released must not be used: the next tenant's write conflicts with a use behind the release",
+          "[hazards]") {
   Bench bench;
   bench.launch(*bench.a, "use", {bench.whole(bench.x)}, {});
   bench.a->record(*bench.event);  // the release
   bench.launch(*bench.a, "use after release", {bench.whole(bench.x)}, {});
   bench.b->wait(*bench.event, {});
-  CHECK(said([&] { bench.launch(*bench.b, "next tenant", {}, {bench.whole(bench.x)}); })
-            .find("while use after release (channel a, step 0) may still be reading them") != std::string::npos);
+  CHECK(said([&] {
+          bench.launch(*bench.b, "next tenant", {}, {bench.whole(bench.x)});
+        }).find("while use after release (channel a, step 0) may still be reading them") != std::string::npos);
 }
 
 TEST_CASE("instances and rebinds are different bytes, views are the same", "[hazards]") {

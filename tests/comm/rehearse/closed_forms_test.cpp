@@ -19,7 +19,8 @@ int64_t period(ToyJob& job, Plan& plan, int data = 4, bool replayed = false) {
   CHECK(proof.holds());
   const Rehearsal rehearsal = rehearse_in_a_row(job, {&plan}, mesh, 6, {.replayed = replayed});
   REQUIRE(rehearsal.finished);
-  if (replayed) CHECK(rehearsal.ranks[0].bubble_ns == 0);  // the end of the step before is what its first item waits for
+  if (replayed)
+    CHECK(rehearsal.ranks[0].bubble_ns == 0);  // the end of the step before is what its first item waits for
   return rehearsal.ranks[0].step_period_ns(4);
 }
 
@@ -30,7 +31,9 @@ int64_t charged_ns(const RankTimes& times) {
   return total_ns;
 }
 
-double hidden_of(const RankTimes& times) { return hidden_share(static_cast<double>(times.communication_ns), static_cast<double>(times.exposed_ns)); }
+double hidden_of(const RankTimes& times) {
+  return hidden_share(static_cast<double>(times.communication_ns), static_cast<double>(times.exposed_ns));
+}
 
 }  // namespace
 
@@ -91,8 +94,12 @@ TEST_CASE("tensor parallel in chunks: only the last chunk is exposed") {
     plan.compute("end", 1);
     for (int l = 0; l < layers; ++l)
       for (int c = 0; c < chunks; ++c)
-        plan.task({.name = named("ar{}.{}", l, c), .channel = "tensor", .axis = Axis::tensor, .op = Op::all_reduce,
-                   .time_ns = m, .after = {named("P{}.{}", l, c)},
+        plan.task({.name = named("ar{}.{}", l, c),
+                   .channel = "tensor",
+                   .axis = Axis::tensor,
+                   .op = Op::all_reduce,
+                   .time_ns = m,
+                   .after = {named("P{}.{}", l, c)},
                    .before = l + 1 < layers ? named("Q{}.{}", l + 1, c) : std::string("end")});
     Plan& built = plan.build();
     const Mesh mesh(MeshSizes{.tensor = 2});
@@ -111,11 +118,19 @@ TEST_CASE("hybrid sharding: two channels overlap the inner and the outer reducti
     for (int l = 7; l >= 0; --l) plan.compute(named("B{}", l), 50);
     plan.compute("end", 1);
     for (int l = 7; l >= 0; --l) {
-      plan.task({.name = named("rs{}", l), .channel = "inner", .axis = Axis::data_inner, .op = Op::reduce_scatter,
-                 .time_ns = 60, .after = {named("B{}", l)}});
-      plan.task({.name = named("ar{}", l), .channel = two_channels ? "outer" : "inner",
-                 .axis = two_channels ? Axis::data_outer : Axis::data_inner, .op = Op::all_reduce, .time_ns = 90,
-                 .after = {named("rs{}", l)}, .before = "end"});
+      plan.task({.name = named("rs{}", l),
+                 .channel = "inner",
+                 .axis = Axis::data_inner,
+                 .op = Op::reduce_scatter,
+                 .time_ns = 60,
+                 .after = {named("B{}", l)}});
+      plan.task({.name = named("ar{}", l),
+                 .channel = two_channels ? "outer" : "inner",
+                 .axis = two_channels ? Axis::data_outer : Axis::data_inner,
+                 .op = Op::all_reduce,
+                 .time_ns = 90,
+                 .after = {named("rs{}", l)},
+                 .before = "end"});
     }
     Plan& built = plan.build();
     const Mesh mesh(MeshSizes{.data = 4, .data_inner = 2});
@@ -132,9 +147,16 @@ TEST_CASE("context ring: the hop of a block's K and V travels under the block be
   ToyPlan plan(job);
   for (int i = 0; i < ranks; ++i) plan.compute(named("A{}", i), 50, {named("kv{}", i % 2)}, {"o"});
   for (int i = 1; i < ranks; ++i)
-    plan.task({.name = named("hop{}", i), .channel = "context", .axis = Axis::context, .op = Op::exchange, .time_ns = 40,
-               .after = i >= 2 ? Names{named("A{}", i - 2)} : Names{}, .before = named("A{}", i),
-               .reads = {named("kv{}", (i - 1) % 2)}, .writes = {named("kv{}", i % 2)}, .peer = 1});
+    plan.task({.name = named("hop{}", i),
+               .channel = "context",
+               .axis = Axis::context,
+               .op = Op::exchange,
+               .time_ns = 40,
+               .after = i >= 2 ? Names{named("A{}", i - 2)} : Names{},
+               .before = named("A{}", i),
+               .reads = {named("kv{}", (i - 1) % 2)},
+               .writes = {named("kv{}", i % 2)},
+               .peer = 1});
   Plan& built = plan.build();
   const Mesh mesh(MeshSizes{.context = ranks});
   finish(job, {&built}, mesh);
@@ -143,8 +165,8 @@ TEST_CASE("context ring: the hop of a block's K and V travels under the block be
 }
 
 TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what its hops cost is exposed") {
-  // 1F1B as published, forward 100, backward 200, p = 4 stages, m = 8 micro-batches: (p-1)(f+b) idle on every stage of a step. Hops lengthen it, and none of that
-  // is a bubble of the schedule.
+  // 1F1B as published, forward 100, backward 200, p = 4 stages, m = 8 micro-batches: (p-1)(f+b) idle on every stage of
+  // a step. Hops lengthen it, and none of that is a bubble of the schedule.
   for (int64_t hop_ns : {1, 10}) {
     ToyJob job;
     const PipelineShape shape{.stages = 4, .micro_batches = 8, .forward_ns = 100, .backward_ns = 200, .hop_ns = hop_ns};
@@ -155,14 +177,16 @@ TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what it
     for (const RankTimes& times : rehearsal.ranks) {
       int64_t computed_ns = 0;
       for (ItemId i = 0; i < plans[0]->spine.size(); ++i) computed_ns += times.runs[0][i].duration_ns();
-      const int64_t last_ns = times.runs[0][static_cast<size_t>(plans[static_cast<size_t>(times.rank)]->spine.size()) - 1].end_ns;
+      const int64_t last_ns =
+          times.runs[0][static_cast<size_t>(plans[static_cast<size_t>(times.rank)]->spine.size()) - 1].end_ns;
       CAPTURE(hop_ns, times.rank, times.bubble_ns, times.exposed_ns);
       CHECK(times.bubble_ns + charged_ns(times) + computed_ns == last_ns);  // nothing is lost
       CHECK(times.exposed_ns <= 2 * 8 * hop_ns);  // at most one hop on its way for every micro-batch and direction
       if (times.rank > 0) CHECK(times.bubble_ns > 0);
     }
     // The first stage waits for the way there and back of the first micro-batch and of the last, nothing else.
-    CHECK(rehearsal.ranks[0].bubble_ns + rehearsal.ranks[0].exposed_ns >= 3 * (shape.forward_ns + shape.backward_ns) * shape.layers_per_chunk);
+    CHECK(rehearsal.ranks[0].bubble_ns + rehearsal.ranks[0].exposed_ns >=
+          3 * (shape.forward_ns + shape.backward_ns) * shape.layers_per_chunk);
   }
 }
 
@@ -173,8 +197,12 @@ TEST_CASE("bounded in flight: bucket i is reduced before backward i + K") {
     for (int l = 7; l >= 0; --l) plan.compute(named("B{}", l), 100, {}, {named("stage{}", (7 - l) % in_flight)});
     plan.compute("end", 1);
     for (int l = 7; l >= 0; --l)
-      plan.task({.name = named("rs{}", l), .channel = "reduce", .axis = Axis::data, .op = Op::reduce_scatter,
-                 .time_ns = 150, .after = {named("B{}", l)},
+      plan.task({.name = named("rs{}", l),
+                 .channel = "reduce",
+                 .axis = Axis::data,
+                 .op = Op::reduce_scatter,
+                 .time_ns = 150,
+                 .after = {named("B{}", l)},
                  .before = l >= in_flight ? named("B{}", l - in_flight) : std::string("end"),
                  .reads = {named("stage{}", (7 - l) % in_flight)}});
     Plan& built = plan.build();
@@ -193,8 +221,13 @@ TEST_CASE("exercise: 10 layers of 5 ms backward, 3 ms communication each, 2-laye
   for (int l = 9; l >= 0; --l) plan.compute(named("B{}", l), 5 * kMs);
   plan.compute("end", 1);
   for (int b = 4; b >= 0; --b)
-    plan.task({.name = named("ar{}", b), .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce,
-               .time_ns = 6 * kMs, .after = {named("B{}", 2 * b), named("B{}", 2 * b + 1)}, .before = "end"});
+    plan.task({.name = named("ar{}", b),
+               .channel = "reduce",
+               .axis = Axis::data,
+               .op = Op::all_reduce,
+               .time_ns = 6 * kMs,
+               .after = {named("B{}", 2 * b), named("B{}", 2 * b + 1)},
+               .before = "end"});
   Plan& built = plan.build();
   finish(job, built);
   const Rehearsal rehearsal = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1);
@@ -211,8 +244,13 @@ TEST_CASE("exercise: 80 ms of compute and 120 ms of communication in 140 ms: ove
   ToyJob job;
   ToyPlan plan(job);
   plan.compute("first", 20 * kMs).compute("rest", 60 * kMs).compute("end", 1);
-  plan.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .time_ns = 120 * kMs,
-             .after = {"first"}, .before = "end"});
+  plan.task({.name = "reduce",
+             .channel = "reduce",
+             .axis = Axis::data,
+             .op = Op::all_reduce,
+             .time_ns = 120 * kMs,
+             .after = {"first"},
+             .before = "end"});
   Plan& built = plan.build();
   finish(job, built);
   const Rehearsal rehearsal = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1);
@@ -233,8 +271,12 @@ TEST_CASE("exercise: the bucket size that minimises the time of 1 GB at 100 Gbit
     for (int b = 0; b < buckets; ++b) plan.compute(named("B{}", b), 0);
     plan.compute("end", 0);
     for (int b = 0; b < buckets; ++b)
-      plan.task({.name = named("ar{}", b), .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce,
-                 .after = {named("B{}", b)}, .before = "end"});
+      plan.task({.name = named("ar{}", b),
+                 .channel = "reduce",
+                 .axis = Axis::data,
+                 .op = Op::all_reduce,
+                 .after = {named("B{}", b)},
+                 .before = "end"});
     Plan& built = plan.build();
     for (int b = 0; b < buckets; ++b) {
       built.spine[static_cast<size_t>(b)].cost.flops = kBackwardNs / buckets;  // 1 flop per ns
@@ -267,8 +309,13 @@ TEST_CASE("transfers of two channels on one port share it; on ports of their own
   ToyPlan plan(job);
   plan.compute("first", 10).compute("end", 1);
   for (const char* channel : {"reduce", "gather"})
-    plan.task({.name = channel, .channel = channel, .axis = Axis::data, .op = Op::all_reduce, .time_ns = 100,
-               .after = {"first"}, .before = "end"});
+    plan.task({.name = channel,
+               .channel = channel,
+               .axis = Axis::data,
+               .op = Op::all_reduce,
+               .time_ns = 100,
+               .after = {"first"},
+               .before = "end"});
   Plan& built = plan.build();
   finish(job, built);
   const Mesh mesh(MeshSizes{.data = 2});
@@ -280,10 +327,14 @@ TEST_CASE("idle time behind a local task is charged to it only while it runs") {
   ToyJob job;
   ToyPlan plan(job);
   plan.compute("backward", 10).compute("forward", 5);
-  plan.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .time_ns = 30,
+  plan.task({.name = "reduce",
+             .channel = "reduce",
+             .axis = Axis::data,
+             .op = Op::all_reduce,
+             .time_ns = 30,
              .after = {"backward"}});
-  plan.task({.name = "adamw", .channel = "update", .op = Op::adamw, .time_ns = 7, .after = {"reduce"},
-             .before = "forward"});
+  plan.task(
+      {.name = "adamw", .channel = "update", .op = Op::adamw, .time_ns = 7, .after = {"reduce"}, .before = "forward"});
   Plan& built = plan.build();
   finish(job, built);
   const RankTimes times = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1).ranks[0];

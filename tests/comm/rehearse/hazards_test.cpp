@@ -37,8 +37,12 @@ Plan& toy_eval(ToyJob& job) {
 Plan& toy_save(ToyJob& job) {
   ToyPlan plan(job, "save");
   for (int l = 0; l < 8; ++l)
-    plan.task({.name = named("copy{}", l), .channel = "copy", .op = Op::copy, .time_ns = 10,
-               .reads = {named("pshard{}", l)}, .writes = {named("host{}", l)}});
+    plan.task({.name = named("copy{}", l),
+               .channel = "copy",
+               .op = Op::copy,
+               .time_ns = 10,
+               .reads = {named("pshard{}", l)},
+               .writes = {named("host{}", l)}});
   return plan.build();
 }
 
@@ -47,7 +51,10 @@ int64_t hazards_of(const std::string& written, const std::string& read, bool wai
   ToyJob job;
   ToyPlan plan(job);
   plan.compute("writer", 10, {}, {written});
-  plan.task({.name = "reader", .channel = "copy", .op = Op::copy, .after = waits ? Names{"writer"} : Names{},
+  plan.task({.name = "reader",
+             .channel = "copy",
+             .op = Op::copy,
+             .after = waits ? Names{"writer"} : Names{},
              .reads = {read}});
   Plan& built = plan.build();
   finish(job, built);
@@ -63,9 +70,9 @@ TEST_CASE("byte ranges conflict where they overlap and nowhere else") {
     const char* read;
     bool conflict;
   };
-  for (const Case& c : {Case{"x:0:16", "x:16:16", false}, Case{"x:0:17", "x:16:16", true}, Case{"x:16:16", "x:0:16", false},
-                        Case{"x:15:1", "x:0:16", true}, Case{"x", "x:63:1", true}, Case{"x", "y", false},
-                        Case{"x:8:8", "x:0:64", true}, Case{"x:8:0", "x:0:64", false}}) {
+  for (const Case& c : {Case{"x:0:16", "x:16:16", false}, Case{"x:0:17", "x:16:16", true},
+                        Case{"x:16:16", "x:0:16", false}, Case{"x:15:1", "x:0:16", true}, Case{"x", "x:63:1", true},
+                        Case{"x", "y", false}, Case{"x:8:8", "x:0:64", true}, Case{"x:8:0", "x:0:64", false}}) {
     INFO(c.written << " then " << c.read);
     CHECK(hazards_of(c.written, c.read, false) == c.conflict);
     CHECK(hazards_of(c.written, c.read, true) == 0);
@@ -178,8 +185,13 @@ Plan& random_plan(ToyJob& job, std::mt19937_64& random, const std::string& kind)
       if (conflict(a, b)) after.push_back(other.name);
     }
     if (is_task())
-      tasks.push_back({.name = item.name, .channel = named("local{}", below(3)), .op = Op::copy,
-                       .time_ns = 1 + below(9), .after = after, .reads = item.reads, .writes = item.writes});
+      tasks.push_back({.name = item.name,
+                       .channel = named("local{}", below(3)),
+                       .op = Op::copy,
+                       .time_ns = 1 + below(9),
+                       .after = after,
+                       .reads = item.reads,
+                       .writes = item.writes});
     else
       plan.compute(item.name, 1 + below(9), item.reads, item.writes, after);
     made.push_back(item);
@@ -203,8 +215,7 @@ TEST_CASE("the checker agrees with the transitive closure over all pairs, with a
     auto seams = link_all(runs, job.channels);
     CHECK(unordered_conflicts(Closure(runs, seams, job.channels.size()), runs) == 0);
     CHECK(find_hazards({runs, seams}, job.channels, nullptr).count == 0);
-    for (auto& waits : seams)
-      std::erase_if(waits, [&](const SeamWait&) { return random() % 2 == 0; });
+    for (auto& waits : seams) std::erase_if(waits, [&](const SeamWait&) { return random() % 2 == 0; });
     const int64_t slow = unordered_conflicts(Closure(runs, seams, job.channels.size()), runs);
     // Counts differ (pairs of items against last accesses of segments); whether there is one must not.
     CHECK((find_hazards({runs, seams}, job.channels, nullptr).count > 0) == (slow > 0));
@@ -225,9 +236,19 @@ TEST_CASE("an order that no pass has said is an error, whichever way the rehears
         const std::string name(layer);
         Names after{name};
         if (name == "B" && *said) after.push_back(said);
-        plan.task({.name = "reduce " + name, .channel = "reduce", .axis = Axis::data, .op = Op::reduce_scatter, .time_ns = 10,
-                   .after = after, .reads = {"grad " + name}, .writes = {"part"}});
-        plan.task({.name = "add " + name, .channel = "reduce", .op = Op::add, .after = {"reduce " + name}, .reads = {"part"},
+        plan.task({.name = "reduce " + name,
+                   .channel = "reduce",
+                   .axis = Axis::data,
+                   .op = Op::reduce_scatter,
+                   .time_ns = 10,
+                   .after = after,
+                   .reads = {"grad " + name},
+                   .writes = {"part"}});
+        plan.task({.name = "add " + name,
+                   .channel = "reduce",
+                   .op = Op::add,
+                   .after = {"reduce " + name},
+                   .reads = {"part"},
                    .writes = {"shard " + name}});
       }
       Plan& built = plan.build();
@@ -236,9 +257,10 @@ TEST_CASE("an order that no pass has said is an error, whichever way the rehears
       CHECK(proof.holds() == (*said != '\0'));
       if (proof.hazards.empty()) continue;
       CHECK(proof.hazards[0].by_chance);
-      CHECK(proof.hazards[0].sentence() == "reduce B (channel reduce, run 0) writes part bytes 0..64 that reduce A (channel reduce, run 0) "
-                                           "writes, and only the computed order of the plan puts it second: say that reduce B waits for "
-                                           "reduce A, or the other way round.");
+      CHECK(proof.hazards[0].sentence() ==
+            "reduce B (channel reduce, run 0) writes part bytes 0..64 that reduce A (channel reduce, run 0) "
+            "writes, and only the computed order of the plan puts it second: say that reduce B waits for "
+            "reduce A, or the other way round.");
     }
 }
 
@@ -250,7 +272,11 @@ TEST_CASE("the order of a plan may come from chains of tasks and through the spi
     plan.compute("b", 10, {}, {}, through_spine ? Names{"first"} : Names{});
     plan.compute("c", 10);
     plan.task({.name = "first", .channel = "copy", .op = Op::copy, .after = {"a"}, .writes = {"x"}});
-    plan.task({.name = "middle", .channel = "other", .op = Op::copy, .after = {through_spine ? "c" : "first"}, .writes = {"y"}});
+    plan.task({.name = "middle",
+               .channel = "other",
+               .op = Op::copy,
+               .after = {through_spine ? "c" : "first"},
+               .writes = {"y"}});
     plan.task({.name = "last", .channel = "copy", .op = Op::copy, .after = {"middle"}, .reads = {"x"}});
     CHECK(finish(job, plan.build()).holds());
   }

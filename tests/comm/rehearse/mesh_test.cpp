@@ -27,8 +27,7 @@ bool groups_partition(const Mesh& mesh, Axis axis) {
     for (int member : group) ++times_seen[static_cast<size_t>(member)];
   }
   // Every rank is listed once by each member of its only group.
-  return std::all_of(times_seen.begin(), times_seen.end(),
-                     [&](int times) { return times == mesh.group_size(axis); });
+  return std::all_of(times_seen.begin(), times_seen.end(), [&](int times) { return times == mesh.group_size(axis); });
 }
 
 bool ranks_round_trip(const Mesh& mesh) {
@@ -40,7 +39,8 @@ bool ranks_round_trip(const Mesh& mesh) {
   return ranks.size() == static_cast<size_t>(mesh.world());
 }
 
-/// The inner and outer groups of a rank meet in that rank alone and together span the ranks with the same parameters: those of its stage and tensor part.
+/// The inner and outer groups of a rank meet in that rank alone and together span the ranks with the same parameters:
+/// those of its stage and tensor part.
 bool inner_times_outer(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.world(); ++rank) {
     std::set<int> spanned;
@@ -86,7 +86,8 @@ TEST_CASE("data_inner x data_outer = data x context, for every divisor and every
         if (sizes.data_inner > 0 && sizes.data * sizes.context % sizes.data_inner != 0) continue;
         const Mesh mesh(sizes, order);
         const bool ok = ranks_round_trip(mesh) && inner_times_outer(mesh) && groups_partition(mesh, Axis::data_inner) &&
-                        groups_partition(mesh, Axis::data_outer) && groups_partition(mesh, Axis::replica) && groups_partition(mesh, Axis::pipeline);
+                        groups_partition(mesh, Axis::data_outer) && groups_partition(mesh, Axis::replica) &&
+                        groups_partition(mesh, Axis::pipeline);
         if (!ok) FAIL_CHECK(order << " with " << sizes.data_inner << " of " << sizes.data * sizes.context);
       }
     });
@@ -102,7 +103,8 @@ TEST_CASE("the order says which neighbours are adjacent") {
 }
 
 TEST_CASE("a group crosses nodes when, and only when, two of its ranks are on different ones") {
-  const Mesh inner({.data = 4, .context = 1, .pipeline = 4, .tensor = 4});  // 8 ranks to a node: tensor 4 x half of the pipeline
+  const Mesh inner(
+      {.data = 4, .context = 1, .pipeline = 4, .tensor = 4});  // 8 ranks to a node: tensor 4 x half of the pipeline
   CHECK_FALSE(inner.crosses_nodes(Axis::tensor, 8));
   CHECK(inner.crosses_nodes(Axis::pipeline, 8));
   CHECK_FALSE(inner.crosses_nodes(Axis::pipeline, 16));
@@ -121,6 +123,7 @@ TEST_CASE("meshes that cannot be are refused with a sentence") {
   CHECK_THROWS_AS(Mesh({65536, 65536, 1, 1}), ConfigError);
   CHECK_THROWS_AS(Mesh({.data = 6, .data_inner = 4}), ConfigError);
   CHECK_THROWS_AS(Mesh({.data = 6, .data_inner = -1}), ConfigError);
-  for (const char* order : {"", "tp", "tp-cp-pp", "tp-cp-pp-pp", "tp-cp-pp-dp-", "tp-cp-pp-xx", "-tp-cp-pp-dp", "tpcpppdp"})
+  for (const char* order :
+       {"", "tp", "tp-cp-pp", "tp-cp-pp-pp", "tp-cp-pp-dp-", "tp-cp-pp-xx", "-tp-cp-pp-dp", "tpcpppdp"})
     CHECK_THROWS_AS(Mesh({1, 1, 1, 1}, order), ConfigError);
 }

@@ -150,13 +150,24 @@ std::vector<Plan*> random_job(ToyJob& job, int stages, uint64_t seed) {
     } else if (kind < 9) {
       const int b = (a + 1 + below(static_cast<size_t>(stages - 1))) % stages;
       const std::string wire = named("w{}", below(3));
-      add(a, {.name = named("s{}", step), .channel = wire + "_out", .axis = Axis::pipeline, .op = Op::send,
-              .time_ns = time_ns, .peer = b - a});
-      add(b, {.name = named("r{}", step), .channel = wire + "_in", .axis = Axis::pipeline, .op = Op::recv,
-              .time_ns = time_ns, .peer = a - b});
+      add(a, {.name = named("s{}", step),
+              .channel = wire + "_out",
+              .axis = Axis::pipeline,
+              .op = Op::send,
+              .time_ns = time_ns,
+              .peer = b - a});
+      add(b, {.name = named("r{}", step),
+              .channel = wire + "_in",
+              .axis = Axis::pipeline,
+              .op = Op::recv,
+              .time_ns = time_ns,
+              .peer = a - b});
     } else {
       for (int s = 0; s < stages; ++s)
-        add(s, {.name = named("all{}", step), .channel = "norm", .axis = Axis::world, .op = Op::all_reduce,
+        add(s, {.name = named("all{}", step),
+                .channel = "norm",
+                .axis = Axis::world,
+                .op = Op::all_reduce,
                 .time_ns = time_ns});
     }
   }
@@ -202,8 +213,13 @@ TEST_CASE("ties broken differently on two ranks: the hash differs and serial lau
       ToyPlan plan(job);
       plan.compute("first", 10).compute("end", 1);
       for (const char* name : {"a", "b"})
-        plan.task({.name = name, .channel = name, .axis = Axis::world, .op = Op::all_reduce, .time_ns = 5,
-                   .after = {"first"}, .before = "end"});
+        plan.task({.name = name,
+                   .channel = name,
+                   .axis = Axis::world,
+                   .op = Op::all_reduce,
+                   .time_ns = 5,
+                   .after = {"first"},
+                   .before = "end"});
       plans.push_back(&plan.build());
     }
     return plans;
@@ -233,10 +249,17 @@ TEST_CASE("tasks of one channel keep the same order on all stages, whatever is a
   for (int stage = 0; stage < 2; ++stage) {
     ToyPlan plan(job);
     // Stage 0 is ready for x first, stage 1 for y: both must choose the same.
-    plan.compute(stage == 0 ? "x_ready" : "y_ready", 10).compute(stage == 0 ? "y_ready" : "x_ready", 30).compute("end", 1);
+    plan.compute(stage == 0 ? "x_ready" : "y_ready", 10)
+        .compute(stage == 0 ? "y_ready" : "x_ready", 30)
+        .compute("end", 1);
     for (const char* name : {"x", "y"})
-      plan.task({.name = name, .channel = "norm", .axis = Axis::world, .op = Op::all_reduce, .time_ns = 5,
-                 .after = {std::string(name) + "_ready"}, .before = "end"});
+      plan.task({.name = name,
+                 .channel = "norm",
+                 .axis = Axis::world,
+                 .op = Op::all_reduce,
+                 .time_ns = 5,
+                 .after = {std::string(name) + "_ready"},
+                 .before = "end"});
     plans.push_back(&plan.build());
   }
   CHECK(finish(job, plans, Mesh(MeshSizes{.pipeline = 2})).holds());
@@ -262,10 +285,19 @@ TEST_CASE("sequence parallel on one channel: the computed order beats the append
     plan.compute("end", 1);
     for (int l = 0; l < layers; ++l)
       for (int c = 0; c < chunks; ++c) {
-        plan.task({.name = named("rs{}.{}", l, c), .channel = "tensor", .axis = Axis::tensor, .op = Op::reduce_scatter,
-                   .time_ns = 10, .after = {named("P{}.{}", l, c)}, .before = named("N{}.{}", l, c)});
-        plan.task({.name = named("ag{}.{}", l, c), .channel = "tensor", .axis = Axis::tensor, .op = Op::all_gather,
-                   .time_ns = 10, .after = {named("N{}.{}", l, c)},
+        plan.task({.name = named("rs{}.{}", l, c),
+                   .channel = "tensor",
+                   .axis = Axis::tensor,
+                   .op = Op::reduce_scatter,
+                   .time_ns = 10,
+                   .after = {named("P{}.{}", l, c)},
+                   .before = named("N{}.{}", l, c)});
+        plan.task({.name = named("ag{}.{}", l, c),
+                   .channel = "tensor",
+                   .axis = Axis::tensor,
+                   .op = Op::all_gather,
+                   .time_ns = 10,
+                   .after = {named("N{}.{}", l, c)},
                    .before = l + 1 < layers ? named("Q{}.{}", l + 1, c) : std::string("end")});
       }
     return plan.build();
@@ -285,8 +317,12 @@ TEST_CASE("waits that contradict each other are refused, naming the cycle") {
   ToyJob job;
   ToyPlan plan(job);
   plan.compute("forward", 10).compute("backward", 10);
-  plan.task({.name = "reduce_early", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce,
-             .after = {"backward"}, .before = "forward"});
+  plan.task({.name = "reduce_early",
+             .channel = "reduce",
+             .axis = Axis::data,
+             .op = Op::all_reduce,
+             .after = {"backward"},
+             .before = "forward"});
   Plan& built = plan.build();
   try {
     finish(job, built);
@@ -294,7 +330,8 @@ TEST_CASE("waits that contradict each other are refused, naming the cycle") {
   } catch (const PlanError& error) {
     const std::string text = error.what();
     INFO(text);
-    for (const char* name : {"forward", "backward", "reduce_early", "rank 0"}) CHECK(text.find(name) != std::string::npos);
+    for (const char* name : {"forward", "backward", "reduce_early", "rank 0"})
+      CHECK(text.find(name) != std::string::npos);
   }
 }
 
@@ -307,7 +344,11 @@ TEST_CASE("a receive that nobody sends, and collectives that do not match, are r
       ToyPlan plan(job);
       plan.compute("work", 10);
       if (stage == 0)
-        plan.task({.name = "get", .channel = "pipe_fwd_in", .axis = Axis::pipeline, .op = Op::recv, .before = "work",
+        plan.task({.name = "get",
+                   .channel = "pipe_fwd_in",
+                   .axis = Axis::pipeline,
+                   .op = Op::recv,
+                   .before = "work",
                    .peer = 1});
       else if (op_of_stage_1 == "bigger")
         plan.task({.name = "put", .channel = "pipe_fwd_out", .axis = Axis::pipeline, .op = Op::send, .peer = -1});
@@ -335,7 +376,11 @@ TEST_CASE("plans that name what is not there are refused, not crashed on") {
     ToyJob job;
     ToyPlan plan(job);
     plan.compute("work", 10).compute("end", 1);
-    plan.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .after = {"work"},
+    plan.task({.name = "reduce",
+               .channel = "reduce",
+               .axis = Axis::data,
+               .op = Op::all_reduce,
+               .after = {"work"},
                .before = "end"});
     Plan& built = plan.build();
     breaks(built);
@@ -363,8 +408,13 @@ TEST_CASE("scale: 70 thousand spine items and 200 tasks") {
                      {named("act{}", l)});
   plan.compute("end", 1);
   for (int t = 0; t < 200; ++t)
-    plan.task({.name = named("rs{}", t), .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .time_ns = 200,
-               .after = {named("{}.{}", micro_batches - 1, t % layers) + named(".{}", t % pieces)}, .before = "end"});
+    plan.task({.name = named("rs{}", t),
+               .channel = "reduce",
+               .axis = Axis::data,
+               .op = Op::all_reduce,
+               .time_ns = 200,
+               .after = {named("{}.{}", micro_batches - 1, t % layers) + named(".{}", t % pieces)},
+               .before = "end"});
   Plan& built = plan.build();
   const Proof proof = finish(job, built);
   CHECK(proof.holds());

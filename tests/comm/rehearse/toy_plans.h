@@ -37,8 +37,15 @@ inline Plan& toy_ddp(ToyJob& job, const DdpShape& shape) {
       params.push_back(named("param{}", l));
     }
     plan.compute(named("opt{}", b), 1, grads, params);
-    plan.task({.name = named("ar{}", b), .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce,
-               .time_ns = shape.reduce_ns, .after = after, .before = named("opt{}", b), .reads = grads, .writes = grads});
+    plan.task({.name = named("ar{}", b),
+               .channel = "reduce",
+               .axis = Axis::data,
+               .op = Op::all_reduce,
+               .time_ns = shape.reduce_ns,
+               .after = after,
+               .before = named("opt{}", b),
+               .reads = grads,
+               .writes = grads});
   }
   return plan.build();
 }
@@ -60,27 +67,52 @@ inline Plan& toy_zero1(ToyJob& job, const Zero1Shape& z) {
                  {named("grad{}", l)});
   Names parts, squares;
   for (int l = z.layers - 1; l >= 0; --l) {
-    plan.task({.name = named("rs{}", l), .channel = "reduce", .axis = Axis::data, .op = Op::reduce_scatter,
-               .time_ns = z.scatter_ns, .after = {named("B{}", l)}, .reads = {named("grad{}", l)},
+    plan.task({.name = named("rs{}", l),
+               .channel = "reduce",
+               .axis = Axis::data,
+               .op = Op::reduce_scatter,
+               .time_ns = z.scatter_ns,
+               .after = {named("B{}", l)},
+               .reads = {named("grad{}", l)},
                .writes = {named("gshard{}", l)}});
     if (!z.clip) continue;
-    plan.task({.name = named("sq{}", l), .channel = "update", .op = Op::sum_squares, .time_ns = z.squares_ns,
-               .after = {named("rs{}", l)}, .reads = {named("gshard{}", l)}, .writes = {named("part{}", l)}});
+    plan.task({.name = named("sq{}", l),
+               .channel = "update",
+               .op = Op::sum_squares,
+               .time_ns = z.squares_ns,
+               .after = {named("rs{}", l)},
+               .reads = {named("gshard{}", l)},
+               .writes = {named("part{}", l)}});
     parts.push_back(named("part{}", l));
     squares.push_back(named("sq{}", l));
   }
   if (z.clip)
-    plan.task({.name = "norm", .channel = "norm", .axis = Axis::data, .op = Op::all_reduce, .time_ns = z.norm_ns,
-               .after = squares, .reads = parts, .writes = {"clip"}});
+    plan.task({.name = "norm",
+               .channel = "norm",
+               .axis = Axis::data,
+               .op = Op::all_reduce,
+               .time_ns = z.norm_ns,
+               .after = squares,
+               .reads = parts,
+               .writes = {"clip"}});
   for (int i = 0; i < z.layers; ++i) {
     const int l = z.clip ? i : z.layers - 1 - i;
     Names update_reads{named("gshard{}", l)};
     if (z.clip) update_reads.push_back("clip");
-    plan.task({.name = named("opt{}", l), .channel = "update", .op = Op::adamw, .time_ns = z.update_ns,
-               .after = {z.clip ? std::string("norm") : named("rs{}", l)}, .reads = update_reads,
+    plan.task({.name = named("opt{}", l),
+               .channel = "update",
+               .op = Op::adamw,
+               .time_ns = z.update_ns,
+               .after = {z.clip ? std::string("norm") : named("rs{}", l)},
+               .reads = update_reads,
                .writes = {named("pshard{}", l)}});
-    plan.task({.name = named("ag{}", l), .channel = "gather", .axis = Axis::data, .op = Op::all_gather,
-               .time_ns = z.gather_ns, .after = {named("opt{}", l)}, .reads = {named("pshard{}", l)},
+    plan.task({.name = named("ag{}", l),
+               .channel = "gather",
+               .axis = Axis::data,
+               .op = Op::all_gather,
+               .time_ns = z.gather_ns,
+               .after = {named("opt{}", l)},
+               .reads = {named("pshard{}", l)},
                .writes = {named("param{}", l)}});
   }
   return plan.build();
@@ -109,17 +141,33 @@ inline Plan& toy_zero3(ToyJob& job, const Zero3Shape& z) {
   }
   for (size_t i = 0; i < uses.size(); ++i) {
     const size_t slots = static_cast<size_t>(z.slots);
-    plan.task({.name = named("ag{}", i), .channel = "gather", .axis = Axis::data, .op = Op::all_gather,
-               .time_ns = z.gather_ns, .after = i >= slots ? Names{uses[i - slots]} : Names{}, .before = uses[i],
-               .reads = {named("pshard{}", layer_of[i])}, .writes = {named("slot{}", i % slots)}});
+    plan.task({.name = named("ag{}", i),
+               .channel = "gather",
+               .axis = Axis::data,
+               .op = Op::all_gather,
+               .time_ns = z.gather_ns,
+               .after = i >= slots ? Names{uses[i - slots]} : Names{},
+               .before = uses[i],
+               .reads = {named("pshard{}", layer_of[i])},
+               .writes = {named("slot{}", i % slots)}});
   }
   for (int l = z.layers - 1; l >= 0; --l) {
-    plan.task({.name = named("rs{}", l), .channel = "reduce", .axis = Axis::data, .op = Op::reduce_scatter,
-               .time_ns = z.scatter_ns, .after = {named("B{}", l)},
+    plan.task({.name = named("rs{}", l),
+               .channel = "reduce",
+               .axis = Axis::data,
+               .op = Op::reduce_scatter,
+               .time_ns = z.scatter_ns,
+               .after = {named("B{}", l)},
                .before = z.staged_gradients && l >= 2 ? named("B{}", l - 2) : std::string(),
-               .reads = {gradient(l)}, .writes = {named("gshard{}", l)}});
-    plan.task({.name = named("opt{}", l), .channel = "update", .op = Op::adamw, .time_ns = z.update_ns,
-               .after = {named("rs{}", l)}, .reads = {named("gshard{}", l)}, .writes = {named("pshard{}", l)}});
+               .reads = {gradient(l)},
+               .writes = {named("gshard{}", l)}});
+    plan.task({.name = named("opt{}", l),
+               .channel = "update",
+               .op = Op::adamw,
+               .time_ns = z.update_ns,
+               .after = {named("rs{}", l)},
+               .reads = {named("gshard{}", l)},
+               .writes = {named("pshard{}", l)}});
   }
   return plan.build();
 }
@@ -128,9 +176,9 @@ struct PipelineShape {
   int stages = 4, micro_batches = 8, chunks = 1;  // chunks > 1: interleaved
   int layers_per_chunk = 2;
   int64_t forward_ns = 10, backward_ns = 20, hop_ns = 3;
-  int channels = 4;          // 1: all on one; 2: one per direction; 4: in and out of each direction
+  int channels = 4;  // 1: all on one; 2: one per direction; 4: in and out of each direction
   int receive_buffers = 2;
-  int64_t reduce_ns = 0;     // > 0: a data-parallel reduction and a norm over the world
+  int64_t reduce_ns = 0;  // > 0: a data-parallel reduction and a norm over the world
 };
 
 struct PipelineUse {
@@ -149,8 +197,9 @@ inline std::vector<PipelineUse> pipeline_schedule(const PipelineShape& shape, in
     forward.push_back({true, chunk, micro_batch});
     backward.push_back({false, shape.chunks - 1 - chunk, micro_batch});
   }
-  const int warm_up = std::min(total, shape.chunks == 1 ? shape.stages - 1 - stage
-                                                        : (shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages);
+  const int warm_up =
+      std::min(total, shape.chunks == 1 ? shape.stages - 1 - stage
+                                        : (shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages);
   size_t f = 0, b = 0;
   while (f < static_cast<size_t>(warm_up)) uses.push_back(forward[f++]);
   while (f < forward.size()) uses.push_back(forward[f++]), uses.push_back(backward[b++]);
@@ -194,25 +243,50 @@ inline Plan& toy_pipeline_stage(ToyJob& job, const PipelineShape& shape, int sta
       Names after;
       if (seen.size() >= static_cast<size_t>(shape.receive_buffers))
         after = {seen[seen.size() - static_cast<size_t>(shape.receive_buffers)]};
-      tasks.push_back({.name = "recv" + tag, .channel = pipeline_channel(shape, use.is_forward, true),
-                       .axis = Axis::pipeline, .op = Op::recv, .time_ns = shape.hop_ns, .after = after, .before = first,
-                       .writes = {in}, .peer = use.is_forward ? -1 : 1});
+      tasks.push_back({.name = "recv" + tag,
+                       .channel = pipeline_channel(shape, use.is_forward, true),
+                       .axis = Axis::pipeline,
+                       .op = Op::recv,
+                       .time_ns = shape.hop_ns,
+                       .after = after,
+                       .before = first,
+                       .writes = {in},
+                       .peer = use.is_forward ? -1 : 1});
       seen.push_back(first);
     }
     if (sends)
-      tasks.push_back({.name = "send" + tag, .channel = pipeline_channel(shape, use.is_forward, false),
-                       .axis = Axis::pipeline, .op = Op::send, .time_ns = shape.hop_ns, .after = {last},
-                       .reads = {out}, .peer = use.is_forward ? 1 : -1});
+      tasks.push_back({.name = "send" + tag,
+                       .channel = pipeline_channel(shape, use.is_forward, false),
+                       .axis = Axis::pipeline,
+                       .op = Op::send,
+                       .time_ns = shape.hop_ns,
+                       .after = {last},
+                       .reads = {out},
+                       .peer = use.is_forward ? 1 : -1});
   }
   Names grads;
   for (int l = 0; l < shape.chunks * shape.layers_per_chunk; ++l) grads.push_back(named("grad{}", l));
   plan.compute("opt", 1, grads, grads);
   for (const ToyTask& task : tasks) plan.task(task);
   if (shape.reduce_ns > 0) {
-    plan.task({.name = "rs", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce, .time_ns = shape.reduce_ns,
-               .after = {last}, .before = "opt", .reads = grads, .writes = grads});
-    plan.task({.name = "norm", .channel = "norm", .axis = Axis::world, .op = Op::all_reduce, .time_ns = 2,
-               .after = {"rs"}, .before = "opt", .reads = grads, .writes = {"clip"}});
+    plan.task({.name = "rs",
+               .channel = "reduce",
+               .axis = Axis::data,
+               .op = Op::all_reduce,
+               .time_ns = shape.reduce_ns,
+               .after = {last},
+               .before = "opt",
+               .reads = grads,
+               .writes = grads});
+    plan.task({.name = "norm",
+               .channel = "norm",
+               .axis = Axis::world,
+               .op = Op::all_reduce,
+               .time_ns = 2,
+               .after = {"rs"},
+               .before = "opt",
+               .reads = grads,
+               .writes = {"clip"}});
   }
   return plan.build();
 }

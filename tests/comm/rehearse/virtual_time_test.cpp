@@ -79,14 +79,17 @@ TEST_CASE("random graphs end when a fixed point says") {
     VirtualTime time(false);
     std::vector<int64_t> members;
     for (int m : g.meeting)
-      if (m >= 0) members.resize(std::max(members.size(), static_cast<size_t>(m) + 1)), ++members[static_cast<size_t>(m)];
+      if (m >= 0)
+        members.resize(std::max(members.size(), static_cast<size_t>(m) + 1)), ++members[static_cast<size_t>(m)];
     std::vector<uint32_t> meetings;
     for (int64_t count : members) meetings.push_back(time.add_meeting(static_cast<uint32_t>(count)));
     for (size_t i = 0; i < g.duration_ns.size(); ++i) {
-      if (g.meeting[i] < 0) time.add_local(g.duration_ns[i]);
-      else time.join(meetings[static_cast<size_t>(g.meeting[i])],
-                     {.port = static_cast<uint32_t>(i), .latency_ns = g.duration_ns[i] / 2,
-                      .wire_ns = g.duration_ns[i] - g.duration_ns[i] / 2});
+      if (g.meeting[i] < 0)
+        time.add_local(g.duration_ns[i]);
+      else
+        time.join(meetings[static_cast<size_t>(g.meeting[i])], {.port = static_cast<uint32_t>(i),
+                                                                .latency_ns = g.duration_ns[i] / 2,
+                                                                .wire_ns = g.duration_ns[i] - g.duration_ns[i] / 2});
     }
     for (const auto& e : g.edges) time.edge(e.from, e.to, e.after);
     REQUIRE(time.solve());
@@ -149,8 +152,10 @@ TEST_CASE("a shared port follows the fluid model of processor sharing") {
       double next = 1e18;
       for (size_t i = 0; i < n; ++i) {
         if (end[i] >= 0) continue;
-        if (arrive[i] <= now) active.push_back(i);
-        else next = std::min(next, arrive[i]);
+        if (arrive[i] <= now)
+          active.push_back(i);
+        else
+          next = std::min(next, arrive[i]);
       }
       for (size_t i : active) next = std::min(next, now + left[i] * static_cast<double>(active.size()));
       for (size_t i : active) {
@@ -201,8 +206,10 @@ TEST_CASE("a chain of half a million nodes is solved exactly") {
   VirtualTime time(true);
   constexpr uint32_t kNodes = 500000;
   for (uint32_t i = 0; i < kNodes; ++i) {
-    if (i % 5 == 4) time.join(time.add_meeting(1), {.port = i % 7, .latency_ns = 1, .wire_ns = 2});
-    else time.add_local(3);
+    if (i % 5 == 4)
+      time.join(time.add_meeting(1), {.port = i % 7, .latency_ns = 1, .wire_ns = 2});
+    else
+      time.add_local(3);
     if (i > 0) time.edge(i - 1, i, After::end);
     if (i > 10) time.edge(i - 10, i, i % 2 ? After::end : After::enter);
   }

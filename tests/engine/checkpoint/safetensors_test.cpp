@@ -45,12 +45,12 @@ std::string bytes_of_tensor(const SafetensorsFile& file, const std::string& name
 TEST_CASE("safetensors: the writer's bytes, by hand", "[checkpoint]") {
   const TempFolder folder;
   const int64_t size = write_safetensors(
-      folder / "m", {saved("b", DType::bf16, {3}, "uvwxyz"), saved("z", DType::f32, {}, "ABCD"), saved("a\"", DType::f32, {1, 2}, "12345678"),
-                     saved("none", DType::f32, {2, 0}, "")});
-  std::string header =
-      R"({"__metadata__":{"format":"pt"},"a\"":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
-      R"("none":{"dtype":"F32","shape":[2,0],"data_offsets":[8,8]},"z":{"dtype":"F32","shape":[],"data_offsets":[8,12]},)"
-      R"("b":{"dtype":"BF16","shape":[3],"data_offsets":[12,18]}})";
+      folder / "m", {saved("b", DType::bf16, {3}, "uvwxyz"), saved("z", DType::f32, {}, "ABCD"),
+                     saved("a\"", DType::f32, {1, 2}, "12345678"), saved("none", DType::f32, {2, 0}, "")});
+  std::string header = R"({"__metadata__":{"format":"pt"},"a\"":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
+                       R"("none":{"dtype":"F32","shape":[2,0],"data_offsets":[8,8]},)"
+                       R"("z":{"dtype":"F32","shape":[],"data_offsets":[8,12]},)"
+                       R"("b":{"dtype":"BF16","shape":[3],"data_offsets":[12,18]}})";
   while (header.size() % 8 != 0) header += ' ';
   const std::string expected = size_prefix(header.size()) + header + "12345678ABCDuvwxyz";
   CHECK(bytes_in(folder / "m") == expected);
@@ -80,8 +80,13 @@ TEST_CASE("safetensors: floats come back from F32 bit for bit and from BF16 wide
     std::vector<bfloat16> halves;
     for (const float value : values) halves.emplace_back(value);
     write_safetensors(folder / "m",
-        {{.name = "w", .dtype = DType::f32, .shape = {elems}, .write = [&](const TensorSink& sink) { sink(values.data(), 4 * elems); }},
-         {.name = "h", .dtype = DType::bf16, .shape = {elems}, .write = [&](const TensorSink& sink) { sink(halves.data(), 2 * elems); }}});
+                      {{.name = "w",
+                        .dtype = DType::f32,
+                        .shape = {elems},
+                        .write = [&](const TensorSink& sink) { sink(values.data(), 4 * elems); }},
+                       {.name = "h", .dtype = DType::bf16, .shape = {elems}, .write = [&](const TensorSink& sink) {
+                          sink(halves.data(), 2 * elems);
+                        }}});
     const SafetensorsFile file(folder / "m");
     std::vector<float> back(values.size());
     file.read_floats(file.get("w"), back);
@@ -103,18 +108,26 @@ TEST_CASE("safetensors: a failed write leaves the older file and nothing else", 
   const auto fails = [&](std::vector<TensorToSave> tensors) { write_safetensors(folder / "m", std::move(tensors)); };
   CHECK_REFUSED(InternalError, fails({saved("a", DType::f32, {2}, "1234")}), "4 bytes too few");
   CHECK_REFUSED(InternalError, fails({saved("a", DType::f32, {1}, "12345678")}), "must hold");
-  CHECK_REFUSED(InternalError, fails({saved("a", DType::f32, {1}, "1234"), saved("a", DType::bf16, {1}, "12")}), "must hold");
+  CHECK_REFUSED(InternalError, fails({saved("a", DType::f32, {1}, "1234"), saved("a", DType::bf16, {1}, "12")}),
+                "must hold");
   CHECK_REFUSED(InternalError, fails({saved("a\n", DType::f32, {1}, "1234")}), "must hold");
-  CHECK_REFUSED(DataError, fails({{.name = "a", .dtype = DType::f32, .shape = {1}, .write = [](const TensorSink& sink) {
-                                     sink("12", 2);
-                                     throw DataError("[data] in the middle.");
-                                   }}}), "in the middle");
+  CHECK_REFUSED(DataError,
+                fails({{.name = "a",
+                        .dtype = DType::f32,
+                        .shape = {1},
+                        .write =
+                            [](const TensorSink& sink) {
+                              sink("12", 2);
+                              throw DataError("[data] in the middle.");
+                            }}}),
+                "in the middle");
   CHECK(bytes_in(folder / "m") == "older");
   CHECK(folder.entries() == 1);
   CHECK_REFUSED(ResourceError, write_safetensors(folder / "no/m", {}), "cannot be written");
   if (std::filesystem::exists("/dev/full")) {
     std::filesystem::create_symlink("/dev/full", folder / ("full.tmp-" + std::to_string(::getpid())));
-    CHECK_REFUSED(ResourceError, write_safetensors(folder / "full", {saved("a", DType::f32, {1}, "1234")}), "No space left");
+    CHECK_REFUSED(ResourceError, write_safetensors(folder / "full", {saved("a", DType::f32, {1}, "1234")}),
+                  "No space left");
   }
 }
 
@@ -129,7 +142,9 @@ TEST_CASE("safetensors: unusual files that the format allows are read", "[checkp
   CHECK(count(R"({"__metadata__":{}})", 0) == 0);
   CHECK(count(R"({"a":{"dtype":"F32","shape":[2,0],"data_offsets":[0,0]}})", 0) == 1);
   CHECK(count(R"({"a":{"shape":[],"data_offsets":[0,8],"dtype":"F64"}})", 8) == 1);
-  CHECK(count(R"({"b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 7) == 2);
+  CHECK(count(R"({"b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},)"
+              R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+              7) == 2);
   CHECK(count(R"({"a":{"dtype":"F4","shape":[2,3],"data_offsets":[0,3]}})", 3) == 1);
   CHECK(count(R"({"../../etc/passwd":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}})", 3) == 1);
   std::string dims = "1";
@@ -177,7 +192,9 @@ TEST_CASE("safetensors: every attack is refused by a CheckpointError", "[checkpo
   header("{\"t\":{},}", "not JSON");
   header("{/**/}", "not JSON");
   header(R"({"t":7})", "has an integer as the value of \"t\", need an object");
-  header(R"({"t":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"t":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", "duplicate key");
+  header(R"({"t":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},)"
+         R"("t":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})",
+         "duplicate key");
   tensor(R"("dtype":"F32","dtype":"F32","shape":[4],"data_offsets":[0,16])", "duplicate key");
   header(R"({"__metadata__":{"format":7}})", "need a string", 0);
   header(R"({"__metadata__":{"format":{"a":"b"}}})", "need a string", 0);
@@ -222,7 +239,8 @@ TEST_CASE("safetensors: every attack is refused by a CheckpointError", "[checkpo
   tensor(R"("dtype":"F32","shape":[2,18446744073709551614],"data_offsets":[0,16])", "does not fit into 64 signed bits");
   tensor(R"("dtype":"F32","shape":[2,9223372036854775807],"data_offsets":[0,16])", "more elements than 64 bits");
   tensor(R"("dtype":"F32","shape":[4611686018427387905,4],"data_offsets":[0,16])", "more elements than 64 bits");
-  tensor(R"("dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0])", "does not fit into 64 signed bits", 0);
+  tensor(R"("dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0])", "does not fit into 64 signed bits",
+         0);
   tensor(R"("dtype":"F4","shape":[3],"data_offsets":[0,2])", "12 bits does not fill whole bytes", 2);
   tensor(R"("dtype":"F6_E3M2","shape":[3],"data_offsets":[0,3])", "18 bits", 3);
   const std::string a = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)";
@@ -252,8 +270,9 @@ TEST_CASE("safetensors: every attack is refused by a CheckpointError", "[checkpo
 
 TEST_CASE("safetensors: random bytes and flipped bits never do worse than a CheckpointError", "[checkpoint]") {
   const TempFolder folder;
-  write_safetensors(folder / "good", {saved("layer.weight", DType::f32, {2, 3}, std::string(24, 'w')),
-                                      saved("layer.bias", DType::bf16, {3}, "bbbbbb"), saved("empty", DType::f32, {0}, "")});
+  write_safetensors(folder / "good",
+                    {saved("layer.weight", DType::f32, {2, 3}, std::string(24, 'w')),
+                     saved("layer.bias", DType::bf16, {3}, "bbbbbb"), saved("empty", DType::f32, {0}, "")});
   const std::string good = bytes_in(folder / "good");
   const uint64_t seed = 42;
   INFO("seed " << seed);
@@ -262,10 +281,18 @@ TEST_CASE("safetensors: random bytes and flipped bits never do worse than a Chec
   for (int trial = 0; trial < 6000; ++trial) {
     std::string bytes = good;
     switch (trial % 6) {
-      case 0: bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8); break;
-      case 1: bytes[8 + random() % (bytes.size() - 8)] = static_cast<char>(random()); break;
-      case 2: bytes.resize(random() % bytes.size()); break;
-      case 3: bytes.insert(random() % bytes.size(), 1, static_cast<char>(random())); break;
+      case 0:
+        bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+        break;
+      case 1:
+        bytes[8 + random() % (bytes.size() - 8)] = static_cast<char>(random());
+        break;
+      case 2:
+        bytes.resize(random() % bytes.size());
+        break;
+      case 3:
+        bytes.insert(random() % bytes.size(), 1, static_cast<char>(random()));
+        break;
       case 4:  // digits, where a header is most easily a lie
         for (int i = 0; i < 3; ++i) {
           const size_t at = bytes.find_first_of("0123456789", 8 + random() % (bytes.size() - 40));
@@ -283,7 +310,8 @@ TEST_CASE("safetensors: random bytes and flipped bits never do worse than a Chec
       const SafetensorsFile file(folder / "m");
       ++accepted;
       int64_t total_bytes = 0;
-      for (const TensorInfo& tensor : file.tensors()) total_bytes += static_cast<int64_t>(bytes_of_tensor(file, tensor.name).size());
+      for (const TensorInfo& tensor : file.tensors())
+        total_bytes += static_cast<int64_t>(bytes_of_tensor(file, tensor.name).size());
       uint64_t header_bytes = 0;
       std::memcpy(&header_bytes, bytes.data(), 8);
       if (8 + header_bytes + static_cast<uint64_t>(total_bytes) != bytes.size()) FAIL("trial " << trial);

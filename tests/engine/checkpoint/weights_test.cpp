@@ -53,10 +53,11 @@ TEST_CASE("weights: written, read back, replaced", "[checkpoint]") {
 TEST_CASE("weights: a writer that fails leaves what was there", "[checkpoint]") {
   const TempFolder folder;
   const std::string dir = folder / "final";
-  std::vector<TensorToSave> bad = {{.name = "w", .dtype = DType::f32, .shape = {4}, .write = [](const TensorSink& sink) {
-                                      sink("1234", 4);
-                                      throw CommError("[comm] rank 3 is gone.");
-                                    }}};
+  std::vector<TensorToSave> bad = {
+      {.name = "w", .dtype = DType::f32, .shape = {4}, .write = [](const TensorSink& sink) {
+         sink("1234", 4);
+         throw CommError("[comm] rank 3 is gone.");
+       }}};
   CHECK_REFUSED(CommError, write_final(dir, bad, "{}", {}), "rank 3");
   CHECK(folder.entries() == 0);
   write_final(dir, filled_with('a', 10), "{}", {});

@@ -59,10 +59,12 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "zero.gather_dtype "
       "overlap.grad_reduce overlap.bucket_size overlap.first_bucket_size overlap.max_inflight_buckets "
       "overlap.param_gather "
-      "overlap.optimizer_per_bucket overlap.p2p overlap.tensor_chunks overlap.split_tied_embedding overlap.align_grad_reduce "
+      "overlap.optimizer_per_bucket overlap.p2p overlap.tensor_chunks overlap.split_tied_embedding "
+      "overlap.align_grad_reduce "
       "pipeline.schedule pipeline.virtual_stages pipeline.layers pipeline.schedule_file "
       "comm.backend comm.grad_dtype comm.quantize comm.error_feedback comm.deterministic comm.timeout_seconds "
-      "comm.emulate.bandwidth comm.emulate.latency comm.emulate.form comm.emulate.blocks comm.nccl device.kind device.threads device.machine "
+      "comm.emulate.bandwidth comm.emulate.latency comm.emulate.form comm.emulate.blocks comm.nccl device.kind "
+      "device.threads device.machine "
       "device.graph device.algorithms "
       "checkpoint.dir checkpoint.interval checkpoint.keep checkpoint.async trace.steps output.dir");
   for (std::string word; words >> word;) frozen.insert(word);
@@ -271,7 +273,8 @@ TEST_CASE("machines: this host has at least one core and one rank, whatever the 
   CHECK(this_host(1).memory_bytes * this_host(1).ranks_per_node <= this_host(1000).memory_bytes);
 }
 
-TEST_CASE("machines: ranks that were started here share this host, however many cores it has for their threads", "[config]") {
+TEST_CASE("machines: ranks that were started here share this host, however many cores it has for their threads",
+          "[config]") {
   const Machine alone = this_host(1, 1);
   CHECK(alone.ranks_per_node == 1);
   CHECK(alone.memory_bytes == this_host(1000, 1).memory_bytes);  // all of it
@@ -283,18 +286,23 @@ TEST_CASE("machines: ranks that were started here share this host, however many 
 
 TEST_CASE("machines: what ranks have in common is the least memory, and nodes that cross none of theirs", "[config]") {
   // Ranks in a row on each host, and the longest rows that divide all hosts.
-  const std::vector<std::pair<std::vector<int>, int>> hosts{{{1}, 1}, {{4}, 4}, {{4, 4}, 4}, {{8, 4}, 4}, {{4, 8, 8}, 4}, {{3, 5}, 1}, {{6, 4}, 2}, {{1, 1, 1}, 1}};
+  const std::vector<std::pair<std::vector<int>, int>> hosts{{{1}, 1},       {{4}, 4},    {{4, 4}, 4}, {{8, 4}, 4},
+                                                            {{4, 8, 8}, 4}, {{3, 5}, 1}, {{6, 4}, 2}, {{1, 1, 1}, 1}};
   for (const auto& [counts, expected] : hosts) {
     std::vector<Machine> machines;
     for (int count : counts)
-      for (int rank = 0; rank < count; ++rank) machines.push_back({.name = "rank 0's", .memory_bytes = 1000 / count, .launch_ns = count, .ranks_per_node = count});
+      for (int rank = 0; rank < count; ++rank)
+        machines.push_back(
+            {.name = "rank 0's", .memory_bytes = 1000 / count, .launch_ns = count, .ranks_per_node = count});
     const Machine common = common_machine(machines);
     CHECK(common.ranks_per_node == expected);
     CHECK(common.memory_bytes == 1000 / *std::max_element(counts.begin(), counts.end()));
     CHECK(common.launch_ns == counts[0]);
     // No row of so many ranks has two hosts.
     std::vector<int> host_of;
-    for (size_t host = 0; host < counts.size(); ++host) host_of.insert(host_of.end(), static_cast<size_t>(counts[host]), static_cast<int>(host));
-    for (size_t rank = 0; rank < host_of.size(); ++rank) CHECK(host_of[rank] == host_of[rank - rank % static_cast<size_t>(common.ranks_per_node)]);
+    for (size_t host = 0; host < counts.size(); ++host)
+      host_of.insert(host_of.end(), static_cast<size_t>(counts[host]), static_cast<int>(host));
+    for (size_t rank = 0; rank < host_of.size(); ++rank)
+      CHECK(host_of[rank] == host_of[rank - rank % static_cast<size_t>(common.ranks_per_node)]);
   }
 }

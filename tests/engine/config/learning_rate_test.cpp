@@ -26,9 +26,11 @@ TEST_CASE("learning rate: a straight line up, half a cosine down, constant after
   const Optimizer o = schedule(10, 130);
   for (int64_t step = 1; step <= 10; ++step) CHECK(learning_rate(o, step) == Approx(0.1 * static_cast<double>(step)));
   // A sixth, a quarter, a third, half ... of the way: 1 + cos is 1 + sqrt(3)/2, 1 + sqrt(1/2), 3/2, 1 ...
-  const std::pair<int64_t, double> known[] = {{10, 2}, {30, 1 + std::sqrt(3.0) / 2}, {40, 1 + std::sqrt(0.5)}, {50, 1.5}, {70, 1},
-                                              {90, 0.5}, {100, 1 - std::sqrt(0.5)}, {110, 1 - std::sqrt(3.0) / 2}, {130, 0}};
-  for (const auto& [step, one_plus_cosine] : known) CHECK(learning_rate(o, step) == Approx(0.1 + 0.45 * one_plus_cosine));
+  const std::pair<int64_t, double> known[] = {
+      {10, 2},   {30, 1 + std::sqrt(3.0) / 2}, {40, 1 + std::sqrt(0.5)},      {50, 1.5}, {70, 1},
+      {90, 0.5}, {100, 1 - std::sqrt(0.5)},    {110, 1 - std::sqrt(3.0) / 2}, {130, 0}};
+  for (const auto& [step, one_plus_cosine] : known)
+    CHECK(learning_rate(o, step) == Approx(0.1 + 0.45 * one_plus_cosine));
   for (int64_t step : {130, 131, 1000000}) CHECK(learning_rate(o, step) == 0.1);
   for (int64_t step = 10; step < 130; ++step) CHECK(learning_rate(o, step + 1) < learning_rate(o, step));
 }

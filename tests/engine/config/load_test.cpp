@@ -81,7 +81,8 @@ TEST_CASE("load: defaults < file < --set, the last --set of equals", "[config]")
 TEST_CASE("load: units become bytes, bytes per second and nanoseconds", "[config]") {
   Folder folder;
   Folder::write(
-      "[comm.emulate]\nbandwidth = \"1Gbit/s\"\nlatency = \"50us\"\n[zero]\nstage = 3\npersistence_threshold = \"1KiB\"\n");
+      "[comm.emulate]\nbandwidth = \"1Gbit/s\"\nlatency = \"50us\"\n[zero]\nstage = 3\npersistence_threshold = "
+      "\"1KiB\"\n");
   const RunConfig config = load_run_config("run.toml", {"overlap.first_bucket_size=0.5MiB"});
   CHECK(config.comm.emulate.bandwidth_bytes_per_second == 125'000'000);
   CHECK(config.comm.emulate.latency_ns == 50'000);

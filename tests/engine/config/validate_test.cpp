@@ -31,9 +31,7 @@ std::string load_refusal(const std::vector<std::string>& sets) {
   return refusal([&] { default_run_config(sets); });
 }
 
-RunConfig with(const std::vector<std::string>& sets) {
-  return default_run_config(sets);
-}
+RunConfig with(const std::vector<std::string>& sets) { return default_run_config(sets); }
 
 }  // namespace
 
@@ -105,51 +103,72 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "zero.shard_size = 3 does not divide parallel.data x parallel.context = 2 x 2 = 4. Use a divisor, or 0.");
   CHECK(load_refusal({"zero.stage=1", "parallel.data=1", "parallel.context=2", "zero.shard_size=2"}) == "accepted");
   CHECK(load_refusal({"model.context=64", "train.sequence_length=60", "parallel.context=4"}) ==
-        "train.sequence_length = 60 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a sequence. Use 56 or 64.");
+        "train.sequence_length = 60 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a "
+        "sequence. Use 56 or 64.");
   CHECK(load_refusal({"model.context=64", "train.sequence_length=5", "parallel.context=4"}) ==
-        "train.sequence_length = 5 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a sequence. Use 8.");
+        "train.sequence_length = 5 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a "
+        "sequence. Use 8.");
   CHECK(load_refusal({"model.context=64", "train.sequence_length=56", "parallel.context=4"}) == "accepted");
-  CHECK(load_refusal({"zero.shard_size=2"}) == "zero.shard_size = 2 has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.");
+  CHECK(load_refusal({"zero.shard_size=2"}) ==
+        "zero.shard_size = 2 has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.");
   CHECK(load_refusal({"overlap.align_grad_reduce=true"}) ==
-        "overlap.align_grad_reduce = true with parallel.pipeline = 1 has no effect: there are no stages to align. Use false.");
+        "overlap.align_grad_reduce = true with parallel.pipeline = 1 has no effect: there are no stages to align. Use "
+        "false.");
   CHECK(load_refusal({"overlap.align_grad_reduce=true", "parallel.pipeline=2", "zero.stage=3"}) ==
-        "overlap.align_grad_reduce = true with zero.stage = 3 cannot be: gradients of a layer leave their slot as soon as they can, because the next layer needs it. "
+        "overlap.align_grad_reduce = true with zero.stage = 3 cannot be: gradients of a layer leave their slot as soon "
+        "as they can, because the next layer needs it. "
         "Use false.");
   CHECK(load_refusal({"overlap.align_grad_reduce=true", "parallel.pipeline=2", "zero.stage=1"}) == "accepted");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
-        "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at most 11, or "
+        "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at "
+        "most 11, or "
         "zero.reshard_after_forward = false to keep every layer.");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=11"}) == "accepted");
   CHECK(load_refusal({"zero.stage=4"}).find("zero.stage") != std::string::npos);  // the range of its row
   CHECK(load_refusal({"zero.stage=2", "overlap.grad_reduce=flat"}) ==
-        "zero.stage = 2 reduces a layer as one and at once, because its gradients pass through a slot that the next layer needs: overlap.grad_reduce = "
+        "zero.stage = 2 reduces a layer as one and at once, because its gradients pass through a slot that the next "
+        "layer needs: overlap.grad_reduce = "
         "\"flat\" cannot. Use \"bucketed\", or stage 0 or 1.");
-  for (const char* way : {"naive", "flat", "per_parameter"}) CHECK(load_refusal({"zero.stage=1", std::string("overlap.grad_reduce=") + way}) == "accepted");
+  for (const char* way : {"naive", "flat", "per_parameter"})
+    CHECK(load_refusal({"zero.stage=1", std::string("overlap.grad_reduce=") + way}) == "accepted");
   CHECK(load_refusal({"zero.stage=2", "zero.persistence_threshold=1MiB"}) ==
-        "zero.persistence_threshold = 1.0 MiB has no effect with zero.stage = 2: parameters are whole on every rank. Use stage 3, or leave it out.");
+        "zero.persistence_threshold = 1.0 MiB has no effect with zero.stage = 2: parameters are whole on every rank. "
+        "Use stage 3, or leave it out.");
   CHECK(load_refusal({"zero.stage=3", "train.dtype=bfloat16", "zero.gather_dtype=float32"}) ==
-        "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same rounded weights. Use \"auto\".");
+        "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same "
+        "rounded weights. Use \"auto\".");
   CHECK(load_refusal({"zero.gather_dtype=int8"}) ==
-        "zero.gather_dtype = \"int8\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or \"auto\".");
-  for (const char* dtype : {"auto", "float32", "bfloat16", "int8"}) CHECK(load_refusal({"zero.stage=1", std::string("zero.gather_dtype=") + dtype}) == "accepted");
+        "zero.gather_dtype = \"int8\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or "
+        "\"auto\".");
+  for (const char* dtype : {"auto", "float32", "bfloat16", "int8"})
+    CHECK(load_refusal({"zero.stage=1", std::string("zero.gather_dtype=") + dtype}) == "accepted");
   CHECK(load_refusal({"zero.stage=3", "optimizer.double_buffer=true"}) ==
-        "optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for their readers. Use false, or stage 0, 1 or 2.");
+        "optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for "
+        "their readers. Use false, or stage 0, 1 or 2.");
   CHECK(load_refusal({"comm.error_feedback=true"}) ==
-        "comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed back. Use \"int8\", or false.");
+        "comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed "
+        "back. Use \"int8\", or false.");
   CHECK(load_refusal({"comm.quantize=int8", "comm.grad_dtype=bfloat16"}) ==
-        "comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = \"bfloat16\". Leave grad_dtype out, or use "
+        "comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = "
+        "\"bfloat16\". Leave grad_dtype out, or use "
         "quantize = \"none\".");
-  CHECK(load_refusal({"comm.quantize=int8", "zero.stage=2", "zero.shard_size=2"}) == "accepted");  // the sum of a group goes across in float
-  CHECK(load_refusal({"overlap.bucket_size=1B", "overlap.first_bucket_size=1B"}) == "accepted");  // a bucket for every parameter
-  CHECK(load_refusal({"zero.stage=3", "zero.persistence_threshold=1KiB", "parallel.pipeline=2", "pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"}) ==
-        "zero.persistence_threshold = 1.0 KiB with pipeline.virtual_stages = 2: the parts of a stage would write the gradients of small parameters in turn. Use "
+  CHECK(load_refusal({"comm.quantize=int8", "zero.stage=2", "zero.shard_size=2"}) ==
+        "accepted");  // the sum of a group goes across in float
+  CHECK(load_refusal({"overlap.bucket_size=1B", "overlap.first_bucket_size=1B"}) ==
+        "accepted");  // a bucket for every parameter
+  CHECK(load_refusal({"zero.stage=3", "zero.persistence_threshold=1KiB", "parallel.pipeline=2",
+                      "pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"}) ==
+        "zero.persistence_threshold = 1.0 KiB with pipeline.virtual_stages = 2: the parts of a stage would write the "
+        "gradients of small parameters in turn. Use "
         "virtual_stages = 1, or leave it out.");
   for (const auto& sets : {std::vector<std::string>{"pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"},
                            std::vector<std::string>{"pipeline.virtual_stages=2", "parallel.pipeline=2"}})
-    CHECK(load_refusal(sets) == "pipeline.virtual_stages = 2 needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
-                                "Set both, or use 1.");
+    CHECK(load_refusal(sets) ==
+          "pipeline.virtual_stages = 2 needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
+          "Set both, or use 1.");
   CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[6, 0, 6]"}) ==
-        "pipeline.layers gives part 1 of 3 no layer. Only the first (with the embedding) and the last (with the head) may have none.");
+        "pipeline.layers gives part 1 of 3 no layer. Only the first (with the embedding) and the last (with the head) "
+        "may have none.");
   CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[0, 12, 0]"}) == "accepted");
   CHECK(load_refusal({"parallel.pipeline=5", "pipeline.virtual_stages=3", "pipeline.schedule=interleaved_1f1b"}) ==
         "parallel.pipeline x pipeline.virtual_stages = 5 x 3 = 15 stages is more than model.layers = 12. Use at most "
@@ -187,26 +206,39 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
         "tensor 3, data 1 x tensor 6, data 3 x tensor 2, data 6 or one of 8 others, or start 4 or 8 ranks.");
   // Over the axes in use first, of these the nearest first.
   CHECK(layout_refusal({"parallel.tensor=3", "parallel.pipeline=3"}, 16) ==
-        "[parallel] tensor 3 x pipeline 3 x context 1 = 9 ranks do not divide the 16 that were started. Use data 1 x tensor 4 x pipeline 4, "
-        "data 2 x tensor 2 x pipeline 4, data 2 x tensor 4 x pipeline 2, data 4 x tensor 2 x pipeline 2 or one of 26 others, or start 9 or 18 ranks.");
+        "[parallel] tensor 3 x pipeline 3 x context 1 = 9 ranks do not divide the 16 that were started. Use data 1 x "
+        "tensor 4 x pipeline 4, "
+        "data 2 x tensor 2 x pipeline 4, data 2 x tensor 4 x pipeline 2, data 4 x tensor 2 x pipeline 2 or one of 26 "
+        "others, or start 9 or 18 ranks.");
   CHECK(layout_refusal({"parallel.pipeline=12"}, 26).find("pipeline 13") == std::string::npos);
   CHECK(layout_refusal({"parallel.tensor=4"}, 3) ==
         "[parallel] tensor 4 x pipeline 1 x context 1 = 4 ranks do not divide the 3 that were started. Use data 1 x "
         "tensor 3, data 3 or data 1 x pipeline 3, or start 4 ranks.");
-  CHECK(layout_refusal({"model.heads=65536", "model.width=65536", "model.context=131072", "parallel.data=16777216", "parallel.tensor=65536", "parallel.context=65536"}, 6)
+  CHECK(layout_refusal({"model.heads=65536", "model.width=65536", "model.context=131072", "parallel.data=16777216",
+                        "parallel.tensor=65536", "parallel.context=65536"},
+                       6)
             .find("= 72057594037927936 ranks, but 6 were started.") != std::string::npos);
-  CHECK(layout_refusal({"model.layers=5", "model.heads=5", "model.width=160", "parallel.pipeline=4", "train.sequence_length=127", "train.micro_batch_size=2", "train.global_batch_size=16"}, 7) ==
-        "[parallel] tensor 1 x pipeline 4 x context 1 = 4 ranks do not divide the 7 that were started. No layout of 7 ranks suits the rest of the run file: change "
+  CHECK(layout_refusal({"model.layers=5", "model.heads=5", "model.width=160", "parallel.pipeline=4",
+                        "train.sequence_length=127", "train.micro_batch_size=2", "train.global_batch_size=16"},
+                       7) ==
+        "[parallel] tensor 1 x pipeline 4 x context 1 = 4 ranks do not divide the 7 that were started. No layout of 7 "
+        "ranks suits the rest of the run file: change "
         "it, or start 4 or 8 ranks.");
 }
 
 TEST_CASE("layout: what is offered instead is legal, and what is legal is offered or counted", "[config]") {
   // Sizes that tensor, pipeline, context and data each allow in part.
   constexpr int64_t kLayers = 5, kHeads = 6, kTokens = 48, kMicro = 2, kGlobal = 24;
-  const std::vector<std::string> sizes{"model.layers=5", "model.heads=6", "model.width=96", "model.context=48", "train.sequence_length=48",
-                                       "train.micro_batch_size=2", "train.global_batch_size=24"};
+  const std::vector<std::string> sizes{"model.layers=5",
+                                       "model.heads=6",
+                                       "model.width=96",
+                                       "model.context=48",
+                                       "train.sequence_length=48",
+                                       "train.micro_batch_size=2",
+                                       "train.global_batch_size=24"};
   const auto may_be = [&](int64_t data, int64_t tensor, int64_t pipeline, int64_t context) {
-    return kHeads % tensor == 0 && pipeline <= kLayers && (context == 1 || kTokens % (2 * context) == 0) && kGlobal % (kMicro * data) == 0;
+    return kHeads % tensor == 0 && pipeline <= kLayers && (context == 1 || kTokens % (2 * context) == 0) &&
+           kGlobal % (kMicro * data) == 0;
   };
   int checked = 0;
   for (const char* asked : {"parallel.tensor=6", "parallel.pipeline=5", "parallel.context=8", "parallel.data=12"})
@@ -254,12 +286,16 @@ TEST_CASE("layout: what is offered instead is legal, and what is legal is offere
 
 TEST_CASE("tensor parallelism: sizes that ranks cannot share are refused with the numbers", "[config]") {
   CHECK(load_refusal({"model.family=llama", "model.heads=12", "model.kv_heads=2", "parallel.tensor=4"}) ==
-        "parallel.tensor = 4 does not divide model.kv_heads = 2: each rank computes whole heads and equal parts of the hidden units. Use a divisor of both "
+        "parallel.tensor = 4 does not divide model.kv_heads = 2: each rank computes whole heads and equal parts of the "
+        "hidden units. Use a divisor of both "
         "heads, kv_heads and ffn_width.");
   CHECK(load_refusal({"parallel.tensor=5"}).find("does not divide model.heads = 12") != std::string::npos);
-  CHECK(load_refusal({"model.ffn_width=42", "parallel.tensor=4"}).find("does not divide model.ffn_width = 42") != std::string::npos);
-  CHECK(load_refusal({"parallel.tensor=4", "parallel.sequence_parallel=true", "train.micro_batch_size=1", "train.sequence_length=7"}) ==
-        "parallel.sequence_parallel needs the 1 x 7 = 7 tokens of a micro-batch to be a multiple of parallel.tensor = 4. Change train.micro_batch_size or "
+  CHECK(load_refusal({"model.ffn_width=42", "parallel.tensor=4"}).find("does not divide model.ffn_width = 42") !=
+        std::string::npos);
+  CHECK(load_refusal({"parallel.tensor=4", "parallel.sequence_parallel=true", "train.micro_batch_size=1",
+                      "train.sequence_length=7"}) ==
+        "parallel.sequence_parallel needs the 1 x 7 = 7 tokens of a micro-batch to be a multiple of parallel.tensor = "
+        "4. Change train.micro_batch_size or "
         "train.sequence_length.");
 }
 
@@ -290,13 +326,10 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
   require_supported(with({}));
   require_supported(RunConfig{});
   require_supported(with({"train.dtype=bfloat16"}));
-  const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
-                                                          {"data.tokenizer", "tokenizer.json"},
-                                                          {"overlap.max_inflight_buckets", "1"},
-                                                          {"comm.backend", "thread"},
-                                                          {"checkpoint.interval", "5"},
-                                                          {"checkpoint.keep", "3"},
-                                                          {"checkpoint.async", "true"}};
+  const std::map<std::string, std::string> unsupported = {
+      {"model.init", "weights/gpt2"}, {"data.tokenizer", "tokenizer.json"}, {"overlap.max_inflight_buckets", "1"},
+      {"comm.backend", "thread"},     {"checkpoint.interval", "5"},         {"checkpoint.keep", "3"},
+      {"checkpoint.async", "true"}};
   for (const SupportedRow& row : supported_rows()) {
     const std::string key(row.key);
     INFO(key);
@@ -307,7 +340,8 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
           key + " = " + field_text(config, key) + " is not supported by this version: " + std::string(row.remedy) +
               ".");
   }
-  for (const char* bound : {"1", "2", "100"}) require_supported(with({std::string("overlap.max_inflight_buckets=") + bound}));
+  for (const char* bound : {"1", "2", "100"})
+    require_supported(with({std::string("overlap.max_inflight_buckets=") + bound}));
   RunConfig groups = with({"overlap.max_inflight_buckets=2"});
   groups.zero.shard_size = 2;
   require_supported(groups);

@@ -29,8 +29,10 @@ TEST_CASE("dataset: the last fraction is held out, nothing is lost", "[data]") {
   const TempFolder folder;
   const std::string text = "abcdefghijklmnopqrstuvwxyz0123";  // 30 characters
   put(folder / "t.txt", text);
-  for (const auto& [fraction, kept] : {std::pair(0.1, 27), std::pair(0.5, 15), std::pair(0.05, 28), std::pair(0.9, 3)}) {
-    const Dataset data = open_dataset({.train = folder / "t.txt", .validation_fraction = fraction, .tokenizer = "chars"});
+  for (const auto& [fraction, kept] :
+       {std::pair(0.1, 27), std::pair(0.5, 15), std::pair(0.05, 28), std::pair(0.9, 3)}) {
+    const Dataset data =
+        open_dataset({.train = folder / "t.txt", .validation_fraction = fraction, .tokenizer = "chars"});
     CHECK(data.train->count() == kept);
     CHECK(text_of(*data.train, *data.tokenizer) + text_of(*data.validation, *data.tokenizer) == text);
   }
@@ -57,20 +59,27 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
   put(folder / "w.txt", "quick cat!");
   const Dataset both = open_dataset({.train = folder / "t.txt", .validation = folder / "w.txt", .tokenizer = "chars"});
   CHECK(both.tokenizer->vocab_size() == texts.tokenizer->vocab_size() + 1);
-  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "w.txt"}), "\"!\"", "byte 9", "w.txt");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "w.txt"}), "\"!\"", "byte 9",
+                "w.txt");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .tokenizer = "bytes"}), "tokenizer \"chars\"",
                 "data.tokenizer = \"bytes\"");
   tokenize({.text = folder / "v.txt", .out = folder / "v", .tokenizer = "chars"});
-  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "v.bin"}), "different vocabularies");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "v.bin"}),
+                "different vocabularies");
 }
 
 TEST_CASE("dataset: shards of a tokenizer that is elsewhere go with any word, and with each other", "[data]") {
   const TempFolder folder;
-  const auto shard = [&](const std::string& name, const std::string& tokenizer, int64_t vocab_size, const std::string& hash = "") {
+  const auto shard = [&](const std::string& name, const std::string& tokenizer, int64_t vocab_size,
+                         const std::string& hash = "") {
     const std::string bytes("\x50\xc4\x00\x00\x50\xc4\x07\x00", 8);  // 50256 0 50256 7
     put(folder / (name + ".bin"), bytes);
-    put(folder / (name + ".json"),
-        write_token_shard_info({.dtype = "uint16", .vocab_size = vocab_size, .count = 4, .hash = hash.empty() ? xxh3_128_hex(bytes.data(), 8) : hash, .tokenizer = tokenizer, .vocabulary = {}}));
+    put(folder / (name + ".json"), write_token_shard_info({.dtype = "uint16",
+                                                           .vocab_size = vocab_size,
+                                                           .count = 4,
+                                                           .hash = hash.empty() ? xxh3_128_hex(bytes.data(), 8) : hash,
+                                                           .tokenizer = tokenizer,
+                                                           .vocabulary = {}}));
     return folder / (name + ".bin");
   };
   const std::string t = shard("t", "gpt2", 50257), v = shard("v", "gpt2", 50257);
@@ -82,33 +91,39 @@ TEST_CASE("dataset: shards of a tokenizer that is elsewhere go with any word, an
     CHECK(data.tokenizer->name() == "gpt2");
     CHECK(data.tokenizer->vocab_size() == 50257);
   }
-  CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("w", "gpt2", 50304)}), "different vocabularies", "50257", "50304");
-  CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("l", "llama", 50257)}), "different vocabularies");
+  CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("w", "gpt2", 50304)}),
+                "different vocabularies", "50257", "50304");
+  CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("l", "llama", 50257)}),
+                "different vocabularies");
   CHECK_REFUSED(DataError, open_dataset({.train = shard("small", "gpt2", 50256)}), "id 50256");
   put(folder / "v.txt", "some text");
   CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = folder / "v.txt"}), "by name only", "v.txt");
   // One rank of a host reads the whole shard; the others look at what the sidecar says.
   const std::string changed = shard("changed", "gpt2", 50257, std::string(32, '0'));
   CHECK_REFUSED(DataError, open_dataset({.train = changed}), "was changed");
-  CHECK(open_dataset({.train = changed, .validation_fraction = 0, .check = ShardCheck::size}).tokenizer->vocab_size() == 50257);
+  CHECK(open_dataset({.train = changed, .validation_fraction = 0, .check = ShardCheck::size}).tokenizer->vocab_size() ==
+        50257);
 }
 
 TEST_CASE("dataset: a split shorter than one window is refused with the numbers", "[data]") {
   const TempFolder folder;
   put(folder / "t.txt", std::string(100, 'a'));
   CHECK(open_dataset({.train = folder / "t.txt", .sequence_length = 9}).validation->count() == 10);
-  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.txt", .sequence_length = 10}), "validation split", "10 tokens", "= 11");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.txt", .sequence_length = 10}), "validation split",
+                "10 tokens", "= 11");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.txt", .validation_fraction = 0.5, .sequence_length = 50}),
                 "training split", "50 tokens", "= 51");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "none.txt"}), "none.txt", "does not exist");
   put(folder / "bad.txt", "abc\xc0");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "bad.txt", .tokenizer = "chars"}), "byte 3", "bad.txt");
-  CHECK_REFUSED(ConfigError, open_dataset({.train = folder / "t.txt", .tokenizer = "tokenizer.json"}), "not yet supported");
+  CHECK_REFUSED(ConfigError, open_dataset({.train = folder / "t.txt", .tokenizer = "tokenizer.json"}),
+                "not yet supported");
 }
 
 TEST_CASE("dataset: tiny Shakespeare as published", "[data]") {
   const char* elsewhere = std::getenv("SLIP_SHARED_DIR");
-  const std::string path = std::string(elsewhere != nullptr ? elsewhere : SLIP_SHARED_DIR) + "/data/tinyshakespeare.txt";
+  const std::string path =
+      std::string(elsewhere != nullptr ? elsewhere : SLIP_SHARED_DIR) + "/data/tinyshakespeare.txt";
   if (!std::filesystem::exists(path)) {
     std::cout << "SKIPPED tiny Shakespeare: " << path << " is absent\n";
     return;

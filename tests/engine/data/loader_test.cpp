@@ -39,7 +39,8 @@ TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targe
   constexpr int32_t kCount = 3001;
   const auto source = counting(kCount);
   for (const int64_t ranks : {1, 2, 3}) {
-    const TrainSampler sampler(kCount, {.sequence_length = 7, .micro_batch_size = 2, .global_batch_size = 12, .seed = 3});
+    const TrainSampler sampler(kCount,
+                               {.sequence_length = 7, .micro_batch_size = 2, .global_batch_size = 12, .seed = 3});
     const BatchShape shape{.micro_batches = sampler.micro_batches(ranks), .rows = 2, .sequence_length = 7};
     std::map<int64_t, std::vector<int64_t>> begins;
     for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -79,7 +80,8 @@ TEST_CASE("loader: ranks that share sequences have their chunks of them, and tog
       Loader loader(training_filler(source, sampler, 1, 2, rank, context), {.shape = shape, .first = 5, .last = 5});
       const Batch& batch = loader.next();
       for (int64_t row = 0; row < 2; ++row) {
-        const auto begin = static_cast<int32_t>(sampler.begin_of(sampler.samples_of(5, 1, 2, 0).begin + static_cast<uint64_t>(row)));
+        const auto begin =
+            static_cast<int32_t>(sampler.begin_of(sampler.samples_of(5, 1, 2, 0).begin + static_cast<uint64_t>(row)));
         for (int64_t t = 0; t < length; ++t) {
           const auto token = static_cast<size_t>(row * length + t);
           CHECK(batch.inputs[token] == begin + chunks.position(t));
@@ -94,14 +96,17 @@ TEST_CASE("loader: ranks that share sequences have their chunks of them, and tog
 
 TEST_CASE("loader: evaluation covers the split once and marks the rows that only fill up", "[data]") {
   const auto source = counting(100);
-  const EvalSampler sampler(100, {.sequence_length = 9, .micro_batch_size = 4, .global_batch_size = 8}, 0);  // 11 windows
+  const EvalSampler sampler(100, {.sequence_length = 9, .micro_batch_size = 4, .global_batch_size = 8},
+                            0);  // 11 windows
   std::vector<int> seen(100, 0);
   for (int64_t rank = 0; rank < 2; ++rank) {
-    Loader loader(evaluation_filler(source, sampler, rank, 2),
-                  {.shape = {.micro_batches = 1, .rows = 4, .sequence_length = 9}, .first = 0, .last = sampler.rounds(2) - 1});
+    Loader loader(
+        evaluation_filler(source, sampler, rank, 2),
+        {.shape = {.micro_batches = 1, .rows = 4, .sequence_length = 9}, .first = 0, .last = sampler.rounds(2) - 1});
     for (int64_t round = 0; round < sampler.rounds(2); ++round) {
       const Batch& batch = loader.next();
-      for (int64_t i = 0; i < batch.valid_rows[0] * 9; ++i) ++seen[static_cast<size_t>(batch.targets[static_cast<size_t>(i)])];
+      for (int64_t i = 0; i < batch.valid_rows[0] * 9; ++i)
+        ++seen[static_cast<size_t>(batch.targets[static_cast<size_t>(i)])];
       for (int64_t i = batch.valid_rows[0] * 9; i < 36; ++i)
         CHECK(batch.targets[static_cast<size_t>(i)] == batch.inputs[static_cast<size_t>(i)] + 1);
     }
@@ -110,10 +115,12 @@ TEST_CASE("loader: evaluation covers the split once and marks the rows that only
   for (size_t token = 1; token < 100; ++token) CHECK(seen[token] == 1);
 }
 
-TEST_CASE("loader: the newest `held` batches stay valid, and the thread runs ahead no further than its buffers", "[data]") {
+TEST_CASE("loader: the newest `held` batches stay valid, and the thread runs ahead no further than its buffers",
+          "[data]") {
   for (const auto& [buffers, held] : {std::pair(2, 1), std::pair(3, 2), std::pair(4, 1), std::pair(5, 4)}) {
     std::atomic<int> filled = 0;
-    Loader loader(numbering(filled), {.shape = {.sequence_length = 1000}, .first = 1, .last = 200, .buffers = buffers, .held = held});
+    Loader loader(numbering(filled),
+                  {.shape = {.sequence_length = 1000}, .first = 1, .last = 200, .buffers = buffers, .held = held});
     std::vector<const Batch*> kept;
     for (int step = 1; step <= 200; ++step) {
       kept.push_back(&loader.next());

@@ -73,7 +73,8 @@ TEST_CASE("text: what cannot be a text is refused", "[data]") {
   const std::string said = sentence<DataError>([&] { read_text(folder / "ok.txt"); });
   if (root) REQUIRE(::seteuid(0) == 0);
   INFO(said);
-  // The folder belongs to the first user, so the second one is stopped at the folder or at the file: both are permissions.
+  // The folder belongs to the first user, so the second one is stopped at the folder or at the file: both are
+  // permissions.
   CHECK(has(said, "cannot be read: Permission denied"));
 }
 
@@ -82,7 +83,8 @@ TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[dat
   const uint64_t seed = 21;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
-  for (const std::string& text : {std::string("x"), std::string("hello\n\xff\x00z", 9), wide_text(), std::string(600011, 'q')}) {
+  for (const std::string& text :
+       {std::string("x"), std::string("hello\n\xff\x00z", 9), wide_text(), std::string(600011, 'q')}) {
     const bool wide = text.size() > 200000 && text[0] != 'q';
     const auto tokenizer = make_tokenizer(wide ? "chars" : "bytes", text);
     const std::vector<int32_t> ids = tokenizer->encode(text);
@@ -212,7 +214,8 @@ TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
   }
   CHECK_REFUSED(ResourceError, tokenize({.text = folder / "t.txt", .out = folder / "no/s"}), "cannot be written");
   put(folder / "bad.txt", "ab\xfe");
-  CHECK_REFUSED(DataError, tokenize({.text = folder / "bad.txt", .out = folder / "s", .tokenizer = "chars"}), "byte 2", "bad.txt");
+  CHECK_REFUSED(DataError, tokenize({.text = folder / "bad.txt", .out = folder / "s", .tokenizer = "chars"}), "byte 2",
+                "bad.txt");
   CHECK(folder.entries() == 2);
 }
 
@@ -222,7 +225,8 @@ TEST_CASE("tokenize: a shard that would replace its own text is refused, and the
     put(folder / name, "some text");
     const int64_t shard_tokens = std::string(name).starts_with("x-") ? 5 : 0;
     for (const std::string& out : {folder / "x", folder / "./x"})
-      CHECK_REFUSED(ConfigError, tokenize({.text = folder / name, .out = out, .shard_tokens = shard_tokens}), "would be overwritten", name);
+      CHECK_REFUSED(ConfigError, tokenize({.text = folder / name, .out = out, .shard_tokens = shard_tokens}),
+                    "would be overwritten", name);
     CHECK(bytes_in(folder / name) == "some text");
     CHECK(folder.entries() == 1);
     std::filesystem::remove(folder / name);
@@ -251,17 +255,26 @@ TEST_CASE("shards: random damage never does worse than a DataError", "[data]") {
     std::string json = good_json, bin = good_bin;
     std::string& target = trial % 3 == 0 ? bin : json;
     switch (random() % 4) {
-      case 0: target[random() % target.size()] ^= static_cast<char>(1 << random() % 8); break;
-      case 1: target.resize(random() % target.size()); break;
-      case 2: target.insert(random() % target.size(), 1, static_cast<char>(random())); break;
-      default: for (char& byte : target) byte = static_cast<char>(random()); break;
+      case 0:
+        target[random() % target.size()] ^= static_cast<char>(1 << random() % 8);
+        break;
+      case 1:
+        target.resize(random() % target.size());
+        break;
+      case 2:
+        target.insert(random() % target.size(), 1, static_cast<char>(random()));
+        break;
+      default:
+        for (char& byte : target) byte = static_cast<char>(random());
+        break;
     }
     put(folder / "s.json", json);
     put(folder / "s.bin", bin);
     try {
       const Shards shards = open_shards(folder / "s.bin");
       ++accepted;
-      if (all_of(*shards.tokens).size() != good_bin.size() / 2 || bin != good_bin) FAIL("damage accepted in trial " << trial);
+      if (all_of(*shards.tokens).size() != good_bin.size() / 2 || bin != good_bin)
+        FAIL("damage accepted in trial " << trial);
     } catch (const DataError&) {
     }
   }

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "engine/base/files.h"
+#include "engine/base/utf8.h"
 #include "engine/data/hash.h"
 #include "engine/data/sidecar.h"
-#include "engine/base/utf8.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 
@@ -50,8 +50,9 @@ TEST_CASE("utf8: every code point comes back, and nothing else is one", "[data]"
     if (text.size() > 1 && next_code_point(std::string_view(text).substr(0, text.size() - 1), 0).size_bytes != 0)
       FAIL("cut code point " << value);
   }
-  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x8f\xbf\xbf",
-                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x28\xa1", "\xc3\x28"})
+  for (const char* bad :
+       {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x8f\xbf\xbf",
+        "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x28\xa1", "\xc3\x28"})
     CHECK(next_code_point(bad, 0).size_bytes == 0);
 }
 
@@ -65,11 +66,14 @@ TEST_CASE("bytes: decode(encode(x)) is x for random bytes", "[data]") {
     const std::string text = random_bytes(random, size);
     CHECK(tokenizer->decode(tokenizer->encode(text)) == text);
   }
-  CHECK(tokenizer->encode("\x80" "a\xff") == std::vector<int32_t>{128, 97, 255});
+  CHECK(tokenizer->encode("\x80"
+                          "a\xff") == std::vector<int32_t>{128, 97, 255});
 }
 
 TEST_CASE("chars: ids are the ranks of the sorted distinct code points", "[data]") {
-  const auto tokenizer = make_tokenizer("chars", "b\xc3\xa9" "a\nb\xf0\x9f\x99\x82");  // b e-acute a newline b smile
+  const auto tokenizer = make_tokenizer("chars",
+                                        "b\xc3\xa9"
+                                        "a\nb\xf0\x9f\x99\x82");  // b e-acute a newline b smile
   CHECK(tokenizer->vocab_size() == 5);
   CHECK(tokenizer->vocabulary() == std::vector<std::string>{"\n", "a", "b", "\xc3\xa9", "\xf0\x9f\x99\x82"});
   CHECK(tokenizer->encode("ab\xc3\xa9") == std::vector<int32_t>{1, 2, 3});
@@ -87,9 +91,11 @@ TEST_CASE("chars: ids are the ranks of the sorted distinct code points", "[data]
   }
 }
 
-TEST_CASE("tokenizers: pieces are bounded and make up the whole; a place is counted from the beginning of the text", "[data]") {
+TEST_CASE("tokenizers: pieces are bounded and make up the whole; a place is counted from the beginning of the text",
+          "[data]") {
   std::mt19937_64 random(17);
-  for (const size_t points : {size_t{0}, Tokenizer::kPieceIds - 1, Tokenizer::kPieceIds, 2 * Tokenizer::kPieceIds + 5}) {
+  for (const size_t points :
+       {size_t{0}, Tokenizer::kPieceIds - 1, Tokenizer::kPieceIds, 2 * Tokenizer::kPieceIds + 5}) {
     const std::string text = random_utf8(random, points) + "a";
     for (const char* name : {"bytes", "chars"}) {
       const auto tokenizer = make_tokenizer(name, text);
@@ -104,11 +110,16 @@ TEST_CASE("tokenizers: pieces are bounded and make up the whole; a place is coun
     }
   }
   const std::string late = std::string(Tokenizer::kPieceIds + 3, 'a') + "z";
-  CHECK_REFUSED(DataError, make_tokenizer("chars", "a")->encode(late), "byte " + std::to_string(Tokenizer::kPieceIds + 3));
+  CHECK_REFUSED(DataError, make_tokenizer("chars", "a")->encode(late),
+                "byte " + std::to_string(Tokenizer::kPieceIds + 3));
 }
 
 TEST_CASE("tokenizers: bad input is refused with the place", "[data]") {
-  CHECK_REFUSED(DataError, make_tokenizer("chars", "abc\xff" "d"), "not UTF-8", "byte 3", "0xff");
+  CHECK_REFUSED(DataError,
+                make_tokenizer("chars",
+                               "abc\xff"
+                               "d"),
+                "not UTF-8", "byte 3", "0xff");
   CHECK_REFUSED(DataError, make_tokenizer("chars", "ab\xe2\x82"), "byte 2");
   CHECK_REFUSED(DataError, make_tokenizer("chars", ""), "at least 1 character");
   const auto tokenizer = make_tokenizer("chars", "ab");

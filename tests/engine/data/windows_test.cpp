@@ -87,8 +87,10 @@ TEST_CASE("training: an epoch visits each of its windows once, all of them insid
   std::mt19937_64 random(seed);
   for (int trial = 0; trial < 300; ++trial) {
     const auto length = static_cast<int64_t>(1 + random() % 40);
-    const int64_t count = length + 1 + static_cast<int64_t>(random() % (trial % 3 == 0 ? 3 : 20 * static_cast<uint64_t>(length)));
-    const TrainSampler sampler(count, {.sequence_length = length, .micro_batch_size = 1, .global_batch_size = 1, .seed = random()});
+    const int64_t count =
+        length + 1 + static_cast<int64_t>(random() % (trial % 3 == 0 ? 3 : 20 * static_cast<uint64_t>(length)));
+    const TrainSampler sampler(
+        count, {.sequence_length = length, .micro_batch_size = 1, .global_batch_size = 1, .seed = random()});
     const int64_t windows = windows_of(count, length);
     INFO("T " << length << ", N " << count << ", W " << windows);
     // At most one window and the offset are given away.
@@ -107,7 +109,8 @@ TEST_CASE("training: an epoch visits each of its windows once, all of them insid
   }
 }
 
-TEST_CASE("training: offsets and orders differ between epochs and seeds, and reach both ends of their range", "[data]") {
+TEST_CASE("training: offsets and orders differ between epochs and seeds, and reach both ends of their range",
+          "[data]") {
   const SamplerOptions options{.sequence_length = 8, .micro_batch_size = 1, .global_batch_size = 1, .seed = 1};
   const TrainSampler sampler(1000, options);
   std::set<int64_t> offsets;
@@ -132,8 +135,8 @@ TEST_CASE("training: each sample once per epoch over the ranks of any world size
   for (int64_t ranks = 1; ranks <= 7; ++ranks) {
     for (const int64_t rows : {int64_t{1}, int64_t{2}, kGlobal / ranks}) {
       if (kGlobal % (ranks * rows) != 0) continue;
-      const TrainSampler sampler(64 * 1000 + 17,
-          {.sequence_length = 64, .micro_batch_size = rows, .global_batch_size = kGlobal, .seed = 5});
+      const TrainSampler sampler(
+          64 * 1000 + 17, {.sequence_length = 64, .micro_batch_size = rows, .global_batch_size = kGlobal, .seed = 5});
       INFO(ranks << " ranks, micro-batch " << rows);
       const int64_t windows = windows_of(64 * 1000 + 17, 64);
       std::map<std::pair<uint64_t, int64_t>, int> visits;  // (epoch, window)
@@ -182,8 +185,10 @@ TEST_CASE("evaluation: every window of the split counts once in every layout", "
     const auto rows = static_cast<int64_t>(1 + random() % 5);
     const auto global = static_cast<int64_t>(1 + random() % 10);
     const auto batches = static_cast<int64_t>(random() % 4);
-    const EvalSampler sampler(count, {.sequence_length = length, .micro_batch_size = rows, .global_batch_size = global}, batches);
-    INFO("T " << length << ", N " << count << ", R " << ranks << ", B " << rows << ", G " << global << ", batches " << batches);
+    const EvalSampler sampler(count, {.sequence_length = length, .micro_batch_size = rows, .global_batch_size = global},
+                              batches);
+    INFO("T " << length << ", N " << count << ", R " << ranks << ", B " << rows << ", G " << global << ", batches "
+              << batches);
     const int64_t whole = (count - 1) / length;
     CHECK(sampler.windows() == (batches == 0 ? whole : std::min(whole, batches * global)));
     CHECK(sampler.target_count() == sampler.windows() * length);

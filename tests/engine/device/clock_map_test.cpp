@@ -18,7 +18,9 @@ TEST_CASE("clock_map: a clock that drifts for twelve hours is read to what the r
   for (double ppm : {-50.0, -7.0, 0.0, 7.0, 50.0}) {
     std::mt19937_64 random(42);
     const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); };
-    const auto theirs_at = [&](int64_t ours_ns) { return ours_ns - kStart + std::llround(ppm * 1e-6 * static_cast<double>(ours_ns - kStart)); };
+    const auto theirs_at = [&](int64_t ours_ns) {
+      return ours_ns - kStart + std::llround(ppm * 1e-6 * static_cast<double>(ours_ns - kStart));
+    };
     ClockMap map(0, kStart + 5'000);
     int64_t largest_error_ns = 0, last_ns = 0;
     for (int64_t now = kStart + kSecond; now < kStart + 12 * 3600 * kSecond; now += kSecond) {
@@ -26,7 +28,8 @@ TEST_CASE("clock_map: a clock that drifts for twelve hours is read to what the r
         const int64_t answer = map.at_ns(theirs_at(now - before_ns));
         CHECK(answer >= last_ns);
         last_ns = answer;
-        if (now > kStart + 10 * kSecond) largest_error_ns = std::max(largest_error_ns, std::abs(answer - (now - before_ns)));
+        if (now > kStart + 10 * kSecond)
+          largest_error_ns = std::max(largest_error_ns, std::abs(answer - (now - before_ns)));
       }
       // Seen late now and then: a wide bracket proves little, and moves the line only as far as that.
       const int64_t early = below(20'000), late = below(10) == 0 ? below(5'000'000) : below(20'000);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets: what they cover, how large they are, and what their sizes leave exposed on a wire, against a wire of a few lines.
+// Buckets: what they cover, how large they are, and what their sizes leave exposed on a wire, against a wire of a few
+// lines.
 
 #include <algorithm>
 #include <cstdio>
@@ -17,7 +18,8 @@ ModelSpec even_model(int count, int64_t elems) {
   ModelSpec model;
   model.layers = count;
   for (int p = 0; p < count; ++p) {
-    model.parameters.push_back({.tensors = {{.name = "p" + std::to_string(p), .shape = {elems}}}, .layer = p, .elems = elems});
+    model.parameters.push_back(
+        {.tensors = {{.name = "p" + std::to_string(p), .shape = {elems}}}, .layer = p, .elems = elems});
     model.backward.push_back(static_cast<uint32_t>(model.pieces.size()));
     model.pieces.push_back({.name = "p", .layer = p, .works = {}, .ready = {{static_cast<uint32_t>(p), 0, elems}}});
   }
@@ -28,7 +30,8 @@ ParameterLayout cut(const ModelSpec& model, int64_t first, int64_t largest) {
   return place_parameters(model, {.bucket_bytes = largest, .first_bucket_bytes = first});
 }
 
-/// What the last byte arrives after the last piece, in pieces: each piece takes 1, what one piece completes takes `ratio` on the wire.
+/// What the last byte arrives after the last piece, in pieces: each piece takes 1, what one piece completes takes
+/// `ratio` on the wire.
 double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   const double ratio_per_elem = ratio * static_cast<double>(pieces) / static_cast<double>(layout.flat_elems);
   double wire = 0;
@@ -41,7 +44,8 @@ double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
 double gather_exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   double wire = 0, compute = 0;
   for (auto bucket = layout.buckets.rbegin(); bucket != layout.buckets.rend(); ++bucket) {
-    const double share = static_cast<double>(bucket->elems) * static_cast<double>(pieces) / static_cast<double>(layout.flat_elems);
+    const double share =
+        static_cast<double>(bucket->elems) * static_cast<double>(pieces) / static_cast<double>(layout.flat_elems);
     wire += ratio * share;
     compute = std::max(compute, wire) + share;
   }
@@ -76,7 +80,8 @@ TEST_CASE("layout: the first bucket is small, and towards the end each takes a q
   CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 13, 10, 7, 6, 4, 3, 2, 2, 1, 1, 1, 1});
 }
 
-TEST_CASE("layout: shrinking buckets expose the last one alone, up to a wire that takes 3/4 of what compute takes", "[layout]") {
+TEST_CASE("layout: shrinking buckets expose the last one alone, up to a wire that takes 3/4 of what compute takes",
+          "[layout]") {
   constexpr int kPieces = 256;
   const ModelSpec model = even_model(kPieces, 256);
   const int64_t first = 1 << 10, largest = 32 << 10;

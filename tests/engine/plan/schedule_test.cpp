@@ -15,15 +15,18 @@ using namespace slipstream;
 
 namespace {
 
-constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1};
+constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
+                                   ScheduleKind::zb_h1};
 
 /// Forward f, backward b (with w where it is not split off), weight w, of one stage; a chunk takes its share.
 PlayTimes equal_stages(const PipelineSchedule& schedule, int64_t f, int64_t b, int64_t w) {
   const bool split = schedule.splits_backward;
   const int64_t v = schedule.shape.virtual_stages;
-  return {.use_ns = [=](int, const Use& use) {
-            return (use.pass == Pass::forward ? f : use.pass == Pass::weight ? w : split ? b : b + w) / v;
-          }, .hop_ns = {}};
+  return {.use_ns =
+              [=](int, const Use& use) {
+                return (use.pass == Pass::forward ? f : use.pass == Pass::weight ? w : split ? b : b + w) / v;
+              },
+          .hop_ns = {}};
 }
 
 std::string refusal(const std::function<void()>& body) {
@@ -67,7 +70,8 @@ TEST_CASE("the span of ZB-H1 is M(f+b+w) + (P-1)(f+b-w) for unequal halves", "[s
       }
 }
 
-TEST_CASE("hops of up to half a forward pass are hidden, at the price of one more micro-batch alive per stage behind", "[schedule]") {
+TEST_CASE("hops of up to half a forward pass are hidden, at the price of one more micro-batch alive per stage behind",
+          "[schedule]") {
   constexpr int64_t f = 1200;
   for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1, ScheduleKind::interleaved_1f1b})
     for (int p : {2, 4, 8})
@@ -82,11 +86,13 @@ TEST_CASE("hops of up to half a forward pass are hidden, at the price of one mor
         };
         const int64_t without = span(0), waiting = span(hop);
         shape.hides_hops = true;
-        // Hops of the first micro-batch on its way there and of the last one on its way back have nothing to hide under.
+        // Hops of the first micro-batch on its way there and of the last one on its way back have nothing to hide
+        // under.
         const int64_t hidden = span(hop) - 2 * (p * v - 1) * hop;
         CAPTURE(name_of(kind), p, hop, without, waiting, hidden);
         CHECK(static_cast<double>(hidden) < 1.02 * static_cast<double>(without));
-        if (kind == ScheduleKind::one_f_one_b) CHECK(static_cast<double>(waiting - 2 * (p - 1) * hop) > 1.02 * static_cast<double>(without));
+        if (kind == ScheduleKind::one_f_one_b)
+          CHECK(static_cast<double>(waiting - 2 * (p - 1) * hop) > 1.02 * static_cast<double>(without));
         for (int stage = 0; stage < p; ++stage)
           if (v == 1 && kind != ScheduleKind::zb_h1)
             CHECK(peak_in_flight(make_schedule(kind, shape), stage) == 2 * (p - stage) - 1);
@@ -97,7 +103,8 @@ TEST_CASE("chunks that end early reduce at once: as long as nobody waits for it"
   constexpr int64_t f = 1200;
   const auto off = [&](ScheduleKind kind, int p, int stage, int v, int64_t reduce_ns) {
     const PipelineSchedule schedule = make_schedule(kind, {p, 4 * p, v});
-    return off_critical_path(schedule, play(schedule, equal_stages(schedule, f, f, f)), stage, [&](int) { return reduce_ns; });
+    return off_critical_path(schedule, play(schedule, equal_stages(schedule, f, f, f)), stage,
+                             [&](int) { return reduce_ns; });
   };
   for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b})
     for (int stage = 0; stage < 4; ++stage) {
@@ -107,8 +114,8 @@ TEST_CASE("chunks that end early reduce at once: as long as nobody waits for it"
     }
   // Zero-bubble stages fill that time with weight gradients, and end with the first.
   for (int stage = 0; stage < 4; ++stage) CHECK(off(ScheduleKind::zb_h1, 4, stage, 1, 1) == std::vector<char>{0});
-  // The second chunk of an interleaved stage has until the first one makes gradients of its own; with the largest part of the model in flight behind it, four
-  // micro-batches of backward passes less its own.
+  // The second chunk of an interleaved stage has until the first one makes gradients of its own; with the largest part
+  // of the model in flight behind it, four micro-batches of backward passes less its own.
   for (int stage = 0; stage < 4; ++stage) {
     const std::vector<char> early = off(ScheduleKind::interleaved_1f1b, 4, stage, 2, f / 2);
     CHECK(early[1] == 1);
@@ -117,7 +124,8 @@ TEST_CASE("chunks that end early reduce at once: as long as nobody waits for it"
   }
 }
 
-TEST_CASE("by random search: valid, as many micro-batches alive as theory says, and no latency stops them", "[schedule]") {
+TEST_CASE("by random search: valid, as many micro-batches alive as theory says, and no latency stops them",
+          "[schedule]") {
   const uint64_t seed = 52;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
   const Philox random(seed, "schedules");
@@ -140,10 +148,12 @@ TEST_CASE("by random search: valid, as many micro-batches alive as theory says, 
       if (v > 1) CHECK(peak == std::min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1));
     }
     const auto jitter = [&](int) { return int64_t{1} + static_cast<int64_t>(random.below(drawn++, 1000)); };
-    const Played played = play(schedule, {.use_ns = [&](int, const Use&) { return jitter(0); }, .hop_ns = [&](int, const Use&) { return jitter(0) - 1; }});
+    const Played played = play(schedule, {.use_ns = [&](int, const Use&) { return jitter(0); },
+                                          .hop_ns = [&](int, const Use&) { return jitter(0) - 1; }});
     for (size_t s = 0; s < played.stages.size(); ++s) {
       CHECK(played.stages[s].size() == schedule.stages[s].size());
-      for (size_t i = 1; i < played.stages[s].size(); ++i) CHECK(played.stages[s][i].begin_ns >= played.stages[s][i - 1].end_ns);
+      for (size_t i = 1; i < played.stages[s].size(); ++i)
+        CHECK(played.stages[s][i].begin_ns >= played.stages[s][i - 1].end_ns);
     }
   }
 }
@@ -154,10 +164,12 @@ using StageTimes = std::vector<std::array<int64_t, 3>>;  // of each stage, by pa
 
 /// With a backward that is not split, both halves at once.
 PlayTimes unequal_stages(const StageTimes& ns, bool split, int64_t hop_ns) {
-  return {.use_ns = [=](int stage, const Use& use) {
-            const auto& of = ns[static_cast<size_t>(stage)];
-            return of[static_cast<size_t>(use.pass)] + (use.pass == Pass::backward && !split ? of[2] : 0);
-          }, .hop_ns = [=](int, const Use&) { return hop_ns; }};
+  return {.use_ns =
+              [=](int stage, const Use& use) {
+                const auto& of = ns[static_cast<size_t>(stage)];
+                return of[static_cast<size_t>(use.pass)] + (use.pass == Pass::backward && !split ? of[2] : 0);
+              },
+          .hop_ns = [=](int, const Use&) { return hop_ns; }};
 }
 
 struct Chosen {
@@ -167,14 +179,20 @@ struct Chosen {
 
 /// Chooses lags, and checks what every choice promises.
 Chosen choose(const ScheduleShape& shape, const StageTimes& ns, int64_t hop_ns) {
-  const auto span_ns = [&](const PipelineSchedule& schedule) { return play(schedule, unequal_stages(ns, schedule.splits_backward, hop_ns)).makespan_ns; };
+  const auto span_ns = [&](const PipelineSchedule& schedule) {
+    return play(schedule, unequal_stages(ns, schedule.splits_backward, hop_ns)).makespan_ns;
+  };
   ScheduleShape asked = shape;
   asked.lags = best_lags(shape, unequal_stages(ns, true, hop_ns));
   CHECK(asked.lags == best_lags(shape, unequal_stages(ns, true, hop_ns)));
-  const PipelineSchedule chosen = make_schedule(ScheduleKind::zb_h1, asked), plain = make_schedule(ScheduleKind::one_f_one_b, shape);
+  const PipelineSchedule chosen = make_schedule(ScheduleKind::zb_h1, asked),
+                         plain = make_schedule(ScheduleKind::one_f_one_b, shape);
   require_valid(chosen);
   for (int stage = 0; stage < shape.stages; ++stage) CHECK(peak_in_flight(chosen, stage) <= peak_in_flight(plain, 0));
-  const Chosen found{.lags = asked.lags, .chosen_ns = span_ns(chosen), .published_ns = span_ns(make_schedule(ScheduleKind::zb_h1, shape)), .one_f_one_b_ns = span_ns(plain)};
+  const Chosen found{.lags = asked.lags,
+                     .chosen_ns = span_ns(chosen),
+                     .published_ns = span_ns(make_schedule(ScheduleKind::zb_h1, shape)),
+                     .one_f_one_b_ns = span_ns(plain)};
   CHECK(found.chosen_ns <= found.published_ns);
   CHECK(found.chosen_ns <= found.one_f_one_b_ns);
   CHECK((found.lags.empty() || found.chosen_ns < found.published_ns));
@@ -183,7 +201,8 @@ Chosen choose(const ScheduleShape& shape, const StageTimes& ns, int64_t hop_ns) 
 
 }  // namespace
 
-TEST_CASE("ZB-H1 lags as published where stages are equal: a third of the bubble, or what weight gradients leave of it", "[schedule]") {
+TEST_CASE("ZB-H1 lags as published where stages are equal: a third of the bubble, or what weight gradients leave of it",
+          "[schedule]") {
   for (int p : {1, 2, 3, 4, 8})
     for (int m : {1, p, 2 * p, 5 * p})
       for (int64_t w : {1, 400, 1200, 5000, 100'000}) {
@@ -194,8 +213,11 @@ TEST_CASE("ZB-H1 lags as published where stages are equal: a third of the bubble
       }
 }
 
-TEST_CASE("ZB-H1 lags by what passes take: where a stage would keep weight gradients for later and idle now, it does not", "[schedule]") {
-  // The second micro-batch is late: the last stage has time for the weights of the first one, and as published it waits.
+TEST_CASE(
+    "ZB-H1 lags by what passes take: where a stage would keep weight gradients for later and idle now, it does not",
+    "[schedule]") {
+  // The second micro-batch is late: the last stage has time for the weights of the first one, and as published it
+  // waits.
   const Chosen early = choose({2, 2, 1}, {{100, 10, 10}, {10, 10, 80}}, 0);
   CHECK(early.lags == std::vector<int>{0, 0});
   CHECK(early.published_ns == 380);
@@ -207,7 +229,8 @@ TEST_CASE("ZB-H1 lags by what passes take: where a stage would keep weight gradi
   CHECK(further.chosen_ns < further.published_ns);
 }
 
-TEST_CASE("ZB-H1 with any times, by random search: never longer than as published or 1F1B, and never more alive", "[schedule]") {
+TEST_CASE("ZB-H1 with any times, by random search: never longer than as published or 1F1B, and never more alive",
+          "[schedule]") {
   const uint64_t seed = 53;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
   const Philox random(seed, "lags");
@@ -246,14 +269,20 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
   PipelineSchedule swapped = make_schedule(ScheduleKind::gpipe, {2, 3, 1});
   std::swap(swapped.stages[1][0], swapped.stages[1][1]);
   CHECK(refusal([&] { require_valid(swapped); }) ==
-        "[pipeline] stage 1: forward of micro-batch 1 comes before that of micro-batch 0. Micro-batches of a chunk go in order, so that "
+        "[pipeline] stage 1: forward of micro-batch 1 comes before that of micro-batch 0. Micro-batches of a chunk go "
+        "in order, so that "
         "sums do not depend on the schedule.");
   // The first stage wants a gradient back before it sends the micro-batch that the last one needs first.
-  PipelineSchedule stuck{.shape = {2, 2, 1}, .stages = {{{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 1}},
-                                                        {{Pass::forward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 0}, {Pass::backward, 0, 1}}}};
+  PipelineSchedule stuck{
+      .shape = {2, 2, 1},
+      .stages = {{{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 1}},
+                 {{Pass::forward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 0}, {Pass::backward, 0, 1}}}};
   CHECK(refusal([&] { require_valid(stuck); }) ==
-        "[pipeline] the schedule never ends; these wait for each other: stage 0: backward of micro-batch 0; stage 1: forward of micro-batch 1.");
-  CHECK(refusal([] { make_schedule(ScheduleKind::interleaved_1f1b, {4, 10, 2}); }) ==
+        "[pipeline] the schedule never ends; these wait for each other: stage 0: backward of micro-batch 0; stage 1: "
+        "forward of micro-batch 1.");
+  CHECK(refusal([] {
+          make_schedule(ScheduleKind::interleaved_1f1b, {4, 10, 2});
+        }) ==
         "[pipeline] interleaved_1f1b goes round 4 stages with 10 micro-batches per step, which is no multiple. Change "
         "train.global_batch_size so that a rank has 8 or 12.");
   CHECK(refusal([] { make_schedule(ScheduleKind::gpipe, {4, 8, 2}); }).find("virtual_stages = 2") != std::string::npos);
@@ -266,7 +295,8 @@ TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]"
     CHECK(parse_schedule(csv, schedule.shape, "a.csv").stages == schedule.stages);
     CHECK(parse_schedule(csv, schedule.shape, "a.csv").splits_backward == schedule.splits_backward);
     const size_t head = csv.find('\n') + 1, cut = csv.find('\n', csv.size() / 2) + 1;
-    CHECK(parse_schedule(csv.substr(0, head) + csv.substr(cut) + csv.substr(head, cut - head), schedule.shape, "a.csv").stages == schedule.stages);
+    CHECK(parse_schedule(csv.substr(0, head) + csv.substr(cut) + csv.substr(head, cut - head), schedule.shape, "a.csv")
+              .stages == schedule.stages);
   }
   const ScheduleShape shape{1, 1, 1};
   const std::string head = "stage,position,pass,chunk,micro_batch\n";
@@ -274,10 +304,13 @@ TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]"
         "[pipeline] a.csv: the first line is \"stage\", expected \"stage,position,pass,chunk,micro_batch\".");
   // A file that is something else is shown in part and in print; a number that is none of an int is no number.
   CHECK(refusal([&] { parse_schedule("\x1b[31m" + std::string(100, 'x'), shape, "a.csv"); }) ==
-        "[pipeline] a.csv: the first line is \"\\x1b[31m" + std::string(75, 'x') + "...\", expected \"stage,position,pass,chunk,micro_batch\".");
-  for (const char* row : {"4294967296,0,F,0,0", "0,99999999999999999999,F,0,0", "0,0,F,0,", "0,0,F,0,0,", " 0,0,F,0,0", "0,0,FF,0,0"})
+        "[pipeline] a.csv: the first line is \"\\x1b[31m" + std::string(75, 'x') +
+            "...\", expected \"stage,position,pass,chunk,micro_batch\".");
+  for (const char* row :
+       {"4294967296,0,F,0,0", "0,99999999999999999999,F,0,0", "0,0,F,0,", "0,0,F,0,0,", " 0,0,F,0,0", "0,0,FF,0,0"})
     CHECK(refusal([&] { parse_schedule(head + row + "\n", shape, "a.csv"); }) ==
-          std::string("[pipeline] a.csv, line 2: \"") + row + "\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
+          std::string("[pipeline] a.csv, line 2: \"") + row +
+              "\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,1,B,0\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv, line 3: \"0,1,B,0\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n1,1,B,0,0\n", shape, "a.csv"); }) ==

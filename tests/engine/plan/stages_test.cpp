@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cutting a model: what crosses is read off its accesses, every parameter goes somewhere once, memory follows the schedule.
+// Cutting a model: what crosses is read off its accesses, every parameter goes somewhere once, memory follows the
+// schedule.
 
 #include <algorithm>
 #include <cstdio>
@@ -19,8 +20,18 @@ using namespace slipstream;
 namespace {
 
 models::ModelOptions options_of(bool llama, int layers) {
-  return {.family = llama ? models::Family::llama : models::Family::gpt2, .layers = layers, .heads = 2, .kv_heads = 2, .width = 16,
-          .ffn_width = 32, .context = 8, .vocab = 40, .batch = 2, .tokens = 8, .global_tokens = 64, .micro_batches = 4};
+  return {.family = llama ? models::Family::llama : models::Family::gpt2,
+          .layers = layers,
+          .heads = 2,
+          .kv_heads = 2,
+          .width = 16,
+          .ffn_width = 32,
+          .context = 8,
+          .vocab = 40,
+          .batch = 2,
+          .tokens = 8,
+          .global_tokens = 64,
+          .micro_batches = 4};
 }
 
 struct Cut {
@@ -122,7 +133,8 @@ TEST_CASE("by random search: every piece runs once, every parameter is updated o
       if (name.find("embedding") == std::string::npos) CHECK(left == 0);
     }
     for (const ParameterSpec& parameter : whole.parameters) {
-      const bool tied = options.tie_embeddings && parameter.layer == -1 && parameter.name().find("wpe") == std::string::npos;
+      const bool tied =
+          options.tie_embeddings && parameter.layer == -1 && parameter.name().find("wpe") == std::string::npos;
       CHECK(updates[parameter.name()] == (tied ? 2 : 1));
     }
   }
@@ -133,8 +145,10 @@ TEST_CASE("activations have as many copies as micro-batches are alive", "[stages
     const PipelineSchedule schedule = make_schedule(kind, {4, 9, 1});
     for (int stage = 0; stage < 4; ++stage) {
       const Cut here = cut(options_of(false, 4), schedule, {1, 1, 1, 1}, stage);
-      CHECK(here.buffers.instances(here.buffers.find("layer" + std::to_string(stage) + ".qkv")) == (kind == ScheduleKind::gpipe ? 9 : 4 - stage));
-      if (stage == 3) CHECK(here.buffers.instances(here.buffers.find("logits")) == (kind == ScheduleKind::gpipe ? 9 : 1));
+      CHECK(here.buffers.instances(here.buffers.find("layer" + std::to_string(stage) + ".qkv")) ==
+            (kind == ScheduleKind::gpipe ? 9 : 4 - stage));
+      if (stage == 3)
+        CHECK(here.buffers.instances(here.buffers.find("logits")) == (kind == ScheduleKind::gpipe ? 9 : 1));
     }
   }
 }
@@ -159,7 +173,9 @@ TEST_CASE("balanced layers: no other cut has a faster slowest part", "[stages]")
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
   const Philox random(seed, "balance");
   uint64_t drawn = 0;
-  const auto draw = [&](int64_t bound) { return static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(bound))); };
+  const auto draw = [&](int64_t bound) {
+    return static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(bound)));
+  };
   for (int round = 0; round < 50; ++round) {
     const int layers = 4 + static_cast<int>(draw(4));
     std::vector<int64_t> costs;

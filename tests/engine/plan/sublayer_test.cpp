@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kBytes = 64;
 
-/// A ring of two hops under three pieces that read what arrives, and a sum in place of what they make: both kinds of strategy that need this.
+/// A ring of two hops under three pieces that read what arrives, and a sum in place of what they make: both kinds of
+/// strategy that need this.
 struct Example {
   Job job;
   Slice own, theirs, sum;
@@ -28,7 +29,8 @@ struct Example {
     piece("make", {}, {own}).communications = {exchange(own, theirs)};
     piece("first", {own}, {sum}).communications = {exchange(theirs, own)};
     piece("second", {theirs, sum}, {sum});
-    piece("third", {own, sum}, {sum}).communications = {{.name = "all_reduce", .channel = "sum", .from = sum, .to = sum, .dtype = DType::bf16, .elems = kBytes / 2}};
+    piece("third", {own, sum}, {sum}).communications = {
+        {.name = "all_reduce", .channel = "sum", .from = sum, .to = sum, .dtype = DType::bf16, .elems = kBytes / 2}};
     piece("other", {own}, {});
     piece("end", {sum}, {});
   }
@@ -63,14 +65,22 @@ struct Example {
 
  private:
   Slice add(const std::string& name, Instances instances, int slots) {
-    return job.buffers.whole(job.buffers.add({.name = name, .size_bytes = kBytes, .owner = Owner::activations, .instances = instances, .slots = slots}));
+    return job.buffers.whole(job.buffers.add(
+        {.name = name, .size_bytes = kBytes, .owner = Owner::activations, .instances = instances, .slots = slots}));
   }
   Piece& piece(const std::string& name, std::vector<Slice> reads, std::vector<Slice> writes) {
-    job.model.pieces.push_back({.name = name, .layer = 7, .works = {{name, {1000, 0}, std::move(reads), std::move(writes), {}}}, .ready = {}});
+    job.model.pieces.push_back(
+        {.name = name, .layer = 7, .works = {{name, {1000, 0}, std::move(reads), std::move(writes), {}}}, .ready = {}});
     return job.model.pieces.back();
   }
   static Communication exchange(const Slice& from, const Slice& to) {
-    return {.name = "exchange", .channel = "ring", .op = Op::exchange, .peer = 1, .from = from, .to = to, .elems = kBytes / 4};
+    return {.name = "exchange",
+            .channel = "ring",
+            .op = Op::exchange,
+            .peer = 1,
+            .from = from,
+            .to = to,
+            .elems = kBytes / 4};
   }
 };
 
@@ -78,7 +88,8 @@ const std::vector<uint32_t> kAll{0, 1, 2, 3, 4, 5};
 
 }  // namespace
 
-TEST_CASE("communication follows its piece, in its instances, and the first that touches the same memory waits", "[sublayer]") {
+TEST_CASE("communication follows its piece, in its instances, and the first that touches the same memory waits",
+          "[sublayer]") {
   const Example ring(2);
   const Plan plan = ring.plan(kAll);
   REQUIRE(plan.tasks.size() == 6);
@@ -87,8 +98,10 @@ TEST_CASE("communication follows its piece, in its instances, and the first that
     const Task &hop = plan.tasks[3 * m], &next = plan.tasks[3 * m + 1], &sum = plan.tasks[3 * m + 2];
     CHECK(hop.name == "exchange.7/" + std::to_string(m));
     CHECK(hop.after == std::vector<Point>{{6 * m}});
-    CHECK(hop.before == Point{6 * m + 2});                        // what is read by `first` is not what it writes
-    CHECK(next.after == std::vector<Point>{{6 * m + 1}, {spine + 3 * m}});  // it sends on what the first hop brings, before any piece has read it
+    CHECK(hop.before == Point{6 * m + 2});  // what is read by `first` is not what it writes
+    CHECK(next.after ==
+          std::vector<Point>{{6 * m + 1},
+                             {spine + 3 * m}});  // it sends on what the first hop brings, before any piece has read it
     CHECK(next.before == Point{6 * m + 3});
     CHECK(sum.after == std::vector<Point>{{6 * m + 3}});
     CHECK(sum.before == Point{6 * m + 5});
@@ -103,7 +116,8 @@ TEST_CASE("communication follows its piece, in its instances, and the first that
 
 TEST_CASE("the order that the pass says is complete, and no wait of it can be left out", "[sublayer][mutation]") {
   for (int micro_batches : {1, 2, 3, 5})
-    for (const std::vector<uint32_t>& pieces : {kAll, std::vector<uint32_t>{0, 1, 2, 3, 5}, std::vector<uint32_t>{0, 4, 1, 2, 3}}) {
+    for (const std::vector<uint32_t>& pieces :
+         {kAll, std::vector<uint32_t>{0, 1, 2, 3, 5}, std::vector<uint32_t>{0, 4, 1, 2, 3}}) {
       CAPTURE(micro_batches, pieces);
       const Example ring(micro_batches);
       Plan plan = ring.plan(pieces);
@@ -122,7 +136,9 @@ TEST_CASE("the order that the pass says is complete, and no wait of it can be le
 TEST_CASE("a plan gets the communication of the pieces that it runs and no other", "[sublayer]") {
   const Example ring(1);
   CHECK(ring.plan({0, 4}).tasks.size() == 1);
-  CHECK_FALSE(ring.plan({0, 4}).tasks[0].before.has_value());  // nobody of this plan; the next plan's first touch waits at the seam
+  CHECK_FALSE(ring.plan({0, 4})
+                  .tasks[0]
+                  .before.has_value());  // nobody of this plan; the next plan's first touch waits at the seam
   CHECK(ring.plan({4, 5}).tasks.empty());
   Plan forward = ring.plan({0, 1, 2, 3}), check = ring.plan({0, 4});
   ring.finish(forward);

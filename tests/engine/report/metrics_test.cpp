@@ -14,16 +14,28 @@ using namespace slipstream;
 namespace {
 
 StepMetrics example() {
-  return {.step = 120, .loss = 2.3141592653589793, .learning_rate = 1e-3, .grad_norm = 0.1 + 0.2, .tokens = 768,
-          .step_ms = 45.2, .compute_ms = 40.0, .comm_ms = 12.3, .exposed_ms = 0.8, .exposed_ms_max = 1.1, .input_ms = 0.25,
-          .other_ms = 4.15, .skew_ms = 0.5, .bound_ms = 43.4};
+  return {.step = 120,
+          .loss = 2.3141592653589793,
+          .learning_rate = 1e-3,
+          .grad_norm = 0.1 + 0.2,
+          .tokens = 768,
+          .step_ms = 45.2,
+          .compute_ms = 40.0,
+          .comm_ms = 12.3,
+          .exposed_ms = 0.8,
+          .exposed_ms_max = 1.1,
+          .input_ms = 0.25,
+          .other_ms = 4.15,
+          .skew_ms = 0.5,
+          .bound_ms = 43.4};
 }
 
 }  // namespace
 
 TEST_CASE("the line of a person", "[metrics]") {
   CHECK(metrics_line(example(), 2000, 92) ==
-        "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | eta 1m32s");
+        "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | "
+        "eta 1m32s");
   StepMetrics alone = example();
   alone.comm_ms = alone.exposed_ms = 0;
   alone.bound_ms.reset();
@@ -52,9 +64,10 @@ TEST_CASE("a line of metrics.jsonl has the documented keys and reads back exactl
   const Json json = Json::parse(line);
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.as_object()) keys.push_back(key);
-  CHECK(keys == std::vector<std::string>{"step", "loss", "val_loss", "lr", "grad_norm", "tokens", "step_ms", "tokens_per_s",
-                                         "compute_ms", "comm_ms", "exposed_ms", "hidden", "exposed_by", "mfu", "exposed_ms_max", "input_ms",
-                                         "other_ms", "skew_ms", "bound_ms", "params_hash"});
+  CHECK(keys == std::vector<std::string>{"step",       "loss",     "val_loss",     "lr",         "grad_norm",
+                                         "tokens",     "step_ms",  "tokens_per_s", "compute_ms", "comm_ms",
+                                         "exposed_ms", "hidden",   "exposed_by",   "mfu",        "exposed_ms_max",
+                                         "input_ms",   "other_ms", "skew_ms",      "bound_ms",   "params_hash"});
   CHECK(json.at("step").as_int() == 120);
   CHECK(json.at("tokens").as_int() == 768);
   CHECK(json.at("loss").as_double() == m.loss);

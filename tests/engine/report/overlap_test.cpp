@@ -26,7 +26,12 @@ Span work(uint32_t step, uint32_t item, int64_t begin, int64_t end) {
   return {.kind = Span::Kind::work, .item = item, .step = step, .begin_ns = begin * kMs, .end_ns = end * kMs};
 }
 Span wait(uint32_t step, uint32_t item, uint64_t awaited, int64_t begin, int64_t end) {
-  return {.kind = Span::Kind::wait, .awaited = awaited, .item = item, .step = step, .begin_ns = begin * kMs, .end_ns = end * kMs};
+  return {.kind = Span::Kind::wait,
+          .awaited = awaited,
+          .item = item,
+          .step = step,
+          .begin_ns = begin * kMs,
+          .end_ns = end * kMs};
 }
 
 void check_parts_sum(const StepTimes& t) {
@@ -58,10 +63,10 @@ TEST_CASE("the length of a union", "[overlap]") {
   CHECK(union_ns({{5, 5}}) == 0);
   CHECK(union_ns({{0, 10}, {20, 25}}) == 15);
   CHECK(union_ns({{20, 25}, {0, 10}}) == 15);
-  CHECK(union_ns({{0, 10}, {5, 8}}) == 10);      // inside
-  CHECK(union_ns({{0, 10}, {5, 18}}) == 18);     // overlapping
-  CHECK(union_ns({{0, 10}, {10, 18}}) == 18);    // touching
-  CHECK(union_ns({{0, 10}, {0, 10}}) == 10);     // the same twice
+  CHECK(union_ns({{0, 10}, {5, 8}}) == 10);    // inside
+  CHECK(union_ns({{0, 10}, {5, 18}}) == 18);   // overlapping
+  CHECK(union_ns({{0, 10}, {10, 18}}) == 18);  // touching
+  CHECK(union_ns({{0, 10}, {0, 10}}) == 10);   // the same twice
   CHECK(union_ns({{-9, -4}, {-6, 3}}) == 12);
 }
 
@@ -186,11 +191,14 @@ TEST_CASE("waiting for a late peer is skew, not communication", "[overlap]") {
   CHECK(own.exposed_ns == 4 * kMs);
 }
 
-TEST_CASE("waiting for what another stage has not computed is a bubble, waiting for a hop on its way is exposed", "[overlap]") {
-  // Two hops into this rank, posted at 0: their senders come at 14 and 30, and each travels for 4. Compute wants the first at 10 and the second at 20.
+TEST_CASE("waiting for what another stage has not computed is a bubble, waiting for a hop on its way is exposed",
+          "[overlap]") {
+  // Two hops into this rank, posted at 0: their senders come at 14 and 30, and each travels for 4. Compute wants the
+  // first at 10 and the second at 20.
   OverlapMeter m = meter();
-  m.add(kCompute, {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20), wait(1, 2, tag(kHops, 9), 20, 34), work(1, 2, 34, 40),
-                   wait(1, 3, tag(kReduce, 10), 40, 45), work(1, 3, 45, 46)});
+  m.add(kCompute,
+        {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20), wait(1, 2, tag(kHops, 9), 20, 34),
+         work(1, 2, 34, 40), wait(1, 3, tag(kReduce, 10), 40, 45), work(1, 3, 45, 46)});
   m.add(kHops, {work(1, 8, 0, 18), work(1, 9, 18, 34)});
   m.add(kReduce, {work(1, 10, 30, 45)});
   StepTimes t = m.take(1, false);
@@ -200,7 +208,8 @@ TEST_CASE("waiting for what another stage has not computed is a bubble, waiting 
   for (int again = 0; again < 2; ++again) {
     apply_last_entries(t, last_entries);
     CHECK(t.bubble_ns == (14 - 10 + 30 - 20) * kMs);
-    CHECK(t.exposed_ns == (18 - 14 + 34 - 30 + 45 - 40) * kMs);  // a late peer of other communication is exposed as it always was
+    CHECK(t.exposed_ns ==
+          (18 - 14 + 34 - 30 + 45 - 40) * kMs);  // a late peer of other communication is exposed as it always was
     check_parts_sum(t);
     // What is exposed belongs to the tasks that compute waited for, the bubble to none.
     REQUIRE(t.exposures.size() == 3);
@@ -208,7 +217,8 @@ TEST_CASE("waiting for what another stage has not computed is a bubble, waiting 
     CHECK(t.exposures[1].exposed_ns() == (34 - 30) * kMs);
     CHECK(t.exposures[2].exposed_ns() == (45 - 40) * kMs);
   }
-  // A hop that waits behind another one on its channel is not waiting for a stage: the first travels until 24, the second from then on.
+  // A hop that waits behind another one on its channel is not waiting for a stage: the first travels until 24, the
+  // second from then on.
   OverlapMeter queued = meter();
   queued.add(kCompute, {work(1, 0, 0, 10), wait(1, 2, tag(kHops, 9), 10, 34), work(1, 2, 34, 40)});
   queued.add(kHops, {work(1, 8, 0, 24), work(1, 9, 24, 34)});
@@ -238,8 +248,8 @@ TEST_CASE("entries outside a task are clamped to it", "[overlap]") {
 
 TEST_CASE("waiting for the batch is its own cause", "[overlap]") {
   OverlapMeter m = meter();
-  m.add(kCompute, {wait(1, 0, tag(kInput, 8), 0, 5), work(1, 0, 5, 10), wait(1, 1, tag(kReduce, 9), 10, 13), work(1, 1, 13, 20),
-                   wait(2, 0, tag(kInput, 8), 20, 27), work(2, 0, 27, 30)});
+  m.add(kCompute, {wait(1, 0, tag(kInput, 8), 0, 5), work(1, 0, 5, 10), wait(1, 1, tag(kReduce, 9), 10, 13),
+                   work(1, 1, 13, 20), wait(2, 0, tag(kInput, 8), 20, 27), work(2, 0, 27, 30)});
   m.add(kInput, {work(1, 8, 12, 27)});
   m.add(kReduce, {work(1, 9, 8, 13)});
   const StepTimes t = m.take(1, true);

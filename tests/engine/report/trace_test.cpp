@@ -60,12 +60,21 @@ TEST_CASE("a timeline parses and names its rows, works and waits", "[trace]") {
   CHECK(!writer.wants(9));
   CHECK(writer.wants(10));
   CHECK(!writer.wants(12));
-  writer.add(0, {{.kind = Span::Kind::work, .work = &matmul, .item = 0, .step = 9, .begin_ns = 100, .end_ns = 200},
-                 {.kind = Span::Kind::work, .work = &matmul, .item = 0, .step = 10, .begin_ns = 1'000'005, .end_ns = 2'000'004},
-                 {.kind = Span::Kind::wait, .awaited = uint64_t{2} << 32 | 2, .item = 1, .step = 10, .begin_ns = 2'000'004, .end_ns = 2'500'000},
-                 {.kind = Span::Kind::work, .work = &adamw, .item = 1, .step = 10, .begin_ns = 2'500'000, .end_ns = 2'600'000}});
-  writer.add(2, {{.kind = Span::Kind::wait, .awaited = 0, .item = 2, .step = 11, .begin_ns = 1, .end_ns = 2},
-                 {.kind = Span::Kind::work, .work = &reduce, .item = 2, .step = 11, .begin_ns = 1'500'000, .end_ns = 2'500'000}});
+  writer.add(
+      0,
+      {{.kind = Span::Kind::work, .work = &matmul, .item = 0, .step = 9, .begin_ns = 100, .end_ns = 200},
+       {.kind = Span::Kind::work, .work = &matmul, .item = 0, .step = 10, .begin_ns = 1'000'005, .end_ns = 2'000'004},
+       {.kind = Span::Kind::wait,
+        .awaited = uint64_t{2} << 32 | 2,
+        .item = 1,
+        .step = 10,
+        .begin_ns = 2'000'004,
+        .end_ns = 2'500'000},
+       {.kind = Span::Kind::work, .work = &adamw, .item = 1, .step = 10, .begin_ns = 2'500'000, .end_ns = 2'600'000}});
+  writer.add(
+      2,
+      {{.kind = Span::Kind::wait, .awaited = 0, .item = 2, .step = 11, .begin_ns = 1, .end_ns = 2},
+       {.kind = Span::Kind::work, .work = &reduce, .item = 2, .step = 11, .begin_ns = 1'500'000, .end_ns = 2'500'000}});
   CHECK(!std::filesystem::exists(path));
   writer.finish();
 
@@ -95,8 +104,9 @@ TEST_CASE("a timeline parses and names its rows, works and waits", "[trace]") {
     }
   }
   CHECK(rows == std::vector<std::string>{"compute", "h2d", "reduce"});
-  CHECK(names == std::vector<std::string>{"mlp_out_gradient.3/matmul \"wide\"", "adamw.bucket0_wait_all_reduce.bucket0", "adamw.bucket0",
-                                          "all_reduce.bucket0_wait_mlp_out_gradient.3", "all_reduce.bucket0"});
+  CHECK(names == std::vector<std::string>{"mlp_out_gradient.3/matmul \"wide\"", "adamw.bucket0_wait_all_reduce.bucket0",
+                                          "adamw.bucket0", "all_reduce.bucket0_wait_mlp_out_gradient.3",
+                                          "all_reduce.bucket0"});
   CHECK(end_of_wait == Approx(2500.0));
   CHECK(std::distance(std::filesystem::directory_iterator(dir), {}) == 1);  // no temporary is left
   std::filesystem::remove_all(dir);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for the emulator where its tests run on a card: device memory between guard bytes, which the host reads and writes by
-// copies; nothing checks accesses but compute-sanitizer.
+// Stands in for the emulator where its tests run on a card: device memory between guard bytes, which the host reads and
+// writes by copies; nothing checks accesses but compute-sanitizer.
 
 #include "tests/gpu/cuda/card.h"
 
@@ -19,8 +19,10 @@ constexpr unsigned char kOnes = 0xff;
 // cudaMemcpy waits for the kernels before it: the tests launch on the default stream.
 const bool has_card = [] {
   test::on_card = test::require_card();
-  test::host_access = {.read = [](void* host, const void* device, size_t n) { SLIP_CUDA(cudaMemcpy(host, device, n, cudaMemcpyDeviceToHost)); },
-                       .write = [](void* device, const void* host, size_t n) { SLIP_CUDA(cudaMemcpy(device, host, n, cudaMemcpyHostToDevice)); }};
+  test::host_access = {.read = [](void* host, const void* device,
+                                  size_t n) { SLIP_CUDA(cudaMemcpy(host, device, n, cudaMemcpyDeviceToHost)); },
+                       .write = [](void* device, const void* host,
+                                   size_t n) { SLIP_CUDA(cudaMemcpy(device, host, n, cudaMemcpyHostToDevice)); }};
   return true;
 }();
 

@@ -19,7 +19,8 @@ void CUDART_CB run_and_delete(void* body) {
 
 /// Hands the body to the stream, as a kernel would be.
 void run_on_stream(LaunchContext& context, std::function<void()> body) {
-  cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream), run_and_delete, new std::function<void()>(std::move(body)));
+  cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream), run_and_delete,
+                     new std::function<void()>(std::move(body)));
 }
 
 }  // namespace

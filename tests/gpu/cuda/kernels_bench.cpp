@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel of a GPT-2 124M step on a card (and those of Llama), at sizes beyond the cache, beside the card's own copy and product.
+// Every kernel of a GPT-2 124M step on a card (and those of Llama), at sizes beyond the cache, beside the card's own
+// copy and product.
 //
-// Times are of CUDA events around enough calls to fill 20 ms; the median of seven such turns, and the spread between the fastest
-// and the slowest. Data is random: products of zeros run faster. A causal attention counts half the operations, backward 2.5 times
-// forward, as its papers do. Rows "op,shape,us,spread,tflops,gbytes" go to the file that is named as argument: scripts/bench_gpu_pytorch.py
-// prints PyTorch's beside them.
+// Times are of CUDA events around enough calls to fill 20 ms; the median of seven such turns, and the spread between
+// the fastest and the slowest. Data is random: products of zeros run faster. A causal attention counts half the
+// operations, backward 2.5 times forward, as its papers do. Rows "op,shape,us,spread,tflops,gbytes" go to the file that
+// is named as argument: scripts/bench_gpu_pytorch.py prints PyTorch's beside them.
 
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
@@ -47,7 +48,17 @@ struct Sizes {
   int64_t batch = 32, tokens = 1024, width = 768, hidden = 3072, vocab = 50304, ids = 50257, heads = 12;
   int64_t copy_bytes = int64_t{1} << 30, square = 8192, parameters = 124'475'904;  // with a table of `vocab` rows
 };
-constexpr Sizes kTrial{.turns = 1, .turn_ms = 1e-3, .batch = 4, .tokens = 8, .width = 64, .hidden = 64, .vocab = 64, .ids = 61, .heads = 1, .copy_bytes = 4096, .square = 32,
+constexpr Sizes kTrial{.turns = 1,
+                       .turn_ms = 1e-3,
+                       .batch = 4,
+                       .tokens = 8,
+                       .width = 64,
+                       .hidden = 64,
+                       .vocab = 64,
+                       .ids = 61,
+                       .heads = 1,
+                       .copy_bytes = 4096,
+                       .square = 32,
                        .parameters = 4099};
 
 class CardBench {
@@ -102,7 +113,8 @@ class CardBench {
     const int64_t piece = std::min<int64_t>(elems, (4 << 20) + 7);
     const Philox random(1, "bench");
     std::vector<T> host(static_cast<size_t>(piece));
-    for (int64_t i = 0; i < piece; ++i) host[static_cast<size_t>(i)] = T(scale * random.normal(static_cast<uint64_t>(i)));
+    for (int64_t i = 0; i < piece; ++i)
+      host[static_cast<size_t>(i)] = T(scale * random.normal(static_cast<uint64_t>(i)));
     auto* device = static_cast<T*>(take(elems * static_cast<int64_t>(sizeof(T))));
     for (int64_t at = 0; at < elems; at += piece)
       upload(device + at, host.data(), std::min(piece, elems - at) * static_cast<int64_t>(sizeof(T)));
@@ -111,7 +123,9 @@ class CardBench {
   int32_t* ids(int64_t count, int64_t below) {
     const Philox random(2, "ids");
     std::vector<int32_t> host(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) host[static_cast<size_t>(i)] = static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(below)));
+    for (int64_t i = 0; i < count; ++i)
+      host[static_cast<size_t>(i)] =
+          static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(below)));
     auto* device = static_cast<int32_t*>(take(4 * count));
     upload(device, host.data(), 4 * count);
     return device;
@@ -127,7 +141,8 @@ class CardBench {
     return ms;
   }
   /// Prints one row; returns the median in us.
-  double measure(const char* op, const std::string& shape, double flops, double bytes, const std::function<void()>& body) {
+  double measure(const char* op, const std::string& shape, double flops, double bytes,
+                 const std::function<void()>& body) {
     for (int i = 0; i < 3; ++i) body();
     const int calls = std::clamp(static_cast<int>(sizes_.turn_ms / std::max(1e-3f, ms_of(1, body))), 1, 2000);
     std::vector<double> us;
@@ -135,7 +150,8 @@ class CardBench {
     std::sort(us.begin(), us.end());
     const double median = us[us.size() / 2], spread = us.back() / us.front() - 1;
     const double tflops = flops / median / 1e6, gbytes = bytes / median / 1e3;
-    std::printf("%-24s %-26s %10.1f us +-%4.1f %%  %8.1f TFLOP/s  %7.0f GB/s", op, shape.c_str(), median, 100 * spread, tflops, gbytes);
+    std::printf("%-24s %-26s %10.1f us +-%4.1f %%  %8.1f TFLOP/s  %7.0f GB/s", op, shape.c_str(), median, 100 * spread,
+                tflops, gbytes);
     if (copy_gbytes_ > 0) std::printf("  %4.0f %% of copy", 100 * gbytes / copy_gbytes_);
     std::printf("\n");
     std::fflush(stdout);
@@ -153,12 +169,20 @@ class CardBench {
     const int64_t bytes = sizes_.copy_bytes, n = sizes_.square;
     const double moved = 2.0 * static_cast<double>(bytes);
     auto *from = values(bytes / 2), *to = values(bytes / 2);
-    const double us = measure("copy", fmt::format("{} MiB", bytes >> 20), 0, moved,
-                              [&] { SLIP_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_)); });
+    const double us = measure("copy", fmt::format("{} MiB", bytes >> 20), 0, moved, [&] {
+      SLIP_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
+    });
     copy_gbytes_ = moved / us / 1e3;
     free_all();
-    const MatmulForward square{.x = values(n * n), .weight = values(n * n), .y = take(2 * n * n), .rows = n, .in = n, .out = n, .dtype = DType::bf16};
-    measure("matmul_forward", fmt::format("{} x {} x {}", n, n, n), matmul_forward_cost(square), [&] { matmul_forward(context_, square); });
+    const MatmulForward square{.x = values(n * n),
+                               .weight = values(n * n),
+                               .y = take(2 * n * n),
+                               .rows = n,
+                               .in = n,
+                               .out = n,
+                               .dtype = DType::bf16};
+    measure("matmul_forward", fmt::format("{} x {} x {}", n, n, n), matmul_forward_cost(square),
+            [&] { matmul_forward(context_, square); });
     free_all();
   }
 
@@ -168,20 +192,43 @@ class CardBench {
       const char* name;
       int64_t in, out, rows;
       bool gelu;
-    } layers[] = {{"qkv", sizes_.width, 3 * sizes_.width, rows, false}, {"projection", sizes_.width, sizes_.width, rows, false}, {"up", sizes_.width, sizes_.hidden, rows, true},
-                  {"down", sizes_.hidden, sizes_.width, rows, false}, {"head", sizes_.width, sizes_.vocab, rows / 4, false}};
+    } layers[] = {{"qkv", sizes_.width, 3 * sizes_.width, rows, false},
+                  {"projection", sizes_.width, sizes_.width, rows, false},
+                  {"up", sizes_.width, sizes_.hidden, rows, true},
+                  {"down", sizes_.hidden, sizes_.width, rows, false},
+                  {"head", sizes_.width, sizes_.vocab, rows / 4, false}};
     for (const auto& l : layers) {
       const std::string shape = fmt::format("{} {} x {} x {}", l.name, l.rows, l.in, l.out);
-      auto *x = values(l.rows * l.in), *w = values(l.out * l.in, 0.02f), *y = values(l.rows * l.out), *dx = values(l.rows * l.in), *bias = values(l.out);
+      auto *x = values(l.rows * l.in), *w = values(l.out * l.in, 0.02f), *y = values(l.rows * l.out),
+           *dx = values(l.rows * l.in), *bias = values(l.out);
       auto *dw = values<float>(l.out * l.in), *db = values<float>(l.out);
       void* pre = l.gelu ? take(2 * l.rows * l.out) : nullptr;
       const bool head = std::string(l.name) == "head";
-      const MatmulForward forward{.x = x, .weight = w, .bias = head ? nullptr : bias, .y = y, .pre_activation = pre, .rows = l.rows, .in = l.in, .out = l.out, .dtype = DType::bf16};
+      const MatmulForward forward{.x = x,
+                                  .weight = w,
+                                  .bias = head ? nullptr : bias,
+                                  .y = y,
+                                  .pre_activation = pre,
+                                  .rows = l.rows,
+                                  .in = l.in,
+                                  .out = l.out,
+                                  .dtype = DType::bf16};
       measure("matmul_forward", shape, matmul_forward_cost(forward), [&] { matmul_forward(context_, forward); });
-      const MatmulBackwardInput input{.dy = y, .weight = w, .dx = dx, .rows = l.rows, .in = l.in, .out = l.out, .dtype = DType::bf16};
-      measure("matmul_backward_input", shape, matmul_backward_input_cost(input), [&] { matmul_backward_input(context_, input); });
-      const MatmulBackwardWeight weight{.x = x, .dy = y, .dweight = dw, .dbias = head ? nullptr : db, .rows = l.rows, .in = l.in, .out = l.out, .dtype = DType::bf16, .accumulate = true};
-      measure("matmul_backward_weight", shape, matmul_backward_weight_cost(weight), [&] { matmul_backward_weight(context_, weight); });
+      const MatmulBackwardInput input{
+          .dy = y, .weight = w, .dx = dx, .rows = l.rows, .in = l.in, .out = l.out, .dtype = DType::bf16};
+      measure("matmul_backward_input", shape, matmul_backward_input_cost(input),
+              [&] { matmul_backward_input(context_, input); });
+      const MatmulBackwardWeight weight{.x = x,
+                                        .dy = y,
+                                        .dweight = dw,
+                                        .dbias = head ? nullptr : db,
+                                        .rows = l.rows,
+                                        .in = l.in,
+                                        .out = l.out,
+                                        .dtype = DType::bf16,
+                                        .accumulate = true};
+      measure("matmul_backward_weight", shape, matmul_backward_weight_cost(weight),
+              [&] { matmul_backward_weight(context_, weight); });
       free_all();
     }
   }
@@ -189,19 +236,53 @@ class CardBench {
   void attention_of(int64_t heads, int64_t kv_heads, int64_t head, int64_t batch, int64_t tokens) {
     const int64_t rows = batch * tokens, width = (heads + 2 * kv_heads) * head, out_width = heads * head;
     const std::string shape = fmt::format("B{} T{} H{}/{} x {}", batch, tokens, heads, kv_heads, head);
-    const double flops = 2.0 * static_cast<double>(batch * heads * tokens) * static_cast<double>(tokens * head);  // causal: half of 4
-    auto *qkv = values(rows * width), *dqkv = values(rows * width), *out = values(rows * out_width), *dout = values(rows * out_width);
+    const double flops =
+        2.0 * static_cast<double>(batch * heads * tokens) * static_cast<double>(tokens * head);  // causal: half of 4
+    auto *qkv = values(rows * width), *dqkv = values(rows * width), *out = values(rows * out_width),
+         *dout = values(rows * out_width);
     auto* lse = values<float>(rows * heads);
     const float scale = 1.0f / std::sqrt(static_cast<float>(head));
-    const AttentionForward forward{.q = qkv, .k = qkv + out_width, .v = qkv + out_width + kv_heads * head, .out = out, .lse = lse, .batch = batch, .tokens = tokens,
-                                   .heads = heads, .kv_heads = kv_heads, .head_dim = head, .q_stride = width, .kv_stride = width, .out_stride = out_width,
-                                   .scale = scale, .dtype = DType::bf16};
-    measure("attention_forward", shape, flops, static_cast<double>(attention_forward_cost(forward).bytes), [&] { attention_forward(context_, forward); });
-    AttentionBackward backward{.dout = dout, .q = forward.q, .k = forward.k, .v = forward.v, .out = out, .lse = lse, .dq = dqkv, .dk = dqkv + out_width,
-                               .dv = dqkv + out_width + kv_heads * head, .batch = batch, .tokens = tokens, .heads = heads, .kv_heads = kv_heads, .head_dim = head,
-                               .q_stride = width, .kv_stride = width, .out_stride = out_width, .dq_stride = width, .dkv_stride = width, .scale = scale, .dtype = DType::bf16};
+    const AttentionForward forward{.q = qkv,
+                                   .k = qkv + out_width,
+                                   .v = qkv + out_width + kv_heads * head,
+                                   .out = out,
+                                   .lse = lse,
+                                   .batch = batch,
+                                   .tokens = tokens,
+                                   .heads = heads,
+                                   .kv_heads = kv_heads,
+                                   .head_dim = head,
+                                   .q_stride = width,
+                                   .kv_stride = width,
+                                   .out_stride = out_width,
+                                   .scale = scale,
+                                   .dtype = DType::bf16};
+    measure("attention_forward", shape, flops, static_cast<double>(attention_forward_cost(forward).bytes),
+            [&] { attention_forward(context_, forward); });
+    AttentionBackward backward{.dout = dout,
+                               .q = forward.q,
+                               .k = forward.k,
+                               .v = forward.v,
+                               .out = out,
+                               .lse = lse,
+                               .dq = dqkv,
+                               .dk = dqkv + out_width,
+                               .dv = dqkv + out_width + kv_heads * head,
+                               .batch = batch,
+                               .tokens = tokens,
+                               .heads = heads,
+                               .kv_heads = kv_heads,
+                               .head_dim = head,
+                               .q_stride = width,
+                               .kv_stride = width,
+                               .out_stride = out_width,
+                               .dq_stride = width,
+                               .dkv_stride = width,
+                               .scale = scale,
+                               .dtype = DType::bf16};
     backward.workspace = values<float>(attention_backward_workspace_elems(backward));
-    measure("attention_backward", shape, 2.5 * flops, static_cast<double>(attention_backward_cost(backward).bytes), [&] { attention_backward(context_, backward); });
+    measure("attention_backward", shape, 2.5 * flops, static_cast<double>(attention_backward_cost(backward).bytes),
+            [&] { attention_backward(context_, backward); });
     free_all();
   }
 
@@ -210,21 +291,66 @@ class CardBench {
       const int64_t width = layer ? sizes_.width : 2 * sizes_.width;
       const int64_t rows = sizes_.batch * sizes_.tokens;
       const std::string shape = fmt::format("{} x {}", rows, width);
-      auto *x = values(rows * width), *delta = values(rows * width), *sum = values(rows * width), *y = values(rows * width), *weight = values(width), *bias = values(width);
-      auto *mean = values<float>(rows), *inv = values<float>(rows), *dweight = values<float>(width), *dbias = values<float>(width);
-      auto* workspace = values<float>(std::max(layer_norm_backward_workspace_elems(rows, width), rms_norm_backward_workspace_elems(rows, width)));
+      auto *x = values(rows * width), *delta = values(rows * width), *sum = values(rows * width),
+           *y = values(rows * width), *weight = values(width), *bias = values(width);
+      auto *mean = values<float>(rows), *inv = values<float>(rows), *dweight = values<float>(width),
+           *dbias = values<float>(width);
+      auto* workspace = values<float>(
+          std::max(layer_norm_backward_workspace_elems(rows, width), rms_norm_backward_workspace_elems(rows, width)));
       if (layer) {
-        const LayerNormForward forward{.x = x, .delta = delta, .sum = sum, .weight = weight, .bias = bias, .y = y, .mean = mean, .inv_std = inv, .rows = rows, .width = width, .dtype = DType::bf16};
-        measure("layer_norm_forward", shape, layer_norm_forward_cost(forward), [&] { layer_norm_forward(context_, forward); });
-        const LayerNormBackward backward{.dy = y, .x = sum, .weight = weight, .mean = mean, .inv_std = inv, .residual = delta, .dx = x, .dweight = dweight, .dbias = dbias,
-                                         .workspace = workspace, .rows = rows, .width = width, .dtype = DType::bf16};
-        measure("layer_norm_backward", shape, layer_norm_backward_cost(backward), [&] { layer_norm_backward(context_, backward); });
+        const LayerNormForward forward{.x = x,
+                                       .delta = delta,
+                                       .sum = sum,
+                                       .weight = weight,
+                                       .bias = bias,
+                                       .y = y,
+                                       .mean = mean,
+                                       .inv_std = inv,
+                                       .rows = rows,
+                                       .width = width,
+                                       .dtype = DType::bf16};
+        measure("layer_norm_forward", shape, layer_norm_forward_cost(forward),
+                [&] { layer_norm_forward(context_, forward); });
+        const LayerNormBackward backward{.dy = y,
+                                         .x = sum,
+                                         .weight = weight,
+                                         .mean = mean,
+                                         .inv_std = inv,
+                                         .residual = delta,
+                                         .dx = x,
+                                         .dweight = dweight,
+                                         .dbias = dbias,
+                                         .workspace = workspace,
+                                         .rows = rows,
+                                         .width = width,
+                                         .dtype = DType::bf16};
+        measure("layer_norm_backward", shape, layer_norm_backward_cost(backward),
+                [&] { layer_norm_backward(context_, backward); });
       } else {
-        const RmsNormForward forward{.x = x, .delta = delta, .sum = sum, .weight = weight, .y = y, .inv_rms = inv, .rows = rows, .width = width, .dtype = DType::bf16};
-        measure("rms_norm_forward", shape, rms_norm_forward_cost(forward), [&] { rms_norm_forward(context_, forward); });
-        const RmsNormBackward backward{.dy = y, .x = sum, .weight = weight, .inv_rms = inv, .residual = delta, .dx = x, .dweight = dweight, .workspace = workspace, .rows = rows,
-                                       .width = width, .dtype = DType::bf16};
-        measure("rms_norm_backward", shape, rms_norm_backward_cost(backward), [&] { rms_norm_backward(context_, backward); });
+        const RmsNormForward forward{.x = x,
+                                     .delta = delta,
+                                     .sum = sum,
+                                     .weight = weight,
+                                     .y = y,
+                                     .inv_rms = inv,
+                                     .rows = rows,
+                                     .width = width,
+                                     .dtype = DType::bf16};
+        measure("rms_norm_forward", shape, rms_norm_forward_cost(forward),
+                [&] { rms_norm_forward(context_, forward); });
+        const RmsNormBackward backward{.dy = y,
+                                       .x = sum,
+                                       .weight = weight,
+                                       .inv_rms = inv,
+                                       .residual = delta,
+                                       .dx = x,
+                                       .dweight = dweight,
+                                       .workspace = workspace,
+                                       .rows = rows,
+                                       .width = width,
+                                       .dtype = DType::bf16};
+        measure("rms_norm_backward", shape, rms_norm_backward_cost(backward),
+                [&] { rms_norm_backward(context_, backward); });
       }
       free_all();
     }
@@ -240,7 +366,8 @@ class CardBench {
     measure("gelu_backward", shape, gelu_backward_cost(gelu_b), [&] { gelu_backward(context_, gelu_b); });
     const SwigluForward swiglu_f{.gate_up = x, .y = y, .rows = rows, .width = sizes_.hidden, .dtype = DType::bf16};
     measure("swiglu_forward", shape, swiglu_forward_cost(swiglu_f), [&] { swiglu_forward(context_, swiglu_f); });
-    const SwigluBackward swiglu_b{.dy = y, .gate_up = x, .dgate_up = d, .rows = rows, .width = sizes_.hidden, .dtype = DType::bf16};
+    const SwigluBackward swiglu_b{
+        .dy = y, .gate_up = x, .dgate_up = d, .rows = rows, .width = sizes_.hidden, .dtype = DType::bf16};
     measure("swiglu_backward", shape, swiglu_backward_cost(swiglu_b), [&] { swiglu_backward(context_, swiglu_b); });
     const Residual residual_args{.a = x, .b = y, .y = d, .elems = elems, .dtype = DType::bf16};
     measure("residual", shape, residual_cost(residual_args), [&] { residual(context_, residual_args); });
@@ -248,8 +375,16 @@ class CardBench {
     rope_table(table.data(), sizes_.tokens, 64, 10000.0f);
     auto* on_card = static_cast<float*>(take(4 * sizes_.tokens * 64));
     upload(on_card, table.data(), 4 * std::ssize(table));
-    const Rope rope_args{.x = x, .batch = sizes_.batch, .tokens = sizes_.tokens, .heads = sizes_.hidden / 64, .head_dim = 64, .row_stride = sizes_.hidden, .dtype = DType::bf16, .table = on_card};
-    measure("rope", fmt::format("{} x {} x 64", rows, sizes_.hidden / 64), rope_cost(rope_args), [&] { rope(context_, rope_args); });
+    const Rope rope_args{.x = x,
+                         .batch = sizes_.batch,
+                         .tokens = sizes_.tokens,
+                         .heads = sizes_.hidden / 64,
+                         .head_dim = 64,
+                         .row_stride = sizes_.hidden,
+                         .dtype = DType::bf16,
+                         .table = on_card};
+    measure("rope", fmt::format("{} x {} x 64", rows, sizes_.hidden / 64), rope_cost(rope_args),
+            [&] { rope(context_, rope_args); });
     free_all();
   }
 
@@ -258,18 +393,49 @@ class CardBench {
     auto* tokens = ids(rows, sizes_.ids);
     auto* y = values(rows * sizes_.width);
     const std::string shape = fmt::format("{} x {} of {}", rows, sizes_.width, sizes_.vocab);
-    const EmbeddingForward forward{.ids = tokens, .table = values(sizes_.vocab * sizes_.width), .positions = values(sizes_.tokens * sizes_.width), .y = y, .batch = sizes_.batch, .tokens = sizes_.tokens, .width = sizes_.width,
-                                   .dtype = DType::bf16, .vocab = sizes_.vocab};
+    const EmbeddingForward forward{.ids = tokens,
+                                   .table = values(sizes_.vocab * sizes_.width),
+                                   .positions = values(sizes_.tokens * sizes_.width),
+                                   .y = y,
+                                   .batch = sizes_.batch,
+                                   .tokens = sizes_.tokens,
+                                   .width = sizes_.width,
+                                   .dtype = DType::bf16,
+                                   .vocab = sizes_.vocab};
     measure("embedding_forward", shape, embedding_forward_cost(forward), [&] { embedding_forward(context_, forward); });
-    const EmbeddingBackward backward{.ids = tokens, .dy = y, .dtable = values<float>(sizes_.vocab * sizes_.width), .rows = rows, .width = sizes_.width, .vocab = sizes_.vocab, .dtype = DType::bf16, .accumulate = true};
-    measure("embedding_backward", shape, embedding_backward_cost(backward), [&] { embedding_backward(context_, backward); });
-    const PositionBackward position{.dy = y, .dpositions = values<float>(sizes_.tokens * sizes_.width), .batch = sizes_.batch, .tokens = sizes_.tokens, .width = sizes_.width, .positions = sizes_.tokens, .dtype = DType::bf16};
-    measure("position_backward", shape, position_backward_cost(position), [&] { position_backward(context_, position); });
+    const EmbeddingBackward backward{.ids = tokens,
+                                     .dy = y,
+                                     .dtable = values<float>(sizes_.vocab * sizes_.width),
+                                     .rows = rows,
+                                     .width = sizes_.width,
+                                     .vocab = sizes_.vocab,
+                                     .dtype = DType::bf16,
+                                     .accumulate = true};
+    measure("embedding_backward", shape, embedding_backward_cost(backward),
+            [&] { embedding_backward(context_, backward); });
+    const PositionBackward position{.dy = y,
+                                    .dpositions = values<float>(sizes_.tokens * sizes_.width),
+                                    .batch = sizes_.batch,
+                                    .tokens = sizes_.tokens,
+                                    .width = sizes_.width,
+                                    .positions = sizes_.tokens,
+                                    .dtype = DType::bf16};
+    measure("position_backward", shape, position_backward_cost(position),
+            [&] { position_backward(context_, position); });
     free_all();
     const int64_t some = rows / 4;
-    const CrossEntropy loss{.logits = values(some * sizes_.vocab), .targets = ids(some, sizes_.ids), .loss_sum = static_cast<double*>(take(8)), .row_losses = values<float>(some), .rows = some,
-                            .vocab = sizes_.ids, .stride = sizes_.vocab, .gradient_scale = 1.0f / static_cast<float>(rows), .dtype = DType::bf16, .backward = true};
-    measure("cross_entropy", fmt::format("{} x {}", some, sizes_.vocab), cross_entropy_cost(loss), [&] { cross_entropy(context_, loss); });
+    const CrossEntropy loss{.logits = values(some * sizes_.vocab),
+                            .targets = ids(some, sizes_.ids),
+                            .loss_sum = static_cast<double*>(take(8)),
+                            .row_losses = values<float>(some),
+                            .rows = some,
+                            .vocab = sizes_.ids,
+                            .stride = sizes_.vocab,
+                            .gradient_scale = 1.0f / static_cast<float>(rows),
+                            .dtype = DType::bf16,
+                            .backward = true};
+    measure("cross_entropy", fmt::format("{} x {}", some, sizes_.vocab), cross_entropy_cost(loss),
+            [&] { cross_entropy(context_, loss); });
     free_all();
   }
 
@@ -283,7 +449,14 @@ class CardBench {
     const AdamwScalars scalars{.learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
     auto* on_card = static_cast<AdamwScalars*>(take(sizeof scalars));
     upload(on_card, &scalars, sizeof scalars);
-    const Adamw args{.parameters = p, .m = m, .v = v, .gradient = g, .working = narrow, .elems = elems, .scalars = on_card, .weight_decay = 0.1f};
+    const Adamw args{.parameters = p,
+                     .m = m,
+                     .v = v,
+                     .gradient = g,
+                     .working = narrow,
+                     .elems = elems,
+                     .scalars = on_card,
+                     .weight_decay = 0.1f};
     measure("adamw", shape, adamw_cost(args), [&] { adamw(context_, args); });
     const SumSquaresPart whole{.begin = 0, .elems = elems, .result = 0};
     const SumSquares squares{.x = g, .parts = &whole, .part_count = 1, .results = static_cast<double*>(take(8))};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator contract through NCCL between processes that share a card or have one each. NCCL adds in an order of its own,
-// so sums are of small whole numbers, and of any numbers it is asked for the same bits on every rank, and again.
+// The communicator contract through NCCL between processes that share a card or have one each. NCCL adds in an order of
+// its own, so sums are of small whole numbers, and of any numbers it is asked for the same bits on every rank, and
+// again.
 
 #include <chrono>
 #include <thread>
@@ -52,7 +53,8 @@ void check_same_bits(RankTest& test, cli::World& world) {
   }
 }
 
-/// The last rank stays away; the others are inside a transfer, and must come out when they give up. Ends the communicator.
+/// The last rank stays away; the others are inside a transfer, and must come out when they give up. Ends the
+/// communicator.
 void check_abort_in_flight(RankTest& test) {
   const auto group = test.comm.split(0, test.comm.rank());
   std::vector<std::byte> bytes(400);
@@ -80,8 +82,9 @@ int main(int argc, char** argv) {
   try {
     const contract::MakeDevice on_card = [card = test::card_of(world)] { return make_cuda_device(card); };
     const auto connected = on_card();  // NCCL takes the current device
-    const auto communicator = comm::make_nccl_communicator(world.rank(), world.size(), [&](const std::string& bytes) { return world.all_gather(bytes)[0]; },
-                                                           {.name = "contract", .timeout_seconds = 60});
+    const auto communicator = comm::make_nccl_communicator(
+        world.rank(), world.size(), [&](const std::string& bytes) { return world.all_gather(bytes)[0]; },
+        {.name = "contract", .timeout_seconds = 60});
     RankTest test(*communicator, "contract", on_card);
     check_exact_verbs(test);
     contract::check_split(test, Values::exact);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The equivalence table on cards, one process per rank and NCCL between them: every layout trains the model that the CPU trains from
-// the same plan, to a rounding error; and replayed steps, eager ones and delayed ones give the same bits.
+// The equivalence table on cards, one process per rank and NCCL between them: every layout trains the model that the
+// CPU trains from the same plan, to a rounding error; and replayed steps, eager ones and delayed ones give the same
+// bits.
 //
-// Which rows run is a matter of the number of ranks; "sample" instead of a group takes one of each. Seven steps: two eager, four
-// recorded, one replayed.
+// Which rows run is a matter of the number of ranks; "sample" instead of a group takes one of each. Seven steps: two
+// eager, four recorded, one replayed.
 
 #include <algorithm>
 #include <cstring>
@@ -30,8 +31,10 @@ struct Row {
 
 std::vector<Row> rows_of(int ranks) {
   std::vector<Row> rows;
-  const auto add = [&](const std::string& group, const std::string& name, bool llama, auto change, double tolerance = kTolerance) {
-    Layout layout{.name = (llama ? "llama, " : "gpt2, ") + name, .model = llama ? tiny_llama() : tiny_gpt2(), .micro_batch = 2};
+  const auto add = [&](const std::string& group, const std::string& name, bool llama, auto change,
+                       double tolerance = kTolerance) {
+    Layout layout{
+        .name = (llama ? "llama, " : "gpt2, ") + name, .model = llama ? tiny_llama() : tiny_gpt2(), .micro_batch = 2};
     layout.model.layers = 4;
     layout.model.vocab = 151;
     layout.model.tokens = layout.model.context = 8;
@@ -47,38 +50,62 @@ std::vector<Row> rows_of(int ranks) {
     add("one", "float32", llama, [](Layout&) {});
     add("one", "bfloat16", llama, bf16, kRounded);
     add("one", "two micro-batches, no clipping", llama, [](Layout& l) { l.micro_batches = 2, l.max_norm = 0; });
-    add("one", "selective recomputation, one update at the end", llama, [](Layout& l) { l.recompute = Recomputation::selective, l.optimizer_per_bucket = false; });
-    add("one", "full recomputation, update beside the spine", llama, [](Layout& l) { l.recompute = Recomputation::full, l.update_on_spine = false; });
+    add("one", "selective recomputation, one update at the end", llama,
+        [](Layout& l) { l.recompute = Recomputation::selective, l.optimizer_per_bucket = false; });
+    add("one", "full recomputation, update beside the spine", llama,
+        [](Layout& l) { l.recompute = Recomputation::full, l.update_on_spine = false; });
     for (int n : {2, 4}) {
       for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter, ReduceWay::bucketed})
-        if (n == 2 || way == ReduceWay::bucketed) add("data", std::string(name_of(way)), llama, [&](Layout& l) { l.ranks = n, l.way = way; });
-      add("data", "split tied embedding, two micro-batches", llama, [&](Layout& l) { l.ranks = n, l.micro_batches = 2, l.model.split_tied_embedding = true; });
-      add("data", "bfloat16, on the wire too", llama, [&](Layout& l) { l.ranks = n, l.model.dtype = l.wire_dtype = DType::bf16; }, kRounded);
-      add("data", "int8 gradients fed back", llama, [&](Layout& l) { l.ranks = n, l.wire_dtype = DType::u8, l.error_feedback = true; }, kRounded);
+        if (n == 2 || way == ReduceWay::bucketed)
+          add("data", std::string(name_of(way)), llama, [&](Layout& l) { l.ranks = n, l.way = way; });
+      add("data", "split tied embedding, two micro-batches", llama,
+          [&](Layout& l) { l.ranks = n, l.micro_batches = 2, l.model.split_tied_embedding = true; });
+      add(
+          "data", "bfloat16, on the wire too", llama,
+          [&](Layout& l) { l.ranks = n, l.model.dtype = l.wire_dtype = DType::bf16; }, kRounded);
+      add(
+          "data", "int8 gradients fed back", llama,
+          [&](Layout& l) { l.ranks = n, l.wire_dtype = DType::u8, l.error_feedback = true; }, kRounded);
       for (int stage : {1, 2, 3}) {
         add("zero", "ZeRO-" + std::to_string(stage), llama, [&](Layout& l) { l.ranks = n, l.zero_stage = stage; });
         if (n == 2)
-          add("zero", "ZeRO-" + std::to_string(stage) + ", bfloat16 gathers, two micro-batches", llama,
-              [&](Layout& l) { l.ranks = n, l.zero_stage = stage, l.gather_dtype = DType::bf16, l.micro_batches = 2; }, kRounded);
+          add(
+              "zero", "ZeRO-" + std::to_string(stage) + ", bfloat16 gathers, two micro-batches", llama,
+              [&](Layout& l) { l.ranks = n, l.zero_stage = stage, l.gather_dtype = DType::bf16, l.micro_batches = 2; },
+              kRounded);
       }
-      add("zero", "ZeRO-1, two copies of the weights", llama, [&](Layout& l) { l.ranks = n, l.zero_stage = 1, l.double_buffer = true; });
-      add("zero", "ZeRO-3, full recomputation, bfloat16", llama, [&](Layout& l) { bf16(l), l.ranks = n, l.zero_stage = 3, l.recompute = Recomputation::full; }, kRounded);
-      add("context", "a sequence on all ranks", llama, [&](Layout& l) { l.context = n, l.model.tokens = l.model.context = 4 * n; });
-      add("context", "a sequence on all ranks, bfloat16, ZeRO-1", llama, [&](Layout& l) { bf16(l), l.context = n, l.model.tokens = l.model.context = 4 * n, l.zero_stage = 1; }, kRounded);
+      add("zero", "ZeRO-1, two copies of the weights", llama,
+          [&](Layout& l) { l.ranks = n, l.zero_stage = 1, l.double_buffer = true; });
+      add(
+          "zero", "ZeRO-3, full recomputation, bfloat16", llama,
+          [&](Layout& l) { bf16(l), l.ranks = n, l.zero_stage = 3, l.recompute = Recomputation::full; }, kRounded);
+      add("context", "a sequence on all ranks", llama,
+          [&](Layout& l) { l.context = n, l.model.tokens = l.model.context = 4 * n; });
+      add(
+          "context", "a sequence on all ranks, bfloat16, ZeRO-1", llama,
+          [&](Layout& l) { bf16(l), l.context = n, l.model.tokens = l.model.context = 4 * n, l.zero_stage = 1; },
+          kRounded);
       for (bool sequence : {false, true})
-        add("tensor", std::string("layers and vocabulary on all ranks") + (sequence ? ", sequence parallel" : ""), llama, [&](Layout& l) {
-          l.model.heads = l.model.kv_heads = 4, l.model.width = 32;
-          l.tensor = n, l.sequence_parallel = sequence, l.tensor_chunks = 2;
-        });
+        add("tensor", std::string("layers and vocabulary on all ranks") + (sequence ? ", sequence parallel" : ""),
+            llama, [&](Layout& l) {
+              l.model.heads = l.model.kv_heads = 4, l.model.width = 32;
+              l.tensor = n, l.sequence_parallel = sequence, l.tensor_chunks = 2;
+            });
       for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
-        add("pipeline", std::string(name_of(kind)), llama, [&](Layout& l) { l.stages = n, l.schedule = kind, l.micro_batches = 4; });
+        add("pipeline", std::string(name_of(kind)), llama,
+            [&](Layout& l) { l.stages = n, l.schedule = kind, l.micro_batches = 4; });
       if (n == 2)
-        add("pipeline", "interleaved", llama, [&](Layout& l) { l.stages = n, l.schedule = ScheduleKind::interleaved_1f1b, l.virtual_stages = 2, l.micro_batches = 4; });
+        add("pipeline", "interleaved", llama, [&](Layout& l) {
+          l.stages = n, l.schedule = ScheduleKind::interleaved_1f1b, l.virtual_stages = 2, l.micro_batches = 4;
+        });
     }
     add("zero", "ZeRO-3 in groups of 2", llama, [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.shard_size = 2; });
-    add("tensor", "layers on 2 ranks x data on 2", llama, [](Layout& l) { l.model.heads = l.model.kv_heads = 4, l.model.width = 32, l.tensor = 2, l.ranks = 2; });
-    add("context", "a sequence on 2 ranks x data on 2, ZeRO-3", llama, [](Layout& l) { l.context = 2, l.ranks = 2, l.zero_stage = 3; });
-    add("pipeline", "1f1b on 2 stages x data on 2, ZeRO-1, bfloat16", llama,
+    add("tensor", "layers on 2 ranks x data on 2", llama,
+        [](Layout& l) { l.model.heads = l.model.kv_heads = 4, l.model.width = 32, l.tensor = 2, l.ranks = 2; });
+    add("context", "a sequence on 2 ranks x data on 2, ZeRO-3", llama,
+        [](Layout& l) { l.context = 2, l.ranks = 2, l.zero_stage = 3; });
+    add(
+        "pipeline", "1f1b on 2 stages x data on 2, ZeRO-1, bfloat16", llama,
         [&](Layout& l) { bf16(l), l.stages = 2, l.ranks = 2, l.zero_stage = 1, l.micro_batches = 4; }, kRounded);
   }
   return rows;
@@ -91,7 +118,8 @@ std::string packed(const equivalence::detail::Outcome& outcome) {
     bytes.append(reinterpret_cast<const char*>(&count), sizeof count);
     bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof values[0]);
   };
-  put(outcome.seen.losses), put(outcome.seen.norms), put(outcome.seen.evaluations), put(outcome.held.weights), put(outcome.held.gradients);
+  put(outcome.seen.losses), put(outcome.seen.norms), put(outcome.seen.evaluations), put(outcome.held.weights),
+      put(outcome.held.gradients);
   return bytes;
 }
 
@@ -106,7 +134,8 @@ equivalence::detail::Outcome unpacked(const std::string& bytes) {
     std::memcpy(values.data(), bytes.data() + at, values.size() * sizeof values[0]);
     at += values.size() * sizeof values[0];
   };
-  take(outcome.seen.losses), take(outcome.seen.norms), take(outcome.seen.evaluations), take(outcome.held.weights), take(outcome.held.gradients);
+  take(outcome.seen.losses), take(outcome.seen.norms), take(outcome.seen.evaluations), take(outcome.held.weights),
+      take(outcome.held.gradients);
   return outcome;
 }
 
@@ -119,7 +148,8 @@ Trained train_on_cards(cli::World& world, int card, const Layout& layout) {
   int64_t staged = 0;
   equivalence::detail::Outcome mine;
   {
-    cli::Rank rank(std::move(job), std::move(device), std::move(communicators), equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
+    cli::Rank rank(std::move(job), std::move(device), std::move(communicators),
+                   equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
                    equivalence::detail::loader(layout, at.data, staged, at.context));
     mine = equivalence::detail::run_steps(rank, layout, at, kSteps);
   }
@@ -132,13 +162,17 @@ Trained train_on_cards(cli::World& world, int card, const Layout& layout) {
 std::string compare(const Trained& got, const Trained& expected, const Row& row) {
   const auto worst = [](const std::vector<double>& a, const std::vector<double>& b) {
     double largest = a.size() == b.size() ? 0 : 1;
-    for (size_t i = 0; i < b.size() && i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]) / std::max(1e-3, std::abs(b[i])));
+    for (size_t i = 0; i < b.size() && i < a.size(); ++i)
+      largest = std::max(largest, std::abs(a[i] - b[i]) / std::max(1e-3, std::abs(b[i])));
     return largest;
   };
-  const double weights = difference(got.weights, expected.weights), losses = worst(got.losses, expected.losses), norms = worst(got.norms, expected.norms);
-  std::string text = fmt::format("losses {:.1e}, norms {:.1e}, weights {:.1e} of {:.0e}", losses, norms, weights, row.tolerance);
+  const double weights = difference(got.weights, expected.weights), losses = worst(got.losses, expected.losses),
+               norms = worst(got.norms, expected.norms);
+  std::string text =
+      fmt::format("losses {:.1e}, norms {:.1e}, weights {:.1e} of {:.0e}", losses, norms, weights, row.tolerance);
   // The comparison can fail: it sees one step of training.
-  const bool sees = row.tolerance > kTolerance || std::abs(expected.losses[0] - expected.losses[1]) > 2 * row.tolerance * expected.losses[0];
+  const bool sees = row.tolerance > kTolerance ||
+                    std::abs(expected.losses[0] - expected.losses[1]) > 2 * row.tolerance * expected.losses[0];
   const bool same = losses <= row.tolerance && norms <= 10 * row.tolerance && weights <= row.tolerance;
   for (const std::string& hash : got.rank_hashes)
     if (hash != got.hash) text += ", ranks hold different weights";
@@ -147,10 +181,12 @@ std::string compare(const Trained& got, const Trained& expected, const Row& row)
 
 std::string check(cli::World& world, int card, const Row& row) {
   const Trained replayed = train_on_cards(world, card, row.layout);
-  const Trained delayed = train_on_cards(world, card, with(row.layout, [](Layout& l) { l.graph = false, l.delay_seed = 3; }));
+  const Trained delayed =
+      train_on_cards(world, card, with(row.layout, [](Layout& l) { l.graph = false, l.delay_seed = 3; }));
   if (world.rank() != 0) return "";
   std::string text = compare(replayed, train(row.layout, kSteps), row);
-  if (replayed.hash != delayed.hash || replayed.losses != delayed.losses) text = "FAILED  other bits from eager, delayed steps; " + text;
+  if (replayed.hash != delayed.hash || replayed.losses != delayed.losses)
+    text = "FAILED  other bits from eager, delayed steps; " + text;
   return text;
 }
 

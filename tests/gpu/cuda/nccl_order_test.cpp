@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experiment of the plan's order on cards: three pipeline stages, 1F1B and interleaved, issued in the one global order and as
-// reached, through NCCL. The rehearsal says beforehand what should happen when channels launch in host order; this says what does.
+// The experiment of the plan's order on cards: three pipeline stages, 1F1B and interleaved, issued in the one global
+// order and as reached, through NCCL. The rehearsal says beforehand what should happen when channels launch in host
+// order; this says what does.
 //
-// The global order must end: that is a test. As reached it is a finding, "deadlock" or not; either is printed and passes.
+// The global order must end: that is a test. As reached it is a finding, "deadlock" or not; either is printed and
+// passes.
 
 #include <condition_variable>
 
@@ -29,7 +31,12 @@ constexpr Experiment kExperiments[] = {{"1f1b-global", ScheduleKind::one_f_one_b
                                        {"interleaved-as-reached", ScheduleKind::interleaved_1f1b, true}};
 
 Layout layout_of(const Experiment& experiment) {
-  Layout layout{.name = experiment.name, .model = tiny_gpt2(), .micro_batch = 2, .stages = kStages, .schedule = experiment.schedule, .micro_batches = 6};
+  Layout layout{.name = experiment.name,
+                .model = tiny_gpt2(),
+                .micro_batch = 2,
+                .stages = kStages,
+                .schedule = experiment.schedule,
+                .micro_batches = 6};
   layout.model.layers = 6;
   layout.model.vocab = 61;
   layout.model.split_tied_embedding = false;
@@ -43,7 +50,9 @@ Layout layout_of(const Experiment& experiment) {
 std::string rehearsed(const Layout& layout, comm::Gate gate) {
   const auto jobs = make_jobs(layout, 0);
   std::vector<comm::RankRuns> runs;
-  for (const auto& job : jobs) runs.push_back({.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(runs.size())}), .runs = {&job->train}, .seams = {}});
+  for (const auto& job : jobs)
+    runs.push_back(
+        {.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(runs.size())}), .runs = {&job->train}, .seams = {}});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   const comm::Rehearsal rehearsal = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, runs, price, {.gate = gate});
   return rehearsal.finished ? "ends" : "deadlock: " + rehearsal.deadlock;
@@ -82,11 +91,13 @@ std::string trained(cli::World& world, int card, const Layout& layout) {
   auto communicators = world.communicators(*job, 0, 0, 120, DeviceKind::cuda);
   int64_t staged = 0;
   std::atomic<bool> gave_up{false};
-  cli::Rank rank(std::move(job), std::move(device), std::move(communicators), equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
+  cli::Rank rank(std::move(job), std::move(device), std::move(communicators),
+                 equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
                  equivalence::detail::loader(layout, 0, staged));
   // NCCL's abort may itself wait: then the process leaves, and what was to be found out is said.
   const Watchdog harder(2 * kPatienceSeconds, [&] {
-    std::printf("%s: stands still on rank %d, and abort did not end it within %.0f s\n", layout.name.c_str(), world.rank(), kPatienceSeconds);
+    std::printf("%s: stands still on rank %d, and abort did not end it within %.0f s\n", layout.name.c_str(),
+                world.rank(), kPatienceSeconds);
     std::fflush(stdout);
     world.abort(layout.as_reached ? ExitCode::ok : ExitCode::communication);
   });
@@ -113,7 +124,8 @@ int main(int argc, char** argv) {
   cli::World world;
   std::string failures;
   try {
-    if (world.size() != kStages) throw ConfigError("[test] {} ranks, need {}: mpirun -np {}.", world.size(), kStages, kStages);
+    if (world.size() != kStages)
+      throw ConfigError("[test] {} ranks, need {}: mpirun -np {}.", world.size(), kStages, kStages);
     const int card = test::card_of(world);
     for (const Experiment& experiment : kExperiments) {
       if (!chosen.empty() && experiment.name != chosen) continue;
@@ -121,8 +133,8 @@ int main(int argc, char** argv) {
       const std::string expected = world.rank() == 0 ? rehearsed(layout, comm::Gate::launch_order) : "";
       const std::string seen = trained(world, card, layout);
       if (world.rank() == 0) {
-        std::printf("%s: NCCL %s; rehearsed with independent channels: %.8s, in launch order: %.300s\n", experiment.name, seen.c_str(),
-                    rehearsed(layout, comm::Gate::none).c_str(), expected.c_str());
+        std::printf("%s: NCCL %s; rehearsed with independent channels: %.8s, in launch order: %.300s\n",
+                    experiment.name, seen.c_str(), rehearsed(layout, comm::Gate::none).c_str(), expected.c_str());
         std::fflush(stdout);
       }
       if (!experiment.as_reached && (seen != "ends" || (world.rank() == 0 && expected != "ends")))

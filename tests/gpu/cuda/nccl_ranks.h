@@ -11,8 +11,8 @@
 
 namespace slipstream::test {
 
-/// `--list RANKS` prints the groups that a test has for so many ranks, one a line, and needs neither a card nor a launcher. The name of
-/// a group as the one argument runs it alone.
+/// `--list RANKS` prints the groups that a test has for so many ranks, one a line, and needs neither a card nor a
+/// launcher. The name of a group as the one argument runs it alone.
 inline bool lists(int argc, char** argv, const std::vector<std::string>& groups) {
   if (argc < 2 || std::string(argv[1]) != "--list") return false;
   for (const std::string& group : groups) std::puts(group.c_str());

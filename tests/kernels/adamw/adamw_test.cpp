@@ -48,9 +48,7 @@ struct State {
   }
 };
 
-std::vector<float> gradient(int64_t elems, int t) {
-  return random<float>(elems, "g" + std::to_string(t));
-}
+std::vector<float> gradient(int64_t elems, int t) { return random<float>(elems, "g" + std::to_string(t)); }
 
 /// Parameters after kSteps steps in double. `coupled`: decay as a part of the gradient, as Adam had it before AdamW.
 std::vector<double> expected(int64_t elems, reference::AdamwRule rule, double clip, bool coupled = false) {
@@ -61,7 +59,10 @@ std::vector<double> expected(int64_t elems, reference::AdamwRule rule, double cl
   for (int t = 1; t <= kSteps; ++t) {
     const auto g = gradient(elems, t);
     for (size_t i = 0; i < states.size(); ++i)
-      states[i] = adamw_step(states[i], double{clip_of(t, static_cast<float>(clip))} * static_cast<double>(g[i]) + in_gradient * states[i].p, rule, t);
+      states[i] = adamw_step(
+          states[i],
+          double{clip_of(t, static_cast<float>(clip))} * static_cast<double>(g[i]) + in_gradient * states[i].p, rule,
+          t);
   }
   std::vector<double> p;
   for (const auto& state : states) p.push_back(state.p);
@@ -102,7 +103,9 @@ TEST_CASE("three steps equal the double optimizer") {
   }
 }
 
-TEST_CASE("the tolerance sees beta2 used for beta1, a forgotten and a coupled decay, another eps, a forgotten clip and a forgotten bias correction") {
+TEST_CASE(
+    "the tolerance sees beta2 used for beta1, a forgotten and a coupled decay, another eps, a forgotten clip and a "
+    "forgotten bias correction") {
   const int64_t elems = 1000;
   LaunchContext context = context_of(1);
   const State state = run(isas().back(), context, elems, {elems});
@@ -142,7 +145,8 @@ TEST_CASE("any threads and any cut of the range give the same bits") {
 
 TEST_CASE("edges of the weight decay in one range give the bits of ranges of their own") {
   const int64_t elems = 20011;
-  const std::vector<int64_t> edges = {0, 5, 1024, 1031, 10007, 10007, 20000};  // off, on, ... from 0; the pair at 10007 changes nothing
+  const std::vector<int64_t> edges = {0,     5,     1024, 1031,
+                                      10007, 10007, 20000};  // off, on, ... from 0; the pair at 10007 changes nothing
   for (Isa isa : isas())
     for (int threads : {1, 3}) {
       LaunchContext context = context_of(threads);

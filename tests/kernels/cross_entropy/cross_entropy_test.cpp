@@ -163,22 +163,32 @@ TEST_CASE("a target outside the vocabulary is refused before anything is written
 
 namespace {
 
-/// The columns of `whole` dealt to `ranks`, each with `held` columns of memory; what is over is padding full of numbers that must not count.
+/// The columns of `whole` dealt to `ranks`, each with `held` columns of memory; what is over is padding full of numbers
+/// that must not count.
 template <typename T>
 void check_shared(int64_t rows, int64_t vocab, int64_t ranks, int64_t held, double tolerance) {
   CAPTURE(rows, vocab, ranks, held);
   const Batch<T> whole(rows, vocab, vocab);
   const auto [loss, gradient] = expected(whole);
   for_each_machine([&](Isa isa, LaunchContext& context) {
-    std::vector<std::vector<T>> logits(static_cast<size_t>(ranks), std::vector<T>(static_cast<size_t>(rows * held), T(77.0f)));
+    std::vector<std::vector<T>> logits(static_cast<size_t>(ranks),
+                                       std::vector<T>(static_cast<size_t>(rows * held), T(77.0f)));
     std::vector<double> parts(static_cast<size_t>(ranks * rows * kCrossEntropyPartElems), -1.0);
     const auto columns = [&](int64_t rank) { return std::clamp<int64_t>(vocab - rank * held, 0, held); };
     for (int64_t rank = 0; rank < ranks; ++rank) {
       std::vector<T>& own = logits[static_cast<size_t>(rank)];
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t j = 0; j < columns(rank); ++j) own[static_cast<size_t>(r * held + j)] = whole.logits[static_cast<size_t>(r * vocab + rank * held + j)];
-      const CrossEntropyPart part{own.data(), whole.targets.data(), parts.data() + rank * rows * kCrossEntropyPartElems, rows, columns(rank), held,
-                                  rank * held, vocab, dtype_of<T>::value};
+        for (int64_t j = 0; j < columns(rank); ++j)
+          own[static_cast<size_t>(r * held + j)] = whole.logits[static_cast<size_t>(r * vocab + rank * held + j)];
+      const CrossEntropyPart part{own.data(),
+                                  whole.targets.data(),
+                                  parts.data() + rank * rows * kCrossEntropyPartElems,
+                                  rows,
+                                  columns(rank),
+                                  held,
+                                  rank * held,
+                                  vocab,
+                                  dtype_of<T>::value};
       SLIP_CALL_ON(isa, cross_entropy_part_cpu(context, part));
       cross_entropy_part(context, part);
     }
@@ -188,8 +198,9 @@ void check_shared(int64_t rows, int64_t vocab, int64_t ranks, int64_t held, doub
         const std::vector<T> before = own;
         std::vector<float> losses(static_cast<size_t>(rows));
         double sum = -1.0;
-        const CrossEntropyMerge merge{own.data(), whole.targets.data(), parts.data(), &sum, losses.data(), rows, columns(rank), held, rank * held, ranks, kScale,
-                                      dtype_of<T>::value, backward};
+        const CrossEntropyMerge merge{own.data(), whole.targets.data(), parts.data(), &sum,        losses.data(),
+                                      rows,       columns(rank),        held,         rank * held, ranks,
+                                      kScale,     dtype_of<T>::value,   backward};
         cross_entropy_merge(context, merge);
         CHECK(sum == Approx(loss).epsilon(1e-6).margin(1e-6));
         if (!backward) {
@@ -200,7 +211,8 @@ void check_shared(int64_t rows, int64_t vocab, int64_t ranks, int64_t held, doub
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t j = 0; j < held; ++j) {
             const double want = j < columns(rank) ? gradient[static_cast<size_t>(r * vocab + rank * held + j)] : 0.0;
-            worst = std::max(worst, std::abs(as_double(own[static_cast<size_t>(r * held + j)]) - want) / double{kScale});
+            worst =
+                std::max(worst, std::abs(as_double(own[static_cast<size_t>(r * held + j)]) - want) / double{kScale});
           }
         CHECK(worst <= tolerance);
       }
@@ -209,8 +221,10 @@ void check_shared(int64_t rows, int64_t vocab, int64_t ranks, int64_t held, doub
 
 }  // namespace
 
-TEST_CASE("parts of a shared vocabulary merge into the loss and the gradient of the whole, padding counts for nothing") {
-  for (const auto& [rows, vocab, ranks, held] : std::vector<std::array<int64_t, 4>>{{3, 11, 1, 11}, {5, 101, 2, 64}, {4, 65, 4, 64}, {3, 2100, 3, 704}}) {
+TEST_CASE(
+    "parts of a shared vocabulary merge into the loss and the gradient of the whole, padding counts for nothing") {
+  for (const auto& [rows, vocab, ranks, held] :
+       std::vector<std::array<int64_t, 4>>{{3, 11, 1, 11}, {5, 101, 2, 64}, {4, 65, 4, 64}, {3, 2100, 3, 704}}) {
     check_shared<float>(rows, vocab, ranks, held, 1e-5);
     check_shared<bfloat16>(rows, vocab, ranks, held, 0x1p-7);
   }
@@ -223,7 +237,11 @@ TEST_CASE("a shared vocabulary refuses targets that no rank has") {
   for (int32_t bad : {-1, 128}) {
     std::vector<int32_t> targets = batch.targets;
     targets[1] = bad;
-    CHECK_THROWS_AS(cross_entropy_part(context, {batch.logits.data(), targets.data(), parts.data(), 4, 64, 64, 64, 128, DType::f32}), DataError);
+    CHECK_THROWS_AS(cross_entropy_part(
+                        context, {batch.logits.data(), targets.data(), parts.data(), 4, 64, 64, 64, 128, DType::f32}),
+                    DataError);
   }
-  CHECK_THROWS_AS(cross_entropy_part(context, {batch.logits.data(), batch.targets.data(), parts.data(), 4, 64, 63, 0, 64, DType::f32}), ShapeError);
+  CHECK_THROWS_AS(cross_entropy_part(
+                      context, {batch.logits.data(), batch.targets.data(), parts.data(), 4, 64, 63, 0, 64, DType::f32}),
+                  ShapeError);
 }

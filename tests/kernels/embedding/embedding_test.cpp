@@ -173,17 +173,27 @@ TEST_CASE("packed rows of several ranks give the bits of the dense sum") {
                              row_ids.data() + rank * rows, packed.data() + rank * rows * width, rows, rows, width});
       embedding_rows_add(context, {row_ids.data(), packed.data(), total.data(), ranks, rows, width, vocab});
       CHECK(same_bits(total, want));
-      // Of a table in parts, the last of which has padding only where it does not divide: each part its own rows, and the same bits.
+      // Of a table in parts, the last of which has padding only where it does not divide: each part its own rows, and
+      // the same bits.
       for (int64_t part_rows : {(vocab + 1) / 2, vocab + 3}) {
         std::vector<float> whole = random<float>(vocab * width, "head");
         for (int64_t first = 0; first <= vocab; first += part_rows) {
           const int64_t held = std::min(part_rows, vocab - first);
           for (int64_t rank = 0; rank < ranks; ++rank)
-            embedding_rows_pack(context, {.ids = ids[static_cast<size_t>(rank)].data(), .dy = dy[static_cast<size_t>(rank)].data(),
-                                          .row_ids = row_ids.data() + rank * rows, .rows = packed.data() + rank * rows * width, .capacity = rows,
-                                          .tokens_total = rows, .width = width, .first = first, .vocab = held, .part = true});
+            embedding_rows_pack(context, {.ids = ids[static_cast<size_t>(rank)].data(),
+                                          .dy = dy[static_cast<size_t>(rank)].data(),
+                                          .row_ids = row_ids.data() + rank * rows,
+                                          .rows = packed.data() + rank * rows * width,
+                                          .capacity = rows,
+                                          .tokens_total = rows,
+                                          .width = width,
+                                          .first = first,
+                                          .vocab = held,
+                                          .part = true});
           CHECK(std::all_of(row_ids.begin(), row_ids.end(), [&](int32_t id) { return id >= -1 && id < held; }));
-          if (held > 0) embedding_rows_add(context, {row_ids.data(), packed.data(), whole.data() + first * width, ranks, rows, width, held});
+          if (held > 0)
+            embedding_rows_add(context,
+                               {row_ids.data(), packed.data(), whole.data() + first * width, ranks, rows, width, held});
         }
         CHECK(same_bits(whole, want));
       }
@@ -250,24 +260,48 @@ TEST_CASE("ids outside the vocabulary are refused before anything is written") {
 TEST_CASE("parts of a table add up to the whole, and each gets the gradient of its rows") {
   const int64_t rows = 40, width = 24, vocab = 50, held = 32;
   const auto ids = random_ids(rows, vocab, "ids");
-  const auto table = random<float>(2 * held * width, "table"), positions = random<float>(rows * width, "positions"), dy = random<float>(rows * width, "dy");
+  const auto table = random<float>(2 * held * width, "table"), positions = random<float>(rows * width, "positions"),
+             dy = random<float>(rows * width, "dy");
   for_each_machine([&](Isa, LaunchContext& context) {
     std::vector<float> whole(dy.size()), sum(dy.size(), 0.0f), gradient(static_cast<size_t>(vocab * width));
-    embedding_forward(context, {.ids = ids.data(), .table = table.data(), .y = whole.data(), .batch = 1, .tokens = rows, .width = width, .vocab = vocab});
-    embedding_backward(context, {.ids = ids.data(), .dy = dy.data(), .dtable = gradient.data(), .rows = rows, .width = width, .vocab = vocab});
+    embedding_forward(context, {.ids = ids.data(),
+                                .table = table.data(),
+                                .y = whole.data(),
+                                .batch = 1,
+                                .tokens = rows,
+                                .width = width,
+                                .vocab = vocab});
+    embedding_backward(
+        context,
+        {.ids = ids.data(), .dy = dy.data(), .dtable = gradient.data(), .rows = rows, .width = width, .vocab = vocab});
     for (int64_t first : {int64_t{0}, held}) {
       const int64_t here = std::min(held, vocab - first);
       std::vector<float> y(dy.size()), with_positions(dy.size()), part(static_cast<size_t>(held * width), 7.0f);
-      EmbeddingForward args{.ids = ids.data(), .table = table.data() + first * width, .y = y.data(), .batch = 1, .tokens = rows, .width = width, .vocab = here,
-                            .first = first, .part = true};
+      EmbeddingForward args{.ids = ids.data(),
+                            .table = table.data() + first * width,
+                            .y = y.data(),
+                            .batch = 1,
+                            .tokens = rows,
+                            .width = width,
+                            .vocab = here,
+                            .first = first,
+                            .part = true};
       embedding_forward(context, args);
       for (size_t i = 0; i < y.size(); ++i) sum[i] += y[i];
       args.positions = positions.data();
       args.y = with_positions.data();
       embedding_forward(context, args);
       for (size_t i = 0; i < y.size(); ++i) CHECK(with_positions[i] == y[i] + positions[i]);
-      embedding_backward(context, {.ids = ids.data(), .dy = dy.data(), .dtable = part.data(), .rows = rows, .width = width, .vocab = here, .first = first, .part = true});
-      for (int64_t i = 0; i < here * width; ++i) CHECK(part[static_cast<size_t>(i)] == gradient[static_cast<size_t>(first * width + i)]);
+      embedding_backward(context, {.ids = ids.data(),
+                                   .dy = dy.data(),
+                                   .dtable = part.data(),
+                                   .rows = rows,
+                                   .width = width,
+                                   .vocab = here,
+                                   .first = first,
+                                   .part = true});
+      for (int64_t i = 0; i < here * width; ++i)
+        CHECK(part[static_cast<size_t>(i)] == gradient[static_cast<size_t>(first * width + i)]);
     }
     CHECK(sum == whole);
   });

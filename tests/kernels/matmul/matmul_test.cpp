@@ -153,7 +153,9 @@ TEST_CASE("the gradient through GELU is the product times the slope, in one call
   CHECK(dx == two);
   const Matrix slope_here = slope(f.mx, Matrix::Ones(33, 24), [](const Matrix& v) { return reference::tanh_gelu(v); });
   CHECK((slope_here - reference::tanh_gelu_slope(f.mx)).cwiseAbs().maxCoeff() <= 1e-6);
-  CHECK_THROWS_AS(matmul_backward_input(context, {f.dy.data(), f.weight.data(), dx.data(), 33, 24, 17, DType::f32, true, f.x.data()}), ShapeError);
+  CHECK_THROWS_AS(matmul_backward_input(
+                      context, {f.dy.data(), f.weight.data(), dx.data(), 33, 24, 17, DType::f32, true, f.x.data()}),
+                  ShapeError);
 }
 
 TEST_CASE("the tolerances see a transposed weight, a wrong GELU and a dropped row of the bias gradient") {
@@ -226,7 +228,8 @@ TEST_CASE("what does not fit is refused with a sentence, and costs count flops a
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, -1, 1, 1}), ShapeError);
   CHECK_THROWS_AS(matmul_forward(context, {nullptr, &value, nullptr, &value, nullptr, 1, 1, 1}), ShapeError);
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, 1, 1, 1, DType::f64}), ShapeError);
-  CHECK_THROWS_AS(matmul_backward_weight(context, {&value, &value, &value, nullptr, 1, 1, 2, DType::f32, false, 1}), ShapeError);
+  CHECK_THROWS_AS(matmul_backward_weight(context, {&value, &value, &value, nullptr, 1, 1, 2, DType::f32, false, 1}),
+                  ShapeError);
   context.kind = DeviceKind::sim;
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, 1, 1, 1}), ResourceError);
   CHECK(matmul_forward_cost({nullptr, nullptr, nullptr, nullptr, nullptr, 2, 3, 5, DType::bf16}).flops == 60);

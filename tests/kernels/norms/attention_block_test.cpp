@@ -23,7 +23,8 @@ struct Shape {
   int64_t out_width() const { return heads * head_dim; }
 };
 
-Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset, int64_t head_dim) {
+Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset,
+               int64_t head_dim) {
   Matrix m(tokens, head_dim);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
@@ -31,7 +32,8 @@ Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t t
 }
 void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
   for (Eigen::Index t = 0; t < m.rows(); ++t)
-    for (Eigen::Index e = 0; e < m.cols(); ++e) rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
+    for (Eigen::Index e = 0; e < m.cols(); ++e)
+      rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
 }
 
 struct Expected {
@@ -44,12 +46,15 @@ Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double 
     for (int64_t h = 0; h < s.heads; ++h) {
       const int64_t row = b * s.tokens, at_q = h * s.head_dim;
       const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
-      const Matrix q = head_of(qkv, s.width(), row, s.tokens, at_q, s.head_dim), k = head_of(qkv, s.width(), row, s.tokens, at_k, s.head_dim);
+      const Matrix q = head_of(qkv, s.width(), row, s.tokens, at_q, s.head_dim),
+                   k = head_of(qkv, s.width(), row, s.tokens, at_k, s.head_dim);
       const Matrix v = head_of(qkv, s.width(), row, s.tokens, at_v, s.head_dim);
       const auto forward = reference::attention(q, k, v, scale);
       add_head(e.out, forward.out, s.out_width(), row, at_q);
-      for (int64_t t = 0; t < s.tokens; ++t) e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
-      const auto g = reference::attention_gradients(head_of(dout, s.out_width(), row, s.tokens, at_q, s.head_dim), q, k, v, scale);
+      for (int64_t t = 0; t < s.tokens; ++t)
+        e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
+      const auto g =
+          reference::attention_gradients(head_of(dout, s.out_width(), row, s.tokens, at_q, s.head_dim), q, k, v, scale);
       add_head(e.dqkv, g.dq, s.width(), row, at_q);
       add_head(e.dqkv, g.dk, s.width(), row, at_k);
       add_head(e.dqkv, g.dv, s.width(), row, at_v);
@@ -88,13 +93,14 @@ struct RankResult {
   std::vector<Doubles> dkv;  // by owner
 };
 
-RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s, DType dtype, int rank, const std::vector<Tensor>& qkv,
-                    const Doubles& dout, float scale, bool early_last = true) {
+RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s, DType dtype, int rank,
+                    const std::vector<Tensor>& qkv, const Doubles& dout, float scale, bool early_last = true) {
   const ContextChunks chunks{.tokens = s.tokens, .ranks = s.ranks, .rank = rank};
   const int64_t local = chunks.local_tokens(), rows = s.batch * local, kv_width = 2 * s.kv_heads * s.head_dim;
-  RankResult result{Tensor(rows * s.out_width(), dtype), Tensor(rows * s.heads, DType::f32), Tensor(rows * s.out_width(), dtype),
-                    std::vector<Doubles>(static_cast<size_t>(s.ranks))};
-  Tensor carried(rows * s.out_width(), DType::f32), maximum(rows * s.heads, DType::f32), sum(rows * s.heads, DType::f32);
+  RankResult result{Tensor(rows * s.out_width(), dtype), Tensor(rows * s.heads, DType::f32),
+                    Tensor(rows * s.out_width(), dtype), std::vector<Doubles>(static_cast<size_t>(s.ranks))};
+  Tensor carried(rows * s.out_width(), DType::f32), maximum(rows * s.heads, DType::f32),
+      sum(rows * s.heads, DType::f32);
   Tensor q = qkv[static_cast<size_t>(rank)], d(dout, dtype);
   const auto keys_of = [&](int owner) {
     Tensor from = qkv[static_cast<size_t>(owner)], kv(rows * kv_width, dtype);
@@ -104,11 +110,13 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
   };
   for (int step = 0; step < s.ranks; ++step) {
     Tensor kv = keys_of(chunks.owner(step));
-    AttentionBlockForward args = {.all = {q.data(), kv.data(), kv.data(kv_width / 2), result.out.data(), result.lse.data<float>(), s.batch, local,
-                                          s.heads, s.kv_heads, s.head_dim, s.width(), kv_width, s.out_width(), scale, dtype},
-                                  .block = chunks.block(chunks.owner(step)),
-                                  .carried = {carried.data<float>(), maximum.data<float>(), sum.data<float>()},
-                                  .first = step == 0, .last = step + 1 == s.ranks};
+    AttentionBlockForward args = {
+        .all = {q.data(), kv.data(), kv.data(kv_width / 2), result.out.data(), result.lse.data<float>(), s.batch, local,
+                s.heads, s.kv_heads, s.head_dim, s.width(), kv_width, s.out_width(), scale, dtype},
+        .block = chunks.block(chunks.owner(step)),
+        .carried = {carried.data<float>(), maximum.data<float>(), sum.data<float>()},
+        .first = step == 0,
+        .last = step + 1 == s.ranks};
     run.forward(context, args);
     if (args.last && args.block.first_query > 0 && early_last) {
       args.block = {.first_query = 0, .queries = args.block.first_query, .first_key = 0, .keys = 0, .causal = false};
@@ -120,11 +128,33 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
   for (int turn = 0; turn < s.ranks; ++turn) {
     const int owner = chunks.owner((turn + 1) % s.ranks);
     Tensor kv = keys_of(owner), dkv(rows * kv_width, DType::f32);
-    AttentionBlockBackward args = {.all = {d.data(), q.data(), kv.data(), kv.data(kv_width / 2), result.out.data(), result.lse.data<float>(),
-                                           result.dq.data(), nullptr, nullptr, nullptr, s.batch, local, s.heads, s.kv_heads, s.head_dim,
-                                           s.width(), kv_width, s.out_width(), s.out_width(), 0, scale, dtype},
-                                   .block = chunks.block(owner), .dq_sum = dq_sum.data<float>(), .dkv = dkv.data<float>(),
-                                   .first = false, .last = turn + 1 == s.ranks};
+    AttentionBlockBackward args = {.all = {d.data(),
+                                           q.data(),
+                                           kv.data(),
+                                           kv.data(kv_width / 2),
+                                           result.out.data(),
+                                           result.lse.data<float>(),
+                                           result.dq.data(),
+                                           nullptr,
+                                           nullptr,
+                                           nullptr,
+                                           s.batch,
+                                           local,
+                                           s.heads,
+                                           s.kv_heads,
+                                           s.head_dim,
+                                           s.width(),
+                                           kv_width,
+                                           s.out_width(),
+                                           s.out_width(),
+                                           0,
+                                           scale,
+                                           dtype},
+                                   .block = chunks.block(owner),
+                                   .dq_sum = dq_sum.data<float>(),
+                                   .dkv = dkv.data<float>(),
+                                   .first = false,
+                                   .last = turn + 1 == s.ranks};
     Tensor workspace(attention_backward_workspace_elems(args.all), DType::f32);
     args.all.workspace = workspace.data<float>();
     // A first block of the late queries alone leaves the early ones: a sum that starts from zero serves both.
@@ -134,13 +164,15 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
     CHECK((dkv.guard_intact() && workspace.guard_intact() && dq_sum.guard_intact()));
     result.dkv[static_cast<size_t>(owner)] = dkv.doubles();
   }
-  CHECK((result.out.guard_intact() && result.lse.guard_intact() && result.dq.guard_intact() && carried.guard_intact() && maximum.guard_intact() && sum.guard_intact()));
+  CHECK((result.out.guard_intact() && result.lse.guard_intact() && result.dq.guard_intact() && carried.guard_intact() &&
+         maximum.guard_intact() && sum.guard_intact()));
   return result;
 }
 
 void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f) {
   const auto seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim + s.ranks);
-  INFO(fmt::format("seed {} {} B{} T{} H{}/{} E{} over {} ranks", seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, s.ranks));
+  INFO(fmt::format("seed {} {} B{} T{} H{}/{} E{} over {} ranks", seed, name_of(dtype), s.batch, s.tokens, s.heads,
+                   s.kv_heads, s.head_dim, s.ranks));
   const Doubles qkv = random_doubles(s.batch * s.tokens * s.width(), dtype, seed, spread),
                 dout = random_doubles(s.batch * s.tokens * s.out_width(), dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
@@ -157,23 +189,29 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
     // bf16: out is rounded before dout . out is taken, and the result is rounded: two roundings.
     const double tolerance = gradient_tolerance(dtype, s.head_dim + s.tokens, 2);
     for (int rank = 0; rank < s.ranks; ++rank) {
-      results.push_back(run_rank(context, functions, s, dtype, rank, parts, rows_of(dout, s, rank, s.out_width()), scale));
+      results.push_back(
+          run_rank(context, functions, s, dtype, rank, parts, rows_of(dout, s, rank, s.out_width()), scale));
       const RankResult& r = results.back();
-      CHECK(error_of(r.out.doubles(), rows_of(e.out, s, rank, s.out_width())) < forward_tolerance(dtype, s.head_dim + s.tokens));
+      CHECK(error_of(r.out.doubles(), rows_of(e.out, s, rank, s.out_width())) <
+            forward_tolerance(dtype, s.head_dim + s.tokens));
       Doubles lse;
       const ContextChunks chunks{.tokens = s.tokens, .ranks = s.ranks, .rank = rank};
       for (int64_t head = 0; head < s.batch * s.heads; ++head)
-        for (int64_t t = 0; t < local; ++t) lse.push_back(e.lse[static_cast<size_t>(head * s.tokens + chunks.position(t))]);
+        for (int64_t t = 0; t < local; ++t)
+          lse.push_back(e.lse[static_cast<size_t>(head * s.tokens + chunks.position(t))]);
       CHECK(error_of(r.lse.doubles(), lse) < forward_tolerance(DType::f32, s.head_dim));
-      CHECK(error_of(r.dq.doubles(), columns(rows_of(e.dqkv, s, rank, s.width()), s.width(), 0, s.out_width())) < tolerance);
+      CHECK(error_of(r.dq.doubles(), columns(rows_of(e.dqkv, s, rank, s.width()), s.width(), 0, s.out_width())) <
+            tolerance);
       for (int owner = 0; owner < s.ranks; ++owner)
-        for (size_t i = 0; i < r.dkv[static_cast<size_t>(owner)].size(); ++i) dkv[static_cast<size_t>(owner)][i] += r.dkv[static_cast<size_t>(owner)][i];
+        for (size_t i = 0; i < r.dkv[static_cast<size_t>(owner)].size(); ++i)
+          dkv[static_cast<size_t>(owner)][i] += r.dkv[static_cast<size_t>(owner)][i];
     }
     for (int owner = 0; owner < s.ranks; ++owner) {
       const Doubles expected = columns(rows_of(e.dqkv, s, owner, s.width()), s.width(), s.out_width(), s.width());
       for (int part : {0, 1})  // dk and dv apart, so that a small one is not hidden by a large one
-        CHECK(error_of(columns(dkv[static_cast<size_t>(owner)], kv_width, part * kv_width / 2, (part + 1) * kv_width / 2),
-                       columns(expected, kv_width, part * kv_width / 2, (part + 1) * kv_width / 2)) < tolerance);
+        CHECK(
+            error_of(columns(dkv[static_cast<size_t>(owner)], kv_width, part * kv_width / 2, (part + 1) * kv_width / 2),
+                     columns(expected, kv_width, part * kv_width / 2, (part + 1) * kv_width / 2)) < tolerance);
     }
     if (label.substr(0, 5) != first_isa) first_isa = label.substr(0, 5), first = results;
     for (size_t r = 0; r < results.size(); ++r) {  // bits do not depend on threads
@@ -182,11 +220,14 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
     }
   };
   for_isas_and_threads<AttentionBlockForward>(
-      SLIP_EVERY_ISA(attention_block_forward_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
+      SLIP_EVERY_ISA(attention_block_forward_cpu),
+      [&](LaunchContext& context, auto function, const std::string& label) {
         const Functions of_isa =
-            function == isa_baseline::attention_block_forward_cpu ? Functions{function, isa_baseline::attention_block_backward_cpu, isa_baseline::columns_take_cpu}
-            : function == isa_avx2::attention_block_forward_cpu   ? Functions{function, isa_avx2::attention_block_backward_cpu, isa_avx2::columns_take_cpu}
-                                                                  : Functions{function, isa_avx512::attention_block_backward_cpu, isa_avx512::columns_take_cpu};
+            function == isa_baseline::attention_block_forward_cpu
+                ? Functions{function, isa_baseline::attention_block_backward_cpu, isa_baseline::columns_take_cpu}
+            : function == isa_avx2::attention_block_forward_cpu
+                ? Functions{function, isa_avx2::attention_block_backward_cpu, isa_avx2::columns_take_cpu}
+                : Functions{function, isa_avx512::attention_block_backward_cpu, isa_avx512::columns_take_cpu};
         run(context, of_isa, label);
       });
 }
@@ -216,15 +257,20 @@ TEST_CASE("attention in a ring: scores far apart neither overflow nor lose the l
 TEST_CASE("attention in a ring: one rank gives the bits of attention", "[kernels]") {
   const Shape s = {2, 70, 2, 2, 8, 1};
   const Doubles qkv = random_doubles(s.batch * s.tokens * s.width(), DType::f32, 5);
-  Tensor x(qkv, DType::f32), whole(s.batch * s.tokens * s.out_width(), DType::f32), lse(s.batch * s.tokens * s.heads, DType::f32);
+  Tensor x(qkv, DType::f32), whole(s.batch * s.tokens * s.out_width(), DType::f32),
+      lse(s.batch * s.tokens * s.heads, DType::f32);
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;
-  const AttentionForward args = {x.data(), x.data(16), x.data(32), whole.data(), lse.data<float>(), 2, 70, 2, 2, 8, 48, 48, 16, 0.5f, DType::f32};
+  const AttentionForward args = {x.data(), x.data(16), x.data(32), whole.data(), lse.data<float>(), 2, 70, 2, 2, 8,
+                                 48,       48,         16,         0.5f,         DType::f32};
   attention_forward(context, args);
   // Cut at a tile of the kernel the same additions follow each other; the first tile is carried in float.
-  Tensor out(whole.doubles(), DType::f32), carried(whole.doubles(), DType::f32), maximum(lse.doubles(), DType::f32), sum(lse.doubles(), DType::f32);
-  AttentionBlockForward block = {.all = args, .block = {0, 64, 0, 64, true}, .carried = {carried.data<float>(), maximum.data<float>(), sum.data<float>()}};
+  Tensor out(whole.doubles(), DType::f32), carried(whole.doubles(), DType::f32), maximum(lse.doubles(), DType::f32),
+      sum(lse.doubles(), DType::f32);
+  AttentionBlockForward block = {.all = args,
+                                 .block = {0, 64, 0, 64, true},
+                                 .carried = {carried.data<float>(), maximum.data<float>(), sum.data<float>()}};
   block.all.out = out.data();
   attention_block_forward(context, block);
   block.block = {64, 6, 0, 64, false}, block.last = false;
@@ -237,17 +283,20 @@ TEST_CASE("attention in a ring: one rank gives the bits of attention", "[kernels
 TEST_CASE("attention in a ring: the controls are seen", "[kernels]") {
   // What would go wrong silently: the mask of another owner, and queries that are never finished.
   const Shape s = {1, 24, 1, 1, 8, 3};
-  const Doubles qkv = random_doubles(s.tokens * s.width(), DType::f32, 9), dout = random_doubles(s.tokens * s.out_width(), DType::f32, 10);
+  const Doubles qkv = random_doubles(s.tokens * s.width(), DType::f32, 9),
+                dout = random_doubles(s.tokens * s.out_width(), DType::f32, 10);
   const Expected e = expect(s, qkv, dout, 0.5);
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;
-  const Functions functions{isa_baseline::attention_block_forward_cpu, isa_baseline::attention_block_backward_cpu, isa_baseline::columns_take_cpu};
+  const Functions functions{isa_baseline::attention_block_forward_cpu, isa_baseline::attention_block_backward_cpu,
+                            isa_baseline::columns_take_cpu};
   std::vector<Tensor> parts, turned;
   for (int rank = 0; rank < s.ranks; ++rank) parts.emplace_back(rows_of(qkv, s, rank, s.width()), DType::f32);
   turned = {parts[0], parts[2], parts[1]};
   const auto error = [&](const std::vector<Tensor>& from, bool early_last) {
-    const RankResult r = run_rank(context, functions, s, DType::f32, 0, from, rows_of(dout, s, 0, s.out_width()), 0.5f, early_last);
+    const RankResult r =
+        run_rank(context, functions, s, DType::f32, 0, from, rows_of(dout, s, 0, s.out_width()), 0.5f, early_last);
     return error_of(r.out.doubles(), rows_of(e.out, s, 0, s.out_width()));
   };
   CHECK(error(parts, true) < 1e-5);
@@ -262,10 +311,14 @@ TEST_CASE("attention in a ring: blocks that cannot be are sentences", "[kernels]
   LaunchContext context;
   context.pool = &pool;
   float dummy[64] = {};
-  AttentionBlockForward args = {.all = {dummy, dummy, dummy, dummy, dummy, 1, 4, 1, 1, 2, 2, 2, 2, 1.0f, DType::f32}, .block = {2, 3, 0, 3, true}, .carried = {}};
-  CHECK_THROWS_WITH(attention_block_forward(context, args), "[attention_block_forward] the block's rows 2 to 5 lie outside of 4 tokens.");
+  AttentionBlockForward args = {.all = {dummy, dummy, dummy, dummy, dummy, 1, 4, 1, 1, 2, 2, 2, 2, 1.0f, DType::f32},
+                                .block = {2, 3, 0, 3, true},
+                                .carried = {}};
+  CHECK_THROWS_WITH(attention_block_forward(context, args),
+                    "[attention_block_forward] the block's rows 2 to 5 lie outside of 4 tokens.");
   args.block = {0, 2, 0, 3, true};
-  CHECK_THROWS_WITH(attention_block_forward(context, args), "[attention_block_forward] a causal block has as many keys as queries: got 3 and 2.");
+  CHECK_THROWS_WITH(attention_block_forward(context, args),
+                    "[attention_block_forward] a causal block has as many keys as queries: got 3 and 2.");
   args.block = {0, 2, 0, 0, false};
   CHECK_THROWS_AS(attention_block_forward(context, args), ShapeError);  // a first block without keys has no softmax
   args.block = {0, 2, 0, 2, true}, args.last = false;
@@ -280,17 +333,19 @@ TEST_CASE("columns: taken as they are, summed in float and rounded once", "[kern
   for (DType dtype : {DType::f32, DType::bf16}) {
     const int64_t rows = 5, width = 19, stride = 23;
     Tensor packed(random_doubles(rows * stride, dtype, 1), dtype), taken(rows * width, dtype);
-    Tensor a(random_doubles(rows * width, DType::f32, 2), DType::f32), b(random_doubles(rows * width, DType::f32, 3), DType::f32);
-    for_isas_and_threads<ColumnsSum>(SLIP_EVERY_ISA(columns_sum_cpu), [&](LaunchContext& context, auto sum, const std::string&) {
-      columns_take(context, {packed.data(4), taken.data(), rows, width, stride, dtype});
-      CHECK(taken.doubles() == columns(packed.doubles(), stride, 4, stride));
-      Tensor to = packed;
-      sum(context, {a.data<float>(), b.data<float>(), to.data(4), rows, width, stride, dtype});
-      Doubles expected = a.doubles();
-      for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<float>(expected[i] + b.doubles()[i]);
-      CHECK(columns(to.doubles(), stride, 4, stride) == Tensor(expected, dtype).doubles());
-      CHECK(columns(to.doubles(), stride, 0, 4) == columns(packed.doubles(), stride, 0, 4));
-      CHECK((to.guard_intact() && taken.guard_intact()));
-    });
+    Tensor a(random_doubles(rows * width, DType::f32, 2), DType::f32),
+        b(random_doubles(rows * width, DType::f32, 3), DType::f32);
+    for_isas_and_threads<ColumnsSum>(
+        SLIP_EVERY_ISA(columns_sum_cpu), [&](LaunchContext& context, auto sum, const std::string&) {
+          columns_take(context, {packed.data(4), taken.data(), rows, width, stride, dtype});
+          CHECK(taken.doubles() == columns(packed.doubles(), stride, 4, stride));
+          Tensor to = packed;
+          sum(context, {a.data<float>(), b.data<float>(), to.data(4), rows, width, stride, dtype});
+          Doubles expected = a.doubles();
+          for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<float>(expected[i] + b.doubles()[i]);
+          CHECK(columns(to.doubles(), stride, 4, stride) == Tensor(expected, dtype).doubles());
+          CHECK(columns(to.doubles(), stride, 0, 4) == columns(packed.doubles(), stride, 0, 4));
+          CHECK((to.guard_intact() && taken.guard_intact()));
+        });
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tolerances of these ops are narrow enough: what a wrong kernel would give is outside of each of them.
 //
-// A mutant is a formula with one mistake, in double. The kernel's own result must be further from it than the tolerance of
-// the op's test; the same result is inside of it for the true formula there.
+// A mutant is a formula with one mistake, in double. The kernel's own result must be further from it than the tolerance
+// of the op's test; the same result is inside of it for the true formula there.
 
 #include "engine/base/check.h"
 #include "kernels/attention/attention.h"
@@ -62,7 +62,8 @@ Doubles normalised(const Doubles& x, const Doubles& weight, const Doubles& bias,
 }
 
 /// The gradient of a norm without one of its two mean terms.
-Doubles norm_dx(const Doubles& dy, const Doubles& x, const Doubles& weight, const reference::NormResult& forward, bool mean_g, bool mean_gn) {
+Doubles norm_dx(const Doubles& dy, const Doubles& x, const Doubles& weight, const reference::NormResult& forward,
+                bool mean_g, bool mean_gn) {
   Doubles dx(x.size());
   const size_t width = weight.size();
   for (size_t row = 0; row < x.size(); row += width) {
@@ -80,9 +81,11 @@ Doubles norm_dx(const Doubles& dy, const Doubles& x, const Doubles& weight, cons
 
 }  // namespace
 
-TEST_CASE("tolerances: attention without its scale, with a mask off by one, with the wrong key-value head", "[kernels]") {
+TEST_CASE("tolerances: attention without its scale, with a mask off by one, with the wrong key-value head",
+          "[kernels]") {
   for (DType dtype : {DType::f32, DType::bf16}) {
-    const int64_t tokens = 37, dim = 16, width = 6 * dim, out_width = 4 * dim;  // four heads, one pair of key and value heads
+    const int64_t tokens = 37, dim = 16, width = 6 * dim,
+                  out_width = 4 * dim;  // four heads, one pair of key and value heads
     const Doubles x = random_doubles(tokens * width, dtype, 11), d = random_doubles(tokens * out_width, dtype, 12);
     const Doubles twin = random_doubles(tokens * width, dtype, 13);
     const auto part = [&](const Doubles& rows, int64_t stride, int64_t at) {
@@ -93,20 +96,43 @@ TEST_CASE("tolerances: attention without its scale, with a mask off by one, with
     };
     const auto flat = [](const Matrix& m) { return Doubles(m.data(), m.data() + m.size()); };
     const float scale = 0.25f;
-    Tensor qkv(x, dtype), out(tokens * out_width, dtype), lse(tokens * 4, DType::f32), dout(d, dtype), dqkv(tokens * width, dtype);
+    Tensor qkv(x, dtype), out(tokens * out_width, dtype), lse(tokens * 4, DType::f32), dout(d, dtype),
+        dqkv(tokens * width, dtype);
     OneThread one;
-    attention_forward(one.context, {qkv.data(), qkv.data(4 * dim), qkv.data(5 * dim), out.data(), lse.data<float>(), 1, tokens, 4, 1, dim, width,
-                                    width, out_width, scale, dtype});
-    AttentionBackward args = {dout.data(), qkv.data(), qkv.data(4 * dim), qkv.data(5 * dim), out.data(), lse.data<float>(), dqkv.data(),
-                              dqkv.data(4 * dim), dqkv.data(5 * dim), nullptr, 1, tokens, 4, 1, dim, width, width, out_width, width, width, scale, dtype};
+    attention_forward(one.context, {qkv.data(), qkv.data(4 * dim), qkv.data(5 * dim), out.data(), lse.data<float>(), 1,
+                                    tokens, 4, 1, dim, width, width, out_width, scale, dtype});
+    AttentionBackward args = {dout.data(),
+                              qkv.data(),
+                              qkv.data(4 * dim),
+                              qkv.data(5 * dim),
+                              out.data(),
+                              lse.data<float>(),
+                              dqkv.data(),
+                              dqkv.data(4 * dim),
+                              dqkv.data(5 * dim),
+                              nullptr,
+                              1,
+                              tokens,
+                              4,
+                              1,
+                              dim,
+                              width,
+                              width,
+                              out_width,
+                              width,
+                              width,
+                              scale,
+                              dtype};
     Tensor workspace(attention_backward_workspace_elems(args), DType::f32);
     args.workspace = workspace.data<float>();
     attention_backward(one.context, args);
 
-    const Matrix q = part(x, width, 0), k = part(x, width, 4 * dim), v = part(x, width, 5 * dim), g = part(d, out_width, 0);
+    const Matrix q = part(x, width, 0), k = part(x, width, 4 * dim), v = part(x, width, 5 * dim),
+                 g = part(d, out_width, 0);
     const Doubles got = flat(part(out.doubles(), out_width, 0)), got_dq = flat(part(dqkv.doubles(), width, 0)),
                   got_dk = flat(part(dqkv.doubles(), width, 4 * dim));
-    const double forward = forward_tolerance(dtype, dim + tokens), gradient = gradient_tolerance(dtype, dim + tokens, 2);
+    const double forward = forward_tolerance(dtype, dim + tokens),
+                 gradient = gradient_tolerance(dtype, dim + tokens, 2);
     REQUIRE(error_of(got, flat(reference::attention(q, k, v, scale).out)) < forward);
     REQUIRE(error_of(got_dq, flat(reference::attention_gradients(g, q, k, v, scale).dq)) < gradient);
     caught("scale 1", got, flat(reference::attention(q, k, v, 1.0).out), forward);
@@ -118,7 +144,8 @@ TEST_CASE("tolerances: attention without its scale, with a mask off by one, with
       blind.row(t) = (weights / weights.sum()).transpose() * v.topRows(t);
     }
     caught("a mask off by one", got, flat(blind), forward);
-    caught("the keys of another head", got, flat(reference::attention(q, part(twin, width, 4 * dim), v, scale).out), forward);
+    caught("the keys of another head", got, flat(reference::attention(q, part(twin, width, 4 * dim), v, scale).out),
+           forward);
     // dk of one query head where four share the keys.
     caught("dk of one head of four", got_dk, flat(reference::attention_gradients(g, q, k, v, scale).dk), gradient);
   }
@@ -134,11 +161,15 @@ TEST_CASE("tolerances: GELU in its erf form, without its cube, and a derivative 
     const double forward = forward_tolerance(dtype, 1), gradient = gradient_tolerance(dtype, 1);
     REQUIRE(error_of(to.doubles(), of_each(x, reference::gelu)) < forward);
     if (dtype == DType::f32) {  // both are less than a bfloat16 step of the largest value away
-      caught("erf", to.doubles(), of_each(x, [](double v) { return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0))); }), forward);
-      caught("no cube", to.doubles(), of_each(x, [](double v) { return 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * v)); }), forward);
+      caught("erf", to.doubles(), of_each(x, [](double v) { return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0))); }),
+             forward);
+      caught("no cube", to.doubles(),
+             of_each(x, [](double v) { return 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * v)); }), forward);
     }
     caught("no half", to.doubles(), of_each(x, [](double v) { return 2 * reference::gelu(v); }), forward);
-    const auto halved = [](double v) { return 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v))); };
+    const auto halved = [](double v) {
+      return 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+    };
     caught("no second term", dx.doubles(), times(of_each(x, halved), d), gradient);
   }
 }
@@ -146,7 +177,8 @@ TEST_CASE("tolerances: GELU in its erf form, without its cube, and a derivative 
 TEST_CASE("tolerances: SwiGLU with its halves exchanged, and a derivative without its second term", "[kernels]") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     const int64_t width = 250;
-    const Doubles gate = random_doubles(width, dtype, 31), up = random_doubles(width, dtype, 32), d = random_doubles(width, dtype, 33);
+    const Doubles gate = random_doubles(width, dtype, 31), up = random_doubles(width, dtype, 32),
+                  d = random_doubles(width, dtype, 33);
     Doubles both = gate;
     both.insert(both.end(), up.begin(), up.end());
     Tensor from(both, dtype), to(width, dtype), dy(d, dtype), dx(2 * width, dtype);
@@ -158,27 +190,31 @@ TEST_CASE("tolerances: SwiGLU with its halves exchanged, and a derivative withou
     Doubles dgate = dx.doubles();
     dgate.resize(static_cast<size_t>(width));
     const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
-    REQUIRE(error_of(dgate, times(times(of_each(gate, reference::silu_derivative), up), d)) < gradient_tolerance(dtype, 1));
+    REQUIRE(error_of(dgate, times(times(of_each(gate, reference::silu_derivative), up), d)) <
+            gradient_tolerance(dtype, 1));
     caught("no second term", dgate, times(times(of_each(gate, sigmoid), up), d), gradient_tolerance(dtype, 1));
   }
 }
 
-TEST_CASE("tolerances: norms with the wrong divisor, without eps, weight or bias, and gradients that lost a mean", "[kernels]") {
+TEST_CASE("tolerances: norms with the wrong divisor, without eps, weight or bias, and gradients that lost a mean",
+          "[kernels]") {
   const int64_t rows = 5, width = 33;
   const double eps = 1e-5, n = static_cast<double>(width);
   for (DType dtype : {DType::f32, DType::bf16}) {
     // Rows of variance 1e-3, so that eps is a hundredth of it.
     const Doubles x = random_doubles(rows * width, dtype, 41, 0.03), dy = random_doubles(rows * width, dtype, 42);
-    const Doubles weight = random_doubles(width, dtype, 43), bias = random_doubles(width, dtype, 44), nothing(static_cast<size_t>(width)),
-                  ones(static_cast<size_t>(width), 1.0);
-    Tensor from(x, dtype), w(weight, dtype), b(bias, dtype), y(rows * width, dtype), mean(rows, DType::f32), inv(rows, DType::f32), g(dy, dtype),
-        dx(rows * width, dtype), dw(nothing, DType::f32), db(nothing, DType::f32);
+    const Doubles weight = random_doubles(width, dtype, 43), bias = random_doubles(width, dtype, 44),
+                  nothing(static_cast<size_t>(width)), ones(static_cast<size_t>(width), 1.0);
+    Tensor from(x, dtype), w(weight, dtype), b(bias, dtype), y(rows * width, dtype), mean(rows, DType::f32),
+        inv(rows, DType::f32), g(dy, dtype), dx(rows * width, dtype), dw(nothing, DType::f32), db(nothing, DType::f32);
     OneThread one;
-    const auto with = [&](double divisor, double added) { return [=](double squares) { return 1 / std::sqrt(squares / divisor + added); }; };
+    const auto with = [&](double divisor, double added) {
+      return [=](double squares) { return 1 / std::sqrt(squares / divisor + added); };
+    };
     const double gradient = gradient_tolerance(dtype, width), of_rows = gradient_tolerance(DType::f32, rows);
 
-    layer_norm_forward(one.context, {from.data(), nullptr, nullptr, w.data(), b.data(), y.data(), mean.data<float>(), inv.data<float>(), rows, width,
-                                     static_cast<float>(eps), dtype});
+    layer_norm_forward(one.context, {from.data(), nullptr, nullptr, w.data(), b.data(), y.data(), mean.data<float>(),
+                                     inv.data<float>(), rows, width, static_cast<float>(eps), dtype});
     double forward = forward_tolerance(dtype, width);
     REQUIRE(error_of(y.doubles(), normalised(x, weight, bias, true, with(n, eps))) < forward);
     if (dtype == DType::f32) {  // a hundredth and less: no bfloat16 value shows them
@@ -190,8 +226,9 @@ TEST_CASE("tolerances: norms with the wrong divisor, without eps, weight or bias
     caught("no bias", y.doubles(), normalised(x, weight, nothing, true, with(n, eps)), forward);
     const auto layer = reference::norm(x, weight, bias, eps, true);
     Tensor workspace(layer_norm_backward_workspace_elems(rows, width), DType::f32);
-    layer_norm_backward(one.context, {g.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), nullptr, dx.data(), dw.data<float>(),
-                                      db.data<float>(), workspace.data<float>(), rows, width, dtype, false});
+    layer_norm_backward(one.context,
+                        {g.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), nullptr, dx.data(),
+                         dw.data<float>(), db.data<float>(), workspace.data<float>(), rows, width, dtype, false});
     REQUIRE(error_of(dx.doubles(), norm_dx(dy, x, weight, layer, true, true)) < gradient);
     caught("no mean(g)", dx.doubles(), norm_dx(dy, x, weight, layer, false, true), gradient);
     caught("no mean(g n)", dx.doubles(), norm_dx(dy, x, weight, layer, true, false), gradient);
@@ -200,7 +237,8 @@ TEST_CASE("tolerances: norms with the wrong divisor, without eps, weight or bias
     caught("dweight without its last row", dw.doubles(), last_row_lost.dweight, of_rows);
     caught("dbias without its last row", db.doubles(), last_row_lost.dbias, of_rows);
 
-    rms_norm_forward(one.context, {from.data(), nullptr, nullptr, w.data(), y.data(), inv.data<float>(), rows, width, static_cast<float>(eps), dtype});
+    rms_norm_forward(one.context, {from.data(), nullptr, nullptr, w.data(), y.data(), inv.data<float>(), rows, width,
+                                   static_cast<float>(eps), dtype});
     forward = forward_tolerance(dtype, width, 2);
     REQUIRE(error_of(y.doubles(), normalised(x, weight, nothing, false, with(n, eps))) < forward);
     if (dtype == DType::f32) {
@@ -211,15 +249,17 @@ TEST_CASE("tolerances: norms with the wrong divisor, without eps, weight or bias
     caught("RMS, no weight", y.doubles(), normalised(x, ones, nothing, false, with(n, eps)), forward);
     const auto rms = reference::norm(x, weight, {}, eps, false);
     Tensor rms_workspace(rms_norm_backward_workspace_elems(rows, width), DType::f32);
-    rms_norm_backward(one.context, {g.data(), from.data(), w.data(), inv.data<float>(), nullptr, dx.data(), dw.data<float>(),
-                                    rms_workspace.data<float>(), rows, width, dtype, false});
+    rms_norm_backward(one.context, {g.data(), from.data(), w.data(), inv.data<float>(), nullptr, dx.data(),
+                                    dw.data<float>(), rms_workspace.data<float>(), rows, width, dtype, false});
     REQUIRE(error_of(dx.doubles(), norm_dx(dy, x, weight, rms, false, true)) < gradient);
     caught("RMS, no mean(g n)", dx.doubles(), norm_dx(dy, x, weight, rms, false, false), gradient);
-    caught("RMS, dweight without its last row", dw.doubles(), reference::norm_gradients(less, less_x, weight, eps, false).dweight, of_rows);
+    caught("RMS, dweight without its last row", dw.doubles(),
+           reference::norm_gradients(less, less_x, weight, eps, false).dweight, of_rows);
   }
 }
 
-TEST_CASE("tolerances: a rotary embedding of neighbours, of the position before, and the wrong way round", "[kernels]") {
+TEST_CASE("tolerances: a rotary embedding of neighbours, of the position before, and the wrong way round",
+          "[kernels]") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     const int64_t tokens = 9, dim = 16;
     const Doubles x = random_doubles(tokens * dim, dtype, 51);

@@ -21,7 +21,10 @@ LaunchContext cpu() { return LaunchContext{.kind = DeviceKind::cpu}; }
 kernels::AdamwScalars clip_of(const std::vector<double>& sums, double max_norm, double& norm) {
   kernels::AdamwScalars scalars{.learning_rate = 3, .inv_bias1 = 4, .inv_bias2 = 5, .clip = -1};
   LaunchContext context = cpu();
-  kernels::clip(context, {.sums = sums.data(), .count = static_cast<int64_t>(sums.size()), .max_norm = max_norm, .norm = &norm,
+  kernels::clip(context, {.sums = sums.data(),
+                          .count = static_cast<int64_t>(sums.size()),
+                          .max_norm = max_norm,
+                          .norm = &norm,
                           .scalars = &scalars});
   return scalars;
 }
@@ -86,11 +89,12 @@ TEST_CASE("an upload on cpu fills the parts themselves") {
   LaunchContext context = cpu();
   std::byte batch[8] = {}, scalars[4] = {};
   kernels::upload(context, {.parts = {{{batch, 8}, {scalars, 4}}},
-                            .fill = [&](const auto& to) {
-                              CHECK(to[0] == batch);
-                              CHECK(to[1] == scalars);
-                              to[1][3] = std::byte{9};
-                            },
+                            .fill =
+                                [&](const auto& to) {
+                                  CHECK(to[0] == batch);
+                                  CHECK(to[1] == scalars);
+                                  to[1][3] = std::byte{9};
+                                },
                             .staging = kernels::make_upload_staging()});
   CHECK(scalars[3] == std::byte{9});
 }

@@ -28,7 +28,8 @@ std::vector<std::byte> wire_of(int64_t elems, int64_t parts, DType wire) {
 }
 
 float largest_of_block(const std::vector<float>& x, size_t i, int64_t elems) {
-  const size_t part = i / static_cast<size_t>(elems) * static_cast<size_t>(elems), begin = part + (i - part) / kWireBlockElems * kWireBlockElems;
+  const size_t part = i / static_cast<size_t>(elems) * static_cast<size_t>(elems),
+               begin = part + (i - part) / kWireBlockElems * kWireBlockElems;
   const size_t end = std::min(begin + kWireBlockElems, part + static_cast<size_t>(elems));
   float largest = 0;
   for (size_t j = begin; j < end; ++j) largest = std::max(largest, std::abs(x[j]));
@@ -50,7 +51,8 @@ TEST_CASE("what is decoded is what was encoded, up to the error of the card") {
           SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), elems, parts, wire, DType::f32}));
           int64_t wrong = 0, exact = 0;
           for (size_t i = 0; i < x.size(); ++i) {
-            const double bound = wire == DType::bf16 ? std::abs(x[i]) * 0x1p-8 : largest_of_block(x, i, elems) * (1.0 / 254 + 1e-6);
+            const double bound =
+                wire == DType::bf16 ? std::abs(x[i]) * 0x1p-8 : largest_of_block(x, i, elems) * (1.0 / 254 + 1e-6);
             wrong += !(std::abs(static_cast<double>(back[i]) - static_cast<double>(x[i])) <= bound);
             exact += back[i] == x[i];
           }
@@ -83,16 +85,22 @@ TEST_CASE("a part is encoded as if it were alone, and sums are made in the order
         for (int64_t p = 0; p < kParts; ++p) {
           std::vector<std::byte> alone = wire_of(elems, 1, wire);
           SLIP_CALL_ON(isa, encode_cpu(context, {x.data() + p * elems, nullptr, alone.data(), elems, 1, wire}));
-          CHECK(std::memcmp(alone.data(), together.data() + p * part_bytes, static_cast<size_t>(wire == DType::u8 ? elems + 4 * ceil_div(elems, kWireBlockElems)
-                                                                                                                : part_bytes)) == 0);
+          CHECK(std::memcmp(alone.data(), together.data() + p * part_bytes,
+                            static_cast<size_t>(wire == DType::u8 ? elems + 4 * ceil_div(elems, kWireBlockElems)
+                                                                  : part_bytes)) == 0);
         }
         int64_t wrong = 0, other_order = 0;
         for (int64_t i = 0; i < elems; ++i) {
           float forward = back[static_cast<size_t>(i)], backward = back[static_cast<size_t>((kParts - 1) * elems + i)];
-          for (int64_t p = 1; p < kParts; ++p) forward += back[static_cast<size_t>(p * elems + i)], backward += back[static_cast<size_t>((kParts - 1 - p) * elems + i)];
+          for (int64_t p = 1; p < kParts; ++p)
+            forward += back[static_cast<size_t>(p * elems + i)],
+                backward += back[static_cast<size_t>((kParts - 1 - p) * elems + i)];
           const float got = sum[static_cast<size_t>(i)];
           // A product and a sum may be one instruction: then they are rounded once.
-          wrong += wire == DType::bf16 ? got != forward : std::abs(got - forward) > 1e-6f * (std::abs(forward) + largest_of_block(x, static_cast<size_t>(i), elems));
+          wrong += wire == DType::bf16
+                       ? got != forward
+                       : std::abs(got - forward) >
+                             1e-6f * (std::abs(forward) + largest_of_block(x, static_cast<size_t>(i), elems));
           other_order += got != backward;
         }
         CHECK(wrong == 0);
@@ -113,7 +121,8 @@ TEST_CASE("error feedback keeps what rounding takes: over many steps nothing is 
       std::vector<double> total(kElems, 0.0);
       std::vector<std::byte> bytes = wire_of(kElems, 1, DType::u8);
       for (int step = 0; step < kSteps; ++step) {
-        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), feeds_back ? residual.data() : nullptr, bytes.data(), kElems, 1, DType::u8}));
+        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), feeds_back ? residual.data() : nullptr, bytes.data(), kElems,
+                                               1, DType::u8}));
         SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), kElems, 1, DType::u8, DType::f32}));
         for (size_t i = 0; i < total.size(); ++i) total[i] += static_cast<double>(back[i]);
       }
@@ -156,9 +165,14 @@ TEST_CASE("what cannot be encoded is refused with its numbers") {
     }
     return "";
   };
-  CHECK(refusal([&] { encode(context, {x.data(), nullptr, bytes.data(), 20, 1, DType::u8}); }) == "[encode] elems 20 is no multiple of 16. Pad the part.");
-  CHECK(refusal([&] { decode(context, {bytes.data(), x.data(), 16, 1, DType::f32, DType::f32}); }) ==
-        "[decode] float32 on the wire needs no work: got it, need bfloat16 or uint8.");
-  CHECK(refusal([&] { encode(context, {x.data(), x.data(), bytes.data(), 16, 1, DType::bf16}); }).find("a residual goes with uint8") != std::string::npos);
+  CHECK(refusal([&] {
+          encode(context, {x.data(), nullptr, bytes.data(), 20, 1, DType::u8});
+        }) == "[encode] elems 20 is no multiple of 16. Pad the part.");
+  CHECK(refusal([&] {
+          decode(context, {bytes.data(), x.data(), 16, 1, DType::f32, DType::f32});
+        }) == "[decode] float32 on the wire needs no work: got it, need bfloat16 or uint8.");
+  CHECK(refusal([&] {
+          encode(context, {x.data(), x.data(), bytes.data(), 16, 1, DType::bf16});
+        }).find("a residual goes with uint8") != std::string::npos);
   CHECK(refusal([&] { sum_parts(context, {nullptr, x.data(), 16, 2, DType::u8}); }).find("[sum_parts]") == 0);
 }
