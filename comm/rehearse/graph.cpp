@@ -94,7 +94,9 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
   const std::vector<uint32_t>& nodes = nodes_[rank_index][run];
   for (ItemId id : order) {
     const Item& item = plan[id];
-    if (options_.in_order_channels || plan.is_spine(id)) {
+    // Updates on a stream of their own begin as appended: were all to begin at once, the smallest would be done first
+    // and gathered first, whatever the next forward pass needs.
+    if (options_.in_order_channels || channels_[item.channel].axis == Axis::self) {
       uint32_t& tail = state.tails[item.channel];
       if (tail != kNoNode) time_.edge(tail, nodes[id], After::end);
       tail = nodes[id];

@@ -20,7 +20,7 @@ using MeetingKey = std::array<uint32_t, 5>;
 
 struct GraphOptions {
   RehearseOptions rehearse;
-  bool in_order_channels = true;  // false: only the spine is in order, and plans need no host order yet
+  bool in_order_channels = true;  // false: of communication not, and plans need no host order yet
 };
 
 class Graph {

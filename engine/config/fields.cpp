@@ -131,7 +131,7 @@ std::vector<Field<R>> make_fields() {
       F::quantity(
           "overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
           "Gradient bytes of a bucket, at most; towards the end of the backward pass each takes a quarter of what is "
-          "left, down to first_bucket_size. A larger "
+          "left, and with zero.stage = 1 every one at most a fortieth of all, both down to first_bucket_size. A larger "
           "parameter travels as one bucket, with what is before it; with zero.stage 2 and 3 a layer is one bucket, "
           "whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where another "
           "stage waits: what is encoded and "

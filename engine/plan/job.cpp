@@ -80,6 +80,17 @@ bool ends_are_apart(const ModelSpec& model) {
   return apart;
 }
 
+/// What overlap.bucket_size means here. ZeRO-1 gathers its buckets under the forward pass, in turn: while the wire
+/// keeps up with compute, what is exposed of all gathers is the time of the largest, so that one takes a fortieth of
+/// them.
+int64_t bucket_bytes(const PlanOptions& options, const ModelSpec& model) {
+  constexpr int64_t kGatheredBuckets = 40;
+  if (options.zero_stage != 1) return options.bucket_bytes;
+  int64_t elems = 0;
+  for (const ParameterSpec& parameter : model.parameters) elems += parameter.elems;
+  return std::min(options.bucket_bytes, std::max(options.first_bucket_bytes, 4 * elems / kGatheredBuckets));
+}
+
 /// Takes the stage's part of the model and says what of the whole it must know.
 void take_stage(Job& job) {
   ModelSpec& model = job.model;
@@ -104,7 +115,7 @@ void take_stage(Job& job) {
   job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
   LayoutOptions layout{.way = options.way,
-                       .bucket_bytes = options.bucket_bytes,
+                       .bucket_bytes = bucket_bytes(options, model),
                        .first_bucket_bytes = options.first_bucket_bytes,
                        // Shards that are summed by exchange are cut into a part for every group.
                        .group_size = job.mesh.group_size(

@@ -244,10 +244,11 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
   Folder folder;
   const std::string run = run_file(folder), csv = folder.path("table.csv");
   const std::string quick = " --set device.kind=cpu --steps 1 --layer-ms 0.2 --ratios 0.5 --csv " + csv;
-  const Result zero = on_ranks(2, "bench overlap " + run + " --zero 1,3 --prefetch 0,1" + quick);
+  const Result zero = on_ranks(2, "bench overlap " + run + " --zero 0,1,2,3 --prefetch 0,1" + quick);
   INFO(zero.text);
   CHECK(zero.code == 0);
-  for (const char* row : {"zero-1 ", "zero-1, gathers exposed", "zero-3, prefetch 0", "zero-3, prefetch 1",
+  for (const char* row : {"zero-0 ", "zero-1 ", "zero-1, gathers exposed", "zero-2 ", "zero-2, gathers exposed",
+                          "noise floor: zero-0 against itself: ", "zero-3, prefetch 0", "zero-3, prefetch 1",
                           "zero-3, prefetch 1, gathers exposed"})
     CHECK(contains(zero.text, row));
   // Ranks that share sequences gather parameters among them, too.
@@ -259,11 +260,13 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
   const std::string table = read(csv);
   CHECK(count(table, "\n") == 5);
   for (size_t line = table.find('\n') + 1; line < table.size(); line = table.find('\n', line) + 1) {
-    // ..., gather_ms, gather_exposed
+    // ..., gather_ms, gather_exposed, gather_waits_ms
     const std::string row = table.substr(line, table.find('\n', line) - line);
-    const size_t last = row.rfind(','), before = row.rfind(',', last - 1);
+    const size_t last = row.rfind(','), before = row.rfind(',', row.rfind(',', last - 1) - 1);
     INFO(row);
     CHECK(std::stod(row.substr(before + 1)) > 0);
+    // A gather that begins when it is needed is waited for.
+    if (contains(row, "gathers exposed")) CHECK(std::stod(row.substr(last + 1)) > 0);
     CHECK(!contains(row, "inf"));
   }
   for (const char* axis : {"context", "tensor"})
