@@ -119,6 +119,9 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
     ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in the pass that it crosses in
     std::vector<Point> tasks, tasks_of_pass;       // communication behind them that touches it too
   };
+  std::vector<std::pair<ItemId, ItemId>> behind;  // spine item and the task that follows it
+  for (ItemId t = 0; t < plan.tasks.size(); ++t) behind.emplace_back(plan.tasks[t].after[0].item, t);
+  std::sort(behind.begin(), behind.end());
   std::vector<Touched> touched(lives_.size());
   for (size_t l = 0; l < lives_.size(); ++l) {
     const Life& life = lives_[l];
@@ -134,15 +137,13 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
       const ItemId stop = u + 1 < begins_.size() ? begins_[u + 1] : end;
       for (ItemId i = begins_[u]; i < stop; ++i)
         if (touches(plan.spine[i].reads, life.where) || touches(plan.spine[i].writes, life.where)) touch(i, u);
-      for (ItemId t = 0; t < plan.tasks.size(); ++t) {
-        const Task& task = plan.tasks[t];
-        const ItemId behind = task.after[0].item;
-        if (behind < begins_[u] || behind >= stop ||
-            (!touches(task.reads, life.where) && !touches(task.writes, life.where)))
-          continue;
-        touch(behind, u);
-        touched[l].tasks.push_back({kTaskBit + t});
-        if (u == life.first_use) touched[l].tasks_of_pass.push_back({kTaskBit + t});
+      for (auto it = std::lower_bound(behind.begin(), behind.end(), std::pair{begins_[u], ItemId{0}});
+           it != behind.end() && it->first < stop; ++it) {
+        const Task& task = plan.tasks[it->second];
+        if (!touches(task.reads, life.where) && !touches(task.writes, life.where)) continue;
+        touch(it->first, u);
+        touched[l].tasks.push_back({kTaskBit + it->second});
+        if (u == life.first_use) touched[l].tasks_of_pass.push_back({kTaskBit + it->second});
       }
     }
     SLIP_ASSERT(any);
