@@ -112,6 +112,9 @@ struct Layout {
   std::function<void(const comm::Proof&)> proved;             // of every plan that is made
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
+  MeshSizes sizes() const {
+    return {.data = ranks, .context = context, .pipeline = stages, .tensor = tensor, .data_inner = shard_size};
+  }
   int world() const { return ranks * context * stages * tensor; }
   ContextChunks chunks(int context_rank) const {
     return {.tokens = model.tokens, .ranks = context, .rank = context_rank};
@@ -178,12 +181,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
   options.global_tokens = layout.mean_over_tokens > 0
                               ? layout.mean_over_tokens
                               : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
-  const MeshSizes sizes{.data = layout.ranks,
-                        .context = layout.context,
-                        .pipeline = layout.stages,
-                        .tensor = layout.tensor,
-                        .data_inner = layout.shard_size};
-  const Mesh mesh(sizes);
+  const Mesh mesh(layout.sizes());
   options.tokens /= layout.context;
   options.context_ranks = layout.context;
   options.context_rank = mesh.coordinates(rank).context;
@@ -212,7 +210,7 @@ inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int ran
     if (layout.change_model) layout.change_model(model);
     jobs.push_back(std::make_unique<Job>(
         build_job(std::move(model), std::move(buffers),
-                  {.sizes = sizes,
+                  {.sizes = layout.sizes(),
                    .rank = as_rank,
                    .way = layout.way,
                    .bucket_bytes = layout.bucket_bytes,
