@@ -158,6 +158,50 @@ TEST_CASE(
       }
 }
 
+TEST_CASE("a rank that computes with one other weight has another hash, in every step and behind the last update",
+          "[peers]") {
+  // The control of all tests that compare rank_hashes.
+  for (int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    const Layout layout = zero(stage);
+    const Trained good = train(layout, kSteps);
+    CHECK(good.rank_hashes == std::vector<std::string>(2, good.hash));
+    Layout other = layout;
+    other.mutate = [](Job& job) {
+      if (job.options.rank != 1) return;
+      const BufferId value = job.model.parameters[0].value;
+      int altered = 0;
+      for (Piece& piece : job.model.pieces)
+        for (Work& work : piece.works)
+          for (const Slice& slice : work.reads)
+            if (slice.buffer == value) {
+              ++altered;
+              work.fn = [fn = std::move(work.fn), slice](LaunchContext& c) {
+                c.as<float>(slice)[0] += 1e-4f;
+                fn(c);
+              };
+              break;
+            }
+      CHECK(altered > 0);
+    };
+    const Trained drifted = train(other, kSteps);
+    CHECK(drifted.rank_hashes[0] == drifted.hash);
+    CHECK(drifted.rank_hashes[1] != drifted.hash);
+    if (stage == 3) continue;  // holds no weights between steps
+    // An element that rank 0 updates: the masters are as they should be.
+    other = layout;
+    other.inspect = [](cli::Rank& rank) {
+      const std::vector<int64_t>& offsets = rank.job().layout.parameter_offsets;
+      const auto first = static_cast<size_t>(std::find(offsets.begin(), offsets.end(), 0) - offsets.begin());
+      if (rank.job().options.rank == 1) rank.write(first, 0, 0, std::vector<float>{7});
+    };
+    const Trained behind = train(other, kSteps);
+    CHECK(behind.hash == good.hash);
+    CHECK(behind.rank_hashes[0] == behind.hash);
+    CHECK(behind.rank_hashes[1] != behind.hash);
+  }
+}
+
 TEST_CASE("a parameter that gets no gradient travels like the others and stays as it is, in every stage and format",
           "[peers]") {
   // DeepSpeed and FSDP have hung on parameters that took no part. Here every part of a bucket travels; without decay

@@ -3,15 +3,19 @@
 // Trains a tiny model for a few steps under one layout, ranks as threads, and returns everything that can be compared.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "cli/rank.h"
@@ -135,6 +139,9 @@ struct Trained {
   std::vector<double> losses;                 // mean over the global batch, by step
   std::vector<double> norms;
   std::string hash;  // of all weights
+  // Of every replica: `hash` where its masters are the same, and every weight that its ranks computed with as in the
+  // replicas before, in every step and in an evaluation after the last one. The masters of ZeRO are made of shards and
+  // say nothing about replicas.
   std::vector<std::string> rank_hashes;
   std::vector<double> evaluations;
 };
@@ -372,11 +379,32 @@ inline cli::RankOptions rank_options(const Layout& layout, size_t r) {
       .graph = layout.graph};
 }
 
-/// What one rank brings home: losses, norms and evaluations, and what it holds of the model.
+/// Of every slice of the weights that works of a rank read, {buffer, begin, size}: its bytes whenever one read it.
+/// Ranks that share sequences read other rows of the positions.
+using UsedWeights = std::map<std::array<int64_t, 3>, data::Xxh3>;
+
+/// What one rank brings home: losses, norms and evaluations, what it holds of the model, and what it computed with.
 struct Outcome {
   Trained seen;
   Held held;
+  UsedWeights used;  // empty if nobody followed them
 };
+
+/// Gives `used` the weights that every work of the model reads, as it reads them. For works of a CPU.
+inline void follow_weights(Job& job, UsedWeights& used) {
+  std::set<BufferId> weights;
+  for (const ParameterSpec& parameter : job.model.parameters) weights.insert(parameter.value);
+  for (Piece& piece : job.model.pieces)
+    for (Work& work : piece.works)
+      for (const Slice& slice : work.reads) {
+        if (!weights.contains(slice.buffer)) continue;
+        data::Xxh3& hash = used[{static_cast<int64_t>(slice.buffer), slice.begin_bytes, slice.size_bytes}];
+        work.fn = [fn = std::move(work.fn), slice, &hash](LaunchContext& c) {
+          hash.update(c.at(slice), slice.size_bytes);
+          fn(c);
+        };
+      }
+}
 
 /// Blocks. `steps` steps of a rank that was just made.
 inline Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinates& at, int steps) {
@@ -400,6 +428,7 @@ inline Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinate
   if (steps > 0) report(steps);
   if (layout.inspect) layout.inspect(rank);
   outcome.held = {tests::shards_of(rank, &BucketHome::master), tests::shards_of(rank, &BucketHome::gradient)};
+  if (!layout.device) evaluate(rank, layout, at.context);  // reads all weights, those of the last update too
   return outcome;
 }
 
@@ -409,9 +438,11 @@ inline Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
   for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
   const Mesh mesh = stages[0]->mesh;
   Trained& all = outcomes[0].seen;
+  std::map<std::tuple<int, int, std::array<int64_t, 3>>, std::string> first_used;  // by stage, part of a layer, slice
   for (int replica : mesh.group(Axis::replica, 0)) {
     std::vector<std::vector<std::vector<Held>>> of_stages(
         stages.size(), std::vector<std::vector<Held>>(static_cast<size_t>(layout.tensor)));
+    std::string drifted;
     for (size_t r = 0; r < outcomes.size(); ++r) {
       Coordinates at = mesh.coordinates(static_cast<int>(r));
       at.data = mesh.coordinates(replica).data;
@@ -421,10 +452,15 @@ inline Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
                           std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
       if (shares || mesh.rank(at) == static_cast<int>(r))
         of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
+      if (mesh.rank(at) != static_cast<int>(r)) continue;
+      for (const auto& [slice, hash] : outcomes[r].used) {
+        const std::string hex = hash.hex();
+        if (first_used.try_emplace({at.pipeline, at.tensor, slice}, hex).first->second != hex) drifted = hex;
+      }
     }
     Trained& seen = outcomes[static_cast<size_t>(replica)].seen;
     collect(stages, of_stages, seen);
-    all.rank_hashes.push_back(seen.hash);
+    all.rank_hashes.push_back(drifted.empty() ? seen.hash : drifted);
   }
   all.evaluations = outcomes[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].seen.evaluations;
   for (int c = 1; c < layout.context; ++c)
@@ -444,8 +480,10 @@ inline Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
 inline Trained train(const Layout& layout, int steps) {
   const size_t ranks = static_cast<size_t>(layout.world());
   std::vector<std::unique_ptr<Job>> jobs;
+  std::vector<detail::UsedWeights> used(ranks);
   for (size_t r = 0; r < ranks; ++r) {
     jobs.push_back(make_job(layout, static_cast<int>(r)));
+    if (!layout.device) detail::follow_weights(*jobs.back(), used[r]);
     if (layout.mutate) {
       layout.mutate(*jobs.back());
       if (layout.double_buffer) swap_buffers(*jobs.back());
@@ -485,6 +523,7 @@ inline Trained train(const Layout& layout, int steps) {
       }
       try {
         outcomes[r] = detail::run_steps(rank, layout, at, steps);
+        outcomes[r].used = std::move(used[r]);
       } catch (...) {
         std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
