@@ -111,7 +111,7 @@ TEST_CASE("a rank with more micro-batches has another plan, which is compared be
   }
 }
 
-TEST_CASE("buckets that end unevenly, and buckets with fewer elements than there are ranks", "[peers]") {
+TEST_CASE("buckets that end unevenly, and buckets whose last shards are padding alone", "[peers]") {
   // Megatron-LM 558: bucket ranges with many ranks. A norm of 8 elements is a bucket of 1 byte or more on 4 ranks.
   for (models::Family family : {models::Family::gpt2, models::Family::llama}) {
     Layout whole = zero(0, family);
@@ -132,6 +132,46 @@ TEST_CASE("buckets that end unevenly, and buckets with fewer elements than there
         // The last rank's shard of the smallest bucket is padding alone.
         CHECK(smallest_part <= 3 * 16);
       }
+  }
+}
+
+TEST_CASE("buckets of fewer elements than there are ranks train the model of one rank, in every stage and format",
+          "[peers]") {
+  constexpr int kRanks = 9;
+  for (models::Family family : {models::Family::gpt2, models::Family::llama}) {
+    Layout whole = zero(0, family);
+    whole.model.heads = whole.model.kv_heads = 1, whole.model.width = 2;  // a norm has 2 elements
+    whole.ranks = kRanks, whole.micro_batch = 2;
+    whole.bucket_bytes = whole.first_bucket_bytes = 1;
+    const Trained expected = train(whole, kSteps);
+    const Trained one = train(with(whole, [](Layout& l) { l.ranks = 1, l.micro_batch = 2 * kRanks; }), kSteps);
+    CHECK(difference(expected.weights, one.weights) < 2e-5);
+    for (int stage : {1, 2, 3}) {
+      CAPTURE(family, stage);
+      Layout layout = whole;
+      layout.zero_stage = stage;
+      const auto job = make_job(layout, kRanks - 1);
+      int small = 0;
+      for (const Bucket& bucket : job->layout.buckets) {
+        int64_t elems = 0;
+        for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
+          elems += job->layout.parts[p].part.elems;
+        small += elems < kRanks;
+      }
+      CHECK(small > 0);
+      const Trained trained = train(layout, kSteps);
+      CHECK(trained.rank_hashes == std::vector<std::string>(kRanks, expected.hash));
+      CHECK(trained.losses == expected.losses);
+      const Trained groups = train(with(layout, [](Layout& l) { l.shard_size = 3; }), kSteps);
+      CHECK(groups.rank_hashes == std::vector<std::string>(kRanks, groups.hash));
+      CHECK(difference(groups.weights, one.weights) < 2e-5);
+      for (DType wire : {DType::bf16, DType::u8}) {
+        const Trained encoded =
+            train(with(layout, [&](Layout& l) { l.wire_dtype = wire, l.gather_dtype = wire; }), kSteps);
+        CHECK(encoded.rank_hashes == std::vector<std::string>(kRanks, encoded.hash));
+        CHECK(difference(encoded.weights, one.weights) < (wire == DType::bf16 ? 3e-2 : 1e-1));
+      }
+    }
   }
 }
 
