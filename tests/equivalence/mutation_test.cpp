@@ -18,8 +18,9 @@ using namespace slipstream::equivalence;
 namespace {
 
 void print(const char* what, const comm::Mutations& m) {
-  std::printf("  %-18s %6lld waits: %lld caught, %lld redundant, %lld missed\n", what, static_cast<long long>(m.waits),
-              static_cast<long long>(m.caught), static_cast<long long>(m.redundant), static_cast<long long>(m.missed));
+  std::printf("  COUNTED %s: %lld waits: %lld caught, %lld redundant, %lld missed\n", what,
+              static_cast<long long>(m.waits), static_cast<long long>(m.caught), static_cast<long long>(m.redundant),
+              static_cast<long long>(m.missed));
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
       }
     }
   }
-  std::printf("  %zu layouts, plans of %lld ranks; %lld redundant waits removed by the planner\n", rows.size(),
+  std::printf("  COUNTED %zu layouts, plans of %lld ranks; %lld redundant waits removed by the planner\n", rows.size(),
               static_cast<long long>(ranks), static_cast<long long>(removed));
   print("deleted", deleted);
   print("one item early", early);

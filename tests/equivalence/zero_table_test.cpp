@@ -56,8 +56,8 @@ TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 
     // And stage 0 on several ranks is the model of one.
     if (row.stage == 0) CHECK(difference(whole.weights, reference(row.family, 1, 1).weights) < kTolerance);
   }
-  std::printf("  %zu rows: %d of the same bits, %d off by at most %.1e of %.0e\n", rows.size(), equal, close, largest,
-              kTolerance);
+  std::printf("  COUNTED %zu rows: %d of the same bits, %d off by at most %.1e of %.0e\n", rows.size(), equal, close,
+              largest, kTolerance);
   CHECK(equal > 0);
   CHECK(close > 0);
 }
