@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every layout trains the same model: each row names the row that it must equal and how closely.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 
+#include "engine/base/philox.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
 

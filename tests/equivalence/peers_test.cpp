@@ -2,6 +2,8 @@
 // Bugs that others have had in the overlap of ZeRO, as laws of this engine.
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "engine/base/check.h"

@@ -2,8 +2,11 @@
 // What travels in another format trains the same model: to the bit where nothing else differs, to stated bounds where
 // it rounds.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <map>
+#include <mutex>
 
 #include "comm/link.h"
 #include "engine/base/wire.h"
