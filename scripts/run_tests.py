@@ -3,7 +3,7 @@
 """Runs the tests that Meson knows, counts Catch2 test cases, and ends with `N passed, N failed, N skipped`.
 
 A script that runs such programs counts as their cases. A case skips by printing a line `SKIPPED what: reason` (or with Catch2 3's SKIP); a program that is not Catch2 is one case
-and may also exit with 77. A program that crashes, hangs, or says less than it should is a failed case.
+and may also exit with 77. A program that crashes, hangs, or says less than it should is a failed case. Of what passes, lines `COUNTED what` are shown: how much a law was held against.
 """
 
 import argparse
@@ -129,6 +129,7 @@ def run(test, build, everything):
             output.seek(0)
             text = output.read().decode(errors="replace")
         seconds = time.monotonic() - started
+        test["counted"] = re.findall(r"^\s*COUNTED +(.*)$", text, re.MULTILINE)
         tail = "\n".join(text.splitlines()[-TAIL_LINES:])
         if not catch:
             reason = skip_reason(text)
@@ -167,6 +168,8 @@ def main():
         cases.extend(found)
         bad = sum(case.verdict == "failed" for case in found)
         print(f"{'FAILED' if bad else 'ok':6} {test['name']:32} {len(found):4} cases {sum(c.seconds for c in found):8.1f} s", flush=True)
+        for line in test["counted"]:
+            print(f"       {line}", flush=True)
         for case in found:
             if case.verdict == "failed":
                 print(f"--- failed: {case.name}\n{case.text}\n---", flush=True)

@@ -211,7 +211,9 @@ std::string slots_remedy(const Job& job, int64_t missing_bytes) {
   if (slots == 0) return "";
   const int64_t slot_bytes = std::max<int64_t>(1, job.buffers[job.ids.value_slots].size_bytes / slots);
   const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
-  const std::string costs = fmt::format("{} slots for gathered layers take {} each: ", slots, format_bytes(slot_bytes));
+  const std::string costs =
+      slots == 1 ? fmt::format("1 slot for gathered layers takes {}: ", format_bytes(slot_bytes))
+                 : fmt::format("{} slots for gathered layers take {} each: ", slots, format_bytes(slot_bytes));
   if (depth < 0) return costs + "not even zero.prefetch_depth = 0 fits. ";
   return costs + fmt::format("{}zero.prefetch_depth = {} is the most that fits. ",
                              job.options.reshard_after_forward ? "" : "zero.reshard_after_forward = true with ", depth);

@@ -314,13 +314,23 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
     REQUIRE(plan.code == 0);
     return Json::parse(plan.text).at("memory_bytes").at("total").as_int();
   };
-  std::string between = small;
-  between.replace(between.find("memory = \"100KiB\""), 17,
-                  "memory = \"" + std::to_string((total(1) + total(2)) / 2) + "B\"");
-  check_refused(
-      call("plan " + run + " --ranks 2 --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=2 --machine " +
-           folder.write("between.toml", between)),
-      7, {"3 slots for gathered layers", "zero.prefetch_depth = 1 is the most that fits"});
+  const auto on_memory = [&](int64_t bytes, int depth) {
+    std::string of_bytes = small;
+    of_bytes.replace(of_bytes.find("memory = \"100KiB\""), 17, "memory = \"" + std::to_string(bytes) + "B\"");
+    return call("plan " + run + " --ranks 2 --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=" +
+                std::to_string(depth) + " --machine " + folder.write("memory.toml", of_bytes));
+  };
+  check_refused(on_memory((total(1) + total(2)) / 2, 2), 7,
+                {"3 slots for gathered layers", "zero.prefetch_depth = 1 is the most that fits"});
+  // To the byte: what depth 0 needs is enough for it, and one byte less is for none.
+  const int64_t least = total(0);
+  CHECK(on_memory(least, 0).code == 0);
+  check_refused(on_memory(least, 2), 7,
+                {"3 slots for gathered layers", "zero.prefetch_depth = 0 is the most that fits"});
+  check_refused(on_memory(least - 1, 2), 7,
+                {"3 slots for gathered layers", "not even zero.prefetch_depth = 0 fits. Use more ranks"});
+  check_refused(on_memory(least - 1, 0), 7,
+                {"1 slot for gathered layers takes ", "not even zero.prefetch_depth = 0 fits. Use more ranks"});
   // Where no layer is gathered there are no slots to speak of; the sentence and the table are about the stage that
   // needs most.
   const std::string sharded = "check " + run + " --machine " + machine + " --set zero.stage=3 ";

@@ -272,6 +272,27 @@ TEST_CASE("delays and the way of reducing do not change the weights of three pro
   }
 }
 
+TEST_CASE("delays do not change the weights of processes that gather layers ahead, alone or in groups", "[cli][zero]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder) +
+                          " --set model.layers=4 --set train.steps=4 --set train.global_batch_size=8 --set "
+                          "overlap.split_tied_embedding=false --set train.eval_interval=2";
+  for (const char* shards : {"", " --set zero.shard_size=2"}) {
+    std::string expected;
+    for (const char* more : {" --set zero.stage=1", " --set zero.stage=3", " --set zero.stage=3 --inject-delays 7",
+                             " --set zero.stage=3 --set zero.prefetch_depth=2 --inject-delays 8"}) {
+      const Result result = on_ranks(4, "train " + run + shards + more);
+      INFO(shards << more << "\n" << result.text);
+      REQUIRE(result.code == 0);
+      const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string();
+      if (expected.empty()) expected = hash;
+      CHECK(hash == expected);
+      CHECK(contains(result.text, "random pauses before works") == contains(more, "--inject-delays"));
+    }
+  }
+}
+
 TEST_CASE("weights that no rank has whole are hashed and saved piece by piece, the same bytes", "[cli][zero]") {
   if (!has_mpirun()) return;
   Folder folder;

@@ -18,8 +18,9 @@ using namespace slipstream::equivalence;
 namespace {
 
 void print(const char* what, const comm::Mutations& m) {
-  std::printf("  %-18s %6lld waits: %lld caught, %lld redundant, %lld missed\n", what, static_cast<long long>(m.waits),
-              static_cast<long long>(m.caught), static_cast<long long>(m.redundant), static_cast<long long>(m.missed));
+  std::printf("  COUNTED %s: %lld waits: %lld caught, %lld redundant, %lld missed\n", what,
+              static_cast<long long>(m.waits), static_cast<long long>(m.caught), static_cast<long long>(m.redundant),
+              static_cast<long long>(m.missed));
 }
 
 }  // namespace
@@ -35,28 +36,39 @@ TEST_CASE("the plans of every rank of every layout hold", "[mutation]") {
 TEST_CASE("every wait of every plan is needed: without it, or for the item before, the checker objects", "[mutation]") {
   comm::Mutations deleted, early;
   int64_t removed = 0;  // by the planner, before: waits that others imply
-  const std::vector<Layout> rows = strategies(test_everything());
+  std::vector<Layout> rows = strategies(test_everything());
+  if (test_everything())
+    for (const ZeroRow& row : zero_rows(true)) rows.push_back(row.layout());
+  int64_t ranks = 0;
   for (Layout row : rows) {
-    INFO(row.name);
     row.proved = [&](const comm::Proof& proof) { removed += proof.pruned_count; };
-    const std::unique_ptr<Job> job = make_job(row, row.world() - 1);
-    const std::vector<const Plan*> runs{&job->prime, &job->train, row.double_buffer ? &job->train_swapped : &job->train,
-                                        &job->evaluate, &job->train};
-    const auto seams = comm::link_all(runs, job->channels);
-    const comm::Sequence sequence{runs, seams};
-    const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
-    INFO((report.hazards.empty() ? "" : report.hazards[0].sentence()));
-    CHECK(report.count == 0);
-    for (comm::Mutation mutation : {comm::Mutation::deleted, comm::Mutation::one_early}) {
-      const comm::Mutations found = comm::mutate_waits(sequence, job->channels, &job->buffers, mutation);
-      for (const std::string& name : found.missed_names) UNSCOPED_INFO("not needed: " << name);
-      for (const std::string& name : found.redundant_names) UNSCOPED_INFO("redundant: " << name);
-      CHECK(found.missed + found.redundant == 0);
-      (mutation == comm::Mutation::deleted ? deleted : early) += found;
+    for (int rank = 0; rank < row.world(); ++rank) {
+      // Data ranks have the same plans, but for where their shards are.
+      if (!test_everything() && Mesh(row.sizes()).coordinates(rank).data != row.ranks - 1) continue;
+      const std::unique_ptr<Job> job = make_job(row, rank);
+      ++ranks;
+      INFO(row.name << ", rank " << rank);
+      std::vector<const Plan*> runs{&job->prime, &job->train, &job->train, &job->evaluate, &job->train};
+      if (row.double_buffer)  // evaluations after an even number of steps and after an odd one
+        runs = {&job->prime,        &job->train, &job->train_swapped,
+                &job->evaluate,     &job->train, &job->evaluate_swapped,
+                &job->train_swapped};
+      const auto seams = comm::link_all(runs, job->channels);
+      const comm::Sequence sequence{runs, seams};
+      const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
+      INFO((report.hazards.empty() ? "" : report.hazards[0].sentence()));
+      CHECK(report.count == 0);
+      for (comm::Mutation mutation : {comm::Mutation::deleted, comm::Mutation::one_early}) {
+        const comm::Mutations found = comm::mutate_waits(sequence, job->channels, &job->buffers, mutation);
+        for (const std::string& name : found.missed_names) UNSCOPED_INFO("not needed: " << name);
+        for (const std::string& name : found.redundant_names) UNSCOPED_INFO("redundant: " << name);
+        CHECK(found.missed + found.redundant == 0);
+        (mutation == comm::Mutation::deleted ? deleted : early) += found;
+      }
     }
   }
-  std::printf("  %zu layouts; %lld redundant waits removed by the planner\n", rows.size(),
-              static_cast<long long>(removed));
+  std::printf("  COUNTED %zu layouts, plans of %lld ranks; %lld redundant waits removed by the planner\n", rows.size(),
+              static_cast<long long>(ranks), static_cast<long long>(removed));
   print("deleted", deleted);
   print("one item early", early);
 }

@@ -2,6 +2,8 @@
 // Bugs that others have had in the overlap of ZeRO, as laws of this engine.
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "engine/base/check.h"
@@ -111,7 +113,7 @@ TEST_CASE("a rank with more micro-batches has another plan, which is compared be
   }
 }
 
-TEST_CASE("buckets that end unevenly, and buckets with fewer elements than there are ranks", "[peers]") {
+TEST_CASE("buckets that end unevenly, and buckets whose last shards are padding alone", "[peers]") {
   // Megatron-LM 558: bucket ranges with many ranks. A norm of 8 elements is a bucket of 1 byte or more on 4 ranks.
   for (models::Family family : {models::Family::gpt2, models::Family::llama}) {
     Layout whole = zero(0, family);
@@ -132,6 +134,46 @@ TEST_CASE("buckets that end unevenly, and buckets with fewer elements than there
         // The last rank's shard of the smallest bucket is padding alone.
         CHECK(smallest_part <= 3 * 16);
       }
+  }
+}
+
+TEST_CASE("buckets of fewer elements than there are ranks train the model of one rank, in every stage and format",
+          "[peers]") {
+  constexpr int kRanks = 9;
+  for (models::Family family : {models::Family::gpt2, models::Family::llama}) {
+    Layout whole = zero(0, family);
+    whole.model.heads = whole.model.kv_heads = 1, whole.model.width = 2;  // a norm has 2 elements
+    whole.ranks = kRanks, whole.micro_batch = 2;
+    whole.bucket_bytes = whole.first_bucket_bytes = 1;
+    const Trained expected = train(whole, kSteps);
+    const Trained one = train(with(whole, [](Layout& l) { l.ranks = 1, l.micro_batch = 2 * kRanks; }), kSteps);
+    CHECK(difference(expected.weights, one.weights) < 2e-5);
+    for (int stage : {1, 2, 3}) {
+      CAPTURE(family, stage);
+      Layout layout = whole;
+      layout.zero_stage = stage;
+      const auto job = make_job(layout, kRanks - 1);
+      int small = 0;
+      for (const Bucket& bucket : job->layout.buckets) {
+        int64_t elems = 0;
+        for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
+          elems += job->layout.parts[p].part.elems;
+        small += elems < kRanks;
+      }
+      CHECK(small > 0);
+      const Trained trained = train(layout, kSteps);
+      CHECK(trained.rank_hashes == std::vector<std::string>(kRanks, expected.hash));
+      CHECK(trained.losses == expected.losses);
+      const Trained groups = train(with(layout, [](Layout& l) { l.shard_size = 3; }), kSteps);
+      CHECK(groups.rank_hashes == std::vector<std::string>(kRanks, groups.hash));
+      CHECK(difference(groups.weights, one.weights) < 2e-5);
+      for (DType wire : {DType::bf16, DType::u8}) {
+        const Trained encoded =
+            train(with(layout, [&](Layout& l) { l.wire_dtype = wire, l.gather_dtype = wire; }), kSteps);
+        CHECK(encoded.rank_hashes == std::vector<std::string>(kRanks, encoded.hash));
+        CHECK(difference(encoded.weights, one.weights) < (wire == DType::bf16 ? 3e-2 : 1e-1));
+      }
+    }
   }
 }
 
@@ -156,6 +198,50 @@ TEST_CASE(
           expected = trained.hash;
         }
       }
+}
+
+TEST_CASE("a rank that computes with one other weight has another hash, in every step and behind the last update",
+          "[peers]") {
+  // The control of all tests that compare rank_hashes.
+  for (int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    const Layout layout = zero(stage);
+    const Trained good = train(layout, kSteps);
+    CHECK(good.rank_hashes == std::vector<std::string>(2, good.hash));
+    Layout other = layout;
+    other.mutate = [](Job& job) {
+      if (job.options.rank != 1) return;
+      const BufferId value = job.model.parameters[0].value;
+      int altered = 0;
+      for (Piece& piece : job.model.pieces)
+        for (Work& work : piece.works)
+          for (const Slice& slice : work.reads)
+            if (slice.buffer == value) {
+              ++altered;
+              work.fn = [fn = std::move(work.fn), slice](LaunchContext& c) {
+                c.as<float>(slice)[0] += 1e-4f;
+                fn(c);
+              };
+              break;
+            }
+      CHECK(altered > 0);
+    };
+    const Trained drifted = train(other, kSteps);
+    CHECK(drifted.rank_hashes[0] == drifted.hash);
+    CHECK(drifted.rank_hashes[1] != drifted.hash);
+    if (stage == 3) continue;  // holds no weights between steps
+    // An element that rank 0 updates: the masters are as they should be.
+    other = layout;
+    other.inspect = [](cli::Rank& rank) {
+      const std::vector<int64_t>& offsets = rank.job().layout.parameter_offsets;
+      const auto first = static_cast<size_t>(std::find(offsets.begin(), offsets.end(), 0) - offsets.begin());
+      if (rank.job().options.rank == 1) rank.write(first, 0, 0, std::vector<float>{7});
+    };
+    const Trained behind = train(other, kSteps);
+    CHECK(behind.hash == good.hash);
+    CHECK(behind.rank_hashes[0] == behind.hash);
+    CHECK(behind.rank_hashes[1] != behind.hash);
+  }
 }
 
 TEST_CASE("a parameter that gets no gradient travels like the others and stays as it is, in every stage and format",

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every pipeline trains the model of one stage: the same sums in the same order, so the same bits.
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
+#include "comm/wiring.h"
 #include "engine/plan/memory.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"

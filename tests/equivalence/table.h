@@ -176,4 +176,53 @@ inline std::vector<Layout> strategies(bool everything) {
   return rows;
 }
 
+/// A row of the table of ZeRO: stages x ranks x accumulation x prefetch x groups.
+struct ZeroRow {
+  models::Family family;
+  int stage, ranks, micro_batches, depth, groups;
+  bool unsharded;  // stage 2: gradients are whole until the last micro-batch
+
+  bool has_order_of_stage_0() const { return groups == 1 && (micro_batches == 1 || stage <= 1 || unsharded); }
+  Layout layout() const {
+    Layout l{.name = std::string(family == models::Family::gpt2 ? "gpt2" : "llama") + " ZeRO-" + std::to_string(stage) +
+                     " on " + std::to_string(ranks) + ", groups " + std::to_string(groups) + ", " +
+                     std::to_string(micro_batches) + " micro-batches, prefetch " + std::to_string(depth) +
+                     (unsharded ? ", accumulates whole gradients" : ""),
+             .model = smallest(family),
+             .ranks = ranks,
+             .micro_batch = 48 / ranks / micro_batches,
+             .bucket_bytes = 1024,
+             .first_bucket_bytes = 256};
+    l.model.layers = 5;  // more than the deepest prefetch has slots
+    l.model.split_tied_embedding = false;
+    l.micro_batches = micro_batches, l.zero_stage = stage, l.prefetch_depth = depth, l.accumulate_unsharded = unsharded;
+    l.shard_size = groups > 1 ? ranks / groups : 0;
+    // Both: the update on the compute stream and beside it.
+    l.update_on_spine = (stage + ranks + depth) % 2 == 0;
+    return l;
+  }
+};
+
+inline std::vector<ZeroRow> zero_rows(bool everything) {
+  std::vector<ZeroRow> rows;
+  for (models::Family family : {models::Family::gpt2, models::Family::llama})
+    for (int ranks : {1, 2, 3, 4})
+      for (int micro_batches : {1, 4})
+        for (int stage : {0, 1, 2, 3})
+          for (int depth : {1, 2, 3})
+            for (int groups : {1, 2})
+              for (bool unsharded : {false, true}) {
+                if (stage < 3 && depth > 1) continue;
+                if (groups > 1 && (stage == 0 || ranks < 4)) continue;
+                if (unsharded && (stage != 2 || micro_batches == 1)) continue;
+                rows.push_back({family, stage, ranks, micro_batches, depth, groups, unsharded});
+              }
+  if (everything) return rows;
+  // Every value of every column.
+  std::vector<ZeroRow> sample;
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (i % 6 == 1) sample.push_back(rows[i]);
+  return sample;
+}
+
 }  // namespace slipstream::equivalence

@@ -2,56 +2,25 @@
 #pragma once
 // Trains a tiny model for a few steps under one layout, ranks as threads, and returns everything that can be compared.
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <exception>
+#include <array>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cli/rank.h"
-#include "cli/weights.h"
 #include "comm/rehearse/finish.h"
-#include "comm/thread/thread_world.h"
-#include "comm/wiring.h"
-#include "engine/base/check.h"
-#include "engine/base/philox.h"
 #include "engine/data/hash.h"
-#include "kernels/adamw/adamw.h"
 #include "models/model.h"
-#include "tests/held.h"
 
 namespace slipstream::equivalence {
 
 /// A model that takes milliseconds; 97 rows so that nothing is a multiple of a block.
-inline models::ModelOptions tiny_gpt2() {
-  return {.family = models::Family::gpt2,
-          .layers = 2,
-          .heads = 2,
-          .kv_heads = 2,
-          .width = 24,
-          .ffn_width = 96,
-          .context = 9,
-          .vocab = 397,
-          .tokens = 9};
-}
-inline models::ModelOptions tiny_llama() {
-  return {.family = models::Family::llama,
-          .layers = 2,
-          .heads = 4,
-          .kv_heads = 2,
-          .width = 32,
-          .ffn_width = 40,
-          .context = 9,
-          .vocab = 151,
-          .tie_embeddings = false,
-          .tokens = 9};
-}
+models::ModelOptions tiny_gpt2();
+models::ModelOptions tiny_llama();
 
 /// One row of an equivalence table.
 struct Layout {
@@ -112,6 +81,9 @@ struct Layout {
   std::function<void(const comm::Proof&)> proved;             // of every plan that is made
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
+  MeshSizes sizes() const {
+    return {.data = ranks, .context = context, .pipeline = stages, .tensor = tensor, .data_inner = shard_size};
+  }
   int world() const { return ranks * context * stages * tensor; }
   ContextChunks chunks(int context_rank) const {
     return {.tokens = model.tokens, .ranks = context, .rank = context_rank};
@@ -132,407 +104,61 @@ struct Trained {
   std::vector<double> losses;                 // mean over the global batch, by step
   std::vector<double> norms;
   std::string hash;  // of all weights
+  // Of every replica: `hash` where its masters are the same, and every weight that its ranks computed with as in the
+  // replicas before, in every step and in an evaluation after the last one. The masters of ZeRO are made of shards and
+  // say nothing about replicas.
   std::vector<std::string> rank_hashes;
   std::vector<double> evaluations;
 };
 
 /// The tokens of sequence `index` of the global batch of `step`: a function of nothing else.
-inline int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab) {
-  const Philox random(20, "tokens");
-  return static_cast<int32_t>(
-      random.below(static_cast<uint64_t>((step * 1000 + index) * 100 + position), static_cast<uint64_t>(vocab)));
-}
-
-/// Orders `plan` as a framework of hooks would: every task is issued as soon as what it waits for has been issued, the
-/// first appended first. Nothing is pruned or proved. Throws: PlanError if the spine waits for what is never reached.
-inline void order_as_reached(Plan& plan) {
-  const auto spine = static_cast<ItemId>(plan.spine.size());
-  for (ItemId t = spine; t < plan.size(); ++t)
-    if (plan.task(t).before) plan[plan.task(t).before->item].after.push_back({t});
-  std::vector<bool> issued(plan.size(), false);
-  const auto reached = [&](ItemId item) {
-    return std::all_of(plan[item].after.begin(), plan[item].after.end(),
-                       [&](const Point& p) { return issued[p.item]; });
-  };
-  const auto issue = [&](ItemId item) { issued[item] = true, plan.order.push_back(item); };
-  plan.order.clear();
-  for (ItemId i = 0; i <= spine; ++i) {
-    for (bool again = true; again;) {
-      again = false;
-      for (ItemId t = spine; t < plan.size(); ++t)
-        if (!issued[t] && reached(t)) issue(t), again = true;
-    }
-    if (i == spine) break;
-    if (!reached(i)) throw PlanError("{} waits for a task that is not reached before it.", plan[i].name);
-    issue(i);
-  }
-}
+int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab);
 
 /// The jobs of all stages, finished together; that of the stage of `rank` as this rank sees it.
-inline std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
-  models::ModelOptions options = layout.model;
-  options.batch = layout.micro_batch;
-  options.micro_batches = layout.micro_batches;
-  options.ranks = layout.ranks * layout.context;
-  options.head_chunk_bytes = layout.head_chunk_bytes;
-  options.global_tokens = layout.mean_over_tokens > 0
-                              ? layout.mean_over_tokens
-                              : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
-  const MeshSizes sizes{.data = layout.ranks,
-                        .context = layout.context,
-                        .pipeline = layout.stages,
-                        .tensor = layout.tensor,
-                        .data_inner = layout.shard_size};
-  const Mesh mesh(sizes);
-  options.tokens /= layout.context;
-  options.context_ranks = layout.context;
-  options.context_rank = mesh.coordinates(rank).context;
-  const PipelineSchedule schedule = make_schedule(
-      layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops, layout.lags});
-  const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
-  std::vector<int> layers = layout.layers;
-  if (layers.empty()) {
-    Buffers buffers;
-    layers = balanced_layers(models::build_model(options, buffers), schedule.parts(),
-                             [&](const Cost& cost) { return price.seconds(cost); });
-  }
-  options.cuts = cuts_of(layers);
-  options.split_backward = schedule.splits_backward;
-  options.tensor = layout.tensor;
-  options.whole_layers = layout.zero_stage >= 2;
-  options.sequence_parallel = layout.sequence_parallel;
-  options.tensor_chunks = models::token_chunks(options.batch * options.tokens, layout.tensor_chunks, layout.tensor,
-                                               layout.sequence_parallel);
-  std::vector<std::unique_ptr<Job>> jobs;
-  for (int stage = 0; stage < layout.stages; ++stage) {
-    const int as_rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage});
-    options.tensor_index = mesh.coordinates(as_rank).tensor;
-    Buffers buffers;
-    ModelSpec model = models::build_model(options, buffers);
-    if (layout.change_model) layout.change_model(model);
-    jobs.push_back(std::make_unique<Job>(
-        build_job(std::move(model), std::move(buffers),
-                  {.sizes = sizes,
-                   .rank = as_rank,
-                   .way = layout.way,
-                   .bucket_bytes = layout.bucket_bytes,
-                   .first_bucket_bytes = layout.first_bucket_bytes,
-                   .wire_dtype = layout.wire_dtype,
-                   .error_feedback = layout.error_feedback,
-                   .algorithm = layout.algorithm,
-                   .sums_by_exchange = layout.sums_by_exchange,
-                   .clip = layout.max_norm > 0,
-                   .optimizer_per_bucket = layout.optimizer_per_bucket,
-                   .zero_stage = layout.zero_stage,
-                   .prefetch_depth = layout.prefetch_depth,
-                   .gather_dtype = layout.gather_dtype,
-                   .persistent_elems = layout.persistent_elems,
-                   .schedule = schedule,
-                   .layers = layers,
-                   .reshard_after_forward = layout.reshard_after_forward,
-                   .accumulate_unsharded = layout.accumulate_unsharded,
-                   .double_buffer = layout.double_buffer,
-                   .update_on_spine = layout.update_on_spine,
-                   .recompute = layout.recompute,
-                   .align_grad_reduce = layout.align_grad_reduce,
-                   .reduced_at_once = std::vector<char>(
-                       static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1)})));
-  }
-  for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
-    if (layout.as_reached && plan == &Job::train) {
-      for (const auto& job : jobs) order_as_reached(job->train);
-      break;
-    }
-    std::vector<comm::Stage> stages;
-    for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
-    const comm::Proof proof = comm::finish(stages, mesh, jobs[0]->channels, price);
-    if (layout.proved) layout.proved(proof);
-    if (!proof.holds())
-      throw PlanError("{}: {} {}", layout.name, proof.deadlock,
-                      proof.hazards.empty() ? "" : proof.hazards[0].sentence());
-  }
-  if (layout.double_buffer)
-    for (const auto& job : jobs) swap_buffers(*job);
-  return jobs;
-}
+std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank);
 
 /// The job of one rank.
-inline std::unique_ptr<Job> make_job(const Layout& layout, int rank) {
-  std::vector<std::unique_ptr<Job>> jobs = make_jobs(layout, rank);
-  return std::move(jobs[static_cast<size_t>(jobs[0]->mesh.coordinates(rank).pipeline)]);
-}
+std::unique_ptr<Job> make_job(const Layout& layout, int rank);
 
 namespace detail {
-
-inline std::string hash_of(const Trained& trained) {
-  data::Xxh3 hash;
-  for (const std::vector<float>& tensor : trained.weights)
-    hash.update(tensor.data(), static_cast<int64_t>(4 * tensor.size()));
-  return hash.hex();
-}
 
 /// What one rank holds of the weights and of the last gradients.
 struct Held {
   std::vector<float> weights, gradients;
 };
 
-/// Reads from the flat order of each tensor-parallel part of a stage (one without tensor parallelism).
-inline cli::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats) {
-  return [job = std::move(job), flats = std::move(flats)](size_t p, size_t t, int64_t begin, std::span<float> out) {
-    const NamedTensor& named = job->model.parameters[p].tensors[t];
-    const int64_t end = begin + static_cast<int64_t>(out.size());
-    for (int part = 0; part < named.split.parts; ++part) {
-      const std::span<const float> held = tests::tensor_of(*job, flats[static_cast<size_t>(part)], p, t);
-      named.for_runs(part, 0, named.elems(), [&](int64_t from, int64_t whole, int64_t count) {
-        const int64_t first = std::max(begin, whole), last = std::min(end, whole + count);
-        if (first < last) std::copy_n(held.begin() + from + first - whole, last - first, out.begin() + first - begin);
-      });
-    }
-  };
-}
+/// Of every slice of the weights that works of a rank read, {buffer, begin, size}: its bytes whenever one read it.
+/// Ranks that share sequences read other rows of the positions.
+using UsedWeights = std::map<std::array<int64_t, 3>, data::Xxh3>;
 
-/// The named tensors from what the ranks hold, [stage][part of a layer][shard]: all data ranks with ZeRO, one
-/// otherwise.
-inline void collect(const std::vector<std::shared_ptr<const Job>>& stages,
-                    const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
-  const auto reads_of = [&](std::vector<float> Held::*what) {
-    std::vector<cli::ReadWeights> reads;
-    for (size_t s = 0; s < stages.size(); ++s) {
-      std::vector<std::vector<float>> flats;
-      for (const std::vector<Held>& part : held[s]) {
-        std::vector<std::vector<float>> shards;
-        for (const Held& shard : part) shards.push_back(shard.*what);
-        flats.push_back(tests::flat_from_shards(*stages[s], shards));
-      }
-      reads.push_back(read_parts(stages[s], std::move(flats)));
-    }
-    return reads;
-  };
-  const std::vector<cli::ReadWeights> weights = reads_of(&Held::weights), gradients = reads_of(&Held::gradients);
-  for (const auto& [name, at] : cli::tensors_of(stages)) {
-    trained.names.push_back(name);
-    const int64_t elems = stages[at.stage]->model.parameters[at.parameter].tensors[at.tensor].whole_elems();
-    const auto copy = [&](const cli::ReadWeights& read) {
-      std::vector<float> tensor(static_cast<size_t>(elems));
-      read(at.parameter, at.tensor, 0, tensor);
-      return tensor;
-    };
-    trained.weights.push_back(copy(weights[at.stage]));
-    trained.gradients.push_back(copy(gradients[at.stage]));
-  }
-  trained.hash = hash_of(trained);
-}
-
-inline cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank = 0) {
-  return [&layout, rank, &step, chunks = layout.chunks(context_rank)](const cli::StagedBatch& staged) {
-    ++step;
-    const int64_t T = chunks.local_tokens();
-    for (int m = 0; m < layout.micro_batches; ++m) {
-      auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
-      auto* targets = ids + layout.micro_batch * T;
-      for (int64_t row = 0; row < layout.micro_batch; ++row) {
-        const int64_t index = (m * layout.ranks + rank) * layout.micro_batch + row;
-        for (int64_t t = 0; t < T; ++t) {
-          const int64_t position = chunks.position(t);
-          ids[row * T + t] = token_of(layout.same_batch ? 1 : step, index, position, layout.model.vocab);
-          targets[row * T + t] = token_of(layout.same_batch ? 1 : step, index, position + 1, layout.model.vocab);
-        }
-      }
-    }
-    const double t = static_cast<double>(step);
-    const kernels::AdamwScalars scalars{.learning_rate = layout.learning_rate,
-                                        .inv_bias1 = static_cast<float>(1 / (1 - std::pow(0.9, t))),
-                                        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(0.95, t))),
-                                        .clip = 1};
-    std::memcpy(staged.scalars, &scalars, sizeof scalars);
-  };
-}
-
-/// This rank's share of the mean: its tokens over those of whole sequences.
-inline double evaluate(cli::Rank& rank, const Layout& layout, int context_rank) {
-  const ContextChunks chunks = layout.chunks(context_rank);
-  std::vector<int32_t> ids, targets;
-  for (int64_t row = 0; row < layout.micro_batch; ++row)
-    for (int64_t t = 0; t < chunks.local_tokens(); ++t) {
-      const int64_t i = row * chunks.tokens + chunks.position(t);
-      ids.push_back(token_of(0, i, 0, layout.model.vocab));
-      targets.push_back(token_of(0, i, 1, layout.model.vocab));
-    }
-  double sum = 0;
-  for (float loss : rank.evaluate(ids, targets)) sum += loss;  // none on a stage without the head
-  rank.drain();
-  return sum / static_cast<double>(layout.micro_batch * chunks.tokens);
-}
-
-inline cli::RankOptions rank_options(const Layout& layout, size_t r) {
-  return {
-      .threads = layout.threads,
-      .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
-      .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
-      .delay_max_ns = layout.delay_seed ? 400'000 : 0,
-      .check_hazards = layout.check_hazards,
-      .graph = layout.graph};
-}
-
-/// What one rank brings home: losses, norms and evaluations, and what it holds of the model.
+/// What one rank brings home: losses, norms and evaluations, what it holds of the model, and what it computed with.
 struct Outcome {
   Trained seen;
   Held held;
+  UsedWeights used;  // empty if nobody followed them
 };
 
+cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank = 0);
+
+cli::RankOptions rank_options(const Layout& layout, size_t r);
+
 /// Blocks. `steps` steps of a rank that was just made.
-inline Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinates& at, int steps) {
-  Outcome outcome;
-  rank.initialise(3);
-  rank.prime();
-  const double tokens =
-      static_cast<double>(layout.ranks * layout.micro_batch * layout.micro_batches * layout.model.tokens);
-  const auto report = [&](int step) {
-    const cli::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
-    outcome.seen.losses.push_back(seen.loss_sum / tokens);
-    outcome.seen.norms.push_back(seen.norm);
-  };
-  for (int step = 1; step <= steps; ++step) {
-    rank.issue(static_cast<uint32_t>(step));
-    rank.wait_behind(1);
-    if (step > 1) report(step - 1);
-    if (layout.evaluate_between) outcome.seen.evaluations.push_back(evaluate(rank, layout, at.context));
-  }
-  rank.synchronize();
-  if (steps > 0) report(steps);
-  if (layout.inspect) layout.inspect(rank);
-  outcome.held = {tests::shards_of(rank, &BucketHome::master), tests::shards_of(rank, &BucketHome::gradient)};
-  return outcome;
-}
+Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinates& at, int steps);
 
 /// The whole model from the outcomes of all ranks. Throws if ranks report different losses or norms.
-inline Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
-  std::vector<std::shared_ptr<const Job>> stages;
-  for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
-  const Mesh mesh = stages[0]->mesh;
-  Trained& all = outcomes[0].seen;
-  for (int replica : mesh.group(Axis::replica, 0)) {
-    std::vector<std::vector<std::vector<Held>>> of_stages(
-        stages.size(), std::vector<std::vector<Held>>(static_cast<size_t>(layout.tensor)));
-    for (size_t r = 0; r < outcomes.size(); ++r) {
-      Coordinates at = mesh.coordinates(static_cast<int>(r));
-      at.data = mesh.coordinates(replica).data;
-      at.context = mesh.coordinates(replica).context;
-      const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
-      const bool shares = stages[0]->options.zero_stage > 0 &&
-                          std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
-      if (shares || mesh.rank(at) == static_cast<int>(r))
-        of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
-    }
-    Trained& seen = outcomes[static_cast<size_t>(replica)].seen;
-    collect(stages, of_stages, seen);
-    all.rank_hashes.push_back(seen.hash);
-  }
-  all.evaluations = outcomes[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].seen.evaluations;
-  for (int c = 1; c < layout.context; ++c)
-    for (size_t i = 0; i < all.evaluations.size(); ++i)
-      all.evaluations[i] +=
-          outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].seen.evaluations[i];
-  // Every rank reports the same loss and norm, whatever it holds of the model.
-  for (const Outcome& other : outcomes)
-    if (other.seen.losses != all.losses || other.seen.norms != all.norms)
-      throw PlanError("{}: ranks report different losses or norms.", layout.name);
-  return all;
-}
+Trained combine(const Layout& layout, std::vector<Outcome> outcomes);
 
 }  // namespace detail
 
 /// Blocks. `steps` steps on `layout.ranks` threads. Throws what the first failing rank threw.
-inline Trained train(const Layout& layout, int steps) {
-  const size_t ranks = static_cast<size_t>(layout.world());
-  std::vector<std::unique_ptr<Job>> jobs;
-  for (size_t r = 0; r < ranks; ++r) {
-    jobs.push_back(make_job(layout, static_cast<int>(r)));
-    if (layout.mutate) {
-      layout.mutate(*jobs.back());
-      if (layout.double_buffer) swap_buffers(*jobs.back());
-    }
-  }
-  const Mesh mesh = jobs[0]->mesh;
-  // [rank][connection]: a thread world for every group of every connection, dealt to its members.
-  std::vector<std::vector<std::unique_ptr<comm::Communicator>>> connections(ranks), communicators(ranks);
-  for (Axis axis : comm::wire_up(*jobs[0]).connections) {
-    for (size_t r = 0; r < ranks; ++r) connections[r].emplace_back();
-    for (size_t r = 0; r < ranks; ++r) {
-      const std::vector<int> group = mesh.group(axis, static_cast<int>(r));
-      if (group[0] != static_cast<int>(r)) continue;
-      auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
-      if (layout.reverse_ranks && axis != Axis::pipeline && axis != Axis::world)
-        std::reverse(world.begin(), world.end());
-      for (size_t i = 0; i < group.size(); ++i) connections[static_cast<size_t>(group[i])].back() = std::move(world[i]);
-    }
-  }
-  for (size_t r = 0; r < ranks; ++r)
-    for (int connection : comm::wire_up(*jobs[r]).connection_of)
-      communicators[r].push_back(connection < 0 ? nullptr : std::move(connections[r][static_cast<size_t>(connection)]));
-  std::vector<detail::Outcome> outcomes(ranks);
-  std::vector<cli::Rank*> running(ranks, nullptr);
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto body = [&](size_t r) {
-    const Coordinates at = mesh.coordinates(static_cast<int>(r));
-    int64_t staged = 0;
-    try {
-      std::unique_ptr<Device> device = layout.device ? layout.device(*jobs[r]) : make_cpu_device();
-      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]),
-                     detail::rank_options(layout, r), detail::loader(layout, at.data, staged, at.context));
-      {
-        std::lock_guard lock(mutex);
-        running[r] = &rank;
-      }
-      try {
-        outcomes[r] = detail::run_steps(rank, layout, at, steps);
-      } catch (...) {
-        std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-        for (cli::Rank* other : running)
-          if (other) other->abort("[test] another rank has failed.");
-      }
-      std::lock_guard lock(mutex);
-      running[r] = nullptr;
-    } catch (...) {
-      std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks; ++r) threads.emplace_back(body, r);
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
-  return detail::combine(layout, std::move(outcomes));
-}
+Trained train(const Layout& layout, int steps);
 
 /// The largest difference of two tensors, relative to the largest element of `b`.
-inline double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double largest = 0, difference = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(b[i])));
-    difference = std::max(difference, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
-  return largest > 0 ? difference / largest : difference;
-}
+double difference(const std::vector<float>& a, const std::vector<float>& b);
 
 /// The same over all tensors of `a` and `b`, each relative to its own largest element but at least `floor` of the
 /// largest of all: a gradient that is zero in exact arithmetic has no scale of its own.
-inline double difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b,
-                         double floor = 1e-3) {
-  double all = 0, worst = 0;
-  for (const auto& tensor : b)
-    for (float x : tensor) all = std::max(all, std::abs(static_cast<double>(x)));
-  for (size_t t = 0; t < b.size(); ++t) {
-    double largest = floor * all, difference = 0;
-    for (size_t i = 0; i < b[t].size(); ++i) {
-      largest = std::max(largest, std::abs(static_cast<double>(b[t][i])));
-      difference = std::max(difference, std::abs(static_cast<double>(a[t][i]) - static_cast<double>(b[t][i])));
-    }
-    worst = std::max(worst, difference / largest);
-  }
-  return worst;
-}
+double difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b,
+                  double floor = 1e-3);
 
 }  // namespace slipstream::equivalence

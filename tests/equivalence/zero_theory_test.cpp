@@ -3,6 +3,7 @@
 // padding.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "comm/link.h"

@@ -40,7 +40,7 @@ TEST_CASE("works touch what they declare and nothing else, and the same bits com
     CHECK(train(guarded(row, {}, counts), steps).hash == train(row, steps).hash);
     for (const guard::Counts& c : counts) works += c.works;
   }
-  std::printf("  %zu layouts, %lld launches guarded\n", rows.size(), static_cast<long long>(works));
+  std::printf("  COUNTED %zu layouts, %lld launches guarded\n", rows.size(), static_cast<long long>(works));
 }
 
 TEST_CASE("every declared read and write that is deleted is noticed", "[guard]") {
@@ -62,8 +62,8 @@ TEST_CASE("every declared read and write that is deleted is noticed", "[guard]")
     INFO(name);
     CHECK(noticed.contains(name));
   }
-  std::printf("  %lld declarations deleted, %zu of %zu different ones noticed\n", static_cast<long long>(removed),
-              noticed.size(),
+  std::printf("  COUNTED %lld declarations deleted, %zu of %zu different ones noticed\n",
+              static_cast<long long>(removed), noticed.size(),
               noticed.size() + static_cast<size_t>(std::count_if(unnoticed.begin(), unnoticed.end(),
                                                                  [&](const auto& n) { return !noticed.contains(n); })));
 }

@@ -60,7 +60,7 @@ TEST_CASE("kernels touch what their works declare and nothing else", "[guard]") 
     for (const guard::Counts& c : counts) works += c.works;
   }
   CHECK(emulation::launches() - before > works);  // it was the kernels that ran, each work twice
-  std::printf("  %lld works guarded, %lld kernels\n", static_cast<long long>(works),
+  std::printf("  COUNTED %lld works guarded, %lld kernels\n", static_cast<long long>(works),
               static_cast<long long>(emulation::launches() - before));
 }
 
@@ -83,6 +83,6 @@ TEST_CASE("every declared read and write of a kernel that is deleted is noticed"
     INFO(name);
     CHECK(noticed.contains(name));
   }
-  std::printf("  %lld declarations deleted, %zu different ones noticed\n", static_cast<long long>(removed),
+  std::printf("  COUNTED %lld declarations deleted, %zu different ones noticed\n", static_cast<long long>(removed),
               noticed.size());
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of whole models against central differences of their own evaluation, element by element.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "cli/rank.h"
+#include "engine/base/philox.h"
 #include "tests/equivalence/trained.h"
+#include "tests/held.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;

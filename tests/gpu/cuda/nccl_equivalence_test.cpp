@@ -7,6 +7,7 @@
 // eager, four recorded, one replayed.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <string>

@@ -7,6 +7,8 @@
 // passes.
 
 #include <condition_variable>
+#include <mutex>
+#include <thread>
 
 #include "comm/rehearse/rehearse.h"
 #include "tests/equivalence/trained.h"
