@@ -170,8 +170,7 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
       "time",
       schedule_name(config), shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "",
       layers, shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
-  if (shape.hides_hops && shape.virtual_stages == 1)
-    line += ", with more micro-batches alive so that hops travel under compute";
+  if (shape.hides_hops) line += ", with more micro-batches alive so that hops travel under compute";
   if (!shape.lags.empty())
     line += fmt::format(
         ", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's "

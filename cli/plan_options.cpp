@@ -83,12 +83,15 @@ std::string read_schedule(const std::string& path) {
 }  // namespace
 
 PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops) {
-  const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline),
-                            .micro_batches = micro_batches,
-                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages),
-                            .hides_hops = hides_hops};
-  if (config.pipeline.schedule_file.empty()) return make_schedule(kind_of(config.pipeline.schedule), shape);
-  return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
+  ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline),
+                      .micro_batches = micro_batches,
+                      .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
+  if (!config.pipeline.schedule_file.empty())
+    return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
+  const ScheduleKind kind = kind_of(config.pipeline.schedule);
+  // How many are alive is of the others' own making.
+  shape.hides_hops = hides_hops && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);
+  return make_schedule(kind, shape);
 }
 
 std::string schedule_name(const RunConfig& config) {

@@ -163,10 +163,11 @@ std::vector<Field<R>> make_fields() {
       F::word(
           "pipeline.schedule", at(&R::pipeline, &Pipeline::schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"},
           "Order of micro-batches in the stages; with one stage, or a schedule_file, it has no effect and is refused."),
-      F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
-                 "Pieces of the model per stage (interleaved_1f1b). Layers need not divide by pipeline x "
-                 "virtual_stages: they are dealt so that pieces take about "
-                 "as long."),
+      F::integer(
+          "pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
+          "Pieces of the model per stage (interleaved_1f1b, or a schedule_file). Layers need not divide by pipeline x "
+          "virtual_stages: they are dealt so that pieces take about "
+          "as long."),
       F::integers(
           "pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
           "Blocks of each part of the model, in order. Empty: balanced by modelled cost, embedding and head counted."),

@@ -191,10 +191,12 @@ void validate_layout(const RunConfig& config) {
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
   if (config.pipeline.virtual_stages > 1 &&
-      (config.parallel.pipeline == 1 || config.pipeline.schedule != Schedule::interleaved_1f1b))
+      (config.parallel.pipeline == 1 ||
+       (config.pipeline.schedule != Schedule::interleaved_1f1b && config.pipeline.schedule_file.empty())))
     throw ConfigError(
-        "pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
-        "Set both, or use 1.",
+        "pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\" or "
+        "a "
+        "pipeline.schedule_file. Set both, or use 1.",
         config.pipeline.virtual_stages);
   if (!config.pipeline.schedule_file.empty() && config.pipeline.schedule != Pipeline{}.schedule)
     throw ConfigError(

@@ -14,29 +14,58 @@ TEST_CASE("a pipeline trains the weights of one rank, and they generate the same
   REQUIRE(call("train " + run).code == 0);
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
   const std::string text = call("generate " + dir + " --prompt the --tokens 20 --seed 3").text;
-  const std::string csv = folder.path("schedule.csv");
-  REQUIRE(
-      call("plan " + run + " --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --schedule-csv " + csv)
-          .code == 0);
-  const std::string own = " --set pipeline.schedule_file=" + csv;
-  for (const std::string& more : {std::string(), own}) {
-    const Result piped = on_ranks(2, "train " + run + " --set parallel.pipeline=2" + more);
-    INFO(more << "\n" << piped.text);
-    REQUIRE(piped.code == 0);
-    CHECK(contains(piped.text, "over 2 stages of 1 + 1 layers, 4 micro-batches"));
-    check_complete(dir, 6);
+  const Result piped = on_ranks(2, "train " + run + " --set parallel.pipeline=2");
+  INFO(piped.text);
+  REQUIRE(piped.code == 0);
+  CHECK(contains(piped.text, "over 2 stages of 1 + 1 layers, 4 micro-batches"));
+  check_complete(dir, 6);
+  CHECK(metrics(dir).back().at("params_hash").as_string() == hash);
+  CHECK(metrics(dir).back().at("bubble_ms").as_double() > 0);  // a stage waits for the other at both ends of a step
+  CHECK(contains(piped.text, ", bubble "));
+  CHECK(call("generate " + dir + " --prompt the --tokens 20 --seed 3").text == text);
+}
+
+TEST_CASE("a schedule that was written to a file is read back, and trains the weights of one rank", "[cli][pipeline]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string csv = folder.path("schedule.csv"), dir = folder.path("run");
+  const std::string run = run_file(folder) + " --set train.micro_batch_size=1 --set model.layers=4";
+  REQUIRE(call("train " + run).code == 0);
+  const std::string hash = metrics(dir).back().at("params_hash").as_string();
+  const std::string slow = " --set comm.emulate.bandwidth=10Mbit/s";  // so that more are alive where hops take long
+  for (const auto& [kind, parts] :
+       std::vector<std::pair<std::string, int>>{{"gpipe", 1}, {"1f1b", 1}, {"interleaved_1f1b", 2}, {"zb_h1", 1}}) {
+    const std::string piped = run + " --set parallel.pipeline=2 --set pipeline.virtual_stages=" + std::to_string(parts);
+    const std::string plan = "plan " + piped + slow + " --ranks 2 --schedule-csv " + csv + " --set pipeline.schedule",
+                      file = "_file=" + csv;
+    const Result made = call(plan + "=" + kind);
+    INFO(kind << "\n" << made.text);
+    REQUIRE(made.code == 0);
+    CHECK(contains(made.text, "with more micro-batches alive") == (kind == "1f1b" || kind == "zb_h1"));
+    const std::string written = read(csv);
+    const Result again = call(plan + file);
+    INFO(again.text);
+    REQUIRE(again.code == 0);
+    CHECK(read(csv) == written);
+    CHECK(contains(again.text, "pipeline: " + csv + " over 2 stages" + (parts > 1 ? " x 2" : "") + " of "));
+    CHECK(!contains(again.text, "with more micro-batches alive"));  // the file says how many, whatever hops take
+    const Result trained = on_ranks(2, "train " + piped + " --set pipeline.schedule" + file);
+    INFO(trained.text);
+    REQUIRE(trained.code == 0);
     CHECK(metrics(dir).back().at("params_hash").as_string() == hash);
-    CHECK(metrics(dir).back().at("bubble_ms").as_double() > 0);  // a stage waits for the other at both ends of a step
-    CHECK(contains(piped.text, ", bubble "));
-    CHECK(call("generate " + dir + " --prompt the --tokens 20 --seed 3").text == text);
   }
+}
+
+TEST_CASE("a schedule file with a pass too few or too many is refused by the pass", "[cli][pipeline]") {
+  Folder folder;
+  const std::string run = run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=1",
+                    csv = folder.path("schedule.csv"), own = " --set pipeline.schedule_file=" + csv;
+  REQUIRE(call("plan " + run + " --set pipeline.schedule=zb_h1 --schedule-csv " + csv).code == 0);
   const std::string lines = read(csv);
   folder.write("schedule.csv", lines.substr(0, lines.rfind("\n1,") + 1));
-  check_refused(on_ranks(2, "train " + run + " --set parallel.pipeline=2" + own), 2,
-                {"stage 1: weight of micro-batch 3 is missing", csv});
+  check_refused(call("plan " + run + own), 2, {"stage 1: weight of micro-batch 3 is missing", csv});
   folder.write("schedule.csv", lines + "0,99,F,0,0\n");
-  check_refused(call("check " + run + " --ranks 2 --set parallel.pipeline=2" + own), 2,
-                {"stage 0: forward of micro-batch 0 comes twice", csv});
+  check_refused(call("check " + run + own), 2, {"stage 0: forward of micro-batch 0 comes twice", csv});
 }
 
 TEST_CASE("a plan tells the bubble of a pipeline from communication that compute waits for", "[cli][pipeline]") {

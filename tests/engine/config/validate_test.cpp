@@ -163,9 +163,12 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "virtual_stages = 1, or leave it out.");
   for (const auto& sets : {std::vector<std::string>{"pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"},
                            std::vector<std::string>{"pipeline.virtual_stages=2", "parallel.pipeline=2"}})
-    CHECK(load_refusal(sets) ==
-          "pipeline.virtual_stages = 2 needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
-          "Set both, or use 1.");
+    CHECK(
+        load_refusal(sets) ==
+        "pipeline.virtual_stages = 2 needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\" or a "
+        "pipeline.schedule_file. Set both, or use 1.");
+  CHECK(load_refusal({"pipeline.virtual_stages=2", "parallel.pipeline=2", "pipeline.schedule_file=a.csv"}) ==
+        "accepted");
   CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[6, 0, 6]"}) ==
         "pipeline.layers gives part 1 of 3 no layer. Only the first (with the embedding) and the last (with the head) "
         "may have none.");
