@@ -51,6 +51,7 @@ Planned make_plan(const PlanCommand& command) {
   require_supported(planned.config);
   if (command.ranks < 0) throw ConfigError("--ranks {} must be at least 1.", command.ranks);
   const int ranks = std::max(1, command.ranks);
+  require_layout(planned.config, ranks);
   const int threads = threads_of(planned.config, ranks);
   // Of a cluster that is not here this host is a node, with as many ranks as it has cores for.
   planned.machine = machine_of(planned.config, command.machine, threads,

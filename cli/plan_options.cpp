@@ -45,6 +45,12 @@ ScheduleKind kind_of(Schedule schedule) {
   return ScheduleKind::one_f_one_b;
 }
 
+ScheduleShape shape_of(const RunConfig& config, int micro_batches) {
+  return {.stages = static_cast<int>(config.parallel.pipeline),
+          .micro_batches = micro_batches,
+          .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
+}
+
 Recomputation recomputation_of(Recompute recompute) {
   switch (recompute) {
     case Recompute::none:
@@ -82,12 +88,22 @@ std::string read_schedule(const std::string& path) {
 
 }  // namespace
 
+void require_layout(const RunConfig& config, int world) {
+  const std::string& file = config.pipeline.schedule_file;
+  const std::string schedule = file.empty() ? "" : read_schedule(file);
+  resolve_layout(config, world, [&](const RunConfig& tried, const slipstream::Batch& batch) {
+    const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
+    if (!file.empty())
+      parse_schedule(schedule, shape, file);
+    else
+      require_shape(kind_of(tried.pipeline.schedule), shape);
+  });
+}
+
 PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops) {
-  ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline),
-                      .micro_batches = micro_batches,
-                      .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
-  if (!config.pipeline.schedule_file.empty())
-    return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
+  ScheduleShape shape = shape_of(config, micro_batches);
+  if (const std::string& file = config.pipeline.schedule_file; !file.empty())
+    return parse_schedule(read_schedule(file), shape, file);
   const ScheduleKind kind = kind_of(config.pipeline.schedule);
   // How many are alive is of the others' own making.
   shape.hides_hops = hides_hops && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);

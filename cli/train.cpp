@@ -227,6 +227,7 @@ int train(const TrainCommand& command) {
             "[train] --resume is not supported by this version: it keeps final weights only. Start without it.");
       config = load_run_config(command.run_file, command.sets);
       require_supported(config);
+      require_layout(config, world.size());
       threads = threads_of(config, world.ranks_on_host());
     });
     require_same(world, "configuration",

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <tuple>
 #include <utility>
+
+#include <fmt/ranges.h>
 
 #include "engine/base/check.h"
 #include "engine/config/fields.h"
@@ -294,25 +297,25 @@ void validate(const RunConfig& config) {
 namespace {
 
 /// Whether a run file that is valid would be with this layout, too.
-bool is_legal(RunConfig config, const Layout& layout) {
-  if (config.zero.shard_size > 0 && int64_t{layout.data} * layout.context % config.zero.shard_size != 0) return false;
+bool is_legal(RunConfig config, const Layout& layout, const LayoutLaw& law) {
   config.parallel.data = layout.data;
   config.parallel.tensor = layout.tensor;
   config.parallel.pipeline = layout.pipeline;
   config.parallel.context = layout.context;
   try {
     validate(config);
-    resolve_batch(config, layout.data);
+    const Batch batch = resolve_batch(config, layout.data);
+    if (law) law(config, batch);
     return true;
   } catch (const ConfigError&) {
     return false;
   }
 }
 
-/// "Use data 2 x pipeline 3, data 6 or one of 3 others": layouts of `world` ranks that the run file allows, first those
-/// over the axes in use, of these those nearest to what was asked for.
-std::string legal_layouts(const RunConfig& config, int world) {
-  constexpr size_t kNamed = 4;
+/// "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 4 more": layouts that the run file allows,
+/// first those over the axes in use, of these those nearest to what was asked for.
+std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& law) {
+  constexpr size_t kPrinted = 30;
   const Parallel& p = config.parallel;
   struct Candidate {
     int more_axes = 0;  // that nobody asked for
@@ -333,25 +336,45 @@ std::string legal_layouts(const RunConfig& config, int world) {
         if (world % others != 0) continue;
         const Layout layout{
             .data = static_cast<int>(world / others), .tensor = tensor, .pipeline = pipeline, .context = context};
-        if (!is_legal(config, layout)) continue;
-        Candidate candidate{.text = fmt::format("data {}", layout.data)};
-        for (const auto& [name, is, asked] : {std::tuple{"tensor", tensor, p.tensor},
-                                              {"pipeline", pipeline, p.pipeline},
-                                              {"context", context, p.context},
-                                              {"", layout.data, p.data}}) {
+        if (!is_legal(config, layout, law)) continue;
+        Candidate candidate{.text = fmt::format("{}x{}x{}x{}", layout.data, tensor, pipeline, context)};
+        for (const auto& [is, asked] : {std::pair{tensor, p.tensor}, {pipeline, p.pipeline}, {context, p.context}})
+          candidate.more_axes += asked == 1 && is > 1;
+        for (const auto& [is, asked] :
+             {std::pair{tensor, p.tensor}, {pipeline, p.pipeline}, {context, p.context}, {layout.data, p.data}})
           if (asked > 0) candidate.distance += std::abs(std::log2(static_cast<double>(asked) / is));
-          if (asked == 1 && is > 1 && *name) ++candidate.more_axes;
-          if (is > 1 && *name) candidate.text += fmt::format(" x {} {}", name, is);
-        }
         candidates.push_back(std::move(candidate));
       }
   if (candidates.empty()) return fmt::format("No layout of {} ranks suits the rest of the run file: change it", world);
   std::stable_sort(candidates.begin(), candidates.end());
-  const size_t named = std::min(kNamed, candidates.size()), more = candidates.size() - named;
-  std::string list = "Use ";
-  for (size_t i = 0; i < named; ++i)
-    list += (i == 0 ? "" : i + 1 == named && more == 0 ? " or " : ", ") + candidates[i].text;
-  return more == 0 ? list : list + (more == 1 ? " or another" : fmt::format(" or one of {} others", more));
+  std::string list = fmt::format("Legal on {}, as data x tensor x pipeline x context: ", world);
+  for (size_t i = 0; i < std::min(kPrinted, candidates.size()); ++i) list += (i == 0 ? "" : ", ") + candidates[i].text;
+  return candidates.size() <= kPrinted ? list : list + fmt::format(" and {} more", candidates.size() - kPrinted);
+}
+
+/// ", or start 4 or 8 ranks": the numbers next to `world` for which the other axes are legal as they are.
+std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& law) {
+  const Parallel& p = config.parallel;
+  const int64_t others = p.tensor * p.pipeline * p.context, most = std::numeric_limits<int>::max() / others;
+  const auto legal = [&](int64_t data) {
+    return is_legal(
+        config,
+        {static_cast<int>(data), static_cast<int>(p.tensor), static_cast<int>(p.pipeline), static_cast<int>(p.context)},
+        law);
+  };
+  std::vector<int64_t> worlds;
+  if (p.data != -1) {
+    if (p.data <= most && legal(p.data)) worlds = {others * p.data};
+  } else {
+    constexpr int64_t kTried = 64;  // on either side
+    const int64_t below = world / others;
+    for (int64_t data = below; data > std::max<int64_t>(0, below - kTried) && worlds.empty(); --data)
+      if (legal(data)) worlds.push_back(others * data);
+    const size_t found = worlds.size();
+    for (int64_t data = below + 1; data <= std::min(most, below + kTried) && worlds.size() == found; ++data)
+      if (legal(data)) worlds.push_back(others * data);
+  }
+  return worlds.empty() ? "" : fmt::format(", or start {} ranks", fmt::join(worlds, " or "));
 }
 
 }  // namespace
@@ -363,26 +386,19 @@ void require_settings_of_cpu(const RunConfig& config) {
         "\"auto\" or true, or GPUs.");
 }
 
-Layout resolve_layout(const RunConfig& config, int world) {
+Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
   const std::string axes = fmt::format("tensor {} x pipeline {} x context {}", p.tensor, p.pipeline, p.context);
   // Each factor is at most 65536, so that the product fits; data is compared by division.
   const int64_t others = p.tensor * p.pipeline * p.context;
   const bool divides = world % others == 0;
-  if (p.data == -1 && !divides) {
-    throw ConfigError("[parallel] {} = {} ranks do not divide the {} that were started. {}, or start {} ranks.", axes,
-                      others, world, legal_layouts(config, world), nearest_multiples(world, others));
-  }
-  if (p.data != -1 && (!divides || world / others != p.data)) {
-    const std::string product = fmt::format("{:.0f}", static_cast<double>(others) * static_cast<double>(p.data));
-    const int data = divides ? static_cast<int>(world / others) : 0;
-    const std::string remedy = divides && is_legal(config, {data, static_cast<int>(p.tensor),
-                                                            static_cast<int>(p.pipeline), static_cast<int>(p.context)})
-                                   ? fmt::format("Set parallel.data = {} (or -1)", data)
-                                   : legal_layouts(config, world);
-    throw ConfigError("[parallel] data {} x {} = {} ranks, but {} were started. {}, or start {} ranks.", p.data, axes,
-                      product, world, remedy, product);
-  }
+  const auto remedy = [&] { return legal_layouts(config, world, law) + legal_worlds(config, world, law); };
+  if (p.data == -1 && !divides)
+    throw ConfigError("[parallel] {} = {} ranks do not divide the {} that were started. {}.", axes, others, world,
+                      remedy());
+  if (p.data != -1 && (!divides || world / others != p.data))
+    throw ConfigError("[parallel] data {} x {} = {:.0f} ranks, but {} were started. {}.", p.data, axes,
+                      static_cast<double>(others) * static_cast<double>(p.data), world, remedy());
   return {.data = static_cast<int>(world / others),
           .tensor = static_cast<int>(p.tensor),
           .pipeline = static_cast<int>(p.pipeline),

@@ -3,6 +3,7 @@
 // What must hold between the keys of a run file, and between a run file and the ranks that were started.
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -39,14 +40,18 @@ struct Layout {
 /// Throws: ConfigError if something is set that has no effect where host memory is computed in. Pure.
 void require_settings_of_cpu(const RunConfig& config);
 
-/// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure.
-/// Throws: ConfigError with all axes and both counts of ranks when they do not multiply to `world`.
-Layout resolve_layout(const RunConfig& config, int world);
-
 struct Batch {
   int64_t global_batch_size = 0;  // sequences of one step
   int64_t micro_batches = 0;      // that each data rank computes in one step
 };
+/// Laws that only others know, such as those of a schedule: throws ConfigError. `config` has its axes.
+using LayoutLaw = std::function<void(const RunConfig& config, const Batch& batch)>;
+
+/// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure, if `law` is.
+/// Throws: ConfigError with all axes, both counts of ranks and the layouts that every law allows when they do not
+/// multiply to `world`.
+Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law = {});
+
 /// The batch over `data_ranks`, `train.global_batch_size` = 0 filled in. Pure.
 /// Throws: ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it.
 Batch resolve_batch(const RunConfig& config, int data_ranks);

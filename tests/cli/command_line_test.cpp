@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frozen command line, the shipped run files, and every bad input that ends in a sentence and a documented code.
 
+#include <cstdio>
 #include <set>
 #include <sstream>
 
@@ -429,8 +430,42 @@ TEST_CASE("plan says which group crosses which link, and what recomputation save
   CHECK(contains(across.text, "data           8 ranks, inside a node:"));
   CHECK(!contains(across.text, "recompute:"));
   check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2,
-                {"4", "6", "data 2 x pipeline 3, data 1 x pipeline 3 x context 2 or data 1 x tensor 2 x pipeline 3",
-                 "start 4 or 8 ranks"});
+                {"4", "6", "2x1x3x1, 1x1x3x2, 1x2x3x1, or start 4 or 8 ranks"});
+}
+
+TEST_CASE("layouts that a refusal offers are planned, and those that it does not are refused", "[cli]") {
+  Folder folder;
+  const std::string sizes = run_file(folder) + " --set model.layers=6 --set train.global_batch_size=24",
+                    csv = folder.path("schedule.csv");
+  const auto piped = [](int pipeline) { return " --set parallel.pipeline=" + std::to_string(pipeline); };
+  REQUIRE(call("plan " + sizes + piped(2) + " --ranks 4 --schedule-csv " + csv).code == 0);  // of 6 micro-batches
+  for (const auto& [more, world] : std::initializer_list<std::pair<std::string, int>>{
+           {" --set pipeline.schedule=interleaved_1f1b --set pipeline.virtual_stages=2", 12},
+           {" --set pipeline.schedule_file=" + csv, 16}}) {
+    const std::string plan = "plan " + sizes + more + " --ranks " + std::to_string(world);
+    const Result list = call(plan + piped(2) + " --set parallel.data=5");
+    check_refused(
+        list, 2,
+        {"data 5 x tensor 1 x pipeline 2 x context 1 = 10 ranks, but " + std::to_string(world) + " were started"});
+    int offered = 0;
+    for (int data = 1; data <= world; ++data)
+      for (int tensor = 1; tensor <= 2; ++tensor)
+        for (int pipeline = 2; pipeline <= world / data / tensor; ++pipeline) {
+          const int context = world / data / tensor / pipeline;
+          if (data * tensor * pipeline * context != world) continue;
+          char text[64];
+          std::snprintf(text, sizeof text, "%dx%dx%dx%d", data, tensor, pipeline, context);
+          const bool is_offered = contains(list.text, std::string(" ") + text);
+          const Result tried =
+              call("plan " + sizes + more + piped(pipeline) + " --ranks " + std::to_string(world) +
+                   " --set parallel.data=" + std::to_string(data) + " --set parallel.tensor=" + std::to_string(tensor) +
+                   " --set parallel.context=" + std::to_string(context));
+          INFO(more << " " << text << "\n" << list.text << tried.text);
+          CHECK((tried.code == 0) == is_offered);
+          offered += is_offered;
+        }
+    CHECK(offered > 1);
+  }
 }
 
 TEST_CASE("plan, --dry-run and their files note what the planner has decided", "[cli]") {

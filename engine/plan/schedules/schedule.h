@@ -56,7 +56,11 @@ struct PipelineSchedule {
   int parts() const { return shape.stages * shape.virtual_stages; }
 };
 
-/// Throws: ConfigError if interleaving is asked for micro-batches that are no multiple of the stages.
+/// Throws: ConfigError if no schedule of this kind has this shape: chunks without interleaving, or interleaving of
+/// micro-batches that are no multiple of the stages.
+void require_shape(ScheduleKind kind, const ScheduleShape& shape);
+
+/// Throws: what require_shape throws.
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);
 
 /// Throws: ConfigError naming stage, chunk and micro-batch unless every stage does every micro-batch of every chunk
