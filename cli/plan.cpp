@@ -230,7 +230,7 @@ void print_recomputation(const Planned& planned) {
 
 void print_sequence_parallelism(const Planned& planned) {
   const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
-  if (!planned.config.parallel.sequence_parallel) return;
+  if (!planned.config.parallel.sequence_parallel || ranks == 1) return;
   const int64_t saved = saved_by_sequence_parallelism({.config = planned.config,
                                                        .world = planned.finished.job->mesh.world(),
                                                        .vocab = planned.vocab,

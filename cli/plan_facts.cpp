@@ -10,6 +10,7 @@
 #include "comm/link.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
+#include "engine/config/validate.h"
 #include "engine/plan/memory.h"
 
 namespace slipstream::cli {
@@ -103,8 +104,9 @@ std::vector<UpdatePlace> update_places(const JobRequest& request, const Finished
   return places;
 }
 
-std::vector<std::string> remarks(const RunConfig& config, const Machine& machine, const FinishedJob& finished) {
-  std::vector<std::string> lines;
+std::vector<std::string> remarks(const RunConfig& written, const Machine& machine, const FinishedJob& finished) {
+  std::vector<std::string> lines = without_effect(written);
+  const RunConfig config = in_effect(written);
   const Job& job = *finished.job;
   const int64_t stage = job.options.zero_stage, parts = job.options.schedule.parts();
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)

@@ -89,18 +89,21 @@ std::string read_schedule(const std::string& path) {
 }  // namespace
 
 void require_layout(const RunConfig& config, int world) {
-  const std::string& file = config.pipeline.schedule_file;
-  const std::string schedule = file.empty() ? "" : read_schedule(file);
-  resolve_layout(config, world, [&](const RunConfig& tried, const slipstream::Batch& batch) {
+  std::optional<std::string> text;  // of the schedule's file, read once for all that are tried
+  resolve_layout(config, world, [&](const RunConfig& written, const slipstream::Batch& batch) {
+    const RunConfig tried = in_effect(written);
     const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
-    if (!file.empty())
-      parse_schedule(schedule, shape, file);
-    else
+    if (const std::string& file = tried.pipeline.schedule_file; !file.empty()) {
+      if (!text) text = read_schedule(file);
+      parse_schedule(*text, shape, file);
+    } else {
       require_shape(kind_of(tried.pipeline.schedule), shape);
+    }
   });
 }
 
-PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops) {
+PipelineSchedule schedule_of(const RunConfig& written, int micro_batches, bool hides_hops) {
+  const RunConfig config = in_effect(written);
   ScheduleShape shape = shape_of(config, micro_batches);
   if (const std::string& file = config.pipeline.schedule_file; !file.empty())
     return parse_schedule(read_schedule(file), shape, file);
@@ -117,7 +120,7 @@ std::string schedule_name(const RunConfig& config) {
 
 Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
   constexpr double kWorthHiding = 0.01;  // of a micro-batch's pass through a stage
-  const RunConfig& config = request.config;
+  const RunConfig config = in_effect(request.config);
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
@@ -144,7 +147,7 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
 }
 
 PlanOptions plan_options(const JobRequest& request) {
-  const RunConfig& config = request.config;
+  const RunConfig config = in_effect(request.config);
   const Layout layout = resolve_layout(config, request.world);
   return {.sizes = {.data = layout.data,
                     .context = layout.context,
@@ -187,7 +190,7 @@ int64_t vocab_of(const RunConfig& config) {
 }
 
 models::ModelOptions model_options(const JobRequest& request) {
-  const RunConfig& config = request.config;
+  const RunConfig config = in_effect(request.config);
   const Layout layout = resolve_layout(config, request.world);
   const slipstream::Batch batch = resolve_batch(config, layout.data);
   const PlanOptions planned = plan_options(request);

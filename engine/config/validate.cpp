@@ -153,9 +153,6 @@ void validate_tensor(const RunConfig& config) {
           "divisor of both heads, kv_heads and ffn_width.",
           tensor, name, value);
   if (!config.parallel.sequence_parallel) return;
-  if (tensor == 1)
-    throw ConfigError(
-        "parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
   const int64_t batch = config.train.micro_batch_size, tokens = config.train.sequence_length / config.parallel.context;
   if (batch * tokens % tensor != 0)
     throw ConfigError(
@@ -178,14 +175,11 @@ void validate_layout(const RunConfig& config) {
         config.parallel.context == 1
             ? fmt::format(" = {}", ranks)
             : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
-  if (config.overlap.align_grad_reduce && (config.parallel.pipeline == 1 || config.zero.stage >= 2))
-    throw ConfigError("overlap.align_grad_reduce = true with {}. Use false.",
-                      config.parallel.pipeline == 1
-                          ? "parallel.pipeline = 1 has no effect: there are no stages to align"
-                          : fmt::format("zero.stage = {} cannot be: gradients of a layer leave their slot as soon as "
-                                        "they can, because the next "
-                                        "layer needs it",
-                                        config.zero.stage));
+  if (config.overlap.align_grad_reduce && config.zero.stage >= 2)
+    throw ConfigError(
+        "overlap.align_grad_reduce = true with zero.stage = {} cannot be: gradients of a layer leave their slot as "
+        "soon as they can, because the next layer needs it. Use false.",
+        config.zero.stage);
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError(
@@ -193,24 +187,17 @@ void validate_layout(const RunConfig& config) {
         "most {}, or zero.reshard_after_forward = false to keep every layer.",
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
-  if (config.pipeline.virtual_stages > 1 &&
-      (config.parallel.pipeline == 1 ||
-       (config.pipeline.schedule != Schedule::interleaved_1f1b && config.pipeline.schedule_file.empty())))
+  if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != Schedule::interleaved_1f1b &&
+      config.pipeline.schedule_file.empty())
     throw ConfigError(
-        "pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\" or "
-        "a "
-        "pipeline.schedule_file. Set both, or use 1.",
+        "pipeline.virtual_stages = {} needs pipeline.schedule = \"interleaved_1f1b\" or a pipeline.schedule_file. Set "
+        "one of them, or use 1.",
         config.pipeline.virtual_stages);
   if (!config.pipeline.schedule_file.empty() && config.pipeline.schedule != Pipeline{}.schedule)
     throw ConfigError(
         "pipeline.schedule = {} has no effect with pipeline.schedule_file = \"{}\", which is the schedule. Leave one "
         "of them out.",
         field_text(config, "pipeline.schedule"), config.pipeline.schedule_file);
-  if (config.parallel.pipeline == 1 && config.pipeline.schedule != Pipeline{}.schedule)
-    throw ConfigError(
-        "pipeline.schedule = {} has no effect with parallel.pipeline = 1: there is no bubble to fill. Leave it out, or "
-        "use more stages.",
-        field_text(config, "pipeline.schedule"));
   const int64_t stages = config.parallel.pipeline * config.pipeline.virtual_stages;
   if (stages > config.model.layers)
     throw ConfigError(
@@ -276,7 +263,28 @@ RunConfig resolve_defaults(RunConfig config) {
   return config;
 }
 
-void validate(const RunConfig& config) {
+RunConfig in_effect(RunConfig config) {
+  if (config.parallel.tensor == 1) config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
+  if (config.parallel.pipeline == 1) {
+    config.pipeline = Pipeline{};
+    config.overlap.align_grad_reduce = Overlap{}.align_grad_reduce;
+  }
+  return config;
+}
+
+std::vector<std::string> without_effect(const RunConfig& config) {
+  std::vector<std::string> sentences;
+  const RunConfig taken = in_effect(config);
+  for (const Field<RunConfig>& field : run_fields())
+    if (const std::string text = field_text(config, field.key); text != field_text(taken, field.key))
+      sentences.push_back(
+          fmt::format("{} = {} has no effect with parallel.{} = 1", field.key, text,
+                      field.key == std::string_view("parallel.sequence_parallel") ? "tensor" : "pipeline"));
+  return sentences;
+}
+
+void validate(const RunConfig& written) {
+  const RunConfig config = in_effect(written);
   validate_model(config.model);
   validate_train(config);
   validate_tensor(config);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,8 +16,14 @@ namespace slipstream {
 /// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
 RunConfig resolve_defaults(RunConfig config);
 
-/// Checks a resolved configuration. Pure. Throws: ConfigError with the numbers and what to do, for the first law
-/// broken.
+/// What is computed with: settings of an axis of one rank (sequence_parallel, [pipeline], align_grad_reduce) have no
+/// effect and are their defaults, so that a run file is taken apart by one parallel.pipeline = 1. Pure.
+RunConfig in_effect(RunConfig config);
+/// "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1", one sentence for each such setting. Pure.
+std::vector<std::string> without_effect(const RunConfig& config);
+
+/// Checks what is in effect of a resolved configuration. Pure. Throws: ConfigError with the numbers and what to do, for
+/// the first law broken.
 void validate(const RunConfig& config);
 
 /// A key whose value this version cannot honour yet, although the key exists.

@@ -101,6 +101,40 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("one --set takes an axis out of a run file: what belonged to it is noted, and the run is of the others",
+          "[cli][pipeline]") {
+  for (const auto& [set, notes] : std::initializer_list<std::pair<std::string, std::vector<std::string>>>{
+           {"parallel.pipeline=1",
+            {"pipeline.schedule = \"interleaved_1f1b\" has no effect with parallel.pipeline = 1",
+             "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1"}},
+           {"parallel.tensor=1", {"parallel.sequence_parallel = true has no effect with parallel.tensor = 1"}}}) {
+    // Whether one rank has the memory for it is another question.
+    const Result plan = call("plan " SOURCE_DIR "/configs/runs/llama_70b.toml --json --ranks 64 --machine " SOURCE_DIR
+                             "/configs/machines/h100x8.toml --set " +
+                             set);
+    INFO(plan.text);
+    const Json json = Json::parse(plan.text.substr(0, plan.text.find("\n}\n") + 3));
+    std::vector<std::string> said;
+    for (size_t i = 0; i < notes.size(); ++i) said.push_back(json.at("notes").as_array().at(i).as_string());
+    CHECK(said == notes);
+  }
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  REQUIRE(call("train " + run).code == 0);
+  const auto plan_hash = [&] { return Json::parse(read(dir + "/run.json")).at("plan_hash").as_string(); };
+  const std::string hash = metrics(dir).back().at("params_hash").as_string(), plan = plan_hash();
+  const Result trained = call("train " + run +
+                              " --set parallel.sequence_parallel=true --set pipeline.schedule=zb_h1 --set "
+                              "pipeline.layers=[1,0,1] --set overlap.align_grad_reduce=true");
+  INFO(trained.text);
+  REQUIRE(trained.code == 0);
+  CHECK(metrics(dir).back().at("params_hash").as_string() == hash);
+  CHECK(plan_hash() == plan);
+  CHECK(contains(trained.text, "note: pipeline.schedule = \"zb_h1\" has no effect with parallel.pipeline = 1"));
+  CHECK(count(trained.text, "has no effect with parallel.") == 4);
+  CHECK(contains(read(dir + "/run.json"), "has no effect with parallel.tensor = 1"));
+}
+
 TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipeline]") {
   Folder folder;
   const std::string run = "check " + run_file(folder);
@@ -118,8 +152,6 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=3 --set "
        "pipeline.schedule=interleaved_1f1b",
        {"2 x 3 = 6 stages is more than model.layers = 4"}},
-      {" --ranks 2 --set overlap.align_grad_reduce=true",
-       {"overlap.align_grad_reduce = true", "parallel.pipeline = 1", "Use false"}},
       {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2",
        {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
       {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096",
