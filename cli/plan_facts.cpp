@@ -120,6 +120,12 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
                                             machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
                                                                                    format_bytes(machine.memory_bytes))
                                                                      : "nothing says how much memory a rank has"));
+  if (job.mesh.crosses_nodes(Axis::tensor, machine.ranks_per_node) &&
+      config.comm.emulate.bandwidth_bytes_per_second == 0)
+    lines.push_back(
+        fmt::format("tensor groups communicate in every layer and cross nodes of {} ranks: use parallel.tensor that "
+                    "divides {}, and put tp first in parallel.order",
+                    machine.ranks_per_node, machine.ranks_per_node));
   const std::vector<Bucket>& buckets = job.layout.buckets;
   const std::vector<ParameterSpec>& parameters = job.model.parameters;
   const auto larger = std::count_if(parameters.begin(), parameters.end(),
@@ -169,7 +175,7 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
   for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
   std::string line = fmt::format(
       "pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute "
-      "time",
+      "time, hops included",
       schedule_name(config), shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "",
       layers, shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
   if (shape.hides_hops) line += ", with more micro-batches alive so that hops travel under compute";

@@ -427,6 +427,23 @@ TEST_CASE("plan says which group crosses which link, and what recomputation save
   CHECK(contains(across.text, "pipeline       2 ranks, across nodes:"));
   CHECK(contains(across.text, "data           8 ranks, inside a node:"));
   CHECK(!contains(across.text, "recompute:"));
+  // Which plan, check and run say alike.
+  const std::string sums = "tensor groups communicate in every layer and cross nodes of ";
+  CHECK(!contains(call(plan + " --set parallel.tensor=2").text, sums));
+  const std::string apart = plan.substr(5) + " --set parallel.tensor=2 --set parallel.order=dp-pp-cp-tp";
+  CHECK(contains(call("plan " + apart).text, "note:    " + sums + "8 ranks: use parallel.tensor that divides 8"));
+  CHECK(contains(call("check " + apart).text, "note:      " + sums));
+  const Result json = call("check --json " + apart);
+  CHECK(contains(Json::parse(json.text).at("notes").as_array().at(0).as_string(), sums));
+  if (!has_mpirun()) return;
+  std::string lone = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  const size_t at = lone.find("ranks_per_node = ");
+  REQUIRE(at != std::string::npos);
+  lone.replace(at, lone.find('\n', at) - at, "ranks_per_node = 1");
+  const Result run = on_ranks(2, "train " + run_file(folder) + " --set parallel.tensor=2 --set device.machine=" +
+                                     folder.write("lone.toml", lone));
+  INFO(run.text);
+  CHECK(contains(run.text, "note: " + sums + "1 ranks"));
   check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2,
                 {"4", "6", "2x1x3x1, 1x1x3x2, 1x2x3x1, or start 4 or 8 ranks"});
 }
@@ -516,9 +533,13 @@ TEST_CASE("plan prints every pass of a schedule, or says where to find it, and t
             4);
   CHECK(contains(table.text, "comm.emulate:    119.2"));
   CHECK(!contains(table.text, "inside a node:"));
-  const Result long_one = call(piped + "17");
-  CHECK(!contains(long_one.text, " F16"));
-  CHECK(contains(long_one.text, "no table of more than 16 micro-batches or stages; --schedule-csv"));
+  const Result long_one = call(piped + "17 --set comm.emulate.bandwidth=1000Gbit/s");
+  INFO(long_one.text);
+  CHECK(count(long_one.text, "\nstage ") == 4);
+  CHECK(count(long_one.text, " ... ") >= 4);
+  for (const char* pass : {" F0 ", " B16"}) CHECK(count(long_one.text, pass) == 4);
+  CHECK(!contains(long_one.text, " F8 "));
+  CHECK(contains(long_one.text, " columns the first and the last 24; --schedule-csv FILE writes the whole schedule"));
 }
 
 TEST_CASE("an imported schedule in which something is missing or comes twice is refused before the first step",

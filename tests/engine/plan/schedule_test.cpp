@@ -326,4 +326,12 @@ TEST_CASE("the table shows stage by time", "[schedule]") {
   CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1) ==
         "stage 0   F0 F1 .  .  B0 -  .  B1 -\n"
         "stage 1   .  F0 B0 -  F1 B1 -  .  .\n");
+  const std::string whole = schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1);
+  CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 5) == whole);
+  CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 4) ==
+        "stage 0   F0 F1 .  .  ... -  .  B1 -\n"
+        "stage 1   .  F0 B0 -  ... B1 -  .  .\n");
+  CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 1) ==
+        "stage 0   F0 ... -\n"
+        "stage 1   .  ... .\n");
 }
