@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every pipeline trains the model of one stage: the same sums in the same order, so the same bits.
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 
@@ -308,6 +309,48 @@ TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") 
       }
     }
   std::printf("  %lld waits\n", static_cast<long long>(waits));
+}
+
+TEST_CASE("what crosses stages has as many slots as are alive, and one for each wire at its ends", "[pipeline]") {
+  for (ScheduleKind kind :
+       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
+    for (int p : {2, 3, 4})
+      for (int m : {p, 3 * p})
+        for (bool hides : {false, true}) {
+          if (hides && kind != ScheduleKind::one_f_one_b) continue;
+          const int v = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
+          const auto jobs = make_jobs(
+              with(layout_of(true, p * v, m),
+                   [&](Layout& l) { l.stages = p, l.virtual_stages = v, l.schedule = kind, l.hides_hops = hides; }),
+              0);
+          int rings = 0;
+          for (const auto& job : jobs)
+            for (const Chunk& chunk : job->chunks) {
+              const int s = job->stage(), c = static_cast<int>(&chunk - job->chunks.data());
+              CAPTURE(name_of(kind), p, m, hides, s, c);
+              const auto slots = [&](BufferId buffer) {
+                const auto ring = std::find_if(job->rings.begin(), job->rings.end(),
+                                               [&](const Ring& r) { return r.buffer == buffer; });
+                REQUIRE(ring != job->rings.end());
+                ++rings;
+                return ring->slots;
+              };
+              // What arrives is read again by backward; the closed forms of Narayanan et al.
+              const int alive = kind == ScheduleKind::gpipe ? m
+                                : v > 1                     ? peak_in_flight(job->options.schedule, s, c)
+                                                            : std::min(m, (hides ? 2 : 1) * (p - 1 - s) + 1);
+              for (BufferId buffer : chunk.activations_in) CHECK(slots(buffer) == alive + 1);
+              for (BufferId buffer : chunk.activations_out) CHECK(slots(buffer) == 2);
+              // Gradients arrive and leave in one buffer, whose tenant is the micro-batch at hand. A split backward
+              // has two, and keeps what arrived until its weight gradients, which lag by the stage's number.
+              const int wires = (v > 1 || s + 1 < p) + (v > 1 || s > 0);
+              const bool split = kind == ScheduleKind::zb_h1;
+              for (BufferId buffer : chunk.gradients_in)
+                CHECK(slots(buffer) == (split ? std::min(m, s + 1) + 1 : 1 + wires));
+              for (BufferId buffer : chunk.gradients_out) CHECK(slots(buffer) == (split ? 2 : 1 + wires));
+            }
+          CHECK(rings == 4 * (p * v - 1));
+        }
 }
 
 TEST_CASE("receives are posted early, and no task of a pipeline waits for what it does not need", "[pipeline]") {
