@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs of the built program whose ranks do different things: stages of a pipeline, parts of sequences, parts of layers.
 
+#include <set>
+#include <sstream>
+
 #include "tests/cli/program.h"
 
 using namespace slipstream;
@@ -224,6 +227,31 @@ TEST_CASE("rings that cannot be are refused with their numbers", "[cli][context]
   CHECK(contains(plan.text, "data 2 x context 4"));
   CHECK(contains(plan.text, "ring_gradients"));
   CHECK(call("check " + run + " --ranks 8 --set parallel.context=4 --set zero.stage=3").code == 0);
+}
+
+TEST_CASE("which ranks are next to each other does not change bits", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder) + " --set train.micro_batch_size=1", dir = folder.path("run");
+  for (const char* axes : {"parallel.tensor=2", "parallel.tensor=2 --set parallel.pipeline=2",
+                           "parallel.context=2 --set zero.stage=2", "parallel.pipeline=2 --set zero.stage=1"}) {
+    std::set<std::string> hashes, groups;
+    for (const char* order : {"tp-cp-pp-dp", "dp-pp-cp-tp", "pp-dp-tp-cp"}) {
+      const Result trained = on_ranks(4, "train " + run + " --set " + axes + " --set parallel.order=" + order);
+      INFO(axes << " " << order << "\n" << trained.text);
+      REQUIRE(trained.code == 0);
+      check_complete(dir, 6);
+      hashes.insert(metrics(dir).back().at("params_hash").as_string());
+      std::istringstream plan(call("plan " + run + " --ranks 4 --set " + axes + " --set parallel.order=" + order).text);
+      std::string of_axes;
+      for (std::string line; std::getline(plan, line);)
+        if (contains(line, "such as ranks ")) of_axes += line + "\n";
+      groups.insert(of_axes);
+    }
+    CAPTURE(axes);
+    CHECK(hashes.size() == 1);
+    CHECK(groups.size() >= 2);
+  }
 }
 
 TEST_CASE("ranks that share layers train the model of one rank, and save it whole", "[cli][tensor]") {
