@@ -78,12 +78,13 @@ void lag_by_times(const JobRequest& request, PlanOptions& options, const models:
 /// larger messages, and none under their last backward pass. Not for what is encoded, which takes a buffer as wide as a
 /// bucket, nor for shards, whose parameters come back bucket by bucket.
 void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
-                                   const comm::RooflinePrice& price, std::vector<std::shared_ptr<Job>>& jobs) {
+                                   const comm::RooflinePrice& price, int64_t hop_ns,
+                                   std::vector<std::shared_ptr<Job>>& jobs) {
   const int ranks = options.sizes.data * options.sizes.context;
   if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.way != ReduceWay::bucketed ||
       options.wire_dtype != DType::f32)
     return;
-  const Played played = played_schedule({jobs.begin(), jobs.end()}, price);
+  const Played played = played_schedule({jobs.begin(), jobs.end()}, price, hop_ns);
   for (size_t stage = 0; stage < jobs.size(); ++stage) {
     const Job& job = *jobs[stage];
     options.reduced_at_once = off_critical_path(options.schedule, played, static_cast<int>(stage), [&](int chunk) {
@@ -160,7 +161,8 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
   require_travels_within_a_day(jobs, price, request.config.comm.emulate.bandwidth_bytes_per_second > 0);
   lag_by_times(request, options, sizes, price, dealing.hop_ns, jobs);
-  bucket_the_critical_path_only(request, options, sizes, price, jobs);
+  bucket_the_critical_path_only(request, options, sizes, price, dealing.hop_ns, jobs);
+  finished.hop_ns = dealing.hop_ns;
   for (const auto& job : jobs) finished.stages.push_back(job);
   finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];
   return jobs;
@@ -314,7 +316,8 @@ FinishedJob build_drafted_job(const JobRequest& request) {
   return drafted;
 }
 
-Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price) {
+Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
+                       int64_t hop_ns) {
   return play(stages[0]->options.schedule,
               {.use_ns =
                    [&](int stage, const Use& use) {
@@ -324,7 +327,7 @@ Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, co
                        for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
                      return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
                    },
-               .hop_ns = {}});
+               .hop_ns = [hop_ns](int, const Use&) { return hop_ns; }});
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {

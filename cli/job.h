@@ -37,6 +37,7 @@ struct FinishedJob {
   Replay replay;
   int64_t micro_batches = 1;
   int64_t global_batch = 1;  // sequences
+  int64_t hop_ns = 0;        // what crosses between two stages should take
 };
 
 /// Builds and finishes the job of one rank, and those of the other stages, which must agree with it. Where the update
@@ -70,8 +71,9 @@ const Job& largest_stage(const FinishedJob& finished);
 /// Memory that its ranks need. Pure.
 int64_t most_bytes(const FinishedJob& finished);
 
-/// The schedule played with what the pieces of every stage should take. Pure.
-Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price);
+/// The schedule played with what the pieces of every stage and hops between stages should take. Pure.
+Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
+                       int64_t hop_ns);
 
 /// The training plans of all stages, `runs` times in a row, ready for a rehearsal. Pure.
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs);

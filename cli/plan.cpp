@@ -51,6 +51,7 @@ Planned make_plan(const PlanCommand& command) {
   require_supported(planned.config);
   if (command.ranks < 0) throw ConfigError("--ranks {} must be at least 1.", command.ranks);
   const int ranks = std::max(1, command.ranks);
+  require_layout(planned.config, ranks);
   const int threads = threads_of(planned.config, ranks);
   // Of a cluster that is not here this host is a node, with as many ranks as it has cores for.
   planned.machine = machine_of(planned.config, command.machine, threads,
@@ -195,11 +196,6 @@ void print_groups(const Planned& planned) {
                             : across     ? machine.inter_bytes_per_second
                                          : machine.intra_bytes_per_second),
                ranks[0], ranks[1], size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
-    if (axis == Axis::tensor && across && emulated == 0)
-      fmt::print(
-          "             tensor groups communicate in every layer: use parallel.tensor that divides {}, and put tp "
-          "first in parallel.order\n",
-          machine.ranks_per_node);
   }
 }
 
@@ -229,7 +225,7 @@ void print_recomputation(const Planned& planned) {
 
 void print_sequence_parallelism(const Planned& planned) {
   const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
-  if (!planned.config.parallel.sequence_parallel) return;
+  if (!planned.config.parallel.sequence_parallel || ranks == 1) return;
   const int64_t saved = saved_by_sequence_parallelism({.config = planned.config,
                                                        .world = planned.finished.job->mesh.world(),
                                                        .vocab = planned.vocab,
@@ -307,30 +303,29 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
-    const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh));
+    const ScheduleShape& shape = job.options.schedule.shape;
+    const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh),
+                                          planned.finished.hop_ns);
     fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
     for (const auto& stage : planned.finished.stages)
-      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}\n", stage->stage(),
+      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}{}\n", stage->stage(),
                  format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->options.schedule, stage->stage()),
+                 shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
                  rehearsal.finished
                      ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
                                    ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
                      : "");
-    if (job.options.schedule.shape.micro_batches <= 16 && sizes.pipeline <= 16) {
-      // A column is no longer than the shortest pass: none is written over.
-      int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
-      for (const auto& passes : played.stages)
-        for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));
-      constexpr int64_t kColumns = 400;
-      if (played.makespan_ns / tick_ns <= kColumns)
-        fmt::print("{}", schedule_table(job.options.schedule, played, tick_ns));
-      else
-        fmt::print(
-            "  no table: its shortest pass is less than 1/{} of the step; --schedule-csv FILE writes the schedule\n",
-            kColumns);
-    } else {
-      fmt::print("  no table of more than 16 micro-batches or stages; --schedule-csv FILE writes the schedule\n");
-    }
+    // A column is no longer than the shortest pass: none is written over.
+    int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
+    for (const auto& passes : played.stages)
+      for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));
+    constexpr int64_t kWhole = 400, kEnds = 24;
+    const int64_t columns = (played.makespan_ns + tick_ns / 2) / tick_ns;
+    const bool is_whole = shape.micro_batches <= 16 && shape.stages <= 16 && columns <= kWhole;
+    fmt::print("{}", schedule_table(job.options.schedule, played, tick_ns, is_whole ? 0 : kEnds));
+    if (!is_whole && columns > 2 * kEnds)
+      fmt::print("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n", columns,
+                 kEnds);
   }
   for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
     fmt::print("note:    {}\n", remark);
@@ -365,6 +360,12 @@ void print_text(const Planned& planned, const comm::Rehearsal& rehearsal) {
       sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");
 }
 
+Json notes_of(const Planned& planned) {
+  Json notes = Json::array();
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished)) notes.push_back(remark);
+  return notes;
+}
+
 void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
@@ -396,9 +397,7 @@ void print_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const WireBytes wire = wire_bytes_of_step(job);
   json["wire_bytes"]["sent"] = wire.sent;
   json["wire_bytes"]["theory"] = wire.theory;
-  json["notes"] = Json::array();
-  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
-    json["notes"].push_back(remark);
+  json["notes"] = notes_of(planned);
   json["update"]["double_buffer"] = job.options.double_buffer;
   json["update"]["on_compute_stream"] = job.options.update_on_spine;
   if (const Replay& replay = planned.finished.replay; replay.graph_ns > 0) {
@@ -491,6 +490,7 @@ void print_proof_json(const Planned& planned) {
   json["items"] = proof.items;
   json["waits"] = proof.waits;
   json["waits_between_steps"] = proof.seam_waits;
+  json["notes"] = notes_of(planned);
   json["plan_hash"] = fmt::format("{:016x}", proof.order_hash);
   json["memory_bytes"] = most_bytes(planned);
   json["fits"] = fits(planned);
@@ -509,6 +509,8 @@ void print_proof(const Planned& planned) {
                                     : fmt::format("{}", proof.hazard_count));
   for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
   fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
+    fmt::print("note:      {}\n", remark);
   fmt::print("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));
 }
 

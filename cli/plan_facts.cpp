@@ -10,6 +10,7 @@
 #include "comm/link.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
+#include "engine/config/validate.h"
 #include "engine/plan/memory.h"
 
 namespace slipstream::cli {
@@ -103,8 +104,9 @@ std::vector<UpdatePlace> update_places(const JobRequest& request, const Finished
   return places;
 }
 
-std::vector<std::string> remarks(const RunConfig& config, const Machine& machine, const FinishedJob& finished) {
-  std::vector<std::string> lines;
+std::vector<std::string> remarks(const RunConfig& written, const Machine& machine, const FinishedJob& finished) {
+  std::vector<std::string> lines = without_effect(written);
+  const RunConfig config = in_effect(written);
   const Job& job = *finished.job;
   const int64_t stage = job.options.zero_stage, parts = job.options.schedule.parts();
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
@@ -118,6 +120,12 @@ std::vector<std::string> remarks(const RunConfig& config, const Machine& machine
                                             machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
                                                                                    format_bytes(machine.memory_bytes))
                                                                      : "nothing says how much memory a rank has"));
+  if (job.mesh.crosses_nodes(Axis::tensor, machine.ranks_per_node) &&
+      config.comm.emulate.bandwidth_bytes_per_second == 0)
+    lines.push_back(
+        fmt::format("tensor groups communicate in every layer and cross nodes of {} ranks: use parallel.tensor that "
+                    "divides {}, and put tp first in parallel.order",
+                    machine.ranks_per_node, machine.ranks_per_node));
   const std::vector<Bucket>& buckets = job.layout.buckets;
   const std::vector<ParameterSpec>& parameters = job.model.parameters;
   const auto larger = std::count_if(parameters.begin(), parameters.end(),
@@ -167,11 +175,10 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
   for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
   std::string line = fmt::format(
       "pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute "
-      "time",
+      "time, hops included",
       schedule_name(config), shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "",
       layers, shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
-  if (shape.hides_hops && shape.virtual_stages == 1)
-    line += ", with more micro-batches alive so that hops travel under compute";
+  if (shape.hides_hops) line += ", with more micro-batches alive so that hops travel under compute";
   if (!shape.lags.empty())
     line += fmt::format(
         ", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's "

@@ -46,8 +46,9 @@ struct UpdatePlace {
 /// the job of `request`, whose rehearsed step takes `planned_step_ms`; the others are launched as it is. Pure.
 std::vector<UpdatePlace> update_places(const JobRequest& request, const FinishedJob& planned, double planned_step_ms);
 
-/// What the planner has decided that the run file does not say, one line each, for whoever starts the run: where ZeRO-2
-/// accumulates, what buckets are where overlap.bucket_size does not cut, how layers are dealt that do not divide. Pure.
+/// What the run file does not say, one line each, for whoever starts the run: what of it has no effect, and what the
+/// planner has decided (tensor groups across nodes, where ZeRO-2 accumulates, what buckets are where
+/// overlap.bucket_size does not cut, how layers are dealt that do not divide). Pure.
 std::vector<std::string> remarks(const RunConfig& config, const Machine& machine, const FinishedJob& finished);
 
 /// Bytes that one rank sends in a step of the training plan for gradients and parameters, and what the theory says of

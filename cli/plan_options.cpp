@@ -45,6 +45,12 @@ ScheduleKind kind_of(Schedule schedule) {
   return ScheduleKind::one_f_one_b;
 }
 
+ScheduleShape shape_of(const RunConfig& config, int micro_batches) {
+  return {.stages = static_cast<int>(config.parallel.pipeline),
+          .micro_batches = micro_batches,
+          .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
+}
+
 Recomputation recomputation_of(Recompute recompute) {
   switch (recompute) {
     case Recompute::none:
@@ -82,13 +88,29 @@ std::string read_schedule(const std::string& path) {
 
 }  // namespace
 
-PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_hops) {
-  const ScheduleShape shape{.stages = static_cast<int>(config.parallel.pipeline),
-                            .micro_batches = micro_batches,
-                            .virtual_stages = static_cast<int>(config.pipeline.virtual_stages),
-                            .hides_hops = hides_hops};
-  if (config.pipeline.schedule_file.empty()) return make_schedule(kind_of(config.pipeline.schedule), shape);
-  return parse_schedule(read_schedule(config.pipeline.schedule_file), shape, config.pipeline.schedule_file);
+void require_layout(const RunConfig& config, int world) {
+  std::optional<std::string> text;  // of the schedule's file, read once for all that are tried
+  resolve_layout(config, world, [&](const RunConfig& written, const slipstream::Batch& batch) {
+    const RunConfig tried = in_effect(written);
+    const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
+    if (const std::string& file = tried.pipeline.schedule_file; !file.empty()) {
+      if (!text) text = read_schedule(file);
+      parse_schedule(*text, shape, file);
+    } else {
+      require_shape(kind_of(tried.pipeline.schedule), shape);
+    }
+  });
+}
+
+PipelineSchedule schedule_of(const RunConfig& written, int micro_batches, bool hides_hops) {
+  const RunConfig config = in_effect(written);
+  ScheduleShape shape = shape_of(config, micro_batches);
+  if (const std::string& file = config.pipeline.schedule_file; !file.empty())
+    return parse_schedule(read_schedule(file), shape, file);
+  const ScheduleKind kind = kind_of(config.pipeline.schedule);
+  // How many are alive is of the others' own making.
+  shape.hides_hops = hides_hops && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);
+  return make_schedule(kind, shape);
 }
 
 std::string schedule_name(const RunConfig& config) {
@@ -98,7 +120,7 @@ std::string schedule_name(const RunConfig& config) {
 
 Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
   constexpr double kWorthHiding = 0.01;  // of a micro-batch's pass through a stage
-  const RunConfig& config = request.config;
+  const RunConfig config = in_effect(request.config);
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
@@ -125,7 +147,7 @@ Dealing deal(const JobRequest& request, const models::ModelOptions& sizes, const
 }
 
 PlanOptions plan_options(const JobRequest& request) {
-  const RunConfig& config = request.config;
+  const RunConfig config = in_effect(request.config);
   const Layout layout = resolve_layout(config, request.world);
   return {.sizes = {.data = layout.data,
                     .context = layout.context,
@@ -168,7 +190,7 @@ int64_t vocab_of(const RunConfig& config) {
 }
 
 models::ModelOptions model_options(const JobRequest& request) {
-  const RunConfig& config = request.config;
+  const RunConfig config = in_effect(request.config);
   const Layout layout = resolve_layout(config, request.world);
   const slipstream::Batch batch = resolve_batch(config, layout.data);
   const PlanOptions planned = plan_options(request);

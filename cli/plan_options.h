@@ -38,6 +38,10 @@ struct JobRequest {
 /// Throws: DataError.
 int64_t vocab_of(const RunConfig& config);
 
+/// Blocks. Throws: ConfigError unless the axes multiply to `world` ranks, with the layouts of them that every law of
+/// the run file allows, those of the schedule and of its file among them.
+void require_layout(const RunConfig& config, int world);
+
 /// Sizes of the model on one rank; how its layers are dealt to stages is not in it. Pure. Throws: ConfigError.
 models::ModelOptions model_options(const JobRequest& request);
 

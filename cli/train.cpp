@@ -196,8 +196,9 @@ void print_start(const World& world, const Place& place, const RunConfig& config
            finished.global_batch, config.train.sequence_length, name_of(job.options.way), job.layout.buckets.size(),
            job.layout.buckets.size() == 1 ? "" : "s");
   if (finished.stages.size() > 1)
-    log_info("{}", schedule_line(config, finished.stages,
-                                 played_schedule(finished.stages, price_of(config, machine, job.mesh))));
+    log_info("{}",
+             schedule_line(config, finished.stages,
+                           played_schedule(finished.stages, price_of(config, machine, job.mesh), finished.hop_ns)));
   for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
   std::string beside;
@@ -227,6 +228,7 @@ int train(const TrainCommand& command) {
             "[train] --resume is not supported by this version: it keeps final weights only. Start without it.");
       config = load_run_config(command.run_file, command.sets);
       require_supported(config);
+      require_layout(config, world.size());
       threads = threads_of(config, world.ranks_on_host());
     });
     require_same(world, "configuration",

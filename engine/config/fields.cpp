@@ -160,13 +160,15 @@ std::vector<Field<R>> make_fields() {
                  "Pipelines: no stage reduces gradients before all of them can, so that what communication takes from "
                  "compute is taken from all at once."),
 
-      F::word(
-          "pipeline.schedule", at(&R::pipeline, &Pipeline::schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"},
-          "Order of micro-batches in the stages; with one stage, or a schedule_file, it has no effect and is refused."),
-      F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
-                 "Pieces of the model per stage (interleaved_1f1b). Layers need not divide by pipeline x "
-                 "virtual_stages: they are dealt so that pieces take about "
-                 "as long."),
+      F::word("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
+              {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"},
+              "Order of micro-batches in the stages; beside a schedule_file it is refused. With one stage no key of "
+              "this table has an effect."),
+      F::integer(
+          "pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
+          "Pieces of the model per stage (interleaved_1f1b, or a schedule_file). Layers need not divide by pipeline x "
+          "virtual_stages: they are dealt so that pieces take about "
+          "as long."),
       F::integers(
           "pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
           "Blocks of each part of the model, in order. Empty: balanced by modelled cost, embedding and head counted."),

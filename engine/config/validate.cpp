@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <tuple>
 #include <utility>
+
+#include <fmt/ranges.h>
 
 #include "engine/base/check.h"
 #include "engine/config/fields.h"
@@ -150,9 +153,6 @@ void validate_tensor(const RunConfig& config) {
           "divisor of both heads, kv_heads and ffn_width.",
           tensor, name, value);
   if (!config.parallel.sequence_parallel) return;
-  if (tensor == 1)
-    throw ConfigError(
-        "parallel.sequence_parallel = true has no effect with parallel.tensor = 1. Use more tensor ranks, or false.");
   const int64_t batch = config.train.micro_batch_size, tokens = config.train.sequence_length / config.parallel.context;
   if (batch * tokens % tensor != 0)
     throw ConfigError(
@@ -175,14 +175,11 @@ void validate_layout(const RunConfig& config) {
         config.parallel.context == 1
             ? fmt::format(" = {}", ranks)
             : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
-  if (config.overlap.align_grad_reduce && (config.parallel.pipeline == 1 || config.zero.stage >= 2))
-    throw ConfigError("overlap.align_grad_reduce = true with {}. Use false.",
-                      config.parallel.pipeline == 1
-                          ? "parallel.pipeline = 1 has no effect: there are no stages to align"
-                          : fmt::format("zero.stage = {} cannot be: gradients of a layer leave their slot as soon as "
-                                        "they can, because the next "
-                                        "layer needs it",
-                                        config.zero.stage));
+  if (config.overlap.align_grad_reduce && config.zero.stage >= 2)
+    throw ConfigError(
+        "overlap.align_grad_reduce = true with zero.stage = {} cannot be: gradients of a layer leave their slot as "
+        "soon as they can, because the next layer needs it. Use false.",
+        config.zero.stage);
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError(
@@ -190,22 +187,17 @@ void validate_layout(const RunConfig& config) {
         "most {}, or zero.reshard_after_forward = false to keep every layer.",
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
-  if (config.pipeline.virtual_stages > 1 &&
-      (config.parallel.pipeline == 1 || config.pipeline.schedule != Schedule::interleaved_1f1b))
+  if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != Schedule::interleaved_1f1b &&
+      config.pipeline.schedule_file.empty())
     throw ConfigError(
-        "pipeline.virtual_stages = {} needs parallel.pipeline above 1 and pipeline.schedule = \"interleaved_1f1b\". "
-        "Set both, or use 1.",
+        "pipeline.virtual_stages = {} needs pipeline.schedule = \"interleaved_1f1b\" or a pipeline.schedule_file. Set "
+        "one of them, or use 1.",
         config.pipeline.virtual_stages);
   if (!config.pipeline.schedule_file.empty() && config.pipeline.schedule != Pipeline{}.schedule)
     throw ConfigError(
         "pipeline.schedule = {} has no effect with pipeline.schedule_file = \"{}\", which is the schedule. Leave one "
         "of them out.",
         field_text(config, "pipeline.schedule"), config.pipeline.schedule_file);
-  if (config.parallel.pipeline == 1 && config.pipeline.schedule != Pipeline{}.schedule)
-    throw ConfigError(
-        "pipeline.schedule = {} has no effect with parallel.pipeline = 1: there is no bubble to fill. Leave it out, or "
-        "use more stages.",
-        field_text(config, "pipeline.schedule"));
   const int64_t stages = config.parallel.pipeline * config.pipeline.virtual_stages;
   if (stages > config.model.layers)
     throw ConfigError(
@@ -271,7 +263,28 @@ RunConfig resolve_defaults(RunConfig config) {
   return config;
 }
 
-void validate(const RunConfig& config) {
+RunConfig in_effect(RunConfig config) {
+  if (config.parallel.tensor == 1) config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
+  if (config.parallel.pipeline == 1) {
+    config.pipeline = Pipeline{};
+    config.overlap.align_grad_reduce = Overlap{}.align_grad_reduce;
+  }
+  return config;
+}
+
+std::vector<std::string> without_effect(const RunConfig& config) {
+  std::vector<std::string> sentences;
+  const RunConfig taken = in_effect(config);
+  for (const Field<RunConfig>& field : run_fields())
+    if (const std::string text = field_text(config, field.key); text != field_text(taken, field.key))
+      sentences.push_back(
+          fmt::format("{} = {} has no effect with parallel.{} = 1", field.key, text,
+                      field.key == std::string_view("parallel.sequence_parallel") ? "tensor" : "pipeline"));
+  return sentences;
+}
+
+void validate(const RunConfig& written) {
+  const RunConfig config = in_effect(written);
   validate_model(config.model);
   validate_train(config);
   validate_tensor(config);
@@ -292,25 +305,25 @@ void validate(const RunConfig& config) {
 namespace {
 
 /// Whether a run file that is valid would be with this layout, too.
-bool is_legal(RunConfig config, const Layout& layout) {
-  if (config.zero.shard_size > 0 && int64_t{layout.data} * layout.context % config.zero.shard_size != 0) return false;
+bool is_legal(RunConfig config, const Layout& layout, const LayoutLaw& law) {
   config.parallel.data = layout.data;
   config.parallel.tensor = layout.tensor;
   config.parallel.pipeline = layout.pipeline;
   config.parallel.context = layout.context;
   try {
     validate(config);
-    resolve_batch(config, layout.data);
+    const Batch batch = resolve_batch(config, layout.data);
+    if (law) law(config, batch);
     return true;
   } catch (const ConfigError&) {
     return false;
   }
 }
 
-/// "Use data 2 x pipeline 3, data 6 or one of 3 others": layouts of `world` ranks that the run file allows, first those
-/// over the axes in use, of these those nearest to what was asked for.
-std::string legal_layouts(const RunConfig& config, int world) {
-  constexpr size_t kNamed = 4;
+/// "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 4 more": layouts that the run file allows,
+/// first those over the axes in use, of these those nearest to what was asked for.
+std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& law) {
+  constexpr size_t kPrinted = 30;
   const Parallel& p = config.parallel;
   struct Candidate {
     int more_axes = 0;  // that nobody asked for
@@ -331,25 +344,45 @@ std::string legal_layouts(const RunConfig& config, int world) {
         if (world % others != 0) continue;
         const Layout layout{
             .data = static_cast<int>(world / others), .tensor = tensor, .pipeline = pipeline, .context = context};
-        if (!is_legal(config, layout)) continue;
-        Candidate candidate{.text = fmt::format("data {}", layout.data)};
-        for (const auto& [name, is, asked] : {std::tuple{"tensor", tensor, p.tensor},
-                                              {"pipeline", pipeline, p.pipeline},
-                                              {"context", context, p.context},
-                                              {"", layout.data, p.data}}) {
+        if (!is_legal(config, layout, law)) continue;
+        Candidate candidate{.text = fmt::format("{}x{}x{}x{}", layout.data, tensor, pipeline, context)};
+        for (const auto& [is, asked] : {std::pair{tensor, p.tensor}, {pipeline, p.pipeline}, {context, p.context}})
+          candidate.more_axes += asked == 1 && is > 1;
+        for (const auto& [is, asked] :
+             {std::pair{tensor, p.tensor}, {pipeline, p.pipeline}, {context, p.context}, {layout.data, p.data}})
           if (asked > 0) candidate.distance += std::abs(std::log2(static_cast<double>(asked) / is));
-          if (asked == 1 && is > 1 && *name) ++candidate.more_axes;
-          if (is > 1 && *name) candidate.text += fmt::format(" x {} {}", name, is);
-        }
         candidates.push_back(std::move(candidate));
       }
   if (candidates.empty()) return fmt::format("No layout of {} ranks suits the rest of the run file: change it", world);
   std::stable_sort(candidates.begin(), candidates.end());
-  const size_t named = std::min(kNamed, candidates.size()), more = candidates.size() - named;
-  std::string list = "Use ";
-  for (size_t i = 0; i < named; ++i)
-    list += (i == 0 ? "" : i + 1 == named && more == 0 ? " or " : ", ") + candidates[i].text;
-  return more == 0 ? list : list + (more == 1 ? " or another" : fmt::format(" or one of {} others", more));
+  std::string list = fmt::format("Legal on {}, as data x tensor x pipeline x context: ", world);
+  for (size_t i = 0; i < std::min(kPrinted, candidates.size()); ++i) list += (i == 0 ? "" : ", ") + candidates[i].text;
+  return candidates.size() <= kPrinted ? list : list + fmt::format(" and {} more", candidates.size() - kPrinted);
+}
+
+/// ", or start 4 or 8 ranks": the numbers next to `world` for which the other axes are legal as they are.
+std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& law) {
+  const Parallel& p = config.parallel;
+  const int64_t others = p.tensor * p.pipeline * p.context, most = std::numeric_limits<int>::max() / others;
+  const auto legal = [&](int64_t data) {
+    return is_legal(
+        config,
+        {static_cast<int>(data), static_cast<int>(p.tensor), static_cast<int>(p.pipeline), static_cast<int>(p.context)},
+        law);
+  };
+  std::vector<int64_t> worlds;
+  if (p.data != -1) {
+    if (p.data <= most && legal(p.data)) worlds = {others * p.data};
+  } else {
+    constexpr int64_t kTried = 64;  // on either side
+    const int64_t below = world / others;
+    for (int64_t data = below; data > std::max<int64_t>(0, below - kTried) && worlds.empty(); --data)
+      if (legal(data)) worlds.push_back(others * data);
+    const size_t found = worlds.size();
+    for (int64_t data = below + 1; data <= std::min(most, below + kTried) && worlds.size() == found; ++data)
+      if (legal(data)) worlds.push_back(others * data);
+  }
+  return worlds.empty() ? "" : fmt::format(", or start {} ranks", fmt::join(worlds, " or "));
 }
 
 }  // namespace
@@ -361,26 +394,19 @@ void require_settings_of_cpu(const RunConfig& config) {
         "\"auto\" or true, or GPUs.");
 }
 
-Layout resolve_layout(const RunConfig& config, int world) {
+Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
   const std::string axes = fmt::format("tensor {} x pipeline {} x context {}", p.tensor, p.pipeline, p.context);
   // Each factor is at most 65536, so that the product fits; data is compared by division.
   const int64_t others = p.tensor * p.pipeline * p.context;
   const bool divides = world % others == 0;
-  if (p.data == -1 && !divides) {
-    throw ConfigError("[parallel] {} = {} ranks do not divide the {} that were started. {}, or start {} ranks.", axes,
-                      others, world, legal_layouts(config, world), nearest_multiples(world, others));
-  }
-  if (p.data != -1 && (!divides || world / others != p.data)) {
-    const std::string product = fmt::format("{:.0f}", static_cast<double>(others) * static_cast<double>(p.data));
-    const int data = divides ? static_cast<int>(world / others) : 0;
-    const std::string remedy = divides && is_legal(config, {data, static_cast<int>(p.tensor),
-                                                            static_cast<int>(p.pipeline), static_cast<int>(p.context)})
-                                   ? fmt::format("Set parallel.data = {} (or -1)", data)
-                                   : legal_layouts(config, world);
-    throw ConfigError("[parallel] data {} x {} = {} ranks, but {} were started. {}, or start {} ranks.", p.data, axes,
-                      product, world, remedy, product);
-  }
+  const auto remedy = [&] { return legal_layouts(config, world, law) + legal_worlds(config, world, law); };
+  if (p.data == -1 && !divides)
+    throw ConfigError("[parallel] {} = {} ranks do not divide the {} that were started. {}.", axes, others, world,
+                      remedy());
+  if (p.data != -1 && (!divides || world / others != p.data))
+    throw ConfigError("[parallel] data {} x {} = {:.0f} ranks, but {} were started. {}.", p.data, axes,
+                      static_cast<double>(others) * static_cast<double>(p.data), world, remedy());
   return {.data = static_cast<int>(world / others),
           .tensor = static_cast<int>(p.tensor),
           .pipeline = static_cast<int>(p.pipeline),

@@ -3,6 +3,8 @@
 // What must hold between the keys of a run file, and between a run file and the ranks that were started.
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,8 +16,14 @@ namespace slipstream {
 /// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
 RunConfig resolve_defaults(RunConfig config);
 
-/// Checks a resolved configuration. Pure. Throws: ConfigError with the numbers and what to do, for the first law
-/// broken.
+/// What is computed with: settings of an axis of one rank (sequence_parallel, [pipeline], align_grad_reduce) have no
+/// effect and are their defaults, so that a run file is taken apart by one parallel.pipeline = 1. Pure.
+RunConfig in_effect(RunConfig config);
+/// "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1", one sentence for each such setting. Pure.
+std::vector<std::string> without_effect(const RunConfig& config);
+
+/// Checks what is in effect of a resolved configuration. Pure. Throws: ConfigError with the numbers and what to do, for
+/// the first law broken.
 void validate(const RunConfig& config);
 
 /// A key whose value this version cannot honour yet, although the key exists.
@@ -39,14 +47,18 @@ struct Layout {
 /// Throws: ConfigError if something is set that has no effect where host memory is computed in. Pure.
 void require_settings_of_cpu(const RunConfig& config);
 
-/// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure.
-/// Throws: ConfigError with all axes and both counts of ranks when they do not multiply to `world`.
-Layout resolve_layout(const RunConfig& config, int world);
-
 struct Batch {
   int64_t global_batch_size = 0;  // sequences of one step
   int64_t micro_batches = 0;      // that each data rank computes in one step
 };
+/// Laws that only others know, such as those of a schedule: throws ConfigError. `config` has its axes.
+using LayoutLaw = std::function<void(const RunConfig& config, const Batch& batch)>;
+
+/// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure, if `law` is.
+/// Throws: ConfigError with all axes, both counts of ranks and the layouts that every law allows when they do not
+/// multiply to `world`.
+Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law = {});
+
 /// The batch over `data_ranks`, `train.global_batch_size` = 0 filled in. Pure.
 /// Throws: ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it.
 Batch resolve_batch(const RunConfig& config, int data_ranks);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frozen command line, the shipped run files, and every bad input that ends in a sentence and a documented code.
 
+#include <cstdio>
 #include <set>
 #include <sstream>
 
@@ -171,7 +172,6 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"train.global_batch_size=5", {"5", "2", "4 or 6"}},
       {"parallel.data=3", {"3", "1"}},
       {"parallel.tensor=2", {"tensor 2", "1"}},
-      {"parallel.sequence_parallel=true", {"parallel.sequence_parallel", "parallel.tensor = 1"}},
       {"parallel.order=tp-pp-dp", {"tp-pp-dp", "no permutation"}},
       {"zero.stage=4", {"zero.stage", "4", "3"}},
       {"zero.prefetch_depth=2\" --set \"zero.stage=3", {"zero.prefetch_depth = 2", "at most 1"}},
@@ -179,7 +179,6 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"zero.shard_size=2", {"zero.shard_size = 2", "no effect", "zero.stage = 0"}},
       {"model.vocab_size=100", {"100", "256"}},
       {"trace.steps=[5,3]", {"5", "3"}},
-      {"pipeline.schedule=zb_h1", {"zb_h1", "no effect", "parallel.pipeline = 1"}},
       {"parallel.pipeline=2\" --set \"pipeline.schedule=gpipe\" --set \"pipeline.schedule_file=a.csv",
        {"gpipe", "no effect", "a.csv"}},
       {"comm.deterministic=false\" --set \"device.kind=cpu", {"comm.deterministic = false", "no effect", "CPU"}},
@@ -438,9 +437,60 @@ TEST_CASE("plan says which group crosses which link, and what recomputation save
   CHECK(contains(across.text, "pipeline       2 ranks, across nodes:"));
   CHECK(contains(across.text, "data           8 ranks, inside a node:"));
   CHECK(!contains(across.text, "recompute:"));
+  // Which plan, check and run say alike.
+  const std::string sums = "tensor groups communicate in every layer and cross nodes of ";
+  CHECK(!contains(call(plan + " --set parallel.tensor=2").text, sums));
+  const std::string apart = plan.substr(5) + " --set parallel.tensor=2 --set parallel.order=dp-pp-cp-tp";
+  CHECK(contains(call("plan " + apart).text, "note:    " + sums + "8 ranks: use parallel.tensor that divides 8"));
+  CHECK(contains(call("check " + apart).text, "note:      " + sums));
+  const Result json = call("check --json " + apart);
+  CHECK(contains(Json::parse(json.text).at("notes").as_array().at(0).as_string(), sums));
+  if (!has_mpirun()) return;
+  std::string lone = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  const size_t at = lone.find("ranks_per_node = ");
+  REQUIRE(at != std::string::npos);
+  lone.replace(at, lone.find('\n', at) - at, "ranks_per_node = 1");
+  const Result run = on_ranks(2, "train " + run_file(folder) + " --set parallel.tensor=2 --set device.machine=" +
+                                     folder.write("lone.toml", lone));
+  INFO(run.text);
+  CHECK(contains(run.text, "note: " + sums + "1 ranks"));
   check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2,
-                {"4", "6", "data 2 x pipeline 3, data 1 x pipeline 3 x context 2 or data 1 x tensor 2 x pipeline 3",
-                 "start 4 or 8 ranks"});
+                {"4", "6", "2x1x3x1, 1x1x3x2, 1x2x3x1, or start 4 or 8 ranks"});
+}
+
+TEST_CASE("layouts that a refusal offers are planned, and those that it does not are refused", "[cli]") {
+  Folder folder;
+  const std::string sizes = run_file(folder) + " --set model.layers=6 --set train.global_batch_size=24",
+                    csv = folder.path("schedule.csv");
+  const auto piped = [](int pipeline) { return " --set parallel.pipeline=" + std::to_string(pipeline); };
+  REQUIRE(call("plan " + sizes + piped(2) + " --ranks 4 --schedule-csv " + csv).code == 0);  // of 6 micro-batches
+  for (const auto& [more, world] : std::initializer_list<std::pair<std::string, int>>{
+           {" --set pipeline.schedule=interleaved_1f1b --set pipeline.virtual_stages=2", 12},
+           {" --set pipeline.schedule_file=" + csv, 16}}) {
+    const std::string plan = "plan " + sizes + more + " --ranks " + std::to_string(world);
+    const Result list = call(plan + piped(2) + " --set parallel.data=5");
+    check_refused(
+        list, 2,
+        {"data 5 x tensor 1 x pipeline 2 x context 1 = 10 ranks, but " + std::to_string(world) + " were started"});
+    int offered = 0;
+    for (int data = 1; data <= world; ++data)
+      for (int tensor = 1; tensor <= 2; ++tensor)
+        for (int pipeline = 1; pipeline <= world / data / tensor; ++pipeline) {
+          const int context = world / data / tensor / pipeline;
+          if (data * tensor * pipeline * context != world) continue;
+          char text[64];
+          std::snprintf(text, sizeof text, "%dx%dx%dx%d", data, tensor, pipeline, context);
+          const bool is_offered = contains(list.text, std::string(" ") + text);
+          const Result tried =
+              call("plan " + sizes + more + piped(pipeline) + " --ranks " + std::to_string(world) +
+                   " --set parallel.data=" + std::to_string(data) + " --set parallel.tensor=" + std::to_string(tensor) +
+                   " --set parallel.context=" + std::to_string(context));
+          INFO(more << " " << text << "\n" << list.text << tried.text);
+          CHECK((tried.code == 0) == is_offered);
+          offered += is_offered;
+        }
+    CHECK(offered > 1);
+  }
 }
 
 TEST_CASE("plan, --dry-run and their files note what the planner has decided", "[cli]") {
@@ -493,9 +543,13 @@ TEST_CASE("plan prints every pass of a schedule, or says where to find it, and t
             4);
   CHECK(contains(table.text, "comm.emulate:    119.2"));
   CHECK(!contains(table.text, "inside a node:"));
-  const Result long_one = call(piped + "17");
-  CHECK(!contains(long_one.text, " F16"));
-  CHECK(contains(long_one.text, "no table of more than 16 micro-batches or stages; --schedule-csv"));
+  const Result long_one = call(piped + "17 --set comm.emulate.bandwidth=1000Gbit/s");
+  INFO(long_one.text);
+  CHECK(count(long_one.text, "\nstage ") == 4);
+  CHECK(count(long_one.text, " ... ") >= 4);
+  for (const char* pass : {" F0 ", " B16"}) CHECK(count(long_one.text, pass) == 4);
+  CHECK(!contains(long_one.text, " F8 "));
+  CHECK(contains(long_one.text, " columns the first and the last 24; --schedule-csv FILE writes the whole schedule"));
 }
 
 TEST_CASE("an imported schedule in which something is missing or comes twice is refused before the first step",

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs of the built program whose ranks do different things: stages of a pipeline, parts of sequences, parts of layers.
 
+#include <set>
+#include <sstream>
+
 #include "tests/cli/program.h"
 
 using namespace slipstream;
@@ -14,29 +17,58 @@ TEST_CASE("a pipeline trains the weights of one rank, and they generate the same
   REQUIRE(call("train " + run).code == 0);
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
   const std::string text = call("generate " + dir + " --prompt the --tokens 20 --seed 3").text;
-  const std::string csv = folder.path("schedule.csv");
-  REQUIRE(
-      call("plan " + run + " --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --schedule-csv " + csv)
-          .code == 0);
-  const std::string own = " --set pipeline.schedule_file=" + csv;
-  for (const std::string& more : {std::string(), own}) {
-    const Result piped = on_ranks(2, "train " + run + " --set parallel.pipeline=2" + more);
-    INFO(more << "\n" << piped.text);
-    REQUIRE(piped.code == 0);
-    CHECK(contains(piped.text, "over 2 stages of 1 + 1 layers, 4 micro-batches"));
-    check_complete(dir, 6);
+  const Result piped = on_ranks(2, "train " + run + " --set parallel.pipeline=2");
+  INFO(piped.text);
+  REQUIRE(piped.code == 0);
+  CHECK(contains(piped.text, "over 2 stages of 1 + 1 layers, 4 micro-batches"));
+  check_complete(dir, 6);
+  CHECK(metrics(dir).back().at("params_hash").as_string() == hash);
+  CHECK(metrics(dir).back().at("bubble_ms").as_double() > 0);  // a stage waits for the other at both ends of a step
+  CHECK(contains(piped.text, ", bubble "));
+  CHECK(call("generate " + dir + " --prompt the --tokens 20 --seed 3").text == text);
+}
+
+TEST_CASE("a schedule that was written to a file is read back, and trains the weights of one rank", "[cli][pipeline]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string csv = folder.path("schedule.csv"), dir = folder.path("run");
+  const std::string run = run_file(folder) + " --set train.micro_batch_size=1 --set model.layers=4";
+  REQUIRE(call("train " + run).code == 0);
+  const std::string hash = metrics(dir).back().at("params_hash").as_string();
+  const std::string slow = " --set comm.emulate.bandwidth=10Mbit/s";  // so that more are alive where hops take long
+  for (const auto& [kind, parts] :
+       std::vector<std::pair<std::string, int>>{{"gpipe", 1}, {"1f1b", 1}, {"interleaved_1f1b", 2}, {"zb_h1", 1}}) {
+    const std::string piped = run + " --set parallel.pipeline=2 --set pipeline.virtual_stages=" + std::to_string(parts);
+    const std::string plan = "plan " + piped + slow + " --ranks 2 --schedule-csv " + csv + " --set pipeline.schedule",
+                      file = "_file=" + csv;
+    const Result made = call(plan + "=" + kind);
+    INFO(kind << "\n" << made.text);
+    REQUIRE(made.code == 0);
+    CHECK(contains(made.text, "with more micro-batches alive") == (kind == "1f1b" || kind == "zb_h1"));
+    const std::string written = read(csv);
+    const Result again = call(plan + file);
+    INFO(again.text);
+    REQUIRE(again.code == 0);
+    CHECK(read(csv) == written);
+    CHECK(contains(again.text, "pipeline: " + csv + " over 2 stages" + (parts > 1 ? " x 2" : "") + " of "));
+    CHECK(!contains(again.text, "with more micro-batches alive"));  // the file says how many, whatever hops take
+    const Result trained = on_ranks(2, "train " + piped + " --set pipeline.schedule" + file);
+    INFO(trained.text);
+    REQUIRE(trained.code == 0);
     CHECK(metrics(dir).back().at("params_hash").as_string() == hash);
-    CHECK(metrics(dir).back().at("bubble_ms").as_double() > 0);  // a stage waits for the other at both ends of a step
-    CHECK(contains(piped.text, ", bubble "));
-    CHECK(call("generate " + dir + " --prompt the --tokens 20 --seed 3").text == text);
   }
+}
+
+TEST_CASE("a schedule file with a pass too few or too many is refused by the pass", "[cli][pipeline]") {
+  Folder folder;
+  const std::string run = run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=1",
+                    csv = folder.path("schedule.csv"), own = " --set pipeline.schedule_file=" + csv;
+  REQUIRE(call("plan " + run + " --set pipeline.schedule=zb_h1 --schedule-csv " + csv).code == 0);
   const std::string lines = read(csv);
   folder.write("schedule.csv", lines.substr(0, lines.rfind("\n1,") + 1));
-  check_refused(on_ranks(2, "train " + run + " --set parallel.pipeline=2" + own), 2,
-                {"stage 1: weight of micro-batch 3 is missing", csv});
+  check_refused(call("plan " + run + own), 2, {"stage 1: weight of micro-batch 3 is missing", csv});
   folder.write("schedule.csv", lines + "0,99,F,0,0\n");
-  check_refused(call("check " + run + " --ranks 2 --set parallel.pipeline=2" + own), 2,
-                {"stage 0: forward of micro-batch 0 comes twice", csv});
+  check_refused(call("check " + run + own), 2, {"stage 0: forward of micro-batch 0 comes twice", csv});
 }
 
 TEST_CASE("a plan tells the bubble of a pipeline from communication that compute waits for", "[cli][pipeline]") {
@@ -67,9 +99,46 @@ TEST_CASE(
     INFO(result.text);
     CHECK(result.code == 0);
     CHECK(contains(result.text, "data 8 x context 1 x pipeline 8 x tensor 8"));
-    CHECK(count(result.text, "micro-batches alive; rehearsed: bubble ") == 8);
+    const bool in_chunks = contains(schedule, "interleaved");
+    CHECK(count(result.text, in_chunks ? "micro-batches alive in 2 chunks together; rehearsed: bubble "
+                                       : "micro-batches alive; rehearsed: bubble ") == 8);
+    CHECK(count(result.text, "\nstage ") == 8);
     CHECK(contains(result.text, "rehearsed step: "));
   }
+}
+
+TEST_CASE("one --set takes an axis out of a run file: what belonged to it is noted, and the run is of the others",
+          "[cli][pipeline]") {
+  for (const auto& [set, notes] : std::initializer_list<std::pair<std::string, std::vector<std::string>>>{
+           {"parallel.pipeline=1",
+            {"pipeline.schedule = \"interleaved_1f1b\" has no effect with parallel.pipeline = 1",
+             "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1"}},
+           {"parallel.tensor=1", {"parallel.sequence_parallel = true has no effect with parallel.tensor = 1"}}}) {
+    // Whether one rank has the memory for it is another question.
+    const Result plan = call("plan " SOURCE_DIR "/configs/runs/llama_70b.toml --json --ranks 64 --machine " SOURCE_DIR
+                             "/configs/machines/h100x8.toml --set " +
+                             set);
+    INFO(plan.text);
+    const Json json = Json::parse(plan.text.substr(0, plan.text.find("\n}\n") + 3));
+    std::vector<std::string> said;
+    for (size_t i = 0; i < notes.size(); ++i) said.push_back(json.at("notes").as_array().at(i).as_string());
+    CHECK(said == notes);
+  }
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  REQUIRE(call("train " + run).code == 0);
+  const auto plan_hash = [&] { return Json::parse(read(dir + "/run.json")).at("plan_hash").as_string(); };
+  const std::string hash = metrics(dir).back().at("params_hash").as_string(), plan = plan_hash();
+  const Result trained = call("train " + run +
+                              " --set parallel.sequence_parallel=true --set pipeline.schedule=zb_h1 --set "
+                              "pipeline.layers=[1,0,1] --set overlap.align_grad_reduce=true");
+  INFO(trained.text);
+  REQUIRE(trained.code == 0);
+  CHECK(metrics(dir).back().at("params_hash").as_string() == hash);
+  CHECK(plan_hash() == plan);
+  CHECK(contains(trained.text, "note: pipeline.schedule = \"zb_h1\" has no effect with parallel.pipeline = 1"));
+  CHECK(count(trained.text, "has no effect with parallel.") == 4);
+  CHECK(contains(read(dir + "/run.json"), "has no effect with parallel.tensor = 1"));
 }
 
 TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipeline]") {
@@ -89,8 +158,6 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=3 --set "
        "pipeline.schedule=interleaved_1f1b",
        {"2 x 3 = 6 stages is more than model.layers = 4"}},
-      {" --ranks 2 --set overlap.align_grad_reduce=true",
-       {"overlap.align_grad_reduce = true", "parallel.pipeline = 1", "Use false"}},
       {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2",
        {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
       {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096",
@@ -160,6 +227,31 @@ TEST_CASE("rings that cannot be are refused with their numbers", "[cli][context]
   CHECK(contains(plan.text, "data 2 x context 4"));
   CHECK(contains(plan.text, "ring_gradients"));
   CHECK(call("check " + run + " --ranks 8 --set parallel.context=4 --set zero.stage=3").code == 0);
+}
+
+TEST_CASE("which ranks are next to each other does not change bits", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder) + " --set train.micro_batch_size=1", dir = folder.path("run");
+  for (const char* axes : {"parallel.tensor=2", "parallel.tensor=2 --set parallel.pipeline=2",
+                           "parallel.context=2 --set zero.stage=2", "parallel.pipeline=2 --set zero.stage=1"}) {
+    std::set<std::string> hashes, groups;
+    for (const char* order : {"tp-cp-pp-dp", "dp-pp-cp-tp", "pp-dp-tp-cp"}) {
+      const Result trained = on_ranks(4, "train " + run + " --set " + axes + " --set parallel.order=" + order);
+      INFO(axes << " " << order << "\n" << trained.text);
+      REQUIRE(trained.code == 0);
+      check_complete(dir, 6);
+      hashes.insert(metrics(dir).back().at("params_hash").as_string());
+      std::istringstream plan(call("plan " + run + " --ranks 4 --set " + axes + " --set parallel.order=" + order).text);
+      std::string of_axes;
+      for (std::string line; std::getline(plan, line);)
+        if (contains(line, "such as ranks ")) of_axes += line + "\n";
+      groups.insert(of_axes);
+    }
+    CAPTURE(axes);
+    CHECK(hashes.size() == 1);
+    CHECK(groups.size() >= 2);
+  }
 }
 
 TEST_CASE("ranks that share layers train the model of one rank, and save it whole", "[cli][tensor]") {

@@ -101,6 +101,19 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", 1e-7, 2e-6},
       {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2,
        llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", 1e-4, 1e-3},
+      {"gpt2, two stages, a tied table", 2, " --set parallel.pipeline=2", 1e-7, 2e-6},
+      {"llama, two stages, a split backward, delays, hazards checked", 2,
+       llama + " --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --inject-delays 5 --check-hazards", 1e-7,
+       2e-6},
+      {"gpt2, two stages of two chunks", 2,
+       " --set model.layers=4 --set parallel.pipeline=2 --set pipeline.schedule=interleaved_1f1b --set "
+       "pipeline.virtual_stages=2",
+       1e-7, 2e-6},
+      {"gpt2, layers on two ranks", 2, " --set parallel.tensor=2", 1e-7, 2e-6},
+      {"llama, bfloat16, layers and tokens on two ranks", 2,
+       llama + " --set train.dtype=bfloat16 --set parallel.tensor=2 --set parallel.sequence_parallel=true", 1e-4, 1e-3},
+      {"llama, layers on two ranks of two stages", 4,
+       llama + " --set parallel.tensor=2 --set parallel.pipeline=2 --set parallel.sequence_parallel=true", 1e-7, 2e-6},
       {"gpt2, two copies of the weights, a link that copies, two ranks", 2,
        " --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --set comm.emulate.bandwidth=1Gbit/s --set "
        "comm.emulate.form=copies",
@@ -121,8 +134,9 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     INFO(row.name);
     const Run cpu =
         train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set comm.emulate.form=gate --set device.kind=cpu");
-    const Run gpu =
-        train(folder, kFake, row.ranks, "gpu", same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
+    const std::string shared = row.ranks > 2 ? "env SLIPSTREAM_SHARE_GPU=1 " : "";  // the machine has two
+    const Run gpu = train(folder, shared + kFake, row.ranks, "gpu",
+                          same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
     const Json about = Json::parse(read(folder.path("gpu") + "/run.json"));
     CHECK(about.at("device").as_string() == "cuda");
     check_documented(about);

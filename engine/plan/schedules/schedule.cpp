@@ -87,7 +87,7 @@ const char* name_of(ScheduleKind kind) {
   return "?";
 }
 
-PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
+void require_shape(ScheduleKind kind, const ScheduleShape& shape) {
   if (shape.virtual_stages > 1 && kind != ScheduleKind::interleaved_1f1b)
     throw ConfigError(
         "[pipeline] schedule {} has one chunk per stage, got virtual_stages = {}. Use \"interleaved_1f1b\", or "
@@ -98,6 +98,10 @@ PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
         "[pipeline] interleaved_1f1b goes round {} stages with {} micro-batches per step, which is no multiple. "
         "Change train.global_batch_size so that a rank has {}.",
         shape.stages, shape.micro_batches, nearest_counts(shape.micro_batches, shape.stages));
+}
+
+PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
+  require_shape(kind, shape);
   SLIP_ASSERT(shape.lags.empty() || (kind == ScheduleKind::zb_h1 && std::ssize(shape.lags) == shape.stages));
   PipelineSchedule schedule{.shape = shape, .splits_backward = kind == ScheduleKind::zb_h1};
   for (int stage = 0; stage < shape.stages; ++stage)

@@ -56,7 +56,11 @@ struct PipelineSchedule {
   int parts() const { return shape.stages * shape.virtual_stages; }
 };
 
-/// Throws: ConfigError if interleaving is asked for micro-batches that are no multiple of the stages.
+/// Throws: ConfigError if no schedule of this kind has this shape: chunks without interleaving, or interleaving of
+/// micro-batches that are no multiple of the stages.
+void require_shape(ScheduleKind kind, const ScheduleShape& shape);
+
+/// Throws: what require_shape throws.
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);
 
 /// Throws: ConfigError naming stage, chunk and micro-batch unless every stage does every micro-batch of every chunk
@@ -106,8 +110,8 @@ std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Play
                                     const std::function<int64_t(int chunk)>& reduce_ns);
 
 /// Stage x time, one column per `tick_ns`: "F0 F1 . B0"; capital letters of passes, chunk behind a dot when there are
-/// several.
-std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns);
+/// several. Of more than 2 x `ends` columns the first and the last `ends`, "..." between them; 0: all.
+std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns, size_t ends = 0);
 
 /// "stage,position,pass,chunk,micro_batch" and one line per use.
 std::string schedule_csv(const PipelineSchedule& schedule);

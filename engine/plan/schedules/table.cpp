@@ -52,7 +52,7 @@ char letter_of(Pass pass) { return pass == Pass::forward ? 'F' : pass == Pass::b
 
 }  // namespace
 
-std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns) {
+std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns, size_t ends) {
   const auto column = [&](int64_t ns) { return static_cast<size_t>((ns + tick_ns / 2) / tick_ns); };
   const auto label = [&](const Use& use) {
     return schedule.shape.virtual_stages > 1 ? fmt::format("{}{}.{}", letter_of(use.pass), use.micro_batch, use.chunk)
@@ -61,17 +61,24 @@ std::string schedule_table(const PipelineSchedule& schedule, const Played& playe
   size_t width = 0;
   for (const auto& order : schedule.stages)
     for (const Use& use : order) width = std::max(width, label(use).size());
+  const size_t columns = column(played.makespan_ns), left_out = ends > 0 && columns > 2 * ends ? columns - 2 * ends : 0;
   std::string table;
   for (size_t s = 0; s < schedule.stages.size(); ++s) {
-    std::vector<std::string> cells(column(played.makespan_ns), ".");
-    for (size_t i = 0; i < played.stages[s].size(); ++i)
-      for (size_t c = column(played.stages[s][i].begin_ns);
-           c < std::max(column(played.stages[s][i].begin_ns) + 1, column(played.stages[s][i].end_ns)) &&
-           c < cells.size();
-           ++c)
-        cells[c] = c == column(played.stages[s][i].begin_ns) ? label(schedule.stages[s][i]) : "-";
+    std::vector<std::string> cells(columns - left_out, ".");
+    for (size_t i = 0; i < played.stages[s].size(); ++i) {
+      const size_t begin = column(played.stages[s][i].begin_ns),
+                   end = std::min(columns, std::max(begin + 1, column(played.stages[s][i].end_ns)));
+      for (size_t c = begin; c < end; ++c) {
+        if (left_out > 0 && c >= ends && c < ends + left_out) {
+          c = ends + left_out - 1;  // nothing of what is left out
+          continue;
+        }
+        cells[c < ends || left_out == 0 ? c : c - left_out] = c == begin ? label(schedule.stages[s][i]) : "-";
+      }
+    }
     std::string line = fmt::format("stage {:<3}", s);
-    for (const std::string& cell : cells) line += fmt::format(" {:<{}}", cell, width);
+    for (size_t c = 0; c < cells.size(); ++c)
+      line += fmt::format("{} {:<{}}", left_out > 0 && c == ends ? " ..." : "", cells[c], width);
     while (line.back() == ' ') line.pop_back();
     table += line + "\n";
   }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <map>
+#include <tuple>
 
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
@@ -124,8 +125,10 @@ TEST_CASE("chunks that end early reduce at once: as long as nobody waits for it"
   }
 }
 
-TEST_CASE("by random search: valid, as many micro-batches alive as theory says, and no latency stops them",
-          "[schedule]") {
+TEST_CASE(
+    "by random search: valid, as many micro-batches alive as theory says, and whatever passes and hops take, each pass "
+    "begins as soon as its stage is free and its input is there",
+    "[schedule]") {
   const uint64_t seed = 52;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
   const Philox random(seed, "schedules");
@@ -147,13 +150,42 @@ TEST_CASE("by random search: valid, as many micro-batches alive as theory says, 
       if (kind == ScheduleKind::zb_h1) CHECK(peak == std::min(m, p));
       if (v > 1) CHECK(peak == std::min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1));
     }
-    const auto jitter = [&](int) { return int64_t{1} + static_cast<int64_t>(random.below(drawn++, 1000)); };
-    const Played played = play(schedule, {.use_ns = [&](int, const Use&) { return jitter(0); },
-                                          .hop_ns = [&](int, const Use&) { return jitter(0) - 1; }});
-    for (size_t s = 0; s < played.stages.size(); ++s) {
-      CHECK(played.stages[s].size() == schedule.stages[s].size());
-      for (size_t i = 1; i < played.stages[s].size(); ++i)
-        CHECK(played.stages[s][i].begin_ns >= played.stages[s][i - 1].end_ns);
+    const uint64_t drawn_before = drawn += 1'000'000;
+    const auto ns_of = [&](int stage, const Use& use, uint64_t what) {  // the same whenever it is asked
+      const auto at =
+          static_cast<uint64_t>(((stage * 3 + static_cast<int>(use.pass)) * 3 + use.chunk) * 64 + use.micro_batch);
+      return static_cast<int64_t>(random.below(drawn_before + 2 * at + what, 1000));
+    };
+    const auto use_ns = [&](int stage, const Use& use) { return 1 + ns_of(stage, use, 0); };
+    const auto hop_ns = [&](int stage, const Use& use) { return ns_of(stage, use, 1); };
+    const Played played = play(schedule, {.use_ns = use_ns, .hop_ns = hop_ns});
+    std::map<std::tuple<Pass, int, int>, int64_t> end_ns;  // by part and micro-batch
+    for (int s = 0; s < p; ++s) {
+      const auto& order = schedule.stages[static_cast<size_t>(s)];
+      const auto& spans = played.stages[static_cast<size_t>(s)];
+      REQUIRE(spans.size() == order.size());
+      for (size_t i = 0; i < order.size(); ++i)
+        end_ns[{order[i].pass, order[i].chunk * p + s, order[i].micro_batch}] = spans[i].end_ns;
+    }
+    for (int s = 0; s < p; ++s) {
+      const auto& order = schedule.stages[static_cast<size_t>(s)];
+      const auto& spans = played.stages[static_cast<size_t>(s)];
+      for (size_t i = 0; i < order.size(); ++i) {
+        const Use& use = order[i];
+        const int part = use.chunk * p + s, last = p * v - 1;
+        // From the part before, or behind, with its hop; from this part without.
+        const auto from = [&](Pass pass, int of_part) {
+          const Use other{pass, of_part / p, use.micro_batch};
+          return end_ns.at({pass, of_part, use.micro_batch}) + (of_part == part ? 0 : hop_ns(of_part % p, other));
+        };
+        const int64_t input_ns = use.pass == Pass::weight    ? from(Pass::backward, part)
+                                 : use.pass == Pass::forward ? (part == 0 ? 0 : from(Pass::forward, part - 1))
+                                 : part == last              ? from(Pass::forward, part)
+                                                             : from(Pass::backward, part + 1);
+        const int64_t free_ns = i == 0 ? 0 : spans[i - 1].end_ns;
+        CHECK(spans[i].begin_ns == std::max(free_ns, input_ns));
+        CHECK(spans[i].end_ns == spans[i].begin_ns + use_ns(s, use));
+      }
     }
   }
 }
@@ -326,4 +358,12 @@ TEST_CASE("the table shows stage by time", "[schedule]") {
   CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1) ==
         "stage 0   F0 F1 .  .  B0 -  .  B1 -\n"
         "stage 1   .  F0 B0 -  F1 B1 -  .  .\n");
+  const std::string whole = schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1);
+  CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 5) == whole);
+  CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 4) ==
+        "stage 0   F0 F1 .  .  ... -  .  B1 -\n"
+        "stage 1   .  F0 B0 -  ... B1 -  .  .\n");
+  CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 1) ==
+        "stage 0   F0 ... -\n"
+        "stage 1   .  ... .\n");
 }
