@@ -123,6 +123,7 @@ class LayersBench {
         row.config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bandwidth);
         rows.push_back(std::move(row));
       }
+    rows.push_back({.name = rows[0].name, .chunks = rows[0].chunks, .config = rows[0].config, .contestant = {}});
     for (Row& row : rows) {
       FinishedJob finished = build(row.config);
       const std::vector<int64_t> ns = paced_ns(*finished.job);
@@ -134,15 +135,28 @@ class LayersBench {
         world_.barrier();
         row.contestant->run(2, round >= 0);
       }
-    for (const Row& row : rows) report(row, ratio, bandwidth);
+    const double noise_floor = step_ms(rows.back()) / step_ms(rows.front());  // the first one against itself
+    rows.pop_back();
+    for (const Row& row : rows) report(row, ratio, bandwidth, noise_floor);
+    if (world_.rank() == 0)
+      fmt::print("  noise floor: {}{} against itself: {:.3f}\n", rows[0].name,
+                 is_ring() ? "" : fmt::format(" in {} chunk{}", rows[0].chunks, rows[0].chunks == 1 ? "" : "s"),
+                 noise_floor);
+    std::fflush(stdout);
   }
 
-  void report(const Row& row, double ratio, double bandwidth) {
+  /// Blocks. Collective. Median of the rank whose steps are longest.
+  double step_ms(const Row& row) {
+    std::vector<double> step_ns;
+    for (const StepTimes& times : row.contestant->times) step_ns.push_back(static_cast<double>(times.step_ns));
+    return static_cast<double>(largest_over_ranks(world_, {static_cast<int64_t>(median(step_ns))})[0]) / 1e6;
+  }
+
+  void report(const Row& row, double ratio, double bandwidth, double noise_floor) {
     const Contestant& c = *row.contestant;
     const Job& job = *c.job;
-    std::vector<double> step_ns, exposed_ns;
+    std::vector<double> exposed_ns;
     for (const StepTimes& times : c.times) {
-      step_ns.push_back(static_cast<double>(times.step_ns));
       double exposed = 0;
       for (const Exposure& e : times.exposures) {
         const auto axis = job.channels[static_cast<size_t>(e.awaited >> 32)].axis;
@@ -150,9 +164,9 @@ class LayersBench {
       }
       exposed_ns.push_back(exposed);
     }
-    // Of the rank that waited longest.
-    const std::vector<int64_t> worst =
-        largest_over_ranks(world_, {static_cast<int64_t>(median(step_ns)), static_cast<int64_t>(median(exposed_ns))});
+    const double step_ms = this->step_ms(row),
+                 exposed_ms =  // of the rank that waited longest
+                 static_cast<double>(largest_over_ranks(world_, {static_cast<int64_t>(median(exposed_ns))})[0]) / 1e6;
     if (world_.rank() != 0) return;
     const comm::Link link{bandwidth, config_.comm.emulate.latency_ns};
     double wire_ns = 0, compute_ns = 0;
@@ -178,16 +192,16 @@ class LayersBench {
       if (!job.train.is_spine(exposed.awaited) && is_inside(job, job.train.task(exposed.awaited)))
         plan_exposed_ns += static_cast<double>(exposed.time_ns) / kRuns;
     const double plan_ms = static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6;
-    const double step_ms = static_cast<double>(worst[0]) / 1e6, exposed_ms = static_cast<double>(worst[1]) / 1e6,
-                 wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6;
+    const double wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6, ideal_ms = std::max(wire_ms, compute_ms);
     const double hidden = hidden_share(wire_ms, exposed_ms), plan_hidden = hidden_share(wire_ns, plan_exposed_ns);
-    fmt::print("{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%\n",
-               row.name, row.chunks, ratio, tasks, step_ms, compute_ms, wire_ms, exposed_ms, 100 * hidden, plan_ms,
-               step_ms / plan_ms, 100 * plan_hidden);
-    csv_.row("\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, row.chunks,
-             ratio, world_.size(), command_.layer_ms, tasks, step_ms, compute_ms, wire_ms, exposed_ms, hidden, plan_ms,
-             plan_hidden);
-    std::fflush(stdout);
+    fmt::print(
+        "{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%{:>10.2f}{:>8."
+        "3f}\n",
+        row.name, row.chunks, ratio, tasks, step_ms, compute_ms, wire_ms, exposed_ms, 100 * hidden, plan_ms,
+        step_ms / plan_ms, 100 * plan_hidden, ideal_ms, step_ms / ideal_ms);
+    csv_.row("\"{}\",{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n",
+             row.name, row.chunks, ratio, world_.size(), command_.layer_ms, tasks, step_ms, compute_ms, wire_ms,
+             exposed_ms, hidden, plan_ms, plan_hidden, ideal_ms, noise_floor);
   }
 
   void print_header() {
@@ -195,15 +209,16 @@ class LayersBench {
     fmt::print(
         "{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved "
         "steps, of the rank that waited longest\n"
-        "ratio: {}; comm: what travels inside layers, at line rate\n",
+        "ratio: {}; comm: what travels inside layers, at line rate; ideal: the longer of compute and that\n",
         world_.size(), config_.model.layers, command_.layer_ms, command_.steps,
         is_ring() ? "a hop of the ring / a block of attention"
                   : "communication inside layers / compute, without sequence parallelism");
-    fmt::print("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}\n", "layout", "chunks", "ratio",
-               "tasks", "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "plan hid.");
+    fmt::print("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}{:>10}{:>8}\n", "layout", "chunks",
+               "ratio", "tasks", "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "plan hid.",
+               "ideal bd", "/ ideal");
     csv_.open(command_.csv,
               "layout,chunks,ratio,world_size,layer_ms,tasks,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_"
-              "ms,plan_hidden\n");
+              "ms,plan_hidden,ideal_bound_ms,noise_floor\n");
   }
 
   const BenchCommand& command_;

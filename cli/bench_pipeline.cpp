@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // slipstream bench pipeline: every schedule on stages that sleep for equal times, beside the closed form of its bubble
-// and beside the rehearsal.
+// and beside the rehearsal; or on stages that compute, beside the rehearsal with what their works took.
 
+#include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
+#include <numeric>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/contestant.h"
@@ -23,9 +27,11 @@ class PipelineBench {
         world_(world),
         place_(place),
         config_(config),
-        machine_(bench_machine(world, place, config, 1)),
-        forward_ns_(static_cast<int64_t>(command.forward_ms * 1e6)) {
-    config_.device.threads = 1;
+        paced_(command.compute == "paced"),
+        threads_(paced_ ? 1 : threads_of(config, world.ranks_on_host())),
+        machine_(bench_machine(world, place, config, threads_)),
+        forward_ns_(paced_ ? static_cast<int64_t>(command.forward_ms * 1e6) : 0) {
+    config_.device.threads = threads_;
     config_.parallel.pipeline = world.size();
     config_.parallel.data = 1;
     config_.comm.emulate.latency_ns = 0;
@@ -39,20 +45,28 @@ class PipelineBench {
           "[bench] pipeline needs at least 2 ranks, one for each stage, got {}. Start it with mpirun -np 2.",
           world_.size());
     if (world_.rank() == 0) print_header();
-    for (size_t s = 0; s < std::size(kSchedules); ++s) {
-      const double alone_ms = measure(kSchedules[s], kNames[s], 0, 0);
-      for (double ratio : command_.ratios) measure(kSchedules[s], kNames[s], ratio, alone_ms);
-    }
+    run_ratio(0);
+    for (double ratio : command_.ratios) run_ratio(ratio);
   }
 
  private:
+  struct Row {
+    std::string name;
+    std::vector<std::shared_ptr<const Job>> stages;
+    int64_t hop_ns = 0;
+    std::unique_ptr<Contestant> contestant;
+
+    const PipelineSchedule& schedule() const { return stages[0]->options.schedule; }
+    double step_ms() const { return contestant->median_of(&StepMeans::step_ms); }
+  };
+
   /// Bytes of one hop: the residual stream of a micro-batch.
   int64_t hop_bytes() const {
     return config_.train.micro_batch_size * config_.train.sequence_length * config_.model.width *
            size_of(config_.train.dtype);
   }
 
-  double measure(Schedule schedule, const char* name, double ratio, double alone_ms) {
+  Row make(Schedule schedule, const std::string& name, double ratio) {
     RunConfig config = config_;
     config.pipeline.schedule = schedule;
     config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
@@ -62,81 +76,124 @@ class PipelineBench {
     const double bytes_per_second =
         ratio > 0 ? static_cast<double>(hop_bytes()) / (static_cast<double>(hop_ns) * 1e-9) : 0;
     config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
-    FinishedJob finished = build_bench_job(place_, machine_, config, world_.size(), world_.rank(),
-                                           [this](const Job& job) { return equal_stage_ns(job, forward_ns_); });
-    const Job& job = *finished.job;
-    const PipelineSchedule& order = job.options.schedule;
-    const double busy_ms = static_cast<double>(busy_ns(order, forward_ns_)) / 1e6,
-                 rehearsed_ms = rehearsed_equal_step_ms(finished, forward_ns_, hop_ns);
-    const std::vector<int64_t> paced = equal_stage_ns(job, forward_ns_);
-    const FinishedJob kept = finished;
-    Contestant contestant(name, world_, place_, config, std::move(finished), bytes_per_second, paced);
-    for (int round = -1; round < command_.steps; ++round) {
-      world_.barrier();
-      contestant.run(2, round >= 0);
-    }
-    contestant.means = mean_over_ranks(world_, contestant.times, PlanItems(*contestant.job));
-    const double step_ms = contestant.median_of(&StepMeans::step_ms);
-    if (world_.rank() == 0)
-      print_row(name, {.schedule = kept.job->options.schedule,
-                       .ratio = ratio,
-                       .step_ms = step_ms,
-                       .alone_ms = alone_ms,
-                       .busy_ms = busy_ms,
-                       .rehearsed_ms = rehearsed_ms,
-                       .exposed_ms = contestant.median_of(&StepMeans::exposed_ms),
-                       .hop_ns = hop_ns,
-                       .took = pass_ms(*kept.job, contestant.spine_ns())});
-    return step_ms;
+    std::function<std::vector<int64_t>(const Job&)> told;  // stages that compute are planned as train plans them
+    if (paced_) told = [this](const Job& job) { return equal_stage_ns(job, forward_ns_); };
+    FinishedJob finished = build_bench_job(place_, machine_, config, world_.size(), world_.rank(), told);
+    const std::vector<int64_t> paced = paced_ ? equal_stage_ns(*finished.job, forward_ns_) : std::vector<int64_t>{};
+    Row row{.name = name, .stages = finished.stages, .hop_ns = hop_ns, .contestant = {}};
+    row.contestant =
+        std::make_unique<Contestant>(name, world_, place_, config, std::move(finished), bytes_per_second, paced);
+    return row;
+  }
+
+  void run_ratio(double ratio) {
+    std::vector<Row> rows;
+    for (size_t s = 0; s < std::size(kSchedules); ++s) rows.push_back(make(kSchedules[s], kNames[s], ratio));
+    rows.push_back(make(kSchedules[0], kNames[0], ratio));  // again, for the noise floor
+    for (int round = paced_ ? -1 : -3; round < command_.steps; ++round)
+      for (Row& row : rows) {
+        world_.barrier();
+        row.contestant->run(2, round >= 0);
+      }
+    for (Row& row : rows)
+      row.contestant->means = mean_over_ranks(world_, row.contestant->times, PlanItems(*row.contestant->job));
+    const double noise_floor = rows.back().step_ms() / rows.front().step_ms();
+    rows.pop_back();
+    for (const Row& row : rows) report(row, ratio, noise_floor);
+    if (world_.rank() == 0) fmt::print("  noise floor: {} against itself: {:.3f}\n", rows.front().name, noise_floor);
+    std::fflush(stdout);
   }
 
   struct Measured {
-    const PipelineSchedule& schedule;
-    double ratio = 0, step_ms = 0, alone_ms = 0, busy_ms = 0, rehearsed_ms = 0;
+    double ratio = 0, step_ms = 0, alone_ms = 0, busy_ms = 0, rehearsed_ms = 0, ideal_ms = 0, noise_floor = 0;
     double exposed_ms = 0;  // compute waited for hops that were on their way, mean over stages
-    int64_t hop_ns = 0;
-    PassMs took;  // on the first stage
+    PassMs took;            // on the first stage
   };
 
+  void report(const Row& row, double ratio, double noise_floor) {
+    const Contestant& c = *row.contestant;
+    std::vector<std::vector<int64_t>> spine_ns;
+    if (paced_)
+      for (const auto& stage : row.stages) spine_ns.push_back(equal_stage_ns(*stage, forward_ns_));
+    else
+      spine_ns = spine_ns_of_stages(world_, c, row.stages);
+    if (ratio == 0) alone_ms_[row.name] = row.step_ms();
+    int64_t busy_ns = 0;  // of the stage that computes most
+    for (size_t s = 0; s < row.stages.size(); ++s) {
+      busy_ns = std::max(busy_ns, std::accumulate(spine_ns[s].begin(), spine_ns[s].end(), int64_t{0}));
+      if (!paced_ && ratio == 0)  // what hops will be a part of
+        forward_ns_ = std::max(forward_ns_, static_cast<int64_t>(1e6 * pass_ms(*row.stages[s], spine_ns[s]).forward));
+    }
+    if (world_.rank() != 0) return;
+    print_row(row, {.ratio = ratio,
+                    .step_ms = row.step_ms(),
+                    .alone_ms = alone_ms_[row.name],
+                    .busy_ms = static_cast<double>(busy_ns) / 1e6,
+                    .rehearsed_ms = rehearsed_stages_ms(row.stages, spine_ns, row.hop_ns),
+                    .ideal_ms = ideal_step_ms(row.stages, spine_ns),
+                    .noise_floor = noise_floor,
+                    .exposed_ms = c.median_of(&StepMeans::exposed_ms),
+                    .took = pass_ms(*c.job, c.spine_ns())});
+  }
+
   void print_header() {
+    fmt::print("{} stages that {}; medians of {} interleaved steps\n", world_.size(),
+               paced_ ? fmt::format("sleep: {:.1f} ms forward, {:.1f} ms backward", command_.forward_ms,
+                                    2 * command_.forward_ms)
+                      : fmt::format("compute, {} thread{} each", threads_, threads_ == 1 ? "" : "s"),
+               command_.steps);
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    if (!paced_ && world_.ranks_on_host() * threads_ > cores)
+      fmt::print(
+          "{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n",
+          world_.ranks_on_host(), threads_, cores);
     fmt::print(
-        "{} stages that sleep: {:.1f} ms forward, {:.1f} ms backward; medians of {} steps\n"
-        "bubble: (step - compute) / compute; hops: of the step, beyond the step without a link; exposed: of the step, "
-        "waits for hops on their way;\n"
-        "F, B, W: what forward, backward (with W: of inputs only) and weight gradients of a micro-batch took on the "
-        "first stage\n"
-        "{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>22}\n",
-        world_.size(), command_.forward_ms, 2 * command_.forward_ms, command_.steps, "schedule", "micro", "hop",
-        "step ms", "bubble", "closed form", "rehearsed ms", "/ rehearsed", "hops", "of which ends", "exposed",
-        "F + B + W ms");
+        "bubble: (step - compute) / compute{}; hops: of the step, beyond the step without a link; exposed: of the "
+        "step, waits for hops on their way;\n"
+        "rehearsed: the plan{}; ideal: the schedule alone, no hop exposed; F, B, W: what forward, backward (with W: of "
+        "inputs only) and weight gradients of a micro-batch took on the first stage\n",
+        paced_ ? "" : " of the stage that computes most",
+        paced_ ? "" : ", every work as long as it took in these steps");
+    fmt::print("{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>10}{:>9}{:>22}\n", "schedule", "micro",
+               "hop", "step ms", "bubble", paced_ ? "closed form" : "ideal", "rehearsed ms", "/ rehearsed", "hops",
+               "of which ends", "exposed", "ideal bd", "/ ideal", "F + B + W ms");
     csv_.open(command_.csv,
               "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_"
               "form,rehearsed_step_ms,hops_"
-              "share,fill_share,exposed_share,measured_forward_ms,measured_backward_ms,measured_weight_ms\n");
+              "share,fill_share,exposed_share,measured_forward_ms,measured_backward_ms,measured_weight_ms,ideal_bound_"
+              "ms,noise_floor,compute_kind\n");
   }
 
-  void print_row(const char* name, const Measured& m) {
-    const ScheduleShape& shape = m.schedule.shape;
-    const double bubble = (m.step_ms - m.busy_ms) / m.busy_ms, closed = closed_form_bubble(m.schedule);
+  void print_row(const Row& row, const Measured& m) {
+    const ScheduleShape& shape = row.schedule().shape;
+    const double bubble = m.step_ms / m.busy_ms - 1,
+                 ideal = paced_ ? closed_form_bubble(row.schedule()) : m.ideal_ms / m.busy_ms - 1;
     const double hops = m.ratio > 0 ? (m.step_ms - m.alone_ms) / m.step_ms : 0, exposed = m.exposed_ms / m.step_ms;
     // The first micro-batch on its way there and the last one on its way back: nothing can be computed meanwhile.
-    const double fill = 2.0 * (m.schedule.parts() - 1) * static_cast<double>(m.hop_ns) / 1e6 / m.step_ms;
-    fmt::print("{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>22}\n",
-               name, shape.micro_batches, m.ratio, m.step_ms, 100 * bubble, 100 * closed, m.rehearsed_ms,
-               m.step_ms / m.rehearsed_ms, 100 * hops, 100 * fill, 100 * exposed,
-               fmt::format("{:.2f} + {:.2f} + {:.2f}", m.took.forward, m.took.backward, m.took.weight));
-    csv_.row("{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n",
-             name, shape.stages, shape.micro_batches, shape.virtual_stages, command_.forward_ms, m.ratio, m.step_ms,
-             bubble, closed, m.rehearsed_ms, hops, fill, exposed, m.took.forward, m.took.backward, m.took.weight);
-    std::fflush(stdout);
+    const double fill = 2.0 * (row.schedule().parts() - 1) * static_cast<double>(row.hop_ns) / 1e6 / m.step_ms;
+    fmt::print(
+        "{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>10.2f}{:>9."
+        "3f}{:>22}\n",
+        row.name, shape.micro_batches, m.ratio, m.step_ms, 100 * bubble, 100 * ideal, m.rehearsed_ms,
+        m.step_ms / m.rehearsed_ms, 100 * hops, 100 * fill, 100 * exposed, m.ideal_ms, m.step_ms / m.ideal_ms,
+        fmt::format("{:.2f} + {:.2f} + {:.2f}", m.took.forward, m.took.backward, m.took.weight));
+    csv_.row(
+        "{},{},{},{},{:.17g},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:."
+        "17g},{:.17g},{}\n",
+        row.name, shape.stages, shape.micro_batches, shape.virtual_stages, static_cast<double>(forward_ns_) / 1e6,
+        m.ratio, m.step_ms, bubble, ideal, m.rehearsed_ms, hops, fill, exposed, m.took.forward, m.took.backward,
+        m.took.weight, m.ideal_ms, m.noise_floor, command_.compute);
   }
 
   const BenchCommand& command_;
   World& world_;
   Place place_;
   RunConfig config_;
+  bool paced_;
+  int threads_;
   Machine machine_;
-  int64_t forward_ns_;
+  int64_t forward_ns_;  // of a stage and micro-batch, of which ratios are; that compute: of the slowest, once measured
+  std::map<std::string, double> alone_ms_;  // by schedule: the step without a link
   CsvFile csv_;
 };
 
@@ -147,7 +204,7 @@ int bench_pipeline(const BenchCommand& command) {
     world.together([&] {
       if (place.kind == DeviceKind::cuda)
         throw ConfigError(
-            "[bench] pipeline makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
+            "[bench] pipeline times the stages of CPUs, and device.kind is \"cuda\". Use --set device.kind=cpu.");
     });
     PipelineBench(command, world, place, config).run();
   });

@@ -36,7 +36,7 @@ int check(const PlanCommand& command);
 struct BenchCommand : RunOptions {
   int steps = 30;                // interleaved, counted
   std::string csv;               // path; empty: none
-  std::string compute = "real";  // overlap: real | paced
+  std::string compute = "real";  // overlap, pipeline: real | paced
   std::vector<double>
       ratios;  // overlap: communication / compute; empty: the link of the run file; pipeline: hop / forward pass
   std::vector<int> zero;  // overlap: stages to measure instead of the ways of reducing; then a ratio is a layer's
@@ -45,7 +45,7 @@ struct BenchCommand : RunOptions {
   bool ablate = false;                     // overlap: one knob at a time instead, paced as with --zero
   double layer_ms = 8;                     // overlap: forward, of a paced layer of ZeRO; layers: of every layer
   std::vector<int> chunks = {1, 2, 4, 8};  // layers: overlap.tensor_chunks
-  double forward_ms = 20;                  // pipeline: of a stage and micro-batch
+  double forward_ms = 20;                  // pipeline, paced: of a stage and micro-batch
   std::string export_dir;                  // step: where weights and batch are written; empty: nowhere
   bool plain_loop = false;                 // step: the same works in a plain loop
   double line_rate = 0;                    // step: bytes per second of the link whose bound is printed; 0: none

@@ -19,6 +19,17 @@ namespace {
 
 double bytes_of_item(const SpineItem& item) { return static_cast<double>(item.cost.bytes); }
 
+/// What the spine items of every step took together on this rank.
+std::vector<int64_t> work_ns_of_steps(const Contestant& contestant) {
+  std::vector<int64_t> steps_ns;
+  for (const StepTimes& t : contestant.times) {
+    steps_ns.push_back(0);
+    for (const auto& [item, ns] : t.work_ns)
+      if (item < contestant.job->train.spine.size()) steps_ns.back() += ns;
+  }
+  return steps_ns;
+}
+
 }  // namespace
 
 double median(std::vector<double> values) {
@@ -119,14 +130,20 @@ std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const st
 }
 
 std::vector<int64_t> spine_ns_of_slowest(World& world, const Contestant& contestant) {
-  const std::vector<int64_t> items_ns = largest_over_ranks(world, contestant.spine_ns());
-  std::vector<int64_t> steps_ns;
-  for (const StepTimes& t : contestant.times) {
-    steps_ns.push_back(0);
-    for (const auto& [item, ns] : t.work_ns)
-      if (item < items_ns.size()) steps_ns.back() += ns;
+  return adding_up_to_a_step(largest_over_ranks(world, contestant.spine_ns()),
+                             largest_over_ranks(world, work_ns_of_steps(contestant)));
+}
+
+std::vector<std::vector<int64_t>> spine_ns_of_stages(World& world, const Contestant& contestant,
+                                                     const std::vector<std::shared_ptr<const Job>>& stages) {
+  const std::vector<int64_t> mine = adding_up_to_a_step(contestant.spine_ns(), work_ns_of_steps(contestant));
+  std::vector<std::vector<int64_t>> all;
+  for (const auto& stage : stages) {
+    std::vector<int64_t> told(stage->train.spine.size(), 0);
+    if (stage->stage() == contestant.job->stage()) told = mine;
+    all.push_back(largest_over_ranks(world, told));
   }
-  return adding_up_to_a_step(items_ns, largest_over_ranks(world, steps_ns));
+  return all;
 }
 
 ItemTimes::ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns) {

@@ -65,6 +65,11 @@ std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const st
 /// takes for a step, because ranks that communicate wait for it.
 std::vector<int64_t> spine_ns_of_slowest(World& world, const Contestant& contestant);
 
+/// Blocks. Collective, one rank per stage. What every spine item of every stage takes, adding up to what the stage
+/// takes for a step.
+std::vector<std::vector<int64_t>> spine_ns_of_stages(World& world, const Contestant& contestant,
+                                                     const std::vector<std::shared_ptr<const Job>>& stages);
+
 /// What the items of a plan take, by measurements of another plan of the same model: pieces by their names, updates and
 /// sums of squares, which are cut into other buckets, by their bytes.
 class ItemTimes {

@@ -4,6 +4,11 @@
 
 #include "cli/equal_stages.h"
 
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+
 namespace slipstream::cli {
 namespace {
 
@@ -19,6 +24,18 @@ class HopPrice : public comm::RooflinePrice {
  private:
   int64_t hop_ns_;
 };
+
+/// `visit`(use, its time): the uses of a stage are its first spine items, one after the other.
+template <typename Visit>
+void for_passes(const Job& job, const std::vector<int64_t>& spine_ns, const Visit& visit) {
+  size_t at = job.takes_batch ? 1 : 0;
+  for (const Use& use : job.uses) {
+    int64_t ns = 0;
+    for (size_t pieces = job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass).size(); pieces-- > 0;)
+      ns += spine_ns[at++];
+    visit(use, ns);
+  }
+}
 
 }  // namespace
 
@@ -37,12 +54,10 @@ std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns) {
 PassMs pass_ms(const Job& job, const std::vector<int64_t>& spine_ns) {
   PassMs sums;
   const auto passes = static_cast<double>(job.buffers.micro_batches);  // the chunks of a stage are one pass together
-  size_t at = job.takes_batch ? 1 : 0;
-  for (const Use& use : job.uses) {
+  for_passes(job, spine_ns, [&](const Use& use, int64_t ns) {
     double& sum = use.pass == Pass::forward ? sums.forward : use.pass == Pass::backward ? sums.backward : sums.weight;
-    for (size_t pieces = job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass).size(); pieces-- > 0;)
-      sum += static_cast<double>(spine_ns[at++]) / (1e6 * passes);
-  }
+    sum += static_cast<double>(ns) / (1e6 * passes);
+  });
   return sums;
 }
 
@@ -59,13 +74,39 @@ int64_t busy_ns(const PipelineSchedule& schedule, int64_t forward_ns) {
   return 3 * forward_ns * schedule.shape.micro_batches;
 }
 
+double rehearsed_stages_ms(const std::vector<std::shared_ptr<const Job>>& stages,
+                           const std::vector<std::vector<int64_t>>& spine_ns, int64_t hop_ns) {
+  std::vector<std::vector<int64_t>> item_ns = spine_ns;
+  for (size_t s = 0; s < stages.size(); ++s) item_ns[s].resize(stages[s]->train.size(), 0);
+  return rehearsed_step_ms(stages, item_ns, HopPrice(hop_ns));
+}
+
 double rehearsed_equal_step_ms(const FinishedJob& finished, int64_t forward_ns, int64_t hop_ns) {
-  std::vector<std::vector<int64_t>> item_ns;
-  for (const auto& stage : finished.stages) {
-    item_ns.push_back(equal_stage_ns(*stage, forward_ns));
-    item_ns.back().resize(stage->train.size(), 0);
+  std::vector<std::vector<int64_t>> spine_ns;
+  for (const auto& stage : finished.stages) spine_ns.push_back(equal_stage_ns(*stage, forward_ns));
+  return rehearsed_stages_ms(finished.stages, spine_ns, hop_ns);
+}
+
+double ideal_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
+                     const std::vector<std::vector<int64_t>>& spine_ns) {
+  std::map<std::tuple<int, Pass, int, int>, int64_t> use_ns;
+  int64_t least_rest_ns = INT64_MAX;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const Job& job = *stages[s];
+    int64_t rest_ns = std::accumulate(spine_ns[s].begin(), spine_ns[s].end(), int64_t{0});
+    for_passes(job, spine_ns[s], [&](const Use& use, int64_t ns) {
+      use_ns[{static_cast<int>(s), use.pass, use.chunk, use.micro_batch}] = ns;
+      rest_ns -= ns;
+    });
+    least_rest_ns = std::min(least_rest_ns, rest_ns);
   }
-  return rehearsed_step_ms(finished.stages, item_ns, HopPrice(hop_ns));
+  const Played played =
+      play(stages[0]->options.schedule, {.use_ns =
+                                             [&](int stage, const Use& use) {
+                                               return use_ns.at({stage, use.pass, use.chunk, use.micro_batch});
+                                             },
+                                         .hop_ns = {}});
+  return static_cast<double>(played.makespan_ns + least_rest_ns) / 1e6;
 }
 
 }  // namespace slipstream::cli

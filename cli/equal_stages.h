@@ -29,7 +29,16 @@ double closed_form_bubble(const PipelineSchedule& schedule);
 /// Compute of one stage in a step. Pure.
 int64_t busy_ns(const PipelineSchedule& schedule, int64_t forward_ns);
 
-/// Step of equal stages in virtual time, with hops of `hop_ns`; negative if it deadlocks. Pure.
+/// Step in virtual time when the spine items of stage s take spine_ns[s] and hops `hop_ns`; negative if it deadlocks.
+/// Pure.
+double rehearsed_stages_ms(const std::vector<std::shared_ptr<const Job>>& stages,
+                           const std::vector<std::vector<int64_t>>& spine_ns, int64_t hop_ns);
 double rehearsed_equal_step_ms(const FinishedJob& finished, int64_t forward_ns, int64_t hop_ns);
+
+/// The schedule alone: every use begins when its stage is free and its input is made, hops take nothing, and behind it
+/// the stage that has least besides passes (updates) does that. Of equal stages it is their compute and the closed form
+/// of their bubble. Pure.
+double ideal_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
+                     const std::vector<std::vector<int64_t>>& spine_ns);
 
 }  // namespace slipstream::cli

@@ -104,12 +104,27 @@ int run(int argc, char** argv) {
   CLI::App* pipeline = bench_command->add_subcommand(
       "pipeline", "the bubble of every schedule on stages that sleep, beside its closed form");
   bench_flags(pipeline);
-  pipeline->add_option("--forward-ms", bench_options.forward_ms, "of a stage's forward pass of one micro-batch")
+  std::string pipeline_compute = "paced";
+  pipeline
+      ->add_option("--compute", pipeline_compute,
+                   "paced: stages sleep for equal times; real: run the kernels, rehearsed with what they took")
+      ->check(CLI::IsMember({"real", "paced"}));
+  pipeline->add_option("--forward-ms", bench_options.forward_ms, "paced: of a stage's forward pass of one micro-batch")
       ->check(CLI::Range(0.1, 1e4));
   pipeline->add_option("--ratios", bench_options.ratios, "hop / forward pass of the emulated links")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  pipeline->callback([&] { chosen = [&] { return bench_pipeline(bench_options); }; });
+  pipeline->callback([&] {
+    bench_options.compute = pipeline_compute;
+    chosen = [&, paces = pipeline->count("--forward-ms") > 0] {
+      if (paces && bench_options.compute == "real")
+        throw ConfigError(
+            "[bench] --forward-ms {} is of stages that sleep, and with --compute real they compute. Leave one of them "
+            "out.",
+            bench_options.forward_ms);
+      return bench_pipeline(bench_options);
+    };
+  });
   CLI::App* layers = bench_command->add_subcommand(
       "layers", "what travels inside layers that sleep: sums of tensor parallelism by chunks, the ring");
   bench_flags(layers);

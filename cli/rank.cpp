@@ -55,14 +55,13 @@ Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {
 
 /// Sleeps for `ns`, less by what the one before took too long. A wake-up is late by 50 to 450 us, and whoever waits for
 /// what is computed would be as late; a computation that ends is awake. So is this one for its last twentieth, at most
-/// 300 us.
+/// 300 us, and lets go of the core to whoever wants it: stages that share cores end their passes at the same instant.
 void pace(int64_t ns, int64_t& late_ns) {
   constexpr int64_t kMostMadeUpNs = 500'000, kMostAwakeNs = 300'000;
   const int64_t end_ns = monotonic_ns() - late_ns + ns;
   std::this_thread::sleep_until(
       std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns - std::min(ns / 20, kMostAwakeNs))));
-  while (monotonic_ns() < end_ns) {
-  }
+  while (monotonic_ns() < end_ns) std::this_thread::yield();
   late_ns = std::clamp<int64_t>(monotonic_ns() - end_ns, 0, kMostMadeUpNs);
 }
 

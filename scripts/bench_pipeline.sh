@@ -5,20 +5,23 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 usage() {
-  echo "usage: scripts/bench_pipeline.sh [--steps 5] [--stages 2,4] [--micro-batches 16] [--forward-ms 20] [--ratios 0.1,0.25,0.5] [--out runs/bench_pipeline] [-- FLAGS]"
-  echo "  Writes a text and a CSV per number of stages to --out. Stages sleep, so there may be more of them than cores. FLAGS go to"
-  echo "  slipstream bench pipeline. SLIPSTREAM chooses another program than build/slipstream."
+  echo "usage: scripts/bench_pipeline.sh [--steps 5] [--stages 2,4] [--micro-batches 16] [--compute paced|real] [--forward-ms 20] [--ratios 0.1,0.25,0.5] [--out runs/bench_pipeline] [-- FLAGS]"
+  echo "  Writes a text and a CSV per number of stages to --out. Stages sleep for --forward-ms, so there may be more of them than cores; with --compute real they"
+  echo "  run the kernels, and more than cores measure their sharing. FLAGS go to slipstream bench pipeline. SLIPSTREAM chooses another program than"
+  echo "  build/slipstream."
 }
-steps=5 stages=2,4 micro_batches=16 forward_ms=20 ratios=0.1,0.25,0.5 out=runs/bench_pipeline
+steps=5 stages=2,4 micro_batches=16 compute=paced forward_ms=20 ratios=0.1,0.25,0.5 out=runs/bench_pipeline
 # shellcheck source=scripts/on_ranks.sh
 source scripts/on_ranks.sh
-take_options "steps stages micro_batches forward_ms ratios out" "$@"
+take_options "steps stages micro_batches compute forward_ms ratios out" "$@"
 set -- ${flags[@]+"${flags[@]}"}
 mkdir -p "$out"
+kind=(--compute "$compute")
+[[ $compute == real ]] || kind+=(--forward-ms "$forward_ms")
 for p in ${stages//,/ }; do
   {
     on_ranks "$p" bench pipeline configs/runs/quickstart.toml \
-      --steps "$steps" --ratios "$ratios" --forward-ms "$forward_ms" --csv "$out/pipeline_${p}stages.csv" --set model.layers=$((2 * p)) \
+      --steps "$steps" --ratios "$ratios" "${kind[@]}" --csv "$out/pipeline_${p}stages_$compute.csv" --set model.layers=$((2 * p)) \
       --set train.micro_batch_size=1 --set train.global_batch_size="$micro_batches" "$@"
-  } | tee "$out/pipeline_${p}stages.txt"
+  } | tee "$out/pipeline_${p}stages_$compute.txt"
 done

@@ -242,13 +242,23 @@ int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int6
   return total;
 }
 
-/// In front of `reader`: works, and communication behind them.
+/// In front of `reader`: works, and communication behind them. A piece waits in front of its first work, so works that
+/// wait for communication begin another: it travels under the works before.
 std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& reader) {
   std::vector<Piece> pieces;
+  std::vector<const Action*> travelling;
   for (const Action& action : actions) {
-    if (pieces.empty() || (action.work && !pieces.back().communications.empty()))
+    const size_t awaited = std::erase_if(travelling, [&](const Action* other) {
+      const auto meets = [](const std::vector<Slice>& slices, const std::vector<Slice>& others) {
+        return std::any_of(others.begin(), others.end(), [&](const Slice& slice) { return overlaps(slices, slice); });
+      };
+      return action.work && (meets(action.reads, other->writes) || meets(action.writes, other->writes) ||
+                             meets(action.writes, other->reads));
+    });
+    if (pieces.empty() || (action.work && (awaited > 0 || !pieces.back().communications.empty())))
       pieces.push_back({.name = "recompute." + reader.name + (pieces.empty() ? "" : fmt::format(".{}", pieces.size())),
                         .layer = reader.layer});
+    if (action.communication) travelling.push_back(&action);
     if (action.work) {
       pieces.back().works.push_back(*action.work);
     } else {

@@ -238,13 +238,13 @@ class Decoder {
       const Block& y = block(l);
       add_backward(b_.begin("mlp_down_gradient", l));
       b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
+      ring_.fetch(l, y.qkv_out, order);  // not before what needs all of a forward pass that is made again
       add_backward(b_.begin("mlp_up_gradient", l));
       mlp_input_gradient(y, {});
       b_.linear_weight_gradient(y.normed_2, y.d_up, y.up);
       add_backward(b_.begin("norm_2_gradient", l));
       b_.linear_input_gradient(y.d_up, y.up, d_norm_);
       b_.norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out.all, y.d_mid);
-      ring_.fetch(l, y.qkv_out, order);
       add_backward(b_.begin("attention_out_gradient", l));
       b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
       add_backward(b_.begin("attention_qkv_gradient", l));
@@ -322,13 +322,13 @@ class Decoder {
                           gather_again(y.norm_2, y.residual_mid, c);
                         }});
       b_.in_chunks(stages, count, add);
+      ring_.fetch(l, y.qkv_out, order);
       add(b_.begin("mlp_down_gradient", l));
       b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
       add(b_.begin("mlp_up_gradient", l));
       b_.linear_weight_gradient(seen_again(y.normed_2), y.d_up, y.up);
       if (l + 1 == end() && !o_.whole_layers) add_share("final_norm_share", end(), final_);
       if (l + 1 < end() && !o_.whole_layers) add_share("norm_1_share", l + 1, block(l + 1).norm_1);
-      ring_.fetch(l, y.qkv_out, order);
       b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
                     {"attention_input_gradient", "out", l,
                      [this, &y](TokenChunk c) {

@@ -41,7 +41,7 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
        {"checkpoint", "--prompt", "--prompt-ids", "--tokens", "--temperature", "--top-k", "--seed", "--device"}},
       {"tokenize", {"text", "out", "--tokenizer"}},
       {"bench", {"overlap", "pipeline", "layers", "kernels", "products", "step", "comm"}},
-      {"bench pipeline", {"run", "--set", "--steps", "--csv", "--forward-ms", "--ratios"}},
+      {"bench pipeline", {"run", "--set", "--steps", "--csv", "--compute", "--forward-ms", "--ratios"}},
       {"bench overlap",
        {"run", "--set", "--steps", "--csv", "--compute", "--ratios", "--zero", "--prefetch", "--layer-ms", "--ablate",
         "--ranks", "--forms"}},

@@ -50,7 +50,30 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
         const double bubble = (rehearsed_equal_step_ms(finished, kForwardNs, 0) - busy_ms) / busy_ms;
         CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
         CHECK(std::abs(bubble - closed_form_bubble(order)) < 0.03 * closed_form_bubble(order));
+        // The schedule alone is that, whatever the hops.
+        std::vector<std::vector<int64_t>> spine_ns;
+        for (const auto& stage : finished.stages) spine_ns.push_back(equal_stage_ns(*stage, kForwardNs));
+        const double ideal_ms = ideal_step_ms(planned(schedule, stages, micro_batches, true).stages, spine_ns);
+        CHECK(std::abs(ideal_ms - busy_ms * (1 + closed_form_bubble(order))) < 1e-6 * ideal_ms);
       }
+}
+
+TEST_CASE("the ideal step of stages that differ is played, and the shortest update comes behind it", "[pipeline]") {
+  const FinishedJob finished = planned(Schedule::gpipe, 2, 2, false);
+  std::vector<std::vector<int64_t>> spine_ns;
+  for (const auto& stage : finished.stages) {
+    const bool first = stage->stage() == 0;
+    std::vector<int64_t> ns(stage->train.spine.size(), 0);
+    size_t at = stage->takes_batch ? 1 : 0;
+    for (const Use& use : stage->uses) {
+      ns[at] = use.pass == Pass::forward ? (first ? 1'000'000 : 3'000'000) : (first ? 2'000'000 : 4'000'000);
+      at += stage->chunks[0].pieces(use.pass).size();
+    }
+    ns.back() = first ? 5'000'000 : 7'000'000;
+    spine_ns.push_back(ns);
+  }
+  // Forward 0-1, 1-2 on the first stage and 1-4, 4-7 on the second; backward 7-11, 11-15 there and 11-13, 15-17 here.
+  CHECK(ideal_step_ms(finished.stages, spine_ns) == 17 + 5);
 }
 
 TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is not as published", "[pipeline]") {

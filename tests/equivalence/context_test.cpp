@@ -343,26 +343,48 @@ TEST_CASE("without any one wait for a hop random delays can change the model, an
 TEST_CASE("every hop of a ring has something to travel under", "[context]") {
   // The exchange of step s + 1 may begin when block s - 1 is done and is waited for by block s + 1; gradients are
   // waited for by the addition behind the next block.
-  for (int context : {2, 3, 4}) {
-    const auto job = make_job(with(layout_of(true, 24), [&](Layout& l) { l.context = context; }), 0);
+  struct Case {
+    int context = 1, tensor = 1;
+    bool recompute = false;
+  };
+  for (auto [context, tensor, recompute] :
+       std::vector<Case>{{2}, {3}, {4}, {2, 2}, {4, 2}, {2, 1, true}, {4, 1, true}, {4, 2, true}}) {
+    const auto job = make_job(with(layout_of(true, 24),
+                                   [c = context, t = tensor, r = recompute](Layout& l) {
+                                     l.context = c, l.tensor = t;
+                                     if (r) l.recompute = Recomputation::full;
+                                   }),
+                              0);
     const Plan& plan = job->train;
+    const auto begin_of = [&](const Task& task) {
+      ItemId begin = 0;
+      for (const Point& point : task.after)
+        if (plan.is_spine(point.item)) begin = std::max(begin, point.item);
+      return begin;
+    };
     int hops = 0;
     for (ItemId id = static_cast<ItemId>(plan.spine.size()); id < plan.size(); ++id) {
       const Task& task = plan.task(id);
       if (task.op != Op::exchange) continue;
       ++hops;
-      CAPTURE(context, task.name);
+      CAPTURE(context, tensor, recompute, task.name);
       CHECK(task.peer == -1);
       REQUIRE(task.before.has_value());
-      ItemId begin = 0;
-      for (const Point& point : task.after)
-        if (plan.is_spine(point.item)) begin = std::max(begin, point.item);
-      // At least one block, or the products before the first of backward, lie between.
-      int64_t flops = 0;
-      for (ItemId i = begin + 1; i < task.before->item; ++i) flops += plan[i].cost.flops;
-      CHECK(flops >= 4 * job->model.batch * 4 * 8 * 2 * (12 / context) * (12 / context));
+      const ItemId begin = begin_of(task), end = task.before->item;
+      // At least one block lies between; for the first of backward, which wait for no block, gradients of the
+      // feed-forward network, and no keys of a pass that is made again: those would wait behind them.
+      int64_t flops = 0, feed_forward_flops = 0;
+      for (ItemId i = begin + 1; i < end; ++i) {
+        flops += plan[i].cost.flops;
+        if (plan[i].name.starts_with("mlp_up_gradient")) feed_forward_flops += plan[i].cost.flops;
+      }
+      CHECK(flops >= 4 * job->model.batch * 4 * 8 * 2 * (12 / context) * (12 / context) / tensor);
+      if (!task.name.starts_with("exchange_keys_again.1.")) continue;
+      CHECK(feed_forward_flops > 0);
+      for (const Task& other : plan.tasks)
+        if (other.name.starts_with("recompute.exchange_")) CHECK((begin_of(other) < begin || begin_of(other) >= end));
     }
-    CHECK(hops == 2 * 3 * (context - 1));
+    CHECK(hops == 2 * (recompute ? 4 : 3) * (context - 1));
   }
 }
 
