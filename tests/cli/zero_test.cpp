@@ -127,6 +127,7 @@ TEST_CASE("plan prints the table of the paper, what small buckets mean, and wher
   CHECK(contains(plan.text, "gradients and parameters on the wire: "));
   // On a CPU two copies gain nothing: the update is behind all readers on the compute stream.
   CHECK(contains(plan.text, "update (optimizer.double_buffer = \"auto\"):\n  * on the compute stream"));
+  CHECK(contains(plan.text, "on a CPU an update takes the cores that compute, wherever it runs"));
   CHECK(contains(plan.text, "    double-buffered "));
   CHECK(contains(plan.text, "against one copy there"));
   CHECK(contains(call("plan " + run + " --ranks 2 --set zero.stage=1 --set optimizer.double_buffer=true").text,
