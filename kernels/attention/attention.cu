@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on CUDA for any head size up to 256 and both types: blocks of 32 queries by 32 keys from shared memory.
+// Attention on CUDA for any head size up to 256 and both types: blocks of 32 queries by 32 keys from shared memory, or
+// of 16 by 16 where heads are wider than 128, so that a block fits in the 99 KiB that the smallest cards give.
 //
-// A thread owns a quarter of the columns of a row; the four threads of a row are neighbours in a warp. The tensor core
-// path (attention_mma.cu) takes bf16 heads of 64 and 128 when all keys are there at once.
+// A row is shared by four threads, or by eight, neighbours in a warp: a thread owns every fourth, or eighth, of its
+// columns. The tensor core path (attention_mma.cu) takes bf16 heads of 64 and 128 when all keys are there at once.
+
+#include <initializer_list>
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/common.cuh"
@@ -11,25 +14,51 @@
 namespace slipstream::kernels {
 namespace {
 
-constexpr int kTile = 32;  // queries, and keys, of a block
-constexpr int kParts = 4;  // threads of a row
-constexpr int kThreads = kTile * kParts;
-constexpr int kKeys = kTile / kParts;  // scores of a thread
-constexpr int kScorePitch = kTile + 1;
+constexpr int kThreads = 128;
 
-/// Floats of a tile of rows; one more a row, so that a column lies in different banks.
+/// Floats of a row in shared memory; one more than it has, so that a column lies in different banks.
 __host__ __device__ constexpr int pitch_of(int head_dim) { return head_dim + 1; }
-__host__ __device__ constexpr int tile_floats(int head_dim) { return kTile * pitch_of(head_dim); }
-constexpr int kScoreFloats = kTile * kScorePitch;
 
-/// tile = rows [begin, begin + kTile) as float, zeros from `tokens` on.
-template <typename T>
+/// A block: kRows queries by kRows keys, of at most kParts * kColumns columns.
+template <int kRows_, int kColumns_>
+struct TileOf {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;       // of a thread
+  static constexpr int kParts = kThreads / kRows;  // threads of a row
+  static constexpr int kKeys = kRows / kParts;     // scores of a thread
+  static constexpr int kScorePitch = kRows + 1;
+  static constexpr int kScoreFloats = kRows * kScorePitch;
+  static_assert(kWarp % kParts == 0, "the threads of a row talk by shuffles and meet at __syncwarp");
+
+  __host__ __device__ static constexpr int floats(int head_dim) { return kRows * pitch_of(head_dim); }
+};
+
+/// tile = rows [begin, begin + kRows) as float, zeros from `tokens` on. With `kAligned`, head_dim and stride are whole
+/// packs, and 16 bytes are read at once.
+template <int kRows, bool kAligned, typename T>
 __device__ __forceinline__ void load_tile(const Shared<float>& tile, const T* from, int64_t stride, int64_t begin,
                                           int64_t tokens, int head_dim) {
-  for (int i = static_cast<int>(threadIdx.x); i < kTile * head_dim; i += kThreads) {
-    const int row = i / head_dim, column = i % head_dim;
-    tile[row * pitch_of(head_dim) + column] =
-        begin + row < tokens ? to_float(from[(begin + row) * stride + column]) : 0.0f;
+  const int thread = static_cast<int>(threadIdx.x);
+  if constexpr (kAligned) {
+    // A warp takes kPack rows of kAcross packs: as the pitch is odd, what its threads write lies in 32 banks.
+    constexpr int kAcross = kWarp / kPack<T>;
+    static_assert(kRows % kPack<T> == 0);
+    const int lane = thread % kWarp, packs = head_dim / kPack<T>, across = (packs + kAcross - 1) / kAcross;
+    for (int i = thread / kWarp; i < kRows / kPack<T> * across; i += kThreads / kWarp) {
+      const int row = i / across * kPack<T> + lane / kAcross, pack = i % across * kAcross + lane % kAcross;
+      if (pack >= packs) continue;
+      const int column = pack * kPack<T>;
+      float values[kPack<T>] = {};
+      if (begin + row < tokens) unpack(ptx::load_16(from + (begin + row) * stride + column), values, T{});
+#pragma unroll
+      for (int j = 0; j < kPack<T>; ++j) tile[row * pitch_of(head_dim) + column + j] = values[j];
+    }
+  } else {
+    for (int i = thread; i < kRows * head_dim; i += kThreads) {
+      const int row = i / head_dim, column = i % head_dim;
+      tile[row * pitch_of(head_dim) + column] =
+          begin + row < tokens ? to_float(from[(begin + row) * stride + column]) : 0.0f;
+    }
   }
 }
 
@@ -40,10 +69,11 @@ __device__ __forceinline__ float dot(const Shared<float>& a, int a_row, const Sh
   return sum;
 }
 
-/// How many keys of the tile at `key_begin` the query sees; both are counted from the begin of the block.
+/// How many of the kRows keys from `key_begin` on the query sees; both are counted from the begin of the block.
+template <int kRows>
 __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t query, int64_t key_begin) {
   const int64_t keys = (block.causal ? query + 1 : block.keys) - key_begin;
-  return keys < 0 ? 0 : keys < kTile ? static_cast<int>(keys) : kTile;
+  return keys < 0 ? 0 : keys < kRows ? static_cast<int>(keys) : kRows;
 }
 
 /// Where keys end for the tile of queries at `begin`.
@@ -57,42 +87,43 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t sequence
   return (sequence * all.heads + head) * all.tokens + token;
 }
 
-/// kColumns: columns of a thread, at least head_dim / kParts.
-template <int kColumns, typename T>
+template <typename Tile, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args) {
+  constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts, kKeys = Tile::kKeys;
+  constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
   const AttentionForward& all = args.all;
   const AttentionBlock& block = args.block;
-  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
+  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = Tile::floats(head_dim);
   const Shared<float> q(bytes, floats), k(bytes + 4 * floats, floats), v(bytes + 8 * floats, floats),
       p(bytes + 12 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
   // The longest rows first: the short ones fill the end.
-  const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kTile, query = begin + row, head = blockIdx.y;
+  const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kRows, query = begin + row, head = blockIdx.y;
   const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
                 first_key = blockIdx.z * all.tokens + block.first_key;
   const int64_t kv_head = head / (all.heads / all.kv_heads),
                 carried = row_of_head(all, blockIdx.z, head, block.first_query + query);
   const T* keys = static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim;
   const T* values = static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim;
-  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin,
-            block.queries, head_dim);
+  load_tile<kRows, kAligned>(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride,
+                             begin, block.queries, head_dim);
   float out[kColumns] = {}, largest = -__builtin_inff(), sum = 0.0f;
   if (!args.first && query < block.queries) {
     largest = args.carried.maximum[carried];
-    if (part == 0) sum = args.carried.sum[carried];  // the sum is spread over the four threads of a row
+    if (part == 0) sum = args.carried.sum[carried];  // the sum is spread over the threads of a row
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int column = part + i * kParts;
       if (column < head_dim) out[i] = args.carried.out[carried * head_dim + column];
     }
   }
-  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kTile) {
+  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kRows) {
     __syncthreads();
-    load_tile(k, keys, all.kv_stride, key_begin, block.keys, head_dim);
-    load_tile(v, values, all.kv_stride, key_begin, block.keys, head_dim);
+    load_tile<kRows, kAligned>(k, keys, all.kv_stride, key_begin, block.keys, head_dim);
+    load_tile<kRows, kAligned>(v, values, all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible(block, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin);
     float scores[kKeys], highest = largest;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
@@ -100,8 +131,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       scores[i] = key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
       highest = fmaxf(highest, scores[i]);
     }
-    highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, 1));
-    highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, 2));
+#pragma unroll
+    for (int bits = 1; bits < kParts; bits *= 2) highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, bits));
     const float keep = expf(largest - highest);
     largest = highest;
     sum *= keep;
@@ -111,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       sum += weight;
       p[row * kScorePitch + part + i * kParts] = weight;
     }
-    __syncwarp();  // a row of p is read by its own four threads alone
+    __syncwarp();  // a row of p is read by its own threads alone
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) out[i] *= keep;
     for (int key = 0; key < seen; ++key) {
@@ -123,8 +154,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       }
     }
   }
-  sum += __shfl_xor_sync(kWholeWarp, sum, 1);
-  sum += __shfl_xor_sync(kWholeWarp, sum, 2);
+#pragma unroll
+  for (int bits = 1; bits < kParts; bits *= 2) sum += __shfl_xor_sync(kWholeWarp, sum, bits);
   if (query >= block.queries) return;
   T* to = static_cast<T*>(all.out) + (first_row + query) * all.out_stride + head * head_dim;
 #pragma unroll
@@ -179,24 +210,26 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
 }
 
 /// A block per tile of queries: dq.
-template <int kColumns, typename T>
+template <typename Tile, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta) {
+  constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
+  constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
   const AttentionBackward& all = args.all;
   const AttentionBlock& block = args.block;
-  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
+  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = Tile::floats(head_dim);
   const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats),
       v(bytes + 12 * floats, floats), ds(bytes + 16 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
-  const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kTile, query = begin + row, head = blockIdx.y;
+  const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kRows, query = begin + row, head = blockIdx.y;
   const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
                 first_key = blockIdx.z * all.tokens + block.first_key;
   const int64_t kv_head = head / (all.heads / all.kv_heads),
                 carried = row_of_head(all, blockIdx.z, head, block.first_query + query) * head_dim;
-  load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin,
-            block.queries, head_dim);
-  load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride, begin,
-            block.queries, head_dim);
+  load_tile<kRows, kAligned>(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride,
+                             begin, block.queries, head_dim);
+  load_tile<kRows, kAligned>(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim,
+                             all.out_stride, begin, block.queries, head_dim);
   const Row mine = row_of(args, delta, blockIdx.z, head, query);
   float dq[kColumns] = {};
   if (!args.first && query < block.queries) {
@@ -206,22 +239,22 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
       if (column < head_dim) dq[i] = args.dq_sum[carried + column];
     }
   }
-  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kTile) {
+  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kRows) {
     __syncthreads();
-    load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride,
-              key_begin, block.keys, head_dim);
-    load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride,
-              key_begin, block.keys, head_dim);
+    load_tile<kRows, kAligned>(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim,
+                               all.kv_stride, key_begin, block.keys, head_dim);
+    load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
+                               all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible(block, query, key_begin);
-    for (int key = part; key < kTile; key += kParts) {
+    const int seen = visible<kRows>(block, query, key_begin);
+    for (int key = part; key < kRows; key += kParts) {
       float slope = 0.0f;
       if (key < seen)
         slope =
             expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
-    __syncwarp();  // a row of ds is read by its own four threads alone
+    __syncwarp();  // a row of ds is read by its own threads alone
     for (int key = 0; key < seen; ++key) {
       const float slope = ds[row * kScorePitch + key];
 #pragma unroll
@@ -245,36 +278,38 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
 }
 
 /// A block per tile of keys: dk and dv, heads of the group in order.
-template <int kColumns, typename T>
+template <typename Tile, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta) {
+  constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
+  constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
   const AttentionBackward& all = args.all;
   const AttentionBlock& block = args.block;
-  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = tile_floats(head_dim);
+  const int head_dim = static_cast<int>(all.head_dim), pitch = pitch_of(head_dim), floats = Tile::floats(head_dim);
   const Shared<float> q(bytes, floats), d(bytes + 4 * floats, floats), k(bytes + 8 * floats, floats),
       v(bytes + 12 * floats, floats), p(bytes + 16 * floats, kScoreFloats),
       ds(bytes + 16 * floats + 4 * kScoreFloats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
-  const int64_t key_begin = int64_t{blockIdx.x} * kTile, kv_head = blockIdx.y;
+  const int64_t key_begin = int64_t{blockIdx.x} * kRows, kv_head = blockIdx.y;
   const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
                 first_key = blockIdx.z * all.tokens + block.first_key;
   const int64_t group = all.heads / all.kv_heads;
-  load_tile(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin,
-            block.keys, head_dim);
-  load_tile(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim, all.kv_stride, key_begin,
-            block.keys, head_dim);
+  load_tile<kRows, kAligned>(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim,
+                             all.kv_stride, key_begin, block.keys, head_dim);
+  load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
+                             all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = block.causal ? key_begin : 0; begin < block.queries; begin += kTile) {
+    for (int64_t begin = block.causal ? key_begin : 0; begin < block.queries; begin += kRows) {
       __syncthreads();
-      load_tile(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim, all.q_stride, begin,
-                block.queries, head_dim);
-      load_tile(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim, all.out_stride,
-                begin, block.queries, head_dim);
+      load_tile<kRows, kAligned>(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim,
+                                 all.q_stride, begin, block.queries, head_dim);
+      load_tile<kRows, kAligned>(d, static_cast<const T*>(all.dout) + first_row * all.out_stride + head * head_dim,
+                                 all.out_stride, begin, block.queries, head_dim);
       __syncthreads();
       const Row mine = row_of(args, delta, blockIdx.z, head, begin + row);
-      const int seen = visible(block, begin + row, key_begin);
-      for (int key = part; key < kTile; key += kParts) {
+      const int seen = visible<kRows>(block, begin + row, key_begin);
+      for (int key = part; key < kRows; key += kParts) {
         float weight = 0.0f, slope = 0.0f;
         if (key < seen) {
           weight = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse);
@@ -285,7 +320,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
       }
       __syncthreads();
       // From here on `row` is a key.
-      for (int i_query = 0; i_query < kTile; ++i_query) {
+      for (int i_query = 0; i_query < kRows; ++i_query) {
         const float weight = p[i_query * kScorePitch + row], slope = ds[i_query * kScorePitch + row];
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
@@ -314,34 +349,50 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   }
 }
 
-/// Calls body with the columns of a thread as a constant.
+/// Calls body with the tile for heads of this size.
 template <typename Body>
-void for_columns(int64_t head_dim, const Body& body) {
-  if (head_dim <= 16 * kParts)
-    body(std::integral_constant<int, 16>{});
-  else if (head_dim <= 32 * kParts)
-    body(std::integral_constant<int, 32>{});
+void for_tile(int64_t head_dim, const Body& body) {
+  if (head_dim <= 64)
+    body(TileOf<32, 16>{});
+  else if (head_dim <= 128)
+    body(TileOf<32, 32>{});
   else
-    body(std::integral_constant<int, 64>{});
+    body(TileOf<16, 32>{});
 }
 
+/// Is every row of a head whole packs at a multiple of 16 bytes?
+template <typename T, typename... Pointers>
+bool whole_packs(std::initializer_list<int64_t> elems, const Pointers*... pointers) {
+  for (int64_t count : elems)
+    if (count % kPack<T> != 0) return false;
+  return all_aligned(pointers...);
+}
+
+template <typename Tile>
 size_t shared_bytes(int64_t head_dim, int tiles, int scores) {
-  return sizeof(float) * static_cast<size_t>(tiles * tile_floats(static_cast<int>(head_dim)) + scores * kScoreFloats);
+  return sizeof(float) *
+         static_cast<size_t>(tiles * Tile::floats(static_cast<int>(head_dim)) + scores * Tile::kScoreFloats);
 }
 
+template <typename Tile>
 dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
-  return dim3(static_cast<unsigned>(blocks_for(tokens, kTile)), static_cast<unsigned>(heads),
+  return dim3(static_cast<unsigned>(blocks_for(tokens, Tile::kRows)), static_cast<unsigned>(heads),
               static_cast<unsigned>(batch));
 }
 
 }  // namespace
 
 void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args) {
-  for_dtype(args.all.dtype, [&](auto type) {
-    for_columns(args.all.head_dim, [&](auto columns) {
-      launch(stream_of(context), forward_kernel<columns.value, decltype(type)>,
-             grid_of(args.block.queries, args.all.heads, args.all.batch), dim3(kThreads),
-             shared_bytes(args.all.head_dim, 3, 1), args);
+  const AttentionForward& all = args.all;
+  for_dtype(all.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_tile(all.head_dim, [&](auto tile) {
+      using Tile = decltype(tile);
+      for_flag(whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride}, all.q, all.k, all.v), [&](auto aligned) {
+        launch(stream_of(context), forward_kernel<Tile, aligned.value, T>,
+               grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
+               shared_bytes<Tile>(all.head_dim, 3, 1), args);
+      });
     });
   });
 }
@@ -357,9 +408,7 @@ template <typename T>
 void launch_delta(LaunchContext& context, const AttentionBackward& args) {
   int lanes = 1;
   while (lanes < kWarp && lanes * kPack<T> < args.head_dim) lanes *= 2;
-  const bool whole =
-      args.head_dim % kPack<T> == 0 && args.out_stride % kPack<T> == 0 && all_aligned(args.dout, args.out);
-  for_flag(whole, [&](auto aligned) {
+  for_flag(whole_packs<T>({args.head_dim, args.out_stride}, args.dout, args.out), [&](auto aligned) {
     launch(stream_of(context), delta_kernel<aligned.value, T>,
            dim3(static_cast<unsigned>(blocks_for(args.batch * args.heads * args.tokens, kThreads / lanes))),
            dim3(kThreads), 0, args, lanes, args.workspace);
@@ -370,11 +419,18 @@ template <typename T>
 void launch_backward(LaunchContext& context, const AttentionBlockBackward& args) {
   const AttentionBackward& all = args.all;
   const float* delta = all.workspace;
-  for_columns(all.head_dim, [&](auto columns) {
-    launch(stream_of(context), key_kernel<columns.value, T>, grid_of(args.block.keys, all.kv_heads, all.batch),
-           dim3(kThreads), shared_bytes(all.head_dim, 4, 2), args, delta);
-    launch(stream_of(context), query_kernel<columns.value, T>, grid_of(args.block.queries, all.heads, all.batch),
-           dim3(kThreads), shared_bytes(all.head_dim, 4, 1), args, delta);
+  const bool whole =
+      whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride, all.out_stride}, all.dout, all.q, all.k, all.v);
+  for_tile(all.head_dim, [&](auto tile) {
+    using Tile = decltype(tile);
+    for_flag(whole, [&](auto aligned) {
+      launch(stream_of(context), key_kernel<Tile, aligned.value, T>,
+             grid_of<Tile>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
+             shared_bytes<Tile>(all.head_dim, 4, 2), args, delta);
+      launch(stream_of(context), query_kernel<Tile, aligned.value, T>,
+             grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
+             shared_bytes<Tile>(all.head_dim, 4, 1), args, delta);
+    });
   });
 }
 

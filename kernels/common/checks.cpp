@@ -31,13 +31,4 @@ void no_kernel(std::string_view op, DeviceKind kind) {
   throw ResourceError("[{}] this build has no {} kernel for this op. Run it on device cpu.", op, name);
 }
 
-void require_shared_memory(int64_t need_bytes, int64_t has_bytes) {
-  if (need_bytes > has_bytes)
-    throw ResourceError(
-        "[cuda] a block of a kernel needs {} bytes of shared memory, but this GPU gives at most {}. Use heads of at "
-        "most 128 "
-        "(model.width / model.heads), or a GPU of compute capability 8.0, 9.0 or 10.0.",
-        need_bytes, has_bytes);
-}
-
 }  // namespace slipstream::kernels

@@ -20,9 +20,6 @@ void require_at_least(std::string_view op, std::string_view name, int64_t value,
 /// Throws: ShapeError if one of `pointers` is null; the sentence has its place in the list, from 0. Pure.
 void require_pointers(std::string_view op, std::initializer_list<const void*> pointers);
 
-/// Throws: ResourceError if a block of a kernel needs more shared memory than this GPU gives to one. Pure.
-void require_shared_memory(int64_t need_bytes, int64_t has_bytes);
-
 /// Throws: ResourceError: `op` has no kernel for `kind` in this build.
 [[noreturn]] void no_kernel(std::string_view op, DeviceKind kind);
 

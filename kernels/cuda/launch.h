@@ -11,7 +11,6 @@
 #include <tuple>
 
 #include "engine/device/work.h"
-#include "kernels/common/checks.h"
 
 namespace slipstream::kernels {
 
@@ -24,19 +23,18 @@ void cuda_check(cudaError_t status, const char* what);
 /// once.
 size_t shared_memory_bytes();
 
-/// Enqueues. Runs `kernel` on `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
-/// Throws: ResourceError if the launch is refused, or the GPU has not so much shared memory.
+/// Enqueues. Runs `kernel` on `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory: 99 KiB at
+/// most, which every GPU has (the emulated device has no more), or what shared_memory_bytes() says.
+/// Throws: ResourceError if the launch is refused.
 template <typename... Parameters, typename... Args>
 void launch(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             const Args&... args) {
   std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
   // Above 48 KiB a kernel must ask for its shared memory.
-  if (shared_bytes > 48 * 1024) {
-    require_shared_memory(static_cast<int64_t>(shared_bytes), static_cast<int64_t>(shared_memory_bytes()));
+  if (shared_bytes > 48 * 1024)
     cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)),
                "asking for shared memory");
-  }
   std::apply(
       [&](Parameters&... value) {
         void* pointers[] = {const_cast<void*>(static_cast<const void*>(&value))...};

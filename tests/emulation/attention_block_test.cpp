@@ -136,6 +136,7 @@ TEST_CASE("attention in a ring: the device computes the CPU's blocks") {
   check({2, 66, 2, 1, 20, 2}, DType::f32);  // chunks of 33: a tile and a row
   check({1, 64, 4, 2, 8, 3}, DType::bf16);
   check({1, 10, 2, 2, 72, 2}, DType::bf16);
+  check({1, 34, 2, 1, 136, 2}, DType::f32);  // chunks of 17: one of the tiles for wide heads, and a row
 }
 
 TEST_CASE("columns: the device moves and rounds as the CPU does") {

@@ -112,9 +112,10 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f,
 }  // namespace
 
 TEST_CASE("attention, general path: every head size") {
-  for (int64_t head_dim : {1, 8, 20, 64, 80, 130}) check({1, 37, 2, 1, head_dim}, DType::f32);
-  for (int64_t head_dim : {7, 72}) check({1, 35, 2, 2, head_dim}, DType::bf16);
-  check({1, 3, 1, 1, 256}, DType::f32);
+  for (int64_t head_dim : {1, 5, 8, 20, 64, 80, 128, 130}) check({1, 37, 2, 1, head_dim}, DType::f32);
+  for (int64_t head_dim : {7, 72, 131}) check({1, 35, 2, 2, head_dim}, DType::bf16);
+  for (int64_t head_dim : {192, 256})
+    for (DType dtype : {DType::f32, DType::bf16}) check({1, 17, 2, 1, head_dim}, dtype);
   check({1, 33, 1, 1, 64}, DType::bf16, 1.0, 0.0f, 1);
 }
 
@@ -122,6 +123,8 @@ TEST_CASE("attention, general path: lengths around a tile, batches, shared heads
   for (int64_t tokens : {1, 31, 32, 33, 65}) check({2, tokens, 2, 2, 12}, DType::f32);
   check({2, 34, 6, 2, 20}, DType::f32);
   check({1, 40, 4, 1, 4}, DType::bf16);
+  for (int64_t tokens : {1, 15, 16, 33}) check({2, tokens, 2, 2, 132}, DType::f32);  // tiles of 16
+  check({2, 18, 4, 2, 136}, DType::bf16);
 }
 
 TEST_CASE("attention: scores far apart neither overflow nor lose the largest") {
@@ -162,24 +165,80 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
   CHECK_FALSE((taken(64, DType::bf16, 1, 384) || taken(64, DType::bf16, 0, 385)));
 }
 
-TEST_CASE(
-    "a card with too little shared memory for the general path is refused with the numbers, and a held block takes "
-    "what there is") {
-  constexpr int64_t kWidth = 256, kTokens = 8;
-  OnDevice x(random_doubles(3 * kTokens * kWidth, DType::f32, 1), DType::f32, "x"),
-      out(kTokens * kWidth, DType::f32, "out"), lse(kTokens, DType::f32, "lse");
-  LaunchContext context = cuda_context();
-  const auto attend = [&] {
-    attention_forward(context, {x.data(), x.data(kWidth), x.data(2 * kWidth), out.data(), lse.data<float>(), 1, kTokens,
-                                1, 1, kWidth, 3 * kWidth, 3 * kWidth, kWidth, 0.0625f, DType::f32});
+TEST_CASE("attention, general path: what is not whole 16 bytes is read element by element, to the same bits") {
+  constexpr int64_t kTokens = 18;
+  enum Odd { none, q, k, v, out, dout, q_stride, kv_stride, out_stride, only_head, all_odd };
+  const auto attend = [&](int64_t head_dim, DType dtype, Odd odd) {
+    const auto shift_of = [&](Odd operand) { return int64_t{odd == operand}; };
+    // Rows of 8 elements are whole 16 bytes in both types, and heads of 18 elements are not.
+    const auto stride_of = [&](Odd operand) {
+      return odd == only_head ? (head_dim + 7) / 8 * 8 : head_dim + int64_t{odd == operand};
+    };
+    const auto rows_of = [&](uint32_t seed, int64_t stride, Odd operand) {
+      const Doubles values = random_doubles(kTokens * head_dim, dtype, seed);
+      Doubles rows(static_cast<size_t>(kTokens * stride));
+      for (int64_t i = 0; i < kTokens * head_dim; ++i)
+        rows[static_cast<size_t>(i / head_dim * stride + i % head_dim)] = values[static_cast<size_t>(i)];
+      return OnDevice(rows, dtype, "operand", shift_of(operand));
+    };
+    const int64_t of_q = stride_of(q_stride), of_kv = stride_of(kv_stride), of_out = stride_of(out_stride);
+    const OnDevice on_q = rows_of(1, of_q, q), on_k = rows_of(2, of_kv, k), on_v = rows_of(3, of_kv, v),
+                   on_dout = rows_of(4, of_out, dout);
+    OnDevice on_out(kTokens * of_out, dtype, "out", shift_of(out)), lse(kTokens, DType::f32, "lse"),
+        dq(kTokens * head_dim, dtype, "dq"), dk(kTokens * head_dim, dtype, "dk"), dv(kTokens * head_dim, dtype, "dv");
+    LaunchContext context = cuda_context();
+    attention_forward(context, {on_q.data(), on_k.data(), on_v.data(), on_out.data(), lse.data<float>(), 1, kTokens, 1,
+                                1, head_dim, of_q, of_kv, of_out, 0.25f, dtype});
+    AttentionBackward args = {on_dout.data(),
+                              on_q.data(),
+                              on_k.data(),
+                              on_v.data(),
+                              on_out.data(),
+                              lse.data<float>(),
+                              dq.data(),
+                              dk.data(),
+                              dv.data(),
+                              nullptr,
+                              1,
+                              kTokens,
+                              1,
+                              1,
+                              head_dim,
+                              of_q,
+                              of_kv,
+                              of_out,
+                              head_dim,
+                              head_dim,
+                              0.25f,
+                              dtype};
+    OnDevice workspace(attention_backward_workspace_elems(args), DType::f32, "workspace");
+    args.workspace = workspace.data<float>();
+    attention_backward(context, args);
+    CHECK((on_out.intact() && dq.intact() && dk.intact() && dv.intact()));
+    Doubles all = lse.doubles();
+    for (const OnDevice* gradient : {&dq, &dk, &dv})
+      for (double value : gradient->doubles()) all.push_back(value);
+    const Doubles rows = on_out.doubles();
+    for (int64_t i = 0; i < kTokens * head_dim; ++i)
+      all.push_back(rows[static_cast<size_t>(i / head_dim * of_out + i % head_dim)]);
+    return all;
   };
-  attend();
-  if (on_card) return;  // it has what it has
-  emulation::set_shared_memory_bytes(99 * 1024);
-  CHECK_THROWS_WITH(attend(), Catch::Contains("bytes of shared memory, but this GPU gives at most 101376"));
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (int64_t head_dim : {8, 18, 136}) {
+      const Doubles expected = attend(head_dim, dtype, none);
+      for (int odd = q; odd < all_odd; ++odd) {
+        CAPTURE(name_of(dtype), head_dim, odd);
+        CHECK(attend(head_dim, dtype, static_cast<Odd>(odd)) == expected);
+      }
+    }
+}
+
+TEST_CASE("a held block takes the shared memory that there is") {
+  if (on_card) return;  // the flag is the host's
+  OnDevice x(Doubles(2048), DType::f32, "x");
+  LaunchContext context = cuda_context();
   const uint32_t released = 1;
   CHECK_NOTHROW(hold_blocks(
       context, {.memory = x.data<std::byte>(), .size_bytes = 8192, .release = &released, .blocks = 2, .ns = 1000}));
   CHECK_NOTHROW(await_flag(context, {.flag = &released}));
-  emulation::set_shared_memory_bytes(227 * 1024);
 }

@@ -297,12 +297,6 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
 }  // namespace
 
 void fail(const std::string& what) { throw Error(sentence(what)); }
-size_t& shared_memory() {
-  static size_t bytes = 227 * 1024;
-  return bytes;
-}
-size_t shared_memory_bytes() { return shared_memory(); }
-void set_shared_memory_bytes(size_t bytes) { shared_memory() = bytes; }
 void set_descending(bool descending) { m.descending = descending; }
 int64_t launches() { return m.launches; }
 int lane() { return static_cast<int>(m.current % 32); }
@@ -324,9 +318,9 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
       grid.z > 65535)
     throw Error(fmt::format("[emulation] launch at {}: a grid of {} x {} x {} blocks of {} threads cannot run.",
                             file_of(site), grid.x, grid.y, grid.z, m.threads));
-  if (shared_bytes > 227 * 1024)
-    throw Error(fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most 232448.",
-                            file_of(site), shared_bytes));
+  if (shared_bytes > kSharedMemoryBytes)
+    throw Error(fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most {}.",
+                            file_of(site), shared_bytes, kSharedMemoryBytes));
   if (!m.stacks) {
     void* stacks = mmap(nullptr, kThreadsMax * kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -46,9 +46,8 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
 void enqueue(void* stream, std::function<void()> command);
 void set_streams(std::function<void(void* stream, std::function<void()> command)> streams);
 
-/// What the device gives to a block: as a card of compute capability 9.0, unless set.
-size_t shared_memory_bytes();
-void set_shared_memory_bytes(size_t bytes);
+/// What the device gives to a block: as the cards that give least, those of compute capability 8.6, 8.9 and 12.0.
+constexpr size_t kSharedMemoryBytes = 99 * 1024;
 
 /// Order of the threads between two barriers; results of a correct kernel do not change.
 void set_descending(bool descending);

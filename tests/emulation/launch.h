@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "engine/device/work.h"
-#include "kernels/common/checks.h"
 
 namespace slipstream::kernels {
 
@@ -22,11 +21,10 @@ struct Site {
 
 inline cudaStream_t stream_of(const LaunchContext& context) { return context.native_stream; }
 inline void cuda_check(cudaError_t, const char*) {}
-inline size_t shared_memory_bytes() { return emulation::shared_memory_bytes(); }
+inline size_t shared_memory_bytes() { return emulation::kSharedMemoryBytes; }
 
 template <typename... Parameters, typename... Args>
 void launch(Site site, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const Args&... args) {
-  require_shared_memory(static_cast<int64_t>(shared_bytes), static_cast<int64_t>(shared_memory_bytes()));
   const std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
   emulation::enqueue(site.stream, [=, at = site.at] {
     emulation::run(

@@ -51,7 +51,6 @@ bool DeviceMemory::protects(const void*) const { return false; }
 
 // The card has its own order and its own memory, and nobody counts its launches: tests that ask ask `on_card` first.
 void set_descending(bool) {}
-void set_shared_memory_bytes(size_t) {}
 int64_t launches() { return 0; }
 
 }  // namespace slipstream::emulation
