@@ -1,35 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench kernels: every op at the sizes of three models, beside what bounds it.
-//
-// A product is bounded by the library called directly at the same shape and threads. Every other op is bounded by the
-// larger of two times: a copy that reads and writes as many bytes, and its operations at the rate of a large product.
-// The bound takes turns with the op, so that a busy machine slows both. T tokens of a sequence, D width, F hidden, V
-// vocabulary.
+// slipstream bench kernels: every op at the sizes of three models, beside what bounds it (kernel_timer.h).
+// T tokens of a sequence, D width, F hidden, V vocabulary.
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <thread>
 
 #include "cli/commands.h"
-#include "cli/contestant.h"
-#include "cli/csv_file.h"
+#include "cli/kernel_timer.h"
 #include "engine/base/parallel.h"
-#include "engine/device/clock.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
-#include "kernels/common/isa.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
-#include "kernels/matmul/product.h"
 #include "kernels/residual/residual.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
@@ -41,57 +28,20 @@ namespace {
 
 using namespace kernels;
 
-struct Size {
-  const char* name;
-  int64_t batch, tokens, heads, width, ffn, vocab;
-  int64_t rows() const { return batch * tokens; }
-};
 // The models of the comparison with PyTorch.
-constexpr Size kSizes[] = {
+constexpr KernelTimer::Size kSizes[] = {
     {"small", 12, 64, 4, 128, 512, 65}, {"middle", 8, 256, 6, 384, 1536, 256}, {"gpt2", 4, 64, 12, 768, 3072, 50257}};
 
-// A turn lasts about so long; OpenMP's idle threads poll a few milliseconds before they sleep, which a pause outlasts.
-// Threads that wake may share a core until the kernel's next look at the cores, some milliseconds later: so long the
-// body runs before it is timed.
-constexpr int64_t kTurnNs = 4'000'000, kWarmNs = 10'000'000;
-constexpr auto kPause = std::chrono::milliseconds(6);
-
-using Body = std::function<void()>;
-
-/// Median times of one call, the bodies taking turns.
-std::vector<double> interleaved_ns(const std::vector<Body>& bodies, int rounds) {
-  std::vector<std::vector<double>> seen(bodies.size());
-  std::vector<int64_t> calls(bodies.size(), 1);
-  for (int round = -1; round < rounds; ++round)
-    for (size_t b = 0; b < bodies.size(); ++b) {
-      std::this_thread::sleep_for(kPause);
-      int64_t begin = monotonic_ns();
-      do bodies[b]();
-      while (monotonic_ns() - begin < kWarmNs);
-      begin = monotonic_ns();
-      for (int64_t i = 0; i < calls[b]; ++i) bodies[b]();
-      const double ns = static_cast<double>(monotonic_ns() - begin) / static_cast<double>(calls[b]);
-      if (round < 0)
-        calls[b] = std::clamp<int64_t>(static_cast<int64_t>(kTurnNs / std::max(1.0, ns)), 1, 10000);
-      else
-        seen[b].push_back(ns);
-    }
-  std::vector<double> medians;
-  for (std::vector<double>& values : seen) medians.push_back(median(std::move(values)));
-  return medians;
-}
-
-class KernelBench {
+class KernelBench : KernelTimer {
  public:
-  explicit KernelBench(const BenchCommand& command) : command_(command) {}
+  using KernelTimer::KernelTimer;
 
   void run() {
-    csv_.open(command_.csv, "op,dtype,size,shape,threads,time_us,gflops,gbytes_per_s,bound,bound_us,share_of_bound\n");
     for (int threads : command_.threads.empty() ? std::vector<int>{1} : command_.threads) {
       if (threads < 1) throw ConfigError("[bench] --threads {} must be at least 1.", threads);
       ThreadPool pool(threads);
       context_.pool = &pool;
-      measure_rates(threads);
+      measure_rates(kSizes[0]);
       for (const Size& size : kSizes)
         for (DType dtype : {DType::f32, DType::bf16}) {
           size_ = &size, dtype_ = dtype;
@@ -107,102 +57,6 @@ class KernelBench {
   }
 
  private:
-  bool wanted(const std::string& op) const {
-    return fmt::format("{} {} {}", op, name_of(dtype_), size_->name).find(command_.only) != std::string::npos;
-  }
-
-  /// Memory with small values of this size's dtype, or of float; lives until the size is done.
-  void* values(int64_t elems, DType dtype) {
-    memory_.emplace_back(static_cast<size_t>(bytes_of(elems, dtype)) / 64 + 1);
-    void* at = memory_.back().data();
-    for (int64_t i = 0; i < elems; ++i) {
-      const float value = static_cast<float>(static_cast<uint32_t>(i) * 2654435761u >> 16 & 0xffff) / 65536.0f - 0.5f;
-      if (dtype == DType::f32)
-        static_cast<float*>(at)[i] = value;
-      else
-        static_cast<bfloat16*>(at)[i] = bfloat16(value);
-    }
-    return at;
-  }
-  void* values(int64_t elems) { return values(elems, dtype_); }
-  float* floats(int64_t elems) { return static_cast<float*>(values(elems, DType::f32)); }
-  const int32_t* ids(int64_t elems, int64_t vocab) {
-    auto* at = reinterpret_cast<int32_t*>(floats(elems));
-    for (int64_t i = 0; i < elems; ++i)
-      at[i] = static_cast<int32_t>((static_cast<uint64_t>(i) * 2654435761u >> 8) % static_cast<uint64_t>(vocab));
-    return at;
-  }
-
-  void copy_bytes(int64_t bytes) {
-    const int64_t half = std::min<int64_t>(bytes / 2, static_cast<int64_t>(from_.size()));
-    context_.pool->parallel_for(half, 64 << 10, [&](int64_t begin, int64_t end) {
-      std::memcpy(to_.data() + begin, from_.data() + begin, static_cast<size_t>(end - begin));
-    });
-  }
-
-  void measure_rates(int threads) {
-    from_.assign(256 << 20, std::byte{1});
-    to_.assign(from_.size(), std::byte{2});
-    const int64_t n = 1024;
-    size_ = &kSizes[0], dtype_ = DType::f32;
-    const Product large{.a = floats(n * n),
-                        .a_stride = n,
-                        .b = floats(n * n),
-                        .b_stride = n,
-                        .c = floats(n * n),
-                        .c_stride = n,
-                        .m = n,
-                        .n = n,
-                        .k = n};
-    const std::vector<double> ns = interleaved_ns({[&] { copy_bytes(int64_t{2} * static_cast<int64_t>(from_.size())); },
-                                                   [&] {
-                                                     if (!product_direct(large, DType::f32, threads))
-                                                       product_f32(large);
-                                                   }},
-                                                  3);
-    memory_.clear();
-    flops_per_ns_ = 2.0 * static_cast<double>(n * n * n) / ns[1];
-    fmt::print(
-        "{}, {}, {} thread{}: copy through memory {:.1f} GB/s (read and written), product of 1024 x 1024 x 1024 {:.1f} "
-        "GFLOP/s; medians of {} rounds in "
-        "turn\n{:<26}{:<10}{:<8}{:<28}{:>12}{:>10}{:>9}{:>12}{:>9}  {}\n",
-        product_library(), name_of(isa()), threads, threads == 1 ? "" : "s",
-        2.0 * static_cast<double>(from_.size()) / ns[0], flops_per_ns_, command_.steps, "op", "dtype", "size", "shape",
-        "us", "GFLOP/s", "GB/s", "bound us", "share", "bound by");
-  }
-
-  /// Ops that see memory are beside a copy of as many bytes. One that stays in cache is beside a copy that does too.
-  void compare(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours) {
-    if (!wanted(op)) return;
-    const std::vector<double> ns = interleaved_ns({ours, [&] { copy_bytes(cost.bytes); }}, command_.steps);
-    const double arithmetic_ns = static_cast<double>(cost.flops) / flops_per_ns_;
-    const double copied =
-        std::min(1.0, 2.0 * static_cast<double>(from_.size()) / static_cast<double>(std::max<int64_t>(1, cost.bytes)));
-    const double copy_ns = ns[1] / copied;
-    print(op, shape, cost, ns[0], std::max(arithmetic_ns, copy_ns), copy_ns > arithmetic_ns ? "copy" : "operations");
-  }
-
-  void compare_product(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours,
-                       const Product& direct) {
-    if (!wanted(op)) return;
-    const int threads = context_.pool->threads();
-    const DType dtype = product_has_bf16() ? dtype_ : DType::f32;
-    if (!product_direct(direct, dtype, threads)) return compare(op, shape, cost, ours);
-    const std::vector<double> ns =
-        interleaved_ns({ours, [&] { product_direct(direct, dtype, threads); }}, command_.steps);
-    print(op, shape, cost, ns[0], ns[1], dtype == dtype_ ? "library" : "library in float32");
-  }
-
-  void print(const std::string& op, const std::string& shape, const Cost& cost, double ns, double bound_ns,
-             const char* bound) {
-    const double gflops = static_cast<double>(cost.flops) / ns, gbytes = static_cast<double>(cost.bytes) / ns;
-    fmt::print("{:<26}{:<10}{:<8}{:<28}{:>12.1f}{:>10.1f}{:>9.1f}{:>12.1f}{:>8.0f}%  {}\n", op, name_of(dtype_),
-               size_->name, shape, ns / 1e3, gflops, gbytes, bound_ns / 1e3, 100 * bound_ns / ns, bound);
-    std::fflush(stdout);
-    csv_.row("{},{},{},{},{},{:.6g},{:.6g},{:.6g},{},{:.6g},{:.6g}\n", op, name_of(dtype_), size_->name, shape,
-             context_.pool->threads(), ns / 1e3, gflops, gbytes, bound, bound_ns / 1e3, bound_ns / ns);
-  }
-
   void products() {
     const Size& s = *size_;
     const struct {
@@ -492,18 +346,6 @@ class KernelBench {
     compare("add", shape, add_cost(sums), [&] { add(context_, sums); });
     memory_.clear();
   }
-
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
-  const BenchCommand& command_;
-  LaunchContext context_;
-  const Size* size_ = nullptr;
-  DType dtype_ = DType::f32;
-  std::vector<std::vector<Line>> memory_;
-  std::vector<std::byte> from_, to_;
-  double flops_per_ns_ = 0;
-  CsvFile csv_;
 };
 
 }  // namespace

@@ -114,11 +114,7 @@ Hops::Hops(const Job& job, const std::vector<Use>& uses)
   }
 }
 
-void Hops::append_tasks(Plan& plan, ItemId end) const {
-  struct Touched {
-    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in the pass that it crosses in
-    std::vector<Point> tasks, tasks_of_pass;       // communication behind them that touches it too
-  };
+std::vector<Hops::Touched> Hops::touched_by(const Plan& plan, ItemId end) const {
   std::vector<std::pair<ItemId, ItemId>> behind;  // spine item and the task that follows it
   for (ItemId t = 0; t < plan.tasks.size(); ++t) behind.emplace_back(plan.tasks[t].after[0].item, t);
   std::sort(behind.begin(), behind.end());
@@ -148,7 +144,11 @@ void Hops::append_tasks(Plan& plan, ItemId end) const {
     }
     SLIP_ASSERT(any);
   }
+  return touched;
+}
 
+void Hops::append_tasks(Plan& plan, ItemId end) const {
+  const std::vector<Touched> touched = touched_by(plan, end);
   // The same sequence at both ends, whatever the compute orders of the two stages: by part, then micro-batch.
   std::vector<size_t> sequence(lives_.size());
   for (size_t l = 0; l < lives_.size(); ++l) sequence[l] = l;

@@ -38,9 +38,15 @@ class Hops {
     Slice where;
     int tenant = -1;  // the life before it in its slot
   };
+  /// What of a plan touches a life.
+  struct Touched {
+    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in the pass that it crosses in
+    std::vector<Point> tasks, tasks_of_pass;       // communication behind them that touches it too
+  };
   friend std::vector<Ring> size_rings(const std::vector<Chunk>&, const std::vector<Use>&, const ModelSpec&);
   static std::vector<Life> lives_of(const std::vector<Chunk>& chunks, const std::vector<Use>& uses,
                                     const ModelSpec& model);
+  std::vector<Touched> touched_by(const Plan& plan, ItemId end) const;
 
   const Job& job_;
   std::vector<Use> uses_;
