@@ -104,11 +104,19 @@ class KernelBench {
           memory_.clear();
         }
     }
+    if (!found_)
+      throw ConfigError(
+          "[bench] no row of 'op dtype size' holds --only '{}'. Use a part of one, for instance matmul or 'float32 "
+          "gpt2'.",
+          command_.only);
   }
 
  private:
-  bool wanted(const std::string& op) const {
-    return fmt::format("{} {} {}", op, name_of(dtype_), size_->name).find(command_.only) != std::string::npos;
+  bool wanted(const std::string& op) {
+    const bool holds =
+        fmt::format("{} {} {}", op, name_of(dtype_), size_->name).find(command_.only) != std::string::npos;
+    found_ = found_ || holds;
+    return holds;
   }
 
   /// Memory with small values of this size's dtype, or of float; lives until the size is done.
@@ -499,6 +507,7 @@ class KernelBench {
   const BenchCommand& command_;
   LaunchContext context_;
   const Size* size_ = nullptr;
+  bool found_ = false;  // a row that --only holds
   DType dtype_ = DType::f32;
   std::vector<std::vector<Line>> memory_;
   std::vector<std::byte> from_, to_;
