@@ -54,6 +54,11 @@ class KernelBench : KernelTimer {
           memory_.clear();
         }
     }
+    if (!found_)
+      throw ConfigError(
+          "[bench] no row of 'op dtype size' holds --only '{}'. Use a part of one, for instance matmul or 'float32 "
+          "gpt2'.",
+          command_.only);
   }
 
  private:

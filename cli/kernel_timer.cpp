@@ -54,8 +54,10 @@ KernelTimer::KernelTimer(const BenchCommand& command) : command_(command) {
   csv_.open(command_.csv, "op,dtype,size,shape,threads,time_us,gflops,gbytes_per_s,bound,bound_us,share_of_bound\n");
 }
 
-bool KernelTimer::wanted(const std::string& op) const {
-  return fmt::format("{} {} {}", op, name_of(dtype_), size_->name).find(command_.only) != std::string::npos;
+bool KernelTimer::wanted(const std::string& op) {
+  const bool holds = fmt::format("{} {} {}", op, name_of(dtype_), size_->name).find(command_.only) != std::string::npos;
+  found_ = found_ || holds;
+  return holds;
 }
 
 void* KernelTimer::values(int64_t elems, DType dtype) {

@@ -33,7 +33,7 @@ class KernelTimer {
  protected:
   /// What a copy and a large product reach on the threads of the context.
   void measure_rates(const Size& any);
-  bool wanted(const std::string& op) const;
+  bool wanted(const std::string& op);
 
   /// Memory with small values of this size's dtype, of float, or ids below `vocab`; lives until the size is done.
   void* values(int64_t elems, DType dtype);
@@ -53,6 +53,7 @@ class KernelTimer {
   LaunchContext context_;
   const Size* size_ = nullptr;
   DType dtype_ = DType::f32;
+  bool found_ = false;  // a row that --only holds
   std::vector<std::vector<Line>> memory_;
 
  private:

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line: parses, calls one subcommand, prints one sentence when it fails. The only place that exits.
 
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -12,21 +15,61 @@
 #include "cli/version.h"
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "engine/config/nearest.h"
 
 namespace slipstream::cli {
 namespace {
+
+/// CLI11's own write the largest number that there is, in 309 digits, when they refuse one.
+CLI::Validator number(const std::string& need, const std::string& type, const std::function<bool(double)>& good) {
+  return {[=](std::string& text) {
+            char* end = nullptr;
+            const double value = std::strtod(text.c_str(), &end);
+            const bool whole = !text.empty() && *end == '\0';
+            return whole && good(value) ? std::string() : fmt::format("needs {}, got {}", need, text);
+          },
+          type};
+}
+
+/// A wrong command line in a sentence like any other refusal, with the word that nothing takes and what was meant.
+std::string refusal(const CLI::App* app, const CLI::Error& error) {
+  const std::vector<std::string> unknown = app->remaining(true);
+  std::string command = "slipstream";
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    command += " " + app->get_name();
+  }
+  std::string problem = error.what();
+  if (!unknown.empty()) {
+    std::vector<std::string> names;
+    for (const CLI::App* subcommand : app->get_subcommands({})) names.push_back(subcommand->get_name());
+    for (const CLI::Option* option : app->get_options())
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    const std::string near = nearest(unknown.front(), {names.begin(), names.end()});
+    problem = fmt::format("'{}' is nothing that {} takes{}", unknown.front(), command,
+                          near.empty() ? "" : fmt::format(", did you mean '{}'?", near));
+  }
+  return fmt::format("slipstream: {}{} {} --help says what there is.\n", problem, problem.ends_with('?') ? "" : ".",
+                     command);
+}
 
 int run(int argc, char** argv) {
   CLI::App app{"Slipstream trains transformers with communication hidden behind compute.", "slipstream"};
   app.set_version_flag("--version", std::string("slipstream ") + version());
   app.require_subcommand(1);
+  app.failure_message(refusal);
   std::function<int()> chosen;
+  const CLI::Validator positive =
+      number("a number above 0", "POSITIVE", [](double n) { return n > 0 && std::isfinite(n); });
+  const CLI::Validator natural =
+      number("numbers of at least 0", "NONNEGATIVE", [](double n) { return n >= 0 && std::isfinite(n); });
 
   const auto run_file = [](CLI::App* command, RunOptions& options) {
     command->add_option("run", options.run_file, "run file (TOML); docs/reference/config.md lists its keys")
         ->required();
     command->add_option("--set", options.sets, "KEY=VALUE: overrides one key, for instance overlap.bucket_size=10MiB")
         ->take_all()
+        ->allow_extra_args(false)  // so that the run file may stand behind it
         ->type_name("KEY=VALUE");
   };
 
@@ -77,17 +120,20 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"real", "paced"}));
   overlap->add_option("--ratios", bench_options.ratios, "communication / compute of the emulated links")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->allow_extra_args(false)
+      ->check(positive);
   overlap
       ->add_option("--zero", bench_options.zero,
                    "stages to measure instead, for instance 1,3: paced, a ratio is a layer's gather / its forward pass")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::Range(0, 3));
   overlap->add_option("--prefetch", bench_options.prefetch, "with --zero: depths of stage 3, for instance 1,2")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::Range(0, 65536));
   overlap->add_option("--layer-ms", bench_options.layer_ms, "with --zero and --ablate: what a layer takes forward")
-      ->check(CLI::PositiveNumber);
+      ->check(positive);
   overlap
       ->add_flag(
           "--ablate", bench_options.ablate,
@@ -99,6 +145,7 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(2, 65536));
   overlap->add_option("--forms", bench_options.forms, "of the emulated link, for instance gate,copies,blocks")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::IsMember({"gate", "copies", "blocks"}));
   overlap->callback([&] { chosen = [&] { return bench_overlap(bench_options); }; });
   CLI::App* pipeline = bench_command->add_subcommand(
@@ -113,7 +160,8 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(0.1, 1e4));
   pipeline->add_option("--ratios", bench_options.ratios, "hop / forward pass of the emulated links")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->allow_extra_args(false)
+      ->check(positive);
   pipeline->callback([&] {
     bench_options.compute = pipeline_compute;
     chosen = [&, paces = pipeline->count("--forward-ms") > 0] {
@@ -128,12 +176,14 @@ int run(int argc, char** argv) {
   CLI::App* layers = bench_command->add_subcommand(
       "layers", "what travels inside layers that sleep: sums of tensor parallelism by chunks, the ring");
   bench_flags(layers);
-  layers->add_option("--layer-ms", bench_options.layer_ms, "what a layer takes forward")->check(CLI::PositiveNumber);
+  layers->add_option("--layer-ms", bench_options.layer_ms, "what a layer takes forward")->check(positive);
   layers->add_option("--ratios", bench_options.ratios, "communication / compute; of a ring alone: hop / block")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->allow_extra_args(false)
+      ->check(positive);
   layers->add_option("--chunks", bench_options.chunks, "overlap.tensor_chunks, for instance 1,2,4,8")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::Range(1, 4096));
   layers->callback([&] { chosen = [&] { return bench_layers(bench_options); }; });
   CLI::App* kernels_command =
@@ -142,6 +192,7 @@ int run(int argc, char** argv) {
                               "rows of 'op dtype size' that hold this text, for instance matmul or 'float32 gpt2'");
   kernels_command->add_option("--threads", bench_options.threads, "of the compute stream, for instance 1,2")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::Range(1, 1024));
   kernels_command->add_option("--rounds", bench_options.steps, "turns that are counted");
   kernels_command->add_option("--csv", bench_options.csv, "write the table to this file");
@@ -184,7 +235,8 @@ int run(int argc, char** argv) {
   generate_command
       ->add_option("--prompt-ids", generate_options.prompt_ids, "ids to continue, for instance 15496,995; prints ids")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->allow_extra_args(false)
+      ->check(natural)
       ->excludes("--prompt");
   generate_command->add_option("--tokens", generate_options.tokens, "tokens to add")->check(CLI::Range(1, 1000000));
   generate_command->add_option("--temperature", generate_options.temperature, "0: always the likeliest")

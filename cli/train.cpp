@@ -201,11 +201,14 @@ void print_start(const World& world, const Place& place, const RunConfig& config
                            played_schedule(finished.stages, price_of(config, machine, job.mesh), finished.hop_ns)));
   for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
+  const Job& largest = largest_stage(finished);
   std::string beside;
   if (place.kind == DeviceKind::cuda)
-    for (const Beside& row : beside_plan_on_gpu(job, place.nccl, machine.ranks_per_node))
+    for (const Beside& row : beside_plan_on_gpu(largest, place.nccl, machine.ranks_per_node))
       beside += fmt::format(", {} {}", row.owner, format_bytes(row.size_bytes));
-  log_info("memory of a rank: {}{}{}", format_bytes(job.buffers.total_bytes()),
+  log_info("memory of a rank{}: {}{}{}",
+           finished.stages.size() > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
+           format_bytes(largest.buffers.total_bytes()),
            token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "",
            beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
@@ -299,7 +302,8 @@ int train(const TrainCommand& command) {
       if (world.rank() == 0 && place.kind == DeviceKind::cuda)
         run_dir->write("run.json", with_choices(written, place, trainer.rank()).dump(2) + "\n");
     });
-    log_info("memory: at most {} resident, {} of them planned", format_bytes(peak_resident_bytes()),
+    log_info("memory{}: at most {} resident, {} of them planned",
+             trainer.rank().job().mesh.sizes().pipeline > 1 ? " of rank 0" : "", format_bytes(peak_resident_bytes()),
              format_bytes(trainer.rank().job().buffers.total_bytes()));
     log_info("metrics: {}/metrics.jsonl{}", config.output.dir,
              config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));

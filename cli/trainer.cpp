@@ -193,9 +193,10 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
   const Rank::Report report = rank_->report(step);
   if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
     throw NumericsError(
-        "[train] step {}: the loss is {} and the gradient norm {}. Lower optimizer.learning_rate or raise "
-        "optimizer.warmup_steps.",
-        step, report.loss_sum / static_cast<double>(global_batch_ * config_.train.sequence_length), report.norm);
+        "[train] step {}: the loss is {}{}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
+        std::abs(report.loss_sum) /
+            static_cast<double>(global_batch_ * config_.train.sequence_length),  // nan, not -nan
+        config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm)) : "");
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
   if (step > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)

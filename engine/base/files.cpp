@@ -64,7 +64,7 @@ InputFile::InputFile(const std::string& path, Owner owner) : path_(path), owner_
     const bool folder = known && S_ISDIR(info.st_mode);
     ::close(descriptor_);
     refuse(owner, fmt::format("{} is {}, need a regular file. Name the file itself.", shown(path),
-                              folder ? "a folder" : "not a regular file"));
+                              folder ? "a folder" : "a pipe or a device"));
   }
   size_bytes_ = info.st_size;
 }

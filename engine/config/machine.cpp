@@ -48,10 +48,13 @@ const std::vector<Field<Machine>>& machine_fields() {
 
 Machine load_machine(const std::string& path) {
   Machine machine;
-  const std::vector<TomlEntry> entries = read_toml(path);
-  set_fields(machine_fields(), machine, entries);
+  const char* const wanted = "a machine file, for example configs/machines/laptop.toml";
+  const std::vector<TomlEntry> entries = read_toml(path, wanted);
   std::set<std::string> present;
   for (const TomlEntry& entry : entries) present.insert(entry.key);
+  if (present.contains("model"))
+    throw ConfigError("{} is a run file: it has a table [model]. Give the path of {}.", path, wanted);
+  set_fields(machine_fields(), machine, entries);
   for (const Field<Machine>& field : machine_fields()) {
     if (!present.contains(field.key))
       throw ConfigError("{} does not say '{}': it needs {}. Add it, with its source.", path, field.key, field.need);

@@ -17,12 +17,10 @@ namespace {
 
 constexpr size_t kMaxFileBytes = 1 << 20;
 
-std::string read_text(const std::string& path) {
+std::string read_text(const std::string& path, std::string_view wanted) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status))
-    throw ConfigError("{} does not exist. Give the path of a run file, for example configs/runs/quickstart.toml.",
-                      path);
+  if (!std::filesystem::exists(status)) throw ConfigError("{} does not exist. Give the path of {}.", path, wanted);
   if (std::filesystem::is_directory(status))
     throw ConfigError("{} is a folder, not a file. Give the path of a file in it.", path);
   // A pipe could wait for its writer for ever, and is empty for the second rank that reads it.
@@ -123,8 +121,8 @@ toml::table parse(const std::string& text, const std::string& path) {
 
 }  // namespace
 
-std::vector<TomlEntry> read_toml(const std::string& path) {
-  const std::string text = read_text(path);
+std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wanted) {
+  const std::string text = read_text(path, wanted);
   check_utf8(path, text);
   std::vector<TomlEntry> entries;
   flatten(parse(text, path), "", path, entries);

@@ -22,8 +22,9 @@ struct TomlEntry {
 };
 
 /// Reads at most 1 MiB of UTF-8 TOML (with or without a byte order mark, any line ends).
+/// `wanted`: what whoever gives a wrong path should give instead, with an example.
 /// Throws: ConfigError with the place for everything that is not such a file, an empty one among it.
-std::vector<TomlEntry> read_toml(const std::string& path);
+std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wanted);
 
 /// The value that `text` is in TOML; none if it is not one value. Pure.
 std::optional<ConfigValue> parse_toml_value(std::string_view text);

@@ -14,12 +14,15 @@ namespace slipstream::data {
 
 namespace {
 
-void check_length(const TokenSource& split, const char* name, const std::string& path, int64_t sequence_length) {
+/// `cut`: data.validation_fraction of the file is the other split.
+void check_length(const TokenSource& split, const char* name, const std::string& path, int64_t sequence_length,
+                  bool cut) {
   if (split.count() >= sequence_length + 1) return;
   throw DataError(
-      "[data] the {} split of {} has {} tokens, need at least train.sequence_length + 1 = {}. Use more text or "
+      "[data] the {} split of {} has {} tokens, need at least train.sequence_length + 1 = {}. Use more text{} "
       "a shorter sequence_length.",
-      name, files::shown(path), split.count(), sequence_length + 1);
+      name, files::shown(path), split.count(), sequence_length + 1,
+      cut ? ", another data.validation_fraction or" : " or");
 }
 
 void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted) {
@@ -53,6 +56,8 @@ Dataset hold_out(const std::shared_ptr<const TokenSource>& all, std::shared_ptr<
 }  // namespace
 
 Dataset open_dataset(const DatasetOptions& options) {
+  if (options.train.empty())
+    throw DataError("[data] data.train is empty: nothing to train on. Name a text file or token shards.");
   const bool one_file = options.validation.empty();
   const bool train_is_shards = names_shards(options.train);
   const bool validation_is_shards = !one_file && names_shards(options.validation);
@@ -105,10 +110,11 @@ Dataset open_dataset(const DatasetOptions& options) {
     if (!validation_is_shards) texts_count += dataset.validation->count();
   }
   dataset.resident_bytes = resident_bytes(*dataset.tokenizer, texts_count);
-  check_length(*dataset.train, "training", options.train, options.sequence_length);
+  const bool cut = one_file && dataset.validation;
+  check_length(*dataset.train, "training", options.train, options.sequence_length, cut);
   if (dataset.validation)
     check_length(*dataset.validation, "validation", one_file ? options.train : options.validation,
-                 options.sequence_length);
+                 options.sequence_length, cut);
   return dataset;
 }
 

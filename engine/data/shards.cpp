@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
@@ -187,6 +188,11 @@ std::shared_ptr<const TokenSource> encode_as(const Tokenizer& tokenizer, std::st
 
 TokenShardInfo read_info(const std::string& path) {
   const std::string sidecar = path.substr(0, path.size() - 4) + ".json";
+  if (std::error_code error; !std::filesystem::exists(sidecar, error) && !error)
+    throw DataError(
+        "[data] the shard {} has no sidecar {}, which says what its ids are (docs/how-to/token-shards.md). Put it "
+        "beside the shard.",
+        files::shown(path), files::shown(sidecar));
   const std::string text = files::read_file(sidecar, files::Owner::data, kSidecarBytesMax);
   return parse_token_shard_info({.text = text, .where = files::shown(sidecar), .owner = files::Owner::data});
 }

@@ -89,8 +89,26 @@ TEST_CASE("a wrong command line is code 2", "[cli]") {
     CHECK(result.code == 2);
     CHECK(!result.text.empty());
     CHECK(!contains(result.text, "[bug]"));
+    CHECK(result.text.starts_with("slipstream: "));
+    CHECK(count(result.text, "\n") == 1);
   }
   CHECK(!fs::exists(folder.path("run")));
+  // The word that nothing takes, and what was meant.
+  check_refused(call("trian x.toml"), 2, {"'trian'", "did you mean 'train'?", "slipstream --help"});
+  check_refused(call("bench overlp x.toml"), 2, {"'overlp'", "did you mean 'overlap'?", "slipstream bench --help"});
+  check_refused(call("train " + run + " --dry-rn"), 2, {"'--dry-rn'", "did you mean '--dry-run'?"});
+  check_refused(call("train " + run + " twice.toml"), 2, {"'twice.toml'", "slipstream train --help"});
+  for (const std::string number : {"0", "-1", "nan", "inf", "1x", "\"\""})
+    check_refused(call("bench overlap " + run + " --ratios " + number), 2, {"--ratios", "a number above 0, got"});
+  check_refused(call("generate x --prompt-ids 1,-2"), 2, {"--prompt-ids", "at least 0, got -2"});
+  // What stands behind an option is its value, and what stands behind that is not.
+  for (const std::string options : {"--set train.steps=3 ", "--set train.steps=2 --set model.layers=1 "})
+    CHECK(call("train --dry-run " + options + run).code == 0);
+  CHECK(call("plan --ranks 2 --set model.layers=1 " + run).code == 0);
+  check_refused(call("bench overlap --ratios 0.5,1 " + run + " --steps 0"), 2, {"--steps 0"});
+  check_refused(call("generate --prompt-ids 1,2 " + folder.path("none")), 4, {"none"});
+  check_refused(call("train " + run + " --set train.steps=3 model.layers=1"), 2, {"'model.layers=1'"});
+  check_refused(call("bench kernels --only nothing --rounds 1"), 2, {"'nothing'"});
 }
 
 TEST_CASE("every shipped run file passes --dry-run, and fits where it says that it is planned", "[cli]") {
@@ -204,6 +222,8 @@ TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
   const std::string run = run_file(folder);
   const auto train = [&](const std::string& sets) { return call("train " + run + " " + sets); };
   check_refused(train("--set data.train=" + folder.path("none.txt")), 3, {"none.txt"});
+  check_refused(train("--set data.train="), 3, {"data.train is empty"});
+  check_refused(train("--set data.validation_fraction=0.000001"), 3, {"validation split", "data.validation_fraction"});
   check_refused(train("--set data.train=" + folder.path("")), 3, {});
   check_refused(train("--set data.train=" + folder.write("empty.txt", "")), 3, {"empty.txt", "empty"});
   check_refused(train("--set data.train=" + folder.write("short.txt", "too short")), 3, {"17"});
@@ -231,7 +251,7 @@ TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
   check_refused(train(from_shard), 3, {"tokens.bin"});
   folder.write("tokens.bin", good);
   fs::remove(folder.path("tokens.json"));
-  check_refused(train(from_shard), 3, {"tokens.json"});
+  check_refused(train(from_shard), 3, {"tokens.json", "sidecar", "docs/how-to/token-shards.md"});
   folder.write("tokens.json", "{}");
   check_refused(train(from_shard), 3, {"tokens.json"});
   folder.write("tokens.json", about);

@@ -381,12 +381,28 @@ TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
       " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0"
       " --set optimizer.grad_clip=0 --set optimizer.weight_decay=1000 --set train.steps=60";
   const Result one = call("train " + run + sets);
-  check_refused(one, 5, {"loss", "learning_rate"});
+  check_refused(one, 5, {"loss is nan. ", "learning_rate"});  // nothing of a norm: without clipping nobody knows it
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
   if (!has_mpirun()) return;
   const Result two = on_ranks(2, "train " + run + sets);
   check_refused(two, 5, {"on all ranks: ", "loss"});
   CHECK(count(two.text, "slipstream: ") == 1);
+  check_refused(call("train " + run + sets + " --set optimizer.grad_clip=1 --set optimizer.eps=1"), 5,
+                {"and the gradient norm "});
+}
+
+TEST_CASE("a pipeline says what the stage that needs most takes, and at the end what rank 0 took", "[cli][pipeline]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string sets =
+      run_file(folder) + " --set train.micro_batch_size=1 --set parallel.pipeline=2 --set pipeline.layers=[0,2]";
+  const Result plan = call("plan --ranks 2 " + sets), run = on_ranks(2, "train --set train.steps=1 " + sets);
+  INFO(plan.text << run.text);
+  REQUIRE(plan.code == 0);
+  REQUIRE(run.code == 0);
+  const std::string row = plan.text.substr(plan.text.find("  stage 1: ") + 11);
+  CHECK(contains(run.text, "memory of a rank (stage 1, which needs most): " + row.substr(0, row.find(" of memory"))));
+  CHECK(contains(run.text, "memory of rank 0: at most "));
 }
 
 TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {

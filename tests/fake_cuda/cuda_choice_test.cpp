@@ -64,6 +64,7 @@ TEST_CASE("every way to have no GPU has a reason") {
   }
   CudaDevices none = find_cuda_devices();
   if (none.count() == 0) {
-    CHECK_THROWS_WITH(cuda_device_of(none, 0), Contains(none.reason) && Contains("device.kind = \"cpu\""));
+    CHECK_THROWS_WITH(cuda_device_of(none, 0),
+                      Contains(none.reason) && Contains("device.kind = \"cpu\"") && Contains("--device cpu"));
   }
 }

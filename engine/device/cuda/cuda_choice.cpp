@@ -19,8 +19,9 @@ bool gpus_are_shared() {
 int cuda_device_of(const CudaDevices& devices, int local_rank) {
   SLIP_ASSERT(local_rank >= 0);
   if (devices.count() == 0)
-    throw ResourceError("[cuda] no GPU can be used: {}. Set device.kind = \"cpu\" to train without one.",
-                        devices.reason);
+    throw ResourceError(
+        "[cuda] no GPU can be used: {}. Without one take the CPU: device.kind = \"cpu\", or generate --device cpu.",
+        devices.reason);
   return local_rank % devices.count();
 }
 

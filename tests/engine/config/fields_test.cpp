@@ -256,10 +256,13 @@ TEST_CASE("machines: a machine file that leaves something out or says too much i
   CHECK(refusal(good.substr(0, good.find("[inter]"))) ==
         " does not say 'inter.bandwidth': it needs a rate such as \"1Gbit/s\" or \"50GB/s\". Add it, with its source.");
   CHECK(refusal("nmae = \"x\"\n") == ":1:1 unknown key 'nmae', did you mean 'name'?");
+  const std::string wanted = " Give the path of a machine file, for example configs/machines/laptop.toml.";
+  CHECK(refusal("[model]\nlayers = 2\n") == " is a run file: it has a table [model]." + wanted);
   CHECK(refusal("matmul_efficiency = 1.5\n") == ":1:1 matmul_efficiency needs a number above 0, at most 1, got 1.5.");
   CHECK(refusal("memory_bandwidth = \"\"\n") ==
         ":1:1 memory_bandwidth needs a rate such as \"1Gbit/s\" or \"50GB/s\", got the text \"\".");
   std::filesystem::remove(path);
+  CHECK_THROWS_WITH(load_machine(path.string()), path.string() + " does not exist." + wanted);
 }
 
 TEST_CASE("machines: this host has at least one core and one rank, whatever the threads", "[config]") {
