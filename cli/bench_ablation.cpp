@@ -36,17 +36,22 @@ class AblationBench {
       throw ConfigError(
           "[bench] --ablate needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2.",
           world_.size());
-    if (command_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
-      throw ConfigError(
-          "[bench] --ablate needs a link: comm.emulate.bandwidth is 0 and there are no --ratios. Set one of them.");
+    world_.together([&] {
+      if (command_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
+        throw ConfigError(
+            "[bench] --ablate needs a link: comm.emulate.bandwidth is 0 and there are no --ratios. Set one of them.");
+    });
     print_header();
     if (command_.ratios.empty())
       return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
     const int64_t gather_bytes = layer_gather_bytes(*build({}).job);
-    if (gather_bytes == 0)
-      throw ConfigError(
-          "[bench] --ratios with one data rank: no layer is gathered that a ratio could be of. Leave --ratios out and "
-          "set comm.emulate.bandwidth.");
+    world_.together([&] {
+      if (gather_bytes == 0)
+        throw ConfigError(
+            "[bench] --ratios with one data rank: no layer is gathered that a ratio could be of. Leave --ratios out "
+            "and "
+            "set comm.emulate.bandwidth.");
+    });
     for (double ratio : command_.ratios)
       run_link(static_cast<double>(gather_bytes) / (ratio * static_cast<double>(layer_ns_) * 1e-9), ratio);
   }

@@ -30,12 +30,15 @@ class LayersBench {
   }
 
   void run() {
-    if (world_.size() < 2)
-      throw ConfigError("[bench] layers needs at least 2 ranks that share them, got {}. Start it with mpirun -np 2.",
-                        world_.size());
-    if (config_.parallel.pipeline > 1)
-      throw ConfigError("[bench] layers measures what travels inside layers: parallel.pipeline = {} adds hops. Use 1.",
-                        config_.parallel.pipeline);
+    world_.together([&] {
+      if (world_.size() < 2)
+        throw ConfigError("[bench] layers needs at least 2 ranks that share them, got {}. Start it with mpirun -np 2.",
+                          world_.size());
+      if (config_.parallel.pipeline > 1)
+        throw ConfigError(
+            "[bench] layers measures what travels inside layers: parallel.pipeline = {} adds hops. Use 1.",
+            config_.parallel.pipeline);
+    });
     std::vector<double> ratios = command_.ratios;
     if (ratios.empty()) ratios = is_ring() ? std::vector{0.25, 0.5, 0.9} : std::vector{0.3};
     print_header();

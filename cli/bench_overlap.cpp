@@ -36,31 +36,34 @@ class OverlapBench {
   }
 
   void run() {
-    if (command_.ranks > 0 && world_.size() > 1)
-      throw ConfigError("[bench] --ranks {} imitates ranks, and {} were started. Start one, or leave --ranks out.",
-                        command_.ranks, world_.size());
-    if (ranks_ < 2)
-      throw ConfigError(
-          "[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2, or "
-          "with --ranks 2 "
-          "imitate the others on an emulated link.",
-          ranks_);
-    if (command_.ranks > 0 && command_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
-      throw ConfigError(
-          "[bench] ranks that are imitated move no bytes: only an emulated link takes time. Set "
-          "comm.emulate.bandwidth, or give --ratios.");
-    if (config_.parallel.pipeline > 1)
-      throw ConfigError(
-          "[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of "
-          "parallel.pipeline = {} idle for each "
-          "other too. Use 1, or slipstream bench pipeline.",
-          config_.parallel.pipeline);
-    if (config_.parallel.tensor > 1 || config_.parallel.context > 1)
-      throw ConfigError(
-          "[bench] overlap compares ways of reducing gradients with a rank that communicates with nobody, and "
-          "parallel.tensor x parallel.context = {} x "
-          "{} ranks share sequences. Use 1 and 1, or slipstream bench layers.",
-          config_.parallel.tensor, config_.parallel.context);
+    world_.together([&] {
+      if (command_.ranks > 0 && world_.size() > 1)
+        throw ConfigError("[bench] --ranks {} imitates ranks, and {} were started. Start one, or leave --ranks out.",
+                          command_.ranks, world_.size());
+      if (ranks_ < 2)
+        throw ConfigError(
+            "[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2, "
+            "or "
+            "with --ranks 2 "
+            "imitate the others on an emulated link.",
+            ranks_);
+      if (command_.ranks > 0 && command_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
+        throw ConfigError(
+            "[bench] ranks that are imitated move no bytes: only an emulated link takes time. Set "
+            "comm.emulate.bandwidth, or give --ratios.");
+      if (config_.parallel.pipeline > 1)
+        throw ConfigError(
+            "[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of "
+            "parallel.pipeline = {} idle for each "
+            "other too. Use 1, or slipstream bench pipeline.",
+            config_.parallel.pipeline);
+      if (config_.parallel.tensor > 1 || config_.parallel.context > 1)
+        throw ConfigError(
+            "[bench] overlap compares ways of reducing gradients with a rank that communicates with nobody, and "
+            "parallel.tensor x parallel.context = {} x "
+            "{} ranks share sequences. Use 1 and 1, or slipstream bench layers.",
+            config_.parallel.tensor, config_.parallel.context);
+    });
     if (world_.rank() == 0) print_header();
     const bool paced = command_.compute == "paced";
     if (paced) measure_for_pacing();

@@ -33,14 +33,17 @@ class ZeroBench {
   }
 
   void run() {
-    if (world_.size() < 2)
-      throw ConfigError("[bench] --zero needs at least 2 ranks to share states, got {}. Start it with mpirun -np 4.",
-                        world_.size());
-    if (config_.parallel.pipeline > 1 || config_.zero.shard_size > 0)
-      throw ConfigError(
-          "[bench] --zero measures one group of data ranks: parallel.pipeline = {} and zero.shard_size = {}. Use 1 and "
-          "0.",
-          config_.parallel.pipeline, config_.zero.shard_size);
+    world_.together([&] {
+      if (world_.size() < 2)
+        throw ConfigError("[bench] --zero needs at least 2 ranks to share states, got {}. Start it with mpirun -np 4.",
+                          world_.size());
+      if (config_.parallel.pipeline > 1 || config_.zero.shard_size > 0)
+        throw ConfigError(
+            "[bench] --zero measures one group of data ranks: parallel.pipeline = {} and zero.shard_size = {}. Use 1 "
+            "and "
+            "0.",
+            config_.parallel.pipeline, config_.zero.shard_size);
+    });
     if (world_.rank() == 0) print_header();
     std::vector<double> ratios = command_.ratios;
     if (ratios.empty()) ratios = {0.2, 0.4, 0.6, 0.8, 1.0};

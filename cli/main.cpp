@@ -90,7 +90,7 @@ int run(int argc, char** argv) {
   PlanCommand plan_options, check_options;
   const auto plan_flags = [&](CLI::App* command, PlanCommand& options) {
     run_file(command, options);
-    command->add_option("--ranks", options.ranks, "world size; default: 1");
+    command->add_option("--ranks", options.ranks, "world size; default: 1")->check(CLI::Range(1, 1 << 24));
     command->add_option("--machine", options.machine,
                         "machine file; default: device.machine of the run file, else this host");
     command->add_flag("--json", options.json, "print JSON");

@@ -186,9 +186,9 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
         fmt::join(shape.lags, ", "));
   if (shape.micro_batches < shape.stages)
     line += fmt::format(
-        "; {} micro-batches are too few to fill {} stages: raise train.global_batch_size or lower "
+        "; {} micro-batch{} too few to fill {} stages: raise train.global_batch_size or lower "
         "train.micro_batch_size",
-        shape.micro_batches, shape.stages);
+        shape.micro_batches, shape.micro_batches == 1 ? " is" : "es are", shape.stages);
   return line;
 }
 

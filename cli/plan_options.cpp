@@ -255,12 +255,30 @@ Machine machine_of(const RunConfig& config, const std::string& path, int threads
   return this_host(threads, ranks_on_host);
 }
 
-int threads_of(const RunConfig& config, int ranks_on_host) {
-  if (config.device.threads > 0) return static_cast<int>(config.device.threads);
+namespace {
+
+/// That this process may run on.
+int cores_here() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
-  const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
-  return std::max(1, cores / std::max(1, ranks_on_host));
+  return sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
+}
+
+}  // namespace
+
+int threads_of(const RunConfig& config, int ranks_on_host) {
+  if (config.device.threads > 0) return static_cast<int>(config.device.threads);
+  return std::max(1, cores_here() / std::max(1, ranks_on_host));
+}
+
+std::string remark_on_threads(const RunConfig& config) {
+  const int cores = cores_here();
+  if (config.device.threads <= cores) return "";
+  return fmt::format(
+      "device.threads = {} on {} core{}: the threads of a kernel wait for each other, so that a step takes many times "
+      "as "
+      "long. Use at most {}",
+      config.device.threads, cores, cores == 1 ? "" : "s", cores);
 }
 
 }  // namespace slipstream::cli

@@ -70,5 +70,7 @@ Machine machine_of(const RunConfig& config, const std::string& path, int threads
 
 /// Threads of the compute stream: device.threads, or cores of the affinity mask / ranks that share it, at least 1.
 int threads_of(const RunConfig& config, int ranks_on_host);
+/// What is wrong with device.threads on the cores that this process may run on; empty: nothing. Reads the affinity.
+std::string remark_on_threads(const RunConfig& config);
 
 }  // namespace slipstream::cli

@@ -15,6 +15,12 @@
 namespace slipstream::cli {
 namespace {
 
+/// "h100x8 (--machine)", with who chose it; this host says so itself.
+std::string machine_text(const Planned& planned) {
+  return planned.machine_source == "this host" ? planned.machine.name
+                                               : fmt::format("{} ({})", planned.machine.name, planned.machine_source);
+}
+
 /// What it saves that the two shares of a tied table's gradient travel apart.
 void print_tied(const Planned& planned) {
   const Job& job = *planned.finished.job;
@@ -174,7 +180,7 @@ void print_replay(const Planned& planned) {
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
-  fmt::print("machine: {} ({}), {} of memory for a rank\n", planned.machine.name, planned.machine_source,
+  fmt::print("machine: {}, {} of memory for a rank\n", machine_text(planned),
              format_bytes(planned.machine.memory_bytes));
   fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
   fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data,
@@ -254,7 +260,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
 
 void print_proof(const Planned& planned) {
   const comm::Proof& proof = planned.finished.proof;
-  fmt::print("machine: {} ({})\n", planned.machine.name, planned.machine_source);
+  fmt::print("machine: {}\n", machine_text(planned));
   fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial "
                                                          "launches, the first batch, steps and evaluations in a row"
                                                        : proof.deadlock);

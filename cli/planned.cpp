@@ -33,7 +33,6 @@ Planned make_plan(const PlanCommand& command) {
   Planned planned;
   planned.config = load_run_config(command.run_file, command.sets);
   require_supported(planned.config);
-  if (command.ranks < 0) throw ConfigError("--ranks {} must be at least 1.", command.ranks);
   const int ranks = std::max(1, command.ranks);
   require_layout(planned.config, ranks);
   const int threads = threads_of(planned.config, ranks);

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <sstream>
 #include <thread>
 
 #include "cli/commands.h"
@@ -111,6 +112,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
   run["notes"] = Json::array();
   for (const std::string& remark : remarks(config, machine, finished)) run["notes"].push_back(remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) run["notes"].push_back(note);
+  if (const std::string note = remark_on_threads(config); !note.empty()) run["notes"].push_back(note);
   return run;
 }
 
@@ -143,26 +145,37 @@ Json with_choices(Json run, const Place& place, const Rank& rank) {
 
 /// On CPUs. A machine file speaks of one rank; this host is shared by as many ranks as were started on it.
 /// `token_bytes`: of texts, which every rank keeps in the memory of its host.
-void require_memory(const World& world, const RunConfig& config, const Job& job, const Machine& machine,
+void require_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
                     int64_t token_bytes) {
   const int64_t need = job.buffers.total_bytes() + token_bytes;
-  if (!config.device.machine.empty()) {
-    if (machine.memory_bytes > 0 && need > machine.memory_bytes)
+  // Stages of a pipeline need different amounts, and ranks of one host share its memory.
+  const std::vector<std::string> needs = world.all_gather(fmt::format("{} {}", world.host(), need));
+  world.together([&] {
+    if (!config.device.machine.empty()) {
+      if (machine.memory_bytes > 0 && need > machine.memory_bytes)
+        throw ResourceError(
+            "[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
+            "model.\n{}",
+            format_bytes(need), machine.name, format_bytes(machine.memory_bytes),
+            slots_remedy(job, need - machine.memory_bytes), memory_table(job));
+      return;
+    }
+    const int ranks = world.ranks_on_host();
+    const int64_t host_bytes = machine.memory_bytes * ranks;
+    int64_t all = 0;
+    for (const std::string& told : needs) {
+      int host = 0;
+      int64_t bytes = 0;
+      std::istringstream(told) >> host >> bytes;
+      if (host == world.host()) all += bytes;
+    }
+    if (host_bytes > 0 && all > host_bytes)
       throw ResourceError(
-          "[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
-          "model.\n{}",
-          format_bytes(need), machine.name, format_bytes(machine.memory_bytes),
-          slots_remedy(job, need - machine.memory_bytes), memory_table(job));
-    return;
-  }
-  const int ranks = world.ranks_on_host();
-  const int64_t host_bytes = machine.memory_bytes * ranks;
-  if (host_bytes > 0 && need * ranks > host_bytes)
-    throw ResourceError(
-        "[plan] {} rank{} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks "
-        "here.\n{}",
-        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", format_bytes(need * ranks), format_bytes(host_bytes),
-        slots_remedy(job, need - host_bytes / ranks), memory_table(job));
+          "[plan] {} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks "
+          "here.\n{}",
+          ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks), ranks == 1 ? "s" : "", format_bytes(all),
+          format_bytes(host_bytes), slots_remedy(job, (all - host_bytes + ranks - 1) / ranks), memory_table(job));
+  });
 }
 
 /// The most memory that this process has had in RAM, as the kernel counts it; 0 where it does not say.
@@ -201,6 +214,7 @@ void print_start(const World& world, const Place& place, const RunConfig& config
                            played_schedule(finished.stages, price_of(config, machine, job.mesh), finished.hop_ns)));
   for (const std::string& remark : remarks(config, machine, finished)) log_info("note: {}", remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
+  if (const std::string note = remark_on_threads(config); !note.empty()) log_warn("[device] {}", note);
   const Job& largest = largest_stage(finished);
   std::string beside;
   if (place.kind == DeviceKind::cuda)
@@ -260,10 +274,9 @@ int train(const TrainCommand& command) {
         place.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(config.comm.nccl), config.comm.nccl);
       }
       finished = build_finished_job(request_at(place, config, agreed, world.size(), world.rank(), vocab));
-      if (!command.dry_run && place.kind == DeviceKind::cpu)
-        require_memory(world, config, *finished.job, machine, dataset.resident_bytes);
     });
     const bool on_gpus = place.kind == DeviceKind::cuda;
+    if (!on_gpus && !command.dry_run) require_memory(world, config, *finished.job, machine, dataset.resident_bytes);
     if (on_gpus && !command.dry_run) require_gpu_memory(world, place, *finished.job, agreed.ranks_per_node);
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {

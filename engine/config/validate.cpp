@@ -68,8 +68,11 @@ void validate_train(const RunConfig& config) {
       config.parallel.context > 1 && train.sequence_length % chunks != 0)
     throw ConfigError(
         "train.sequence_length = {} is not a multiple of 2 x parallel.context = {}: every rank holds two chunks of a "
-        "sequence. Use {}.",
-        train.sequence_length, chunks, nearest_multiples(train.sequence_length, chunks));
+        "sequence. Use {}{}.",
+        train.sequence_length, chunks, nearest_multiples(train.sequence_length, chunks),
+        train.sequence_length / chunks * chunks + chunks > config.model.context
+            ? fmt::format("; model.context = {} is the longest", config.model.context)
+            : "");
   if (train.global_batch_size % train.micro_batch_size != 0)
     throw ConfigError("train.global_batch_size = {} is not a multiple of train.micro_batch_size = {}. Use {}.",
                       train.global_batch_size, train.micro_batch_size,
@@ -149,9 +152,8 @@ void validate_tensor(const RunConfig& config) {
     if (value % tensor != 0)
       throw ConfigError(
           "parallel.tensor = {} does not divide model.{} = {}: each rank computes whole heads and equal parts of the "
-          "hidden units. Use a "
-          "divisor of both heads, kv_heads and ffn_width.",
-          tensor, name, value);
+          "hidden units. Use a divisor of {}, which divides heads, kv_heads and ffn_width.",
+          tensor, name, value, std::gcd(std::gcd(model.heads, model.kv_heads), model.ffn_width));
   if (!config.parallel.sequence_parallel) return;
   const int64_t batch = config.train.micro_batch_size, tokens = config.train.sequence_length / config.parallel.context;
   if (batch * tokens % tensor != 0)

@@ -123,3 +123,22 @@ TEST_CASE("bench layers measures chunks and rings beside the plan and their idea
     }
   }
 }
+
+TEST_CASE("what a benchmark refuses on all ranks is printed once", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder);
+  const std::pair<const char*, const char*> refusals[] = {
+      {"overlap", " --set parallel.pipeline=2"},
+      {"overlap", " --zero 3 --set parallel.pipeline=2"},
+      {"overlap", " --ablate"},
+      {"layers", " --set parallel.tensor=1 --set parallel.pipeline=2"}};
+  for (const auto& [benchmark, flags] : refusals) {
+    const Result result =
+        on_ranks(2, std::string("bench ") + benchmark + " " + run + " --set device.kind=cpu --steps 1" + flags);
+    INFO(result.text);
+    CHECK(result.code == 2);
+    CHECK(count(result.text, "[bench]") == 1);
+    CHECK(contains(result.text, "on all ranks: [bench]"));
+  }
+}

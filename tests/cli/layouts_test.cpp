@@ -176,7 +176,7 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
   INFO(few.text);
   CHECK(few.code == 0);
   CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // what it costs
-  CHECK(contains(few.text, "1 micro-batches are too few to fill 2 stages"));
+  CHECK(contains(few.text, "1 micro-batch is too few to fill 2 stages"));
   CHECK(contains(few.text, "stage 1   ."));
 }
 

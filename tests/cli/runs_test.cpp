@@ -205,6 +205,21 @@ TEST_CASE("ranks that were started on one host are planned as one node, though i
   }
 }
 
+TEST_CASE("more threads than cores are a warning and a note", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const unsigned cores = std::thread::hardware_concurrency();
+  for (unsigned threads : {1u, cores + 1}) {
+    const Result result = call("train " + run + " --set train.steps=1 --set device.threads=" + std::to_string(threads) +
+                               " --set output.dir=" + folder.path("run"));
+    INFO(result.text);
+    CHECK(result.code == 0);
+    const std::string sentence = "device.threads = " + std::to_string(threads) + " on " + std::to_string(cores);
+    CHECK(contains(result.text, sentence) == (threads > cores));
+    CHECK(contains(read(folder.path("run") + "/run.json"), sentence) == (threads > cores));
+  }
+}
+
 TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weights", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;

@@ -338,8 +338,7 @@ TEST_CASE("no effect: settings of an axis of one rank are said and left out, one
 TEST_CASE("tensor parallelism: sizes that ranks cannot share are refused with the numbers", "[config]") {
   CHECK(load_refusal({"model.family=llama", "model.heads=12", "model.kv_heads=2", "parallel.tensor=4"}) ==
         "parallel.tensor = 4 does not divide model.kv_heads = 2: each rank computes whole heads and equal parts of the "
-        "hidden units. Use a divisor of both "
-        "heads, kv_heads and ffn_width.");
+        "hidden units. Use a divisor of 2, which divides heads, kv_heads and ffn_width.");
   CHECK(load_refusal({"parallel.tensor=5"}).find("does not divide model.heads = 12") != std::string::npos);
   CHECK(load_refusal({"model.ffn_width=42", "parallel.tensor=4"}).find("does not divide model.ffn_width = 42") !=
         std::string::npos);
