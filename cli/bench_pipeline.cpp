@@ -154,7 +154,7 @@ class PipelineBench {
         "inputs only) and weight gradients of a micro-batch took on the first stage\n",
         paced_ ? "" : " of the stage that computes most",
         paced_ ? "" : ", every work as long as it took in these steps");
-    fmt::print("{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>10}{:>9}{:>22}\n", "schedule", "micro",
+    fmt::print("{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>10}{:>9}{:>26}\n", "schedule", "micro",
                "hop", "step ms", "bubble", paced_ ? "closed form" : "ideal", "rehearsed ms", "/ rehearsed", "hops",
                "of which ends", "exposed", "ideal bd", "/ ideal", "F + B + W ms");
     csv_.open(command_.csv,
@@ -173,7 +173,7 @@ class PipelineBench {
     const double fill = 2.0 * (row.schedule().parts() - 1) * static_cast<double>(row.hop_ns) / 1e6 / m.step_ms;
     fmt::print(
         "{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>10.2f}{:>9."
-        "3f}{:>22}\n",
+        "3f}{:>26}\n",
         row.name, shape.micro_batches, m.ratio, m.step_ms, 100 * bubble, 100 * ideal, m.rehearsed_ms,
         m.step_ms / m.rehearsed_ms, 100 * hops, 100 * fill, 100 * exposed, m.ideal_ms, m.step_ms / m.ideal_ms,
         fmt::format("{:.2f} + {:.2f} + {:.2f}", m.took.forward, m.took.backward, m.took.weight));

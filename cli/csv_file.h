@@ -25,7 +25,9 @@ class CsvFile {
   }
   template <typename... Args>
   void row(fmt::format_string<Args...> format, Args&&... args) {
-    if (file_) fmt::print(file_.get(), format, std::forward<Args>(args)...);
+    if (!file_) return;
+    fmt::print(file_.get(), format, std::forward<Args>(args)...);
+    std::fflush(file_.get());  // minutes may pass until the next one, and who interrupts keeps what was measured
   }
 
  private:
