@@ -108,7 +108,7 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
   std::vector<std::string> lines = without_effect(written);
   const RunConfig config = in_effect(written);
   const Job& job = *finished.job;
-  const int64_t stage = job.options.zero_stage, parts = job.options.schedule.parts();
+  const int64_t stage = job.options.zero_stage;
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
     lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, "
                                             "and are reduced once (the bits of stage 0)",
@@ -139,13 +139,6 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
         fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with "
                     "what is before it",
                     larger, parameters.size(), format_bytes(job.options.bucket_bytes)));
-  if (config.pipeline.virtual_stages > 1 && config.pipeline.layers.empty() && config.model.layers % parts != 0)
-    lines.push_back(
-        fmt::format("{} layers do not divide by the {} x {} parts of parallel.pipeline and pipeline.virtual_stages: "
-                    "{}, so that parts take about as "
-                    "long; pipeline.layers deals them otherwise",
-                    config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages,
-                    fmt::join(job.options.layers, " + ")));
   return lines;
 }
 

@@ -246,6 +246,7 @@ int train(const TrainCommand& command) {
       config = load_run_config(command.run_file, command.sets);
       require_supported(config);
       require_layout(config, world.size());
+      kernels::isa();  // a set asked for that cannot run here is refused before an older run is moved aside
       threads = threads_of(config, world.ranks_on_host());
     });
     require_same(world, "configuration",

@@ -17,29 +17,6 @@ struct BoundFunction {
   void operator()(LaunchContext& context) const { body(context, *state); }
 };
 
-const char* name_of_verb(Op op) {
-  switch (op) {
-    case Op::all_reduce:
-      return "all_reduce";
-    case Op::reduce_scatter:
-      return "reduce_scatter";
-    case Op::all_gather:
-      return "all_gather";
-    case Op::broadcast:
-      return "broadcast";
-    case Op::all_to_all:
-      return "all_to_all";
-    case Op::send:
-      return "send";
-    case Op::recv:
-      return "recv";
-    case Op::exchange:
-      return "exchange";
-    default:
-      return "?";
-  }
-}
-
 bool sums(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter; }
 
 void check_peer(const Verb& verb, const char* what, int peer, int size) {
@@ -75,7 +52,7 @@ bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank)
 }  // namespace
 
 std::string describe(const Verb& verb) {
-  return fmt::format("{} of {} {}", name_of_verb(verb.op), verb.transfer.elems, name_of(verb.transfer.dtype));
+  return fmt::format("{} of {} {}", name_of(verb.op), verb.transfer.elems, name_of(verb.transfer.dtype));
 }
 
 int64_t from_bytes(const Verb& verb, int size) {

@@ -164,11 +164,10 @@ std::vector<Field<R>> make_fields() {
               {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"},
               "Order of micro-batches in the stages; beside a schedule_file it is refused. With one stage no key of "
               "this table has an effect."),
-      F::integer(
-          "pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
-          "Pieces of the model per stage (interleaved_1f1b, or a schedule_file). Layers need not divide by pipeline x "
-          "virtual_stages: they are dealt so that pieces take about "
-          "as long."),
+      F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
+                 "Pieces of the model per stage (interleaved_1f1b, or a schedule_file). Layers divide by pipeline x "
+                 "virtual_stages, "
+                 "or layers says how many each has."),
       F::integers(
           "pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
           "Blocks of each part of the model, in order. Empty: balanced by modelled cost, embedding and head counted."),

@@ -206,6 +206,12 @@ void validate_layout(const RunConfig& config) {
         "parallel.pipeline x pipeline.virtual_stages = {} x {} = {} stages is more than model.layers = {}. "
         "Use at most as many.",
         config.parallel.pipeline, config.pipeline.virtual_stages, stages, config.model.layers);
+  if (config.pipeline.virtual_stages > 1 && layers.empty() && config.model.layers % stages != 0)
+    throw ConfigError(
+        "model.layers = {} does not divide by parallel.pipeline x pipeline.virtual_stages = {} x {} = {} parts. Use {} "
+        "layers, other virtual_stages, or say in pipeline.layers how many each part has.",
+        config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages, stages,
+        nearest_multiples(config.model.layers, stages));
   if (layers.empty()) return;
   if (static_cast<int64_t>(layers.size()) != stages)
     throw ConfigError(
@@ -266,10 +272,19 @@ RunConfig resolve_defaults(RunConfig config) {
 }
 
 RunConfig in_effect(RunConfig config) {
-  if (config.parallel.tensor == 1) config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
+  if (config.parallel.tensor == 1) {
+    config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
+    config.overlap.tensor_chunks = Overlap{}.tensor_chunks;
+  }
   if (config.parallel.pipeline == 1) {
     config.pipeline = Pipeline{};
+    config.overlap.p2p = Overlap{}.p2p;
     config.overlap.align_grad_reduce = Overlap{}.align_grad_reduce;
+  }
+  if (config.zero.stage < 3) {
+    config.zero.prefetch_depth = Zero{}.prefetch_depth;
+    config.zero.reshard_after_forward = Zero{}.reshard_after_forward;
+    config.zero.persistence_threshold_bytes = Zero{}.persistence_threshold_bytes;
   }
   return config;
 }
@@ -277,11 +292,17 @@ RunConfig in_effect(RunConfig config) {
 std::vector<std::string> without_effect(const RunConfig& config) {
   std::vector<std::string> sentences;
   const RunConfig taken = in_effect(config);
+  const auto cause_of = [](std::string_view key) {
+    if (key.starts_with("zero.")) return "zero.stage";
+    if (key == "parallel.sequence_parallel" || key == "overlap.tensor_chunks") return "parallel.tensor";
+    return "parallel.pipeline";
+  };
   for (const Field<RunConfig>& field : run_fields())
-    if (const std::string text = field_text(config, field.key); text != field_text(taken, field.key))
+    if (const std::string text = field_text(config, field.key); text != field_text(taken, field.key)) {
+      const char* cause = cause_of(field.key);
       sentences.push_back(
-          fmt::format("{} = {} has no effect with parallel.{} = 1", field.key, text,
-                      field.key == std::string_view("parallel.sequence_parallel") ? "tensor" : "pipeline"));
+          fmt::format("{} = {} has no effect with {} = {}", field.key, text, cause, field_text(config, cause)));
+    }
   return sentences;
 }
 

@@ -16,8 +16,10 @@ namespace slipstream {
 /// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
 RunConfig resolve_defaults(RunConfig config);
 
-/// What is computed with: settings of an axis of one rank (sequence_parallel, [pipeline], align_grad_reduce) have no
-/// effect and are their defaults, so that a run file is taken apart by one parallel.pipeline = 1. Pure.
+/// What is computed with: settings of an axis of one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
+/// align_grad_reduce) and those of ZeRO's stage 3 in lower ones (prefetch_depth, reshard_after_forward,
+/// persistence_threshold) have no effect and are their defaults, so that a run file is taken apart by one
+/// parallel.pipeline = 1. Pure.
 RunConfig in_effect(RunConfig config);
 /// "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1", one sentence for each such setting. Pure.
 std::vector<std::string> without_effect(const RunConfig& config);

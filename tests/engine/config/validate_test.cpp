@@ -225,8 +225,8 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
 
 TEST_CASE("layout: what is offered instead is legal, and all that is legal is offered or counted", "[config]") {
   // Sizes that tensor, pipeline, context, data and the schedule each allow in part.
-  constexpr int64_t kLayers = 5, kHeads = 6, kTokens = 48, kMicro = 2, kGlobal = 24;
-  const std::vector<std::string> sizes{"model.layers=5",
+  constexpr int64_t kLayers = 12, kHeads = 6, kTokens = 48, kMicro = 2, kGlobal = 24;
+  const std::vector<std::string> sizes{"model.layers=12",
                                        "model.heads=6",
                                        "model.width=96",
                                        "model.context=48",
@@ -241,7 +241,8 @@ TEST_CASE("layout: what is offered instead is legal, and all that is legal is of
   };
   const auto may_be = [&](bool interleaved, int64_t data, int64_t tensor, int64_t pipeline, int64_t context) {
     return kHeads % tensor == 0 && (context == 1 || kTokens % (2 * context) == 0) && kGlobal % (kMicro * data) == 0 &&
-           (interleaved && pipeline > 1 ? 2 * pipeline <= kLayers && goes_round(data, pipeline) : pipeline <= kLayers);
+           (interleaved && pipeline > 1 ? kLayers % (2 * pipeline) == 0 && goes_round(data, pipeline)
+                                        : pipeline <= kLayers);
   };
   int checked = 0, counted = 0;
   for (bool interleaved : {false, true})
@@ -305,26 +306,40 @@ TEST_CASE("layout: what is offered instead is legal, and all that is legal is of
 }
 
 TEST_CASE("no effect: settings of an axis of one rank are said and left out, one at a time", "[config]") {
-  const std::vector<std::string> sets{"parallel.sequence_parallel=true", "overlap.align_grad_reduce=true",
-                                      "pipeline.schedule=interleaved_1f1b", "pipeline.virtual_stages=3",
+  const std::vector<std::string> sets{"parallel.sequence_parallel=true",
+                                      "overlap.p2p=false",
+                                      "overlap.tensor_chunks=8",
+                                      "overlap.align_grad_reduce=true",
+                                      "pipeline.schedule=interleaved_1f1b",
+                                      "pipeline.virtual_stages=3",
                                       "pipeline.layers=[1, 2, 2, 2, 2, 3]"};
   const auto also = [&](std::vector<std::string> more) {
     more.insert(more.end(), sets.begin(), sets.end());
     return with(more);
   };
-  const std::vector<std::string> of_tensor{"parallel.sequence_parallel = true has no effect with parallel.tensor = 1"},
-      of_pipeline{"overlap.align_grad_reduce = true has no effect with parallel.pipeline = 1",
+  const std::vector<std::string> of_tensor{"parallel.sequence_parallel = true has no effect with parallel.tensor = 1",
+                                           "overlap.tensor_chunks = 8 has no effect with parallel.tensor = 1"},
+      of_pipeline{"overlap.p2p = false has no effect with parallel.pipeline = 1",
+                  "overlap.align_grad_reduce = true has no effect with parallel.pipeline = 1",
                   "pipeline.schedule = \"interleaved_1f1b\" has no effect with parallel.pipeline = 1",
                   "pipeline.virtual_stages = 3 has no effect with parallel.pipeline = 1",
                   "pipeline.layers = [1, 2, 2, 2, 2, 3] has no effect with parallel.pipeline = 1"};
-  std::vector<std::string> both = of_tensor;
-  both.insert(both.end(), of_pipeline.begin(), of_pipeline.end());
+  // In the order of the fields.
+  std::vector<std::string> both{of_tensor[0], of_pipeline[0], of_tensor[1]};
+  both.insert(both.end(), of_pipeline.begin() + 1, of_pipeline.end());
   CHECK(without_effect(with({})).empty());
   CHECK(without_effect(also({"parallel.tensor=2", "parallel.pipeline=2"})).empty());
   CHECK(without_effect(also({"parallel.tensor=2"})) == of_pipeline);
   CHECK(without_effect(also({"parallel.pipeline=2"})) == of_tensor);
   CHECK(without_effect(also({})) == both);
   CHECK(without_effect(with({"pipeline.schedule_file=a.csv"})).size() == 1);
+  const std::vector<std::string> third{"zero.stage=2", "zero.prefetch_depth=2", "zero.reshard_after_forward=false",
+                                       "zero.persistence_threshold=64KiB"};
+  CHECK(without_effect(with(third)) ==
+        std::vector<std::string>{"zero.prefetch_depth = 2 has no effect with zero.stage = 2",
+                                 "zero.reshard_after_forward = false has no effect with zero.stage = 2",
+                                 "zero.persistence_threshold = \"64KiB\" has no effect with zero.stage = 2"});
+  CHECK(config_toml(in_effect(with(third))) == config_toml(with({"zero.stage=2"})));
   // What is left is the file without them; what has an effect stays.
   CHECK(config_toml(in_effect(also({}))) == config_toml(with({})));
   const RunConfig all = also({"parallel.tensor=2", "parallel.pipeline=2"});

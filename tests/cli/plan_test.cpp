@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// What plan and check print: layout, memory, schedule and notes, and the layouts and schedules that they refuse.
+
+#include <cstdio>
+#include <sstream>
+
+#include "tests/cli/program.h"
+
+using namespace slipstream;
+using namespace slipstream::program;
+
+TEST_CASE("plan and check print what was planned", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const Result json = call("plan " + run + " --ranks 2 --json");
+  REQUIRE(json.code == 0);
+  const Json plan = Json::parse(json.text);
+  CHECK(plan.at("ranks").as_int() == 2);
+  CHECK(plan.at("machine_source").as_string() == "this host");
+  CHECK(plan.at("fits").as_bool());
+  CHECK(plan.at("tasks").as_array().size() > 4);
+  CHECK(plan.at("rehearsed").at("step_ms").as_double() > 0);
+  int64_t total = 0;
+  for (const auto& [owner, bytes] : plan.at("memory_bytes").as_object())
+    if (owner != "total") total += bytes.as_int();
+  CHECK(total == plan.at("memory_bytes").at("total").as_int());
+  const Result check = call("check " + run + " --ranks 4 --set train.micro_batch_size=1");
+  INFO(check.text);
+  CHECK(check.code == 0);
+  CHECK(contains(check.text, "none under"));
+  const Json proof = Json::parse(call("check " + run + " --ranks 2 --json").text);
+  CHECK(proof.at("machine_source").as_string() == "this host");
+  const std::string laptop = SOURCE_DIR "/configs/machines/laptop.toml";
+  for (const char* verb : {"plan ", "check "}) {
+    CHECK(Json::parse(call(verb + run + " --json --machine " + laptop).text).at("machine_source").as_string() ==
+          "--machine");
+    CHECK(Json::parse(call(verb + run + " --json --set device.machine=" + laptop).text)
+              .at("machine_source")
+              .as_string() == "device.machine");
+  }
+  CHECK(proof.at("holds").as_bool());
+  CHECK(proof.at("deadlock").is_null());
+  CHECK(proof.at("hazards").as_array().empty());
+  CHECK(proof.at("plan_hash").as_string() == plan.at("plan_hash").as_string());
+  check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
+  // What splitting the tied table saves is the difference between two plans that anybody can ask for.
+  const std::string slow = "plan " + run +
+                           " --ranks 2 --set comm.emulate.bandwidth=100Mbit/s --machine " SOURCE_DIR
+                           "/configs/machines/laptop.toml";
+  const Result both = call(slow);
+  const auto rehearsed = [](const std::string& text) {
+    return Json::parse(text.substr(0, text.find("\n}\n") + 3)).at("rehearsed").at("exposed_ms").as_double();
+  };
+  const double apart = rehearsed(call(slow + " --json").text),
+               together = rehearsed(call(slow + " --json --set overlap.split_tied_embedding=false").text);
+  char wanted[2][64];
+  std::snprintf(wanted[0], sizeof wanted[0], "rehearsed: %.2f ms exposed in a step of ", apart);
+  std::snprintf(wanted[1], sizeof wanted[1], "overlap.split_tied_embedding = false %.2f in ", together);
+  INFO(both.text);
+  CHECK(contains(both.text, wanted[0]));
+  CHECK(contains(both.text, wanted[1]));
+}
+
+TEST_CASE("plan says which group crosses which link, and what recomputation saves and costs", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) +
+                           " --ranks 16 --machine " SOURCE_DIR
+                           "/configs/machines/h100x8.toml --set parallel.pipeline=2 --set train.global_batch_size=32";
+  const Result inside = call(plan + " --set train.recompute=full"),
+               across = call(plan + " --set parallel.order=dp-tp-cp-pp");
+  INFO(inside.text << across.text);
+  CHECK(contains(inside.text, "pipeline       2 ranks, inside a node:   339.93 GiB/s, such as ranks 0 1"));
+  CHECK(contains(inside.text, "data           8 ranks, across nodes:    42.84 GiB/s, such as ranks 0 2 ... 14"));
+  CHECK(contains(inside.text, "recompute: full saves "));
+  CHECK(contains(across.text, "pipeline       2 ranks, across nodes:"));
+  CHECK(contains(across.text, "data           8 ranks, inside a node:"));
+  CHECK(!contains(across.text, "recompute:"));
+  // Which plan, check and run say alike.
+  const std::string sums = "tensor groups communicate in every layer and cross nodes of ";
+  CHECK(!contains(call(plan + " --set parallel.tensor=2").text, sums));
+  const std::string apart = plan.substr(5) + " --set parallel.tensor=2 --set parallel.order=dp-pp-cp-tp";
+  CHECK(contains(call("plan " + apart).text, "note:    " + sums + "8 ranks: use parallel.tensor that divides 8"));
+  CHECK(contains(call("check " + apart).text, "note:      " + sums));
+  const Result json = call("check --json " + apart);
+  CHECK(contains(Json::parse(json.text).at("notes").as_array().at(0).as_string(), sums));
+  if (!has_mpirun()) return;
+  std::string lone = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  const size_t at = lone.find("ranks_per_node = ");
+  REQUIRE(at != std::string::npos);
+  lone.replace(at, lone.find('\n', at) - at, "ranks_per_node = 1");
+  const Result run = on_ranks(2, "train " + run_file(folder) + " --set parallel.tensor=2 --set device.machine=" +
+                                     folder.write("lone.toml", lone));
+  INFO(run.text);
+  CHECK(contains(run.text, "note: " + sums + "1 ranks"));
+  check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2,
+                {"4", "6", "2x1x3x1, 1x1x3x2, 1x2x3x1, or start 4 or 8 ranks"});
+}
+
+TEST_CASE("layouts that a refusal offers are planned, and those that it does not are refused", "[cli]") {
+  Folder folder;
+  const std::string sizes = run_file(folder) + " --set model.layers=12 --set train.global_batch_size=24",
+                    csv = folder.path("schedule.csv");
+  const auto piped = [](int pipeline) { return " --set parallel.pipeline=" + std::to_string(pipeline); };
+  REQUIRE(call("plan " + sizes + piped(2) + " --ranks 4 --schedule-csv " + csv).code == 0);  // of 6 micro-batches
+  for (const auto& [more, world] : std::initializer_list<std::pair<std::string, int>>{
+           {" --set pipeline.schedule=interleaved_1f1b --set pipeline.virtual_stages=2", 12},
+           {" --set pipeline.schedule_file=" + csv, 16}}) {
+    const std::string plan = "plan " + sizes + more + " --ranks " + std::to_string(world);
+    const Result list = call(plan + piped(2) + " --set parallel.data=5");
+    check_refused(
+        list, 2,
+        {"data 5 x tensor 1 x pipeline 2 x context 1 = 10 ranks, but " + std::to_string(world) + " were started"});
+    int offered = 0;
+    for (int data = 1; data <= world; ++data)
+      for (int tensor = 1; tensor <= 2; ++tensor)
+        for (int pipeline = 1; pipeline <= world / data / tensor; ++pipeline) {
+          const int context = world / data / tensor / pipeline;
+          if (data * tensor * pipeline * context != world) continue;
+          char text[64];
+          std::snprintf(text, sizeof text, "%dx%dx%dx%d", data, tensor, pipeline, context);
+          const bool is_offered = contains(list.text, std::string(" ") + text);
+          const Result tried =
+              call("plan " + sizes + more + piped(pipeline) + " --ranks " + std::to_string(world) +
+                   " --set parallel.data=" + std::to_string(data) + " --set parallel.tensor=" + std::to_string(tensor) +
+                   " --set parallel.context=" + std::to_string(context));
+          INFO(more << " " << text << "\n" << list.text << tried.text);
+          CHECK((tried.code == 0) == is_offered);
+          offered += is_offered;
+        }
+    CHECK(offered > 1);
+  }
+}
+
+TEST_CASE("plan, --dry-run and their files note what the planner has decided", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), plan = "plan " + run + " --ranks 2 --set train.micro_batch_size=1 ";
+  const std::string once = "zero.stage 2: 2 micro-batches accumulate in whole gradients",
+                    each = "zero.stage 2: 2 micro-batches are reduced one by one";
+  const auto json = [](const std::string& text) { return Json::parse(text.substr(0, text.find("\n}\n") + 3)); };
+  const Json fits = json(call(plan + "--set zero.stage=2 --json").text);
+  REQUIRE(fits.at("notes").as_array().size() == 2);
+  CHECK(contains(fits.at("notes").as_array()[0].as_string(), once));
+  std::string small = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  small.replace(small.find("memory = \""), 10, "memory = \"100KiB\" #");
+  const Result sharded = call(plan + "--set zero.stage=2 --machine " + folder.write("small.toml", small));
+  INFO(sharded.text);
+  CHECK(contains(sharded.text, each));
+  CHECK(contains(sharded.text, "whole gradients do not fit in 100.0 KiB"));
+  CHECK(
+      contains(sharded.text, "zero.stage 2: a layer is one bucket; overlap.bucket_size = 8.0 KiB cuts the rest only"));
+  // float32: tables of 256 and 16 rows of 16, and the last norm; the widths of ranks and alignment pad them.
+  const size_t at = sharded.text.find("in stage 2 ") + 11;
+  const double outside_KiB = std::stod(sharded.text.substr(at));
+  CHECK(outside_KiB >= 4 * (256 + 16 + 2) * 16 / 1024.0 - 0.05);  // as printed
+  CHECK(outside_KiB <= 1.1 * 4 * (256 + 16 + 2) * 16 / 1024.0);
+  CHECK(!contains(call(plan + "--set zero.stage=3").text, "micro-batches accumulate"));
+  CHECK(!contains(call("plan " + run + " --set zero.stage=2").text, "note:"));  // one rank shares nothing
+  const Result parts = call("train " + run + " --dry-run --set model.layers=5");
+  CHECK(!contains(parts.text, "note:"));
+  const std::string uneven = "plan " + run +
+                             " --ranks 2 --set model.layers=5 --set parallel.pipeline=2 --set "
+                             "pipeline.schedule=interleaved_1f1b --set pipeline.virtual_stages=2";
+  check_refused(call(uneven), 2, {"model.layers = 5", "2 x 2 = 4 parts", "Use 4 or 8 layers", "pipeline.layers"});
+  CHECK(call(uneven + " --set pipeline.layers=[1,2,1,1]").code == 0);
+}
+
+TEST_CASE("plan prints every pass of a schedule, or says where to find it, and the link that groups are priced at",
+          "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  const std::string piped = "plan " + run +
+                            " --ranks 4 --set model.layers=5 --set parallel.pipeline=4 --set train.micro_batch_size=1 "
+                            "--set train.global_batch_size=";
+  const Result table = call(piped + "16 --set comm.emulate.bandwidth=1Gbit/s");
+  INFO(table.text);
+  // The first stage of 1F1B over four stages, and the last, where a forward pass is the shortest.
+  for (int m = 0; m < 16; ++m)
+    for (const char* pass : {" F", " B"})
+      CHECK(count(table.text + " ", pass + std::to_string(m) + " ") +
+                count(table.text, pass + std::to_string(m) + "\n") ==
+            4);
+  CHECK(contains(table.text, "comm.emulate:    119.2"));
+  CHECK(!contains(table.text, "inside a node:"));
+  const Result long_one = call(piped + "17 --set comm.emulate.bandwidth=1000Gbit/s");
+  INFO(long_one.text);
+  CHECK(count(long_one.text, "\nstage ") == 4);
+  CHECK(count(long_one.text, " ... ") >= 4);
+  for (const char* pass : {" F0 ", " B16"}) CHECK(count(long_one.text, pass) == 4);
+  CHECK(!contains(long_one.text, " F8 "));
+  CHECK(contains(long_one.text, " columns the first and the last 24; --schedule-csv FILE writes the whole schedule"));
+}
+
+TEST_CASE("an imported schedule in which something is missing or comes twice is refused before the first step",
+          "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) +
+                           " --ranks 2 --set parallel.pipeline=2 --set train.global_batch_size=8",
+                    csv = folder.path("schedule.csv");
+  REQUIRE(call(plan + " --schedule-csv " + csv).code == 0);
+  const std::string rows = read(csv), taken = plan + " --set pipeline.schedule_file=" + csv;
+  CHECK(call(taken).code == 0);
+  const size_t at = rows.find("1,2,");
+  const std::string row = rows.substr(at, rows.find('\n', at) + 1 - at);
+  folder.write("schedule.csv", rows.substr(0, at) + rows.substr(at + row.size()));
+  check_refused(call(taken), 2, {"stage 1", "is missing", "schedule.csv"});
+  folder.write("schedule.csv", rows + "1,99," + row.substr(4));
+  check_refused(call(taken), 2, {"stage 1", "comes twice", "schedule.csv"});
+}
