@@ -30,8 +30,8 @@ struct Machine {
 Machine load_machine(const std::string& path);
 
 /// This host shared by `ranks` ranks of `threads` threads (>= 1); 0 ranks: by as many as it has cores for. Cores of the
-/// affinity mask and memory are read, rates are built in and conservative (machine.cpp has each with its reason), so
-/// that predictions err on the slow side.
+/// affinity mask, their instructions and memory are read, rates are built in and conservative (machine.cpp has each
+/// with its reason), so that predictions err on the slow side.
 Machine this_host(int threads, int ranks = 0);
 
 /// What all ranks plan for when each believes one of `machines`, rank 0's first: rank 0's, with the least memory that
