@@ -2,6 +2,7 @@
 // The command line: parses, calls one subcommand, prints one sentence when it fails. The only place that exits.
 
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -284,6 +285,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using slipstream::ExitCode;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of its write, which has a sentence
   try {
     return slipstream::cli::run(argc, argv);
   } catch (const slipstream::Error& error) {

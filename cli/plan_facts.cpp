@@ -120,6 +120,18 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
                                             machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
                                                                                    format_bytes(machine.memory_bytes))
                                                                      : "nothing says how much memory a rank has"));
+  if (const PipelineSchedule& schedule = job.options.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
+    const ScheduleShape& shape = schedule.shape;
+    // Of stages that take the same, backward twice as long as forward, and no hops.
+    const Played played = play(
+        schedule,
+        {.use_ns = [&](int, const Use& use) { return use.pass == Pass::backward && !schedule.splits_backward ? 2 : 1; },
+         .hop_ns = {}});
+    lines.push_back(fmt::format(
+        "{} micro-batch{} too few to fill {} stages: equal ones idle for {:.0f} % of their compute time. "
+        "Raise train.global_batch_size or lower train.micro_batch_size",
+        shape.micro_batches, shape.micro_batches == 1 ? " is" : "es are", shape.stages, 100 * played.bubble()));
+  }
   if (job.mesh.crosses_nodes(Axis::tensor, machine.ranks_per_node) &&
       config.comm.emulate.bandwidth_bytes_per_second == 0)
     lines.push_back(
@@ -177,11 +189,6 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
         ", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's "
         "number)",
         fmt::join(shape.lags, ", "));
-  if (shape.micro_batches < shape.stages)
-    line += fmt::format(
-        "; {} micro-batch{} too few to fill {} stages: raise train.global_batch_size or lower "
-        "train.micro_batch_size",
-        shape.micro_batches, shape.micro_batches == 1 ? " is" : "es are", shape.stages);
   return line;
 }
 

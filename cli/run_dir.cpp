@@ -21,12 +21,24 @@ namespace {
   throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a folder that you may write to.", path,
                       reason);
 }
+[[noreturn]] void refuse_at(const std::string& path, int error) {
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+    throw ResourceError("[output] {} cannot be written: {}. Free some space, or set output.dir to a folder elsewhere.",
+                        path, std::strerror(error));
+  refuse(path, std::strerror(error));
+}
 
-void write_all(int file, std::string_view bytes, const std::string& path) {
+/// Appends all bytes or none.
+void append_all(int file, std::string_view bytes, const std::string& path) {
+  const off_t before = ::lseek(file, 0, SEEK_END);
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) refuse(path, std::strerror(errno));
+    if (written < 0) {
+      const int error = errno;
+      if (before >= 0 && ::ftruncate(file, before) != 0) log_info("{} ends in half a line", path);
+      refuse_at(path, error);
+    }
     bytes.remove_prefix(static_cast<size_t>(written));
   }
 }
@@ -59,7 +71,7 @@ RunDir::~RunDir() {
 void RunDir::write(std::string_view name, std::string_view content) const { files::write_file(path(name), content); }
 
 void RunDir::append_metrics(std::string_view line) {
-  write_all(metrics_, std::string(line) + "\n", path("metrics.jsonl"));
+  append_all(metrics_, std::string(line) + "\n", path("metrics.jsonl"));
 }
 
 }  // namespace slipstream::cli

@@ -37,16 +37,37 @@
 namespace slipstream::cli {
 namespace {
 
+/// The first lines in which two texts differ; empty where one ends.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream lines_a(a), lines_b(b);
+  while (true) {
+    std::string of_a, of_b;
+    const bool more = static_cast<bool>(std::getline(lines_a, of_a)) | static_cast<bool>(std::getline(lines_b, of_b));
+    if (of_a != of_b || !more) return {of_a, of_b};
+  }
+}
+
+/// Every setting in a line, and the flags of train that all ranks must have.
+std::string lines_of(const RunConfig& config, const TrainCommand& command) {
+  std::string lines;
+  for (const Field<RunConfig>& field : run_fields())
+    lines += fmt::format("{} = {}\n", field.key, field_text(config, field.key));
+  return lines + fmt::format("--dry-run {}\n--check-hazards {}\n--inject-delays {}\n", command.dry_run,
+                             command.check_hazards,
+                             command.delay_seed ? fmt::format("{}", *command.delay_seed) : "none");
+}
+
 /// Refuses to start when ranks disagree about what to run.
-void require_same(World& world, const std::string& what, const std::string& value) {
+void require_same(World& world, const std::string& what, const std::string& value,
+                  const std::string& remedy = "Start all ranks with the same run file, flags and build.") {
   const std::vector<std::string> values = world.all_gather(value);
   world.together([&] {
     for (size_t r = 1; r < values.size(); ++r)
-      if (values[r] != values[0])
-        throw ConfigError(
-            "[train] rank {} has another {} than rank 0 ({} against {}). Start all ranks with the same run file, "
-            "flags and build.",
-            r, what, values[r], values[0]);
+      if (values[r] != values[0]) {
+        const auto [theirs, ours] = first_difference(values[r], values[0]);
+        throw ConfigError("[train] rank {} has another {} than rank 0 ({} against {}). {}", r, what, theirs, ours,
+                          remedy);
+      }
   });
 }
 
@@ -249,9 +270,11 @@ int train(const TrainCommand& command) {
       kernels::isa();  // a set asked for that cannot run here is refused before an older run is moved aside
       threads = threads_of(config, world.ranks_on_host());
     });
-    require_same(world, "configuration",
-                 data::xxh3_128_hex(config_toml(config).data(), static_cast<int64_t>(config_toml(config).size())));
+    require_same(world, "configuration", lines_of(config, command));
     if (!command.dry_run) place = choose_place(world, config);
+    if (place.kind == DeviceKind::cpu)  // the copies that ranks have of the weights would drift apart
+      require_same(world, "instruction set", std::string(kernels::name_of(kernels::isa())),
+                   "Set SLIPSTREAM_ISA to the lower one on all hosts.");
     int64_t vocab = 0;
     world.together([&] {
       machine = machine_at(place, config, threads, world.ranks_on_host());
@@ -268,6 +291,7 @@ int train(const TrainCommand& command) {
         vocab = dataset.tokenizer->vocab_size();
       }
     });
+    require_same(world, "data", dataset.hash, "Give all hosts the same files.");
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
       if (command.dry_run && config.device.kind == DeviceChoice::cuda) {  // as on a GPU that is not here
@@ -301,6 +325,9 @@ int train(const TrainCommand& command) {
     std::unique_ptr<RunDir> run_dir;
     Json written;
     world.together([&] {
+      // Refused before an older run is moved aside; a folder inside it would be moved, too.
+      if (world.rank() == 0 && !config.checkpoint.dir.starts_with(config.output.dir + "/"))
+        require_folder(config.checkpoint.dir);
       run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
       if (world.rank() != 0) return;
       require_folder(config.checkpoint.dir);

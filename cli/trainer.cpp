@@ -299,6 +299,7 @@ double Trainer::evaluate() {
   const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
   double total = 0;
   for (const std::string& theirs : world_.all_gather(bytes, "the losses of an evaluation")) {
+    SLIP_ASSERT(theirs.size() == bytes.size());  // all ranks have the same data: train has compared its hash
     std::memcpy(sums.data(), theirs.data(), theirs.size());
     total = std::accumulate(sums.begin(), sums.end(), total);
   }

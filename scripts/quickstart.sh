@@ -63,6 +63,7 @@ if [[ -z $text ]]; then
 fi
 echo "$text: $(wc -c <"$text") bytes"
 
+command -v mpirun >/dev/null || { echo "quickstart: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
 say "train: mpirun --bind-to none -np 2 build/slipstream train configs/runs/quickstart.toml --set data.train=$text"
 # Open MPI refuses root, and more ranks than cores, unless told otherwise.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -102,11 +102,6 @@ void validate_zero(const RunConfig& config) {
         "layer needs: "
         "overlap.grad_reduce = \"{}\" cannot. Use \"bucketed\", or stage 0 or 1.",
         zero.stage, kWays[static_cast<size_t>(way)]);
-  if (zero.stage != 3 && zero.persistence_threshold_bytes > 0)
-    throw ConfigError(
-        "zero.persistence_threshold = {} has no effect with zero.stage = {}: parameters are whole on every rank. Use "
-        "stage 3, or leave it out.",
-        format_bytes(zero.persistence_threshold_bytes), zero.stage);
   if (zero.persistence_threshold_bytes > 0 && config.pipeline.virtual_stages > 1)
     throw ConfigError(
         "zero.persistence_threshold = {} with pipeline.virtual_stages = {}: the parts of a stage would write the "
@@ -327,8 +322,8 @@ void validate(const RunConfig& written) {
 
 namespace {
 
-/// Whether a run file that is valid would be with this layout, too.
-bool is_legal(RunConfig config, const Layout& layout, const LayoutLaw& law) {
+/// What is said to a run file, which is valid, with this layout; empty: it is legal.
+std::string refusal_of(RunConfig config, const Layout& layout, const LayoutLaw& law) {
   config.parallel.data = layout.data;
   config.parallel.tensor = layout.tensor;
   config.parallel.pipeline = layout.pipeline;
@@ -337,21 +332,22 @@ bool is_legal(RunConfig config, const Layout& layout, const LayoutLaw& law) {
     validate(config);
     const Batch batch = resolve_batch(config, layout.data);
     if (law) law(config, batch);
-    return true;
-  } catch (const ConfigError&) {
-    return false;
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
   }
 }
 
 /// "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 4 more": layouts that the run file allows,
-/// first those over the axes in use, of these those nearest to what was asked for.
+/// first those over the axes in use, of these those nearest to what was asked for. Where there is none, why the nearest
+/// is none.
 std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& law) {
   constexpr size_t kPrinted = 30;
   const Parallel& p = config.parallel;
   struct Candidate {
     int more_axes = 0;  // that nobody asked for
     double distance = 0;
-    std::string text;
+    std::string text, refusal;
     bool operator<(const Candidate& other) const {
       return std::tie(more_axes, distance) < std::tie(other.more_axes, other.distance);
     }
@@ -367,8 +363,8 @@ std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& l
         if (world % others != 0) continue;
         const Layout layout{
             .data = static_cast<int>(world / others), .tensor = tensor, .pipeline = pipeline, .context = context};
-        if (!is_legal(config, layout, law)) continue;
-        Candidate candidate{.text = fmt::format("{}x{}x{}x{}", layout.data, tensor, pipeline, context)};
+        Candidate candidate{.text = fmt::format("{}x{}x{}x{}", layout.data, tensor, pipeline, context),
+                            .refusal = refusal_of(config, layout, law)};
         for (const auto& [is, asked] : {std::pair{tensor, p.tensor}, {pipeline, p.pipeline}, {context, p.context}})
           candidate.more_axes += asked == 1 && is > 1;
         for (const auto& [is, asked] :
@@ -376,8 +372,12 @@ std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& l
           if (asked > 0) candidate.distance += std::abs(std::log2(static_cast<double>(asked) / is));
         candidates.push_back(std::move(candidate));
       }
-  if (candidates.empty()) return fmt::format("No layout of {} ranks suits the rest of the run file: change it", world);
   std::stable_sort(candidates.begin(), candidates.end());
+  const Candidate nearest = candidates.front();
+  std::erase_if(candidates, [](const Candidate& candidate) { return !candidate.refusal.empty(); });
+  if (candidates.empty())
+    return fmt::format("No layout of {} ranks suits the rest of the run file ({}, for instance: \"{}\"): change it",
+                       world, nearest.text, nearest.refusal);
   std::string list = fmt::format("Legal on {}, as data x tensor x pipeline x context: ", world);
   for (size_t i = 0; i < std::min(kPrinted, candidates.size()); ++i) list += (i == 0 ? "" : ", ") + candidates[i].text;
   return candidates.size() <= kPrinted ? list : list + fmt::format(" and {} more", candidates.size() - kPrinted);
@@ -388,10 +388,11 @@ std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& la
   const Parallel& p = config.parallel;
   const int64_t others = p.tensor * p.pipeline * p.context, most = std::numeric_limits<int>::max() / others;
   const auto legal = [&](int64_t data) {
-    return is_legal(
-        config,
-        {static_cast<int>(data), static_cast<int>(p.tensor), static_cast<int>(p.pipeline), static_cast<int>(p.context)},
-        law);
+    return refusal_of(config,
+                      {static_cast<int>(data), static_cast<int>(p.tensor), static_cast<int>(p.pipeline),
+                       static_cast<int>(p.context)},
+                      law)
+        .empty();
   };
   std::vector<int64_t> worlds;
   if (p.data != -1) {

@@ -8,6 +8,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/data/hash.h"
 #include "engine/data/text.h"
 
 namespace slipstream::data {
@@ -76,6 +77,11 @@ Dataset open_dataset(const DatasetOptions& options) {
     validation_text = read_text(options.validation);
   }
 
+  const auto hash_of_text = [](const std::string& text) {
+    return text.empty() ? "" : xxh3_128_hex(text.data(), std::ssize(text));
+  };
+  const std::string hash =
+      train_shards.hash + hash_of_text(train_text) + "+" + validation_shards.hash + hash_of_text(validation_text);
   Dataset dataset;
   dataset.tokenizer = train_is_shards ? train_shards.tokenizer : validation_shards.tokenizer;
   if (train_is_shards && validation_is_shards &&
@@ -109,6 +115,7 @@ Dataset open_dataset(const DatasetOptions& options) {
                              : encode(*dataset.tokenizer, std::move(validation_text), options.validation);
     if (!validation_is_shards) texts_count += dataset.validation->count();
   }
+  dataset.hash = hash;
   dataset.resident_bytes = resident_bytes(*dataset.tokenizer, texts_count);
   const bool cut = one_file && dataset.validation;
   check_length(*dataset.train, "training", options.train, options.sequence_length, cut);

@@ -25,6 +25,7 @@ struct Dataset {
   std::shared_ptr<const TokenSource> train;
   std::shared_ptr<const TokenSource> validation;  // null if there is none
   std::shared_ptr<const Tokenizer> tokenizer;
+  std::string hash;  // of the files, in the order train, validation: ranks that have the same see the same ids
   int64_t resident_bytes = 0;  // of tokens that this process keeps in memory: those of texts; shards stay on disk
 };
 

@@ -227,12 +227,15 @@ Shards open_shards(const std::string& path, ShardCheck check) {
   Shards shards;
   TokenShardInfo first;
   std::string first_path;
+  Xxh3 said;
   for (const std::string& one : matches(path)) {
     if (!names_shards(one))
       throw DataError("[data] {} is not a shard: its name does not end in .bin.", files::shown(one));
     const files::InputFile exists(one,
                                   files::Owner::data);  // so that a missing shard is not reported as a missing sidecar
     const TokenShardInfo info = read_info(one);
+    const std::string sidecar = write_token_shard_info(info);
+    said.update(sidecar.data(), std::ssize(sidecar));
     if (!shards.tokenizer) {
       first = info;
       first_path = one;
@@ -250,6 +253,7 @@ Shards open_shards(const std::string& path, ShardCheck check) {
     if (check == ShardCheck::whole) shard->check_whole(info.hash);
     parts.push_back(shard);
   }
+  shards.hash = said.hex();
   shards.tokens = parts.size() == 1 ? parts.front() : std::make_shared<Chain>(std::move(parts));
   return shards;
 }

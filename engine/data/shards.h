@@ -51,6 +51,7 @@ enum class ShardCheck : uint8_t {
 struct Shards {
   std::shared_ptr<const TokenSource> tokens;  // one after another, in the order of the paths
   std::shared_ptr<const Tokenizer> tokenizer;
+  std::string hash;  // of what the sidecars say of tokenizer, number and bytes of the ids: other ids have another
 };
 
 /// Is `path` a shard or a pattern of shards ("*.bin"), and not a text? Pure.

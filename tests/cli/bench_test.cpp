@@ -38,6 +38,38 @@ const std::string kStagesOf4 =
 
 }  // namespace
 
+TEST_CASE("bench overlap measures the four ways beside their bounds, in the columns that other programs read",
+          "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), csv = folder.path("table.csv");
+  const Result result =
+      on_ranks(2, "bench overlap " + run + " --steps 2 --ratios 0.5,1 --set device.kind=cpu --csv " + csv);
+  INFO(result.text);
+  REQUIRE(result.code == 0);
+  CHECK(count(result.text, "noise floor: the run without communication against itself: ") == 2);
+  const std::string text = read(csv);
+  CHECK(text.rfind("implementation,model_size,d_model,num_layers,world_size,bucket_bytes,link,avg_step_time_ms,"
+                   "speedup_vs_naive,compute_ms,comm_ms,exposed_ms,hidden_fraction,bound_ms,share_of_bound",
+                   0) == 0);
+  const auto rows = table_of(csv);
+  for (const char* way : {"no_communication", "naive", "flat", "per_parameter", "bucketed"}) {
+    CAPTURE(way);
+    CHECK(std::count_if(rows.begin(), rows.end(), [&](const auto& row) { return row.at("implementation") == way; }) ==
+          2);
+  }
+  for (const auto& row : rows) {
+    const auto number = [&](const char* column) { return std::stod(row.at(column)); };
+    INFO(row.at("implementation"));
+    CHECK(number("world_size") == 2);
+    CHECK(number("d_model") == 16);
+    CHECK(number("num_layers") == 2);
+    CHECK(number("avg_step_time_ms") > 0);
+    CHECK(number("share_of_bound") == Approx(number("bound_ms") / number("avg_step_time_ms")).epsilon(0.02));
+    CHECK((number("comm_ms") > 0) == (row.at("implementation").find("no_communication") == std::string::npos));
+  }
+}
+
 TEST_CASE("bench pipeline measures every schedule beside the rehearsal and its ideal, and the noise",
           "[cli][pipeline]") {
   if (!has_mpirun()) return;

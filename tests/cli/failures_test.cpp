@@ -27,6 +27,17 @@ std::vector<pid_t> ranks_running(const std::string& part) {
   return found;
 }
 
+/// What the kernels run with here if nobody asks for less.
+std::string best_instructions() {
+  Folder folder;
+  const Result trained = call("train " + run_file(folder, "") + " --set train.steps=1");
+  REQUIRE(trained.code == 0);
+  const std::string text = read(folder.path("run") + "/run.json"), key = "\"isa\": \"";
+  REQUIRE(contains(text, key));
+  const size_t at = text.find(key) + key.size();
+  return text.substr(at, text.find('"', at) - at);
+}
+
 }  // namespace
 
 TEST_CASE("ranks that cannot train together say so once", "[cli]") {
@@ -44,7 +55,23 @@ TEST_CASE("ranks that cannot train together say so once", "[cli]") {
   once(on_ranks(2, "train " + run + " --set output.dir=" + folder.path("text.txt") + "/run"), 7, {"on rank 0: "});
   const std::string program = exe() + " train " + run;
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.seed=2"), 2,
-       {"on all ranks: ", "rank 1", "configuration"});
+       {"on all ranks: ", "rank 1", "configuration", "(train.seed = 2 against train.seed = "});
+  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --dry-run"), 2,
+       {"on all ranks: ", "rank 1", "(--dry-run true against --dry-run false)"});
+  // Hosts that do not share a disk: the same path, other files, as long or longer.
+  for (const char* host : {"a", "b"}) fs::create_directories(folder.path(host));
+  const std::string text = english();
+  folder.write("a/text.txt", text);
+  for (const std::string& other : {text.substr(1) + text[0], text + text}) {
+    folder.write("b/text.txt", other);
+    const std::string relative = program + " --set data.train=text.txt --set zero.stage=3";
+    once(shell(mpirun() + "-np 1 -wdir " + folder.path("a") + " " + relative + " : -np 1 -wdir " + folder.path("b") +
+               " " + relative),
+         2, {"on all ranks: ", "rank 1 has another data than rank 0", "Give all hosts the same files"});
+  }
+  if (const std::string set = best_instructions(); set != "baseline")
+    once(shell(mpirun() + "-np 1 " + program + " : -np 1 env SLIPSTREAM_ISA=baseline " + program), 2,
+         {"on all ranks: ", "rank 1 has another instruction set than rank 0 (baseline against " + set + ")"});
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.stepz=2"), 2,
        {"on rank 1: ", "stepz"});
   CHECK(!fs::exists(folder.path("run")));
@@ -114,4 +141,22 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   CHECK(!fs::exists(dir + "/checkpoints/final/model.safetensors"));
   CHECK_NOTHROW(Json::parse(read(dir + "/run.json")));
   CHECK(metrics(dir).size() > 1);  // whole lines only
+}
+
+TEST_CASE("a disk or a file that may not grow ends the run with a sentence, and every line of metrics is whole",
+          "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder) + " --set train.steps=4000 --set train.eval_batches=0";
+  // Blocks of 512 bytes; the shell's limit raises a signal, which is not to be the end.
+  const Result trained = shell("ulimit -f 64; " + exe() + " train " + run);
+  check_refused(trained, 7, {"metrics.jsonl", "cannot be written", "Free some space"});
+  const std::string lines = read(folder.path("run") + "/metrics.jsonl");
+  REQUIRE(!lines.empty());
+  CHECK(lines.back() == '\n');
+  for (const Json& line : metrics(folder.path("run"))) CHECK(line.at("step").as_int() > 0);
+  folder.write("long.txt", english() + english() + english());
+  check_refused(shell("ulimit -f 64; " + exe() + " tokenize " + folder.path("long.txt") + " " + folder.path("long")), 7,
+                {"long"});
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path("")))
+    CHECK(entry.path().filename().string().find(".tmp") == std::string::npos);
 }

@@ -176,7 +176,13 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
   INFO(few.text);
   CHECK(few.code == 0);
   CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // what it costs
-  CHECK(contains(few.text, "1 micro-batch is too few to fill 2 stages"));
+  const std::string costs =
+      "1 micro-batch is too few to fill 2 stages: equal ones idle for 100 % of their compute time";
+  CHECK(contains(few.text, costs));
+  for (const char* command : {"check ", "plan --json "})
+    CHECK(contains(
+        call(command + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=4").text,
+        costs));
   CHECK(contains(few.text, "stage 1   ."));
 }
 

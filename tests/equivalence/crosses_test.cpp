@@ -108,6 +108,25 @@ int ranks_of(const Row& row) {
     if (row[f] != kOpen) ranks *= level_of({f, row[f]}).ranks;
   return ranks;
 }
+size_t factor_named(const std::string& name) {
+  const auto found = std::find_if(factors().begin(), factors().end(), [&](const Factor& f) { return f.name == name; });
+  return static_cast<size_t>(found - factors().begin());
+}
+/// Whether settings that act on what data ranks and ranks of a ring share have somebody to share with, or may still get
+/// it within kRanks. Reductions that are aligned need four ranks of tensor parallelism to themselves: with eight ranks
+/// in all these two meet where nothing is reduced.
+bool shares_if_it_must(const Row& row) {
+  const auto level = [&](const char* name) -> const Level* {
+    const size_t factor = factor_named(name);
+    return row[factor] == kOpen ? nullptr : &level_of({factor, row[factor]});
+  };
+  const Level *zero = level("ZeRO"), *pipeline = level("pipeline"), *tensor = level("tensor"), *data = level("data"),
+              *context = level("context");
+  const bool must = (zero && zero->name != "ZeRO-0") ||
+                    (pipeline && pipeline->named[0] == "align_grad_reduce" && (!tensor || tensor->ranks < 4));
+  if (!must || (data && data->ranks > 1) || (context && context->ranks > 1)) return true;
+  return (!data || !context) && 2 * ranks_of(row) <= kRanks;
+}
 std::string name_of(const Row& row) {
   std::string name;
   for (size_t f = 0; f < row.size(); ++f) name += (f ? ", " : "") + level_of({f, row[f]}).name;
@@ -119,10 +138,6 @@ Row plain_but(const SettingPair& pair) {
   row[pair.first.factor] = pair.first.level;
   row[pair.second.factor] = pair.second.level;
   return row;
-}
-size_t factor_named(const std::string& name) {
-  const auto found = std::find_if(factors().begin(), factors().end(), [&](const Factor& f) { return f.name == name; });
-  return static_cast<size_t>(found - factors().begin());
 }
 int micro_batches_of(const Row& row) { return std::vector<int>{2, 4, 1}[row[factor_named("micro-batches")]]; }
 
@@ -179,7 +194,7 @@ const Table& table() {
       for (size_t f = 0; f < row.size(); ++f)
         for (size_t g = f + 1; g < row.size(); ++g)
           if (row[f] != kOpen && row[g] != kOpen && !may_meet.contains({{f, row[f]}, {g, row[g]}})) return false;
-      return ranks_of(row) <= kRanks;
+      return ranks_of(row) <= kRanks && shares_if_it_must(row);
     });
     return t;
   }();
@@ -265,6 +280,8 @@ TEST_CASE("every two settings that may meet do, and every two that may not are r
     INFO(name_of(row));
     CHECK(ranks_of(row) <= kRanks);
     CHECK(refusal_of(row) == "");  // pairs are all that the program refuses
+    const auto ranks = [&](const char* name) { return level_of({factor_named(name), row[factor_named(name)]}).ranks; };
+    CHECK((config_of(row).zero.stage == 0 || ranks("data") * ranks("context") > 1));  // else it would be switched off
   }
   for (const SettingPair& pair : t.legal) {
     INFO(level_of(pair.first).name << " with " << level_of(pair.second).name);

@@ -47,13 +47,20 @@ TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage",
       const Layout whole = layout_of(llama, 4, micro_batches);
       const Trained expected = train(with(whole, [](Layout& l) { l.evaluate_between = true; }), kSteps);
       for (int stages : {2, 3, 4})
-        for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
-          CAPTURE(llama, micro_batches, stages, name_of(kind));
-          check_same_bits(
-              train(with(whole, [&](Layout& l) { l.stages = stages, l.schedule = kind, l.evaluate_between = true; }),
-                    kSteps),
-              expected);
-        }
+        for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
+          for (bool hides_hops : {false, true}) {
+            if (hides_hops && kind == ScheduleKind::gpipe) continue;
+            // Without --all every second of the pairs, each of which is there with the other model.
+            if (!test_everything() && hides_hops && (micro_batches + stages + (llama ? 1 : 0)) % 2 != 0) continue;
+            CAPTURE(llama, micro_batches, stages, name_of(kind), hides_hops);
+            check_same_bits(train(with(whole,
+                                       [&](Layout& l) {
+                                         l.stages = stages, l.schedule = kind, l.evaluate_between = true,
+                                         l.hides_hops = hides_hops;
+                                       }),
+                                  kSteps),
+                            expected);
+          }
     }
 }
 
@@ -291,6 +298,18 @@ TEST_CASE("the control: without the exchange of a tied table's gradients its cop
 
 TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") {
   int64_t waits = 0;
+  const auto check_all_needed = [&](const Layout& layout) {
+    for (const auto& job : make_jobs(layout, 0)) {
+      const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
+      const auto seams = comm::link_all(runs, job->channels);
+      REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
+      const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
+      waits += mutations.waits;
+      CAPTURE(name_of(layout.schedule), layout.stages, layout.virtual_stages, layout.micro_batches, layout.hides_hops,
+              layout.zero_stage, job->stage(), mutations.redundant_names, mutations.missed_names);
+      CHECK(mutations.caught == mutations.waits);
+    }
+  };
   for (ScheduleKind kind :
        {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int zero : {0, 1, 3}) {
@@ -299,16 +318,26 @@ TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") 
         l.stages = 2, l.ranks = 2, l.zero_stage = zero, l.schedule = kind,
         l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
       });
-      for (const auto& job : make_jobs(layout, 0)) {
-        const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
-        const auto seams = comm::link_all(runs, job->channels);
-        REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
-        const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
-        waits += mutations.waits;
-        CAPTURE(name_of(kind), zero, job->stage(), mutations.redundant_names, mutations.missed_names);
-        CHECK(mutations.caught == mutations.waits);
-      }
+      check_all_needed(layout);
     }
+  // The plans of the tables above: without --all of three stages with as many micro-batches, and one more.
+  for (int stages : {2, 3, 4})
+    for (int micro_batches : {1, 2, 3, 4, 5})
+      for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
+        for (bool hides_hops : {false, true}) {
+          if (hides_hops && kind == ScheduleKind::gpipe) continue;
+          if (!test_everything() && (stages != 3 || micro_batches != (hides_hops ? 4 : 3))) continue;
+          check_all_needed(with(layout_of(micro_batches % 2 == 0, 4, micro_batches),
+                                [&](Layout& l) { l.stages = stages, l.schedule = kind, l.hides_hops = hides_hops; }));
+        }
+  for (int stages : {2, 3, 4})
+    for (int virtual_stages : {2, 3})
+      for (int rounds : {1, 2}) {
+        if (!test_everything() && (stages != 3 || virtual_stages != 3 || rounds != 1)) continue;
+        check_all_needed(with(layout_of(rounds == 2, stages * virtual_stages, stages * rounds), [&](Layout& l) {
+          l.stages = stages, l.virtual_stages = virtual_stages, l.schedule = ScheduleKind::interleaved_1f1b;
+        }));
+      }
   std::printf("  %lld waits\n", static_cast<long long>(waits));
 }
 

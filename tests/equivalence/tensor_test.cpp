@@ -8,6 +8,7 @@
 #include "comm/link.h"
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
+#include "tests/equivalence/table.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
 
@@ -179,6 +180,18 @@ TEST_CASE("bfloat16, grouped key-value heads and untied heads are shared too", "
 
 TEST_CASE("every wait of a tensor-parallel plan is needed", "[tensor][mutation]") {
   int64_t waits = 0;
+  const auto check_all_needed = [&](const Layout& layout) {
+    for (const auto& job : make_jobs(layout, 1)) {
+      const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
+      const auto seams = comm::link_all(runs, job->channels);
+      REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
+      const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
+      waits += mutations.waits;
+      CAPTURE(layout.name, layout.tensor, layout.sequence_parallel, layout.tensor_chunks, layout.zero_stage,
+              job->stage(), mutations.redundant_names, mutations.missed_names);
+      CHECK(mutations.caught == mutations.waits);
+    }
+  };
   for (bool llama : {false, true})
     for (bool sequence : {false, true})
       for (int zero : {0, 1, 3}) {
@@ -190,16 +203,17 @@ TEST_CASE("every wait of a tensor-parallel plan is needed", "[tensor][mutation]"
           if (sequence && zero == 1) l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.recompute = Recomputation::full;
           if (sequence && zero == 3) l.recompute = Recomputation::selective;
         });
-        for (const auto& job : make_jobs(layout, 1)) {
-          const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
-          const auto seams = comm::link_all(runs, job->channels);
-          REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
-          const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
-          waits += mutations.waits;
-          CAPTURE(llama, sequence, zero, job->stage(), mutations.redundant_names, mutations.missed_names);
-          CHECK(mutations.caught == mutations.waits);
-        }
+        check_all_needed(layout);
       }
+  for (bool llama : {false, true})
+    for (int tensor : {2, 4})
+      for (bool sequence : {false, true})
+        for (int chunks : {1, 2, 4}) {
+          if (!test_everything() && (chunks != (tensor == 4 ? 4 : 1) || llama == sequence)) continue;
+          check_all_needed(with(layout_of(llama), [&](Layout& l) {
+            l.tensor = tensor, l.sequence_parallel = sequence, l.tensor_chunks = chunks;
+          }));
+        }
   std::printf("  %lld waits\n", static_cast<long long>(waits));
 }
 

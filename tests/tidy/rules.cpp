@@ -131,7 +131,9 @@ std::string code_only(std::string_view text) {
 Findings check_licence(const File& file) {
   static const std::set<std::string> kinds = {".cpp", ".h",  ".hpp",  ".cu",    ".cuh",
                                               ".sh",  ".py", ".toml", ".build", ".md"};
-  if (!kinds.contains(std::filesystem::path(file.path).extension().string()) && file.path != ".ci/run") return {};
+  static const std::set<std::string> others = {".ci/run", "meson_options.txt", ".clang-format", ".gitignore",
+                                               ".git-blame-ignore-revs"};
+  if (!kinds.contains(std::filesystem::path(file.path).extension().string()) && !others.contains(file.path)) return {};
   static const std::string licence = "SPDX-License-Identifier: Apache-2.0";
   const auto lines = lines_of(file.text);
   const size_t first = !lines.empty() && lines[0].starts_with("#!") ? 1 : 0;

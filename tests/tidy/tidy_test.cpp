@@ -106,6 +106,7 @@ TEST_CASE("rule: licence", "[tidy]") {
   CHECK(check_licence({"a.cpp", "\n// SPDX-License-Identifier: Apache-2.0\n"}).size() == 1);
   CHECK(check_licence({"a.cpp", "// SPDX-License-Identifier: MIT\n"}).size() == 1);
   CHECK(check_licence({"a.toml", ""}).size() == 1);
+  CHECK(check_licence({".gitignore", "/build/"}).size() == 1);
   CHECK(check_licence({"a.md", "<!-- SPDX-License-Identifier: Apache-2.0 -->\n"}).empty());
   CHECK(check_licence({"a.md", "text"}).size() == 1);
   CHECK(check_licence({"LICENSE", "text"}).empty());

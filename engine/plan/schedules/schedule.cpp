@@ -68,7 +68,8 @@ std::string name_of(const PipelineSchedule& schedule, int stage, const Use& use)
                      use.pass == Pass::forward    ? "forward"
                      : use.pass == Pass::backward ? "backward"
                                                   : "weight",
-                     use.micro_batch, schedule.shape.virtual_stages > 1 ? fmt::format(" in chunk {}", use.chunk) : "");
+                     use.micro_batch,
+                     schedule.shape.virtual_stages > 1 || use.chunk != 0 ? fmt::format(" in chunk {}", use.chunk) : "");
 }
 
 }  // namespace
@@ -132,7 +133,8 @@ void require_valid(const PipelineSchedule& schedule) {
                           name_of(schedule, stage, use), shape.micro_batches, shape.virtual_stages, passes);
       size_t& at = position[index(use.pass, use.chunk, use.micro_batch)];
       if (at != kMissing)
-        throw ConfigError("[pipeline] {} comes twice, at positions {} and {}.", name_of(schedule, stage, use), at, i);
+        throw ConfigError("[pipeline] {} comes twice, as number {} and {} of its stage.", name_of(schedule, stage, use),
+                          at, i);
       at = i;
     }
     for (int p = 0; p < passes; ++p)

@@ -98,6 +98,7 @@ std::string schedule_csv(const PipelineSchedule& schedule) {
 PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& shape, const std::string& source) {
   PipelineSchedule schedule{.shape = shape};
   std::vector<std::map<int, Use>> rows(static_cast<size_t>(shape.stages));
+  const std::string remedy = "write the file again with plan --schedule-csv";
   std::istringstream lines(csv);
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
@@ -110,9 +111,15 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
       throw ConfigError("[pipeline] {}, line {}: \"{}\" is not {} with pass F, B or W.", source, number, shown(line),
                         kHeader);
     const auto [stage, position, chunk, micro_batch, pass] = *row;
-    if (stage < 0 || stage >= shape.stages)
-      throw ConfigError("[pipeline] {}, line {}: stage {} is not among the {} of parallel.pipeline.", source, number,
-                        stage, shape.stages);
+    for (const auto& [what, is, count, key] :
+         {std::tuple{"stage", stage, shape.stages, "parallel.pipeline"},
+          {"chunk", chunk, shape.virtual_stages, "pipeline.virtual_stages"},
+          {"micro-batch", micro_batch, shape.micro_batches, "train.global_batch_size"}})
+      if (is < 0 || is >= count)
+        throw ConfigError(
+            "[pipeline] {}, line {}: {} {} is not among the {} of this run, which are numbered from 0. Change {}, or "
+            "{}.",
+            source, number, what, is, count, key, remedy);
     const Use use{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, chunk, micro_batch};
     schedule.splits_backward |= use.pass == Pass::weight;
     if (!rows[static_cast<size_t>(stage)].emplace(position, use).second)
@@ -126,8 +133,17 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
   try {
     require_valid(schedule);
   } catch (const ConfigError& error) {
-    throw ConfigError("{} It comes from {}.", error.what(), source);
+    throw ConfigError(
+        "{} It comes from {}, of which this run takes {} micro-batches on {} stages x {} chunks. Correct it, "
+        "or {}.",
+        error.what(), source, shape.micro_batches, shape.stages, shape.virtual_stages, remedy);
   }
+  for (size_t s = 0; s < rows.size(); ++s)
+    if (const int last = std::ssize(rows[s]) - 1; rows[s].begin()->first != 0 || rows[s].rbegin()->first != last)
+      throw ConfigError(
+          "[pipeline] {}: the positions of stage {} go from {} to {}, but it has {} rows. Number them from 0 to {}, or "
+          "{}.",
+          source, s, rows[s].begin()->first, rows[s].rbegin()->first, last + 1, last, remedy);
   return schedule;
 }
 

@@ -129,9 +129,6 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "\"flat\" cannot. Use \"bucketed\", or stage 0 or 1.");
   for (const char* way : {"naive", "flat", "per_parameter"})
     CHECK(load_refusal({"zero.stage=1", std::string("overlap.grad_reduce=") + way}) == "accepted");
-  CHECK(load_refusal({"zero.stage=2", "zero.persistence_threshold=1MiB"}) ==
-        "zero.persistence_threshold = 1.0 MiB has no effect with zero.stage = 2: parameters are whole on every rank. "
-        "Use stage 3, or leave it out.");
   CHECK(load_refusal({"zero.stage=3", "train.dtype=bfloat16", "zero.gather_dtype=float32"}) ==
         "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same "
         "rounded weights. Use \"auto\".");
@@ -217,7 +214,8 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
                         "train.sequence_length=127", "train.micro_batch_size=2", "train.global_batch_size=16"},
                        7) ==
         "[parallel] tensor 1 x pipeline 4 x context 1 = 4 ranks do not divide the 7 that were started. No layout of 7 "
-        "ranks suits the rest of the run file: change it, or start 4 or 8 ranks.");
+        "ranks suits the rest of the run file (1x1x7x1, for instance: \"parallel.pipeline x pipeline.virtual_stages = "
+        "7 x 1 = 7 stages is more than model.layers = 5. Use at most as many.\"): change it, or start 4 or 8 ranks.");
   // Numbers of ranks are offered if they are legal: on 6 x 4 the batch does not divide, on 5 x 4 it does.
   CHECK(layout_refusal({"parallel.pipeline=4", "train.micro_batch_size=2", "train.global_batch_size=40"}, 23)
             .find(", or start 20 or 40 ranks.") != std::string::npos);

@@ -295,7 +295,7 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
         missing.stages[s].erase(missing.stages[s].begin() + static_cast<std::ptrdiff_t>(i));
         CHECK(refusal([&] { require_valid(missing); }).find("is missing.") != std::string::npos);
         twice.stages[s].push_back(twice.stages[s][i]);
-        CHECK(refusal([&] { require_valid(twice); }).find("comes twice, at positions ") != std::string::npos);
+        CHECK(refusal([&] { require_valid(twice); }).find("comes twice, as number ") != std::string::npos);
       }
   }
   PipelineSchedule swapped = make_schedule(ScheduleKind::gpipe, {2, 3, 1});
@@ -346,11 +346,23 @@ TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]"
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,1,B,0\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv, line 3: \"0,1,B,0\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n1,1,B,0,0\n", shape, "a.csv"); }) ==
-        "[pipeline] a.csv, line 3: stage 1 is not among the 1 of parallel.pipeline.");
+        "[pipeline] a.csv, line 3: stage 1 is not among the 1 of this run, which are numbered from 0. Change "
+        "parallel.pipeline, or write the file again with plan --schedule-csv.");
+  for (const auto& [row, words] : {std::pair{"0,0,F,1,0", "chunk 1 is not among the 1 of this run"},
+                                   {"0,0,F,-1,0", "chunk -1 is not among the 1 of this run"},
+                                   {"0,0,F,0,1", "micro-batch 1 is not among the 1 of this run"}})
+    CHECK(refusal([&] { parse_schedule(head + row + "\n", shape, "a.csv"); }).find(words) != std::string::npos);
+  CHECK(refusal([&] { parse_schedule(head + "0,-7,F,0,0\n0,1,B,0,0\n", shape, "a.csv"); }) ==
+        "[pipeline] a.csv: the positions of stage 0 go from -7 to 1, but it has 2 rows. Number them from 0 to 1, or "
+        "write the file again with plan --schedule-csv.");
+  CHECK(refusal([&] {
+          parse_schedule(head + "0,0,F,0,0\n0,2,B,0,0\n", shape, "a.csv");
+        }).find("go from 0 to 2, but it has 2 rows") != std::string::npos);
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,0,B,0,0\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv, line 3: stage 0 has two uses at position 0.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n", shape, "a.csv"); }) ==
-        "[pipeline] stage 0: backward of micro-batch 0 is missing. It comes from a.csv.");
+        "[pipeline] stage 0: backward of micro-batch 0 is missing. It comes from a.csv, of which this run takes 1 "
+        "micro-batches on 1 stages x 1 chunks. Correct it, or write the file again with plan --schedule-csv.");
 }
 
 TEST_CASE("the table shows stage by time", "[schedule]") {
