@@ -296,8 +296,8 @@ FinishedJob build_proved_job(const JobRequest& request) {
                 .launches = by_task->launches,
                 .launch_ns = request.machine.launch_ns,
                 .serialised_by = serialises(request, *first.job, true) ? request.driver : 0};
-  replay.taken = graph == Choice::yes ||
-                 (graph == Choice::automatic && replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
+  replay.taken = graph == Choice::yes || (graph == Choice::automatic && !replay.is_too_large() &&
+                                          replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
   const Way& best = replay.taken ? *by_graph : *by_task;
   FinishedJob finished = &best == ways.data()
                              ? std::move(first)

@@ -27,6 +27,10 @@ struct Replay {
 
   /// What the barrier may cost before launching task by task is better.
   int64_t launches_ns() const { return launches * launch_ns; }
+  /// A run keeps four graphs of a step, each with a node or two for every launch: millions of nodes are gigabytes that
+  /// no plan counts. device.graph = true takes them all the same.
+  static constexpr int64_t kMostLaunches = 100'000;
+  bool is_too_large() const { return launches > kMostLaunches; }
 };
 
 struct FinishedJob {

@@ -30,6 +30,12 @@ std::string reason_against(const CudaDevices& devices, int ranks) {
   if (devices.count() == 0) return devices.reason;
   if (ranks > 1 && comm::nccl_version() == 0)
     return "this build has no NCCL, which several ranks need; configure with -Dnccl=enabled";
+  // Before, it does not order launches of several communicators (NCCL_LAUNCH_ORDER_IMPLICIT), and ranks can wait for
+  // each other for ever.
+  constexpr int kOldestNccl = 22700;
+  if (ranks > 1 && comm::nccl_version() < kOldestNccl)
+    return fmt::format("NCCL is {}, several ranks need {} (2.27) or newer; install it", comm::nccl_version(),
+                       kOldestNccl);
   return "";
 }
 
@@ -44,6 +50,8 @@ namespace {
 Place choose(World& world, const RunConfig& config) {
   if (config.device.kind == DeviceChoice::cpu || !ruled_out(config).empty()) return {};
   const bool asked = config.device.kind == DeviceChoice::cuda || config.comm.backend == Backend::nccl;
+  // Before the first call of CUDA: by default streams share 8 queues of the GPU, and those of one wait for each other.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const CudaDevices devices = find_cuda_devices();
   const std::string reason = reason_against(devices, world.size());
   if (!asked) {

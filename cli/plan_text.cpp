@@ -169,10 +169,13 @@ void print_replay(const Planned& planned) {
   if (replay.graph_ns == 0) return;
   fmt::print(
       "graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, "
-      "{:.2f} without; {} launches of {} cost the host {:.2f}\n",
+      "{:.2f} without; {} launches of {} cost the host {:.2f}{}\n",
       field_text(planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task",
       static_cast<double>(replay.graph_ns) / 1e6, static_cast<double>(replay.task_by_task_ns) / 1e6, replay.launches,
-      format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6);
+      format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6,
+      replay.is_too_large() && !replay.taken
+          ? fmt::format("; graphs of more than {} would take memory that no plan counts", Replay::kMostLaunches)
+          : "");
 }
 
 }  // namespace

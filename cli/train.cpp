@@ -116,6 +116,7 @@ Json run_json(const World& world, const Place& place, const RunConfig& config, c
     run["cublaslt"] = kernels::gemm_library().version;
     run["graph"] = finished.replay.taken               ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
+                   : finished.replay.is_too_large()    ? "eager: graphs of so many launches would take too much memory"
                                                        : "eager: a graph's barrier would cost more than the launches";
     run["timed_products"] = static_cast<int64_t>(place.timed_products);
   } else {

@@ -74,8 +74,12 @@ if command -v ompi_info >/dev/null; then
     find "$from" -maxdepth 1 -type f \( -name '*.so' -o -name '*.txt' \) -exec cp -- {} "$to/" \;
   done
   mkdir -p "$root/openmpi/bin"
+  if ! command -v orted >/dev/null; then
+    echo "bundle: the launcher of Open MPI 5 (PRRTE) is not bundled. Bundle with Open MPI 4." >&2
+    exit 2
+  fi
   for program in mpirun orted orterun; do
-    path=$(command -v $program) && cp -L -- "$path" "$root/openmpi/bin/$program"
+    cp -L -- "$(command -v $program)" "$root/openmpi/bin/$program"
   done
 else
   echo "bundle: no Open MPI here, so several ranks on the GPU machine need its own mpirun" >&2

@@ -3,16 +3,12 @@
 
 #include <launch.h>
 
-#include "engine/base/check.h"
+#include "engine/device/cuda/cuda_check.h"
 
 namespace slipstream::kernels {
 
 void cuda_check(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // clears the error where it does not stick
-  throw ResourceError(
-      "[cuda] {}: {} ({}). See that the driver, its version and the memory of the device are what the run needs.", what,
-      cudaGetErrorString(status), static_cast<int>(status));
+  if (status != cudaSuccess) cuda::fail(status, what);
 }
 
 size_t shared_memory_bytes() {

@@ -33,8 +33,8 @@ const char* what_to_do(cudaError_t result) {
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorAssert:
-      return "A kernel touched what it should not: run scripts/gpu_check.sh --stage sanitize, and report it with the "
-             "run file.";
+      return "A kernel touched what it should not, or the GPU is lost: look at nvidia-smi and the kernel log, run "
+             "scripts/gpu_check.sh --stage sanitize, and report it with the run file.";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureIsolation:
@@ -61,6 +61,13 @@ void check(cudaError_t result, const char* expression, const char* file, int lin
   (void)cudaGetLastError();
   has_thrown = true;
   throw ResourceError("{}", sentence(result, expression, file, line));
+}
+
+void fail(cudaError_t result, const std::string& what) {
+  (void)cudaGetLastError();
+  has_thrown = true;
+  throw ResourceError("[cuda] {} failed: {} ({}, {}). {}", what, cudaGetErrorString(result), cudaGetErrorName(result),
+                      static_cast<int>(result), what_to_do(result));
 }
 
 void check_quietly(cudaError_t result, const char* expression, const char* file, int line) noexcept {

@@ -155,11 +155,7 @@ void CudaStream::call(const Work& work, const Frame& frame) {
     work.fn(context);
   }
   const cudaError_t launched = cudaGetLastError();
-  if (launched != cudaSuccess)
-    throw ResourceError(
-        "[cuda] {} on stream {}: {} ({}). Run scripts/gpu_check.sh --stage sanitize, and report it with the "
-        "run file.",
-        work.name, name_, cudaGetErrorString(launched), cudaGetErrorName(launched));
+  if (launched != cudaSuccess) cuda::fail(launched, fmt::format("{} on stream {}", work.name, name_));
 }
 
 /// A function that runs once goes with its run; one in a graph goes with the graph.
