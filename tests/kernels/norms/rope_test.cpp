@@ -50,6 +50,22 @@ void check(int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim, int64
 
 }  // namespace
 
+TEST_CASE("rope: the reference's inverse is the derivative of its turn, by central differences", "[kernels]") {
+  for (int64_t position : {0, 1, 7, 1000}) {
+    const Doubles x = random_doubles(16, DType::f32, 5, 1.0), upstream = random_doubles(16, DType::f32, 6, 1.0);
+    const auto loss = [&](const Doubles& v) {
+      Doubles turned = v;
+      reference::rotate(turned, position, kTheta, false);
+      double total = 0;
+      for (size_t i = 0; i < turned.size(); ++i) total += turned[i] * upstream[i];
+      return total;
+    };
+    Doubles gradient = upstream;
+    reference::rotate(gradient, position, kTheta, true);
+    CHECK(error_of(central_differences(loss, x), gradient) < 1e-6);
+  }
+}
+
 TEST_CASE("rope: equals the reference, inverse undoes it, elements between rows stay", "[kernels]") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     for (int64_t head_dim : {2, 6, 8, 14, 16, 18, 20, 32, 34, 64, 80, 128}) check(1, 7, 2, head_dim, 0, 0, dtype);
