@@ -34,12 +34,18 @@ constexpr int64_t kMaxLayers = 65536, kMaxSize = int64_t{1} << 24;
 template <typename T>
 T entry(const Json& config, const std::string& key, const std::string& folder) {
   const Json* value = config.find(key);
-  if (value == nullptr) throw CheckpointError("[generate] {}/config.json lacks {}.", folder, key);
+  if (value == nullptr)
+    throw CheckpointError("[generate] {}/config.json lacks {}. Name a folder of checkpoints that train has written.",
+                          folder, key);
   const bool right = std::is_same_v<T, bool>      ? value->is_bool()
                      : std::is_same_v<T, int64_t> ? value->is_int()
                      : std::is_same_v<T, double>  ? value->is_number()
                                                   : value->is_string();
-  if (!right) throw CheckpointError("[generate] {}/config.json: {} has another type than expected.", folder, key);
+  if (!right)
+    throw CheckpointError(
+        "[generate] {}/config.json: {} has another type than expected. Name a folder of checkpoints that train has "
+        "written.",
+        folder, key);
   if constexpr (std::is_same_v<T, bool>)
     return value->as_bool();
   else if constexpr (std::is_same_v<T, int64_t>)
