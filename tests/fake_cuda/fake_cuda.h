@@ -22,6 +22,7 @@ struct Settings {
   int64_t memory_bytes = int64_t{8} << 30;   // of a device
   double clock_ppm = 0;                      // by which the GPU's clock is faster than the host's, from reset() on
   bool drop_waits = false;                   // mutation: cudaStreamWaitEvent does nothing
+  bool drop_captured_waits = false;          // mutation: a graph knows no order between its streams
   bool record_elsewhere = false;             // mutation: ordering events complete at once, as on an idle stream
   bool guard_memory = false;                 // device memory can be touched only while a command of a stream runs
   int64_t lost_after = INT64_MAX;            // commands that enqueue() takes before the GPU is lost

@@ -10,6 +10,7 @@
 //   FAKE_GPU_CAPTURES      graphs that rank 0 may record until recording is refused
 //   FAKE_GPU_LOST_AT_CAPTURE  captures of this rank that begin; with the next one its GPU is lost
 //   FAKE_GPU_STUCK_AFTER   captures of this rank that begin; the next one never returns
+//   FAKE_GPU_DROPS_CAPTURED_WAITS  whether graphs lose the order between their streams
 //   FAKE_CUBLASLT_VERSION  of this rank's library
 //   FAKE_NCCL_VERSION      of this rank's NCCL
 //   FAKE_NCCL_BREAKS_AFTER operations of this rank that end; later ones stand, and its communicators see an error
@@ -39,6 +40,7 @@ const bool made = [] {
   machine.runtime = static_cast<int>(variable("FAKE_GPU_RUNTIME", machine.runtime));
   machine.captures_until_lost = variable("FAKE_GPU_LOST_AT_CAPTURE", machine.captures_until_lost);
   machine.captures_until_stuck = variable("FAKE_GPU_STUCK_AFTER", machine.captures_until_stuck);
+  machine.drop_captured_waits = variable("FAKE_GPU_DROPS_CAPTURED_WAITS", 0) != 0;
   emulation::FakeCublasLt& products = emulation::fake_cublaslt();
   products.version = static_cast<size_t>(variable("FAKE_CUBLASLT_VERSION", static_cast<int64_t>(products.version)));
   machine.memory_bytes = variable("FAKE_GPU_MEMORY", machine.memory_bytes);
