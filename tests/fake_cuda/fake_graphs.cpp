@@ -85,7 +85,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   FAKE_ENTER("cudaGraphLaunch");
-  return leave(push(stream, [lanes = exec->lanes, keeps = exec->keeps_node_priority] { run(lanes, keeps); }));
+  return leave(
+      push_when_free(lock, stream, [lanes = exec->lanes, keeps = exec->keeps_node_priority] { run(lanes, keeps); }));
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;

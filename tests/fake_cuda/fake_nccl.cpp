@@ -196,7 +196,8 @@ void launch(cudaStream_t stream, std::function<void()> body) {
   const bool takes_turns = ranks_are_processes && capture == cudaStreamCaptureStatusNone;
   // Beside the operation: a lost GPU runs no operations any more, and nobody may wait for their turns then.
   if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [turn = turns.take()] { turns.wait_for(turn); });
-  slipstream::fake_cuda::enqueue(stream, std::move(body));
+  // A communicator that does not block launches from a thread of its own.
+  slipstream::fake_cuda::enqueue_from_elsewhere(stream, std::move(body));
   if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [] { turns.serve(); });
 }
 

@@ -145,6 +145,8 @@ struct CUstream_st {
       slipstream::fake_cuda::detail::changed.wait(lock, [&] { return stopping || !queue.empty(); });
       if (queue.empty()) return;
       const slipstream::fake_cuda::detail::Op op = std::move(queue.front());
+      if (queue.size() >= slipstream::fake_cuda::detail::current_settings.queue_limit)
+        slipstream::fake_cuda::detail::changed.notify_all();  // who waits for room sees it when the lock is open
       queue.pop_front();
       busy = true;
       lock.unlock();
@@ -212,6 +214,12 @@ inline cudaError_t push(cudaStream_t stream, Op op) {
     changed.notify_all();
   }
   return cudaSuccess;
+}
+
+/// As the runtime's calls do: blocks while the stream's queue is full.
+inline cudaError_t push_when_free(std::unique_lock<std::mutex>& lock, cudaStream_t stream, Op op) {
+  if (!stream->capture) changed.wait(lock, [&] { return stream->queue.size() < current_settings.queue_limit; });
+  return push(stream, std::move(op));
 }
 
 inline void complete(const std::shared_ptr<Record>& record) {
