@@ -151,6 +151,8 @@ void Rank::register_arenas() {
 
 void Rank::watch(const std::function<void()>& wait) { watchdog_ ? watchdog_->watch(wait) : wait(); }
 
+void Rank::watch_issue(const std::function<void()>& issue) { watchdog_ ? watchdog_->watch_issue(issue) : issue(); }
+
 bool Rank::is_swapped() const { return job_->options.double_buffer && issued_ % 2 == 1; }
 
 std::byte* Rank::weights_at(const Slice& slice) const {
@@ -302,7 +304,7 @@ std::optional<int64_t> Rank::sent_bytes() const {
 
 void Rank::prime() {
   prepare(prime_works_, 0);
-  step_->run(job_->prime, 0);
+  watch_issue([&] { step_->run(job_->prime, 0); });
 }
 
 void Rank::prepare(const BoundWorks& works, uint32_t step) {
@@ -320,10 +322,13 @@ void Rank::issue(uint32_t step) {
     scheduler_->replayed(plan);
   else if (graph_ && issued_ >= kEagerSteps)
     graph = record(plan, step);
-  if (graph)
-    graph->launch(step);
-  else
-    step_->run(plan, step);
+  // A stream takes some thousand commands: behind a rank that is gone the host blocks here, too.
+  watch_issue([&] {
+    if (graph)
+      graph->launch(step);
+    else
+      step_->run(plan, step);
+  });
   ++issued_;
   ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
@@ -388,7 +393,7 @@ std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const 
   synchronize();
   device_->copy_from_host(address(job_->model.ids), ids.data(), 4 * rows);
   device_->copy_from_host(address(job_->model.ids) + 4 * rows, targets.data(), 4 * rows);
-  step_->run(is_swapped() ? job_->evaluate_swapped : job_->evaluate, 0);
+  watch_issue([&] { step_->run(is_swapped() ? job_->evaluate_swapped : job_->evaluate, 0); });
   synchronize();
   if (job_->buffers[job_->model.row_losses].size_bytes == 0) return {};
   std::vector<float> losses(static_cast<size_t>(rows));

@@ -123,6 +123,8 @@ class Rank {
   void register_arenas();
   /// Blocks. Runs `wait` under the watchdog where there is one.
   void watch(const std::function<void()>& wait);
+  /// Blocks where a stream takes no more commands. The same for what enqueues.
+  void watch_issue(const std::function<void()>& issue);
 
   std::shared_ptr<const Job> job_;
   std::unique_ptr<Device> device_;

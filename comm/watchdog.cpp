@@ -26,8 +26,6 @@ Watchdog::~Watchdog() {
 void Watchdog::run() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, options_.poll, [&] { return ends_ || !trouble_.empty(); })) {
-    const bool late =
-        waits_ && std::chrono::duration<double>(Clock::now() - waits_since_).count() > options_.timeout_seconds;
     lock.unlock();
     std::string sentence;
     try {
@@ -36,10 +34,12 @@ void Watchdog::run() {
       sentence = error.what();
     }
     lock.lock();
-    const bool waits = waits_;  // read after the check: who began to wait meanwhile is told what it waits for
+    // Read after the check: who began to wait meanwhile is told what it waits for.
+    const bool late = host_ != Host::works &&
+                      std::chrono::duration<double>(Clock::now() - host_since_).count() > options_.timeout_seconds;
+    // Only while the host waits does nobody move what is in flight, and under the lock its wait does not end.
+    const std::string work = host_ == Host::waits && (late || !sentence.empty()) ? in_flight_() : "";
     lock.unlock();
-    // Only while the host waits does nobody move what is in flight.
-    const std::string work = waits && (late || !sentence.empty()) ? in_flight_() : "";
     if (!sentence.empty() && !work.empty()) sentence += fmt::format(" In flight: {}.", work);
     if (sentence.empty() && late)
       sentence = fmt::format(
@@ -71,7 +71,7 @@ void Watchdog::abort_all() {
     auto since = Clock::now();
     while (!(ends_ && left == 0)) {
       changed_.wait_for(lock, options_.poll);
-      if (!waits_ && !ends_) since = Clock::now();
+      if (host_ == Host::works && !ends_) since = Clock::now();
       const double patience_seconds =
           ends_ ? std::min(options_.farewell_seconds, options_.patience_seconds) : options_.patience_seconds;
       if (!options_.leave || std::chrono::duration<double>(Clock::now() - since).count() <= patience_seconds) continue;
@@ -95,11 +95,15 @@ void Watchdog::give_up(const std::string& sentence, ExitCode code) {
   changed_.notify_all();
 }
 
-void Watchdog::watch(const std::function<void()>& wait) {
+void Watchdog::watch(const std::function<void()>& wait) { watch_as(Host::waits, wait); }
+
+void Watchdog::watch_issue(const std::function<void()>& issue) { watch_as(Host::issues, issue); }
+
+void Watchdog::watch_as(Host host, const std::function<void()>& what) {
   rethrow();
   std::exception_ptr thrown;
   try {
-    watch_to_the_end(wait);
+    run_as(host, what);
   } catch (...) {
     thrown = std::current_exception();
   }
@@ -107,20 +111,23 @@ void Watchdog::watch(const std::function<void()>& wait) {
   if (thrown) std::rethrow_exception(thrown);
 }
 
-void Watchdog::watch_to_the_end(const std::function<void()>& wait) {
-  const auto set = [&](bool waits) {
-    const std::lock_guard lock(mutex_);
-    waits_ = waits;
-    waits_since_ = Clock::now();
-  };
-  set(true);
+void Watchdog::watch_to_the_end(const std::function<void()>& wait) { run_as(Host::waits, wait); }
+
+void Watchdog::run_as(Host host, const std::function<void()>& what) {
+  set(host);
   try {
-    wait();
+    what();
   } catch (...) {
-    set(false);
+    set(Host::works);
     throw;
   }
-  set(false);
+  set(Host::works);
+}
+
+void Watchdog::set(Host host) {
+  const std::lock_guard lock(mutex_);
+  host_ = host;
+  host_since_ = Clock::now();
 }
 
 void Watchdog::rethrow() {

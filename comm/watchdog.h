@@ -20,7 +20,7 @@
 namespace slipstream::comm {
 
 struct WatchdogOptions {
-  double timeout_seconds = 600;  // that the host may wait at one place
+  double timeout_seconds = 600;  // that the host may wait at one place, or take to issue a step
   std::chrono::milliseconds poll{100};
   double patience_seconds = 60;  // that the host may go on waiting after the communicators were told to abort
   double farewell_seconds =
@@ -49,6 +49,9 @@ class Watchdog {
   /// Blocks. Runs `wait`, which blocks until the device is done with something, under the time limit.
   /// Throws: CommError of the wire or of the limit, naming the work in flight; else what `wait` throws.
   void watch(const std::function<void()>& wait);
+  /// Blocks where a stream takes no more commands. As watch, for what gives the device more to do: in_flight is not
+  /// asked meanwhile, so trouble names no work.
+  void watch_issue(const std::function<void()>& issue);
   /// Blocks. As watch, for what must be done in spite of trouble: throws only what `wait` throws.
   void watch_to_the_end(const std::function<void()>& wait);
   /// Throws what was seen, if anything.
@@ -58,8 +61,12 @@ class Watchdog {
 
  private:
   using Clock = std::chrono::steady_clock;
+  enum class Host { works, issues, waits };
   void run();
   void abort_all();
+  void watch_as(Host host, const std::function<void()>& what);
+  void run_as(Host host, const std::function<void()>& what);
+  void set(Host host);
 
   std::vector<Communicator*> communicators_;
   std::function<std::string()> in_flight_;
@@ -67,8 +74,8 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ends_ = false;  // under mutex_, as all below
-  bool waits_ = false;
-  Clock::time_point waits_since_;
+  Host host_ = Host::works;
+  Clock::time_point host_since_;
   std::string trouble_;
   ExitCode trouble_code_ = ExitCode::communication;
   std::thread thread_;

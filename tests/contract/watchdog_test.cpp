@@ -79,6 +79,19 @@ TEST_CASE("a wait that is too long names the work in flight and what to do") {
   CHECK(wire.aborted);
 }
 
+TEST_CASE("a host that cannot issue is told the same, and nobody asks what is in flight") {
+  Wire wire;
+  const auto in_flight_now = [] {
+    FAIL("asked");
+    return std::string();
+  };
+  Watchdog watchdog({&wire}, in_flight_now, {.timeout_seconds = 0.02, .poll = std::chrono::milliseconds(1)});
+  CHECK_THROWS_WITH(
+      watchdog.watch_issue([&] { wire.hang(); }),
+      Catch::Contains("the work in flight has not ended within 0.02 s") && Catch::Contains("comm.timeout_seconds"));
+  CHECK(wire.aborted);
+}
+
 TEST_CASE("waits that end are left alone, however many, and their own errors come through") {
   Wire wire;
   Watchdog watchdog({&wire}, in_flight, kFast);

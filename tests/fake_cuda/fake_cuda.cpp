@@ -26,10 +26,9 @@ Counts counts() {
   std::lock_guard lock(mutex);
   return current_counts;
 }
-cudaError_t enqueue(cudaStream_t stream, std::function<void()> command) {
-  std::unique_lock lock(mutex);
-  if (lost != cudaSuccess) return leave(lost);
-  return leave(push(stream, [command = std::move(command)] {
+/// `command` as a kernel.
+static Op kernel(std::function<void()> command) {
+  return [command = std::move(command)] {
     if (lost != cudaSuccess) return;
     if (commands++ >= current_settings.lost_after) {
       lost = cudaErrorDevicesUnavailable;
@@ -42,7 +41,17 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> command) {
       std::fprintf(stderr, "%s\n", error.what());
       lost = cudaErrorLaunchFailure;
     }
-  }));
+  };
+}
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> command) {
+  std::unique_lock lock(mutex);
+  if (lost != cudaSuccess) return leave(lost);
+  return leave(push_when_free(lock, stream, kernel(std::move(command))));
+}
+cudaError_t enqueue_from_elsewhere(cudaStream_t stream, std::function<void()> command) {
+  const std::lock_guard lock(mutex);
+  if (lost != cudaSuccess) return leave(lost);
+  return leave(push(stream, kernel(std::move(command))));
 }
 int priority_now() { return running_priority; }
 void enqueue_always(cudaStream_t stream, std::function<void()> command) {

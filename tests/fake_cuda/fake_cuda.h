@@ -22,8 +22,10 @@ struct Settings {
   int64_t memory_bytes = int64_t{8} << 30;   // of a device
   double clock_ppm = 0;                      // by which the GPU's clock is faster than the host's, from reset() on
   bool drop_waits = false;                   // mutation: cudaStreamWaitEvent does nothing
+  bool drop_captured_waits = false;          // mutation: a graph knows no order between its streams
   bool record_elsewhere = false;             // mutation: ordering events complete at once, as on an idle stream
   bool guard_memory = false;                 // device memory can be touched only while a command of a stream runs
+  size_t queue_limit = SIZE_MAX;             // commands that a stream takes before calls block
   int64_t lost_after = INT64_MAX;            // commands that enqueue() takes before the GPU is lost
   int64_t captures = INT64_MAX;              // that succeed; later ones end as if a call in them was illegal
   int64_t captures_until_lost = INT64_MAX;   // that begin; with the next one the GPU is lost
@@ -40,6 +42,8 @@ struct Counts {
 /// As a kernel launch: `command` runs in the order of `stream`, with access to device memory. What it throws is printed
 /// and is from then on the error of every call, as after a kernel that faulted.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> command);
+/// The same from a thread of a library's own: a queue that is full does not block the caller.
+cudaError_t enqueue_from_elsewhere(cudaStream_t stream, std::function<void()> command);
 /// What the fake itself does in the order of `stream`: on a lost GPU too, and without access to device memory.
 void enqueue_always(cudaStream_t stream, std::function<void()> command);
 

@@ -1,10 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream capture and its rules, as the CUDA programming guide states them; a graph runs its commands in the order of
-// their calls.
+// Stream capture and its rules, as the CUDA programming guide states them. A graph knows no order but that of each
+// stream and of the waits between them: a wait that is missing is seen, as on a card.
+
+#include <algorithm>
 
 #include "tests/fake_cuda/machine.h"
 
 using namespace slipstream::fake_cuda::detail;
+
+namespace {
+
+/// Runs every lane on a thread of its own, and returns when all have ended.
+void run(const std::vector<Lane>& lanes, bool keeps_node_priority) {
+  std::mutex here;
+  std::condition_variable ended;
+  Nodes done;
+  const auto run_lane = [&, launched_with = running_priority](const Lane& lane) {
+    running_priority = keeps_node_priority ? lane.priority : launched_with;
+    for (const Lane::Node& node : lane.nodes) {
+      std::unique_lock lock(here);
+      ended.wait(lock, [&] { return std::includes(done.begin(), done.end(), node.behind.begin(), node.behind.end()); });
+      lock.unlock();
+      node.op();
+      lock.lock();
+      done.insert(node.number);
+      ended.notify_all();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (const Lane& lane : lanes) threads.emplace_back(run_lane, std::cref(lane));
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -42,24 +70,23 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   }
   stream->capture.reset();
   open_capture.reset();
-  const std::vector<Op> ops = std::exchange(capture->ops, {});  // events of the capture outlive it
+  std::vector<Lane> lanes;
+  for (auto& [captured, lane] : std::exchange(capture->lanes, {}))  // events of the capture outlive it
+    lanes.push_back(std::move(lane));
   if (capture->spoiled || current_settings.captures-- <= 0) return leave(cudaErrorStreamCaptureInvalidated);
   if (unjoined) return leave(cudaErrorStreamCaptureUnjoined);
-  *graph = new CUgraph_st{ops};
+  *graph = new CUgraph_st{std::move(lanes)};
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
   FAKE_ENTER("cudaGraphInstantiate");
-  *exec = new CUgraphExec_st{(flags & cudaGraphInstantiateFlagUseNodePriority) != 0, graph->ops};
+  *exec = new CUgraphExec_st{(flags & cudaGraphInstantiateFlagUseNodePriority) != 0, graph->lanes};
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   FAKE_ENTER("cudaGraphLaunch");
-  return leave(push(stream, [ops = exec->ops, keeps = exec->keeps_node_priority] {
-    keeps_node_priority = keeps;
-    for (const Op& op : ops) op();
-    keeps_node_priority = false;
-  }));
+  return leave(
+      push_when_free(lock, stream, [lanes = exec->lanes, keeps = exec->keeps_node_priority] { run(lanes, keeps); }));
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;

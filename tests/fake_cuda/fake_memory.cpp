@@ -77,14 +77,14 @@ cudaError_t cudaMemset(void* block, int value, size_t bytes) {
 }
 cudaError_t cudaMemsetAsync(void* block, int value, size_t bytes, cudaStream_t stream) {
   FAKE_ENTER("cudaMemsetAsync");
-  return leave(push(stream, [=] {
+  return leave(push_when_free(lock, stream, [=] {
     const Touch touch;
     std::memset(block, value, bytes);
   }));
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   FAKE_ENTER("cudaMemcpyAsync");
-  return leave(push(stream, copy_op(to, from, bytes)));
+  return leave(push_when_free(lock, stream, copy_op(to, from, bytes)));
 }
 
 }  // extern "C"

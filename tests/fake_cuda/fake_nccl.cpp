@@ -192,11 +192,12 @@ void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const 
 void launch(cudaStream_t stream, std::function<void()> body) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &capture);
-  // A graph runs its operations in the order of their calls, and nothing beside it.
+  // A turn is of one run, and a graph runs often. Steps that run as they are have told before whether ranks agree.
   const bool takes_turns = ranks_are_processes && capture == cudaStreamCaptureStatusNone;
   // Beside the operation: a lost GPU runs no operations any more, and nobody may wait for their turns then.
   if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [turn = turns.take()] { turns.wait_for(turn); });
-  slipstream::fake_cuda::enqueue(stream, std::move(body));
+  // A communicator that does not block launches from a thread of its own.
+  slipstream::fake_cuda::enqueue_from_elsewhere(stream, std::move(body));
   if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [] { turns.serve(); });
 }
 

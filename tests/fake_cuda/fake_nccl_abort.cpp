@@ -24,7 +24,7 @@ std::mutex& mutex = *new std::mutex;  // threads of lost streams use it even at 
 std::condition_variable& changed = *new std::condition_variable;
 std::map<ncclComm_t, std::shared_ptr<Life>>& lives = *new std::map<ncclComm_t, std::shared_ptr<Life>>;
 int running = 0;
-int64_t run = 0, breaks_after = INT64_MAX;
+int64_t run = 0, breaks_after = INT64_MAX, stands_after = INT64_MAX;
 
 std::shared_ptr<Life>& life_of(ncclComm_t comm) {
   std::shared_ptr<Life>& life = lives[comm];
@@ -35,15 +35,16 @@ std::shared_ptr<Life>& life_of(ncclComm_t comm) {
 }  // namespace
 
 void break_after(int64_t count) { breaks_after = count; }
+void silent_after(int64_t count) { stands_after = count; }
 
 std::function<void()> operation(ncclComm_t comm, std::function<void()> body) {
   const std::lock_guard lock(mutex);
   return [life = life_of(comm), body = std::move(body)] {
     std::unique_lock inner(mutex);
     ++running;
-    const bool stands = ++run >= breaks_after;
+    const bool breaks = ++run >= breaks_after, stands = breaks || run >= stands_after;
     inner.unlock();
-    for (int rank = 0; stands && rank < kRanksMax; ++rank) break_rank(rank, ncclRemoteError);
+    for (int rank = 0; breaks && rank < kRanksMax; ++rank) break_rank(rank, ncclRemoteError);
     if (!stands) body();
     inner.lock();
     if (stands) changed.wait(inner, [&] { return life->aborted; });

@@ -20,5 +20,7 @@ void end_operations(ncclComm_t comm, const std::function<void()>& wake, bool of_
 /// From its operation number `count` on this process's operations stand until they are aborted, and all its
 /// communicators see an error.
 void break_after(int64_t count);
+/// The same without an error: a rank that is silent.
+void silent_after(int64_t count);
 
 }  // namespace slipstream::fake_nccl

@@ -48,6 +48,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     stream->capture = event->capture;  // the capture spreads
     Capture& capture = *stream->capture;
     capture.commands.try_emplace(stream, 0);
+    if (!current_settings.drop_captured_waits) capture.awaited[stream].merge(Nodes(event->captured_behind));
     if (stream == capture.origin) {
       int& joined = capture.joined_commands[event->captured_on];
       joined = std::max(joined, event->captured_command);
@@ -59,14 +60,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return leave(cudaErrorStreamCaptureIsolation);
   }
   if (!event->latest || current_settings.drop_waits) return cudaSuccess;
-  return leave(push(stream, [record = event->latest] {
+  return leave(push_when_free(lock, stream, [record = event->latest] {
     std::unique_lock inner(mutex);
     changed.wait(inner, [&] { return record->done; });
   }));
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   FAKE_ENTER("cudaLaunchHostFunc");
-  return leave(push(stream, [=] {
+  return leave(push_when_free(lock, stream, [=] {
     if (lost != cudaSuccess) return;           // not called in the event of an error
     static std::mutex& one = *new std::mutex;  // those of all streams may be serialised, so they are
     const std::lock_guard alone(one);
@@ -96,6 +97,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->capture = stream->capture;
     event->captured_on = stream;
     event->captured_command = stream->capture->commands[stream];
+    event->captured_behind = stream->capture->awaited[stream];
     return leave(stream->capture->spoiled ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
   }
   event->capture.reset();
@@ -105,7 +107,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->latest->done = true;
     return cudaSuccess;
   }
-  return leave(push(stream, [record = event->latest] { complete(record); }));
+  return leave(push_when_free(lock, stream, [record = event->latest] { complete(record); }));
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
   if (!(flags & cudaEventRecordExternal)) return cudaEventRecord(event, stream);
@@ -113,7 +115,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   ++current_counts.records;
   if (!stream->capture) return leave(cudaErrorIllegalState);
   // A node of the graph: every run of it is a record. Until the first, the event is as before.
-  return leave(push(stream, [event] {
+  return leave(push_when_free(lock, stream, [event] {
     if (lost != cudaSuccess) return;  // nobody waits for it, and the event may be gone
     std::lock_guard inner(mutex);
     event->latest = std::make_shared<Record>(Record{true, device_ns()});

@@ -2,6 +2,7 @@
 // The laws of graphs on the cuda device over the fake runtime: what is recorded does not run, what is replayed keeps
 // its order, and a launch is a barrier without a wait of the host.
 
+#include "engine/base/philox.h"
 #include "engine/device/cuda/cuda_device.h"
 #include "tests/contract/stream_contract.h"
 #include "tests/fake_cuda/fake_cuda.h"
@@ -50,6 +51,62 @@ struct Step {
 };
 
 using Order = std::vector<int>;
+
+/// Works on three streams that add to a few numbers and multiply them, each behind the last ones that touched the two
+/// numbers that it takes.
+struct Sums {
+  static constexpr size_t kWorks = 60, kNumbers = 6;
+
+  explicit Sums(std::unique_ptr<Device> made) : device(std::move(made)), works(kWorks), numbers(kNumbers) {
+    for (const char* name : {"a", "b", "c"}) streams.push_back(device->make_stream({.name = name}));
+    for (size_t i = 0; i < kWorks; ++i) {
+      events.push_back(device->make_event(i));
+      works[i].name = "work " + std::to_string(i);
+      works[i].fn = [this, i](LaunchContext& context) {
+        const auto body = [this, i] {
+          if (draw(i, 3, 4) == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+          numbers[draw(i, 1, kNumbers)] = 31 * numbers[draw(i, 1, kNumbers)] + numbers[draw(i, 2, kNumbers)] + i;
+        };
+        context.kind == DeviceKind::cuda ? as_kernel(context, body) : body();
+      };
+    }
+  }
+  static size_t draw(size_t work, uint64_t what, size_t below) {
+    return static_cast<size_t>(Philox(what, "sums").below(work, below));
+  }
+  void issue() {
+    std::vector<Event*> last(kNumbers);
+    for (size_t i = 0; i < kWorks; ++i) {
+      Stream& stream = *streams[draw(i, 4, streams.size())];
+      for (const uint64_t what : {1u, 2u}) {
+        Event*& touched = last[draw(i, what, kNumbers)];
+        if (touched) stream.wait(*touched, {});
+        touched = events[i].get();
+      }
+      stream.launch(works[i], {});
+      stream.record(*events[i]);
+    }
+  }
+  void synchronize() {
+    for (const auto& stream : streams) stream->synchronize();
+  }
+  std::vector<uint64_t> values() const { return {numbers.begin(), numbers.end()}; }
+
+  std::unique_ptr<Device> device;
+  std::vector<Work> works;
+  std::vector<std::atomic<uint64_t>> numbers;  // so that a wait that is missing is no undefined behaviour
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<Event>> events;
+};
+
+/// What three recorded steps compute.
+std::vector<uint64_t> replayed_sums() {
+  Sums sums(make_cuda_device(0));
+  const auto graph = sums.device->capture(*sums.streams[0], [&] { sums.issue(); });
+  for (uint32_t step = 1; step < 4; ++step) graph->launch(step);
+  sums.synchronize();
+  return sums.values();
+}
 
 }  // namespace
 
@@ -113,6 +170,18 @@ TEST_CASE("a launch is a barrier: after all that was given before, before all th
   for (uint32_t step = 2; step < 4; ++step) (step % 2 ? second : graph)->launch(step);
   s.synchronize();
   CHECK(s.ran() == Order{0, 1, 2, 0, 1, 2});
+}
+
+TEST_CASE("the waits of a recorded step, and nothing else, order its streams") {
+  fake_cuda::reset();
+  Sums cpu(make_cpu_device());
+  for (int step = 0; step < 3; ++step) {
+    cpu.issue();
+    cpu.synchronize();
+  }
+  for (int i = 0; i < 5; ++i) CHECK(replayed_sums() == cpu.values());
+  fake_cuda::settings().drop_captured_waits = true;
+  CHECK(replayed_sums() != cpu.values());
 }
 
 TEST_CASE("events of a graph are those of its latest launch") {

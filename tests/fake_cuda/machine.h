@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -38,8 +39,7 @@ inline std::map<std::string, cudaError_t> failures;
 inline std::map<void*, int64_t> blocks;
 inline int64_t taken_bytes = 0;
 inline thread_local bool in_host_function = false;
-inline thread_local int running_priority = 0;          // of the command that this thread runs
-inline thread_local bool keeps_node_priority = false;  // in a graph that was instantiated so
+inline thread_local int running_priority = 0;  // of the command that this thread runs
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
 inline std::atomic<cudaError_t> lost{cudaSuccess};
@@ -92,13 +92,29 @@ struct Touch {
   Touch& operator=(const Touch&) = delete;
 };
 
+/// Commands of a graph, by number in the order of their calls.
+using Nodes = std::set<size_t>;
+
+/// The commands of one captured stream, which run in their order, each behind others of the graph.
+struct Lane {
+  struct Node {
+    size_t number = 0;
+    Nodes behind;
+    Op op;
+  };
+  int priority = 0;
+  std::vector<Node> nodes;
+};
+
 /// What begins on one stream and spreads to those that wait for it.
 struct Capture {
   cudaStream_t origin = nullptr;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   std::thread::id thread;
   bool spoiled = false;
-  std::vector<Op> ops;                          // in the order of the calls, which is a legal one
+  std::map<cudaStream_t, Lane> lanes;
+  std::map<cudaStream_t, Nodes> awaited;  // what the next command of a captured stream is behind
+  size_t nodes = 0;
   std::map<cudaStream_t, int> commands;         // by captured stream
   std::map<cudaStream_t, int> joined_commands;  // of that stream, how many the origin has waited for
 };
@@ -111,6 +127,7 @@ struct CUevent_st {
   std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;  // the latest record was captured
   cudaStream_t captured_on = nullptr;
   int captured_command = 0;
+  slipstream::fake_cuda::detail::Nodes captured_behind;
 };
 
 struct CUstream_st {
@@ -128,6 +145,8 @@ struct CUstream_st {
       slipstream::fake_cuda::detail::changed.wait(lock, [&] { return stopping || !queue.empty(); });
       if (queue.empty()) return;
       const slipstream::fake_cuda::detail::Op op = std::move(queue.front());
+      if (queue.size() >= slipstream::fake_cuda::detail::current_settings.queue_limit)
+        slipstream::fake_cuda::detail::changed.notify_all();  // who waits for room sees it when the lock is open
       queue.pop_front();
       busy = true;
       lock.unlock();
@@ -141,11 +160,11 @@ struct CUstream_st {
 };
 
 struct CUgraph_st {
-  std::vector<slipstream::fake_cuda::detail::Op> ops;
+  std::vector<slipstream::fake_cuda::detail::Lane> lanes;
 };
 struct CUgraphExec_st {
   bool keeps_node_priority = false;
-  std::vector<slipstream::fake_cuda::detail::Op> ops;
+  std::vector<slipstream::fake_cuda::detail::Lane> lanes;
 };
 
 namespace slipstream::fake_cuda::detail {
@@ -184,16 +203,23 @@ inline bool refused_by_capture() {
 inline cudaError_t push(cudaStream_t stream, Op op) {
   if (stream->capture) {
     if (stream->capture->spoiled) return cudaErrorStreamCaptureInvalidated;
-    stream->capture->ops.push_back([op = std::move(op), priority = stream->priority] {
-      if (keeps_node_priority) running_priority = priority;
-      op();
-    });
-    ++stream->capture->commands[stream];
+    Capture& capture = *stream->capture;
+    Lane& lane = capture.lanes[stream];
+    lane.priority = stream->priority;
+    const size_t number = capture.nodes++;
+    lane.nodes.push_back({number, std::exchange(capture.awaited[stream], {number}), std::move(op)});
+    ++capture.commands[stream];
   } else {
     stream->queue.push_back(std::move(op));
     changed.notify_all();
   }
   return cudaSuccess;
+}
+
+/// As the runtime's calls do: blocks while the stream's queue is full.
+inline cudaError_t push_when_free(std::unique_lock<std::mutex>& lock, cudaStream_t stream, Op op) {
+  if (!stream->capture) changed.wait(lock, [&] { return stream->queue.size() < current_settings.queue_limit; });
+  return push(stream, std::move(op));
 }
 
 inline void complete(const std::shared_ptr<Record>& record) {

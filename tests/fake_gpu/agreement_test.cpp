@@ -152,6 +152,28 @@ TEST_CASE("a rank that stands still while the others agree ends the run with wha
   CHECK(seconds < 60);
 }
 
+TEST_CASE("a rank that is silent ends the run, also where the others' GPUs take no more commands meanwhile", "[cuda]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  run_file(folder);
+  const std::string each =
+      train(folder, "--set train.steps=1000 --set device.graph=false --set comm.timeout_seconds=4");
+  // A short queue alone ends nothing.
+  CHECK(shell("FAKE_GPU_QUEUE=16 " + mpirun() + "-np 2 " + each + " --set train.steps=5", 60).code == 0);
+  // The host of the first waits behind a step, that of the second for room in a queue.
+  for (const char* commands : {"100000", "16"}) {
+    INFO(commands << " commands");
+    Result silent;
+    const double seconds = seconds_of([&] {
+      silent = shell("FAKE_GPU_QUEUE=" + std::string(commands) + " " + mpirun() + "-np 1 " + each +
+                         " : -np 1 -x FAKE_NCCL_SILENT_AFTER=60 " + each,
+                     120);
+    });
+    check_refused(silent, 6, {"has not ended within 4 s", "A rank may be gone or late", "comm.timeout_seconds"});
+    CHECK(seconds < 30);
+  }
+}
+
 TEST_CASE("a rank that fails while the others wait for its word ends them within seconds", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;

@@ -10,9 +10,12 @@
 //   FAKE_GPU_CAPTURES      graphs that rank 0 may record until recording is refused
 //   FAKE_GPU_LOST_AT_CAPTURE  captures of this rank that begin; with the next one its GPU is lost
 //   FAKE_GPU_STUCK_AFTER   captures of this rank that begin; the next one never returns
+//   FAKE_GPU_DROPS_CAPTURED_WAITS  whether graphs lose the order between their streams
 //   FAKE_CUBLASLT_VERSION  of this rank's library
 //   FAKE_NCCL_VERSION      of this rank's NCCL
+//   FAKE_GPU_QUEUE         commands that a stream takes before the host blocks
 //   FAKE_NCCL_BREAKS_AFTER operations of this rank that end; later ones stand, and its communicators see an error
+//   FAKE_NCCL_SILENT_AFTER the same, and they see none
 
 #include <cstdlib>
 #include <string>
@@ -39,14 +42,17 @@ const bool made = [] {
   machine.runtime = static_cast<int>(variable("FAKE_GPU_RUNTIME", machine.runtime));
   machine.captures_until_lost = variable("FAKE_GPU_LOST_AT_CAPTURE", machine.captures_until_lost);
   machine.captures_until_stuck = variable("FAKE_GPU_STUCK_AFTER", machine.captures_until_stuck);
+  machine.drop_captured_waits = variable("FAKE_GPU_DROPS_CAPTURED_WAITS", 0) != 0;
   emulation::FakeCublasLt& products = emulation::fake_cublaslt();
   products.version = static_cast<size_t>(variable("FAKE_CUBLASLT_VERSION", static_cast<int64_t>(products.version)));
   machine.memory_bytes = variable("FAKE_GPU_MEMORY", machine.memory_bytes);
+  machine.queue_limit = static_cast<size_t>(variable("FAKE_GPU_QUEUE", INT64_MAX));
   machine.lost_after = variable("FAKE_GPU_LOST_AFTER", machine.lost_after);
   if (variable("OMPI_COMM_WORLD_RANK", 0) == 0) machine.captures = variable("FAKE_GPU_CAPTURES", machine.captures);
   machine.guard_memory = true;
   if (const int64_t version = variable("FAKE_NCCL_VERSION", 0)) fake_nccl::set_version(static_cast<int>(version));
   fake_nccl::break_after(variable("FAKE_NCCL_BREAKS_AFTER", INT64_MAX));
+  fake_nccl::silent_after(variable("FAKE_NCCL_SILENT_AFTER", INT64_MAX));
   fake_nccl::between_processes();
   emulation::set_streams([](void* stream, std::function<void()> command) {
     enqueue(static_cast<cudaStream_t>(stream), std::move(command));

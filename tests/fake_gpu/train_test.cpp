@@ -204,6 +204,26 @@ TEST_CASE("steps that cannot be recorded are issued task by task, with the same 
   }
 }
 
+TEST_CASE("recorded steps have the bits of steps that run as they are, and others where a graph loses its waits",
+          "[cuda]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  run_file(folder);
+  const std::string steps = " --set train.steps=10 --set device.kind=cuda";
+  for (const char* more : {" --set zero.stage=2", " --set parallel.pipeline=2"}) {
+    INFO(more);
+    const Run recorded = train(folder, kFake, 2, "a", steps + more);
+    CHECK(train(folder, kFake, 2, "b", steps + more + " --set device.graph=false").hash() == recorded.hash());
+    fs::remove_all(folder.path("c"));
+    const Result broken = shell("env FAKE_GPU_DROPS_CAPTURED_WAITS=1 " + mpirun() + "-np 2 " + kFake + " train " +
+                                folder.path("run.toml") + " --set output.dir=" + folder.path("c") +
+                                " --set checkpoint.dir=" + folder.path("c") + "/checkpoints" + steps + more);
+    const bool noticed =
+        broken.code != 0 || metrics(folder.path("c")).back().at("params_hash").as_string() != recorded.hash();
+    CHECK(noticed);
+  }
+}
+
 TEST_CASE("one process measures the overlap of several ranks on every form of a link", "[cuda]") {
   Folder folder;
   const std::string run = run_file(folder),
