@@ -304,6 +304,14 @@ int warp_lanes() { return m.warps[m.current / 32].lanes; }
 unsigned char* dynamic_shared() { return m.dynamic.data(); }
 
 void set_streams(std::function<void(void*, std::function<void()>)> runs) { streams() = std::move(runs); }
+static std::function<void()>& wait() {
+  static std::function<void()> wait;
+  return wait;
+}
+void set_wait_for_streams(std::function<void()> waits) { wait() = std::move(waits); }
+void wait_for_streams() {
+  if (wait()) wait()();
+}
 void enqueue(void* stream, std::function<void()> command) {
   streams() ? streams()(stream, std::move(command)) : command();
 }

@@ -45,6 +45,9 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
 /// the calling thread. Kernels run one at a time whatever the thread.
 void enqueue(void* stream, std::function<void()> command);
 void set_streams(std::function<void(void* stream, std::function<void()> command)> streams);
+/// Blocks until those have run all that they were handed. Memory is freed behind it, as cudaFree does.
+void wait_for_streams();
+void set_wait_for_streams(std::function<void()> wait);
 
 /// What the device gives to a block: as the cards that give least, those of compute capability 8.6, 8.9 and 12.0.
 constexpr size_t kSharedMemoryBytes = 99 * 1024;

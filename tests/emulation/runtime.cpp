@@ -54,6 +54,7 @@ cudaError_t cudaMalloc(void** block, size_t size_bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* block) {
+  slipstream::emulation::wait_for_streams();
   const std::lock_guard lock(mutex);
   blocks().erase(block);
   return cudaSuccess;

@@ -47,6 +47,9 @@ cudaError_t enqueue_from_elsewhere(cudaStream_t stream, std::function<void()> co
 /// What the fake itself does in the order of `stream`: on a lost GPU too, and without access to device memory.
 void enqueue_always(cudaStream_t stream, std::function<void()> command);
 
+/// Blocks until every stream has run what was enqueued.
+void wait_for_all();
+
 /// For a command that runs: that of its stream, in a graph that of the node or of the stream that the graph was
 /// launched on.
 int priority_now();

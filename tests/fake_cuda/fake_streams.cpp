@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams are host threads, events are records of their order.
 
+#include <algorithm>
+
 #include "tests/fake_cuda/machine.h"
 
 using namespace slipstream::fake_cuda::detail;
+
+void slipstream::fake_cuda::wait_for_all() {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [] {
+    return std::all_of(streams.begin(), streams.end(),
+                       [](cudaStream_t stream) { return stream->queue.empty() && !stream->busy; });
+  });
+}
 
 extern "C" {
 
@@ -11,6 +21,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int
   FAKE_ENTER("cudaStreamCreateWithPriority");
   *stream = new CUstream_st;
   (*stream)->priority = priority;
+  streams.insert(*stream);
   ++current_counts.streams;
   return cudaSuccess;
 }
@@ -25,6 +36,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     changed.notify_all();
   }
   stream->worker.join();
+  {
+    const std::lock_guard lock(mutex);
+    streams.erase(stream);
+  }
   delete stream;
   return cudaSuccess;
 }

@@ -169,6 +169,7 @@ struct CUgraphExec_st {
 
 namespace slipstream::fake_cuda::detail {
 
+inline std::set<cudaStream_t> streams;         // that exist
 inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
 
 inline cudaError_t leave(cudaError_t result) {

@@ -57,6 +57,7 @@ const bool made = [] {
   emulation::set_streams([](void* stream, std::function<void()> command) {
     enqueue(static_cast<cudaStream_t>(stream), std::move(command));
   });
+  emulation::set_wait_for_streams(wait_for_all);
   return true;
 }();
 
