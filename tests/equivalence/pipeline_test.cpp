@@ -5,10 +5,9 @@
 #include <cstdio>
 #include <map>
 
-#include "comm/rehearse/hazards.h"
-#include "comm/rehearse/seams.h"
 #include "comm/wiring.h"
 #include "engine/plan/memory.h"
+#include "tests/equivalence/mutated.h"
 #include "tests/equivalence/table.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
@@ -165,13 +164,7 @@ TEST_CASE(
                      ? buckets <= chunks + 1
                      : buckets > chunks + 1));  // a table that is shared with the first stage is a bucket of its own
           if (llama || !(at_once || align)) continue;
-          for (const auto& job : jobs) {
-            const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
-            const auto seams = comm::link_all(runs, job->channels);
-            const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
-            CAPTURE(job->stage(), mutations.redundant_names, mutations.missed_names);
-            CHECK(mutations.caught == mutations.waits);
-          }
+          for (const auto& job : jobs) check_waits_needed(*job);
         }
     }
 }
@@ -299,16 +292,9 @@ TEST_CASE("the control: without the exchange of a tied table's gradients its cop
 TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") {
   int64_t waits = 0;
   const auto check_all_needed = [&](const Layout& layout) {
-    for (const auto& job : make_jobs(layout, 0)) {
-      const std::vector<const Plan*> runs{&job->train, &job->train, &job->evaluate, &job->train};
-      const auto seams = comm::link_all(runs, job->channels);
-      REQUIRE(comm::find_hazards({runs, seams}, job->channels, &job->buffers).count == 0);
-      const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job->channels, &job->buffers);
-      waits += mutations.waits;
-      CAPTURE(name_of(layout.schedule), layout.stages, layout.virtual_stages, layout.micro_batches, layout.hides_hops,
-              layout.zero_stage, job->stage(), mutations.redundant_names, mutations.missed_names);
-      CHECK(mutations.caught == mutations.waits);
-    }
+    CAPTURE(name_of(layout.schedule), layout.stages, layout.virtual_stages, layout.micro_batches, layout.hides_hops,
+            layout.zero_stage);
+    for (const auto& job : make_jobs(layout, 0)) waits += check_waits_needed(*job).waits;
   };
   for (ScheduleKind kind :
        {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})

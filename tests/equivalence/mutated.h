@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The law that no wait of a plan can be spared.
+
+#include "comm/rehearse/hazards.h"
+#include "comm/rehearse/seams.h"
+#include "engine/plan/job.h"
+#include "tests/test.hpp"
+
+namespace slipstream::equivalence {
+
+/// Four runs in a row, an evaluation among them, have no hazard; with any wait changed they have one.
+inline comm::Mutations check_waits_needed(const Job& job, comm::Mutation mutation = comm::Mutation::deleted) {
+  const std::vector<const Plan*> runs{&job.train, &job.train, &job.evaluate, &job.train};
+  const auto seams = comm::link_all(runs, job.channels);
+  REQUIRE(comm::find_hazards({runs, seams}, job.channels, &job.buffers).count == 0);
+  const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job.channels, &job.buffers, mutation);
+  CAPTURE(job.stage(), mutations.redundant_names, mutations.missed_names);
+  CHECK(mutations.caught == mutations.waits);
+  return mutations;
+}
+
+}  // namespace slipstream::equivalence
