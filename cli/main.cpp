@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line: parses, calls one subcommand, prints one sentence when it fails. The only place that exits.
 
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 
 #include "cli/commands.h"
 #include "cli/version.h"
+#include "cli/world.h"
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "engine/config/nearest.h"
@@ -54,6 +57,39 @@ std::string refusal(const CLI::App* app, const CLI::Error& error) {
                      command);
 }
 
+/// CLI11's own takes the nearest number for one that is too large, and none for nothing between two commas.
+CLI::Validator whole_numbers(int64_t most) {
+  return {[=](std::string& text) {
+            for (size_t at = 0; at <= text.size();) {
+              const size_t end = std::min(text.find(',', at), text.size());
+              int64_t value = -1;
+              const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, value);
+              if (error != std::errc() || stop != text.data() + end || value < 0 || value > most)
+                return fmt::format("needs whole numbers from 0 to {}, got '{}'", most, text);
+              at = end + 1;
+            }
+            return std::string();
+          },
+          "WHOLE"};
+}
+
+/// Runs what one process does: as several ranks all would do the same, and write the same files.
+int alone(const std::string& command, const std::function<int()>& run) {
+  {
+    World world;
+    try {
+      world.together([&] {
+        if (world.size() > 1)
+          throw ConfigError("[{}] runs in one process, and {} were started. Start it without mpirun.", command,
+                            world.size());
+      });
+    } catch (const AgreedFailure& failure) {
+      return static_cast<int>(failure.code());
+    }
+  }
+  return run();
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Slipstream trains transformers with communication hidden behind compute.", "slipstream"};
   app.set_version_flag("--version", std::string("slipstream ") + version());
@@ -82,7 +118,7 @@ int run(int argc, char** argv) {
   train_command
       ->add_option("--inject-delays", train_options.delay_seed,
                    "SEED: random pauses before works; results must not change")
-      ->check(CLI::Range(int64_t{0}, INT64_MAX))
+      ->check(whole_numbers(INT64_MAX))
       ->type_name("SEED");
   train_command->add_flag("--check-hazards", train_options.check_hazards,
                           "stop at the first work that no event orders behind one whose bytes it touches");
@@ -101,10 +137,10 @@ int run(int argc, char** argv) {
   plan_command->add_flag("--search", plan_options.search, "search for a faster layout");
   plan_command->add_option("--schedule-csv", plan_options.schedule_csv,
                            "write the pipeline's schedule to this file, as pipeline.schedule_file reads it");
-  plan_command->callback([&] { chosen = [&] { return plan(plan_options); }; });
+  plan_command->callback([&] { chosen = [&] { return alone("plan", [&] { return plan(plan_options); }); }; });
   CLI::App* check_command = app.add_subcommand("check", "prove the plan: no deadlock, no hazard, fits in memory");
   plan_flags(check_command, check_options);
-  check_command->callback([&] { chosen = [&] { return check(check_options); }; });
+  check_command->callback([&] { chosen = [&] { return alone("check", [&] { return check(check_options); }); }; });
 
   BenchCommand bench_options;
   CLI::App* bench_command = app.add_subcommand("bench", "measure: overlap, pipeline, layers, kernels, products, step");
@@ -197,7 +233,8 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1024));
   kernels_command->add_option("--rounds", bench_options.steps, "turns that are counted");
   kernels_command->add_option("--csv", bench_options.csv, "write the table to this file");
-  kernels_command->callback([&] { chosen = [&] { return bench_kernels(bench_options); }; });
+  kernels_command->callback(
+      [&] { chosen = [&] { return alone("bench kernels", [&] { return bench_kernels(bench_options); }); }; });
   CLI::App* products = bench_command->add_subcommand(
       "products", "time cuBLASLt's algorithms for every product of a run, and keep the table");
   bench_flags(products);
@@ -209,7 +246,7 @@ int run(int argc, char** argv) {
   products->callback([&] {
     chosen = [&] {
       if (!rotate.empty()) bench_options.rotate_bytes = parse_bytes(rotate);
-      return bench_products(bench_options);
+      return alone("bench products", [&] { return bench_products(bench_options); });
     };
   });
   CLI::App* bench_step_command = bench_command->add_subcommand("step", "whole training steps by the host's clock");
@@ -233,27 +270,33 @@ int run(int argc, char** argv) {
   generate_command->add_option("checkpoint", generate_options.checkpoint, "folder of weights, or a run folder")
       ->required();
   generate_command->add_option("--prompt", generate_options.prompt, "text to continue");
-  generate_command
-      ->add_option("--prompt-ids", generate_options.prompt_ids, "ids to continue, for instance 15496,995; prints ids")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(natural)
+  std::string prompt_ids;
+  generate_command->add_option("--prompt-ids", prompt_ids, "ids to continue, for instance 15496,995; prints ids")
+      ->check(whole_numbers(INT32_MAX))
+      ->type_name("ID,...")
       ->excludes("--prompt");
   generate_command->add_option("--tokens", generate_options.tokens, "tokens to add")->check(CLI::Range(1, 1000000));
   generate_command->add_option("--temperature", generate_options.temperature, "0: always the likeliest")
       ->check(CLI::Range(0.0, 10.0));
   generate_command->add_option("--top-k", generate_options.top_k, "sample among the K likeliest; 0: among all");
-  generate_command->add_option("--seed", generate_options.seed, "of the sampling");
+  generate_command->add_option("--seed", generate_options.seed, "of the sampling")->check(whole_numbers(INT64_MAX));
   generate_command->add_option("--device", generate_options.device, "auto: a GPU if there is one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  generate_command->callback([&] { chosen = [&] { return generate(generate_options); }; });
+  generate_command->callback([&] {
+    chosen = [&] {
+      std::istringstream ids(prompt_ids);
+      for (std::string id; std::getline(ids, id, ',');) generate_options.prompt_ids.push_back(std::stoi(id));
+      return alone("generate", [&] { return generate(generate_options); });
+    };
+  });
 
   TokenizeCommand tokenize_options;
   CLI::App* tokenize_command = app.add_subcommand("tokenize", "text to token shards");
   tokenize_command->add_option("text", tokenize_options.text, "text file")->required();
   tokenize_command->add_option("out", tokenize_options.out, "path of the shards, without .bin")->required();
   tokenize_command->add_option("--tokenizer", tokenize_options.tokenizer, "bytes or chars");
-  tokenize_command->callback([&] { chosen = [&] { return tokenize(tokenize_options); }; });
+  tokenize_command->callback(
+      [&] { chosen = [&] { return alone("tokenize", [&] { return tokenize(tokenize_options); }); }; });
 
   // Named in the design, written later: whoever calls one is told so, whatever else is on the line.
   const auto later = [&](CLI::App* parent, const std::string& name, const std::string& what,

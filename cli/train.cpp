@@ -166,10 +166,9 @@ Json with_choices(Json run, const Place& place, const Rank& rank) {
 }
 
 /// On CPUs. A machine file speaks of one rank; this host is shared by as many ranks as were started on it.
-/// `token_bytes`: of texts, which every rank keeps in the memory of its host.
-void require_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
-                    int64_t token_bytes) {
-  const int64_t need = job.buffers.total_bytes() + token_bytes;
+/// `text_bytes`: of texts, which every rank keeps in the memory of its host.
+void require_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine, int64_t text_bytes) {
+  const int64_t need = job.buffers.total_bytes() + text_bytes;
   // Stages of a pipeline need different amounts, and ranks of one host share its memory.
   const std::vector<std::string> needs = world.all_gather(fmt::format("{} {}", world.host(), need));
   world.together([&] {
@@ -220,7 +219,7 @@ void require_folder(const std::string& path) {
 }
 
 void print_start(const World& world, const Place& place, const RunConfig& config, const FinishedJob& finished,
-                 const Machine& machine, int threads, int64_t token_bytes) {
+                 const Machine& machine, int threads, int64_t text_bytes) {
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
   const std::string of_a_rank =
@@ -245,7 +244,7 @@ void print_start(const World& world, const Place& place, const RunConfig& config
   log_info("memory of a rank{}: {}{}{}",
            finished.stages.size() > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
            format_bytes(largest.buffers.total_bytes()),
-           token_bytes > 0 ? fmt::format(" and {} of tokens", format_bytes(token_bytes)) : "",
+           text_bytes > 0 ? fmt::format(" and {} of text", format_bytes(text_bytes)) : "",
            beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 

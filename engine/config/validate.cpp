@@ -165,6 +165,9 @@ void validate_layout(const RunConfig& config) {
   if (config.zero.shard_size > 0 && config.zero.stage == 0)
     throw ConfigError("zero.shard_size = {} has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.",
                       config.zero.shard_size);
+  if (config.zero.shard_size == 1)
+    throw ConfigError(
+        "zero.shard_size = 1 lets no ranks share anything. Use at least 2, 0 for all data ranks, or zero.stage = 0.");
   if (const int64_t ranks = config.parallel.data * config.parallel.context;
       config.zero.shard_size > 0 && ranks > 0 && ranks % config.zero.shard_size != 0)
     throw ConfigError(

@@ -34,10 +34,10 @@ void check_same(const Tokenizer& shards, const std::string& path, const std::str
       files::shown(path), shards.name(), files::shown(wanted), shards.name());
 }
 
-/// Takes the text along: it is freed as soon as its ids are there.
-std::shared_ptr<const TokenSource> encode(const Tokenizer& tokenizer, std::string text, const std::string& path) {
+std::shared_ptr<const TokenSource> tokens_of(const std::shared_ptr<const Tokenizer>& tokenizer, std::string text,
+                                             const std::string& path) {
   try {
-    return encoded_in_memory(tokenizer, text);
+    return tokens_of_text(tokenizer, std::move(text));
   } catch (const DataError& error) {
     throw DataError("{} (in {})", error.what(), files::shown(path));
   }
@@ -104,19 +104,17 @@ Dataset open_dataset(const DatasetOptions& options) {
     }
   }
 
+  const int64_t text_bytes = std::ssize(train_text) + std::ssize(validation_text);
   dataset.train =
-      train_is_shards ? train_shards.tokens : encode(*dataset.tokenizer, std::move(train_text), options.train);
-  int64_t texts_count = train_is_shards ? 0 : dataset.train->count();
-  if (one_file) {
+      train_is_shards ? train_shards.tokens : tokens_of(dataset.tokenizer, std::move(train_text), options.train);
+  if (one_file)
     dataset = hold_out(dataset.train, dataset.tokenizer, options.validation_fraction);
-  } else {
+  else
     dataset.validation = validation_is_shards
                              ? validation_shards.tokens
-                             : encode(*dataset.tokenizer, std::move(validation_text), options.validation);
-    if (!validation_is_shards) texts_count += dataset.validation->count();
-  }
+                             : tokens_of(dataset.tokenizer, std::move(validation_text), options.validation);
   dataset.hash = hash;
-  dataset.resident_bytes = resident_bytes(*dataset.tokenizer, texts_count);
+  dataset.resident_bytes = text_bytes;
   const bool cut = one_file && dataset.validation;
   check_length(*dataset.train, "training", options.train, options.sequence_length, cut);
   if (dataset.validation)

@@ -26,14 +26,14 @@ struct Dataset {
   std::shared_ptr<const TokenSource> validation;  // null if there is none
   std::shared_ptr<const Tokenizer> tokenizer;
   std::string hash;  // of the files, in the order train, validation: ranks that have the same see the same ids
-  int64_t resident_bytes = 0;  // of tokens that this process keeps in memory: those of texts; shards stay on disk
+  int64_t resident_bytes = 0;  // of texts, which this process keeps in memory; shards stay on disk
 };
 
-/// Blocks. Opens, tokenises and splits. A text is read whole and is gone when its ids are made, in 2 bytes each (4 for
-/// more than 65536): without `validation` the first floor(N (1 - validation_fraction)) of N tokens are for training,
-/// the rest is held out. With chars and two texts the vocabulary has the characters of both. Throws: DataError (missing
-/// or damaged files, text and shards of different tokenizers, a split shorter than sequence_length + 1 tokens);
-/// ConfigError (an unknown tokenizer).
+/// Blocks. Opens, checks and splits. A text is kept in memory, its ids are made when they are read. Without
+/// `validation` the first floor(N (1 - validation_fraction)) of N tokens are for training, the rest is held out. With
+/// chars and two texts the vocabulary has the characters of both. Throws: DataError (missing or damaged files, text and
+/// shards of different tokenizers, a split shorter than sequence_length + 1 tokens); ConfigError (an unknown
+/// tokenizer).
 Dataset open_dataset(const DatasetOptions& options);
 
 }  // namespace slipstream::data

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token sequences: memory, slices, shards.
+// Token sequences: slices and shards.
 
 #include "engine/data/shards.h"
 
@@ -25,22 +25,6 @@ static_assert(std::endian::native == std::endian::little,
 constexpr int64_t kSidecarBytesMax = 64 << 20;
 constexpr int64_t kChunkElems = 1 << 18;
 constexpr int32_t kNarrowVocabMax = 65536;
-
-template <typename T>
-class MemoryTokens final : public TokenSource {
- public:
-  explicit MemoryTokens(std::vector<T> ids) : ids_(std::move(ids)) {}
-  int64_t count() const override { return static_cast<int64_t>(ids_.size()); }
-  void read(int64_t begin, std::span<int32_t> out) const override {
-    const auto size = static_cast<int64_t>(out.size());
-    SLIP_ASSERT(begin >= 0 && size <= count() && begin <= count() - size);
-    std::transform(ids_.begin() + begin, ids_.begin() + begin + size, out.begin(),
-                   [](T id) { return static_cast<int32_t>(id); });
-  }
-
- private:
-  std::vector<T> ids_;
-};
 
 class Slice final : public TokenSource {
  public:
@@ -176,16 +160,6 @@ std::vector<std::string> matches(const std::string& pattern) {
   return paths;
 }
 
-template <typename T>
-std::shared_ptr<const TokenSource> encode_as(const Tokenizer& tokenizer, std::string_view text) {
-  std::vector<T> ids;
-  ids.reserve(text.size());  // every id takes at least a byte of text; what stays untouched is in no memory
-  tokenizer.encode_pieces(text, [&](std::span<const int32_t> piece) {
-    for (const int32_t id : piece) ids.push_back(static_cast<T>(id));
-  });
-  return std::make_shared<MemoryTokens<T>>(std::move(ids));
-}
-
 TokenShardInfo read_info(const std::string& path) {
   const std::string sidecar = path.substr(0, path.size() - 4) + ".json";
   if (std::error_code error; !std::filesystem::exists(sidecar, error) && !error)
@@ -198,22 +172,6 @@ TokenShardInfo read_info(const std::string& path) {
 }
 
 }  // namespace
-
-std::shared_ptr<const TokenSource> tokens_in_memory(std::span<const int32_t> ids, int32_t vocab_size) {
-  SLIP_ASSERT(std::all_of(ids.begin(), ids.end(), [&](int32_t id) { return id >= 0 && id < vocab_size; }));
-  if (vocab_size <= kNarrowVocabMax)
-    return std::make_shared<MemoryTokens<uint16_t>>(std::vector<uint16_t>(ids.begin(), ids.end()));
-  return std::make_shared<MemoryTokens<int32_t>>(std::vector<int32_t>(ids.begin(), ids.end()));
-}
-
-std::shared_ptr<const TokenSource> encoded_in_memory(const Tokenizer& tokenizer, std::string_view text) {
-  return tokenizer.vocab_size() <= kNarrowVocabMax ? encode_as<uint16_t>(tokenizer, text)
-                                                   : encode_as<int32_t>(tokenizer, text);
-}
-
-int64_t resident_bytes(const Tokenizer& tokenizer, int64_t count) {
-  return count * (tokenizer.vocab_size() <= kNarrowVocabMax ? 2 : 4);
-}
 
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count) {
   SLIP_ASSERT(begin >= 0 && count >= 0 && count <= source->count() && begin <= source->count() - count);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sequences of token ids, in memory or in shards on disk.
+// Sequences of token ids, and those that lie in shards on disk.
 //
 // A shard is NAME.bin, raw little-endian ids (uint16 if the vocabulary has at most 65536, else uint32), with NAME.json
 // beside it: dtype, vocab_size, count, hash, tokenizer, and for chars the vocabulary (engine/data/sidecar.h).
@@ -27,16 +27,6 @@ class TokenSource {
   /// Throws: DataError if the disk fails or the file was changed since it was opened.
   virtual void read(int64_t begin, std::span<int32_t> out) const = 0;
 };
-
-/// Ids kept in memory, two bytes each where `vocab_size` allows. Every id must be below `vocab_size`.
-std::shared_ptr<const TokenSource> tokens_in_memory(std::span<const int32_t> ids, int32_t vocab_size);
-
-/// The ids of `text`, kept the same way; beside it and them nothing as large exists on the way. Throws: DataError as
-/// Tokenizer::encode.
-std::shared_ptr<const TokenSource> encoded_in_memory(const Tokenizer& tokenizer, std::string_view text);
-
-/// Bytes that `count` ids take there. Pure.
-int64_t resident_bytes(const Tokenizer& tokenizer, int64_t count);
 
 /// The `count` ids from `begin` on of another source.
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count);

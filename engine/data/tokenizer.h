@@ -25,7 +25,7 @@ class Tokenizer {
   virtual int32_t vocab_size() const = 0;
   /// Can it encode and decode? Not where only its name and its number of ids are known. Pure.
   virtual bool knows_text() const { return true; }
-  /// decode(encode(text)) == text. Pure.
+  /// decode(encode(text)) == text, and text cut between two ids has the same ids: a window is encoded alone. Pure.
   /// Throws: DataError with the byte offset if `text` has what the vocabulary lacks, or is not UTF-8 (chars), or
   /// without knows_text().
   std::vector<int32_t> encode(std::string_view text) const;

@@ -50,6 +50,9 @@ TEST_CASE("ranks that cannot train together say so once", "[cli]") {
   };
   once(on_ranks(3, "train " + run), 2, {"on all ranks: ", "2 x 3 = 6"});
   once(on_ranks(2, "train " + run + " --set parallel.data=4"), 2, {"on all ranks: ", "4", "2 were started"});
+  for (const std::string& line : {"tokenize " + folder.path("text.txt") + " " + folder.path("t"), "plan " + run,
+                                  "check " + run, "generate " + folder.path("none"), std::string("bench kernels")})
+    once(on_ranks(2, line), 2, {"on all ranks: ", "runs in one process, and 2 were started. Start it without mpirun."});
   once(on_ranks(2, "train " + folder.path("none.toml")), 2, {"on all ranks: ", "none.toml"});
   once(on_ranks(2, "train " + run + " --set data.train=" + folder.path("none.txt")), 3, {"on all ranks: ", "none.txt"});
   once(on_ranks(2, "train " + run + " --set output.dir=" + folder.path("text.txt") + "/run"), 7, {"on rank 0: "});

@@ -103,6 +103,8 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"zero.stage=1", "parallel.data=2", "parallel.context=2", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data x parallel.context = 2 x 2 = 4. Use a divisor, or 0.");
   CHECK(load_refusal({"zero.stage=1", "parallel.data=1", "parallel.context=2", "zero.shard_size=2"}) == "accepted");
+  CHECK(load_refusal({"zero.stage=1", "zero.shard_size=1"}) ==
+        "zero.shard_size = 1 lets no ranks share anything. Use at least 2, 0 for all data ranks, or zero.stage = 0.");
   CHECK(load_refusal({"model.context=64", "train.sequence_length=60", "parallel.context=4"}) ==
         "train.sequence_length = 60 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a "
         "sequence. Use 56 or 64.");

@@ -54,7 +54,7 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
     CHECK(text_of(*data->train, *data->tokenizer) == bytes_in(folder / "t.txt"));
     CHECK(text_of(*data->validation, *data->tokenizer) == "quick dog");
     CHECK(data->tokenizer->vocabulary() == texts.tokenizer->vocabulary());
-    CHECK(data->resident_bytes == 2 * ((data == &texts ? 43 : 0) + 9));  // of texts, 2 bytes an id; shards stay on disk
+    CHECK(data->resident_bytes == (data == &texts ? 43 : 0) + 9);  // of texts; shards stay on disk
   }
   put(folder / "w.txt", "quick cat!");
   const Dataset both = open_dataset({.train = folder / "t.txt", .validation = folder / "w.txt", .tokenizer = "chars"});

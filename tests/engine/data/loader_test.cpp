@@ -20,11 +20,20 @@ using namespace slipstream::tests;
 namespace {
 
 /// Token i is i, so a token says where it came from.
-std::shared_ptr<const TokenSource> counting(int32_t count) {
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  std::iota(ids.begin(), ids.end(), 0);
-  return tokens_in_memory(ids, count);
-}
+class Counting final : public TokenSource {
+ public:
+  explicit Counting(int64_t count) : count_(count) {}
+  int64_t count() const override { return count_; }
+  void read(int64_t begin, std::span<int32_t> out) const override {
+    REQUIRE(begin + std::ssize(out) <= count_);
+    std::iota(out.begin(), out.end(), static_cast<int32_t>(begin));
+  }
+
+ private:
+  int64_t count_;
+};
+
+std::shared_ptr<const TokenSource> counting(int64_t count) { return std::make_shared<Counting>(count); }
 
 BatchFiller numbering(std::atomic<int>& filled) {
   return [&filled](int64_t index, Batch& batch) {

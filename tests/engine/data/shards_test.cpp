@@ -53,6 +53,18 @@ std::string wide_text() {
   return text;
 }
 
+/// Characters of 1 to 4 bytes, so that no byte says how many came before it.
+std::string mixed_text() {
+  std::string text;
+  for (int i = 0; i < 5000; ++i) {
+    text += "a";
+    if (i % 2 == 0) text += "\u00e9";
+    if (i % 3 == 0) text += "\u20ac";
+    if (i % 7 == 0) text += "\U0001f600";
+  }
+  return text;
+}
+
 }  // namespace
 
 TEST_CASE("text: what cannot be a text is refused", "[data]") {
@@ -78,6 +90,26 @@ TEST_CASE("text: what cannot be a text is refused", "[data]") {
   CHECK(has(said, "cannot be read: Permission denied"));
 }
 
+TEST_CASE("text: the ids of any window are those of the whole text", "[data]") {
+  const uint64_t seed = 22;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (const std::string& text :
+       {mixed_text(), std::string(1023, 'q'), std::string(1024, 'q'), std::string(70000, 'q')})
+    for (const char* name : {"bytes", "chars"}) {
+      const auto tokenizer = make_tokenizer(name, text);
+      const std::vector<int32_t> ids = tokenizer->encode(text);
+      const auto tokens = tokens_of_text(tokenizer, text);
+      REQUIRE(all_of(*tokens) == ids);
+      for (int trial = 0; trial < 200; ++trial) {
+        const size_t begin = random() % (ids.size() + 1);
+        std::vector<int32_t> window(random() % (std::min<size_t>(ids.size() - begin, 3000) + 1));
+        tokens->read(static_cast<int64_t>(begin), window);
+        REQUIRE(std::equal(window.begin(), window.end(), ids.begin() + static_cast<std::ptrdiff_t>(begin)));
+      }
+    }
+}
+
 TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[data]") {
   const TempFolder folder;
   const uint64_t seed = 21;
@@ -99,7 +131,7 @@ TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[dat
     const Shards shards = open_shards(folder / "s.bin");
     CHECK(all_of(*shards.tokens) == ids);
     CHECK(shards.tokenizer->decode(ids) == text);
-    const auto memory = tokens_in_memory(ids, tokenizer->vocab_size());
+    const auto memory = tokens_of_text(tokenizer, text);
     for (int trial = 0; trial < 20; ++trial) {
       const size_t begin = random() % ids.size();
       std::vector<int32_t> disk(random() % (std::min<size_t>(ids.size() - begin, 1000) + 1)), ram = disk;
