@@ -85,7 +85,7 @@ def torch_op(op, shape):
         if op == "matmul_backward_input":
             return lambda: y @ w
         return lambda: (y.t() @ x, None if shape.startswith("head") else y.sum(0))
-    if op.startswith("attention"):
+    if op in ("attention_forward", "attention_backward"):
         batch, tokens, heads, kv_heads, head = n
         q = values(batch, heads, tokens, head, grad=True)
         k, v = (values(batch, kv_heads, tokens, head, grad=True) for _ in range(2))

@@ -3,7 +3,7 @@
 // of 16 by 16 where heads are wider than 128, so that a block fits in the 99 KiB that the smallest cards give.
 //
 // A row is shared by four threads, or by eight, neighbours in a warp: a thread owns every fourth, or eighth, of its
-// columns. The tensor core path (attention_mma.cu) takes bf16 heads of 64 and 128 when all keys are there at once.
+// columns. The tensor core path (attention_mma.cu) takes bf16 heads of 64 and 128 in whole 16 bytes.
 
 #include <initializer_list>
 
@@ -383,6 +383,7 @@ dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
 }  // namespace
 
 void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args) {
+  if (attention_forward_mma(context, args)) return;
   const AttentionForward& all = args.all;
   for_dtype(all.dtype, [&](auto type) {
     using T = decltype(type);
@@ -398,7 +399,6 @@ void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockFo
 }
 
 void attention_forward_cuda(LaunchContext& context, const AttentionForward& args) {
-  if (attention_forward_mma(context, args)) return;
   attention_block_forward_cuda(context, {.all = args, .block = {0, args.tokens, 0, args.tokens}, .carried = {}});
 }
 
@@ -417,16 +417,19 @@ void launch_delta(LaunchContext& context, const AttentionBackward& args) {
 
 template <typename T>
 void launch_backward(LaunchContext& context, const AttentionBlockBackward& args) {
+  launch_delta<T>(context, args.all);
   const AttentionBackward& all = args.all;
   const float* delta = all.workspace;
+  if (attention_backward_mma(context, args, delta)) return;
   const bool whole =
       whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride, all.out_stride}, all.dout, all.q, all.k, all.v);
   for_tile(all.head_dim, [&](auto tile) {
     using Tile = decltype(tile);
     for_flag(whole, [&](auto aligned) {
-      launch(stream_of(context), key_kernel<Tile, aligned.value, T>,
-             grid_of<Tile>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
-             shared_bytes<Tile>(all.head_dim, 4, 2), args, delta);
+      if (args.block.keys > 0)
+        launch(stream_of(context), key_kernel<Tile, aligned.value, T>,
+               grid_of<Tile>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
+               shared_bytes<Tile>(all.head_dim, 4, 2), args, delta);
       launch(stream_of(context), query_kernel<Tile, aligned.value, T>,
              grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
              shared_bytes<Tile>(all.head_dim, 4, 1), args, delta);
@@ -438,22 +441,17 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
 
 void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args) {
   const AttentionBackward& all = args.all;
-  if (args.block.keys < all.tokens)
+  if (args.block.keys < all.tokens || args.block.queries == 0)
     cuda_check(
         cudaMemsetAsync(args.dkv, 0,
                         sizeof(float) * static_cast<size_t>(all.batch * all.tokens * 2 * all.kv_heads * all.head_dim),
                         stream_of(context)),
         "zeroing the gradients of keys that a block does not touch");
-  for_dtype(all.dtype, [&](auto type) {
-    launch_delta<decltype(type)>(context, all);
-    launch_backward<decltype(type)>(context, args);
-  });
+  if (args.block.queries > 0) for_dtype(all.dtype, [&](auto type) { launch_backward<decltype(type)>(context, args); });
 }
 
 void attention_backward_cuda(LaunchContext& context, const AttentionBackward& args) {
   for_dtype(args.dtype, [&](auto type) {
-    launch_delta<decltype(type)>(context, args);
-    if (attention_backward_mma(context, args, args.workspace)) return;
     launch_backward<decltype(type)>(context, {.all = args, .block = {0, args.tokens, 0, args.tokens}});
   });
 }

@@ -19,6 +19,15 @@ struct alignas(16) Words {
 __device__ __forceinline__ Words load_16(const void* p) { return *static_cast<const Words*>(p); }
 __device__ __forceinline__ void store_16(void* p, const Words& value) { *static_cast<Words*>(p) = value; }
 
+/// Two floats in one access of 8 bytes; `p` is aligned to 8.
+__device__ __forceinline__ void load_pair(const float* p, float& low, float& high) {
+  const float2 pair = *reinterpret_cast<const float2*>(p);
+  low = pair.x, high = pair.y;
+}
+__device__ __forceinline__ void store_pair(float* p, float low, float high) {
+  *reinterpret_cast<float2*>(p) = make_float2(low, high);
+}
+
 /// `low` and `high` rounded to bfloat16, to nearest, ties to even, in the halves of a register.
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   uint32_t pair;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention block by block on the emulated device against the CPU's blocks, whose reference is the whole matrix in
-// double (tests/kernels/norms/attention_block_test.cpp).
+// Attention block by block, as a ring of ranks computes it, on the emulated device against the whole matrix of the
+// whole sequence in double: the general path, the tensor cores, and rings that mix both.
 
 #include <memory>
 
@@ -8,135 +8,197 @@
 #include "kernels/attention/attention.h"
 #include "kernels/columns/columns.h"
 #include "tests/emulation/on_device.h"
+#include "tests/reference/packed_attention.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
+using reference::columns, reference::rows_of_rank;
 
 namespace {
 
-struct Shape {
-  int64_t batch, tokens, heads, kv_heads, head_dim;  // tokens of a rank
+struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   int ranks;
 
-  int64_t rows() const { return batch * tokens; }
-  int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
-  int64_t out_width() const { return heads * head_dim; }
+  ContextChunks chunks(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
+  int64_t rows() const { return batch * tokens / ranks; }  // of a rank
   int64_t kv_width() const { return 2 * kv_heads * head_dim; }
 };
 
-/// All that the blocks of one rank write, in memory of either kind.
-template <typename Place>
-struct Results {
-  std::unique_ptr<Place> out, lse, dq, carried, maximum, sum, dq_sum;
-  std::vector<Doubles> dkv;
+/// What one rank computes of a ring, and what it adds to the gradients of every owner's keys.
+struct RankResult {
+  Doubles out, lse, dq;
+  std::vector<Doubles> dkv;  // by owner
 };
 
-std::unique_ptr<Tensor> make(const Doubles& values, DType dtype, Tensor*) {
-  return std::make_unique<Tensor>(values, dtype);
-}
-std::unique_ptr<OnDevice> make(const Doubles& values, DType dtype, OnDevice*) {
-  return std::make_unique<OnDevice>(values, dtype, "operand");
-}
-
-template <typename Place>
-Results<Place> run(LaunchContext& context, const Shape& s, DType dtype, int rank, const std::vector<Doubles>& qkv,
-                   const Doubles& dout) {
-  const auto place = [](const Doubles& values, DType type) { return make(values, type, static_cast<Place*>(nullptr)); };
-  const auto zeros = [&](int64_t elems, DType type) { return place(Doubles(static_cast<size_t>(elems)), type); };
-  const ContextChunks chunks{.tokens = s.tokens * s.ranks, .ranks = s.ranks, .rank = rank};
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  Results<Place> r{zeros(s.rows() * s.out_width(), dtype),      zeros(s.rows() * s.heads, DType::f32),
-                   zeros(s.rows() * s.out_width(), dtype),      zeros(s.rows() * s.out_width(), DType::f32),
-                   zeros(s.rows() * s.heads, DType::f32),       zeros(s.rows() * s.heads, DType::f32),
-                   zeros(s.rows() * s.out_width(), DType::f32), {}};
-  const auto q = place(qkv[static_cast<size_t>(rank)], dtype), d = place(dout, dtype);
+/// Keys of odd owners lie `shift` elements further, which takes the tensor cores away from their blocks.
+RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int rank, const Doubles& qkv,
+                    const Doubles& dout, float scale, int64_t shift) {
+  const ContextChunks chunks = s.chunks(rank);
+  const int64_t local = chunks.local_tokens(), sums = s.rows() * s.out_width(), heads = s.rows() * s.heads;
+  const auto packed_of = [&](int owner) {
+    return OnDevice(rows_of_rank(qkv, s.batch, s.chunks(owner), s.width()), dtype, "packed");
+  };
   const auto keys_of = [&](int owner) {
-    const auto from = place(qkv[static_cast<size_t>(owner)], dtype);
-    auto kv = zeros(s.rows() * s.kv_width(), dtype);
-    columns_take(context, {from->data(s.out_width()), kv->data(), s.rows(), s.kv_width(), s.width(), dtype});
+    const OnDevice from = packed_of(owner);
+    auto kv = std::make_unique<OnDevice>(s.rows() * s.kv_width(), dtype, "keys and values", owner % 2 * shift);
+    columns_take(context, {from.data(s.out_width()), kv->data(), s.rows(), s.kv_width(), s.width(), dtype});
     return kv;
   };
+  const OnDevice q = packed_of(rank), d(rows_of_rank(dout, s.batch, chunks, s.out_width()), dtype, "dout");
+  OnDevice out(sums, dtype, "out"), lse(heads, DType::f32, "lse"), carried(sums, DType::f32, "carried"),
+      maximum(heads, DType::f32, "maximum"), sum(heads, DType::f32, "sum");
   for (int step = 0; step < s.ranks; ++step) {
     const auto kv = keys_of(chunks.owner(step));
-    AttentionBlockForward args = {.all = {q->data(), kv->data(), kv->data(s.kv_width() / 2), r.out->data(),
-                                          r.lse->template data<float>(), s.batch, s.tokens, s.heads, s.kv_heads,
-                                          s.head_dim, s.width(), s.kv_width(), s.out_width(), scale, dtype},
-                                  .block = chunks.block(chunks.owner(step)),
-                                  .carried = {r.carried->template data<float>(), r.maximum->template data<float>(),
-                                              r.sum->template data<float>()},
-                                  .first = step == 0,
-                                  .last = step + 1 == s.ranks};
+    AttentionBlockForward args = {
+        .all = {q.data(), kv->data(), kv->data(s.kv_width() / 2), out.data(), lse.data<float>(), s.batch, local,
+                s.heads, s.kv_heads, s.head_dim, s.width(), s.kv_width(), s.out_width(), scale, dtype},
+        .block = chunks.block(chunks.owner(step)),
+        .carried = {carried.data<float>(), maximum.data<float>(), sum.data<float>()},
+        .first = step == 0,
+        .last = step + 1 == s.ranks};
     attention_block_forward(context, args);
     if (!args.last || args.block.first_query == 0) continue;
     args.block = {.first_query = 0, .queries = args.block.first_query, .first_key = 0, .keys = 0, .causal = false};
     attention_block_forward(context, args);
   }
+  RankResult r{out.doubles(), lse.doubles(), {}, std::vector<Doubles>(static_cast<size_t>(s.ranks))};
+  // Backward the own keys come last. A first block of the late queries alone leaves the early ones: a sum that starts
+  // from zero serves both.
+  OnDevice dq(sums, dtype, "dq"), dq_sum(Doubles(static_cast<size_t>(sums)), DType::f32, "dq_sum");
   for (int turn = 0; turn < s.ranks; ++turn) {
     const int owner = chunks.owner((turn + 1) % s.ranks);
-    const auto kv = keys_of(owner), dkv = place(Doubles(static_cast<size_t>(s.rows() * s.kv_width()), 7.0), DType::f32);
-    AttentionBlockBackward args = {.all = {d->data(),     q->data(),
+    const AttentionBlock block = chunks.block(owner);
+    const auto kv = keys_of(owner);
+    const OnDevice dkv(Doubles(static_cast<size_t>(s.rows() * s.kv_width()), 7.0), DType::f32, "dkv");
+    AttentionBlockBackward args = {.all = {d.data(),      q.data(),
                                            kv->data(),    kv->data(s.kv_width() / 2),
-                                           r.out->data(), r.lse->template data<float>(),
-                                           r.dq->data(),  nullptr,
+                                           out.data(),    lse.data<float>(),
+                                           dq.data(),     nullptr,
                                            nullptr,       nullptr,
-                                           s.batch,       s.tokens,
+                                           s.batch,       local,
                                            s.heads,       s.kv_heads,
                                            s.head_dim,    s.width(),
                                            s.kv_width(),  s.out_width(),
                                            s.out_width(), 0,
                                            scale,         dtype},
-                                   .block = chunks.block(owner),
-                                   .dq_sum = r.dq_sum->template data<float>(),
-                                   .dkv = dkv->template data<float>(),
-                                   .first = false,
+                                   .block = block,
+                                   .dq_sum = s.ranks > 1 ? dq_sum.data<float>() : nullptr,
+                                   .dkv = dkv.data<float>(),
+                                   .first = turn == 0 && block.queries == local,
                                    .last = turn + 1 == s.ranks};
-    const auto workspace = zeros(attention_backward_workspace_elems(args.all), DType::f32);
-    args.all.workspace = workspace->template data<float>();
+    const OnDevice workspace(attention_backward_workspace_elems(args.all), DType::f32, "workspace");
+    args.all.workspace = workspace.data<float>();
     attention_block_backward(context, args);
-    r.dkv.push_back(dkv->doubles());
-    if constexpr (std::is_same_v<Place, OnDevice>) CHECK((dkv->intact() && workspace->intact() && kv->intact()));
+    r.dkv[static_cast<size_t>(owner)] = dkv.doubles();
+    CHECK((dkv.intact() && workspace.intact() && kv->intact()));
   }
-  if constexpr (std::is_same_v<Place, OnDevice>)
-    CHECK((r.out->intact() && r.lse->intact() && r.dq->intact() && r.carried->intact() && r.maximum->intact() &&
-           r.sum->intact() && r.dq_sum->intact()));
+  r.dq = dq.doubles();
+  CHECK((out.intact() && lse.intact() && dq.intact() && carried.intact() && maximum.intact() && sum.intact() &&
+         dq_sum.intact()));
   return r;
 }
 
-void check(const Shape& s, DType dtype) {
+void check(const Shape& s, DType dtype, int64_t shift = 0) {
   const auto seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim + s.ranks);
-  CAPTURE(seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, s.ranks);
-  std::vector<Doubles> qkv;
-  for (int rank = 0; rank < s.ranks; ++rank)
-    qkv.push_back(random_doubles(s.rows() * s.width(), dtype, seed + static_cast<uint32_t>(rank)));
-  const Doubles dout = random_doubles(s.rows() * s.out_width(), dtype, seed + 100);
-  ThreadPool pool(1);
-  LaunchContext cpu;
-  cpu.pool = &pool;
-  for (int rank = 0; rank < s.ranks; ++rank) {
-    CAPTURE(rank);
-    const Results<Tensor> expected = run<Tensor>(cpu, s, dtype, rank, qkv, dout);
-    const int64_t tokens = s.tokens * s.ranks;
-    const double tolerance = gradient_tolerance(dtype, s.head_dim + tokens, 2);
-    for_orders([&](LaunchContext& context) {
-      const Results<OnDevice> got = run<OnDevice>(context, s, dtype, rank, qkv, dout);
-      CHECK(error_of(got.out->doubles(), expected.out->doubles()) < forward_tolerance(dtype, s.head_dim + tokens));
-      CHECK(error_of(got.lse->doubles(), expected.lse->doubles()) < forward_tolerance(DType::f32, s.head_dim));
-      CHECK(error_of(got.dq->doubles(), expected.dq->doubles()) < tolerance);
-      for (size_t turn = 0; turn < expected.dkv.size(); ++turn)
-        CHECK(error_of(got.dkv[turn], expected.dkv[turn]) < tolerance);
-    });
-  }
+  CAPTURE(seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, s.ranks, shift);
+  const Doubles qkv = random_doubles(s.batch * s.tokens * s.width(), dtype, seed),
+                dout = random_doubles(s.batch * s.tokens * s.out_width(), dtype, seed + 1);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
+  // bf16: weights and slopes are rounded before they are multiplied, out before dout . out, and the result.
+  const double forward = forward_tolerance(dtype, s.head_dim + s.tokens, 2),
+               backward = gradient_tolerance(dtype, s.head_dim + s.tokens, 3);
+  for_orders([&](LaunchContext& context) {
+    std::vector<Doubles> dkv(static_cast<size_t>(s.ranks), Doubles(static_cast<size_t>(s.rows() * s.kv_width())));
+    for (int rank = 0; rank < s.ranks; ++rank) {
+      CAPTURE(rank);
+      const ContextChunks chunks = s.chunks(rank);
+      const RankResult r = run_rank(context, s, dtype, rank, qkv, dout, scale, shift);
+      CHECK(error_of(r.out, rows_of_rank(e.out, s.batch, chunks, s.out_width())) < forward);
+      CHECK(error_of(r.lse, rows_of_rank(e.lse, s.batch * s.heads, chunks, 1)) <
+            forward_tolerance(DType::f32, s.head_dim));
+      CHECK(error_of(r.dq, columns(rows_of_rank(e.dqkv, s.batch, chunks, s.width()), s.width(), 0, s.out_width())) <
+            backward);
+      for (size_t owner = 0; owner < dkv.size(); ++owner)
+        for (size_t i = 0; i < dkv[owner].size(); ++i) dkv[owner][i] += r.dkv[owner][i];
+    }
+    for (int owner = 0; owner < s.ranks; ++owner)
+      for (int64_t part : {0, 1}) {  // dk and dv apart, so that a small one is not hidden by a large one
+        CAPTURE(owner, part);
+        const int64_t half = s.kv_width() / 2, begin = s.out_width() + part * half;
+        CHECK(error_of(columns(dkv[static_cast<size_t>(owner)], s.kv_width(), part * half, (part + 1) * half),
+                       columns(rows_of_rank(e.dqkv, s.batch, s.chunks(owner), s.width()), s.width(), begin,
+                               begin + half)) < backward);
+      }
+  });
 }
 
 }  // namespace
 
-TEST_CASE("attention in a ring: the device computes the CPU's blocks") {
-  check({1, 8, 1, 1, 4, 2}, DType::f32);
-  check({2, 66, 2, 1, 20, 2}, DType::f32);  // chunks of 33: a tile and a row
-  check({1, 64, 4, 2, 8, 3}, DType::bf16);
-  check({1, 10, 2, 2, 72, 2}, DType::bf16);
-  check({1, 34, 2, 1, 136, 2}, DType::f32);  // chunks of 17: one of the tiles for wide heads, and a row
+TEST_CASE("attention in a ring, general path: every rank's share equals the whole matrix in double") {
+  check({1, 16, 1, 1, 4, 2}, DType::f32);
+  check({2, 132, 2, 1, 20, 2}, DType::f32);  // chunks of 33: a tile and a row
+  check({1, 192, 4, 2, 8, 3}, DType::bf16);
+  check({1, 20, 2, 2, 72, 2}, DType::bf16);
+  check({1, 68, 2, 1, 136, 2}, DType::f32);  // chunks of 17: one of the tiles for wide heads, and a row
+}
+
+TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whole matrix in double") {
+  check({1, 4, 1, 1, 64, 2}, DType::bf16);       // chunks of one token
+  check({2, 36, 4, 2, 64, 3}, DType::bf16);      // one tile; a block in the middle
+  check({1, 4 * 64, 1, 1, 64, 2}, DType::bf16);  // whole tiles
+  check({1, 4 * 65, 1, 1, 64, 2}, DType::bf16);  // chunks of a tile and a row, three tiles of keys
+  check({1, 6 * 33, 2, 1, 128, 3}, DType::bf16);
+  check({2, 70, 2, 2, 64, 1}, DType::bf16);  // one block that is first and last, with gradients that travel
+}
+
+TEST_CASE("attention in a ring: what is carried means the same to the general path and to the tensor cores") {
+  for (int64_t head_dim : {64, 128}) check({1, 4 * 18, 2, 1, head_dim, 4}, DType::bf16, 1);
+}
+
+TEST_CASE("attention in a ring: a block without keys, or without queries, still writes what it must") {
+  constexpr int64_t kTokens = 3;
+  for (int64_t head_dim : {32, 64})  // the general path and the tensor cores
+    for (const AttentionBlock& block :
+         {AttentionBlock{0, kTokens, 0, 0, false}, AttentionBlock{0, 0, 0, kTokens, false}}) {
+      CAPTURE(head_dim, block.queries, block.keys);
+      LaunchContext context = cuda_context();
+      const int64_t elems = kTokens * head_dim;
+      const Doubles before = random_doubles(elems, DType::bf16, 1);
+      OnDevice x(before, DType::bf16, "rows"), lse(Doubles(kTokens), DType::f32, "lse"), dq(before, DType::bf16, "dq"),
+          dq_sum(before, DType::f32, "dq_sum"), dkv(2 * elems, DType::f32, "dkv");
+      AttentionBlockBackward args = {.all = {.dout = x.data(),
+                                             .q = x.data(),
+                                             .k = x.data(),
+                                             .v = x.data(),
+                                             .out = x.data(),
+                                             .lse = lse.data<float>(),
+                                             .dq = dq.data(),
+                                             .batch = 1,
+                                             .tokens = kTokens,
+                                             .heads = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = head_dim,
+                                             .q_stride = head_dim,
+                                             .kv_stride = head_dim,
+                                             .out_stride = head_dim,
+                                             .dq_stride = head_dim,
+                                             .scale = 0.5f,
+                                             .dtype = DType::bf16},
+                                     .block = block,
+                                     .dq_sum = dq_sum.data<float>(),
+                                     .dkv = dkv.data<float>(),
+                                     .first = false};
+      const OnDevice workspace(attention_backward_workspace_elems(args.all), DType::f32, "workspace");
+      args.all.workspace = workspace.data<float>();
+      attention_block_backward(context, args);
+      CHECK(dkv.doubles() == Doubles(static_cast<size_t>(2 * elems)));
+      Doubles expected = before;
+      if (block.queries > 0)
+        for (double& value : expected) value *= 0.5;
+      CHECK(dq.doubles() == expected);
+    }
 }
 
 TEST_CASE("columns: the device moves and rounds as the CPU does") {

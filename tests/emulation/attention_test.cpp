@@ -6,60 +6,14 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "tests/emulation/on_device.h"
-#include "tests/reference/attention.h"
+#include "tests/reference/packed_attention.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
-using reference::Matrix;
+using Shape = reference::AttentionShape;
 
 namespace {
-
-struct Shape {
-  int64_t batch, tokens, heads, kv_heads, head_dim;
-  int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
-};
-
-Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset,
-               int64_t head_dim) {
-  Matrix m(tokens, head_dim);
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
-  return m;
-}
-void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
-  for (Eigen::Index t = 0; t < m.rows(); ++t)
-    for (Eigen::Index e = 0; e < m.cols(); ++e)
-      rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
-}
-
-struct Expected {
-  Doubles out, lse, dqkv;
-};
-
-/// Inputs packed as [q heads | k heads | v heads] per token.
-Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double scale) {
-  const int64_t width = s.width(), out_width = s.heads * s.head_dim;
-  Expected e{Doubles(dout.size()), Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)), Doubles(qkv.size())};
-  for (int64_t b = 0; b < s.batch; ++b)
-    for (int64_t h = 0; h < s.heads; ++h) {
-      const int64_t row = b * s.tokens, at_q = h * s.head_dim;
-      const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
-      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim),
-                   k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
-      const Matrix v = head_of(qkv, width, row, s.tokens, at_v, s.head_dim);
-      const auto forward = reference::attention(q, k, v, scale);
-      add_head(e.out, forward.out, out_width, row, at_q);
-      for (int64_t t = 0; t < s.tokens; ++t)
-        e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
-      const auto gradients =
-          reference::attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
-      add_head(e.dqkv, gradients.dq, width, row, at_q);
-      add_head(e.dqkv, gradients.dk, width, row, at_k);
-      add_head(e.dqkv, gradients.dv, width, row, at_v);
-    }
-  return e;
-}
 
 /// Of each of q, k, v alone, so that a small one is not hidden by a large one.
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
@@ -72,13 +26,13 @@ double part_error(const Doubles& got, const Doubles& expected, int64_t width, in
 
 /// `shift` elements before q, k and v take the tensor cores away, which need whole 16 bytes.
 void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f, int64_t shift = 0) {
-  const int64_t width = s.width(), out_width = s.heads * s.head_dim, rows = s.batch * s.tokens;
+  const int64_t width = s.width(), out_width = s.out_width(), rows = s.batch * s.tokens;
   const uint32_t seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim);
   CAPTURE(seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, shift);
   const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
                 dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const Expected e = expect(s, qkv, dout, scale);
+  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   std::vector<uint8_t> first;
   for_orders([&](LaunchContext& context) {
@@ -155,14 +109,45 @@ TEST_CASE("attention, tensor cores: lengths around a tile, batches, shared heads
 
 TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 16 bytes, and only then") {
   LaunchContext context = cuda_context();
-  OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse");
-  const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift, int64_t stride) {
-    return attention_forward_mma(context, {x.data(shift), x.data(128), x.data(256), out.data(), lse.data<float>(), 1, 1,
-                                           1, 1, head_dim, stride, stride, 128, 1.0f, dtype});
+  OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse"),
+      sums(Doubles(128 + 1), DType::f32, "sums"), maximum(1, DType::f32, "maximum"), sum(1, DType::f32, "sum");
+  const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift, int64_t stride, bool last = true,
+                         int64_t sums_shift = 0) {
+    return attention_forward_mma(
+        context, {.all = {x.data(shift), x.data(128), x.data(256), out.data(), lse.data<float>(), 1, 1, 1, 1, head_dim,
+                          stride, stride, 128, 1.0f, dtype},
+                  .block = {0, 1, 0, 1},
+                  .carried = {sums.data<float>(sums_shift), maximum.data<float>(), sum.data<float>()},
+                  .last = last});
   };
   CHECK((taken(64, DType::bf16, 0, 384) && taken(128, DType::bf16, 0, 384)));
   CHECK_FALSE((taken(96, DType::bf16, 0, 384) || taken(64, DType::f32, 0, 384)));
   CHECK_FALSE((taken(64, DType::bf16, 1, 384) || taken(64, DType::bf16, 0, 385)));
+  CHECK((taken(64, DType::bf16, 0, 384, false) && taken(128, DType::bf16, 0, 384, false)));
+  CHECK_FALSE(taken(64, DType::bf16, 0, 384, false, 1));
+  OnDevice gradients(Doubles(2 * 128 + 8), DType::f32, "gradients");
+  const auto taken_backward = [&](DType dtype, int64_t shift, int64_t sums_shift, int64_t gradients_shift) {
+    return attention_backward_mma(context,
+                                  {.all = {x.data(),    x.data(shift),
+                                           x.data(128), x.data(256),
+                                           out.data(),  lse.data<float>(),
+                                           nullptr,     nullptr,
+                                           nullptr,     nullptr,
+                                           1,           1,
+                                           1,           1,
+                                           128,         384,
+                                           384,         128,
+                                           128,         0,
+                                           1.0f,        dtype},
+                                   .block = {0, 1, 0, 1},
+                                   .dq_sum = sums.data<float>(sums_shift),
+                                   .dkv = gradients.data<float>(gradients_shift),
+                                   .last = false},
+                                  sum.data<float>());
+  };
+  CHECK(taken_backward(DType::bf16, 0, 0, 0));
+  CHECK_FALSE((taken_backward(DType::f32, 0, 0, 0) || taken_backward(DType::bf16, 1, 0, 0)));
+  CHECK_FALSE((taken_backward(DType::bf16, 0, 1, 0) || taken_backward(DType::bf16, 0, 0, 1)));
 }
 
 TEST_CASE("attention, general path: what is not whole 16 bytes is read element by element, to the same bits") {

@@ -60,21 +60,33 @@ std::string run(const std::string& op) {
     args.q_stride = args.kv_stride = 3 * kHead, args.out_stride = kHead;
     attention_forward_cuda(context, args);
   } else {
-    // One query: its output is the only value, whatever the score; lse is the score.
-    DeviceMemory qkv(3 * 64 * 2, "qkv"), out(64 * 2, "out"), lse(4, "lse");
+    // A query meets two keys, one after the other: lse says what became of both scores.
+    DeviceMemory qkv(2 * 3 * 64 * 2, "qkv"), out(2 * 64 * 2, "out"), lse(2 * 4, "lse"), carried(2 * 64 * 4, "carried"),
+        maximum(2 * 4, "maximum"), sum(2 * 4, "sum");
     fill(qkv);
     const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
-    double score = 0.0;
-    for (int e = 0; e < 64; ++e)
-      score += static_cast<double>(static_cast<float>(x[e])) * static_cast<double>(static_cast<float>(x[64 + e]));
-    AttentionForward args;
-    args.q = x, args.k = x + 64, args.v = x + 128, args.out = out.data(),
-    args.lse = reinterpret_cast<float*>(lse.data());
-    args.batch = args.tokens = args.heads = args.kv_heads = 1, args.head_dim = 64, args.dtype = DType::bf16;
-    args.q_stride = args.kv_stride = 192, args.out_stride = 64;
-    if (!attention_forward_mma(context, args)) return {};
-    const double got = static_cast<double>(*args.lse);
-    if (std::isfinite(got) && std::abs(got - score) > 1e-3) return fmt::format("a score of {} for {}", got, score);
+    const auto at = [](const DeviceMemory& memory) { return reinterpret_cast<float*>(memory.data()); };
+    double weights = 0.0;
+    for (int key = 0; key < 2; ++key) {
+      double score = 0.0;
+      for (int e = 0; e < 64; ++e)
+        score += static_cast<double>(static_cast<float>(x[e])) *
+                 static_cast<double>(static_cast<float>(x[192 * key + 64 + e]));
+      weights += std::exp(0.125 * score);
+    }
+    AttentionForward all;
+    all.q = x, all.k = x + 64, all.v = x + 128, all.out = out.data(), all.lse = at(lse), all.scale = 0.125f;
+    all.batch = all.heads = all.kv_heads = 1, all.tokens = 2, all.head_dim = 64, all.dtype = DType::bf16;
+    all.q_stride = all.kv_stride = 192, all.out_stride = 64;
+    for (int key = 0; key < 2; ++key)
+      if (!attention_forward_mma(context, {.all = all,
+                                           .block = {0, 1, key, 1, key == 0},
+                                           .carried = {at(carried), at(maximum), at(sum)},
+                                           .first = key == 0,
+                                           .last = key == 1}))
+        return {};
+    const double got = static_cast<double>(*at(lse)), expected = std::log(weights);
+    if (std::isfinite(got) && std::abs(got - expected) > 1e-3) return fmt::format("an lse of {} for {}", got, expected);
   }
   return {};
 }

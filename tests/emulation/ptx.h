@@ -32,6 +32,15 @@ inline void store_16(void* p, const Words& value, SLIP_HERE) {
   std::memcpy(p, &value, 16);
 }
 
+inline void load_pair(const float* p, float& low, float& high, SLIP_HERE) {
+  emulation::vector_access(p, 8, false, here);
+  low = p[0], high = p[1];
+}
+inline void store_pair(float* p, float low, float high, SLIP_HERE) {
+  emulation::vector_access(p, 8, true, here);
+  p[0] = low, p[1] = high;
+}
+
 inline uint32_t bf16_pair(float low, float high) {
   return bfloat16(low).bits | static_cast<uint32_t>(bfloat16(high).bits) << 16;
 }

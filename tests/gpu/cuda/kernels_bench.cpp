@@ -283,6 +283,26 @@ class CardBench {
     backward.workspace = values<float>(attention_backward_workspace_elems(backward));
     measure("attention_backward", shape, 2.5 * flops, static_cast<double>(attention_backward_cost(backward).bytes),
             [&] { attention_backward(context_, backward); });
+    // In the middle of a ring: all queries see half of the keys, as many pairs as above, and everything is carried.
+    const AttentionBlock block{0, tokens, 0, tokens / 2, false};
+    const AttentionBlockForward block_forward{
+        .all = forward,
+        .block = block,
+        .carried = {values<float>(rows * out_width), values<float>(rows * heads), values<float>(rows * heads)},
+        .first = false,
+        .last = false};
+    measure("attention_block_forward", shape, flops,
+            static_cast<double>(attention_block_forward_cost(block_forward).bytes),
+            [&] { attention_block_forward(context_, block_forward); });
+    const AttentionBlockBackward block_backward{.all = backward,
+                                                .block = block,
+                                                .dq_sum = values<float>(rows * out_width),
+                                                .dkv = values<float>(rows * 2 * kv_heads * head),
+                                                .first = false,
+                                                .last = false};
+    measure("attention_block_backward", shape, 2.5 * flops,
+            static_cast<double>(attention_block_backward_cost(block_backward).bytes),
+            [&] { attention_block_backward(context_, block_backward); });
     free_all();
   }
 

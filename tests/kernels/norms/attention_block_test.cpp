@@ -6,79 +6,24 @@
 #include "kernels/attention/attention.h"
 #include "kernels/columns/columns.h"
 #include "tests/kernels/norms/op_test.h"
-#include "tests/reference/attention.h"
+#include "tests/reference/packed_attention.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
-using reference::Matrix;
+using reference::columns;
 
 namespace {
 
-struct Shape {
-  int64_t batch, tokens, heads, kv_heads, head_dim;  // tokens of the whole sequence
+struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   int ranks;
 
-  int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
-  int64_t out_width() const { return heads * head_dim; }
+  ContextChunks chunks(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
 };
-
-Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset,
-               int64_t head_dim) {
-  Matrix m(tokens, head_dim);
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
-  return m;
-}
-void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
-  for (Eigen::Index t = 0; t < m.rows(); ++t)
-    for (Eigen::Index e = 0; e < m.cols(); ++e)
-      rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
-}
-
-struct Expected {
-  Doubles out, dqkv, lse;  // rows of the whole sequences; lse [batch, heads, tokens]
-};
-
-Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double scale) {
-  Expected e{Doubles(dout.size()), Doubles(qkv.size()), Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens))};
-  for (int64_t b = 0; b < s.batch; ++b)
-    for (int64_t h = 0; h < s.heads; ++h) {
-      const int64_t row = b * s.tokens, at_q = h * s.head_dim;
-      const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
-      const Matrix q = head_of(qkv, s.width(), row, s.tokens, at_q, s.head_dim),
-                   k = head_of(qkv, s.width(), row, s.tokens, at_k, s.head_dim);
-      const Matrix v = head_of(qkv, s.width(), row, s.tokens, at_v, s.head_dim);
-      const auto forward = reference::attention(q, k, v, scale);
-      add_head(e.out, forward.out, s.out_width(), row, at_q);
-      for (int64_t t = 0; t < s.tokens; ++t)
-        e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
-      const auto g =
-          reference::attention_gradients(head_of(dout, s.out_width(), row, s.tokens, at_q, s.head_dim), q, k, v, scale);
-      add_head(e.dqkv, g.dq, s.width(), row, at_q);
-      add_head(e.dqkv, g.dk, s.width(), row, at_k);
-      add_head(e.dqkv, g.dv, s.width(), row, at_v);
-    }
-  return e;
-}
 
 /// The rows of one rank of rows of whole sequences.
 Doubles rows_of(const Doubles& whole, const Shape& s, int rank, int64_t width) {
-  const ContextChunks chunks{.tokens = s.tokens, .ranks = s.ranks, .rank = rank};
-  Doubles mine;
-  for (int64_t b = 0; b < s.batch; ++b)
-    for (int64_t t = 0; t < chunks.local_tokens(); ++t) {
-      const auto from = whole.begin() + (b * s.tokens + chunks.position(t)) * width;
-      mine.insert(mine.end(), from, from + width);
-    }
-  return mine;
-}
-
-Doubles columns(const Doubles& rows, int64_t stride, int64_t begin, int64_t end) {
-  Doubles part;
-  for (size_t i = 0; i < rows.size(); ++i)
-    if (const int64_t c = static_cast<int64_t>(i) % stride; c >= begin && c < end) part.push_back(rows[i]);
-  return part;
+  return reference::rows_of_rank(whole, s.batch, s.chunks(rank), width);
 }
 
 struct Functions {
@@ -95,7 +40,7 @@ struct RankResult {
 
 RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s, DType dtype, int rank,
                     const std::vector<Tensor>& qkv, const Doubles& dout, float scale, bool early_last = true) {
-  const ContextChunks chunks{.tokens = s.tokens, .ranks = s.ranks, .rank = rank};
+  const ContextChunks chunks = s.chunks(rank);
   const int64_t local = chunks.local_tokens(), rows = s.batch * local, kv_width = 2 * s.kv_heads * s.head_dim;
   RankResult result{Tensor(rows * s.out_width(), dtype), Tensor(rows * s.heads, DType::f32),
                     Tensor(rows * s.out_width(), dtype), std::vector<Doubles>(static_cast<size_t>(s.ranks))};
@@ -176,7 +121,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
   const Doubles qkv = random_doubles(s.batch * s.tokens * s.width(), dtype, seed, spread),
                 dout = random_doubles(s.batch * s.tokens * s.out_width(), dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const Expected e = expect(s, qkv, dout, scale);
+  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
   std::vector<Tensor> parts;
   for (int rank = 0; rank < s.ranks; ++rank) parts.emplace_back(rows_of(qkv, s, rank, s.width()), dtype);
   const int64_t local = s.tokens / s.ranks, kv_width = 2 * s.kv_heads * s.head_dim;
@@ -194,11 +139,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
       const RankResult& r = results.back();
       CHECK(error_of(r.out.doubles(), rows_of(e.out, s, rank, s.out_width())) <
             forward_tolerance(dtype, s.head_dim + s.tokens));
-      Doubles lse;
-      const ContextChunks chunks{.tokens = s.tokens, .ranks = s.ranks, .rank = rank};
-      for (int64_t head = 0; head < s.batch * s.heads; ++head)
-        for (int64_t t = 0; t < local; ++t)
-          lse.push_back(e.lse[static_cast<size_t>(head * s.tokens + chunks.position(t))]);
+      const Doubles lse = reference::rows_of_rank(e.lse, s.batch * s.heads, s.chunks(rank), 1);
       CHECK(error_of(r.lse.doubles(), lse) < forward_tolerance(DType::f32, s.head_dim));
       CHECK(error_of(r.dq.doubles(), columns(rows_of(e.dqkv, s, rank, s.width()), s.width(), 0, s.out_width())) <
             tolerance);
@@ -285,7 +226,7 @@ TEST_CASE("attention in a ring: the controls are seen", "[kernels]") {
   const Shape s = {1, 24, 1, 1, 8, 3};
   const Doubles qkv = random_doubles(s.tokens * s.width(), DType::f32, 9),
                 dout = random_doubles(s.tokens * s.out_width(), DType::f32, 10);
-  const Expected e = expect(s, qkv, dout, 0.5);
+  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, 0.5);
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;

@@ -5,59 +5,15 @@
 
 #include "engine/base/check.h"
 #include "tests/kernels/norms/op_test.h"
-#include "tests/reference/attention.h"
+#include "tests/reference/packed_attention.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
-using reference::Matrix;
+using reference::add_head, reference::head_of, reference::Matrix;
+using Shape = reference::AttentionShape;
 
 namespace {
-
-struct Shape {
-  int64_t batch, tokens, heads, kv_heads, head_dim;
-};
-
-Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset,
-               int64_t head_dim) {
-  Matrix m(tokens, head_dim);
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
-  return m;
-}
-void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
-  for (Eigen::Index t = 0; t < m.rows(); ++t)
-    for (Eigen::Index e = 0; e < m.cols(); ++e)
-      rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
-}
-
-struct Expected {
-  Doubles out, lse, dqkv;
-};
-
-/// Inputs packed as [q heads | k heads | v heads] per token.
-Expected expect(const Shape& s, const Doubles& qkv, const Doubles& dout, double scale) {
-  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, out_width = s.heads * s.head_dim;
-  Expected e{Doubles(dout.size()), Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)), Doubles(qkv.size())};
-  for (int64_t b = 0; b < s.batch; ++b)
-    for (int64_t h = 0; h < s.heads; ++h) {
-      const int64_t row = b * s.tokens, at_q = h * s.head_dim;
-      const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
-      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim),
-                   k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
-      const Matrix v = head_of(qkv, width, row, s.tokens, at_v, s.head_dim);
-      const auto forward = reference::attention(q, k, v, scale);
-      add_head(e.out, forward.out, out_width, row, at_q);
-      for (int64_t t = 0; t < s.tokens; ++t)
-        e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
-      const auto gradients =
-          reference::attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
-      add_head(e.dqkv, gradients.dq, width, row, at_q);
-      add_head(e.dqkv, gradients.dk, width, row, at_k);
-      add_head(e.dqkv, gradients.dv, width, row, at_v);
-    }
-  return e;
-}
 
 /// Of each of q, k, v alone, so that a small one is not hidden by a large one.
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
@@ -69,15 +25,14 @@ double part_error(const Doubles& got, const Doubles& expected, int64_t width, in
 }
 
 void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f) {
-  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, out_width = s.heads * s.head_dim,
-                rows = s.batch * s.tokens;
+  const int64_t width = s.width(), out_width = s.out_width(), rows = s.batch * s.tokens;
   const uint32_t seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim);
   INFO(fmt::format("seed {} {} B{} T{} H{}/{} E{}", seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads,
                    s.head_dim));
   const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
                 dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const Expected e = expect(s, qkv, dout, scale);
+  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   Tensor x(qkv, dtype), d(dout, dtype), first_out(0, dtype), first_dqkv(0, dtype);
   std::string first_isa;

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Attention of all heads of a batch in double, of rows packed as [q heads | k heads | v heads].
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/base/context_chunks.h"
+#include "tests/reference/attention.h"
+
+namespace slipstream::reference {
+
+using Doubles = std::vector<double>;
+
+struct AttentionShape {
+  int64_t batch, tokens, heads, kv_heads, head_dim;
+
+  int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
+  int64_t out_width() const { return heads * head_dim; }
+};
+
+struct PackedAttention {
+  Doubles out, lse, dqkv;  // rows of tokens; lse [batch, heads, tokens]
+};
+
+inline Matrix head_of(const Doubles& rows, int64_t stride, int64_t first_row, int64_t tokens, int64_t offset,
+                      int64_t head_dim) {
+  Matrix m(tokens, head_dim);
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t e = 0; e < head_dim; ++e) m(t, e) = rows[static_cast<size_t>((first_row + t) * stride + offset + e)];
+  return m;
+}
+inline void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t first_row, int64_t offset) {
+  for (Eigen::Index t = 0; t < m.rows(); ++t)
+    for (Eigen::Index e = 0; e < m.cols(); ++e)
+      rows[static_cast<size_t>((first_row + t) * stride + offset + e)] += m(t, e);
+}
+
+/// out and lse, and the gradients of sum(dout * out).
+inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& qkv, const Doubles& dout,
+                                        double scale) {
+  const int64_t width = s.width(), out_width = s.out_width();
+  PackedAttention e{Doubles(dout.size()), Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)),
+                    Doubles(qkv.size())};
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const int64_t row = b * s.tokens, at_q = h * s.head_dim;
+      const int64_t at_k = (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
+      const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim),
+                   k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
+      const Matrix v = head_of(qkv, width, row, s.tokens, at_v, s.head_dim);
+      const auto forward = attention(q, k, v, scale);
+      add_head(e.out, forward.out, out_width, row, at_q);
+      for (int64_t t = 0; t < s.tokens; ++t)
+        e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
+      const auto gradients =
+          attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
+      add_head(e.dqkv, gradients.dq, width, row, at_q);
+      add_head(e.dqkv, gradients.dk, width, row, at_k);
+      add_head(e.dqkv, gradients.dv, width, row, at_v);
+    }
+  return e;
+}
+
+/// What one rank holds of rows of whole sequences.
+inline Doubles rows_of_rank(const Doubles& whole, int64_t batch, const ContextChunks& chunks, int64_t width) {
+  Doubles mine;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t t = 0; t < chunks.local_tokens(); ++t) {
+      const auto from = whole.begin() + (b * chunks.tokens + chunks.position(t)) * width;
+      mine.insert(mine.end(), from, from + width);
+    }
+  return mine;
+}
+
+inline Doubles columns(const Doubles& rows, int64_t stride, int64_t begin, int64_t end) {
+  Doubles part;
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (const int64_t c = static_cast<int64_t>(i) % stride; c >= begin && c < end) part.push_back(rows[i]);
+  return part;
+}
+
+}  // namespace slipstream::reference
