@@ -147,6 +147,14 @@ void Rank::register_arenas() {
       if (named && reason.empty()) reason = communicators_[c]->register_memory(arena->data(), arena->size_bytes());
     }
   }
+  // NCCL leaves open what happens where one rank's memory is registered and another's is not.
+  const bool known = std::all_of(unregistered_.begin(), unregistered_.end(),
+                                 [](const auto& channel) { return channel.second.empty(); });
+  if (all_agree_(known, "whether their memory is registered")) return;
+  for (const auto& communicator : communicators_)
+    if (communicator) communicator->forget_memory();
+  for (auto& [channel, reason] : unregistered_)
+    if (reason.empty()) reason = "NCCL wants all ranks to register, and one could not, or not for another channel";
 }
 
 void Rank::watch(const std::function<void()>& wait) { watchdog_ ? watchdog_->watch(wait) : wait(); }

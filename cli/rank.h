@@ -119,7 +119,7 @@ class Rank {
   /// Blocks until all ranks have recorded. Null, after a warning and with graph_ off, where the device of one of them
   /// refuses.
   std::unique_ptr<Graph> record(const Plan& plan, uint32_t step);
-  /// Tells every wire of the arenas that its tasks name.
+  /// Blocks. Collective. Tells every wire of the arenas that its tasks name, or none where a rank cannot.
   void register_arenas();
   /// Blocks. Runs `wait` under the watchdog where there is one.
   void watch(const std::function<void()>& wait);

@@ -69,6 +69,8 @@ class Communicator {
   /// Blocks. Tells the wire of memory that its works will name, so that it may reach it without copies; it must outlive
   /// this communicator. Collective. Returns why the wire does without, empty when it knows the memory or needs nothing.
   virtual std::string register_memory(std::byte* /*base*/, int64_t /*size_bytes*/) { return {}; }
+  /// As if it had been told of no memory. A wire may want to know that of all ranks or of none; before the first work.
+  virtual void forget_memory() {}
 };
 
 }  // namespace slipstream::comm

@@ -59,6 +59,7 @@ class EmulatedCommunicator final : public Communicator {
   std::string register_memory(std::byte* base, int64_t size_bytes) override {
     return inner_->register_memory(base, size_bytes);
   }
+  void forget_memory() override { inner_->forget_memory(); }
   std::optional<int64_t> sent_bytes() const override { return inner_->sent_bytes(); }
   void abort() override {
     aborted_->store(true);

@@ -119,10 +119,7 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, const NcclOptions& options) 
 NcclCommunicator::~NcclCommunicator() {
   std::lock_guard lock(mutex_);
   if (!comm_) return;
-  for (void* handle : registered_)
-    if (const ncclResult_t result = ncclCommDeregister(comm_, handle); result != ncclSuccess)
-      log_warn("[nccl] {}: rank {} could not let go of registered memory: {}", options_.name, rank_,
-               ncclGetErrorString(result));
+  deregister_all();
   const double limit_seconds = std::min(options_.timeout_seconds, kLongestEndSeconds);
   ncclResult_t result = settle(comm_, ncclCommFinalize(comm_), limit_seconds, rest);
   if (result == ncclSuccess) result = ncclCommDestroy(comm_);
@@ -263,6 +260,18 @@ std::string NcclCommunicator::register_memory(std::byte* base, int64_t size_byte
   if (!handle) return "NCCL has no use for registered memory on these links";
   registered_.push_back(handle);
   return {};
+}
+
+void NcclCommunicator::forget_memory() {
+  std::lock_guard lock(mutex_);
+  if (comm_) deregister_all();
+}
+
+void NcclCommunicator::deregister_all() {
+  for (void* handle : std::exchange(registered_, {}))
+    if (const ncclResult_t result = ncclCommDeregister(comm_, handle); result != ncclSuccess)
+      log_warn("[nccl] {}: rank {} could not let go of registered memory: {}", options_.name, rank_,
+               ncclGetErrorString(result));
 }
 
 void NcclCommunicator::check_for_errors() {

@@ -41,8 +41,11 @@ class NcclCommunicator final : public Communicator {
 
   void check_for_errors() override;
   std::string register_memory(std::byte* base, int64_t size_bytes) override;
+  void forget_memory() override;
 
  private:
+  /// Under mutex_, with a connection.
+  void deregister_all();
   Work bind_verb(const Verb& verb);
   void run(const Verb& verb, LaunchContext& context);
   ncclResult_t enqueue(const Verb& verb, LaunchContext& context);

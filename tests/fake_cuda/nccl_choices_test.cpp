@@ -114,6 +114,8 @@ TEST_CASE("registered memory is let go before the communicator ends and before i
     CHECK(reduce.comm->register_memory(arena->data(), arena->size_bytes()) == "");
     CHECK(gather.comm->register_memory(arena->data(), arena->size_bytes()) == "");
     CHECK(fake_nccl::registered().now == 2);
+    gather.comm->forget_memory();
+    CHECK(fake_nccl::registered().now == 1);
   }
   arena.reset();
   const fake_nccl::Registered end = fake_nccl::registered();

@@ -289,6 +289,12 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda");
   CHECK(contains(channels("own"), "\"from\": \"NCCL\""));
   CHECK(contains(channels("own"), "\"registered\": \"yes\""));
+  // Memory of all ranks or of none: run.json is of the first, and it is the second that cannot.
+  const std::string alone =
+      kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda --set output.dir=" + folder.path("alone");
+  CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
+  CHECK(contains(channels("alone"), "no: NCCL wants all ranks to register"));
+  CHECK(!contains(channels("alone"), "\"registered\": \"yes\""));
   const Run tabled =
       train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
   CHECK(contains(channels("tabled"), "\"algorithm\": \"ring\", \"protocol\": \"ll\", \"from\": \"table\""));
