@@ -53,8 +53,7 @@ std::string refusal(const CLI::App* app, const CLI::Error& error) {
     problem = fmt::format("'{}' is nothing that {} takes{}", unknown.front(), command,
                           near.empty() ? "" : fmt::format(", did you mean '{}'?", near));
   }
-  return fmt::format("slipstream: {}{} {} --help says what there is.\n", problem, problem.ends_with('?') ? "" : ".",
-                     command);
+  return fmt::format("{}{} {} --help says what there is.", problem, problem.ends_with('?') ? "" : ".", command);
 }
 
 /// CLI11's own takes the nearest number for one that is too large, and none for nothing between two commas.
@@ -73,28 +72,32 @@ CLI::Validator whole_numbers(int64_t most) {
           "WHOLE"};
 }
 
+/// Blocks. Collective. Runs `stage` on every rank; what it throws is printed once. The exit code, 0 if it throws
+/// nothing.
+int in_agreement(const std::function<void(const World&)>& stage) {
+  World world;
+  try {
+    world.together([&] { stage(world); });
+    return 0;
+  } catch (const AgreedFailure& failure) {
+    return static_cast<int>(failure.code());
+  }
+}
+
 /// Runs what one process does: as several ranks all would do the same, and write the same files.
 int alone(const std::string& command, const std::function<int()>& run) {
-  {
-    World world;
-    try {
-      world.together([&] {
-        if (world.size() > 1)
-          throw ConfigError("[{}] runs in one process, and {} were started. Start it without mpirun.", command,
-                            world.size());
-      });
-    } catch (const AgreedFailure& failure) {
-      return static_cast<int>(failure.code());
-    }
-  }
-  return run();
+  const int code = in_agreement([&](const World& world) {
+    if (world.size() > 1)
+      throw ConfigError("[{}] runs in one process, and {} were started. Start it without mpirun.", command,
+                        world.size());
+  });
+  return code != 0 ? code : run();
 }
 
 int run(int argc, char** argv) {
   CLI::App app{"Slipstream trains transformers with communication hidden behind compute.", "slipstream"};
   app.set_version_flag("--version", std::string("slipstream ") + version());
   app.require_subcommand(1);
-  app.failure_message(refusal);
   std::function<int()> chosen;
   const CLI::Validator positive =
       number("a number above 0", "POSITIVE", [](double n) { return n > 0 && std::isfinite(n); });
@@ -304,7 +307,9 @@ int run(int argc, char** argv) {
     CLI::App* command = parent->add_subcommand(name, "a later version: " + what);
     command->allow_extras();
     command->callback([&chosen, name = parent == &app ? name : parent->get_name() + " " + name, instead] {
-      chosen = [name, instead]() -> int { throw ConfigError("[{}] is not in this version. {}", name, instead); };
+      chosen = [name, instead] {
+        return in_agreement([&](const World&) { throw ConfigError("[{}] is not in this version. {}", name, instead); });
+      };
     });
   };
   later(bench_command, "comm", "collectives beside their bounds",
@@ -317,8 +322,8 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code == 0 ? 0 : static_cast<int>(ExitCode::config);
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return in_agreement([&](const World&) { throw ConfigError("{}", refusal(&app, error)); });
   }
   return chosen();
 }

@@ -330,6 +330,7 @@ void Rank::issue(uint32_t step) {
     scheduler_->replayed(plan);
   else if (graph_ && issued_ >= kEagerSteps)
     graph = record(plan, step);
+  const int64_t host_waits = device_->host_wait_count();
   // A stream takes some thousand commands: behind a rank that is gone the host blocks here, too.
   watch_issue([&] {
     if (graph)
@@ -337,6 +338,7 @@ void Rank::issue(uint32_t step) {
     else
       step_->run(plan, step);
   });
+  SLIP_ASSERT(device_->host_wait_count() == host_waits);
   ++issued_;
   ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());

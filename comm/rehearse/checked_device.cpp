@@ -207,6 +207,7 @@ class CheckedDevice final : public Device {
   }
   int64_t now_ns() const override { return inner_->now_ns(); }
   int64_t allocation_count() const override { return inner_->allocation_count(); }
+  int64_t host_wait_count() const override { return inner_->host_wait_count(); }
   void inject_delays(uint64_t seed, int64_t max_ns) override { inner_->inject_delays(seed, max_ns); }
 
  private:

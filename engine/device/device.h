@@ -112,6 +112,9 @@ class Device {
   virtual int64_t now_ns() const = 0;
   /// Calls of allocate so far: a step asserts that it did not move.
   virtual int64_t allocation_count() const = 0;
+  /// Calls so far in which the host waited: synchronize of events and streams, copies. Issuing a step asserts that it
+  /// did not move.
+  virtual int64_t host_wait_count() const = 0;
 
   /// Random pauses of at most `max_ns` before any work on any stream, a function of (seed, stream name, count).
   /// Results must not change: the test of every wait. No-op on sim.

@@ -53,10 +53,14 @@ TEST_CASE("ranks that cannot train together say so once", "[cli]") {
   for (const std::string& line : {"tokenize " + folder.path("text.txt") + " " + folder.path("t"), "plan " + run,
                                   "check " + run, "generate " + folder.path("none"), std::string("bench kernels")})
     once(on_ranks(2, line), 2, {"on all ranks: ", "runs in one process, and 2 were started. Start it without mpirun."});
+  for (const std::string& line : {std::string("trian"), "train " + run + " --fast",
+                                  "train " + run + " --inject-delays x", std::string("bench comm")})
+    once(on_ranks(2, line), 2, {"on all ranks: "});
   once(on_ranks(2, "train " + folder.path("none.toml")), 2, {"on all ranks: ", "none.toml"});
   once(on_ranks(2, "train " + run + " --set data.train=" + folder.path("none.txt")), 3, {"on all ranks: ", "none.txt"});
   once(on_ranks(2, "train " + run + " --set output.dir=" + folder.path("text.txt") + "/run"), 7, {"on rank 0: "});
   const std::string program = exe() + " train " + run;
+  once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --fast"), 2, {"on rank 1: ", "'--fast'"});
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.seed=2"), 2,
        {"on all ranks: ", "rank 1", "configuration", "(train.seed = 2 against train.seed = "});
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --dry-run"), 2,

@@ -258,6 +258,26 @@ inline void destruction_with_pending_work_is_safe(StreamFixture& f) {
   if (f.runs()) CHECK(f.position(20) == 20);
 }
 
+inline void waits_of_the_host_are_counted(StreamFixture& f) {
+  const auto a = f.device->make_stream({.name = "a"}), b = f.device->make_stream({.name = "b"});
+  const auto event = f.device->make_event();
+  const auto memory = f.device->allocate(64, "memory");
+  const int64_t before = f.device->host_wait_count();
+  a->record(*event);
+  b->wait(*event, {});
+  CHECK(f.device->host_wait_count() == before);
+  const int64_t each = f.runs() ? 1 : 0;  // nobody waits for virtual time
+  event->synchronize();
+  CHECK(f.device->host_wait_count() == before + each);
+  b->synchronize();
+  CHECK(f.device->host_wait_count() == before + 2 * each);
+  int value = 0;
+  f.device->copy_from_host(memory->data(), &value, sizeof value);
+  CHECK(f.device->host_wait_count() == before + 3 * each);
+  if (f.runs()) f.device->copy_to_host(&value, memory->data(), sizeof value);
+  CHECK(f.device->host_wait_count() == before + 4 * each);
+}
+
 inline void allocations_are_counted(StreamFixture& f) {
   const int64_t before = f.device->allocation_count();
   const auto empty = f.device->allocate(0, "empty");
@@ -306,6 +326,7 @@ void check_stream_contract(MakeDevice make_device, const RunInOrder& in_order = 
       {"delays keep results", delays_keep_results},
       {"destruction with pending work is safe", destruction_with_pending_work_is_safe},
       {"allocations are counted, aligned and zeroed", allocations_are_counted},
+      {"waits of the host are counted", waits_of_the_host_are_counted},
       {"drain hands each span out once", drain_hands_each_span_out_once},
   };
   for (const auto& [name, law] : laws) DYNAMIC_SECTION(name) {

@@ -43,6 +43,12 @@ TEST_CASE("works touch what they declare and nothing else, and the same bits com
   std::printf("  COUNTED %zu layouts, %lld launches guarded\n", rows.size(), static_cast<long long>(works));
 }
 
+TEST_CASE("a step that makes the host wait while it is issued is a bug that is said", "[guard]") {
+  std::vector<guard::Counts> counts;
+  const Layout row{.name = "one rank", .model = tiny_gpt2()};
+  CHECK_THROWS_WITH(train(guarded(row, {.counts_waits = true}, counts), 1), Catch::Contains("host_wait_count"));
+}
+
 TEST_CASE("every declared read and write that is deleted is noticed", "[guard]") {
   int64_t removed = 0;
   std::set<std::string> noticed, unnoticed;

@@ -96,6 +96,7 @@ void install() {
 
 class Guard {
  public:
+  bool counts_waits() const { return options_.counts_waits; }
   Guard(const Buffers& buffers, const Options& options, Counts* counts)
       : buffers_(buffers), options_(options), counts_(counts ? counts : &own_counts_) {
     install();
@@ -357,6 +358,7 @@ class GuardedDevice final : public Device {
   }
   int64_t now_ns() const override { return inner_->now_ns(); }
   int64_t allocation_count() const override { return inner_->allocation_count(); }
+  int64_t host_wait_count() const override { return guard_->counts_waits() ? inner_->host_wait_count() : 0; }
   void inject_delays(uint64_t seed, int64_t max_ns) override { inner_->inject_delays(seed, max_ns); }
 
  private:

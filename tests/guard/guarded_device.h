@@ -42,6 +42,7 @@ struct Counts {
 struct Options {
   bool removes_declarations = false;  // try every work without each of its declarations first
   bool runs_kernels = false;          // works of kernels run as on a GPU, which tests/emulation stands in for
+  bool counts_waits = false;          // own up to the waits that running one work at a time takes
 };
 
 /// A launch throws PlanError with the first violation. `counts` may be null. Borrows `buffers` and `counts`.

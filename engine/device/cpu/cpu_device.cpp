@@ -73,13 +73,16 @@ class CpuDevice final : public Device {
     return allocation;
   }
   void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override {
+    ++core_->host_waits;
     if (size_bytes > 0) std::memcpy(host, device, static_cast<size_t>(size_bytes));
   }
   void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override {
+    ++core_->host_waits;
     if (size_bytes > 0) std::memcpy(device, host, static_cast<size_t>(size_bytes));
   }
   int64_t now_ns() const override { return monotonic_ns(); }
   int64_t allocation_count() const override { return allocations_.load(std::memory_order_relaxed); }
+  int64_t host_wait_count() const override { return core_->host_waits.load(std::memory_order_relaxed); }
   void inject_delays(uint64_t seed, int64_t max_ns) override {
     core_->delay_seed.store(seed, std::memory_order_relaxed);
     core_->delay_max_ns.store(max_ns, std::memory_order_release);

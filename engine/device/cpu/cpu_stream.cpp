@@ -119,6 +119,7 @@ int64_t EventState::completed_ns() const {
 }
 
 void CpuEvent::synchronize() {
+  core_->host_waits.fetch_add(1, std::memory_order_relaxed);
   const EventState::Position position = state_->latest();
   if (position.progress) position.progress->wait_for(position.record);
   core_->rethrow_if_failed();

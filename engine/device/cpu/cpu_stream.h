@@ -42,6 +42,7 @@ struct Core {
   std::atomic<bool> failed{false};
   std::atomic<uint64_t> delay_seed{0};
   std::atomic<int64_t> delay_max_ns{0};
+  std::atomic<int64_t> host_waits{0};
   std::mutex mutex;
   std::exception_ptr first_error;                     // under mutex
   std::vector<std::unique_ptr<Progress>> progresses;  // under mutex; one per stream ever made

@@ -174,11 +174,13 @@ std::unique_ptr<Graph> CudaDevice::capture(Stream& origin, const std::function<v
 
 void CudaDevice::copy_to_host(void* host, const std::byte* device, int64_t size_bytes) {
   core_->enter();
+  ++core_->host_waits;
   copies_.to_host(host, device, size_bytes);
 }
 
 void CudaDevice::copy_from_host(std::byte* device, const void* host, int64_t size_bytes) {
   core_->enter();
+  ++core_->host_waits;
   copies_.from_host(device, host, size_bytes);
 }
 

@@ -52,6 +52,7 @@ class CudaDevice final : public Device {
   void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override;
   int64_t now_ns() const override;
   int64_t allocation_count() const override { return allocations_.load(std::memory_order_relaxed); }
+  int64_t host_wait_count() const override { return core_->host_waits.load(std::memory_order_relaxed); }
   void inject_delays(uint64_t seed, int64_t max_ns) override;
 
  private:

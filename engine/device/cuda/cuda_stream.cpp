@@ -69,6 +69,7 @@ CudaEvent::CudaEvent(std::shared_ptr<Core> core, uint64_t tag) : core_(std::move
 CudaEvent::~CudaEvent() { SLIP_CUDA_QUIETLY(cudaEventDestroy(event_)); }
 
 void CudaEvent::synchronize() {
+  core_->host_waits.fetch_add(1, std::memory_order_relaxed);
   core_->rethrow_if_failed();
   if (!recorded_on_) return;
   try {
@@ -214,6 +215,7 @@ void CudaStream::wait(const Event& event, const Frame& frame) {
 }
 
 void CudaStream::synchronize() {
+  core_->host_waits.fetch_add(1, std::memory_order_relaxed);
   core_->rethrow_if_failed();
   guarded([&] {
     leave_graph();

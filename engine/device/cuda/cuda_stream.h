@@ -71,6 +71,7 @@ struct Core {
   std::atomic<bool> failed{false};
   std::atomic<uint64_t> delay_seed{0};
   std::atomic<int64_t> delay_max_ns{0};
+  std::atomic<int64_t> host_waits{0};
   std::mutex mutex;
   std::exception_ptr first_error;    // under mutex
   std::vector<CudaStream*> streams;  // that live, under mutex

@@ -114,6 +114,7 @@ class SimDevice final : public Device {
   void copy_from_host(std::byte*, const void*, int64_t) override {}
   int64_t now_ns() const override { return *latest_ns_; }
   int64_t allocation_count() const override { return allocations_; }
+  int64_t host_wait_count() const override { return 0; }
   void inject_delays(uint64_t, int64_t) override {}
 
  private:
