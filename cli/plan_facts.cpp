@@ -108,6 +108,11 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
   std::vector<std::string> lines = without_effect(written);
   const RunConfig config = in_effect(written);
   const Job& job = *finished.job;
+  if (config.optimizer.warmup_steps > config.train.steps)
+    lines.push_back(
+        fmt::format("optimizer.warmup_steps = {} is more than train.steps = {}: the learning rate never reaches "
+                    "optimizer.learning_rate",
+                    config.optimizer.warmup_steps, config.train.steps));
   const int64_t stage = job.options.zero_stage;
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
     lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, "

@@ -130,16 +130,17 @@ std::vector<Field<R>> make_fields() {
           "flat (once, after backward) or naive (one by one, after backward)."),
       F::quantity(
           "overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
-          "Gradient bytes of a bucket, at most; towards the end of the backward pass each takes a quarter of what is "
-          "left, and with zero.stage = 1 every one at most a fortieth of all, both down to first_bucket_size. A larger "
-          "parameter travels as one bucket, with what is before it; with zero.stage 2 and 3 a layer is one bucket, "
-          "whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where another "
+          "Gradient bytes that fill a bucket. It closes with the parameter that fills it, so that it may have more, by "
+          "less than that parameter; towards the end of the backward pass a quarter of what is left fills it, and with "
+          "zero.stage = 1 a fortieth of all, both down to first_bucket_size. With zero.stage 2 and 3 a layer is one "
+          "bucket, whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where "
+          "another "
           "stage waits: what is encoded and "
           "what is sharded is bucketed on every stage."),
       F::quantity("overlap.first_bucket_size", at(&R::overlap, &Overlap::first_bucket_size_bytes), size,
                   {1, kMaxSizeBytes},
-                  "Gradient bytes of the first bucket, which starts the wire early, and of the last one, which nothing "
-                  "hides; never more than bucket_size."),
+                  "Gradient bytes that fill the first bucket, which starts the wire early, and the last one, which "
+                  "nothing hides; never more than bucket_size."),
       F::integer("overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
                  "Buckets on the wire at a time, at most. 0: no bound. Channels are in order, so it is one, with "
                  "zero.shard_size two."),

@@ -31,7 +31,7 @@ void apply_set(RunConfig& config, const std::string& set) {
   const std::string shown = set.substr(0, 200);
   if (valid_utf8_prefix(set) != set.size()) throw ConfigError("--set: a value is not UTF-8. Write it in UTF-8.");
   if (equals == std::string::npos || equals == 0)
-    throw ConfigError("--set {}: needs KEY=VALUE, for example --set train.steps=100", shown);
+    throw ConfigError("--set {}: needs KEY=VALUE, for example --set train.steps=100.", shown);
   const std::string key = set.substr(0, equals);
   set_field(run_fields(), config, "--set " + shown + ":", key, value_of_set(find_field(key), set.substr(equals + 1)));
 }

@@ -409,7 +409,8 @@ std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& la
     for (int64_t data = below + 1; data <= std::min(most, below + kTried) && worlds.size() == found; ++data)
       if (legal(data)) worlds.push_back(others * data);
   }
-  return worlds.empty() ? "" : fmt::format(", or start {} ranks", fmt::join(worlds, " or "));
+  if (worlds.empty()) return "";
+  return fmt::format(", or start {} ranks{}", fmt::join(worlds, " or "), world == 1 ? " with mpirun" : "");
 }
 
 }  // namespace

@@ -48,6 +48,8 @@ TEST_CASE("ranks that cannot train together say so once", "[cli]") {
     check_refused(result, code, parts);
     CHECK(count(result.text, "slipstream: ") == 1);
   };
+  check_refused(call("train " + run + " --set parallel.data=2"), 2,
+                {"1 were started", "or start 2 ranks with mpirun."});
   once(on_ranks(3, "train " + run), 2, {"on all ranks: ", "2 x 3 = 6"});
   once(on_ranks(2, "train " + run + " --set parallel.data=4"), 2, {"on all ranks: ", "4", "2 were started"});
   for (const std::string& line : {"tokenize " + folder.path("text.txt") + " " + folder.path("t"), "plan " + run,
@@ -141,9 +143,9 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   std::printf("  the job ended %.1f s after the kill\n", seconds);
   INFO(result.text);
-  if (contains(shell(std::string(MPIRUN) + " --version").text, "Open MPI")) CHECK(result.code == 128 + SIGKILL);
+  if (contains(shell(std::string(MPIRUN) + " --version").text, "(Open MPI) 4.1")) CHECK(result.code == 128 + SIGKILL);
   CHECK(result.code != 0);
-  CHECK(seconds < 60);  // seconds on a quiet machine; a job that hangs is stopped much later
+  CHECK(seconds < 20);  // one on a quiet machine; a job that hangs is stopped much later
   CHECK(ranks_running(run).empty());
   CHECK(!fs::exists(dir + "/checkpoints/final/model.safetensors"));
   CHECK_NOTHROW(Json::parse(read(dir + "/run.json")));

@@ -195,8 +195,8 @@ TEST_CASE("load: wrong types and values out of range say what is needed and what
 }
 
 TEST_CASE("load: a malformed --set is refused with itself in the sentence", "[config]") {
-  CHECK(set_refusal("a") == "--set a: needs KEY=VALUE, for example --set train.steps=100");
-  CHECK(set_refusal("=1") == "--set =1: needs KEY=VALUE, for example --set train.steps=100");
+  CHECK(set_refusal("a") == "--set a: needs KEY=VALUE, for example --set train.steps=100.");
+  CHECK(set_refusal("=1") == "--set =1: needs KEY=VALUE, for example --set train.steps=100.");
   CHECK(set_refusal("train.steps=") ==
         "--set train.steps=: train.steps needs an integer of at least 1, got the text \"\".");
   CHECK(set_refusal("train.steps=abc") ==
