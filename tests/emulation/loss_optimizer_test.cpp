@@ -29,12 +29,9 @@ Losses expected(const Doubles& logits, const std::vector<int32_t>& targets, int6
     const Doubles row(begin, begin + vocab);
     result.rows.push_back(reference::row_loss(row, targets[r]));
     result.sum += result.rows.back();
-    double largest = *std::max_element(row.begin(), row.end()), sum = 0.0;
-    for (double x : row) sum += std::exp(x - largest);
-    for (int64_t j = 0; j < stride; ++j)
-      result.gradient.push_back(j >= vocab ? 0.0
-                                           : kScale * (std::exp(row[static_cast<size_t>(j)] - largest) / sum -
-                                                       (j == targets[r] ? 1.0 : 0.0)));
+    Doubles gradient = reference::row_gradient(row, targets[r]);
+    gradient.resize(static_cast<size_t>(stride), 0.0);
+    for (double element : gradient) result.gradient.push_back(kScale * element);
   }
   return result;
 }

@@ -8,20 +8,25 @@
 
 namespace slipstream::reference {
 
-/// -log softmax(logits)[target].
-inline double row_loss(const std::vector<double>& logits, int64_t target) {
+/// log of the sum of exp(logit).
+inline double log_sum(const std::vector<double>& logits) {
   double largest = logits[0], sum = 0.0;
   for (double logit : logits) largest = std::fmax(largest, logit);
   for (double logit : logits) sum += std::exp(logit - largest);
-  return largest + std::log(sum) - logits[static_cast<size_t>(target)];
+  return largest + std::log(sum);
+}
+
+/// -log softmax(logits)[target].
+inline double row_loss(const std::vector<double>& logits, int64_t target) {
+  return log_sum(logits) - logits[static_cast<size_t>(target)];
 }
 
 /// Its derivative by the logits.
 inline std::vector<double> row_gradient(const std::vector<double>& logits, int64_t target) {
   std::vector<double> gradient;
-  for (size_t j = 0; j < logits.size(); ++j)
-    gradient.push_back(std::exp(-row_loss(logits, static_cast<int64_t>(j))) -
-                       (static_cast<int64_t>(j) == target ? 1.0 : 0.0));
+  const double log_sum_here = log_sum(logits);
+  for (double logit : logits) gradient.push_back(std::exp(logit - log_sum_here));
+  gradient[static_cast<size_t>(target)] -= 1.0;
   return gradient;
 }
 

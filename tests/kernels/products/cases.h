@@ -77,6 +77,7 @@ template <typename T>
 double as_double(T value) {
   return static_cast<double>(static_cast<float>(value));
 }
+inline double as_double(double value) { return value; }  // of a reference: not by way of float
 
 /// Largest difference relative to the largest element of `expected`; infinity if something is not finite.
 template <typename T, typename Expected>
