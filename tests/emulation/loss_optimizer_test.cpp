@@ -6,6 +6,7 @@
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/sum_squares/sum_squares.h"
 #include "tests/emulation/on_device.h"
+#include "tests/reference/elementwise.h"
 #include "tests/reference/loss.h"
 #include "tests/reference/optimizer.h"
 
@@ -237,6 +238,8 @@ TEST_CASE("sum of squares: the CPU's bits") {
     double want = 0.0;
     const SumSquaresPart whole{0, elems, 0};
     sum_squares(cpu, {host.data<float>(), &whole, 1, &want});
+    const double exact = reference::sum_squares(x);
+    CHECK(std::abs(want - exact) <= 1e-14 * exact);
     for_orders([&](LaunchContext& context) {
       OnDevice on(x, DType::f32, "x");
       Sum sum;

@@ -6,6 +6,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/columns/columns.h"
 #include "tests/kernels/norms/op_test.h"
+#include "tests/reference/elementwise.h"
 #include "tests/reference/packed_attention.h"
 
 using namespace slipstream;
@@ -282,9 +283,10 @@ TEST_CASE("columns: taken as they are, summed in float and rounded once", "[kern
           CHECK(taken.doubles() == columns(packed.doubles(), stride, 4, stride));
           Tensor to = packed;
           sum(context, {a.data<float>(), b.data<float>(), to.data(4), rows, width, stride, dtype});
-          Doubles expected = a.doubles();
-          for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<float>(expected[i] + b.doubles()[i]);
-          CHECK(columns(to.doubles(), stride, 4, stride) == Tensor(expected, dtype).doubles());
+          Doubles expected = reference::sum(a.doubles(), b.doubles(), reference::kFloatBits);
+          for (double& value : expected)
+            value = dtype == DType::f32 ? value : reference::rounded(value, reference::kBfloat16Bits);
+          CHECK(columns(to.doubles(), stride, 4, stride) == expected);
           CHECK(columns(to.doubles(), stride, 0, 4) == columns(packed.doubles(), stride, 0, 4));
           CHECK((to.guard_intact() && taken.guard_intact()));
         });

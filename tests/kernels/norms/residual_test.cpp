@@ -5,19 +5,19 @@
 
 #include "engine/base/check.h"
 #include "tests/kernels/norms/op_test.h"
+#include "tests/reference/elementwise.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
 
 TEST_CASE("residual: every element is the rounded sum, in place or not", "[kernels]") {
+  INFO("seeds 1 and 2");
   for (DType dtype : {DType::f32, DType::bf16})
     for (int64_t elems : {1, 3, 7, 8, 9, 16, 17, 31, 16385, 32771, 49157}) {
       INFO(fmt::format("{} {} elements", name_of(dtype), elems));
       const Doubles a = random_doubles(elems, dtype, 1), b = random_doubles(elems, dtype, 2);
-      Doubles sum(a.size());
-      for (size_t i = 0; i < a.size(); ++i) sum[i] = static_cast<float>(a[i]) + static_cast<float>(b[i]);
-      sum = Tensor(sum, dtype).doubles();
+      const Doubles sum = reference::sum(a, b, dtype == DType::f32 ? reference::kFloatBits : reference::kBfloat16Bits);
       for (int alias : {0, 1, 2})
         for_isas_and_threads<Residual>(SLIP_EVERY_ISA(residual_cpu),
                                        [&](LaunchContext& context, auto function, const std::string& label) {
