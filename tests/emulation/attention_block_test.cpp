@@ -21,6 +21,7 @@ struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   int ranks;
 
   ContextChunks chunks(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
+  reference::Share share(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
   int64_t rows() const { return batch * tokens / ranks; }  // of a rank
   int64_t kv_width() const { return 2 * kv_heads * head_dim; }
 };
@@ -37,7 +38,7 @@ RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int ran
   const ContextChunks chunks = s.chunks(rank);
   const int64_t local = chunks.local_tokens(), sums = s.rows() * s.out_width(), heads = s.rows() * s.heads;
   const auto packed_of = [&](int owner) {
-    return OnDevice(rows_of_rank(qkv, s.batch, s.chunks(owner), s.width()), dtype, "packed");
+    return OnDevice(rows_of_rank(qkv, s.batch, s.share(owner), s.width()), dtype, "packed");
   };
   const auto keys_of = [&](int owner) {
     const OnDevice from = packed_of(owner);
@@ -45,7 +46,7 @@ RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int ran
     columns_take(context, {from.data(s.out_width()), kv->data(), s.rows(), s.kv_width(), s.width(), dtype});
     return kv;
   };
-  const OnDevice q = packed_of(rank), d(rows_of_rank(dout, s.batch, chunks, s.out_width()), dtype, "dout");
+  const OnDevice q = packed_of(rank), d(rows_of_rank(dout, s.batch, s.share(rank), s.out_width()), dtype, "dout");
   OnDevice out(sums, dtype, "out"), lse(heads, DType::f32, "lse"), carried(sums, DType::f32, "carried"),
       maximum(heads, DType::f32, "maximum"), sum(heads, DType::f32, "sum");
   for (int step = 0; step < s.ranks; ++step) {
@@ -113,12 +114,12 @@ void check(const Shape& s, DType dtype, int64_t shift = 0) {
     std::vector<Doubles> dkv(static_cast<size_t>(s.ranks), Doubles(static_cast<size_t>(s.rows() * s.kv_width())));
     for (int rank = 0; rank < s.ranks; ++rank) {
       CAPTURE(rank);
-      const ContextChunks chunks = s.chunks(rank);
+      const reference::Share share = s.share(rank);
       const RankResult r = run_rank(context, s, dtype, rank, qkv, dout, scale, shift);
-      CHECK(error_of(r.out, rows_of_rank(e.out, s.batch, chunks, s.out_width())) < forward);
-      CHECK(error_of(r.lse, rows_of_rank(e.lse, s.batch * s.heads, chunks, 1)) <
+      CHECK(error_of(r.out, rows_of_rank(e.out, s.batch, share, s.out_width())) < forward);
+      CHECK(error_of(r.lse, rows_of_rank(e.lse, s.batch * s.heads, share, 1)) <
             forward_tolerance(DType::f32, s.head_dim));
-      CHECK(error_of(r.dq, columns(rows_of_rank(e.dqkv, s.batch, chunks, s.width()), s.width(), 0, s.out_width())) <
+      CHECK(error_of(r.dq, columns(rows_of_rank(e.dqkv, s.batch, share, s.width()), s.width(), 0, s.out_width())) <
             backward);
       for (size_t owner = 0; owner < dkv.size(); ++owner)
         for (size_t i = 0; i < dkv[owner].size(); ++i) dkv[owner][i] += r.dkv[owner][i];
@@ -128,7 +129,7 @@ void check(const Shape& s, DType dtype, int64_t shift = 0) {
         CAPTURE(owner, part);
         const int64_t half = s.kv_width() / 2, begin = s.out_width() + part * half;
         CHECK(error_of(columns(dkv[static_cast<size_t>(owner)], s.kv_width(), part * half, (part + 1) * half),
-                       columns(rows_of_rank(e.dqkv, s.batch, s.chunks(owner), s.width()), s.width(), begin,
+                       columns(rows_of_rank(e.dqkv, s.batch, s.share(owner), s.width()), s.width(), begin,
                                begin + half)) < backward);
       }
   });

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/base/context_chunks.h"
 #include "tests/reference/attention.h"
 
 namespace slipstream::reference {
@@ -62,14 +61,20 @@ inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& 
   return e;
 }
 
-/// What one rank holds of rows of whole sequences.
-inline Doubles rows_of_rank(const Doubles& whole, int64_t batch, const ContextChunks& chunks, int64_t width) {
+struct Share {
+  int64_t tokens;  // of a whole sequence, cut into 2 x ranks equal chunks
+  int ranks, rank;
+};
+
+/// What one rank holds of rows of whole sequences: the chunk that is its number from the front and the one that is its
+/// number from the back, in the order of the sequence.
+inline Doubles rows_of_rank(const Doubles& whole, int64_t batch, const Share& share, int64_t width) {
   Doubles mine;
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t t = 0; t < chunks.local_tokens(); ++t) {
-      const auto from = whole.begin() + (b * chunks.tokens + chunks.position(t)) * width;
-      mine.insert(mine.end(), from, from + width);
-    }
+  for (int64_t row = 0; row < batch * share.tokens; ++row) {
+    const int64_t chunk = row % share.tokens * 2 * share.ranks / share.tokens;
+    if (chunk != share.rank && chunk != 2 * share.ranks - 1 - share.rank) continue;
+    mine.insert(mine.end(), whole.begin() + row * width, whole.begin() + (row + 1) * width);
+  }
   return mine;
 }
 

@@ -20,11 +20,12 @@ struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   int ranks;
 
   ContextChunks chunks(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
+  reference::Share share(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
 };
 
 /// The rows of one rank of rows of whole sequences.
 Doubles rows_of(const Doubles& whole, const Shape& s, int rank, int64_t width) {
-  return reference::rows_of_rank(whole, s.batch, s.chunks(rank), width);
+  return reference::rows_of_rank(whole, s.batch, s.share(rank), width);
 }
 
 struct Functions {
@@ -140,7 +141,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
       const RankResult& r = results.back();
       CHECK(error_of(r.out.doubles(), rows_of(e.out, s, rank, s.out_width())) <
             forward_tolerance(dtype, s.head_dim + s.tokens));
-      const Doubles lse = reference::rows_of_rank(e.lse, s.batch * s.heads, s.chunks(rank), 1);
+      const Doubles lse = reference::rows_of_rank(e.lse, s.batch * s.heads, s.share(rank), 1);
       CHECK(error_of(r.lse.doubles(), lse) < forward_tolerance(DType::f32, s.head_dim));
       CHECK(error_of(r.dq.doubles(), columns(rows_of(e.dqkv, s, rank, s.width()), s.width(), 0, s.out_width())) <
             tolerance);
