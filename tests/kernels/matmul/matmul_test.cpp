@@ -173,6 +173,9 @@ TEST_CASE("the tolerances see a transposed weight, a wrong GELU and a dropped ro
                          {l.x.data(), l.dy.data(), l.dweight.data(), l.dbias.data(), s.rows, s.in, s.out, l.dtype});
   CHECK(error_of(l.dbias, reference::linear_dbias(l.mdy.topRows(s.rows - 1))) > 0x1p-7);
   CHECK(error_of(l.dweight, reference::linear_dweight(l.mx.topRows(s.rows - 1), l.mdy.topRows(s.rows - 1))) > 0x1p-7);
+  matmul_backward_input(context, {l.dy.data(), l.weight.data(), l.dx.data(), s.rows, s.in, s.out, l.dtype});
+  CHECK(error_of(l.dx, reference::linear_dx(l.mdy, l.mw)) <= 0x1p-7);
+  CHECK(error_of(l.dx, reference::linear_dx(l.mdy, l.mw.transpose())) > 0x1p-7);
   // The float tolerances see a product whose operands lost the bits below bfloat16.
   Layer<float> f(s);
   matmul_forward(context, {f.x.data(), f.weight.data(), nullptr, f.y.data(), nullptr, s.rows, s.in, s.out});
@@ -180,6 +183,19 @@ TEST_CASE("the tolerances see a transposed weight, a wrong GELU and a dropped ro
   for (Eigen::Index i = 0; i < rounded.size(); ++i)
     rounded.data()[i] = as_double(bfloat16(static_cast<float>(rounded.data()[i])));
   CHECK(error_of(f.y, reference::linear(rounded, f.mw, Vector::Zero(s.out))) > tolerance<float>(1e-5, s.in));
+  // Through GELU: no slope, the slope of its erf form, half of the product rule, and the function for the slope.
+  matmul_backward_input(
+      context, {f.dy.data(), f.weight.data(), f.dx.data(), s.rows, s.in, s.out, DType::f32, false, f.x.data()});
+  const Matrix product = reference::linear_dx(f.mdy, f.mw);
+  const auto error_with = [&](const Matrix& slopes) { return error_of(f.dx, product.cwiseProduct(slopes).eval()); };
+  const double through_gelu = 1e-5;
+  CHECK(error_with(reference::tanh_gelu_slope(f.mx)) <= through_gelu);
+  CHECK(error_with(Matrix::Ones(s.rows, s.in)) > through_gelu);
+  CHECK(error_with(f.mx.unaryExpr([](double v) {
+          return 0.5 * std::erfc(-v / std::sqrt(2.0)) + v * std::exp(-0.5 * v * v) / std::sqrt(2.0 * M_PI);
+        })) > through_gelu);
+  CHECK(error_with(reference::tanh_gelu(f.mx).cwiseQuotient(f.mx)) > through_gelu);
+  CHECK(error_with(reference::tanh_gelu(f.mx)) > through_gelu);
 }
 
 TEST_CASE("a chunk of the columns of dy gives a chunk of the weight gradient") {

@@ -130,7 +130,8 @@ TEST_CASE("tolerances: attention without its scale, with a mask off by one, with
     const Matrix q = part(x, width, 0), k = part(x, width, 4 * dim), v = part(x, width, 5 * dim),
                  g = part(d, out_width, 0);
     const Doubles got = flat(part(out.doubles(), out_width, 0)), got_dq = flat(part(dqkv.doubles(), width, 0)),
-                  got_dk = flat(part(dqkv.doubles(), width, 4 * dim));
+                  got_dk = flat(part(dqkv.doubles(), width, 4 * dim)),
+                  got_dv = flat(part(dqkv.doubles(), width, 5 * dim));
     const double forward = forward_tolerance(dtype, dim + tokens),
                  gradient = gradient_tolerance(dtype, dim + tokens, 2);
     REQUIRE(error_of(got, flat(reference::attention(q, k, v, scale).out)) < forward);
@@ -146,8 +147,31 @@ TEST_CASE("tolerances: attention without its scale, with a mask off by one, with
     caught("a mask off by one", got, flat(blind), forward);
     caught("the keys of another head", got, flat(reference::attention(q, part(twin, width, 4 * dim), v, scale).out),
            forward);
-    // dk of one query head where four share the keys.
-    caught("dk of one head of four", got_dk, flat(reference::attention_gradients(g, q, k, v, scale).dk), gradient);
+    // Four query heads share the keys and values.
+    Matrix dk = Matrix::Zero(tokens, dim), dv = dk, sideways = dk, unscaled = dk;
+    for (int64_t h = 0; h < 4; ++h) {
+      const Matrix q_h = part(x, width, h * dim), g_h = part(d, out_width, h * dim);
+      const auto gradients = reference::attention_gradients(g_h, q_h, k, v, scale);
+      dk += gradients.dk, dv += gradients.dv;
+      sideways += reference::attention(q_h, k, v, scale).weights * g_h;
+      unscaled += reference::attention_gradients(g_h, q_h, k, v, 1.0).dv;
+    }
+    REQUIRE(error_of(got_dk, flat(dk)) < gradient);
+    REQUIRE(error_of(got_dv, flat(dv)) < gradient);
+    const auto one_head = reference::attention_gradients(g, q, k, v, scale);
+    caught("dk of one head of four", got_dk, flat(one_head.dk), gradient);
+    caught("dv of one head of four", got_dv, flat(one_head.dv), gradient);
+    caught("dv with the weights not transposed", got_dv, flat(sideways), gradient);
+    caught("scale 1, dv", got_dv, flat(unscaled), gradient);
+    // Queries that do not see their own token give nothing to the last value, and more than is right to the others.
+    Matrix blind_dv = Matrix::Zero(tokens, dim);
+    for (int64_t h = 0; h < 4; ++h)
+      for (int64_t t = 1; t < tokens; ++t) {
+        const Eigen::VectorXd weights =
+            (scale * (k.topRows(t) * part(x, width, h * dim).row(t).transpose())).array().exp();
+        blind_dv.topRows(t) += weights / weights.sum() * part(d, out_width, h * dim).row(t);
+      }
+    caught("dv with a mask off by one", got_dv, flat(blind_dv), gradient);
   }
 }
 
