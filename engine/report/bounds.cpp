@@ -86,15 +86,26 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
     sums_done = std::max(sums_done, part.ready_ns + static_cast<int64_t>(left * ns_per_byte));
     left -= part.bytes;
   }
-  // The update is on the spine behind the backward pass, last bucket last.
-  int64_t tail = 0, first_update = 0;
+  // The update, where it is on the spine, is behind the backward pass.
+  int64_t updates = 0, clip = 0, first_update = 0;
   for (size_t i = plan.spine.size(); i-- > 0;) {
     const Op op = plan.spine[i].op;
     if (op == Op::compute || op == Op::sum_squares) break;
-    if (op == Op::adamw || op == Op::clip) tail += input.spine_ns[i];
-    if (op == Op::adamw) first_update = input.spine_ns[i];
-    if (op == Op::adamw && !job.options.clip) break;
+    if (op == Op::clip) clip += input.spine_ns[i];
+    if (op == Op::adamw) updates += first_update = input.spine_ns[i];
   }
+  // What buckets are padded with is updated too, and no plan needs it.
+  const PlacedPart* last = nullptr;
+  int64_t elems = 0;
+  for (const PlacedPart& placed : job.layout.parts) {
+    elems += placed.part.elems;
+    if (!last || !job.model.tied.split || placed.part.parameter == job.model.tied.parameter) last = &placed;
+  }
+  const int64_t behind_last_sum = job.options.clip ? elems : last ? last->part.elems : 0;
+  int64_t tail = job.options.clip ? clip : 0;
+  if (updates > 0)
+    tail += static_cast<int64_t>(static_cast<double>(updates) * static_cast<double>(behind_last_sum) /
+                                 static_cast<double>(job.layout.flat_elems));
   // The next step begins with what is before the layers: updated,
   // and sent, less what the step can do before it needs it.
   int64_t lead = 0;

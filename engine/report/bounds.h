@@ -23,10 +23,16 @@ struct IdealBound {
 };
 
 /// max over k of (when the gradient of the k-th part in completion order is ready + bytes still to send / bandwidth) +
-/// one latency + what must follow the last sum: the update of the last bucket (or, when clipping, of everything), and
-/// never below max(compute, wire). With ZeRO gradients are sent once instead of twice, parameters are gathered as often
-/// as the plan does, and (when clipping) the next step begins when what is before the layers has been updated and
-/// gathered. Pure.
+/// one latency + what must follow the last sum, and never below max(compute, wire). What must follow is the update of
+/// the last part (of a split tied embedding: the last of its table), or, when clipping, the clip factor and the update
+/// of everything; a part's share of all updates is that of its elements. So the bound depends on how parts become
+/// buckets only by what `spine_ns` does: each bucket's update in whole nanoseconds, and in `compute` their padding.
+/// What parts there are is the model's: overlap.bucket_size is also the size of the chunks in which the head's gradient
+/// becomes ready.
+///
+/// With ZeRO gradients are sent once instead of twice, parameters are gathered as often as the plan does, and (when
+/// clipping) the next step begins when what is before the layers has been gathered, which follows the plan's first
+/// update: there the bound is one of plans whose first update takes as long. Pure.
 IdealBound ideal_bound(const Job& job, const BoundInput& input);
 
 }  // namespace slipstream
