@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Benchmarks of pipelines and of layers as a user starts them: what is in their tables, and that its numbers agree.
+// Benchmarks as a user starts them: what is in their tables, and that its numbers agree. Nothing here judges a time.
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <sstream>
 
@@ -159,6 +160,135 @@ TEST_CASE("bench layers measures chunks and rings beside the plan and their idea
       CHECK(number("noise_floor") > 0);
     }
   }
+}
+
+TEST_CASE("bench kernels times every op of a size beside its bound, in the columns that other programs read", "[cli]") {
+  Folder folder;
+  const std::string csv = folder.path("table.csv");
+  const Result result = call("bench kernels --only \"float32 small\" --rounds 1 --csv " + csv);
+  INFO(result.text);
+  REQUIRE(result.code == 0);
+  CHECK(contains(result.text, "1 thread: copy through memory "));
+  CHECK(read(csv).rfind("op,dtype,size,shape,threads,time_us,gflops,gbytes_per_s,bound,bound_us,share_of_bound\n", 0) ==
+        0);
+  const auto rows = table_of(csv);
+  CHECK(count(result.text, "float32   small") == static_cast<int>(rows.size()));
+  for (const char* op : {"matmul_forward",
+                         "matmul_backward_input",
+                         "matmul_backward_weight",
+                         "gelu_forward",
+                         "gelu_backward",
+                         "swiglu_forward",
+                         "swiglu_backward",
+                         "residual",
+                         "layer_norm_forward",
+                         "layer_norm_backward",
+                         "rms_norm_forward",
+                         "rms_norm_backward",
+                         "attention_forward",
+                         "attention_backward",
+                         "rope",
+                         "embedding_forward",
+                         "embedding_backward",
+                         "cross_entropy",
+                         "adamw",
+                         "sum_squares",
+                         "add"}) {
+    CAPTURE(op);
+    CHECK(std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.at("op") == op; }));
+  }
+  for (const auto& row : rows) {
+    const auto number = [&](const char* column) { return std::stod(row.at(column)); };
+    INFO(row.at("op") << " " << row.at("shape"));
+    CHECK(row.at("dtype") == "float32");
+    CHECK(row.at("size") == "small");
+    CHECK(number("threads") == 1);
+    for (const char* column : {"time_us", "gflops", "gbytes_per_s", "bound_us"}) CHECK(number(column) > 0);
+    CHECK(number("share_of_bound") == Approx(number("bound_us") / number("time_us")).epsilon(1e-4));
+    // What an op does can be counted by hand: rates and times must give it again.
+    const double flops = 1e3 * number("gflops") * number("time_us"),
+                 bytes = 1e3 * number("gbytes_per_s") * number("time_us");
+    if (row.at("op").rfind("matmul", 0) == 0 && row.at("shape") == "qkv 768 x 128 x 384")
+      CHECK(flops == Approx(2.0 * 768 * 128 * 384).epsilon(1e-4));
+    if (row.at("op") == "residual") CHECK(bytes == Approx(3 * 4 * 768 * 128).epsilon(1e-4));
+    if (row.at("op") == "adamw") CHECK(bytes == Approx(7 * 4 * (12 * 128 * 128 + 13 * 128)).epsilon(1e-4));
+  }
+  check_refused(call("bench kernels --only nothing --rounds 1"), 2, {"--only", "nothing"});
+}
+
+TEST_CASE("bench step times whole steps beside a plain loop and the bound of a link, and writes what it starts from",
+          "[cli]") {
+  constexpr int64_t kVocab = 65, kWidth = 16, kTokens = 16, kLayers = 2, kBatch = 2;
+  // Table, positions, two norms, four products and their biases a layer, the last norm.
+  constexpr int64_t kParameters =
+      kVocab * kWidth + kTokens * kWidth + kLayers * (12 * kWidth * kWidth + 13 * kWidth) + 2 * kWidth;
+  Folder folder;
+  const std::string run = run_file(folder), csv = folder.path("table.csv"), start = folder.path("start");
+  const std::string step = "bench step " + run +
+                           " --steps 2 --set device.kind=cpu --set model.vocab_size=65 --set data.tokenizer=chars"
+                           " --set overlap.split_tied_embedding=false --csv " +
+                           csv;
+  const auto row_of = [&](const Result& result) {
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+    CHECK(contains(result.text, "loss at step 1  "));
+    CHECK(read(csv).rfind("ranks,threads,steps,loss,step_ms,fastest_ms,plain_loop_ms,overhead,compute_ms,comm_ms,"
+                          "exposed_ms,other_ms,bound_ms,wire_ms\n",
+                          0) == 0);
+    const auto rows = table_of(csv);
+    REQUIRE(rows.size() == 1);
+    std::map<std::string, double> row;
+    for (const auto& [column, value] : rows[0]) row[column] = std::stod(value);
+    CHECK(row["threads"] == 1);
+    CHECK(row["steps"] == 2);
+    CHECK(std::abs(row["loss"] - std::log(kVocab)) < 0.1);  // small weights: every token is as likely
+    CHECK(row["fastest_ms"] > 0);
+    CHECK(row["step_ms"] >= row["fastest_ms"]);
+    CHECK(row["compute_ms"] > 0);
+    CHECK(row["exposed_ms"] >= 0);
+    CHECK(row["other_ms"] >= 0);
+    return row;
+  };
+  const auto check_batch = [&](int rank) {
+    const std::string bytes = read(start + "/batch_" + std::to_string(rank) + ".bin");
+    REQUIRE(bytes.size() == 2 * kBatch * kTokens * sizeof(int32_t));  // ids, then targets
+    std::vector<int32_t> ids(bytes.size() / sizeof(int32_t));
+    std::memcpy(ids.data(), bytes.data(), bytes.size());
+    CHECK(std::all_of(ids.begin(), ids.end(), [](int32_t id) { return 0 <= id && id < kVocab; }));
+    return bytes;
+  };
+
+  const std::string alone = step + " --set train.global_batch_size=2";
+  const Result whole = call(alone + " --plain-loop --export " + start + " --line-rate 1Gbit/s --ranks 2");
+  auto row = row_of(whole);
+  CHECK(contains(whole.text, "plain loop      "));
+  CHECK(contains(whole.text, "bound on 2 ranks at 1 Gbit/s: "));
+  CHECK(row["ranks"] == 1);
+  CHECK(row["plain_loop_ms"] > 0);
+  CHECK(row["overhead"] > -1);
+  CHECK(row["comm_ms"] == 0);
+  CHECK(row["wire_ms"] == Approx(kParameters * 4 / 125e6 * 1e3).epsilon(1e-5));  // of two, each sends half of it twice
+  CHECK(row["bound_ms"] > row["wire_ms"]);
+  CHECK(Json::parse(read(start + "/config.json")).at("vocab_size").as_int() == kVocab);
+  CHECK(static_cast<int64_t>(read(start + "/model.safetensors").size()) > 4 * kParameters);
+  const std::string first = check_batch(0);
+  CHECK(!fs::exists(start + "/batch_1.bin"));
+
+  const double loss = row["loss"];
+  const Result bare = call(alone);
+  row = row_of(bare);
+  CHECK(row["loss"] == loss);  // the same weights and batch every time
+  for (const char* column : {"plain_loop_ms", "overhead", "bound_ms", "wire_ms"}) CHECK(row[column] == 0);
+  CHECK(!contains(bare.text, "plain loop"));
+  CHECK(!contains(bare.text, "bound on"));
+
+  if (!has_mpirun()) return;
+  row = row_of(on_ranks(2, step + " --set train.global_batch_size=4 --export " + start));
+  CHECK(row["ranks"] == 2);
+  CHECK(row["comm_ms"] > 0);
+  CHECK(row["plain_loop_ms"] == 0);
+  CHECK(check_batch(0) == first);
+  CHECK(check_batch(1) != first);
 }
 
 TEST_CASE("what a benchmark refuses on all ranks is printed once", "[cli]") {
