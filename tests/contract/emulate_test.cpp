@@ -126,7 +126,7 @@ TEST_CASE("a link without a bandwidth has only its latency") {
 }
 
 TEST_CASE("emulated communicators keep the contract") {
-  for (int ranks : {1, 3}) {
+  for (int ranks : {1, 2, 3, 4}) {
     auto world = make_emulated_world(ranks, {.bytes_per_second = 50e9, .latency_ns = 100});
     CHECK(joined(contract::on_all_ranks(world, contract::check_communicator)) == "");
     CHECK(joined(contract::on_all_ranks(world, [](RankTest& test) { contract::check_abort(test, true); })) == "");
