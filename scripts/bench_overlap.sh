@@ -23,6 +23,6 @@ for n in ${ranks//,/ }; do
       --steps "$steps" --ratios "$ratios" --compute "$compute" --csv "$out/overlap_${n}ranks.csv" --set device.threads=1 \
       --set model.layers=8 --set model.width=192 --set model.heads=6 \
       --set train.micro_batch_size=16 --set train.global_batch_size=$((16 * n)) \
-      --set overlap.bucket_size=1MiB --set overlap.first_bucket_size=256KiB "$@"
+      --set overlap.bucket_size=1MiB --set overlap.first_bucket_size=128KiB "$@"
   } | tee "$out/overlap_${n}ranks.txt"
 done

@@ -131,12 +131,10 @@ std::vector<Field<R>> make_fields() {
       F::quantity(
           "overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
           "Gradient bytes that fill a bucket. It closes with the parameter that fills it, so that it may have more, by "
-          "less than that parameter; towards the end of the backward pass a quarter of what is left fills it, and with "
-          "zero.stage = 1 a fortieth of all, both down to first_bucket_size. With zero.stage 2 and 3 a layer is one "
-          "bucket, whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have buckets only where "
-          "another "
-          "stage waits: what is encoded and "
-          "what is sharded is bucketed on every stage."),
+          "less than that parameter; towards the end of the backward pass what comes nearest to a quarter of what is "
+          "left fills it, and with zero.stage = 1 a fortieth of all, both down to first_bucket_size. With zero.stage 2 "
+          "and 3 a layer is one bucket, whatever its size. Pipelines with zero.stage = 0 and float32 on the wire have "
+          "buckets only where another stage waits: what is encoded and what is sharded is bucketed on every stage."),
       F::quantity("overlap.first_bucket_size", at(&R::overlap, &Overlap::first_bucket_size_bytes), size,
                   {1, kMaxSizeBytes},
                   "Gradient bytes that fill the first bucket, which starts the wire early, and the last one, which "

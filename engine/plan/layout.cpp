@@ -40,8 +40,9 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
   return parts;
 }
 
-/// `rest_elems`: of the parts behind this bucket.
-bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems) {
+/// `rest_elems`: of the parts behind this bucket, `next_elems` of them of the next one.
+bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems,
+                    int64_t next_elems) {
   switch (options.way) {
     case ReduceWay::per_parameter:
     case ReduceWay::naive:
@@ -52,12 +53,13 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
       break;
   }
   // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each
-  // takes a quarter of what is left, which hides all but the smallest while the wire takes up to 3/4 of the compute's
-  // time.
+  // takes a quarter of what is left, or what comes nearest to it with whole parts, which hides all but the smallest
+  // while the wire takes up to 3/4 of the compute's time.
   constexpr int64_t kShareOfLeft = 4;
   const int64_t bytes = elems * 4;
   if (bytes < std::min(options.first_bucket_bytes, options.bucket_bytes)) return false;
-  return bucket_index == 0 || bytes >= options.bucket_bytes || elems * kShareOfLeft >= elems + rest_elems;
+  return bucket_index == 0 || bytes >= options.bucket_bytes ||
+         (2 * elems + next_elems) * kShareOfLeft >= 2 * (elems + rest_elems);
 }
 
 }  // namespace
@@ -147,7 +149,8 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool may_be_full = !(unit && is_of_layer(placed)) && !alone && whole_of(placed) == options.whole.end();
     if (last || must_cut ||
         (may_cut && may_be_full &&
-         bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems))) {
+         bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems,
+                        layout.parts[p + 1].part.elems))) {
       open.unit = unit;
       open.persistent = persists(placed);
       if (last_of_parameter)

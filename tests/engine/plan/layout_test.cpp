@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <random>
 #include <vector>
 
 #include "engine/plan/layout.h"
@@ -77,7 +79,37 @@ TEST_CASE("layout: the first bucket is small, and towards the end each takes a q
   const ParameterLayout layout = cut(even_model(100, 256), 1 << 10, 16 << 10);  // of 1 KiB each
   std::vector<int64_t> kib;
   for (const Bucket& bucket : layout.buckets) kib.push_back(bucket.elems * 4 >> 10);
-  CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 13, 10, 7, 6, 4, 3, 2, 2, 1, 1, 1, 1});
+  CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 13, 9, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1});
+}
+
+TEST_CASE("layout: of parameters that differ each bucket takes what comes nearest to a quarter of what is left",
+          "[layout]") {
+  const uint64_t seed = 31;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int trial = 0; trial < 20; ++trial) {
+    ModelSpec model = even_model(40, 64);
+    int64_t left = 0;
+    for (ParameterSpec& parameter : model.parameters) {
+      parameter.elems = 64 * (1 + static_cast<int64_t>(random() % 40));
+      parameter.tensors[0].shape = {parameter.elems};
+      left += parameter.elems;
+    }
+    for (size_t p = 0; p < model.pieces.size(); ++p) model.pieces[p].ready[0].elems = model.parameters[p].elems;
+    const ParameterLayout layout = cut(model, 1, 1 << 30);
+    REQUIRE(layout.flat_elems == left);
+    for (size_t b = 0; b < layout.buckets.size(); ++b) {
+      const Bucket& bucket = layout.buckets[b];
+      const auto off = [&](int64_t elems) { return std::abs(4 * elems - left); };
+      const int64_t last = layout.parts[bucket.first_part + bucket.part_count - 1].part.elems;
+      CAPTURE(trial, b, bucket.elems, left);
+      // The first bucket starts the wire with one parameter.
+      if (b > 0 && bucket.part_count > 1) CHECK(off(bucket.elems) <= off(bucket.elems - last));
+      if (b > 0 && b + 1 < layout.buckets.size())
+        CHECK(off(bucket.elems) <= off(bucket.elems + layout.parts[bucket.first_part + bucket.part_count].part.elems));
+      left -= bucket.elems;
+    }
+  }
 }
 
 TEST_CASE("layout: shrinking buckets expose the last one alone, up to a wire that takes 3/4 of what compute takes",
