@@ -32,10 +32,6 @@ std::vector<kernels::ProductShape> products_of_a_step(World& world, const Place&
 
 int bench_products(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
-    if (world.size() > 1)
-      throw ConfigError(
-          "[bench] products are timed by one process, {} were started. Leave mpirun out; --ranks sets the layout.",
-          world.size());
     if (place.kind != DeviceKind::cuda)
       throw ConfigError(
           "[bench] products are timed on a GPU, and this run is on the CPU. Set device.kind = \"cuda\" where there is "

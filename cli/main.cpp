@@ -257,8 +257,9 @@ int run(int argc, char** argv) {
   std::string line_rate;
   bench_step_command->add_option("--export", bench_options.export_dir,
                                  "write the first weights and each rank's batch to this folder");
-  bench_step_command->add_flag("--plain-loop", bench_options.plain_loop,
-                               "also time the same works called in a plain loop (one rank)");
+  bench_step_command->add_flag(
+      "--plain-loop", bench_options.plain_loop,
+      "issue eight steps in a row, and time as many plain loops of the same works beside them (one rank)");
   bench_step_command->add_option("--line-rate", line_rate,
                                  "print the least time on a link of this rate, for instance 1Gbit/s");
   bench_step_command->add_option("--ranks", bench_options.ranks, "that the link joins; default: those started");

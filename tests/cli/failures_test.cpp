@@ -52,8 +52,9 @@ TEST_CASE("ranks that cannot train together say so once", "[cli]") {
                 {"1 were started", "or start 2 ranks with mpirun."});
   once(on_ranks(3, "train " + run), 2, {"on all ranks: ", "2 x 3 = 6"});
   once(on_ranks(2, "train " + run + " --set parallel.data=4"), 2, {"on all ranks: ", "4", "2 were started"});
-  for (const std::string& line : {"tokenize " + folder.path("text.txt") + " " + folder.path("t"), "plan " + run,
-                                  "check " + run, "generate " + folder.path("none"), std::string("bench kernels")})
+  for (const std::string& line :
+       {"tokenize " + folder.path("text.txt") + " " + folder.path("t"), "plan " + run, "check " + run,
+        "generate " + folder.path("none"), std::string("bench kernels"), "bench products " + run})
     once(on_ranks(2, line), 2, {"on all ranks: ", "runs in one process, and 2 were started. Start it without mpirun."});
   for (const std::string& line : {std::string("trian"), "train " + run + " --fast",
                                   "train " + run + " --inject-delays x", std::string("bench comm")})
