@@ -32,6 +32,13 @@ std::vector<kernels::ProductShape> products_of_a_step(World& world, const Place&
 
 int bench_products(const BenchCommand& command) {
   return on_world(command, [&](World& world, const Place& place, const RunConfig& config) {
+    world.together([&] {
+      if (world.size() > 1)
+        throw ConfigError(
+            "[bench products] runs in one process, and {} were started. Start it without mpirun. --ranks sets the "
+            "layout.",
+            world.size());
+    });
     if (place.kind != DeviceKind::cuda)
       throw ConfigError(
           "[bench] products are timed on a GPU, and this run is on the CPU. Set device.kind = \"cuda\" where there is "

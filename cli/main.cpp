@@ -84,7 +84,8 @@ int in_agreement(const std::function<void(const World&)>& stage) {
   }
 }
 
-/// Runs what one process does: as several ranks all would do the same, and write the same files.
+/// Runs what one process does: as several ranks all would do the same, and write the same files. MPI starts once in a
+/// process, so that what has a World of its own refuses by itself.
 int alone(const std::string& command, const std::function<int()>& run) {
   const int code = in_agreement([&](const World& world) {
     if (world.size() > 1)
@@ -249,7 +250,7 @@ int run(int argc, char** argv) {
   products->callback([&] {
     chosen = [&] {
       if (!rotate.empty()) bench_options.rotate_bytes = parse_bytes(rotate);
-      return alone("bench products", [&] { return bench_products(bench_options); });
+      return bench_products(bench_options);
     };
   });
   CLI::App* bench_step_command = bench_command->add_subcommand("step", "whole training steps by the host's clock");

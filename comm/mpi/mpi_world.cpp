@@ -113,7 +113,8 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
 
 MpiWorld::~MpiWorld() {
   if (state_->control == MPI_COMM_NULL) return;
-  if (std::uncaught_exceptions() > state_->exceptions)
+  // A world of one leaves nobody behind: its error goes on to who prints it.
+  if (state_->size > 1 && std::uncaught_exceptions() > state_->exceptions)
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
   if (state_->leaders != MPI_COMM_NULL) MPI_Comm_free(&state_->leaders);
   MPI_Comm_free(&state_->local);

@@ -56,6 +56,11 @@ TEST_CASE("ranks that cannot train together say so once", "[cli]") {
        {"tokenize " + folder.path("text.txt") + " " + folder.path("t"), "plan " + run, "check " + run,
         "generate " + folder.path("none"), std::string("bench kernels"), "bench products " + run})
     once(on_ranks(2, line), 2, {"on all ranks: ", "runs in one process, and 2 were started. Start it without mpirun."});
+  // One rank of a launcher is one process: each starts MPI once.
+  for (const std::string& line : {"plan " + run, "check " + run}) CHECK(on_ranks(1, line).code == 0);
+  const Result products = on_ranks(1, "bench products " + run);
+  CHECK(products.code == 2);
+  CHECK(contains(products.text, "slipstream: [bench] products are timed on a GPU"));
   for (const std::string& line : {std::string("trian"), "train " + run + " --fast",
                                   "train " + run + " --inject-delays x", std::string("bench comm")})
     once(on_ranks(2, line), 2, {"on all ranks: "});
@@ -116,6 +121,10 @@ TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
   if (!has_mpirun()) return;
   const Result two = on_ranks(2, "train " + run + sets);
   check_refused(two, 5, {"on all ranks: ", "loss"});
+  const Result one_of_launcher = on_ranks(1, "train " + run + sets);
+  CHECK(one_of_launcher.code == 5);
+  CHECK(contains(one_of_launcher.text, "slipstream: "));
+  CHECK(contains(one_of_launcher.text, "loss is nan. "));
   CHECK(count(two.text, "slipstream: ") == 1);
   check_refused(call("train " + run + sets + " --set optimizer.grad_clip=1 --set optimizer.eps=1"), 5,
                 {"and the gradient norm "});
