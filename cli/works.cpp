@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
+#include "engine/plan/update_shards.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding.h"
@@ -18,52 +19,9 @@ namespace {
 
 using Fn = std::function<void(LaunchContext&)>;
 
-/// What this rank updates of a bucket.
-struct UpdateShard {
-  Slice master, working, gradient, momentum, variance;
-  Slice updated;  // where the master goes, == master unless weights have a second buffer
-  int64_t elems = 0;
-  std::vector<int64_t> decay_edges;  // as in kernels::Adamw
-};
-
-UpdateShard update_shard(const Job& job, size_t bucket) {
-  const BucketHome& home = job.homes[bucket];
-  const auto moved_to = [&](Slice slice) {
-    if (job.options.double_buffer && slice.buffer == job.ids.values) slice.buffer = job.ids.values_next;
-    return slice;
-  };
-  UpdateShard shard{.master = home.master,
-                    .working = moved_to(home.working),
-                    .gradient = home.gradient,
-                    .momentum = home.momentum,
-                    .variance = home.variance,
-                    .updated = moved_to(home.master),
-                    .elems = home.shard_elems,
-                    .decay_edges = {}};
-  // Padding behind a part goes with it: its gradient is zero, so it stays zero.
-  const Bucket& b = job.layout.buckets[bucket];
-  bool decays = true;
-  for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
-    const PlacedPart& placed = job.layout.parts[p];
-    const int64_t next =
-        p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
-    const int64_t begin = std::max<int64_t>(0, placed.offset_elems - home.shard_offset_elems);
-    if (next <= home.shard_offset_elems || begin >= shard.elems ||
-        job.model.parameters[placed.part.parameter].decay == decays)
-      continue;
-    decays = !decays;
-    shard.decay_edges.push_back(begin);
-  }
-  return shard;
-}
-
 Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
-  std::vector<UpdateShard> shards;
-  for (size_t b = 0; b < job.homes.size(); ++b)
-    if (item.bucket < 0 || item.bucket == static_cast<int32_t>(b)) shards.push_back(update_shard(job, b));
-  // What travels as int8 is made on the way, in blocks.
-  const bool rounds = job.gather_dtype() == DType::bf16;
-  return [shards, update, rounds, scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
+  return [shards = update_shards(job, item.bucket), rounds = rounds_updates(job), update,
+          scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
     for (const UpdateShard& shard : shards) {
       kernels::Adamw args{.parameters = c.as<float>(shard.master),
                           .m = c.as<float>(shard.momentum),

@@ -147,7 +147,8 @@ std::vector<Field<R>> make_fields() {
                  "is worth."),
       F::boolean(
           "overlap.optimizer_per_bucket", at(&R::overlap, &Overlap::optimizer_per_bucket),
-          "Each bucket is updated as soon as its gradients (and the clip factor) are known; else all at the end."),
+          "Each bucket is updated as soon as its gradients (and the clip factor) are known; else all at the end, as is "
+          "done in any case behind a clip factor where nothing is gathered then."),
       F::boolean("overlap.p2p", at(&R::overlap, &Overlap::p2p),
                  "1f1b and zb_h1 keep one more micro-batch alive per stage behind where sends take long enough to be "
                  "worth hiding."),

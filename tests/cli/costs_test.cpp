@@ -33,8 +33,10 @@ std::optional<Cost> of_card(const Job& job, const Item& item) {
   switch (item.op) {
     case Op::adamw: {
       bfloat16 rounded;
-      return kernels::adamw_cost(
-          {.working = job.gather_dtype() == DType::bf16 ? &rounded : nullptr, .elems = home->shard_elems});
+      int64_t elems = 0;  // without a bucket it updates all of them
+      for (const BucketHome& each : job.homes)
+        if (!home || home == &each) elems += each.shard_elems;
+      return kernels::adamw_cost({.working = job.gather_dtype() == DType::bf16 ? &rounded : nullptr, .elems = elems});
     }
     case Op::sum_squares: {
       std::vector<kernels::SumSquaresPart> parts(item.writes.size());

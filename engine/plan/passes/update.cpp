@@ -10,6 +10,7 @@
 #include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"
 #include "engine/plan/passes/wire.h"
+#include "engine/plan/update_shards.h"
 
 namespace slipstream {
 namespace {
@@ -32,7 +33,8 @@ class UpdatePass {
     std::vector<std::vector<Point>> complete = reduced_.buckets;
     std::vector<Point> clip;
     if (job_.options.clip) clip = {clip_factor(complete)};
-    if (job_.options.optimizer_per_bucket) {
+    // Behind the clip factor all buckets may be updated at once: unless they are gathered then, one launch does it.
+    if (job_.options.optimizer_per_bucket && (clip.empty() || sharded_)) {
       // After the clip factor nothing is left to wait for: what the next forward needs first comes first.
       if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
       // On the spine, updates come as sums arrive, and the first layers' come last; but gathers wait for each other in
@@ -210,7 +212,7 @@ class UpdatePass {
         task.reads.push_back(moved);
         task.writes.push_back(next(moved));
       }
-      const bool rounds = job_.gather_dtype() == DType::bf16;  // what travels as int8 is made on the way
+      const bool rounds = rounds_updates(job_);
       if (rounds) task.writes.push_back(next(home.working));
       task.cost += {16 * home.shard_elems, (rounds ? 30 : 28) * home.shard_elems};  // adamw_cost()
     }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where weight decay ends and begins, and which shards are neighbours.
+
+#include "engine/plan/update_shards.h"
+
+#include <algorithm>
+
+namespace slipstream {
+namespace {
+
+UpdateShard update_shard(const Job& job, size_t bucket) {
+  const BucketHome& home = job.homes[bucket];
+  const auto moved_to = [&](Slice slice) {
+    if (job.options.double_buffer && slice.buffer == job.ids.values) slice.buffer = job.ids.values_next;
+    return slice;
+  };
+  UpdateShard shard{.master = home.master,
+                    .gradient = home.gradient,
+                    .momentum = home.momentum,
+                    .variance = home.variance,
+                    .working = moved_to(home.working),
+                    .updated = moved_to(home.master),
+                    .elems = home.shard_elems,
+                    .decay_edges = {}};
+  // Padding behind a part goes with it: its gradient is zero, so it stays zero.
+  const Bucket& b = job.layout.buckets[bucket];
+  bool decays = true;
+  for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
+    const PlacedPart& placed = job.layout.parts[p];
+    const int64_t next =
+        p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
+    const int64_t begin = std::max<int64_t>(0, placed.offset_elems - home.shard_offset_elems);
+    if (next <= home.shard_offset_elems || begin >= shard.elems ||
+        job.model.parameters[placed.part.parameter].decay == decays)
+      continue;
+    decays = !decays;
+    shard.decay_edges.push_back(begin);
+  }
+  return shard;
+}
+
+/// Takes `next` into `shard` if it lies right behind it in every buffer.
+bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
+  const auto follows = [&](Slice UpdateShard::*which) {
+    const Slice &a = shard.*which, &b = next.*which;
+    return a.buffer == b.buffer && a.begin_bytes + a.size_bytes == b.begin_bytes;
+  };
+  if (rounds && !follows(&UpdateShard::working)) return false;
+  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::momentum,
+                                    &UpdateShard::variance, &UpdateShard::updated})
+    if (!follows(which)) return false;
+  const auto turn = [&edges = shard.decay_edges](int64_t at) {  // twice at one place is not at all
+    if (!edges.empty() && edges.back() == at)
+      edges.pop_back();
+    else
+      edges.push_back(at);
+  };
+  if (shard.decay_edges.size() % 2 == 1) turn(shard.elems);  // a shard begins with decay
+  for (int64_t edge : next.decay_edges) turn(shard.elems + edge);
+  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::working, &UpdateShard::gradient,
+                                    &UpdateShard::momentum, &UpdateShard::variance, &UpdateShard::updated})
+    (shard.*which).size_bytes += (next.*which).size_bytes;
+  shard.elems += next.elems;
+  return true;
+}
+
+}  // namespace
+
+bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; }
+
+std::vector<UpdateShard> update_shards(const Job& job, int32_t bucket) {
+  std::vector<UpdateShard> shards;
+  for (size_t b = 0; b < job.homes.size(); ++b) {
+    if (bucket >= 0 && bucket != static_cast<int32_t>(b)) continue;
+    UpdateShard shard = update_shard(job, b);
+    if (shards.empty() || !join(shards.back(), shard, rounds_updates(job))) shards.push_back(std::move(shard));
+  }
+  return shards;
+}
+
+}  // namespace slipstream
