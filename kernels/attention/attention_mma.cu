@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on tensor cores (sm_80 and up): bf16 heads of 64 and 128, 16 rows a warp, weights never leave registers.
+// Attention on tensor cores (sm_80 and up): bf16 heads of 64 and 128, weights never leave registers.
 //
-// Tiles of rows lie in shared memory in chunks of 16 bytes, chunk c of row r at place c ^ (r % 8), so that the eight
-// rows of an ldmatrix lie in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l
-// % 4 has rows g and g + 8 and columns 2c and 2c + 1 of every 8: the layout that the next product wants of its left
-// side (mma_16x8x16).
 // A kernel computes a block of keys (attention.h). With kWhole the block is all of causal attention, known when the
 // kernel is compiled: it has no registers to spare for what other blocks carry.
 // Source: Dao 2023, arXiv:2307.08691. dq is a kernel of its own, so nothing is added in an order that could change.
@@ -12,152 +8,13 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/cuda/common.cuh"
+#include "kernels/attention/mma_tiles.cuh"
 
 namespace slipstream::kernels {
 namespace {
 
-constexpr int kRows = 64;  // of a block: 16 a warp
-constexpr int kWarps = kRows / 16;
-constexpr int kThreads = kWarps * kWarp;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kInfinity = __builtin_inff();
-
-using Tile = Shared<bfloat16>;
-
-template <int kHead>
-__device__ __forceinline__ int place(int row, int chunk) {
-  return row * kHead + (chunk ^ (row % 8)) * 8;
-}
-__device__ __forceinline__ int lane_of() { return static_cast<int>(threadIdx.x) % kWarp; }
-
-/// Starts copying rows [begin, begin + kTileRows) to `tile`, zeros from `tokens` on.
-template <int kTileRows, int kHead>
-__device__ __forceinline__ void load_rows(const Tile& tile, const bfloat16* from, int64_t stride, int64_t begin,
-                                          int64_t tokens) {
-  constexpr int kChunks = kHead / 8;
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kTileRows * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    const bool valid = begin + row < tokens;
-    ptx::copy_async_16(tile.at(place<kHead>(row, chunk)), valid ? from + (begin + row) * stride + chunk * 8 : from,
-                       valid);
-  }
-}
-
-/// sums[16 x kColumns] += rows [a_row, a_row + 16) of a times kColumns rows of b, transposed.
-template <int kColumns, int kHead>
-__device__ __forceinline__ void multiply_rows(float (&sums)[kColumns / 8][4], const Tile& a, int a_row, const Tile& b) {
-  const int lane = lane_of();
-#pragma unroll
-  for (int step = 0; step < kHead / 16; ++step) {
-    uint32_t left[4];
-    ptx::load_matrix_x4(left, a.at(place<kHead>(a_row + lane % 16, 2 * step + lane / 16)));
-#pragma unroll
-    for (int pair = 0; pair < kColumns / 16; ++pair) {
-      uint32_t right[4];
-      ptx::load_matrix_x4(right, b.at(place<kHead>(16 * pair + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2)));
-      ptx::mma_16x8x16(sums[2 * pair], left, right[0], right[1]);
-      ptx::mma_16x8x16(sums[2 * pair + 1], left, right[2], right[3]);
-    }
-  }
-}
-
-/// sums[16 x kHead] += weights[16 x kCount], rounded to bf16, times kCount rows of b.
-template <int kCount, int kHead>
-__device__ __forceinline__ void multiply_weights(float (&sums)[kHead / 8][4], const float (&weights)[kCount / 8][4],
-                                                 const Tile& b) {
-  const int lane = lane_of();
-#pragma unroll
-  for (int step = 0; step < kCount / 16; ++step) {
-    const float(&low)[4] = weights[2 * step];
-    const float(&high)[4] = weights[2 * step + 1];
-    const uint32_t left[4] = {ptx::bf16_pair(low[0], low[1]), ptx::bf16_pair(low[2], low[3]),
-                              ptx::bf16_pair(high[0], high[1]), ptx::bf16_pair(high[2], high[3])};
-#pragma unroll
-    for (int pair = 0; pair < kHead / 16; ++pair) {
-      uint32_t right[4];
-      ptx::load_matrix_x4_transposed(right, b.at(place<kHead>(16 * step + lane % 16, 2 * pair + lane / 16)));
-      ptx::mma_16x8x16(sums[2 * pair], left, right[0], right[1]);
-      ptx::mma_16x8x16(sums[2 * pair + 1], left, right[2], right[3]);
-    }
-  }
-}
-
-/// Of lane c of every four, words[i] goes to word c of lane i: afterwards a lane has 16 neighbouring bytes of a row.
-__device__ __forceinline__ ptx::Words gathered(const uint32_t (&words)[4]) {
-  const int c = lane_of() % 4;
-  ptx::Words whole = {};
-#pragma unroll
-  for (int turn = 0; turn < 4; ++turn) {
-    const int other = c ^ turn;
-    uint32_t word = words[0];
-#pragma unroll
-    for (int i = 1; i < 4; ++i) word = i == other ? words[i] : word;
-    word = __shfl_xor_sync(kWholeWarp, word, turn);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) whole.word[i] = i == other ? word : whole.word[i];
-  }
-  return whole;
-}
-
-/// Writes factor[half] * sums to rows `begin` + 8 half + l / 4 of `to`, as far as they are below `tokens`.
-template <int kHead>
-__device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t begin, int64_t tokens,
-                                           const float (&sums)[kHead / 8][4], const float (&factor)[2]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t row = begin + 8 * half + lane_of() / 4;
-#pragma unroll
-    for (int j = 0; j < kHead / 8; j += 4) {
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        words[i] = ptx::bf16_pair(factor[half] * sums[j + i][2 * half], factor[half] * sums[j + i][2 * half + 1]);
-      const ptx::Words whole = gathered(words);
-      if (row < tokens) ptx::store_16(to + row * stride + 8 * (j + lane_of() % 4), whole);
-    }
-  }
-}
-
-/// sums = rows `begin` + 8 half + l / 4 of `from`, kHead floats each; as they are for rows from `rows` on.
-template <int kHead>
-__device__ __forceinline__ void load_sums(float (&sums)[kHead / 8][4], const float* from, int64_t begin, int64_t rows) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t row = begin + 8 * half + lane_of() / 4;
-    if (row >= rows) continue;
-#pragma unroll
-    for (int j = 0; j < kHead / 8; ++j)
-      ptx::load_pair(from + row * kHead + 8 * j + 2 * (lane_of() % 4), sums[j][2 * half], sums[j][2 * half + 1]);
-  }
-}
-
-/// Writes factor * sums to such rows of `to`, as far as they are below `rows`.
-template <int kHead>
-__device__ __forceinline__ void store_sums(float* to, int64_t stride, int64_t begin, int64_t rows,
-                                           const float (&sums)[kHead / 8][4], float factor) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t row = begin + 8 * half + lane_of() / 4;
-    if (row >= rows) continue;
-#pragma unroll
-    for (int j = 0; j < kHead / 8; ++j)
-      ptx::store_pair(to + row * stride + 8 * j + 2 * (lane_of() % 4), factor * sums[j][2 * half],
-                      factor * sums[j][2 * half + 1]);
-  }
-}
-
-/// The sum, or with kMax the maximum, over the four lanes that share a row.
-template <bool kMax>
-__device__ __forceinline__ float across_row(float value) {
-#pragma unroll
-  for (int bits = 1; bits < 4; bits *= 2) {
-    const float other = __shfl_xor_sync(kWholeWarp, value, bits);
-    value = kMax ? fmaxf(value, other) : value + other;
-  }
-  return value;
-}
 
 /// What a kernel computes. In backward `Args` is a reference, so that fields are read from the parameters where they
 /// are used: as values, which save instructions in forward, the compiler holds them over loops in registers that it
@@ -174,13 +31,33 @@ struct Block {
   __device__ __forceinline__ bool first() const { return kWhole || args.first; }
   __device__ __forceinline__ bool last() const { return kWhole || args.last; }
 
-  /// The last tile of keys that a tile of queries sees; -1 of no keys.
-  __device__ __forceinline__ int64_t last_tile(int64_t query_tile) const {
-    return causal() ? query_tile : (keys() + kRows - 1) / kRows - 1;
+  /// How many keys rows [begin, begin + rows) of the queries see together.
+  __device__ __forceinline__ int64_t seen_by(int64_t begin, int64_t rows) const {
+    return causal() && begin + rows < keys() ? begin + rows : keys();
   }
-  /// The last key of this tile that row `row` of the queries sees.
-  __device__ __forceinline__ int last_key(int row) const {
-    return causal() ? row : static_cast<int>((keys() - 1) % kRows);
+};
+
+/// Which keys of a tile the rows of a warp see.
+template <int kTiles, int kKeys>
+struct Seen {
+  bool causal;
+  int last;  // the last one of the warp's first row
+
+  template <typename Block>
+  __device__ __forceinline__ Seen(const Block& block, int64_t row, int64_t step)
+      : causal(block.causal()), last(static_cast<int>((causal ? row : block.keys() - 1) - step * kKeys)) {}
+
+  __device__ __forceinline__ bool any() const { return !causal || last > -16 * kTiles; }
+  __device__ __forceinline__ bool all() const { return last >= kKeys - 1; }
+  __device__ __forceinline__ void hide(float (&of_keys)[kTiles][kKeys / 8][4], float value) const {
+    const int row = lane_of() / 4, column = 2 * (lane_of() % 4);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (8 * j + column + i % 2 > last + (causal ? 16 * t + row + 8 * (i / 2) : 0)) of_keys[t][j][i] = value;
   }
 };
 
@@ -190,128 +67,143 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t head, in
   return (blockIdx.z * all.heads + head) * all.tokens + first;
 }
 
-template <int kHead, bool kWhole>
+/// A block per 64 kTiles queries, kKeys keys at a time.
+template <int kHead, int kTiles, int kKeys, bool kWhole>
 __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args) {
   SLIP_DYNAMIC_SHARED(bytes);
   const Block<kWhole, AttentionBlockForward> block{args};
   const AttentionForward& all = block.args.all;
-  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems;
-  const Tile q(bytes, kElems);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
+  constexpr int kRows = 16 * kTiles * kWarps, kElems = kKeys * kHead;
+  const Tile q(bytes, kRows * kHead);
+  const auto keys_at = [&](int stage) { return Tile(bytes + 2 * (kRows * kHead + 2 * stage * kElems), kElems); };
+  const auto values_at = [&](int stage) {
+    return Tile(bytes + 2 * (kRows * kHead + (2 * stage + 1) * kElems), kElems);
+  };
+  const int of_warp = 16 * kTiles * (static_cast<int>(threadIdx.x) / kWarp), row = lane_of() / 4;
   // The longest rows first: the short ones fill the end.
-  const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, last_tile = block.last_tile(tile);
-  const int64_t begin = tile * kRows, first_row = blockIdx.z * all.tokens + block.first_query(),
+  const int64_t begin = (gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y,
+                steps = (block.seen_by(begin, kRows) + kKeys - 1) / kKeys;
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query(),
                 first_key = blockIdx.z * all.tokens + block.first_key();
   const int64_t kv_offset = first_key * all.kv_stride + head / (all.heads / all.kv_heads) * kHead,
                 of_head = row_of_head(all, head, block.first_query());
   const bfloat16* keys = static_cast<const bfloat16*>(all.k) + kv_offset;
   const bfloat16* values = static_cast<const bfloat16*>(all.v) + kv_offset;
-  const auto load_keys = [&](int64_t at) {
-    const int stage = static_cast<int>(at % 2);
-    load_rows<kRows, kHead>(Tile(bytes + (1 + 2 * stage) * kTileBytes, kElems), keys, all.kv_stride, at * kRows,
-                            block.keys());
-    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems), values, all.kv_stride, at * kRows,
-                            block.keys());
+  const auto load_keys = [&](int64_t step) {
+    const int stage = static_cast<int>(step % 2);
+    load_rows<kKeys, kHead>(keys_at(stage), keys, all.kv_stride, step * kKeys, block.keys());
+    load_rows<kKeys, kHead>(values_at(stage), values, all.kv_stride, step * kKeys, block.keys());
   };
-  if (last_tile >= 0) {  // a last block may have no keys
+  if (steps > 0) {  // a last block may have no keys
     load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(all.q) + first_row * all.q_stride + head * kHead,
                             all.q_stride, begin, block.queries());
     load_keys(0);
   }
   ptx::copy_async_commit();
   const float scale = all.scale * kLog2E;
-  float out[kHead / 8][4] = {}, largest[2] = {-kInfinity, -kInfinity}, sum[2] = {};
-  if (!block.first()) {
-    load_sums<kHead>(out, args.carried.out + of_head * kHead, begin + 16 * warp, block.queries());
+  float out[kTiles][kHead / 8][4] = {}, largest[kTiles][2], sum[kTiles][2];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    if (!block.first())
+      load_sums<kHead>(out[t], args.carried.out + of_head * kHead, begin + of_warp + 16 * t, block.queries());
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t query = begin + 16 * warp + 8 * half + row;
-      if (query >= block.queries()) continue;
-      largest[half] = args.carried.maximum[of_head + query] / all.scale;  // scores are scaled within the exponents
-      if (column == 0) sum[half] = args.carried.sum[of_head + query];     // it is spread over the lanes of a row
+      const int64_t query = begin + of_warp + 16 * t + 8 * half + row;
+      const bool carries = !block.first() && query < block.queries();
+      // Scores are scaled within the exponents; the sum is spread over the lanes of a row.
+      largest[t][half] = carries ? args.carried.maximum[of_head + query] / all.scale : -kInfinity;
+      sum[t][half] = carries && lane_of() % 4 == 0 ? args.carried.sum[of_head + query] : 0.0f;
     }
   }
-  for (int64_t at = 0; at <= last_tile; ++at) {
-    if (at < last_tile) load_keys(at + 1);
+  for (int64_t step = 0; step < steps; ++step) {
+    if (step + 1 < steps) load_keys(step + 1);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
-    const int stage = static_cast<int>(at % 2);
-    const Tile k(bytes + (1 + 2 * stage) * kTileBytes, kElems), v(bytes + (2 + 2 * stage) * kTileBytes, kElems);
-    float scores[kRows / 8][4] = {};
-    multiply_rows<kRows, kHead>(scores, q, 16 * warp, k);
-    if (at == last_tile) {
+    const int stage = static_cast<int>(step % 2);
+    const Seen<kTiles, kKeys> seen(block, begin + of_warp, step);
+    if (seen.any()) {
+      float scores[kTiles][kKeys / 8][4] = {};
+      multiply_rows<kKeys, kHead>(scores, q, of_warp, keys_at(stage));
+      if (!seen.all()) seen.hide(scores, -kInfinity);
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j)
+      for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (8 * j + column + i % 2 > block.last_key(16 * warp + row + 8 * (i / 2))) scores[j][i] = -kInfinity;
-    }
+        for (int half = 0; half < 2; ++half) {
+          float highest = largest[t][half];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float highest = largest[half];
+          for (int j = 0; j < kKeys / 8; ++j)
+            highest = fmaxf(highest, fmaxf(scores[t][j][2 * half], scores[t][j][2 * half + 1]));
+          highest = across_row<true>(highest);
+          const float keep = ptx::exp2_approx((largest[t][half] - highest) * scale);
+          largest[t][half] = highest;
+          sum[t][half] *= keep;
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) highest = fmaxf(highest, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
-      highest = across_row<true>(highest);
-      const float keep = ptx::exp2_approx((largest[half] - highest) * scale);
-      largest[half] = highest;
-      sum[half] *= keep;
+          for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j)
+            for (int i = 2 * half; i < 2 * half + 2; ++i) {
+              scores[t][j][i] = ptx::exp2_approx((scores[t][j][i] - highest) * scale);
+              sum[t][half] += scores[t][j][i];
+            }
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          scores[j][i] = ptx::exp2_approx((scores[j][i] - highest) * scale);
-          sum[half] += scores[j][i];
+          for (int j = 0; j < kHead / 8; ++j) out[t][j][2 * half] *= keep, out[t][j][2 * half + 1] *= keep;
         }
-#pragma unroll
-      for (int j = 0; j < kHead / 8; ++j) out[j][2 * half] *= keep, out[j][2 * half + 1] *= keep;
+      multiply_weights<kKeys, kHead>(out, scores, values_at(stage));
     }
-    multiply_weights<kRows, kHead>(out, scores, v);
     __syncthreads();  // the next copies overwrite this stage
   }
-  float factor[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sum[half] = across_row<false>(sum[half]);
-    factor[half] = 1.0f / sum[half];
-    const int64_t query = begin + 16 * warp + 8 * half + row;
-    if (column != 0 || query >= block.queries()) continue;
-    if (block.last()) {
-      all.lse[of_head + query] = largest[half] * all.scale + logf(sum[half]);
-    } else {
-      args.carried.maximum[of_head + query] = largest[half] * all.scale;
-      args.carried.sum[of_head + query] = sum[half];
+  for (int t = 0; t < kTiles; ++t) {
+    const int64_t first = begin + of_warp + 16 * t;
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[t][half] = across_row<false>(sum[t][half]);
+      factor[half] = 1.0f / sum[t][half];
+      const int64_t query = first + 8 * half + row;
+      if (lane_of() % 4 != 0 || query >= block.queries()) continue;
+      if (block.last()) {
+        all.lse[of_head + query] = largest[t][half] * all.scale + logf(sum[t][half]);
+      } else {
+        args.carried.maximum[of_head + query] = largest[t][half] * all.scale;
+        args.carried.sum[of_head + query] = sum[t][half];
+      }
     }
+    if (block.last())
+      store_rows<kHead>(static_cast<bfloat16*>(all.out) + first_row * all.out_stride + head * kHead, all.out_stride,
+                        first, block.queries(), out[t], factor);
+    else
+      store_sums<kHead>(args.carried.out + of_head * kHead, kHead, first, block.queries(), out[t], 1.0f);
   }
-  if (block.last())
-    store_rows<kHead>(static_cast<bfloat16*>(all.out) + first_row * all.out_stride + head * kHead, all.out_stride,
-                      begin + 16 * warp, block.queries(), out, factor);
-  else
-    store_sums<kHead>(args.carried.out + of_head * kHead, kHead, begin + 16 * warp, block.queries(), out, 1.0f);
 }
 
-/// A block per 64 queries: dq.
-template <int kHead, bool kWhole>
+/// A block per 64 kTiles queries, kKeys keys at a time: dq.
+template <int kHead, int kTiles, int kKeys, bool kWhole>
 __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
   const AttentionBackward& all = args.all;
   const Block<kWhole, const AttentionBlockBackward&> block{args};
-  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems;
-  const Tile q(bytes, kElems), d(bytes + kTileBytes, kElems);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, row = lane_of() / 4, column = 2 * (lane_of() % 4);
-  const int64_t tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, last_tile = block.last_tile(tile);
-  const int64_t begin = tile * kRows, first_row = blockIdx.z * all.tokens + block.first_query(),
+  constexpr int kRows = 16 * kTiles * kWarps, kRowElems = kRows * kHead, kElems = kKeys * kHead;
+  const Tile q(bytes, kRowElems), d(bytes + 2 * kRowElems, kRowElems);
+  const auto keys_at = [&](int stage) { return Tile(bytes + 2 * (2 * kRowElems + 2 * stage * kElems), kElems); };
+  const auto values_at = [&](int stage) {
+    return Tile(bytes + 2 * (2 * kRowElems + (2 * stage + 1) * kElems), kElems);
+  };
+  const int of_warp = 16 * kTiles * (static_cast<int>(threadIdx.x) / kWarp), row = lane_of() / 4;
+  const int64_t begin = (gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y,
+                steps = (block.seen_by(begin, kRows) + kKeys - 1) / kKeys;
+  const int64_t first_row = blockIdx.z * all.tokens + block.first_query(),
                 first_key = blockIdx.z * all.tokens + block.first_key();
   const int64_t kv_offset = first_key * all.kv_stride + head / (all.heads / all.kv_heads) * kHead,
                 of_head = row_of_head(all, head, block.first_query());
-  const auto load_keys = [&](int64_t at) {
-    const int stage = static_cast<int>(at % 2);
-    load_rows<kRows, kHead>(Tile(bytes + (2 + 2 * stage) * kTileBytes, kElems),
-                            static_cast<const bfloat16*>(all.k) + kv_offset, all.kv_stride, at * kRows, block.keys());
-    load_rows<kRows, kHead>(Tile(bytes + (3 + 2 * stage) * kTileBytes, kElems),
-                            static_cast<const bfloat16*>(all.v) + kv_offset, all.kv_stride, at * kRows, block.keys());
+  const auto load_keys = [&](int64_t step) {
+    const int stage = static_cast<int>(step % 2);
+    load_rows<kKeys, kHead>(keys_at(stage), static_cast<const bfloat16*>(all.k) + kv_offset, all.kv_stride,
+                            step * kKeys, block.keys());
+    load_rows<kKeys, kHead>(values_at(stage), static_cast<const bfloat16*>(all.v) + kv_offset, all.kv_stride,
+                            step * kKeys, block.keys());
   };
-  if (last_tile >= 0) {
+  if (steps > 0) {
     load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(all.q) + first_row * all.q_stride + head * kHead,
                             all.q_stride, begin, block.queries());
     load_rows<kRows, kHead>(d, static_cast<const bfloat16*>(all.dout) + first_row * all.out_stride + head * kHead,
@@ -319,74 +211,91 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
     load_keys(0);
   }
   ptx::copy_async_commit();
-  float lse[2], slope[2];
+  float lse[kTiles][2], slope[kTiles][2], dq[kTiles][kHead / 8][4] = {};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t query = begin + 16 * warp + 8 * half + row;
-    lse[half] = query < block.queries() ? all.lse[of_head + query] * kLog2E : kInfinity;
-    slope[half] = query < block.queries() ? delta[of_head + query] : 0.0f;
+  for (int t = 0; t < kTiles; ++t) {
+    if (!block.first())
+      load_sums<kHead>(dq[t], args.dq_sum + of_head * kHead, begin + of_warp + 16 * t, block.queries());
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t query = begin + of_warp + 16 * t + 8 * half + row;
+      lse[t][half] = query < block.queries() ? all.lse[of_head + query] * kLog2E : kInfinity;
+      slope[t][half] = query < block.queries() ? delta[of_head + query] : 0.0f;
+    }
   }
   const float scale = all.scale * kLog2E;
-  float dq[kHead / 8][4] = {};
-  if (!block.first()) load_sums<kHead>(dq, args.dq_sum + of_head * kHead, begin + 16 * warp, block.queries());
-  for (int64_t at = 0; at <= last_tile; ++at) {
-    if (at < last_tile) load_keys(at + 1);
+  for (int64_t step = 0; step < steps; ++step) {
+    if (step + 1 < steps) load_keys(step + 1);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
-    const int stage = static_cast<int>(at % 2);
-    const Tile k(bytes + (2 + 2 * stage) * kTileBytes, kElems), v(bytes + (3 + 2 * stage) * kTileBytes, kElems);
-    float scores[kRows / 8][4] = {}, slopes[kRows / 8][4] = {};
-    multiply_rows<kRows, kHead>(scores, q, 16 * warp, k);
-    multiply_rows<kRows, kHead>(slopes, d, 16 * warp, v);
-#pragma unroll
-    for (int j = 0; j < kRows / 8; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool hidden = at == last_tile && 8 * j + column + i % 2 > block.last_key(16 * warp + row + 8 * (i / 2));
-        const float weight = hidden ? 0.0f : ptx::exp2_approx(scores[j][i] * scale - lse[i / 2]);
-        slopes[j][i] = hidden ? 0.0f : weight * (slopes[j][i] - slope[i / 2]);
+    const int stage = static_cast<int>(step % 2);
+    const Seen<kTiles, kKeys> seen(block, begin + of_warp, step);
+    if (seen.any()) {
+      float scores[kTiles][kKeys / 8][4] = {}, slopes[kTiles][kKeys / 8][4] = {};
+      multiply_rows<kKeys, kHead>(scores, q, of_warp, keys_at(stage));
+      multiply_rows<kKeys, kHead>(slopes, d, of_warp, values_at(stage));
+      if (!seen.all()) {
+        seen.hide(scores, -kInfinity);
+        seen.hide(slopes, 0.0f);  // 0 times what a hidden key has may be no number
       }
-    multiply_weights<kRows, kHead>(dq, slopes, k);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float weight = ptx::exp2_approx(scores[t][j][i] * scale - lse[t][i / 2]);
+            slopes[t][j][i] = weight * (slopes[t][j][i] - slope[t][i / 2]);
+          }
+      multiply_weights<kKeys, kHead>(dq, slopes, keys_at(stage));
+    }
     __syncthreads();  // the next copies overwrite this stage
   }
-  if (block.last())
-    store_rows<kHead>(static_cast<bfloat16*>(all.dq) + first_row * all.dq_stride + head * kHead, all.dq_stride,
-                      begin + 16 * warp, block.queries(), dq, {all.scale, all.scale});
-  else
-    store_sums<kHead>(args.dq_sum + of_head * kHead, kHead, begin + 16 * warp, block.queries(), dq, 1.0f);
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const int64_t first = begin + of_warp + 16 * t;
+    if (block.last())
+      store_rows<kHead>(static_cast<bfloat16*>(all.dq) + first_row * all.dq_stride + head * kHead, all.dq_stride, first,
+                        block.queries(), dq[t], {all.scale, all.scale});
+    else
+      store_sums<kHead>(args.dq_sum + of_head * kHead, kHead, first, block.queries(), dq[t], 1.0f);
+  }
 }
 
-/// A block per 64 keys: dk and dv, heads of the group in order. Scores are made transposed, a warp's keys down and
-/// kQueries queries across, so that they are the left side of both sums over queries.
-template <int kHead, int kQueries, bool kWhole>
+/// A block per 64 kTiles keys: dk and dv, heads of the group in order. Scores are made transposed, a warp's keys down
+/// and kQueries queries across, so that they are the left side of both sums over queries.
+template <int kHead, int kTiles, int kQueries, bool kWhole>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
   const AttentionBackward& all = args.all;
   const Block<kWhole, const AttentionBlockBackward&> block{args};
-  constexpr int kElems = kRows * kHead, kTileBytes = 2 * kElems, kQueryElems = kQueries * kHead,
-                kQueryBytes = 2 * kQueryElems;
-  const Tile k(bytes, kElems), v(bytes + kTileBytes, kElems);
-  const auto queries_at = [&](int stage) {
-    return Tile(bytes + 2 * kTileBytes + 2 * stage * kQueryBytes, kQueryElems);
-  };
+  constexpr int kRows = 16 * kTiles * kWarps, kRowElems = kRows * kHead, kElems = kQueries * kHead;
+  const Tile k(bytes, kRowElems), v(bytes + 2 * kRowElems, kRowElems);
+  const auto queries_at = [&](int stage) { return Tile(bytes + 2 * (2 * kRowElems + 2 * stage * kElems), kElems); };
   const auto gradients_at = [&](int stage) {
-    return Tile(bytes + 2 * kTileBytes + (2 * stage + 1) * kQueryBytes, kQueryElems);
+    return Tile(bytes + 2 * (2 * kRowElems + (2 * stage + 1) * kElems), kElems);
   };
-  unsigned char* const behind = bytes + 2 * kTileBytes + 4 * kQueryBytes;
+  unsigned char* const behind = bytes + 2 * (2 * kRowElems + 4 * kElems);
   const Shared<float> lses(behind, 2 * kQueries), deltas(behind + 8 * kQueries, 2 * kQueries);  // of both stages
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, row = lane_of() / 4,
+  const int thread = static_cast<int>(threadIdx.x), of_warp = 16 * kTiles * (thread / kWarp), row = lane_of() / 4,
             column = 2 * (lane_of() % 4);
   const int64_t key_begin = int64_t{blockIdx.x} * kRows, kv_head = blockIdx.y, group = all.heads / all.kv_heads;
   const int64_t first_row = blockIdx.z * all.tokens + block.first_query(),
                 first_key = blockIdx.z * all.tokens + block.first_key();
   const int64_t kv_offset = first_key * all.kv_stride + kv_head * kHead, query_begin = block.causal() ? key_begin : 0;
-  const int64_t per_head = (block.queries() - query_begin + kQueries - 1) / kQueries, steps = group * per_head;
-  const auto begin_of = [&](int64_t step) { return query_begin + step % per_head * kQueries; };
+  // A step is kQueries queries of a head; counted on, as a division takes registers that there are not.
+  struct Step {
+    int head, begin, stage = 0;
+  };
+  const auto advance = [&](Step& step) {
+    step.stage ^= 1, step.begin += kQueries;
+    if (step.begin >= block.queries()) step.begin = static_cast<int>(query_begin), ++step.head;
+  };
+  const int heads_end = static_cast<int>(kv_head * group + group);
   float next_lse = 0.0f, next_delta = 0.0f;
-  const auto load_queries = [&](int64_t step) {
-    const int stage = static_cast<int>(step % 2);
-    const int64_t head = kv_head * group + step / per_head, begin = begin_of(step);
+  const auto load_queries = [&](const Step& step) {
+    const auto& [head, begin, stage] = step;
     load_rows<kQueries, kHead>(queries_at(stage),
                                static_cast<const bfloat16*>(all.q) + first_row * all.q_stride + head * kHead,
                                all.q_stride, begin, block.queries());
@@ -400,55 +309,74 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
     }
   };
   // These wait in registers while the step before is computed.
-  const auto keep_statistics = [&](int64_t step) {
-    const int at = static_cast<int>(step % 2) * kQueries + thread;
+  const auto keep_statistics = [&](const Step& step) {
+    const int at = step.stage * kQueries + thread;
     if (thread < kQueries) lses[at] = next_lse, deltas[at] = next_delta;
   };
   load_rows<kRows, kHead>(k, static_cast<const bfloat16*>(all.k) + kv_offset, all.kv_stride, key_begin, block.keys());
   load_rows<kRows, kHead>(v, static_cast<const bfloat16*>(all.v) + kv_offset, all.kv_stride, key_begin, block.keys());
-  load_queries(0);
-  keep_statistics(0);
+  Step step{static_cast<int>(kv_head * group), static_cast<int>(query_begin)}, next = step;
+  if (query_begin < block.queries()) {
+    load_queries(step);
+    keep_statistics(step);
+  }
   ptx::copy_async_commit();
   const float scale = all.scale * kLog2E;
-  float dk[kHead / 8][4] = {}, dv[kHead / 8][4] = {};
-  for (int64_t step = 0; step < steps; ++step) {
-    if (step + 1 < steps) load_queries(step + 1);
+  float dk[kTiles][kHead / 8][4] = {}, dv[kTiles][kHead / 8][4] = {};
+  for (; step.head < heads_end && step.begin < block.queries(); step = next) {
+    advance(next);
+    if (next.head < heads_end) load_queries(next);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
-    const int stage = static_cast<int>(step % 2);
-    const int64_t begin = begin_of(step);
-    const Tile q = queries_at(stage), d = gradients_at(stage);
-    // By how much the first key is later than the first query; where all see all, by less than could hide one.
-    const int ahead = block.causal() ? static_cast<int>(key_begin - begin) : -kRows;
-    float weights[kQueries / 8][4] = {}, slopes[kQueries / 8][4] = {};
-    multiply_rows<kQueries, kHead>(weights, k, 16 * warp, q);
-    multiply_rows<kQueries, kHead>(slopes, v, 16 * warp, d);
+    const Tile q = queries_at(step.stage), d = gradients_at(step.stage);
+    // By how much the warp's first key is later than the first query; where all see all, by less than could hide one.
+    const int ahead = block.causal() ? static_cast<int>(key_begin) - step.begin + of_warp : -16 * kTiles;
+    if (ahead < kQueries) {
+      float weights[kTiles][kQueries / 8][4] = {}, slopes[kTiles][kQueries / 8][4] = {};
+      multiply_rows<kQueries, kHead>(weights, k, of_warp, q);
+      multiply_rows<kQueries, kHead>(slopes, v, of_warp, d);
+      if (ahead > -16 * kTiles) {
 #pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j)
+        for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int query = 8 * j + column + i % 2;
-        const bool hidden = ahead + 16 * warp + row + 8 * (i / 2) > query;
-        weights[j][i] = hidden ? 0.0f : ptx::exp2_approx(weights[j][i] * scale - lses[stage * kQueries + query]);
-        slopes[j][i] = hidden ? 0.0f : weights[j][i] * (slopes[j][i] - deltas[stage * kQueries + query]);
+          for (int j = 0; j < kQueries / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              if (ahead + 16 * t + row + 8 * (i / 2) > 8 * j + column + i % 2)
+                weights[t][j][i] = -kInfinity, slopes[t][j][i] = 0.0f;
       }
-    multiply_weights<kQueries, kHead>(dv, weights, d);
-    multiply_weights<kQueries, kHead>(dk, slopes, q);
-    if (step + 1 < steps) keep_statistics(step + 1);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int j = 0; j < kQueries / 8; ++j)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int query = step.stage * kQueries + 8 * j + column + i % 2;
+            weights[t][j][i] = ptx::exp2_approx(weights[t][j][i] * scale - lses[query]);
+            slopes[t][j][i] = weights[t][j][i] * (slopes[t][j][i] - deltas[query]);
+          }
+      multiply_weights<kQueries, kHead>(dv, weights, d);
+      multiply_weights<kQueries, kHead>(dk, slopes, q);
+    }
+    if (next.head < heads_end) keep_statistics(next);
     __syncthreads();  // the next copies overwrite this stage
   }
-  if constexpr (kWhole) {
-    const int64_t offset = first_key * all.dkv_stride + kv_head * kHead;
-    store_rows<kHead>(static_cast<bfloat16*>(all.dk) + offset, all.dkv_stride, key_begin + 16 * warp, block.keys(), dk,
-                      {all.scale, all.scale});
-    store_rows<kHead>(static_cast<bfloat16*>(all.dv) + offset, all.dkv_stride, key_begin + 16 * warp, block.keys(), dv,
-                      {1.0f, 1.0f});
-  } else {
-    const int64_t width = all.kv_heads * kHead;
-    float* const to = args.dkv + first_key * 2 * width + kv_head * kHead;
-    store_sums<kHead>(to, 2 * width, key_begin + 16 * warp, block.keys(), dk, all.scale);
-    store_sums<kHead>(to + width, 2 * width, key_begin + 16 * warp, block.keys(), dv, 1.0f);
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const int64_t first = key_begin + of_warp + 16 * t;
+    if constexpr (kWhole) {
+      const int64_t offset = first_key * all.dkv_stride + kv_head * kHead;
+      store_rows<kHead>(static_cast<bfloat16*>(all.dk) + offset, all.dkv_stride, first, block.keys(), dk[t],
+                        {all.scale, all.scale});
+      store_rows<kHead>(static_cast<bfloat16*>(all.dv) + offset, all.dkv_stride, first, block.keys(), dv[t],
+                        {1.0f, 1.0f});
+    } else {
+      const int64_t width = all.kv_heads * kHead;
+      float* const to = args.dkv + first_key * 2 * width + kv_head * kHead;
+      store_sums<kHead>(to, 2 * width, first, block.keys(), dk[t], all.scale);
+      store_sums<kHead>(to + width, 2 * width, first, block.keys(), dv[t], 1.0f);
+    }
   }
 }
 
@@ -465,10 +393,15 @@ void for_head(int64_t head_dim, const Body& body) {
   head_dim == 64 ? body(std::integral_constant<int, 64>{}) : body(std::integral_constant<int, 128>{});
 }
 
+/// Blocks of kTiles tiles a warp.
+template <int kTiles>
 dim3 grid_of(int64_t rows, int64_t heads, int64_t batch) {
-  return dim3(static_cast<unsigned>(blocks_for(rows, kRows)), static_cast<unsigned>(heads),
+  return dim3(static_cast<unsigned>(blocks_for(rows, 16 * kTiles * kWarps)), static_cast<unsigned>(heads),
               static_cast<unsigned>(batch));
 }
+
+/// Bytes of so many rows in shared memory.
+constexpr size_t bytes_of_rows(int rows, int head) { return size_t{2} * static_cast<size_t>(rows * head); }
 
 }  // namespace
 
@@ -478,9 +411,10 @@ bool attention_forward_mma(LaunchContext& context, const AttentionBlockForward& 
   const bool whole = args.first && args.last && args.block == AttentionBlock{0, all.tokens, 0, all.tokens, true};
   for_head(all.head_dim, [&](auto head) {
     for_flag(whole, [&](auto is_whole) {
-      constexpr size_t kTileBytes = size_t{2} * kRows * head.value;
-      launch(stream_of(context), forward_kernel<head.value, is_whole.value>,
-             grid_of(args.block.queries, all.heads, all.batch), dim3(kThreads), 5 * kTileBytes, args);
+      constexpr int kHead = head.value, kTiles = 2, kKeys = kHead == 64 ? 64 : 32;
+      launch(stream_of(context), forward_kernel<kHead, kTiles, kKeys, is_whole.value>,
+             grid_of<kTiles>(args.block.queries, all.heads, all.batch), dim3(kThreads),
+             bytes_of_rows(16 * kTiles * kWarps + 4 * kKeys, kHead), args);
     });
   });
   return true;
@@ -495,15 +429,17 @@ bool attention_backward_mma(LaunchContext& context, const AttentionBlockBackward
   for_head(all.head_dim, [&](auto head) {
     for_flag(whole, [&](auto is_whole) {
       constexpr int kHead = head.value;
-      constexpr size_t kTileBytes = size_t{2} * kRows * kHead;
-      // Wide heads take half of the queries: dk and dv fill half of the registers.
-      constexpr int kQueries = kHead == 64 ? 64 : 32;
+      constexpr bool kWhole = is_whole.value;
+      // dk and dv of two tiles are all registers of a thread when heads are wide.
+      constexpr int kKeyTiles = kHead == 64 ? 2 : 1, kQueries = 32;
       if (args.block.keys > 0)
-        launch(stream_of(context), key_kernel<kHead, kQueries, is_whole.value>,
-               grid_of(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
-               2 * kTileBytes + 2 * (size_t{4} * kQueries * kHead + size_t{8} * kQueries), args, delta);
-      launch(stream_of(context), query_kernel<kHead, is_whole.value>, grid_of(args.block.queries, all.heads, all.batch),
-             dim3(kThreads), 6 * kTileBytes, args, delta);
+        launch(stream_of(context), key_kernel<kHead, kKeyTiles, kQueries, kWhole>,
+               grid_of<kKeyTiles>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
+               bytes_of_rows(2 * 16 * kKeyTiles * kWarps + 4 * kQueries, kHead) + size_t{16} * kQueries, args, delta);
+      constexpr int kTiles = kHead == 64 ? 2 : 1, kKeys = 32;
+      launch(stream_of(context), query_kernel<kHead, kTiles, kKeys, kWhole>,
+             grid_of<kTiles>(args.block.queries, all.heads, all.batch), dim3(kThreads),
+             bytes_of_rows(2 * 16 * kTiles * kWarps + 4 * kKeys, kHead), args, delta);
     });
   });
   return true;

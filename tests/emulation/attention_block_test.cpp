@@ -149,6 +149,7 @@ TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whol
   check({1, 4, 1, 1, 64, 2}, DType::bf16);       // chunks of one token
   check({2, 36, 4, 2, 64, 3}, DType::bf16);      // one tile; a block in the middle
   check({1, 4 * 64, 1, 1, 64, 2}, DType::bf16);  // whole tiles
+  check({1, 4 * 63, 1, 1, 64, 2}, DType::bf16);  // a tile but for its last key
   check({1, 4 * 65, 1, 1, 64, 2}, DType::bf16);  // chunks of a tile and a row, three tiles of keys
   check({1, 6 * 33, 2, 1, 128, 3}, DType::bf16);
   check({2, 70, 2, 2, 64, 1}, DType::bf16);  // one block that is first and last, with gradients that travel
