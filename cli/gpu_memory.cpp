@@ -76,4 +76,13 @@ void require_gpu_memory(World& world, const Place& place, const Job& job, int64_
   });
 }
 
+std::string gpu_memory_line(const Place& place, const Job& job, int64_t ranks_per_node, int64_t free_at_start) {
+  const int64_t planned = job.buffers.total_bytes() + sum_of(beside_plan_on_gpu(job, place.nccl, ranks_per_node)),
+                ranks = std::ssize(place.ranks_on_gpu),
+                taken = free_at_start - describe_cuda_device(place.gpu).free_bytes;
+  return fmt::format("memory of the GPU: {} taken{}, {} in the table{}", format_bytes(taken),
+                     ranks == 1 ? "" : fmt::format(" by {} ranks", ranks), format_bytes(planned),
+                     ranks == 1 ? "" : " of this one");
+}
+
 }  // namespace slipstream::cli

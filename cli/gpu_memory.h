@@ -2,6 +2,7 @@
 #pragma once
 // What a rank takes of its GPU: the plan's buffers, and what kernels and libraries take beside them.
 
+#include <string>
 #include <vector>
 
 #include "cli/place.h"
@@ -24,5 +25,9 @@ JobRequest request_at(const Place& place, const RunConfig& config, const Machine
 /// Blocks. Collective. What all ranks of one GPU take together must be free on it.
 /// Throws: AgreedFailure (code 7), with the table.
 void require_gpu_memory(World& world, const Place& place, const Job& job, int64_t ranks_per_node);
+
+/// What is taken of the GPU beyond what was in use when `free_at_start` bytes of it were free, beside what the table
+/// says: the difference is code that libraries have loaded since, graphs, and what NCCL takes beyond the estimate.
+std::string gpu_memory_line(const Place& place, const Job& job, int64_t ranks_per_node, int64_t free_at_start);
 
 }  // namespace slipstream::cli

@@ -30,6 +30,7 @@
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
+#include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
 #include "kernels/common/isa.h"
 #include "kernels/cuda/algorithms.h"
@@ -302,7 +303,11 @@ int train(const TrainCommand& command) {
     });
     const bool on_gpus = place.kind == DeviceKind::cuda;
     if (!on_gpus && !command.dry_run) require_memory(world, config, *finished.job, machine, dataset.resident_bytes);
-    if (on_gpus && !command.dry_run) require_gpu_memory(world, place, *finished.job, agreed.ranks_per_node);
+    int64_t free_at_start = 0;  // of the GPU
+    if (on_gpus && !command.dry_run) {
+      require_gpu_memory(world, place, *finished.job, agreed.ranks_per_node);
+      free_at_start = describe_cuda_device(place.gpu).free_bytes;
+    }
     require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
     if (command.dry_run) {
       if (world.rank() == 0) {
@@ -346,6 +351,7 @@ int train(const TrainCommand& command) {
     log_info("memory{}: at most {} resident, {} of them planned",
              trainer.rank().job().mesh.sizes().pipeline > 1 ? " of rank 0" : "", format_bytes(peak_resident_bytes()),
              format_bytes(trainer.rank().job().buffers.total_bytes()));
+    if (on_gpus) log_info("{}", gpu_memory_line(place, trainer.rank().job(), agreed.ranks_per_node, free_at_start));
     log_info("metrics: {}/metrics.jsonl{}", config.output.dir,
              config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
     return 0;

@@ -387,14 +387,6 @@ TEST_CASE("memory grows by what the plan says, and the rest is small", "[cli]") 
   struct Memory {
     double resident = 0, planned = 0;  // bytes
   };
-  const auto bytes_after = [](const std::string& text, const std::string& words) {
-    const size_t at = text.find(words);
-    REQUIRE(at != std::string::npos);
-    size_t used = 0;
-    const double value = std::stod(text.substr(at + words.size()), &used);
-    const std::string unit = text.substr(at + words.size() + used + 1, 3);
-    return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : 0x1p10);
-  };
   // Masters, gradients and both moments dominate; a step of a few tokens touches all of them.
   const char* models[] = {"--set model.layers=1 --set model.width=8",
                           "--set model.layers=2 --set model.width=256 --set model.vocab_size=50257",

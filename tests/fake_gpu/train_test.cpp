@@ -162,6 +162,25 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
   }
 }
 
+TEST_CASE("what a run takes of its GPU is what the memory table says", "[cuda]") {
+  // A fake loads no code, and its kernels keep their scratch and workspaces on the host: the plan's buffers are left.
+  // Blocks are rounded up to pages.
+  Folder folder;
+  run_file(folder);
+  for (const char* sets : {"", " --set train.dtype=bfloat16 --set model.width=128"}) {
+    const Run run = train(folder, kFake, 1, "memory", " --set device.kind=cuda" + std::string(sets));
+    const double taken = bytes_after(run.result.text, "memory of the GPU: "),
+                 planned = bytes_after(run.result.text, "memory of a rank: "),
+                 beside = bytes_after(run.result.text, "kernels' scratch ") +
+                          bytes_after(run.result.text, "cuBLASLt workspaces "),
+                 table = bytes_after(run.result.text, " taken, ");
+    INFO(run.result.text);
+    CHECK(taken >= planned * 0.98);  // printed with one digit behind the point
+    CHECK(taken <= planned * 1.02 + 16 * 4096);
+    CHECK(std::abs(table - planned - beside) < 0.1 * 0x1p20);
+  }
+}
+
 TEST_CASE("a run on the cuda device repeats its bits, with and without delays", "[cuda]") {
   Folder folder;
   run_file(folder);
