@@ -144,7 +144,7 @@ equivalence::detail::Outcome unpacked(const std::string& bytes) {
 Trained train_on_cards(cli::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
   const Coordinates at = job->mesh.coordinates(world.rank());
-  std::unique_ptr<Device> device = make_cuda_device(card);
+  std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
   auto communicators = world.communicators(*job, 0, 0, 60, DeviceKind::cuda);
   int64_t staged = 0;
   equivalence::detail::Outcome mine;
