@@ -28,7 +28,12 @@ std::vector<Beside> beside_plan_on_gpu(const Job& job, const comm::NcclTable& ta
   }
   std::vector<Beside> beside = {{"kernels' scratch", streams * kernels::kScratchBytes},
                                 {"cuBLASLt workspaces", streams * kernels::kWorkspaceBytes}};
-  if (nccl_bytes > 0) beside.push_back({"NCCL buffers (estimate)", nccl_bytes});
+  if (nccl_bytes > 0) {
+    int64_t arenas = 0;
+    for (int owner = 0; owner < kOwners; ++owner) arenas += job.buffers.bytes(static_cast<Owner>(owner)) > 0;
+    beside.push_back({"NCCL buffers (estimate)", nccl_bytes});
+    beside.push_back({"rounding of arenas (estimate)", arenas * comm::kNcclPieceBytes});
+  }
   return beside;
 }
 

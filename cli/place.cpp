@@ -42,7 +42,8 @@ std::string reason_against(const CudaDevices& devices, int ranks) {
 }  // namespace
 
 std::unique_ptr<Device> Place::make_device() const {
-  return kind == DeviceKind::cuda ? make_cuda_device(gpu) : make_cpu_device();
+  if (kind != DeviceKind::cuda) return make_cpu_device();
+  return ranks > 1 ? make_cuda_device(gpu, comm::nccl_device_memory()) : make_cuda_device(gpu);
 }
 
 namespace {
@@ -63,7 +64,7 @@ Place choose(World& world, const RunConfig& config) {
       return {};
     }
   }
-  Place place{.kind = DeviceKind::cuda};
+  Place place{.kind = DeviceKind::cuda, .ranks = world.size()};
   const bool shared = gpus_are_shared();
   world.together([&] {
     if (!reason.empty())

@@ -17,6 +17,7 @@ namespace slipstream::cli {
 struct Place {
   DeviceKind kind = DeviceKind::cpu;
   int gpu = 0;                    // index among those that this process sees
+  int ranks = 1;                  // of the run
   std::vector<int> ranks_on_gpu;  // of the world, this one among them; more than one only where GPUs are shared
   std::string name = "cpu";       // for run.json and people: "cpu" or the GPU's own name
   int driver = 0;                 // the oldest of all ranks, as CudaGpu has it
@@ -26,7 +27,7 @@ struct Place {
   std::string algorithms_hash;
   size_t timed_products = 0;
 
-  /// Throws: ResourceError when the GPU does not start.
+  /// Its memory is NCCL's where several ranks talk through it. Throws: ResourceError when the GPU does not start.
   std::unique_ptr<Device> make_device() const;
   /// How the channels of a run on `device` are wired.
   WireOptions wire(const RunConfig& config, Device& device) const;

@@ -128,8 +128,8 @@ class Rank {
 
   std::shared_ptr<const Job> job_;
   std::unique_ptr<Device> device_;
-  std::vector<std::unique_ptr<comm::Communicator>> communicators_;
   std::vector<std::unique_ptr<Allocation>> arenas_;
+  std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // they let go of the arenas that they know
   Memory memory_;
   BoundWorks train_works_, evaluate_works_, prime_works_;
   Work prepare_stream_, release_stream_;

@@ -23,7 +23,8 @@ namespace {
 constexpr int64_t kLimitBytes = int64_t{64} << 20;
 
 // What the ranks of a communicator must have in common, or they run different algorithms, or wait for blocks that
-// nobody launches. NCCL's other variables (interfaces, adapters, logs) may differ between hosts.
+// nobody launches, or read memory in place that one rank does not have. NCCL's other variables (interfaces, adapters,
+// logs) may differ between hosts.
 constexpr const char* kAgreed[] = {"NCCL_ALGO",
                                    "NCCL_PROTO",
                                    "NCCL_BUFFSIZE",
@@ -37,6 +38,7 @@ constexpr const char* kAgreed[] = {"NCCL_ALGO",
                                    "NCCL_CGA_CLUSTER_SIZE",
                                    "NCCL_NVLS_ENABLE",
                                    "NCCL_COLLNET_ENABLE",
+                                   "NCCL_CUMEM_ENABLE",
                                    "NCCL_P2P_NET_CHUNKSIZE",
                                    "NCCL_TUNER_PLUGIN",
                                    "NCCL_LAUNCH_ORDER_IMPLICIT",

@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_table.h"
+#include "engine/device/cuda/cuda_memory.h"
 
 namespace slipstream::comm {
 
@@ -38,6 +39,12 @@ struct NcclEnvironment {
 /// with `deterministic` ring and simple protocol; with `shares_gpu` also what several ranks on one GPU need: a host
 /// name per rank, sockets on the loopback interface, few blocks.
 void prepare_nccl_environment(const NcclEnvironment& environment);
+
+/// NCCL's memory of the current GPU (ncclMemAlloc), after prepare_nccl_environment: what is registered of it NVLink
+/// reads and writes in place, where that of cudaMalloc is copied through NCCL's buffers. Give it back when no
+/// communicator knows it. With NCCL_CUMEM_ENABLE=0, or where the driver lacks what it takes, NCCL gives cudaMalloc's.
+/// In a build without NCCL: cudaMalloc's.
+CudaMemory nccl_device_memory();
 
 /// Blocks. Collective among `size` ranks, whose current CUDA device is the one they will use. `share` carries NCCL's
 /// identifier, and nothing else, from rank 0 to the others.

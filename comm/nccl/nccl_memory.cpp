@@ -4,7 +4,8 @@
 // src/init.cc, computeBuffSizes: a connection has buffers for all three protocols, whichever is used; NCCL_BUFFSIZE,
 // NCCL_LL_BUFFSIZE and NCCL_LL128_BUFFSIZE set them. src/transport/p2p.cc, p2pRecvSetup: they are one allocation of the
 // rank that receives (or, for reads, the one that sends), a multiple of 2 MiB. src/transport/net.cc: to other nodes,
-// those of what is sent and of what is received are on the GPU where it talks to the network itself.
+// those of what is sent and of what is received are on the GPU where it talks to the network itself. src/allocator.cc,
+// ncclMemAlloc: a multiple of what cuMemGetAllocationGranularity recommends, in 2.27.3 and 2.30.7 alike.
 
 #include "comm/nccl/nccl_memory.h"
 
@@ -22,7 +23,6 @@ constexpr int64_t kSimpleBytes = 4 * kMiB;
 constexpr int64_t kLlBytes = int64_t{8} * 512 * 8 * 16;  // lines of a thread, threads, steps, bytes of a line
 constexpr int64_t kLl128Bytes =
     int64_t{120} * 640 * 8 * 8;  // elements of a thread, threads, steps, bytes of an element
-constexpr int64_t kGranularityBytes = 2 * kMiB;
 // Observed in NCCL's log on eight H100 behind NVSwitch ("24 coll channels"); its documentation says only that it
 // chooses.
 constexpr int64_t kWidestBlocks = 24;
@@ -48,7 +48,7 @@ int64_t blocks_of(const NcclChannel& channel) {
 int64_t nccl_buffer_bytes(const NcclChannel& channel, bool crosses_nodes) {
   const int64_t connection_bytes = variable("NCCL_BUFFSIZE", kSimpleBytes) + variable("NCCL_LL_BUFFSIZE", kLlBytes) +
                                    variable("NCCL_LL128_BUFFSIZE", kLl128Bytes);
-  return blocks_of(channel) * (crosses_nodes ? 2 : 1) * round_up(connection_bytes, kGranularityBytes);
+  return blocks_of(channel) * (crosses_nodes ? 2 : 1) * round_up(connection_bytes, kNcclPieceBytes);
 }
 
 }  // namespace slipstream::comm

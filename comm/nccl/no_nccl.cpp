@@ -12,6 +12,8 @@ std::vector<NcclUse> nccl_uses() { return {}; }
 
 void prepare_nccl_environment(const NcclEnvironment&) {}
 
+CudaMemory nccl_device_memory() { return {}; }
+
 std::unique_ptr<Communicator> make_nccl_communicator(int, int size, const ShareBytes&, const NcclOptions& options) {
   throw CommError(
       "[nccl] {} of {} ranks was asked for, but this build has no NCCL. Use the cpu device with MPI, or "

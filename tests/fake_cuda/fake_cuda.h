@@ -60,6 +60,10 @@ Settings& settings();
 Counts counts();
 /// The next call of `function` returns `error` and does nothing.
 void fail_next(const std::string& function, cudaError_t error);
+/// Memory that a library takes of the driver in pieces of 2 MiB, beside the runtime: cudaFree refuses it. What a stream
+/// still uses while it is given back faults, and the GPU is lost.
+cudaError_t take_of_driver(void** block, size_t bytes);
+cudaError_t give_back_to_driver(void* block);
 /// Called with every block that is about to be freed; may not call CUDA.
 std::function<void(const void* block, int64_t bytes)>& before_free();
 

@@ -16,15 +16,10 @@ Op copy_op(void* to, const void* from, size_t bytes) {
   };
 }
 
-}  // namespace
-
-extern "C" {
-
-cudaError_t cudaMalloc(void** block, size_t size) {
-  FAKE_ENTER("cudaMalloc");
+/// Under the lock.
+cudaError_t take(void** block, size_t size, int64_t taken_of_device, bool of_library) {
   if (refused_by_capture()) return leave(cudaErrorStreamCaptureUnsupported);
-  const auto bytes = static_cast<int64_t>(size);
-  if (bytes > current_settings.memory_bytes - taken_bytes) return leave(cudaErrorMemoryAllocation);
+  if (taken_of_device > current_settings.memory_bytes - taken_bytes) return leave(cudaErrorMemoryAllocation);
   // Aligned as promised and no better, and not zero.
   const size_t taken = (size + 8191) / 4096 * 4096;
   const Touch touch;
@@ -32,22 +27,46 @@ cudaError_t cudaMalloc(void** block, size_t size) {
       current_settings.guard_memory ? guarded.carve(taken) : static_cast<std::byte*>(std::aligned_alloc(4096, taken));
   std::memset(memory, 0xCD, size + 256);
   *block = memory + 256;
-  blocks[*block] = bytes;
-  taken_bytes += bytes;
+  blocks[*block] = {static_cast<int64_t>(size), taken_of_device, of_library};
+  taken_bytes += taken_of_device;
   ++current_counts.blocks;
   return cudaSuccess;
 }
-cudaError_t cudaFree(void* block) {
-  FAKE_ENTER("cudaFree");
-  if (!block) return cudaSuccess;
+
+/// Under the lock.
+cudaError_t give_back(void* block, bool of_library) {
   const auto found = blocks.find(block);
-  if (found == blocks.end()) return leave(cudaErrorInvalidValue);
-  if (slipstream::fake_cuda::before_free()) slipstream::fake_cuda::before_free()(block, found->second);
-  taken_bytes -= found->second;
+  if (found == blocks.end() || found->second.of_library != of_library) return leave(cudaErrorInvalidValue);
+  if (slipstream::fake_cuda::before_free()) slipstream::fake_cuda::before_free()(block, found->second.bytes);
+  taken_bytes -= found->second.taken_of_device;
   blocks.erase(found);
   if (!current_settings.guard_memory) std::free(static_cast<std::byte*>(block) - 256);
   --current_counts.blocks;
   return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t slipstream::fake_cuda::take_of_driver(void** block, size_t bytes) {
+  constexpr int64_t kPieceBytes = int64_t{2} << 20;
+  FAKE_ENTER("cuMemCreate");
+  return take(block, bytes, (static_cast<int64_t>(bytes) + kPieceBytes - 1) / kPieceBytes * kPieceBytes, true);
+}
+cudaError_t slipstream::fake_cuda::give_back_to_driver(void* block) {
+  FAKE_ENTER("cuMemUnmap");
+  if (!are_idle()) lost = cudaErrorIllegalAddress;
+  return give_back(block, true);
+}
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** block, size_t size) {
+  FAKE_ENTER("cudaMalloc");
+  return take(block, size, static_cast<int64_t>(size), false);
+}
+cudaError_t cudaFree(void* block) {
+  FAKE_ENTER("cudaFree");
+  return block ? give_back(block, false) : cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   FAKE_ENTER("cudaMemGetInfo");

@@ -4,7 +4,9 @@
 
 #include "tests/fake_cuda/fake_nccl_tuner.h"
 
+#include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -29,8 +31,9 @@ std::map<int, std::vector<std::string>> configs;
 std::map<int, const char*> names;
 std::map<uintptr_t, Range> ranges;
 uintptr_t next_handle = 1;
-ncclResult_t says = ncclSuccess;
-bool handles = true;
+std::map<const std::byte*, size_t> own_memory;  // of ncclMemAlloc, with its size
+ncclResult_t says = ncclSuccess, memory_result = ncclSuccess;
+bool handles = true, ends_process = false;
 Registered counts;
 
 bool has_tuner() {
@@ -47,6 +50,9 @@ const bool hooked = [] {
       if (range.begin < static_cast<const std::byte*>(block) + bytes &&
           static_cast<const std::byte*>(block) < range.begin + range.bytes)
         ++counts.freed_while_registered;
+    if (!ends_process || counts.freed_while_registered == 0) return;
+    std::fputs("[fake nccl] memory was freed that a communicator still knew.\n", stderr);
+    std::_Exit(kFreedWhileRegistered);
   };
   return true;
 }();
@@ -98,6 +104,11 @@ std::string name_of_latest(int rank) {
   const std::lock_guard lock(mutex);
   return names[rank];
 }
+void memory_says(ncclResult_t result) {
+  const std::lock_guard lock(mutex);
+  memory_result = result;
+}
+void end_when_freed_while_registered() { ends_process = true; }
 void register_says(ncclResult_t result, bool gives_handle) {
   const std::lock_guard lock(mutex);
   says = result;
@@ -112,7 +123,7 @@ void reset_tuner() {
   configs.clear();
   ranges.clear();
   counts = {};
-  says = ncclSuccess;
+  says = memory_result = ncclSuccess;
   handles = true;
 }
 
@@ -122,10 +133,33 @@ using namespace slipstream::fake_nccl;
 
 extern "C" {
 
+ncclResult_t ncclMemAlloc(void** block, size_t bytes) {
+  {
+    const std::lock_guard lock(mutex);
+    if (memory_result != ncclSuccess) return memory_result;
+  }
+  // Without the lock, which before_free takes under the machine's.
+  if (slipstream::fake_cuda::take_of_driver(block, bytes) != cudaSuccess) return ncclUnhandledCudaError;
+  const std::lock_guard lock(mutex);
+  own_memory[static_cast<const std::byte*>(*block)] = bytes;
+  return ncclSuccess;
+}
+ncclResult_t ncclMemFree(void* block) {
+  {
+    const std::lock_guard lock(mutex);
+    own_memory.erase(static_cast<const std::byte*>(block));
+  }
+  return slipstream::fake_cuda::give_back_to_driver(block) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buffer, size_t bytes, void** handle) {
   const std::lock_guard lock(mutex);
   *handle = nullptr;
   if (says != ncclSuccess || !handles) return says;
+  const auto* const begin = static_cast<const std::byte*>(buffer);
+  const bool in_place = std::any_of(own_memory.begin(), own_memory.end(), [&](const auto& own) {
+    return own.first <= begin && begin + bytes <= own.first + own.second;
+  });
+  if (!in_place) return ncclSuccess;
   *handle = reinterpret_cast<void*>(next_handle);
   ranges[next_handle++] = {comm, static_cast<const std::byte*>(buffer), bytes};
   ++counts.ever;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the fake NCCL asks and keeps beside moving bytes: its tuner, its configurations and registered memory.
+// What the fake NCCL asks and keeps beside moving bytes: its tuner, its configurations, its memory and what is
+// registered.
 
 #include <nccl.h>
 
@@ -21,11 +22,19 @@ void tune(ncclComm_t comm, const std::string& verb, size_t bytes);
 std::vector<std::string> configs_of(int rank);
 /// What the name of that rank's latest communicator points to now: NCCL keeps the pointer.
 std::string name_of_latest(int rank);
-/// What ncclCommRegister says from now on; with ncclSuccess and `gives_handle` false it has no use for the memory.
+/// What ncclMemAlloc says from now on, whatever is free.
+void memory_says(ncclResult_t result);
+/// The exit code of a process that freed memory which a communicator still knew.
+constexpr int kFreedWhileRegistered = 87;
+/// From now on that ends the process.
+void end_when_freed_while_registered();
+/// What ncclCommRegister says from now on; with ncclSuccess and `gives_handle` false it has no use for the memory. On
+/// the fake's links it has none for memory that did not come from ncclMemAlloc: they are NVLink, and a registration
+/// counts where memory is read in place. (The real one gives a handle, and copies.)
 void register_says(ncclResult_t result, bool gives_handle = true);
 struct Registered {
   int now = 0, ever = 0;
-  int freed_while_registered = 0;  // cudaFree of memory that a communicator still knew
+  int freed_while_registered = 0;  // memory freed that a communicator still knew
   int ended_with_registered = 0;   // communicators destroyed with memory that they still knew
 };
 Registered registered();

@@ -9,10 +9,7 @@ using namespace slipstream::fake_cuda::detail;
 
 void slipstream::fake_cuda::wait_for_all() {
   std::unique_lock lock(mutex);
-  changed.wait(lock, [] {
-    return std::all_of(streams.begin(), streams.end(),
-                       [](cudaStream_t stream) { return stream->queue.empty() && !stream->busy; });
-  });
+  changed.wait(lock, are_idle);
 }
 
 extern "C" {

@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -36,7 +37,12 @@ inline std::condition_variable& changed =
 inline Settings current_settings;
 inline Counts current_counts;
 inline std::map<std::string, cudaError_t> failures;
-inline std::map<void*, int64_t> blocks;
+struct Block {
+  int64_t bytes = 0;            // asked for
+  int64_t taken_of_device = 0;  // at least as many
+  bool of_library = false;
+};
+inline std::map<void*, Block> blocks;
 inline int64_t taken_bytes = 0;
 inline thread_local bool in_host_function = false;
 inline thread_local int running_priority = 0;  // of the command that this thread runs
@@ -171,6 +177,12 @@ namespace slipstream::fake_cuda::detail {
 
 inline std::set<cudaStream_t> streams;         // that exist
 inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
+
+/// Has every stream run what it was given?
+inline bool are_idle() {
+  return std::all_of(streams.begin(), streams.end(),
+                     [](cudaStream_t stream) { return stream->queue.empty() && !stream->busy; });
+}
 
 inline cudaError_t leave(cudaError_t result) {
   if (result != cudaSuccess) last_error = result;

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each channel asks of NCCL, what its tuner answers and records, and registered memory from first to last.
+// What each channel asks of NCCL, what its tuner answers and records, its memory, and what is registered from first to
+// last.
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <thread>
 
 #include "comm/nccl/nccl.h"
 #include "comm/nccl/tuner.h"
 #include "engine/base/check.h"
+#include "engine/base/units.h"
 #include "tests/contract/communicator_contract.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_cuda/fake_nccl.h"
@@ -107,7 +111,7 @@ TEST_CASE("one algorithm and protocol for all sizes are recorded as NCCL's, and 
 
 TEST_CASE("registered memory is let go before the communicator ends and before it is freed") {
   start();
-  const auto device = make_cuda_device(0);
+  const auto device = make_cuda_device(0, comm::nccl_device_memory());
   auto arena = device->allocate(1 << 20, "gradients");
   {
     const Alone reduce("reduce"), gather("gather");
@@ -125,7 +129,7 @@ TEST_CASE("registered memory is let go before the communicator ends and before i
 
 TEST_CASE("the fake sees memory that is freed while a communicator knows it") {
   start();
-  const auto device = make_cuda_device(0);
+  const auto device = make_cuda_device(0, comm::nccl_device_memory());
   auto arena = device->allocate(1 << 20, "gradients");
   const Alone reduce("reduce");
   CHECK(reduce.comm->register_memory(arena->data(), arena->size_bytes()) == "");
@@ -133,9 +137,81 @@ TEST_CASE("the fake sees memory that is freed while a communicator knows it") {
   CHECK(fake_nccl::registered().freed_while_registered == 1);
 }
 
+TEST_CASE("memory of NCCL is zero, of whole pages, read in place, and goes back to NCCL") {
+  start();
+  const fake_cuda::Counts before = fake_cuda::counts();
+  {
+    const auto device = make_cuda_device(0, comm::nccl_device_memory()), plain = make_cuda_device(0);
+    const auto arena = device->allocate(5000, "gradients"), other = plain->allocate(5000, "gradients");
+    CHECK(reinterpret_cast<uintptr_t>(arena->data()) % 4096 == 0);
+    std::vector<std::byte> held(5000, std::byte{1});
+    device->copy_to_host(held.data(), arena->data(), 5000);
+    CHECK(held == std::vector<std::byte>(5000));
+    CHECK(device->allocation_count() == 1);
+    const Alone reduce("reduce");
+    CHECK(reduce.comm->register_memory(arena->data(), arena->size_bytes()) == "");
+    CHECK(reduce.comm->register_memory(other->data(), other->size_bytes()) != "");
+    // Neither call takes the other's memory back.
+    void *of_runtime = nullptr, *of_nccl = nullptr;
+    REQUIRE(cudaMalloc(&of_runtime, 1) == cudaSuccess);
+    REQUIRE(ncclMemAlloc(&of_nccl, 1) == ncclSuccess);
+    CHECK(cudaFree(of_nccl) != cudaSuccess);
+    CHECK(ncclMemFree(of_runtime) != ncclSuccess);
+    CHECK(cudaFree(of_runtime) == cudaSuccess);
+    CHECK(ncclMemFree(of_nccl) == ncclSuccess);
+  }
+  CHECK(fake_cuda::counts().blocks == before.blocks);
+}
+
+TEST_CASE("memory of NCCL is given back when the device has ended what uses it") {
+  start();
+  const auto device = make_cuda_device(0, comm::nccl_device_memory());
+  const auto stream = device->make_stream({.name = "compute"});
+  auto arena = device->allocate(1000, "activations");
+  std::atomic<bool> ended{false};
+  const Work work{"late", {}, {}, {}, [&](LaunchContext& c) {
+                    fake_cuda::enqueue(static_cast<cudaStream_t>(c.native_stream), [&] {
+                      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                      ended = true;
+                    });
+                  }};
+  stream->launch(work, {});
+  arena.reset();
+  CHECK(ended);
+  CHECK_NOTHROW(stream->synchronize());
+}
+
+TEST_CASE("NCCL without memory is the device's own sentence, by what is free") {
+  start();
+  const auto device = make_cuda_device(0, comm::nccl_device_memory());
+  const auto refused = [&](int64_t bytes) -> std::string {
+    try {
+      device->allocate(bytes, "activations");
+    } catch (const ResourceError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  fake_cuda::settings().memory_bytes = 5 * kMiB;
+  const auto held = device->allocate(kMiB, "gradients");
+  CHECK(
+      refused(2 * kMiB) ==
+      "[memory] activations needs 4.0 MiB on GPU 0, but 3.0 MiB of 5.0 MiB are free. Use a smaller model, micro-batch "
+      "or sequence, or more ranks.");
+  CHECK(refused(kMiB) == "no error");
+  fake_nccl::memory_says(ncclUnhandledCudaError);
+  CHECK_THAT(refused(kMiB), Catch::Contains("needs 2.0 MiB on GPU 0, 3.0 MiB of 5.0 MiB are free, and yet NCCL does "
+                                            "not give it: an error of the fake") &&
+                                Catch::Contains("NCCL_CUMEM_ENABLE=0"));
+  CHECK(cudaGetLastError() == cudaSuccess);
+  // A GPU that is lost is said as everywhere.
+  fake_cuda::fail_next("cudaMemGetInfo", cudaErrorDevicesUnavailable);
+  CHECK_THAT(refused(kMiB), Catch::Contains("[cuda] ") && !Catch::Contains("NCCL"));
+}
+
 TEST_CASE("memory that NCCL does not register is a reason and no error") {
   start();
-  const auto device = make_cuda_device(0);
+  const auto device = make_cuda_device(0, comm::nccl_device_memory());
   const auto arena = device->allocate(1000, "gradients");
   Alone reduce("reduce");
   fake_nccl::register_says(ncclInvalidUsage);

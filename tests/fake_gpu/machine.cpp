@@ -14,6 +14,7 @@
 //   FAKE_CUBLASLT_VERSION  of this rank's library
 //   FAKE_NCCL_VERSION      of this rank's NCCL
 //   FAKE_GPU_QUEUE         commands that a stream takes before the host blocks
+//   FAKE_NCCL_NO_MEMORY    whether ncclMemAlloc fails on this rank
 //   FAKE_NCCL_NO_REGISTER  whether the memory of this rank cannot be registered
 //   FAKE_NCCL_BREAKS_AFTER operations of this rank that end; later ones stand, and its communicators see an error
 //   FAKE_NCCL_SILENT_AFTER the same, and they see none
@@ -54,6 +55,8 @@ const bool made = [] {
   machine.guard_memory = true;
   if (const int64_t version = variable("FAKE_NCCL_VERSION", 0)) fake_nccl::set_version(static_cast<int>(version));
   if (variable("FAKE_NCCL_NO_REGISTER", 0) != 0) fake_nccl::register_says(ncclInternalError, false);
+  if (variable("FAKE_NCCL_NO_MEMORY", 0) != 0) fake_nccl::memory_says(ncclUnhandledCudaError);
+  fake_nccl::end_when_freed_while_registered();
   fake_nccl::break_after(variable("FAKE_NCCL_BREAKS_AFTER", INT64_MAX));
   fake_nccl::silent_after(variable("FAKE_NCCL_SILENT_AFTER", INT64_MAX));
   fake_nccl::between_processes();

@@ -314,6 +314,11 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
   CHECK(contains(channels("alone"), "no: NCCL wants all ranks to register"));
   CHECK(!contains(channels("alone"), "\"registered\": \"yes\""));
+  // Arenas that the ranks' NCCL is to read in place are its own; one rank has nobody to read them.
+  const std::string without = "env FAKE_NCCL_NO_MEMORY=1 " + kFake;
+  check_refused(shell(mpirun() + "-np 2 " + without + " train " + folder.path("run.toml") + " --set device.kind=cuda"),
+                7, {"[memory] parameters needs ", "and yet NCCL does not give it", "NCCL_CUMEM_ENABLE=0"});
+  train(folder, without, 1, "one", " --set device.kind=cuda");
   const Run tabled =
       train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
   CHECK(contains(channels("tabled"), "\"algorithm\": \"ring\", \"protocol\": \"ll\", \"from\": \"table\""));

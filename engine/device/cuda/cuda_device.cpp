@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "engine/base/check.h"
+#include "engine/base/log.h"
 #include "engine/base/units.h"
 #include "engine/device/clock.h"
 #include "engine/device/cuda/cuda_check.h"
@@ -22,31 +23,25 @@ constexpr int64_t kPieceBytes = 4 * kMiB;
 
 class CudaAllocation final : public Allocation {
  public:
-  CudaAllocation(std::shared_ptr<Core> core, int64_t size_bytes, const std::string& name)
-      : core_(std::move(core)), size_bytes_(size_bytes) {
+  CudaAllocation(std::shared_ptr<Core> core, const CudaMemory& memory, int64_t size_bytes, const std::string& name)
+      : core_(std::move(core)), memory_(memory), size_bytes_(size_bytes) {
     SLIP_ASSERT(size_bytes >= 0);
     core_->enter();
     // Large blocks come aligned to much more than a page; the spare page is for the others.
     const int64_t taken_bytes = round_up(std::max<int64_t>(size_bytes, 1), kPageBytes) + kPageBytes;
-    const cudaError_t result = cudaMalloc(&block_, static_cast<size_t>(taken_bytes));
-    if (result == cudaErrorMemoryAllocation) {
-      (void)cudaGetLastError();
-      size_t free_bytes = 0, total_bytes = 0;
-      SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-      throw ResourceError(
-          "[memory] {} needs {} on GPU {}, but {} of {} are free. Use a smaller model, micro-batch or "
-          "sequence, or more ranks.",
-          name, format_bytes(size_bytes), core_->index, format_bytes(static_cast<int64_t>(free_bytes)),
-          format_bytes(static_cast<int64_t>(total_bytes)));
-    }
-    SLIP_CUDA(result);
+    take(taken_bytes, name);
     const auto address = reinterpret_cast<uintptr_t>(block_);
     data_ = static_cast<std::byte*>(block_) + (kPageBytes - static_cast<int64_t>(address % kPageBytes)) % kPageBytes;
     // On the default stream, which the others do not wait for.
     SLIP_CUDA(cudaMemset(data_, 0, static_cast<size_t>(taken_bytes - kPageBytes)));
     SLIP_CUDA(cudaStreamSynchronize(nullptr));
   }
-  ~CudaAllocation() override { SLIP_CUDA_QUIETLY(cudaFree(block_)); }
+  ~CudaAllocation() override {
+    if (memory_.take)
+      give_back();
+    else
+      SLIP_CUDA_QUIETLY(cudaFree(block_));
+  }
   CudaAllocation(const CudaAllocation&) = delete;
   CudaAllocation& operator=(const CudaAllocation&) = delete;
 
@@ -54,7 +49,41 @@ class CudaAllocation final : public Allocation {
   int64_t size_bytes() const override { return size_bytes_; }
 
  private:
+  void take(int64_t taken_bytes, const std::string& name) {
+    std::string refusal;
+    if (memory_.take) {
+      refusal = memory_.take(&block_, static_cast<size_t>(taken_bytes));
+      if (refusal.empty()) return;
+    } else {
+      const cudaError_t result = cudaMalloc(&block_, static_cast<size_t>(taken_bytes));
+      if (result != cudaErrorMemoryAllocation) return SLIP_CUDA(result);
+    }
+    (void)cudaGetLastError();
+    size_t free_bytes = 0, total_bytes = 0;
+    SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));  // a GPU that is lost is said here
+    const auto free = static_cast<int64_t>(free_bytes), total = static_cast<int64_t>(total_bytes);
+    const int64_t need_bytes = refusal.empty() ? size_bytes_ : round_up(taken_bytes, memory_.piece_bytes);
+    // A library has one error for all that CUDA refuses it.
+    if (!refusal.empty() && free >= need_bytes)
+      throw ResourceError("[memory] {} needs {} on GPU {}, {} of {} are free, and yet {}.", name,
+                          format_bytes(need_bytes), core_->index, format_bytes(free), format_bytes(total), refusal);
+    throw ResourceError(
+        "[memory] {} needs {} on GPU {}, but {} of {} are free. Use a smaller model, micro-batch or "
+        "sequence, or more ranks.",
+        name, format_bytes(need_bytes), core_->index, format_bytes(free), format_bytes(total));
+  }
+
+  void give_back() {
+    // cudaFree waits for the device; nobody says that a library's does.
+    cudaError_t result = cudaSetDevice(core_->index);
+    if (result == cudaSuccess) result = cudaDeviceSynchronize();
+    check_quietly(result, "waiting for the device", __FILE__, __LINE__);
+    if (result != cudaSuccess) return;  // it goes with the process
+    if (const std::string refusal = memory_.give_back(block_); !refusal.empty()) log_warn("[memory] {}.", refusal);
+  }
+
   std::shared_ptr<Core> core_;
+  CudaMemory memory_;
   int64_t size_bytes_ = 0;
   void* block_ = nullptr;
   std::byte* data_ = nullptr;
@@ -143,7 +172,7 @@ static void start(int index) {
   SLIP_CUDA(cudaInitDevice(index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
 }
 
-CudaDevice::CudaDevice(int index) : core_(std::make_shared<Core>(index)) {
+CudaDevice::CudaDevice(int index, const CudaMemory& memory) : core_(std::make_shared<Core>(index)), memory_(memory) {
   start(index);
   core_->enter();
   core_->clock = std::make_unique<Clock>();
@@ -156,7 +185,7 @@ std::unique_ptr<Stream> CudaDevice::make_stream(const StreamOptions& options) {
 std::unique_ptr<Event> CudaDevice::make_event(uint64_t tag) { return std::make_unique<CudaEvent>(core_, tag); }
 
 std::unique_ptr<Allocation> CudaDevice::allocate(int64_t size_bytes, const std::string& name) {
-  auto allocation = std::make_unique<CudaAllocation>(core_, size_bytes, name);
+  auto allocation = std::make_unique<CudaAllocation>(core_, memory_, size_bytes, name);
   ++allocations_;
   return allocation;
 }
@@ -258,6 +287,9 @@ CudaGpu describe_cuda_device(int index) {
           .driver = driver};
 }
 
-std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<cuda::CudaDevice>(index); }
+std::unique_ptr<Device> make_cuda_device(int index) { return make_cuda_device(index, {}); }
+std::unique_ptr<Device> make_cuda_device(int index, const CudaMemory& memory) {
+  return std::make_unique<cuda::CudaDevice>(index, memory);
+}
 
 }  // namespace slipstream

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The cuda device: one GPU of this process. Streams are CUDA streams, memory is one cudaMalloc per arena.
+// The cuda device: one GPU of this process. Streams are CUDA streams, memory is one block per arena, of cudaMalloc or
+// of a library.
 
 #include <array>
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <string>
 
+#include "engine/device/cuda/cuda_memory.h"
 #include "engine/device/cuda/cuda_stream.h"
 #include "engine/device/device.h"
 
@@ -40,7 +42,7 @@ class HostCopies {
 class CudaDevice final : public Device {
  public:
   /// Blocks. Starts the GPU's context; waits of the host sleep instead of spinning. Throws: ResourceError.
-  explicit CudaDevice(int index);
+  explicit CudaDevice(int index, const CudaMemory& memory = {});
 
   DeviceKind kind() const override { return DeviceKind::cuda; }
   std::unique_ptr<Stream> make_stream(const StreamOptions& options) override;
@@ -57,6 +59,7 @@ class CudaDevice final : public Device {
 
  private:
   std::shared_ptr<Core> core_;
+  CudaMemory memory_;
   std::atomic<int64_t> allocations_{0};
   HostCopies copies_;
 };

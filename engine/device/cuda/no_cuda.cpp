@@ -3,6 +3,7 @@
 
 #include "engine/base/check.h"
 #include "engine/device/cuda/cuda_choice.h"
+#include "engine/device/cuda/cuda_memory.h"
 #include "engine/device/device.h"
 
 namespace slipstream {
@@ -25,5 +26,6 @@ namespace {
 
 CudaGpu describe_cuda_device(int index) { refuse(index); }
 std::unique_ptr<Device> make_cuda_device(int index) { refuse(index); }
+std::unique_ptr<Device> make_cuda_device(int index, const CudaMemory&) { refuse(index); }
 
 }  // namespace slipstream

@@ -144,7 +144,7 @@ equivalence::detail::Outcome unpacked(const std::string& bytes) {
 Trained train_on_cards(cli::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
   const Coordinates at = job->mesh.coordinates(world.rank());
-  std::unique_ptr<Device> device = make_cuda_device(card);
+  std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
   auto communicators = world.communicators(*job, 0, 0, 60, DeviceKind::cuda);
   int64_t staged = 0;
   equivalence::detail::Outcome mine;
@@ -180,6 +180,20 @@ std::string compare(const Trained& got, const Trained& expected, const Row& row)
   return (same && sees && text.find("ranks hold") == std::string::npos ? "ok      " : "FAILED  ") + text;
 }
 
+/// Collective. A rank that fails when its arenas are registered: NCCL lets go of them before they are freed. The fake
+/// ends a process that does not.
+void fail_while_made(cli::World& world, int card, const Layout& layout) {
+  std::unique_ptr<Job> job = make_job(layout, world.rank());
+  std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
+  auto communicators = world.communicators(*job, 0, 0, 60, DeviceKind::cuda);
+  cli::RankOptions options = equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank()));
+  options.all_agree = [](bool, const std::string&) -> bool { throw CommError("[test] nobody agrees."); };
+  try {
+    cli::Rank rank(std::move(job), std::move(device), std::move(communicators), options, {});
+  } catch (const CommError&) {
+  }
+}
+
 std::string check(cli::World& world, int card, const Row& row) {
   const Trained replayed = train_on_cards(world, card, row.layout);
   const Trained delayed =
@@ -205,6 +219,7 @@ int main(int argc, char** argv) {
   int rows = 0;
   try {
     const int card = test::card_of(world);
+    fail_while_made(world, card, rows_of(world.size())[0].layout);
     std::map<std::string, int> seen;
     for (const Row& row : rows_of(world.size())) {
       const int nth = seen[row.group]++;

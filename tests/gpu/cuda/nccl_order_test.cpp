@@ -89,7 +89,7 @@ class Watchdog {
 /// Collective. "ends", or what stood still for so long that the rank gave up.
 std::string trained(cli::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
-  std::unique_ptr<Device> device = make_cuda_device(card);
+  std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
   auto communicators = world.communicators(*job, 0, 0, 120, DeviceKind::cuda);
   int64_t staged = 0;
   std::atomic<bool> gave_up{false};
