@@ -19,6 +19,11 @@ struct alignas(16) Words {
 __device__ __forceinline__ Words load_16(const void* p) { return *static_cast<const Words*>(p); }
 __device__ __forceinline__ void store_16(void* p, const Words& value) { *static_cast<Words*>(p) = value; }
 
+/// The compiler takes the value for a new one: what was made of it is made again, instead of kept in registers.
+__device__ __forceinline__ void make_again(Words& value) {
+  asm volatile("" : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3]));
+}
+
 /// Two floats in one access of 8 bytes; `p` is aligned to 8.
 __device__ __forceinline__ void load_pair(const float* p, float& low, float& high) {
   const float2 pair = *reinterpret_cast<const float2*>(p);

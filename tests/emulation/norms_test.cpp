@@ -95,6 +95,9 @@ TEST_CASE("norms: forward equals double, with and without delta") {
       for (int64_t width : {1, 2, 7, 8, 9, 32, 255, 256, 257, 520})
         for (bool with_delta : {false, true}) check_forward(5, width, dtype, with_delta, centre);
       check_forward(1, 24, dtype, true, centre);
+      // Registers of one warp hold 512 floats or 1024 bfloat16; then two, four and eight warps share a row, then none.
+      for (int64_t width : {512, 513, 1024, 1026, 1028, 1032, 2049, 2056, 4096, 4104, 8192, 8193})
+        check_forward(3, width, dtype, width % 3 == 0, centre);
     }
 }
 
@@ -105,8 +108,12 @@ TEST_CASE("norms: backward equals double, bits the same in any order") {
         for (bool residual : {false, true}) check_backward(3, width, dtype, residual, residual, centre);
       for (int64_t rows : {1, 15, 16, 17, 33, 1025})
         check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0, centre);
-      // Sums that leave room for one warp of a block, and sums that shared memory does not hold at all.
-      check_backward(67, 7000, dtype, true, false, centre);
+      for (int64_t width : {512, 513, 1024, 1026, 1032, 2056, 4096, 4104, 8192})
+        check_backward(5, width, dtype, width % 3 == 0, width % 3 == 1, centre);
+      check_backward(131, 1027, dtype, true, false, centre);  // several blocks of rows that warps share
+      // Wider than registers hold: sums that leave room for a few warps of a block, for one, for none.
+      check_backward(35, 8200, dtype, true, true, centre);
+      check_backward(67, 9000, dtype, true, false, centre);
       check_backward(35, 24600, dtype, false, true, centre);
     }
 }

@@ -32,6 +32,8 @@ inline void store_16(void* p, const Words& value, SLIP_HERE) {
   std::memcpy(p, &value, 16);
 }
 
+inline void make_again(Words&) {}
+
 inline void load_pair(const float* p, float& low, float& high, SLIP_HERE) {
   emulation::vector_access(p, 8, false, here);
   low = p[0], high = p[1];

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What norms are called with, and where sums over rows lie between their two stages.
+
+#include "kernels/cuda/common.cuh"
+
+namespace slipstream::kernels {
+
+constexpr int kNormWarps = 4;  // of a block, or more where a row takes more
+
+template <typename T>
+struct NormForward {
+  const T* x;
+  const T* delta;
+  T* sum;
+  const T* weight;
+  const T* bias;
+  T* y;
+  float* mean;
+  float* inv;
+  int64_t rows, width;
+  float eps;
+};
+
+template <typename T>
+struct NormBackward {
+  const T* dy;
+  const T* x;
+  const T* weight;
+  const float* mean;
+  const float* inv;
+  const T* residual;
+  T* dx;
+  float* dweight;
+  float* dbias;
+  int64_t rows, width;
+  bool accumulate;
+};
+
+/// Sums over rows of dweight and dbias, by place: element i of pack p lies at i * packs + p, so that neighbouring lanes
+/// are in neighbouring banks; those of dbias lie behind all of dweight's.
+template <bool kCentre, typename T>
+struct NormSums {
+  int64_t packs;  // of a row, the last one perhaps partial
+  __host__ __device__ constexpr explicit NormSums(int64_t width) : packs((width + kPack<T> - 1) / kPack<T>) {}
+  __host__ __device__ constexpr int64_t of_weight() const { return packs * kPack<T>; }
+  __host__ __device__ constexpr int64_t floats() const { return of_weight() * (kCentre ? 2 : 1); }
+};
+
+}  // namespace slipstream::kernels
