@@ -10,13 +10,17 @@ namespace {
 constexpr int kThreads = 256;
 constexpr float kLowest = -__builtin_inff();
 
-/// sum of e^(x - largest) over some logits. Nothing seen: {-inf, 0}.
+/// sum of e^(x - largest) over some logits. Nothing seen, or only masked logits: {-inf, 0}.
 struct Softmax {
   float largest, sum;
+
+  /// What is taken off a logit before it is an exponent: e^(-inf - base) is 0 whatever was seen. NaN stays NaN.
+  __device__ __forceinline__ float base() const { return largest == kLowest ? 0.0f : largest; }
 };
 
-/// e^(x - largest), 0 for a masked logit whatever `largest` is; NaN stays NaN.
-__device__ __forceinline__ float weight_of(float x, float largest) { return x == kLowest ? 0.0f : expf(x - largest); }
+constexpr float kLog2E = 1.4426950408889634f;
+/// A few ulp: two are ex2's, and a rounding of the product moves weights that hardly count.
+__device__ __forceinline__ float weight_of(float x, float base) { return ptx::exp2_approx((x - base) * kLog2E); }
 
 __device__ __forceinline__ Softmax merged(const Softmax& a, const Softmax& b) {
   const float largest = fmaxf(a.largest, b.largest);
@@ -32,22 +36,31 @@ __device__ __forceinline__ Softmax warp_merged(Softmax mine) {
   return mine;
 }
 
+/// A pack of logits; what lies behind the last one has no weight.
+template <bool kAligned, typename T>
+__device__ __forceinline__ void load_logits(const T* logits, int column, int vocab, int elems, float (&x)[kPack<T>]) {
+  load_floats<kAligned>(logits + column, elems - column, x);
+  if (column + kPack<T> <= vocab) return;
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i)
+    if (column + i >= vocab) x[i] = kLowest;
+}
+
 /// Maximum and sum of a row, the same on all threads of the block.
 template <bool kAligned, typename T>
-__device__ __forceinline__ Softmax softmax_of(const T* logits, int64_t vocab, const Shared<float>& largests,
+__device__ __forceinline__ Softmax softmax_of(const T* logits, int vocab, const Shared<float>& largests,
                                               const Shared<float>& sums) {
   Softmax mine = {kLowest, 0.0f};
-  for (int64_t column = threadIdx.x * kPack<T>; column < vocab; column += kThreads * kPack<T>) {
+  for (int column = static_cast<int>(threadIdx.x) * kPack<T>; column < vocab; column += kThreads * kPack<T>) {
     float x[kPack<T>];
-    load_floats<kAligned>(logits + column, vocab - column, x);
-    Softmax pack = {kLowest, 0.0f};
+    load_logits<kAligned>(logits, column, vocab, vocab, x);
+    float highest = mine.largest;
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i)
-      if (column + i < vocab) pack.largest = fmaxf(pack.largest, x[i]);
+    for (int i = 0; i < kPack<T>; ++i) highest = fmaxf(highest, x[i]);
+    if (highest > mine.largest) mine = {highest, mine.sum * weight_of(mine.largest, highest)};  // soon it is rare
+    const float base = mine.base();
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i)
-      if (column + i < vocab) pack.sum += weight_of(x[i], pack.largest);
-    mine = merged(mine, pack);
+    for (int i = 0; i < kPack<T>; ++i) mine.sum += weight_of(x[i], base);
   }
   mine = warp_merged(mine);
   if (threadIdx.x % kWarp == 0) {
@@ -60,6 +73,29 @@ __device__ __forceinline__ Softmax softmax_of(const T* logits, int64_t vocab, co
   return all;
 }
 
+/// logits = gradient_scale (softmax - one at the target); 0 behind the last one. `target` < 0: nowhere.
+template <bool kAligned, typename T>
+__device__ __forceinline__ void write_gradient(T* logits, int stride, int vocab, const Softmax& all, int64_t target,
+                                               float gradient_scale) {
+  const float scale = gradient_scale / all.sum, base = all.base();
+  for (int column = static_cast<int>(threadIdx.x) * kPack<T>; column < stride; column += kThreads * kPack<T>) {
+    float x[kPack<T>];
+    load_logits<kAligned>(logits, column, vocab, stride, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) x[i] = weight_of(x[i], base) * scale;
+    if (column <= target && target < column + kPack<T>)
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i)
+        if (column + i == target) x[i] -= gradient_scale;
+    // NaN of a row with nothing to it must not get into its padding.
+    if (column + kPack < T >> vocab)
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i)
+        if (column + i >= vocab) x[i] = 0.0f;
+    store_floats<kAligned>(logits + column, stride - column, x);
+  }
+}
+
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
   __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
@@ -69,21 +105,12 @@ __global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
   const int32_t target = args.targets[row];
   const bool known = target >= 0 && target < args.vocab;
   const float target_logit = known ? to_float(logits[target]) : 0.0f;
-  const Softmax all = softmax_of<kAligned>(logits, args.vocab, largests, sums);
+  const Softmax all = softmax_of<kAligned>(logits, static_cast<int>(args.vocab), largests, sums);
   if (threadIdx.x == 0)
     args.row_losses[row] = known ? logf(all.sum) + (all.largest - target_logit) : __uint_as_float(0x7fffffffu);
-  if (!args.backward) return;
-  const float scale = args.gradient_scale / all.sum;
-  for (int64_t column = threadIdx.x * kPack<T>; column < args.stride; column += kThreads * kPack<T>) {
-    float x[kPack<T>];
-    load_floats<kAligned>(logits + column, args.stride - column, x);
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      const float p = column + i < args.vocab ? weight_of(x[i], all.largest) * scale : 0.0f;
-      x[i] = known && column + i == target ? p - args.gradient_scale : p;
-    }
-    store_floats<kAligned>(logits + column, args.stride - column, x);
-  }
+  if (args.backward)
+    write_gradient<kAligned>(logits, static_cast<int>(args.stride), static_cast<int>(args.vocab), all,
+                             known ? target : -1, args.gradient_scale);
 }
 
 template <bool kAligned, typename T>
@@ -91,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) part_kernel(CrossEntropyPart args) {
   __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
   const int64_t row = blockIdx.x;
   const T* logits = static_cast<const T*>(args.logits) + row * args.stride;
-  const Softmax all =
-      softmax_of<kAligned>(logits, args.vocab, Shared<float>(largest_storage), Shared<float>(sum_storage));
+  const Softmax all = softmax_of<kAligned>(logits, static_cast<int>(args.vocab), Shared<float>(largest_storage),
+                                           Shared<float>(sum_storage));
   if (threadIdx.x != 0) return;
   const int64_t target = args.targets[row] - args.first;
   double* part = args.parts + row * kCrossEntropyPartElems;
@@ -119,18 +146,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(CrossEntropyMerge args)
     args.row_losses[row] = logf(all.sum) + static_cast<float>(static_cast<double>(all.largest) - logit);
   if (!args.backward) return;
   const int64_t target = args.targets[row] - args.first;
-  T* logits = static_cast<T*>(args.logits) + row * args.stride;
-  const float scale = args.gradient_scale / all.sum;
-  for (int64_t column = threadIdx.x * kPack<T>; column < args.stride; column += kThreads * kPack<T>) {
-    float x[kPack<T>];
-    load_floats<kAligned>(logits + column, args.stride - column, x);
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      const float p = column + i < args.vocab ? weight_of(x[i], all.largest) * scale : 0.0f;
-      x[i] = column + i == target && column + i < args.vocab ? p - args.gradient_scale : p;
-    }
-    store_floats<kAligned>(logits + column, args.stride - column, x);
-  }
+  write_gradient<kAligned>(static_cast<T*>(args.logits) + row * args.stride, static_cast<int>(args.stride),
+                           static_cast<int>(args.vocab), all, target < args.vocab ? target : -1, args.gradient_scale);
 }
 
 constexpr int kSumThreads = static_cast<int>(kLossLanes);

@@ -121,14 +121,22 @@ inline int count(const std::string& text, const std::string& part) {
 }
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// The size that is printed behind `words`, in bytes.
-inline double bytes_after(const std::string& text, const std::string& words) {
+/// The number that is printed behind `words`.
+inline double number_after(const std::string& text, const std::string& words, size_t* end = nullptr) {
   const size_t at = text.find(words);
   REQUIRE(at != std::string::npos);
   size_t used = 0;
   const double value = std::stod(text.substr(at + words.size()), &used);
-  const std::string unit = text.substr(at + words.size() + used + 1, 3);
-  return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : unit == "KiB" ? 0x1p10 : 1.0);
+  if (end) *end = at + words.size() + used;
+  return value;
+}
+
+/// The size that is printed behind `words`, in bytes.
+inline double bytes_after(const std::string& text, const std::string& words) {
+  size_t end = 0;
+  const double value = number_after(text, words, &end);
+  const std::string unit = text.substr(end + 1, 3);
+  return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : unit == "KiB" ? 0x1p10 : 1);
 }
 
 /// It failed with this code and one sentence of the program that has all these parts; nothing escaped as a bug.

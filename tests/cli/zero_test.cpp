@@ -12,22 +12,6 @@ using namespace slipstream::program;
 namespace {
 
 /// The number behind `words` in `text`.
-double number_after(const std::string& text, const std::string& words, size_t* end = nullptr) {
-  const size_t at = text.find(words);
-  REQUIRE(at != std::string::npos);
-  size_t used = 0;
-  const double value = std::stod(text.substr(at + words.size()), &used);
-  if (end) *end = at + words.size() + used;
-  return value;
-}
-
-double bytes_after(const std::string& text, const std::string& words) {
-  size_t end = 0;
-  const double value = number_after(text, words, &end);
-  const std::string unit = text.substr(end + 1, 3);
-  return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : unit == "KiB" ? 0x1p10 : 1);
-}
-
 std::string set(const std::vector<std::string>& values) {
   std::string text;
   for (const std::string& value : values) text += " --set " + value;
