@@ -42,15 +42,16 @@ __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
   *to = args.accumulate ? *to + sum : sum;
 }
 
-/// Calls body(std::integral_constant) with how many warps share a row, 0 if registers do not hold it.
+/// Calls body(std::integral_constant) with how many warps share a row, 0 if it is not of whole packs that registers
+/// hold.
 template <typename T, typename Body>
-void for_row_warps(int64_t width, const Body& body) {
+void for_row_warps(int64_t width, bool aligned, const Body& body) {
   const int64_t warps = blocks_for(width, int64_t{kWarp} * kHeldPacks * kPack<T>);
+  if (!aligned || warps > kMostRowWarps) return body(std::integral_constant<int, 0>{});
   if (warps <= 1) return body(std::integral_constant<int, 1>{});
   if (warps <= 2) return body(std::integral_constant<int, 2>{});
   if (warps <= 4) return body(std::integral_constant<int, 4>{});
-  if (warps <= kMostRowWarps) return body(std::integral_constant<int, kMostRowWarps>{});
-  body(std::integral_constant<int, 0>{});
+  body(std::integral_constant<int, kMostRowWarps>{});
 }
 
 /// Enqueues.
@@ -58,18 +59,17 @@ template <bool kCentre, typename T>
 void norm_forward(const LaunchContext& context, const NormForward<T>& args) {
   const bool aligned =
       args.width % kPack<T> == 0 && all_aligned(args.x, args.delta, args.sum, args.weight, args.bias, args.y);
-  for_flag(aligned, [&](auto whole) {
-    for_row_warps<T>(args.width, [&](auto row_warps) {
-      constexpr int kRowWarps = row_warps.value;
-      if constexpr (kRowWarps > 0) {
-        using Groups = NormGroups<kRowWarps>;
-        launch(stream_of(context), held_norm_forward_kernel<kCentre, whole.value, kRowWarps, T>,
-               dim3(static_cast<unsigned>(blocks_for(args.rows, Groups::kGroups))), dim3(Groups::kThreads), 0, args);
-      } else {
+  for_row_warps<T>(args.width, aligned, [&](auto row_warps) {
+    if constexpr (constexpr int kRowWarps = row_warps.value; kRowWarps > 0) {
+      using Groups = NormGroups<kRowWarps>;
+      launch(stream_of(context), held_norm_forward_kernel<kCentre, kRowWarps, T>,
+             dim3(static_cast<unsigned>(blocks_for(args.rows, Groups::kGroups))), dim3(Groups::kThreads), 0, args);
+    } else {
+      for_flag(aligned, [&](auto whole) {
         launch(stream_of(context), wide_norm_forward_kernel<kCentre, whole.value, T>,
                dim3(static_cast<unsigned>(blocks_for(args.rows, kNormWarps))), dim3(kNormWarps * kWarp), 0, args);
-      }
-    });
+      });
+    }
   });
 }
 
@@ -91,19 +91,18 @@ void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
     blocks = blocks > 0 ? blocks_for(args.rows, rows_per_block) : 0;
     return rows_per_block;
   };
-  for_flag(aligned, [&](auto whole) {
-    for_row_warps<T>(args.width, [&](auto row_warps) {
-      constexpr int kRowWarps = row_warps.value;
-      if constexpr (kRowWarps > 0) {
-        using Groups = NormGroups<kRowWarps>;
-        const int64_t rows_per_block = share_out(Groups::kWarps);
-        if (blocks > 0)
-          launch(stream_of(context), held_norm_backward_kernel<kCentre, whole.value, kRowWarps, T>,
-                 dim3(static_cast<unsigned>(blocks)), dim3(Groups::kThreads),
-                 static_cast<size_t>(Groups::kGroups * row_bytes), args, rows_per_block, partial);
-      } else {
-        const int64_t warps_fitting = kSharedBytes / row_bytes;
-        for_flag(warps_fitting > 0, [&](auto shared) {
+  for_row_warps<T>(args.width, aligned, [&](auto row_warps) {
+    if constexpr (constexpr int kRowWarps = row_warps.value; kRowWarps > 0) {
+      using Groups = NormGroups<kRowWarps>;
+      const int64_t rows_per_block = share_out(Groups::kWarps);
+      if (blocks > 0)
+        launch(stream_of(context), held_norm_backward_kernel<kCentre, kRowWarps, T>,
+               dim3(static_cast<unsigned>(blocks)), dim3(Groups::kThreads),
+               static_cast<size_t>(Groups::kGroups * row_bytes), args, rows_per_block, partial);
+    } else {
+      const int64_t warps_fitting = kSharedBytes / row_bytes;
+      for_flag(warps_fitting > 0, [&](auto shared) {
+        for_flag(aligned, [&](auto whole) {
           const int64_t warps = !shared.value ? 1 : std::min<int64_t>(warps_fitting, kNormWarps);
           const int64_t rows_per_block = share_out(warps);
           if (blocks > 0)
@@ -111,8 +110,8 @@ void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
                    dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(warps * kWarp)),
                    shared.value ? static_cast<size_t>(warps * row_bytes) : 0, args, rows_per_block, partial);
         });
-      }
-    });
+      });
+    }
   });
   launch(stream_of(context), norm_finish_kernel<kCentre, T>,
          dim3(static_cast<unsigned>(blocks_for(floats, kNormColumns))), dim3(kNormColumns * kNormRowLanes), 0, args,

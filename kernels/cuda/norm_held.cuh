@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Norms of rows that registers hold: all loads of a row are under way at once, and nothing is read twice.
+// Norms of rows of whole packs that registers hold: all loads of a row are under way at once, nothing is read twice.
 //
 // kRowWarps warps share a row, so that a lane has at most kHeldPacks packs of it: 1024 elements a warp in bf16. The
 // sums of dweight and dbias stay in registers, too, until a block is through with its rows.
@@ -44,16 +44,17 @@ struct NormGroups {
   }
 };
 
-/// A pack, zeros from `left` elements on.
-template <bool kAligned, typename T>
+/// Rows are whole packs; zeros where none is left.
+template <typename T>
 __device__ __forceinline__ ptx::Words load_pack(const T* p, int left) {
-  if (kAligned) return left > 0 ? ptx::load_16(p) : ptx::Words{};  // rows are whole packs
-  float values[kPack<T>];
-  load_floats<false>(p, left, values);
-  return packed(values, T{});
+  return left > 0 ? ptx::load_16(p) : ptx::Words{};
+}
+template <typename T>
+__device__ __forceinline__ void store_pack(T* p, int left, const float (&values)[kPack<T>]) {
+  if (left > 0) ptx::store_16(p, packed(values, T{}));
 }
 
-template <bool kCentre, bool kAligned, int kRowWarps, typename T>
+template <bool kCentre, int kRowWarps, typename T>
 __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_forward_kernel(NormForward<T> args) {
   using Groups = NormGroups<kRowWarps>;
   __shared__ float storage[2 * Groups::kWarps];
@@ -66,14 +67,14 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
 #pragma unroll
   for (int p = 0; p < kHeldPacks; ++p) {
     const int column = groups.template column<T>(p);
-    held[p] = load_pack<kAligned>(args.x + begin + column, width - column);
+    held[p] = load_pack(args.x + begin + column, width - column);
   }
   if (args.delta) {
     ptx::Words deltas[kHeldPacks];
 #pragma unroll
     for (int p = 0; p < kHeldPacks; ++p) {
       const int column = groups.template column<T>(p);
-      deltas[p] = load_pack<kAligned>(args.delta + begin + column, width - column);
+      deltas[p] = load_pack(args.delta + begin + column, width - column);
     }
 #pragma unroll
     for (int p = 0; p < kHeldPacks; ++p) {
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) v[i] += d[i];
       held[p] = packed(v, T{});
-      store_floats<kAligned>(args.sum + begin + column, width - column, v);
+      store_pack(args.sum + begin + column, width - column, v);
     }
   }
   float mean[1] = {}, squares[1] = {};
@@ -113,14 +114,14 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
     const int column = groups.template column<T>(p), left = width - column;
     float v[kPack<T>], w[kPack<T>], b[kPack<T>] = {};
     unpack(held[p], v, T{});
-    unpack(load_pack<kAligned>(args.weight + column, left), w, T{});
-    if constexpr (kCentre) unpack(load_pack<kAligned>(args.bias + column, left), b, T{});
+    unpack(load_pack(args.weight + column, left), w, T{});
+    if constexpr (kCentre) unpack(load_pack(args.bias + column, left), b, T{});
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       const float n = (v[i] - mean[0]) * inv;
       v[i] = kCentre ? n * w[i] + b[i] : rounded<T>(n) * w[i];
     }
-    store_floats<kAligned>(args.y + begin + column, left, v);
+    store_pack(args.y + begin + column, left, v);
   }
   if (groups.lane > 0 || row >= args.rows) return;
   if constexpr (kCentre) args.mean[row] = mean[0];
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
 
 /// A block takes `rows_per_block` rows, a group every so manieth of them: dx, and its sums row after row. At the end
 /// the sums of the groups are added in order and go to partial[block].
-template <bool kCentre, bool kAligned, int kRowWarps, typename T>
+template <bool kCentre, int kRowWarps, typename T>
 __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGroups<kRowWarps>::kWarps)
     held_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
   using Groups = NormGroups<kRowWarps>;
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
   const float share = 1.0f / static_cast<float>(args.width);
   const auto weight = [&](int pack) {  // in L1, for every row again
     const int column = groups.template column<T>(pack);
-    return load_pack<kAligned>(args.weight + column, static_cast<int>(args.width) - column);
+    return load_pack(args.weight + column, static_cast<int>(args.width) - column);
   };
   float dweight[kHeldPacks][kPack<T>] = {}, dbias[kHeldPacks][kPack<T>] = {};
   const int64_t first = blockIdx.x * rows_per_block,
@@ -157,9 +158,9 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
     for (int p = 0; p < kHeldPacks; ++p) {
       const int column = groups.template column<T>(p), left = width - column;
       const int64_t at = begin + column;
-      dy[p] = load_pack<kAligned>(args.dy + at, left);
-      x[p] = load_pack<kAligned>(args.x + at, left);
-      if (args.residual) residual[p] = load_pack<kAligned>(args.residual + at, left);
+      dy[p] = load_pack(args.dy + at, left);
+      x[p] = load_pack(args.x + at, left);
+      if (args.residual) residual[p] = load_pack(args.residual + at, left);
     }
     const float inv = width > 0 ? args.inv[row] : 0.0f, mean = kCentre && width > 0 ? args.mean[row] : 0.0f;
     float means[2] = {};  // of g = dy weight and of g times the normalised x
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
         dweight[p][i] += d[i] * n;
         if constexpr (kCentre) dbias[p][i] += d[i];
       }
-      store_floats<kAligned>(args.dx + at, left, v);
+      store_pack(args.dx + at, left, v);
     }
   }
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Norms of rows that registers do not hold: a warp a row, which is read again, from L1 if all is well.
+// Norms of all other rows: a warp a row, which is read again, from L1 if all is well.
 
 #include "kernels/cuda/norm_types.cuh"
 
