@@ -34,6 +34,12 @@ void run(const std::vector<Lane>& lanes, bool keeps_node_priority) {
 
 }  // namespace
 
+void slipstream::fake_cuda::name_commands(std::string work) { work_name = std::move(work); }
+std::vector<slipstream::fake_cuda::GraphNode> slipstream::fake_cuda::captured_nodes() {
+  const std::lock_guard lock(mutex);
+  return last_captured;
+}
+
 extern "C" {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
@@ -75,6 +81,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     lanes.push_back(std::move(lane));
   if (capture->spoiled || current_settings.captures-- <= 0) return leave(cudaErrorStreamCaptureInvalidated);
   if (unjoined) return leave(cudaErrorStreamCaptureUnjoined);
+  last_captured.assign(capture->nodes, {});
+  for (const Lane& lane : lanes)
+    for (const Lane::Node& node : lane.nodes) last_captured[node.number] = {node.work, node.behind};
   *graph = new CUgraph_st{std::move(lanes)};
   return cudaSuccess;
 }

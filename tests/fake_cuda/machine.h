@@ -40,6 +40,7 @@ inline std::map<void*, int64_t> blocks;
 inline int64_t taken_bytes = 0;
 inline thread_local bool in_host_function = false;
 inline thread_local int running_priority = 0;  // of the command that this thread runs
+inline thread_local std::string work_name;     // of what this thread captures
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
 inline std::atomic<cudaError_t> lost{cudaSuccess};
@@ -101,6 +102,7 @@ struct Lane {
     size_t number = 0;
     Nodes behind;
     Op op;
+    std::string work;
   };
   int priority = 0;
   std::vector<Node> nodes;
@@ -171,6 +173,7 @@ namespace slipstream::fake_cuda::detail {
 
 inline std::set<cudaStream_t> streams;         // that exist
 inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
+inline std::vector<GraphNode> last_captured;
 
 inline cudaError_t leave(cudaError_t result) {
   if (result != cudaSuccess) last_error = result;
@@ -208,7 +211,7 @@ inline cudaError_t push(cudaStream_t stream, Op op) {
     Lane& lane = capture.lanes[stream];
     lane.priority = stream->priority;
     const size_t number = capture.nodes++;
-    lane.nodes.push_back({number, std::exchange(capture.awaited[stream], {number}), std::move(op)});
+    lane.nodes.push_back({number, std::exchange(capture.awaited[stream], {number}), std::move(op), work_name});
     ++capture.commands[stream];
   } else {
     stream->queue.push_back(std::move(op));
