@@ -56,6 +56,12 @@ void wait_for_all();
 /// launched on.
 int priority_now();
 
+/// The capture that `stream` is in, counted from 1; 0 if it is in none.
+uint64_t capture_of(cudaStream_t stream);
+/// `function` is called by every launch of the graph that `stream` is captured for, in the order of these calls. It may
+/// not call CUDA.
+void with_every_launch(cudaStream_t stream, std::function<void()> function);
+
 /// What this thread captures from now on came from `work`.
 void name_commands(std::string work);
 /// A command of a graph, with the numbers of those that it is directly behind. By number in the order of their calls.

@@ -117,6 +117,8 @@ struct Capture {
   std::map<cudaStream_t, Lane> lanes;
   std::map<cudaStream_t, Nodes> awaited;  // what the next command of a captured stream is behind
   size_t nodes = 0;
+  uint64_t number = 0;                          // of this capture
+  std::vector<Op> at_launches;                  // called by every launch of the graph
   std::map<cudaStream_t, int> commands;         // by captured stream
   std::map<cudaStream_t, int> joined_commands;  // of that stream, how many the origin has waited for
 };
@@ -163,16 +165,18 @@ struct CUstream_st {
 
 struct CUgraph_st {
   std::vector<slipstream::fake_cuda::detail::Lane> lanes;
+  std::vector<slipstream::fake_cuda::detail::Op> at_launches;
 };
 struct CUgraphExec_st {
   bool keeps_node_priority = false;
-  std::vector<slipstream::fake_cuda::detail::Lane> lanes;
+  CUgraph_st graph;
 };
 
 namespace slipstream::fake_cuda::detail {
 
 inline std::set<cudaStream_t> streams;         // that exist
 inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
+inline uint64_t captures_begun = 0;
 inline std::vector<GraphNode> last_captured;
 
 inline cudaError_t leave(cudaError_t result) {
