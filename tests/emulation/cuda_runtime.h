@@ -113,14 +113,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, SLIP_HE
   return slipstream::emulation::shuffle(
       "__shfl_up_sync", mask, value, width, [&](int l) { return l - static_cast<int>(delta); }, here);
 }
-inline unsigned __ballot_sync(unsigned mask, int predicate, SLIP_HERE) {
-  const auto* lanes =
-      slipstream::emulation::warp_exchange("__ballot_sync", mask, &predicate, sizeof predicate, false, here);
-  unsigned votes = 0;
-  for (int l = 0; l < slipstream::emulation::warp_lanes(); ++l)
-    if (slipstream::emulation::from_lane<int>(lanes, l)) votes |= 1u << l;
-  return votes;
-}
+unsigned __ballot_sync(unsigned mask, int predicate, SLIP_HERE);
 inline int __any_sync(unsigned mask, int predicate, SLIP_HERE) { return __ballot_sync(mask, predicate, here) != 0; }
 inline int __all_sync(unsigned mask, int predicate, SLIP_HERE) { return __ballot_sync(mask, !predicate, here) == 0; }
 

@@ -8,7 +8,6 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <unistd.h>
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -105,7 +104,7 @@ struct Machine {
   std::source_location site;
   size_t threads = 0, current = 0, at_barrier = 0, done = 0;
   uint32_t block_epoch = 0;
-  bool running = false, descending = false;
+  bool descending = false;
   std::exception_ptr error;
   int64_t launches = 0;
 #if defined(__x86_64__)
@@ -115,10 +114,9 @@ struct Machine {
 #endif
   sigjmp_buf fault;
   void* fault_address = nullptr;
-  std::vector<const DeviceMemory*> memories;
 } m;
-std::mutex machine;  // one kernel at a time; under it m, but for `memories`, which grows before kernels run
-pthread_t machine_thread;
+std::mutex machine;                     // one kernel at a time; under it m
+thread_local bool runs_kernel = false;  // this thread, its fibers too
 std::function<void(void*, std::function<void()>)>& streams() {
   static std::function<void(void*, std::function<void()>)> runs;
   return runs;
@@ -245,25 +243,15 @@ struct sigaction before_run;  // who hears of faults when no kernel runs
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   // Memory that is not ours may be somebody's who wants to know (tests/guard).
-  const bool ours = std::any_of(m.memories.begin(), m.memories.end(),
-                                [&](const DeviceMemory* memory) { return memory->protects(info->si_addr); });
-  if (!ours && signal == SIGSEGV && (before_run.sa_flags & SA_SIGINFO) && before_run.sa_sigaction != on_fault)
+  if (!memory_around(info->si_addr) && signal == SIGSEGV && (before_run.sa_flags & SA_SIGINFO) &&
+      before_run.sa_sigaction != on_fault)
     return before_run.sa_sigaction(signal, info, context);
-  if (!m.running || !pthread_equal(pthread_self(), machine_thread)) {
+  if (!runs_kernel) {
     ::signal(signal, SIG_DFL);
     return;
   }
   m.fault_address = info->si_addr;
   siglongjmp(m.fault, 1);
-}
-
-std::string describe(const void* address) {
-  for (const DeviceMemory* memory : m.memories)
-    if (memory->protects(address))
-      return fmt::format("access out of bounds, at byte {} of '{}', which has {}",
-                         static_cast<const unsigned char*>(address) - memory->data(), memory->name(),
-                         memory->size_bytes());
-  return fmt::format("access to {}, which is no memory of the device", address);
 }
 
 /// Are the earlier touch and an access by the running thread now ordered by a barrier?
@@ -297,6 +285,11 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
 }  // namespace
 
 void fail(const std::string& what) { throw Error(sentence(what)); }
+void fail_quietly(const std::string& what) {
+  m.error = std::make_exception_ptr(Error(sentence(what)));
+  to_scheduler();
+}
+bool in_kernel() { return runs_kernel; }
 void set_descending(bool descending) { m.descending = descending; }
 int64_t launches() { return m.launches; }
 int lane() { return static_cast<int>(m.current % 32); }
@@ -319,7 +312,6 @@ void enqueue(void* stream, std::function<void()> command) {
 void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body,
          const std::source_location& site) {
   const std::lock_guard one_at_a_time(machine);
-  machine_thread = pthread_self();
   m.site = site;
   m.threads = size_t{block.x} * block.y * block.z;
   if (m.threads == 0 || m.threads > kThreadsMax || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 ||
@@ -342,13 +334,14 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
   before_run = old_segv;
   sigaction(SIGBUS, &action, &old_bus);
   m.body = &body;
+  see_memories();
   m.dynamic.assign((shared_bytes + 15) / 16 * 16, 0xff);
   blockDim = {block.x, block.y, block.z};
   gridDim = {grid.x, grid.y, grid.z};
   ++m.launches;
   elapse(static_cast<int64_t>(m.threads * grid.x * grid.y * grid.z));
   const auto finish = [&] {
-    m.running = false;
+    runs_kernel = false;
     sigaction(SIGSEGV, &old_segv, nullptr);
     sigaction(SIGBUS, &old_bus, nullptr);
   };
@@ -356,7 +349,7 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
     finish();
     throw Error(sentence(describe(m.fault_address)));
   }
-  m.running = true;
+  runs_kernel = true;
   try {
     for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
       for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
@@ -458,33 +451,5 @@ void vector_access(const void* p, size_t size_bytes, bool write, const std::sour
   if (!is_shared(p)) return;
   write ? shared_write(p, size_bytes, at) : shared_read(p, size_bytes, at);
 }
-
-DeviceMemory::DeviceMemory(size_t size_bytes, std::string name) : name_(std::move(name)), size_bytes_(size_bytes) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t used = (size_bytes + 15) / 16 * 16;
-  pages_bytes_ = (used + page - 1) / page * page + 2 * page;
-  void* pages = mmap(nullptr, pages_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) throw Error("[emulation] no memory left for " + name_ + ".");
-  pages_ = static_cast<unsigned char*>(pages);
-  std::memset(pages_ + page, 0xff, pages_bytes_ - 2 * page);
-  mprotect(pages_, page, PROT_NONE);
-  mprotect(pages_ + pages_bytes_ - page, page, PROT_NONE);
-  data_ = pages_ + pages_bytes_ - page - used;
-  m.memories.push_back(this);
-}
-
-DeviceMemory::~DeviceMemory() {
-  std::erase(m.memories, this);
-  munmap(pages_, pages_bytes_);
-}
-
-bool DeviceMemory::intact() const {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const auto ones = [](unsigned char byte) { return byte == 0xff; };
-  return std::all_of(pages_ + page, data_, ones) &&
-         std::all_of(data_ + size_bytes_, pages_ + pages_bytes_ - page, ones);
-}
-
-bool DeviceMemory::protects(const void* address) const { return address >= pages_ && address < pages_ + pages_bytes_; }
 
 }  // namespace slipstream::emulation

@@ -5,9 +5,9 @@
 //
 // One fiber per CUDA thread, the threads of a block in ascending (or descending) order between barriers, block after
 // block. What is an error, with launch site, block and thread:
-//   - a global access outside its DeviceMemory (both ends lie against protected pages; the at most 15 bytes that align
-//   the
-//     end to 16 are filled with ones and compared by DeviceMemory::intact);
+//   - a global access outside its DeviceMemory, by a byte or by many: the compiler calls access() before every load and
+//     store of a kernel (meson.build). What no compiler saw, such as a memcpy, is found in the protected pages around
+//     the memory, or by DeviceMemory::intact if it wrote beside them;
 //   - a 16-byte access, an ldmatrix row or a cp.async that is not aligned to 16 bytes;
 //   - a barrier or warp operation that not all threads of the block or warp reach on the same line, or that one of them
 //   has
@@ -63,6 +63,10 @@ int64_t elapsed_ns();
 // --- called by device code, from a fiber
 
 [[noreturn]] void fail(const std::string& what);
+/// The same where the compiler does not expect an exception: the thread never goes on.
+void fail_quietly(const std::string& what);
+/// Whether this thread runs a kernel.
+bool in_kernel();
 void block_barrier(const std::source_location& at);
 
 constexpr size_t kSlotBytes = 64;
@@ -85,15 +89,19 @@ bool is_shared(const void* p);
 void shared_read(const void* p, size_t size_bytes, const std::source_location& at);
 void shared_write(const void* p, size_t size_bytes, const std::source_location& at);
 
+/// Of code that is compiled with `accesses_are_calls` (meson.build), before every load and store.
+void access(const void* p, size_t size_bytes);
+
 /// Checks an access of a vector: alignment, and the rules of shared memory where `p` is shared.
 void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at);
 
 // --- called by tests
 
-/// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages.
+/// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages. It begins
+/// `shift_bytes` behind a multiple of 16.
 class DeviceMemory {
  public:
-  explicit DeviceMemory(size_t size_bytes, std::string name = "memory");
+  explicit DeviceMemory(size_t size_bytes, std::string name = "memory", size_t shift_bytes = 0);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -102,7 +110,13 @@ class DeviceMemory {
   const std::string& name() const { return name_; }
   /// Nothing was written between the end and the protected page, nor before the beginning.
   bool intact() const;
+  /// Whether `address` lies between the outer ends of the protected pages.
   bool protects(const void* address) const;
+  bool contains(const void* p, size_t size_bytes) const { return p >= data_ && at(p) + size_bytes <= size_bytes_; }
+  /// The offset of `address`.
+  size_t at(const void* address) const {
+    return static_cast<size_t>(static_cast<const unsigned char*>(address) - data_);
+  }
 
  private:
   std::string name_;
@@ -111,5 +125,14 @@ class DeviceMemory {
   size_t pages_bytes_;
   unsigned char* data_;
 };
+
+// --- between emulator.cpp and memory.cpp
+
+/// From now on kernels may touch the memory that there is now.
+void see_memories();
+/// Of which `address` lies inside the protected pages, or null.
+const DeviceMemory* memory_around(const void* address);
+/// What is wrong with an access to it.
+std::string describe(const void* address);
 
 }  // namespace slipstream::emulation

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emulated device itself: what it computes, and that every kind of mistake is an error that names its place.
 
+#include <fmt/core.h>
 #include <launch.h>
 #include <ptx.h>
 #include <shared.h>
@@ -41,6 +42,17 @@ __global__ void identity_kernel(int64_t elems, int* out) {
 __global__ void guard_mutant_kernel(int64_t elems, int* out) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i <= elems) out[i] = static_cast<int>(i);
+}
+/// Thread 5 of block 1 touches byte `at`.
+__global__ void read_kernel(unsigned char* x, int64_t at, int* sum) {
+  if (blockIdx.x == 1 && threadIdx.x == 5) *sum = x[at];
+}
+__global__ void write_kernel(unsigned char* x, int64_t at, int*) {
+  if (blockIdx.x == 1 && threadIdx.x == 5) x[at] = 1;
+}
+__global__ void vector_kernel(const float* x, float* sum) {
+  const ptx::Words words = ptx::load_16(x + 4 * threadIdx.x);
+  *sum = __uint_as_float(words.word[0]);
 }
 __global__ void before_kernel(int* out) { out[static_cast<int>(threadIdx.x) - 1] = 1; }
 
@@ -168,18 +180,41 @@ TEST_CASE("an off-by-one guard is out of bounds, named by launch, block and thre
     DeviceMemory out(static_cast<size_t>(elems) * 4, "numbers");
     const dim3 grid(static_cast<unsigned>((elems + kThreads) / kThreads));
     CHECK(error_of(identity_kernel, grid, dim3(kThreads), 0, elems, as<int>(out)).empty());
-    CHECK(out.intact());
     const std::string error = error_of(guard_mutant_kernel, grid, dim3(kThreads), 0, elems, as<int>(out));
-    // Inside the last 16 bytes the write is found afterwards.
-    if (elems * 4 % 16 != 0)
-      CHECK_FALSE(out.intact());
-    else
-      has(error, "access out of bounds, at byte " + std::to_string(elems * 4) + " of 'numbers'");
+    has(error, fmt::format("block ({}, 0, 0), thread ({}, 0, 0): access out of bounds, at byte {} of 'numbers', which "
+                           "has {}.",
+                           elems / kThreads, elems % kThreads, elems * 4, elems * 4));
+    CHECK(out.intact());  // it did not come to that
   }
   DeviceMemory out(4096, "page");
   const std::string error = error_of(before_kernel, dim3(1), dim3(kThreads), 0, as<int>(out));
   has(error, "tests/emulation/emulator_test.cpp");
   has(error, "block (0, 0, 0), thread (0, 0, 0): access out of bounds, at byte -4 of 'page'");
+}
+
+TEST_CASE("an access beside memory is out of bounds by whatever distance, of whatever size") {
+  for (size_t size_bytes : {1, 2, 14, 15, 16, 17, 31, 4096, 4100})
+    for (size_t shift_bytes : {0, 2, 4, 12}) {
+      CAPTURE(size_bytes, shift_bytes);
+      DeviceMemory memory(size_bytes, "tensor", shift_bytes);
+      DeviceMemory sum(4, "sum");
+      const auto error = [&](auto kernel, int64_t at) {
+        return error_of(kernel, dim3(3), dim3(kThreads), 0, memory.data(), at, as<int>(sum));
+      };
+      for (int64_t at = 0; at < static_cast<int64_t>(size_bytes); at += 13)
+        CHECK((error(read_kernel, at).empty() && error(write_kernel, at).empty()));
+      for (int64_t beside = 1; beside <= 20; ++beside)
+        for (int64_t at : {-beside, static_cast<int64_t>(size_bytes) - 1 + beside})
+          for (const std::string& what : {error(read_kernel, at), error(write_kernel, at)})
+            has(what, fmt::format("block (1, 0, 0), thread (5, 0, 0): access out of bounds, at byte {} of 'tensor', "
+                                  "which has {}.",
+                                  at, size_bytes));
+      CHECK(memory.intact());
+    }
+  // A vector that begins inside and ends outside: the first byte that is not there.
+  DeviceMemory vector(24, "vector"), sum(4);
+  has(error_of(vector_kernel, dim3(1), dim3(2), 0, as<float>(vector), as<float>(sum)),
+      "thread (1, 0, 0): access out of bounds, at byte 24 of 'vector', which has 24");
 }
 
 TEST_CASE("a missing barrier is a race, whatever the order of the threads") {

@@ -10,7 +10,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace slipstream::fake_cuda {
 
@@ -53,6 +55,22 @@ void wait_for_all();
 /// For a command that runs: that of its stream, in a graph that of the node or of the stream that the graph was
 /// launched on.
 int priority_now();
+
+/// The capture that `stream` is in, counted from 1; 0 if it is in none.
+uint64_t capture_of(cudaStream_t stream);
+/// `function` is called by every launch of the graph that `stream` is captured for, in the order of these calls. It may
+/// not call CUDA.
+void with_every_launch(cudaStream_t stream, std::function<void()> function);
+
+/// What this thread captures from now on came from `work`.
+void name_commands(std::string work);
+/// A command of a graph, with the numbers of those that it is directly behind. By number in the order of their calls.
+struct GraphNode {
+  std::string work;  // empty: none, such as the record of an event
+  std::set<size_t> behind;
+};
+/// Of the graph that was captured last.
+std::vector<GraphNode> captured_nodes();
 
 /// Settings as declared above, counts of calls zero, no pending failure. Nothing may be alive.
 void reset();

@@ -34,6 +34,20 @@ void run(const std::vector<Lane>& lanes, bool keeps_node_priority) {
 
 }  // namespace
 
+uint64_t slipstream::fake_cuda::capture_of(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  return stream->capture ? stream->capture->number : 0;
+}
+void slipstream::fake_cuda::with_every_launch(cudaStream_t stream, std::function<void()> function) {
+  const std::lock_guard lock(mutex);
+  stream->capture->at_launches.push_back(std::move(function));
+}
+void slipstream::fake_cuda::name_commands(std::string work) { work_name = std::move(work); }
+std::vector<slipstream::fake_cuda::GraphNode> slipstream::fake_cuda::captured_nodes() {
+  const std::lock_guard lock(mutex);
+  return last_captured;
+}
+
 extern "C" {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
@@ -45,6 +59,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   }
   if (open_capture || stream->capture) return leave(cudaErrorIllegalState);
   open_capture = std::make_shared<Capture>();
+  open_capture->number = ++captures_begun;
   open_capture->origin = stream;
   open_capture->mode = mode;
   open_capture->thread = std::this_thread::get_id();
@@ -75,18 +90,22 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     lanes.push_back(std::move(lane));
   if (capture->spoiled || current_settings.captures-- <= 0) return leave(cudaErrorStreamCaptureInvalidated);
   if (unjoined) return leave(cudaErrorStreamCaptureUnjoined);
-  *graph = new CUgraph_st{std::move(lanes)};
+  last_captured.assign(capture->nodes, {});
+  for (const Lane& lane : lanes)
+    for (const Lane::Node& node : lane.nodes) last_captured[node.number] = {node.work, node.behind};
+  *graph = new CUgraph_st{std::move(lanes), std::exchange(capture->at_launches, {})};
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
   FAKE_ENTER("cudaGraphInstantiate");
-  *exec = new CUgraphExec_st{(flags & cudaGraphInstantiateFlagUseNodePriority) != 0, graph->lanes};
+  *exec = new CUgraphExec_st{(flags & cudaGraphInstantiateFlagUseNodePriority) != 0, *graph};
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   FAKE_ENTER("cudaGraphLaunch");
-  return leave(
-      push_when_free(lock, stream, [lanes = exec->lanes, keeps = exec->keeps_node_priority] { run(lanes, keeps); }));
+  for (const Op& function : exec->graph.at_launches) function();
+  return leave(push_when_free(lock, stream,
+                              [lanes = exec->graph.lanes, keeps = exec->keeps_node_priority] { run(lanes, keeps); }));
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;

@@ -7,13 +7,13 @@
 #include <chrono>
 #include <climits>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "engine/base/dtype.h"
 #include "tests/fake_cuda/fake_cuda.h"
@@ -22,7 +22,7 @@
 #include "tests/fake_cuda/shared_group.h"
 
 using slipstream::bfloat16;
-using slipstream::fake_nccl::kOrdersDiffer;
+using slipstream::fake_nccl::end_because;
 using slipstream::fake_nccl::operation;
 using slipstream::fake_nccl::SharedGroup;
 
@@ -34,7 +34,8 @@ struct Call {
   std::byte* to = nullptr;
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
-  int peer = -1;  // or the root
+  int peer = -1;           // or the root
+  std::string words = {};  // what it is called where ranks meet
 };
 
 struct Group {
@@ -42,7 +43,7 @@ struct Group {
   std::map<uint64_t, std::vector<std::pair<int, Call>>> meetings;  // by number of the collective
   uint64_t done = 0;                                               // collectives that have moved their bytes
   // Sent and not yet received, and the other way round, in order.
-  std::map<std::pair<int, int>, std::vector<std::vector<std::byte>>> mail;
+  std::map<std::pair<int, int>, std::vector<std::pair<std::string, std::vector<std::byte>>>> mail;
   std::map<int, std::vector<std::pair<int, int>>> split_wishes;  // by key of the split: (color, key) by rank
   std::unique_ptr<SharedGroup> processes;                        // null: the ranks are threads
 };
@@ -60,24 +61,29 @@ int ids_made = 0;
 /// whatever stream and communicator. Ranks that launch in the same order never notice; others wait for each other.
 class Turns {
  public:
-  uint64_t take() {
+  /// Of one operation: one for each of its launches that is not over.
+  struct Of {
+    std::string who;
+    std::deque<uint64_t> turns = {};
+  };
+  void take(const std::shared_ptr<Of>& of) {
     const std::lock_guard lock(mutex_);
-    return taken_++;
+    of->turns.push_back(taken_++);
+    waiting_.push_back(of);
   }
-  void wait_for(uint64_t turn) {
+  void wait_for(const Of& of) {
     std::unique_lock lock(mutex_);
-    while (served_ < turn) {
+    while (served_ < of.turns.front()) {
       const uint64_t before = served_;
-      if (changed_.wait_for(lock, patience, [&] { return served_ >= turn || served_ != before; })) continue;
-      std::fprintf(stderr,
-                   "[fake nccl] operation %llu of this process is not over and operation %llu waits for it: ranks "
-                   "launch in different orders.\n",
-                   static_cast<unsigned long long>(served_), static_cast<unsigned long long>(turn));
-      std::_Exit(kOrdersDiffer);
+      if (changed_.wait_for(lock, patience, [&] { return served_ != before; })) continue;
+      end_because(waiting_.front()->who + ": not over, and " + of.who +
+                  ", launched or recorded behind it, waits for it: ranks launch or record in different orders.");
     }
   }
-  void serve() {
+  void serve(Of& of) {
     const std::lock_guard lock(mutex_);
+    of.turns.pop_front();
+    waiting_.pop_front();
     ++served_;
     changed_.notify_all();
   }
@@ -88,11 +94,13 @@ class Turns {
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t taken_ = 0, served_ = 0;
+  std::deque<std::shared_ptr<Of>> waiting_;  // in the order of their turns
 };
 Turns& turns = *new Turns;  // threads of lost streams wait for it even at exit
 
 struct Grouped {
   cudaStream_t stream = nullptr;
+  std::string who;
   std::function<void()> body;
 };
 thread_local bool in_group = false;
@@ -162,15 +170,19 @@ struct ncclComm {
   uint64_t collectives = 0;
   int looks_until_ready = 3;
   bool aborted = false;
+  std::string name = "a communicator";
+  uint64_t capture = 0, recordings = 0;  // the latest one with an operation of this communicator, and how many
+  std::map<std::string, int> recorded;   // operations in it: "" of collectives, "to 1", "from 1"
 };
 
 namespace {
 
 /// The body of a collective on its stream.
-void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const Call& call) {
+void meet(const std::shared_ptr<Group>& group, const std::string& name, int rank, uint64_t number, const Call& call) {
   if (group->processes) {
     const size_t parts = call.verb == "reduce_scatter" ? static_cast<size_t>(group->size) : 1;
-    return group->processes->meet(rank, group->size, call.from, parts * call.count * size_of_type(call.type),
+    return group->processes->meet(rank, group->size, call.words, name, call.from,
+                                  parts * call.count * size_of_type(call.type),
                                   [&](const std::vector<const std::byte*>& from) {
                                     const std::vector<std::byte> result = result_of(call, rank, from);
                                     std::memcpy(call.to, result.data(), result.size());
@@ -181,6 +193,10 @@ void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const 
   members.push_back({rank, call});
   if (static_cast<int>(members.size()) == group->size) {
     std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [other, its] : members)
+      if (its.words != call.words)
+        end_because("rank " + std::to_string(rank) + " of " + name + " brings " + call.words + " where rank " +
+                    std::to_string(other) + " brings " + its.words + ": ranks launch or record in different orders.");
     move_bytes(members);
     group->done = number;
     changed.notify_all();
@@ -189,16 +205,26 @@ void meet(const std::shared_ptr<Group>& group, int rank, uint64_t number, const 
   }
 }
 
-void launch(cudaStream_t stream, std::function<void()> body) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(stream, &capture);
-  // A turn is of one run, and a graph runs often. Steps that run as they are have told before whether ranks agree.
-  const bool takes_turns = ranks_are_processes && capture == cudaStreamCaptureStatusNone;
+void launch(cudaStream_t stream, std::string who, std::function<void()> body) {
+  const auto of = std::make_shared<Turns::Of>(Turns::Of{std::move(who)});
+  // A turn is of one run, and a graph runs often.
+  if (ranks_are_processes && slipstream::fake_cuda::capture_of(stream) != 0)
+    slipstream::fake_cuda::with_every_launch(stream, [of] { turns.take(of); });
+  else if (ranks_are_processes)
+    turns.take(of);
   // Beside the operation: a lost GPU runs no operations any more, and nobody may wait for their turns then.
-  if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [turn = turns.take()] { turns.wait_for(turn); });
+  if (ranks_are_processes) slipstream::fake_cuda::enqueue_always(stream, [of] { turns.wait_for(*of); });
   // A communicator that does not block launches from a thread of its own.
   slipstream::fake_cuda::enqueue_from_elsewhere(stream, std::move(body));
-  if (takes_turns) slipstream::fake_cuda::enqueue_always(stream, [] { turns.serve(); });
+  if (ranks_are_processes) slipstream::fake_cuda::enqueue_always(stream, [of] { turns.serve(*of); });
+}
+
+/// Where it is in a recording, if `stream` is recorded; collectives by themselves, what is sent and received by pair.
+std::string in_recording(ncclComm_t comm, const std::string& line, cudaStream_t stream) {
+  const uint64_t capture = slipstream::fake_cuda::capture_of(stream);
+  if (capture == 0) return "";
+  if (std::exchange(comm->capture, capture) != capture) ++comm->recordings, comm->recorded.clear();
+  return ", number " + std::to_string(++comm->recorded[line]) + " of recording " + std::to_string(comm->recordings);
 }
 
 const char* name_of_type(ncclDataType_t type) {
@@ -212,13 +238,15 @@ const char* name_of_type(ncclDataType_t type) {
 ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
   std::lock_guard lock(mutex);
   calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + " " + name_of_type(call.type));
+  call.words = calls[comm->rank].back() + (call.verb == "broadcast" ? " of " + std::to_string(call.peer) : "") +
+               in_recording(comm, "", stream);
   comm->looks_until_ready = 2;
   const bool whole = call.verb == "all_gather" || call.verb == "reduce_scatter";
   slipstream::fake_nccl::tune(
       comm, call.verb, call.count * size_of_type(call.type) * static_cast<size_t>(whole ? comm->group->size : 1));
-  launch(stream, operation(comm, [group = comm->group, rank = comm->rank, number = ++comm->collectives, call] {
-           meet(group, rank, number, call);
-         }));
+  launch(stream, "rank " + std::to_string(comm->rank) + " of " + comm->name + ", " + call.words,
+         operation(comm, [group = comm->group, name = comm->name, rank = comm->rank, number = ++comm->collectives,
+                          call] { meet(group, name, rank, number, call); }));
   return ncclInProgress;
 }
 
@@ -228,18 +256,23 @@ ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stre
                               std::to_string(call.peer));
   const size_t bytes = call.count * size_of_type(call.type);
   const auto group = comm->group;
+  const std::string line = (call.verb == "send" ? "to " : "from ") + std::to_string(call.peer);
+  const std::string words =
+      std::to_string(call.count) + " " + name_of_type(call.type) + in_recording(comm, line, stream);
+  const std::string who =
+      "rank " + std::to_string(comm->rank) + " of " + comm->name + ", " + call.verb + " " + line + ", " + words;
   std::function<void()> body;
   if (group->processes)
-    body = [=, rank = comm->rank] {
+    body = [=, rank = comm->rank, name = comm->name] {
       if (call.verb == "send")
-        group->processes->send(rank, call.peer, call.from, bytes);
+        group->processes->send(rank, call.peer, words, name, call.from, bytes);
       else
-        group->processes->receive(rank, call.peer, call.to, bytes);
+        group->processes->receive(rank, call.peer, words, name, call.to, bytes);
     };
   else if (call.verb == "send")
     body = [=, rank = comm->rank] {
       std::lock_guard inner(mutex);
-      group->mail[{rank, call.peer}].emplace_back(call.from, call.from + bytes);
+      group->mail[{rank, call.peer}].emplace_back(words, std::vector<std::byte>(call.from, call.from + bytes));
       changed.notify_all();
     };
   else
@@ -247,17 +280,19 @@ ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stre
       std::unique_lock inner(mutex);
       auto& mail = group->mail[{call.peer, rank}];
       changed.wait(inner, [&] { return !mail.empty(); });
-      std::memcpy(call.to, mail.front().data(), bytes);
+      if (mail.front().first != words)
+        end_because(who + ": rank " + std::to_string(call.peer) + " sends " + mail.front().first + ".");
+      std::memcpy(call.to, mail.front().second.data(), bytes);
       mail.erase(mail.begin());
     };
   body = operation(comm, std::move(body));
   comm->looks_until_ready = 2;
   if (!in_group) {
-    launch(stream, body);
+    launch(stream, who, body);
     return ncclInProgress;
   }
   // Within a group the order of the calls does not matter: what is sent goes first.
-  grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), {stream, body});
+  grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), {stream, who, body});
   return ncclSuccess;
 }
 
@@ -287,7 +322,7 @@ void break_rank(int rank, ncclResult_t error) {
 void never_connect(bool never) { connects_never = never; }
 void between_processes(std::chrono::milliseconds patience) {
   ranks_are_processes = true;
-  turns.patience = patience;
+  turns.patience = SharedGroup::patience = patience;
 }
 void set_version(int version) { fake_version = version; }
 
@@ -318,6 +353,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (ranks_are_processes && !group->processes) group->processes = std::make_unique<SharedGroup>(id.internal);
   group->size = size;
   *comm = new ncclComm{.group = group, .rank = rank};
+  if (config->commName) (*comm)->name = config->commName;
   slipstream::fake_nccl::began(*comm, rank, size, config);
   return ncclInProgress;
 }
@@ -370,7 +406,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* chil
   int number = 0;
   if (comm->group->processes) {
     SharedGroup::make().copy(mine.name, sizeof mine.name - 1);
-    comm->group->processes->meet(comm->rank, comm->group->size, &mine, sizeof mine,
+    comm->group->processes->meet(comm->rank, comm->group->size, "a split", comm->name, &mine, sizeof mine,
                                  [&](const std::vector<const std::byte*>& wishes) {
                                    for (size_t r = 0; r < wishes.size(); ++r)
                                      std::memcpy(&all[r], wishes[r], sizeof all[r]);
@@ -440,7 +476,7 @@ ncclResult_t ncclGroupStart() {
 }
 ncclResult_t ncclGroupEnd() {
   in_group = false;
-  for (const Grouped& call : grouped) launch(call.stream, call.body);
+  for (const Grouped& call : grouped) launch(call.stream, call.who, call.body);
   grouped.clear();
   return ncclInProgress;
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/fake_cuda/shared_group.h"
+
 namespace slipstream::fake_nccl {
 
 /// The calls of one rank, such as "all_reduce 7 ncclFloat32", "group", "send 7 to 1", in order.
@@ -20,10 +22,10 @@ void break_rank(int rank, ncclResult_t error);
 /// The next communicators never finish connecting.
 void never_connect(bool never);
 void set_version(int version);
-/// The exit code of a process whose operations waited longer than `patience` for each other.
-constexpr int kOrdersDiffer = 86;
 /// From now on the ranks of a group are processes, and the operations of each run one at a time in the order of their
-/// launches, as on a GPU that one of them fills: launched in another order on another rank they never end.
+/// launches, as on a GPU that one of them fills: launched in another order on another rank they never end. Those of a
+/// graph count as launched with it, in the order in which they were recorded. A process whose operations wait longer
+/// than `patience` for each other, or for those of other ranks, or meet other ones, ends with kOrdersDiffer.
 void between_processes(std::chrono::milliseconds patience = std::chrono::milliseconds(60000));
 
 }  // namespace slipstream::fake_nccl

@@ -46,6 +46,7 @@ inline std::map<void*, Block> blocks;
 inline int64_t taken_bytes = 0;
 inline thread_local bool in_host_function = false;
 inline thread_local int running_priority = 0;  // of the command that this thread runs
+inline thread_local std::string work_name;     // of what this thread captures
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
 inline std::atomic<cudaError_t> lost{cudaSuccess};
@@ -107,6 +108,7 @@ struct Lane {
     size_t number = 0;
     Nodes behind;
     Op op;
+    std::string work;
   };
   int priority = 0;
   std::vector<Node> nodes;
@@ -121,6 +123,8 @@ struct Capture {
   std::map<cudaStream_t, Lane> lanes;
   std::map<cudaStream_t, Nodes> awaited;  // what the next command of a captured stream is behind
   size_t nodes = 0;
+  uint64_t number = 0;                          // of this capture
+  std::vector<Op> at_launches;                  // called by every launch of the graph
   std::map<cudaStream_t, int> commands;         // by captured stream
   std::map<cudaStream_t, int> joined_commands;  // of that stream, how many the origin has waited for
 };
@@ -167,16 +171,19 @@ struct CUstream_st {
 
 struct CUgraph_st {
   std::vector<slipstream::fake_cuda::detail::Lane> lanes;
+  std::vector<slipstream::fake_cuda::detail::Op> at_launches;
 };
 struct CUgraphExec_st {
   bool keeps_node_priority = false;
-  std::vector<slipstream::fake_cuda::detail::Lane> lanes;
+  CUgraph_st graph;
 };
 
 namespace slipstream::fake_cuda::detail {
 
 inline std::set<cudaStream_t> streams;         // that exist
 inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
+inline uint64_t captures_begun = 0;
+inline std::vector<GraphNode> last_captured;
 
 /// Has every stream run what it was given?
 inline bool are_idle() {
@@ -220,7 +227,7 @@ inline cudaError_t push(cudaStream_t stream, Op op) {
     Lane& lane = capture.lanes[stream];
     lane.priority = stream->priority;
     const size_t number = capture.nodes++;
-    lane.nodes.push_back({number, std::exchange(capture.awaited[stream], {number}), std::move(op)});
+    lane.nodes.push_back({number, std::exchange(capture.awaited[stream], {number}), std::move(op), work_name});
     ++capture.commands[stream];
   } else {
     stream->queue.push_back(std::move(op));

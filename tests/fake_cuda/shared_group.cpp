@@ -10,15 +10,23 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
 namespace slipstream::fake_nccl {
 namespace {
 
-constexpr size_t kRanksMax = 8, kAreaBytes = size_t{8} << 20, kMailBytes = size_t{4} << 20;
+constexpr size_t kRanksMax = 8, kAreaBytes = size_t{8} << 20, kMailBytes = size_t{4} << 20, kWordsBytes = 128;
 
 }  // namespace
+
+void end_because(const std::string& sentence) {
+  std::fprintf(stderr, "[fake nccl] %s\n", sentence.c_str());
+  std::_Exit(kOrdersDiffer);
+}
 
 struct SharedGroup::Place {
   pthread_mutex_t mutex;
@@ -26,6 +34,7 @@ struct SharedGroup::Place {
   int arrived = 0, left = 0;
   bool taking = false;
   size_t sent[kRanksMax][kRanksMax] = {}, received[kRanksMax][kRanksMax] = {};  // bytes so far, [from][to]
+  char words[kRanksMax][kWordsBytes] = {};
   alignas(64) std::byte areas[kRanksMax][kAreaBytes];
   alignas(64) std::byte mail[kRanksMax][kRanksMax][kMailBytes];  // pages that nobody touches take no memory
 };
@@ -55,23 +64,47 @@ SharedGroup::SharedGroup(const std::string& name) {
 
 SharedGroup::~SharedGroup() { munmap(place_, sizeof(Place)); }
 
-void SharedGroup::meet(int rank, int size, const void* bytes, size_t size_bytes,
-                       const std::function<void(const std::vector<const std::byte*>&)>& take) {
+template <typename Ready>
+bool SharedGroup::wait(const Ready& ready, const std::string& who) {
+  while (!ready() && !aborted_) {
+    timespec until{};
+    clock_gettime(CLOCK_REALTIME, &until);
+    const int64_t ns = until.tv_nsec + std::chrono::nanoseconds(patience).count();
+    until.tv_sec += ns / 1'000'000'000;
+    until.tv_nsec = ns % 1'000'000'000;
+    if (pthread_cond_timedwait(&place_->changed, &place_->mutex, &until) != ETIMEDOUT || ready() || aborted_) continue;
+    pthread_mutex_unlock(&place_->mutex);
+    end_because(who + " and waits in vain: another rank launches or records in another order, or less.");
+  }
+  return !aborted_;
+}
+
+void SharedGroup::meet(int rank, int size, const std::string& words, const std::string& name, const void* bytes,
+                       size_t size_bytes, const std::function<void(const std::vector<const std::byte*>&)>& take) {
   if (size_bytes > kAreaBytes || static_cast<size_t>(size) > kRanksMax)
     throw std::runtime_error("[fake nccl] more than it can carry.");
   Place& place = *place_;
+  const auto brings = [&](int r, const std::string& what) {
+    return "rank " + std::to_string(r) + " of " + name + " brings " + what;
+  };
   pthread_mutex_lock(&place.mutex);
-  while (place.taking && !aborted_) pthread_cond_wait(&place.changed, &place.mutex);
+  wait([&] { return !place.taking; }, brings(rank, words));
   std::memcpy(place.areas[rank], bytes, size_bytes);
+  place.words[rank][words.copy(place.words[rank], kWordsBytes - 1)] = '\0';
   if (++place.arrived == size) {
     place.taking = true;
     pthread_cond_broadcast(&place.changed);
   }
-  while (!place.taking && !aborted_) pthread_cond_wait(&place.changed, &place.mutex);
-  if (aborted_) {
+  if (!wait([&] { return place.taking; }, brings(rank, words))) {
     pthread_mutex_unlock(&place.mutex);
     return;
   }
+  for (int r = 0; r < size; ++r)
+    if (const std::string others = place.words[r]; others != words) {
+      pthread_mutex_unlock(&place.mutex);
+      end_because(brings(rank, words) + " where " + brings(r, others) +
+                  ": ranks launch or record in different orders.");
+    }
   std::vector<const std::byte*> all;
   for (int r = 0; r < size; ++r) all.push_back(place.areas[r]);
   take(all);
@@ -90,38 +123,57 @@ void SharedGroup::abort() {
   pthread_mutex_unlock(&place_->mutex);
 }
 
-void SharedGroup::send(int rank, int peer, const void* bytes, size_t size_bytes) {
+void SharedGroup::send(int rank, int peer, const std::string& words, const std::string& name, const void* bytes,
+                       size_t size_bytes) {
+  const std::string who =
+      "rank " + std::to_string(rank) + " of " + name + " sends " + words + " to rank " + std::to_string(peer);
+  char header[kWordsBytes] = {};
+  words.copy(header, kWordsBytes - 1);
+  pthread_mutex_lock(&place_->mutex);
+  put(rank, peer, header, sizeof header, who);
+  put(rank, peer, bytes, size_bytes, who);
+  pthread_mutex_unlock(&place_->mutex);
+}
+
+void SharedGroup::receive(int rank, int peer, const std::string& words, const std::string& name, void* bytes,
+                          size_t size_bytes) {
+  const std::string who =
+      "rank " + std::to_string(rank) + " of " + name + " receives " + words + " from rank " + std::to_string(peer);
+  char header[kWordsBytes] = {};
+  pthread_mutex_lock(&place_->mutex);
+  take(rank, peer, header, sizeof header, who);
+  if (!aborted_ && header != words) {
+    pthread_mutex_unlock(&place_->mutex);
+    end_because(who + ", which sends " + header + ": ranks launch or record in different orders.");
+  }
+  take(rank, peer, bytes, size_bytes, who);
+  pthread_mutex_unlock(&place_->mutex);
+}
+
+void SharedGroup::put(int rank, int peer, const void* bytes, size_t size_bytes, const std::string& who) {
   Place& place = *place_;
   size_t& sent = place.sent[rank][peer];
-  pthread_mutex_lock(&place.mutex);
-  for (size_t at = 0; at < size_bytes && !aborted_;) {
-    const size_t begin = sent % kMailBytes, room = kMailBytes - (sent - place.received[rank][peer]);
+  const size_t& received = place.received[rank][peer];
+  for (size_t at = 0; at < size_bytes && wait([&] { return sent - received < kMailBytes; }, who);) {
+    const size_t begin = sent % kMailBytes, room = kMailBytes - (sent - received);
     const size_t piece = std::min({size_bytes - at, room, kMailBytes - begin});
     std::memcpy(place.mail[rank][peer] + begin, static_cast<const std::byte*>(bytes) + at, piece);
     sent += piece, at += piece;
-    if (piece > 0)
-      pthread_cond_broadcast(&place.changed);
-    else
-      pthread_cond_wait(&place.changed, &place.mutex);
+    pthread_cond_broadcast(&place.changed);
   }
-  pthread_mutex_unlock(&place.mutex);
 }
 
-void SharedGroup::receive(int rank, int peer, void* bytes, size_t size_bytes) {
+void SharedGroup::take(int rank, int peer, void* bytes, size_t size_bytes, const std::string& who) {
   Place& place = *place_;
+  const size_t& sent = place.sent[peer][rank];
   size_t& received = place.received[peer][rank];
-  pthread_mutex_lock(&place.mutex);
-  for (size_t at = 0; at < size_bytes && !aborted_;) {
-    const size_t begin = received % kMailBytes, there = place.sent[peer][rank] - received;
-    const size_t piece = std::min({size_bytes - at, there, kMailBytes - begin});
+  for (size_t at = 0; at < size_bytes && wait([&] { return sent > received; }, who);) {
+    const size_t begin = received % kMailBytes;
+    const size_t piece = std::min({size_bytes - at, sent - received, kMailBytes - begin});
     std::memcpy(static_cast<std::byte*>(bytes) + at, place.mail[peer][rank] + begin, piece);
     received += piece, at += piece;
-    if (piece > 0)
-      pthread_cond_broadcast(&place.changed);
-    else
-      pthread_cond_wait(&place.changed, &place.mutex);
+    pthread_cond_broadcast(&place.changed);
   }
-  pthread_mutex_unlock(&place.mutex);
 }
 
 }  // namespace slipstream::fake_nccl

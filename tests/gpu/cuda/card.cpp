@@ -28,13 +28,14 @@ const bool has_card = [] {
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(size_t size_bytes, std::string name) : name_(std::move(name)), size_bytes_(size_bytes) {
-  pages_bytes_ = kGuardBytes + (size_bytes + 15) / 16 * 16 + kGuardBytes;
+DeviceMemory::DeviceMemory(size_t size_bytes, std::string name, size_t shift_bytes)
+    : name_(std::move(name)), size_bytes_(size_bytes) {
+  pages_bytes_ = kGuardBytes + (shift_bytes + size_bytes + 15) / 16 * 16 + kGuardBytes;
   void* pages = nullptr;
   SLIP_CUDA(cudaMalloc(&pages, pages_bytes_));
   pages_ = static_cast<unsigned char*>(pages);
   SLIP_CUDA(cudaMemset(pages_, kOnes, pages_bytes_));
-  data_ = pages_ + kGuardBytes;
+  data_ = pages_ + kGuardBytes + shift_bytes;
 }
 
 DeviceMemory::~DeviceMemory() { SLIP_CUDA_QUIETLY(cudaFree(pages_)); }
@@ -43,7 +44,7 @@ bool DeviceMemory::intact() const {
   std::vector<unsigned char> bytes(pages_bytes_);
   SLIP_CUDA(cudaMemcpy(bytes.data(), pages_, bytes.size(), cudaMemcpyDeviceToHost));
   const auto ones = [](unsigned char byte) { return byte == kOnes; };
-  const auto begin = bytes.begin() + kGuardBytes, end = begin + static_cast<std::ptrdiff_t>(size_bytes_);
+  const auto begin = bytes.begin() + (data_ - pages_), end = begin + static_cast<std::ptrdiff_t>(size_bytes_);
   return std::all_of(bytes.begin(), begin, ones) && std::all_of(end, bytes.end(), ones);
 }
 
