@@ -79,10 +79,12 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const d
   const int64_t count = (piece.elems + kBlock - 1) / kBlock;
   double sum = piece.starts || threadIdx.x > 0 ? 0.0 : results[piece.result];
   for (int64_t first = 0; first < count; first += kThreads) {
-    if (first + threadIdx.x < count) tile[threadIdx.x] = sums[piece.first_block + first + threadIdx.x];
+    // Zeros behind the last one change no sum of squares, and a loop without conditions loads ahead.
+    tile[threadIdx.x] = first + threadIdx.x < count ? sums[piece.first_block + first + threadIdx.x] : 0.0;
     __syncthreads();
     if (threadIdx.x == 0)
-      for (int i = 0; i < kThreads && first + i < count; ++i) sum += tile[i];
+#pragma unroll 16
+      for (int i = 0; i < kThreads; ++i) sum += tile[i];
     __syncthreads();
   }
   if (threadIdx.x == 0) results[piece.result] = sum;
