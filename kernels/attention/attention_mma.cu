@@ -135,14 +135,15 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
           for (int j = 0; j < kKeys / 8; ++j)
             highest = fmaxf(highest, fmaxf(scores[t][j][2 * half], scores[t][j][2 * half + 1]));
           highest = across_row<true>(highest);
-          const float keep = ptx::exp2_approx((largest[t][half] - highest) * scale);
+          const float keep = ptx::exp2_approx((largest[t][half] - highest) * scale), shift = highest * scale;
           largest[t][half] = highest;
           sum[t][half] *= keep;
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; ++i) {
-              scores[t][j][i] = ptx::exp2_approx((scores[t][j][i] - highest) * scale);
+              scores[t][j][i] =
+                  ptx::exp2_approx(scores[t][j][i] * scale - shift);  // one instruction less than scaled differences
               sum[t][half] += scores[t][j][i];
             }
 #pragma unroll
