@@ -67,6 +67,24 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t head, in
   return (blockIdx.z * all.heads + head) * all.tokens + first;
 }
 
+/// Where the queries of a block of threads are, and in how many steps it goes through the keys that they see.
+template <int kHead>
+struct QueryRows {
+  int64_t begin, head, steps;
+  int64_t first_row, kv_offset;  // rows of q and out; elements of k and v
+  int64_t of_head;               // of lse and of what is carried
+
+  template <typename Block, typename Args>
+  __device__ __forceinline__ QueryRows(const Block& block, const Args& all, int rows, int keys)
+      : begin((gridDim.x - 1 - blockIdx.x) * rows),  // the longest rows first: the short ones fill the end
+        head(blockIdx.y),
+        steps((block.seen_by(begin, rows) + keys - 1) / keys),
+        first_row(blockIdx.z * all.tokens + block.first_query()),
+        kv_offset((blockIdx.z * all.tokens + block.first_key()) * all.kv_stride +
+                  head / (all.heads / all.kv_heads) * kHead),
+        of_head(row_of_head(all, head, block.first_query())) {}
+};
+
 /// A block per 64 kTiles queries, kKeys keys at a time.
 template <int kHead, int kTiles, int kKeys, bool kWhole>
 __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args) {
@@ -80,23 +98,17 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
     return Tile(bytes + 2 * (kRows * kHead + (2 * stage + 1) * kElems), kElems);
   };
   const int of_warp = 16 * kTiles * (static_cast<int>(threadIdx.x) / kWarp), row = lane_of() / 4;
-  // The longest rows first: the short ones fill the end.
-  const int64_t begin = (gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y,
-                steps = (block.seen_by(begin, kRows) + kKeys - 1) / kKeys;
-  const int64_t first_row = blockIdx.z * all.tokens + block.first_query(),
-                first_key = blockIdx.z * all.tokens + block.first_key();
-  const int64_t kv_offset = first_key * all.kv_stride + head / (all.heads / all.kv_heads) * kHead,
-                of_head = row_of_head(all, head, block.first_query());
-  const bfloat16* keys = static_cast<const bfloat16*>(all.k) + kv_offset;
-  const bfloat16* values = static_cast<const bfloat16*>(all.v) + kv_offset;
+  const QueryRows<kHead> at(block, all, kRows, kKeys);
+  const bfloat16* keys = static_cast<const bfloat16*>(all.k) + at.kv_offset;
+  const bfloat16* values = static_cast<const bfloat16*>(all.v) + at.kv_offset;
   const auto load_keys = [&](int64_t step) {
     const int stage = static_cast<int>(step % 2);
     load_rows<kKeys, kHead>(keys_at(stage), keys, all.kv_stride, step * kKeys, block.keys());
     load_rows<kKeys, kHead>(values_at(stage), values, all.kv_stride, step * kKeys, block.keys());
   };
-  if (steps > 0) {  // a last block may have no keys
-    load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(all.q) + first_row * all.q_stride + head * kHead,
-                            all.q_stride, begin, block.queries());
+  if (at.steps > 0) {  // a last block may have no keys
+    load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(all.q) + at.first_row * all.q_stride + at.head * kHead,
+                            all.q_stride, at.begin, block.queries());
     load_keys(0);
   }
   ptx::copy_async_commit();
@@ -105,23 +117,23 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     if (!block.first())
-      load_sums<kHead>(out[t], args.carried.out + of_head * kHead, begin + of_warp + 16 * t, block.queries());
+      load_sums<kHead>(out[t], args.carried.out + at.of_head * kHead, at.begin + of_warp + 16 * t, block.queries());
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t query = begin + of_warp + 16 * t + 8 * half + row;
+      const int64_t query = at.begin + of_warp + 16 * t + 8 * half + row;
       const bool carries = !block.first() && query < block.queries();
       // Scores are scaled within the exponents; the sum is spread over the lanes of a row.
-      largest[t][half] = carries ? args.carried.maximum[of_head + query] / all.scale : -kInfinity;
-      sum[t][half] = carries && lane_of() % 4 == 0 ? args.carried.sum[of_head + query] : 0.0f;
+      largest[t][half] = carries ? args.carried.maximum[at.of_head + query] / all.scale : -kInfinity;
+      sum[t][half] = carries && lane_of() % 4 == 0 ? args.carried.sum[at.of_head + query] : 0.0f;
     }
   }
-  for (int64_t step = 0; step < steps; ++step) {
-    if (step + 1 < steps) load_keys(step + 1);
+  for (int64_t step = 0; step < at.steps; ++step) {
+    if (step + 1 < at.steps) load_keys(step + 1);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
     const int stage = static_cast<int>(step % 2);
-    const Seen<kTiles, kKeys> seen(block, begin + of_warp, step);
+    const Seen<kTiles, kKeys> seen(block, at.begin + of_warp, step);
     if (seen.any()) {
       float scores[kTiles][kKeys / 8][4] = {};
       multiply_rows<kKeys, kHead>(scores, q, of_warp, keys_at(stage));
@@ -155,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   }
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    const int64_t first = begin + of_warp + 16 * t;
+    const int64_t first = at.begin + of_warp + 16 * t;
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -164,17 +176,17 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       const int64_t query = first + 8 * half + row;
       if (lane_of() % 4 != 0 || query >= block.queries()) continue;
       if (block.last()) {
-        all.lse[of_head + query] = largest[t][half] * all.scale + logf(sum[t][half]);
+        all.lse[at.of_head + query] = largest[t][half] * all.scale + logf(sum[t][half]);
       } else {
-        args.carried.maximum[of_head + query] = largest[t][half] * all.scale;
-        args.carried.sum[of_head + query] = sum[t][half];
+        args.carried.maximum[at.of_head + query] = largest[t][half] * all.scale;
+        args.carried.sum[at.of_head + query] = sum[t][half];
       }
     }
     if (block.last())
-      store_rows<kHead>(static_cast<bfloat16*>(all.out) + first_row * all.out_stride + head * kHead, all.out_stride,
-                        first, block.queries(), out[t], factor);
+      store_rows<kHead>(static_cast<bfloat16*>(all.out) + at.first_row * all.out_stride + at.head * kHead,
+                        all.out_stride, first, block.queries(), out[t], factor);
     else
-      store_sums<kHead>(args.carried.out + of_head * kHead, kHead, first, block.queries(), out[t], 1.0f);
+      store_sums<kHead>(args.carried.out + at.of_head * kHead, kHead, first, block.queries(), out[t], 1.0f);
   }
 }
 
@@ -191,24 +203,19 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
     return Tile(bytes + 2 * (2 * kRowElems + (2 * stage + 1) * kElems), kElems);
   };
   const int of_warp = 16 * kTiles * (static_cast<int>(threadIdx.x) / kWarp), row = lane_of() / 4;
-  const int64_t begin = (gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y,
-                steps = (block.seen_by(begin, kRows) + kKeys - 1) / kKeys;
-  const int64_t first_row = blockIdx.z * all.tokens + block.first_query(),
-                first_key = blockIdx.z * all.tokens + block.first_key();
-  const int64_t kv_offset = first_key * all.kv_stride + head / (all.heads / all.kv_heads) * kHead,
-                of_head = row_of_head(all, head, block.first_query());
+  const QueryRows<kHead> at(block, all, kRows, kKeys);
   const auto load_keys = [&](int64_t step) {
     const int stage = static_cast<int>(step % 2);
-    load_rows<kKeys, kHead>(keys_at(stage), static_cast<const bfloat16*>(all.k) + kv_offset, all.kv_stride,
+    load_rows<kKeys, kHead>(keys_at(stage), static_cast<const bfloat16*>(all.k) + at.kv_offset, all.kv_stride,
                             step * kKeys, block.keys());
-    load_rows<kKeys, kHead>(values_at(stage), static_cast<const bfloat16*>(all.v) + kv_offset, all.kv_stride,
+    load_rows<kKeys, kHead>(values_at(stage), static_cast<const bfloat16*>(all.v) + at.kv_offset, all.kv_stride,
                             step * kKeys, block.keys());
   };
-  if (steps > 0) {
-    load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(all.q) + first_row * all.q_stride + head * kHead,
-                            all.q_stride, begin, block.queries());
-    load_rows<kRows, kHead>(d, static_cast<const bfloat16*>(all.dout) + first_row * all.out_stride + head * kHead,
-                            all.out_stride, begin, block.queries());
+  if (at.steps > 0) {
+    load_rows<kRows, kHead>(q, static_cast<const bfloat16*>(all.q) + at.first_row * all.q_stride + at.head * kHead,
+                            all.q_stride, at.begin, block.queries());
+    load_rows<kRows, kHead>(d, static_cast<const bfloat16*>(all.dout) + at.first_row * all.out_stride + at.head * kHead,
+                            all.out_stride, at.begin, block.queries());
     load_keys(0);
   }
   ptx::copy_async_commit();
@@ -216,22 +223,22 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     if (!block.first())
-      load_sums<kHead>(dq[t], args.dq_sum + of_head * kHead, begin + of_warp + 16 * t, block.queries());
+      load_sums<kHead>(dq[t], args.dq_sum + at.of_head * kHead, at.begin + of_warp + 16 * t, block.queries());
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t query = begin + of_warp + 16 * t + 8 * half + row;
-      lse[t][half] = query < block.queries() ? all.lse[of_head + query] * kLog2E : kInfinity;
-      slope[t][half] = query < block.queries() ? delta[of_head + query] : 0.0f;
+      const int64_t query = at.begin + of_warp + 16 * t + 8 * half + row;
+      lse[t][half] = query < block.queries() ? all.lse[at.of_head + query] * kLog2E : kInfinity;
+      slope[t][half] = query < block.queries() ? delta[at.of_head + query] : 0.0f;
     }
   }
   const float scale = all.scale * kLog2E;
-  for (int64_t step = 0; step < steps; ++step) {
-    if (step + 1 < steps) load_keys(step + 1);
+  for (int64_t step = 0; step < at.steps; ++step) {
+    if (step + 1 < at.steps) load_keys(step + 1);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
     const int stage = static_cast<int>(step % 2);
-    const Seen<kTiles, kKeys> seen(block, begin + of_warp, step);
+    const Seen<kTiles, kKeys> seen(block, at.begin + of_warp, step);
     if (seen.any()) {
       float scores[kTiles][kKeys / 8][4] = {}, slopes[kTiles][kKeys / 8][4] = {};
       multiply_rows<kKeys, kHead>(scores, q, of_warp, keys_at(stage));
@@ -255,12 +262,12 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   }
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    const int64_t first = begin + of_warp + 16 * t;
+    const int64_t first = at.begin + of_warp + 16 * t;
     if (block.last())
-      store_rows<kHead>(static_cast<bfloat16*>(all.dq) + first_row * all.dq_stride + head * kHead, all.dq_stride, first,
-                        block.queries(), dq[t], {all.scale, all.scale});
+      store_rows<kHead>(static_cast<bfloat16*>(all.dq) + at.first_row * all.dq_stride + at.head * kHead, all.dq_stride,
+                        first, block.queries(), dq[t], {all.scale, all.scale});
     else
-      store_sums<kHead>(args.dq_sum + of_head * kHead, kHead, first, block.queries(), dq[t], 1.0f);
+      store_sums<kHead>(args.dq_sum + at.of_head * kHead, kHead, first, block.queries(), dq[t], 1.0f);
   }
 }
 
