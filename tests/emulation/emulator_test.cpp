@@ -193,6 +193,9 @@ TEST_CASE("an off-by-one guard is out of bounds, named by launch, block and thre
 }
 
 TEST_CASE("an access beside memory is out of bounds by whatever distance, of whatever size") {
+#ifdef SLIP_ACCESSES_ARE_NOT_SEEN
+  return;  // another sanitizer has the place of ours
+#endif
   for (size_t size_bytes : {1, 2, 14, 15, 16, 17, 31, 4096, 4100})
     for (size_t shift_bytes : {0, 2, 4, 12}) {
       CAPTURE(size_bytes, shift_bytes);
