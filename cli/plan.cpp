@@ -1,33 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream plan and slipstream check: the plan printed, priced and proved without running it.
+// slipstream plan: the plan printed and priced without running it.
 
-#include "cli/planned.h"
+#include <memory>
+
+#include "cli/command_line.h"
+#include "cli/plan_flags.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "planner/planned.h"
 
 namespace slipstream::cli {
+namespace {
 
-int plan(const PlanCommand& command) {
-  if (command.search)
-    throw ConfigError(
-        "[plan] --search is not supported by this version. Try layouts by hand with --set parallel.data=N.");
-  const Planned planned = make_plan(command);
-  const comm::Rehearsal rehearsal = rehearse_step(planned);
-  if (!command.schedule_csv.empty())
-    files::write_file(command.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
-  command.json ? print_plan_json(planned, rehearsal) : print_plan(planned, rehearsal);
-  require_holds(planned.finished.proof);
-  require_fits(planned);
+struct PlanOptions : PlanFlags {
+  bool search = false;
+  std::string schedule_csv;  // path to write the pipeline's schedule to; empty: none
+};
+
+int plan(const PlanOptions& options) {
+  if (options.search)
+    throw ConfigError("[plan] --search is not in this version. Try layouts by hand with --set parallel.data=N.");
+  const planner::Planned planned = planner::make_plan(options);
+  const comm::Rehearsal rehearsal = planner::rehearse_step(planned);
+  if (!options.schedule_csv.empty())
+    files::write_file(options.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
+  options.json ? planner::print_plan_json(planned, rehearsal) : planner::print_plan(planned, rehearsal);
+  planner::require_holds(planned.finished.proof);
+  planner::require_fits(planned);
   return 0;
 }
 
-int check(const PlanCommand& command) {
-  const Planned planned = make_plan(command);
-  command.json ? print_proof_json(planned) : print_proof(planned);
-  if (!planned.finished.proof.holds())
-    throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
-  require_fits(planned);
-  return 0;
+}  // namespace
+
+void add_plan(CLI::App& app, Run& chosen) {
+  const auto options = std::make_shared<PlanOptions>();
+  CLI::App* command = app.add_subcommand("plan", "print layout, memory, tasks and the rehearsed step");
+  add_plan_flags(command, *options);
+  command->add_flag("--search", options->search, "search for a faster layout (not in this version)")->group("");
+  command->add_option("--schedule-csv", options->schedule_csv,
+                      "write the pipeline's schedule to this file, as pipeline.schedule_file reads it");
+  command->callback(
+      [&chosen, options] { chosen = [options] { return alone("plan", [&] { return plan(*options); }); }; });
 }
 
 }  // namespace slipstream::cli

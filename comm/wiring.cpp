@@ -56,9 +56,9 @@ std::string name_of_connection(const Job& job, const Wiring& wiring, size_t conn
              : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
 }
 
-std::vector<uint64_t> meetings_of(const Job& job) {
+std::vector<uint64_t> rendezvous_of(const Job& job) {
   const Plan& plan = job.train;
-  std::vector<uint64_t> meetings(plan.size(), 0);
+  std::vector<uint64_t> rendezvous_ids(plan.size(), 0);
   std::map<std::string, uint64_t> counts;
   for (ItemId id : plan.order) {
     if (plan.is_spine(id) || !is_communication(plan[id].op)) continue;
@@ -72,9 +72,9 @@ std::vector<uint64_t> meetings_of(const Job& job) {
       const int own = job.mesh.index_in_group(channel.axis, job.options.rank), other = ((own + task.peer) % n + n) % n;
       line += task.op == Op::send ? fmt::format(" {} {}", own, other) : fmt::format(" {} {}", other, own);
     }
-    meetings[id] = std::hash<std::string>{}(fmt::format("{} {}", line, counts[line]++));
+    rendezvous_ids[id] = std::hash<std::string>{}(fmt::format("{} {}", line, counts[line]++));
   }
-  return meetings;
+  return rendezvous_ids;
 }
 
 }  // namespace slipstream::comm

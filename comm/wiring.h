@@ -27,6 +27,6 @@ std::string name_of_connection(const Job& job, const Wiring& wiring, size_t conn
 
 /// A number for every communication task of the training plan, the same on the ranks that take part in it and on no
 /// other: by item, 0 for the rest. Pure; the plan must be finished.
-std::vector<uint64_t> meetings_of(const Job& job);
+std::vector<uint64_t> rendezvous_of(const Job& job);
 
 }  // namespace slipstream::comm

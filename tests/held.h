@@ -6,17 +6,18 @@
 #include <span>
 #include <vector>
 
-#include "cli/rank.h"
+#include "runtime/rank.h"
 
 namespace slipstream::tests {
 
 /// Blocks. This rank's shards of all buckets, one after another.
-inline std::vector<float> shards_of(cli::Rank& rank, Slice BucketHome::*what) {
+inline std::vector<float> shards_of(runtime::Rank& rank, Slice BucketStorage::*what) {
   return rank.held(what, 0, rank.job().layout.flat_elems);
 }
 
-/// Blocks. A named tensor as trained (&BucketHome::master) or its gradient; without ZeRO, where a rank has it all.
-inline std::vector<float> whole_tensor(cli::Rank& rank, Slice BucketHome::*what, size_t parameter, size_t tensor) {
+/// Blocks. A named tensor as trained (&BucketStorage::master) or its gradient; without ZeRO, where a rank has it all.
+inline std::vector<float> whole_tensor(runtime::Rank& rank, Slice BucketStorage::*what, size_t parameter,
+                                       size_t tensor) {
   std::vector<float> values(static_cast<size_t>(rank.job().model.parameters[parameter].tensors[tensor].elems()));
   rank.read(what, parameter, tensor, 0, values);
   return values;
@@ -26,8 +27,8 @@ inline std::vector<float> whole_tensor(cli::Rank& rank, Slice BucketHome::*what,
 inline std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards) {
   std::vector<float> flat(static_cast<size_t>(job.layout.flat_elems));
   size_t at = 0;
-  for (size_t b = 0; b < job.homes.size(); ++b) {
-    const int64_t elems = job.homes[b].shard_elems;
+  for (size_t b = 0; b < job.storage.size(); ++b) {
+    const int64_t elems = job.storage[b].shard_elems;
     for (size_t r = 0; r < shards.size(); ++r)
       std::copy_n(shards[r].data() + at, elems,
                   flat.data() + job.layout.buckets[b].offset_elems + static_cast<int64_t>(r) * elems);

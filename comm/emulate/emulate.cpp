@@ -71,7 +71,7 @@ class EmulatedCommunicator final : public Communicator {
   Work wrap(const Verb& verb, Work inner) {
     const Transfer& transfer = verb.transfer;
     const WireCost cost = wire_cost(verb.op, transfer.algorithm, size(), transfer.elems, transfer.dtype, port_->link());
-    Meeting* meeting = dynamic_cast<Meeting*>(inner_.get());
+    Rendezvous* rendezvous = dynamic_cast<Rendezvous*>(inner_.get());
     // Of one launch at a time: works are launched one after the other.
     struct Flight {
       int64_t entry_ns = 0;
@@ -87,12 +87,12 @@ class EmulatedCommunicator final : public Communicator {
     const int64_t pieces =
         traffic.form == LinkForm::copies ? std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces) : 1;
     auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send,
-                 aborted = aborted_, cost, meeting, what = describe(verb), traffic, touched, touched_bytes, flag,
+                 aborted = aborted_, cost, rendezvous, what = describe(verb), traffic, touched, touched_bytes, flag,
                  pieces, peers = peers_of(verb, rank(), size()),
                  flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
       context.on_host([=, &state] {
         flight->entry_ns = monotonic_ns();
-        int64_t last_entry_ns = meeting ? meeting->meet(flight->entry_ns, peers) : flight->entry_ns;
+        int64_t last_entry_ns = rendezvous ? rendezvous->meet(flight->entry_ns, peers) : flight->entry_ns;
         if (last_entry_ns - flight->entry_ns > kSameClockNs) last_entry_ns = flight->entry_ns;
         state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
         if (flag) std::atomic_ref(*flag).store(0);

@@ -38,7 +38,7 @@ struct LinkTraffic {
 /// A communicator whose transfers also pass `port`, which all channels of the rank share. A work ends no earlier than
 /// wire_cost (comm/link.h) after its last member entered, longer while other transfers share the port, and no earlier
 /// than the transfer of `inner`. `traffic` is made meanwhile. Members tell each other when they entered; communicators
-/// that cannot (no Meeting), and clocks of several machines, fall back to this rank's entry. A port that other ranks
+/// that cannot (no Rendezvous), and clocks of several machines, fall back to this rank's entry. A port that other ranks
 /// keep busy is seen only by them.
 std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port,
                                       const LinkTraffic& traffic = {});

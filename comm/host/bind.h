@@ -49,9 +49,9 @@ int64_t from_bytes(const Verb& verb, int size);
 int64_t to_bytes(const Verb& verb, int size);
 
 /// Communicators whose members can tell each other when they entered.
-class Meeting {
+class Rendezvous {
  public:
-  virtual ~Meeting() = default;
+  virtual ~Rendezvous() = default;
   /// Blocks. Collective among the caller and `peers`: the latest of their `entry_ns`.
   /// Throws: CommError on abort and timeout.
   virtual int64_t meet(int64_t entry_ns, const std::vector<int>& peers) = 0;

@@ -150,14 +150,14 @@ std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
 }
 
 int64_t HostCommunicator::meet(int64_t entry_ns, const std::vector<int>& peers) {
-  check_alive(*transport_, "meeting", monotonic_ns());
+  check_alive(*transport_, "rendezvous", monotonic_ns());
   Poster post(*transport_);
   times_.back() = entry_ns;
   for (size_t i = 0; i < peers.size(); ++i)
-    post.recv(Phase::meeting, peers[i], 0, reinterpret_cast<std::byte*>(&times_[i]), sizeof(int64_t));
+    post.recv(Phase::rendezvous, peers[i], 0, reinterpret_cast<std::byte*>(&times_[i]), sizeof(int64_t));
   for (int peer : peers)
-    post.send(Phase::meeting, peer, 0, reinterpret_cast<std::byte*>(&times_.back()), sizeof(int64_t));
-  drive(*transport_, post, nullptr, "meeting", options_.timeout_seconds);
+    post.send(Phase::rendezvous, peer, 0, reinterpret_cast<std::byte*>(&times_.back()), sizeof(int64_t));
+  drive(*transport_, post, nullptr, "rendezvous", options_.timeout_seconds);
   for (size_t i = 0; i < peers.size(); ++i) entry_ns = std::max(entry_ns, times_[i]);
   return entry_ns;
 }

@@ -16,7 +16,7 @@ namespace slipstream::comm {
 
 /// `direct` adds in rank order; `ring` in ring order (see make_ring). abort reaches this rank only: its own works
 /// throw, the peers' run into their timeout or are ended by the process that ends.
-class HostCommunicator final : public Communicator, public Meeting {
+class HostCommunicator final : public Communicator, public Rendezvous {
  public:
   HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options);
 
@@ -43,7 +43,7 @@ class HostCommunicator final : public Communicator, public Meeting {
   CommOptions options_;
   std::vector<std::byte> staging_;  // of the verb that runs; verbs are bound before any of them runs
   std::atomic<int64_t> sent_bytes_{0};
-  std::vector<int64_t> times_;  // of a meeting: one per peer, the last one mine
+  std::vector<int64_t> times_;  // of a rendezvous: one per peer, the last one mine
 };
 
 }  // namespace slipstream::comm

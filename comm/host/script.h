@@ -14,7 +14,7 @@
 namespace slipstream::comm {
 
 /// Why a message travels; tells messages of one pair of ranks apart.
-enum class Phase : uint8_t { reduce, gather, whole, meeting };
+enum class Phase : uint8_t { reduce, gather, whole, rendezvous };
 
 /// A completed message: number `index` of its phase, sent to or received from `peer`.
 struct Arrival {

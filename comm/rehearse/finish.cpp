@@ -53,13 +53,13 @@ void add_waits_of_before(Plan& plan) {
 /// Sorts every stage's items by (start, key equal on all members). Local items come first among equals: nothing but
 /// their own rank sees them.
 void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
-  constexpr MeetingKey kLocal{};
+  constexpr RendezvousKey kLocal{};
   for (size_t s = 0; s < stages.size(); ++s) {
     Plan& plan = *stages[s].plan;
     struct Entry {
       int64_t start_ns;
       bool meets;
-      MeetingKey key;
+      RendezvousKey key;
       ItemId item;
       auto rank() const { return std::tie(start_ns, meets, key, item); }
     };
@@ -67,7 +67,7 @@ void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
     entries.reserve(plan.size());
     for (ItemId id = 0; id < plan.size(); ++id) {
       const uint32_t node = graph.node(s, 0, id);
-      const MeetingKey* key = graph.key(node);
+      const RendezvousKey* key = graph.key(node);
       entries.push_back({graph.time().start_ns(node), key != nullptr, key ? *key : kLocal, id});
     }
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.rank() < b.rank(); });
@@ -77,13 +77,13 @@ void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
 }
 
 /// Throws unless the tasks that met when matched by append order still meet when matched by the sorted order.
-void require_same_meetings(std::span<const Stage> stages, const Graph& appended, const Graph& sorted) {
+void require_same_rendezvous(std::span<const Stage> stages, const Graph& appended, const Graph& sorted) {
   std::map<uint32_t, uint32_t> was;
   for (size_t s = 0; s < stages.size(); ++s)
     for (ItemId id = 0; id < stages[s].plan->size(); ++id) {
-      const uint32_t now = sorted.time().meeting_of(sorted.node(s, 0, id));
+      const uint32_t now = sorted.time().rendezvous_of(sorted.node(s, 0, id));
       if (now == kNoNode) continue;
-      const uint32_t before = appended.time().meeting_of(appended.node(s, 0, id));
+      const uint32_t before = appended.time().rendezvous_of(appended.node(s, 0, id));
       if (was.try_emplace(now, before).first->second != before)
         throw PlanError("[plan] stage {} would issue {} where another stage issues another task of its group.", s,
                         (*stages[s].plan)[id].name);
@@ -204,15 +204,15 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
   Graph in_order(mesh, channels, ranks, price, {.rehearse = {}});
   if (!in_order.solve())
     throw PlanError("[plan] {} cannot run with its channels in order: {}.", stages[0].plan->kind, in_order.why_stuck());
-  require_same_meetings(stages, unlimited, in_order);
+  require_same_rendezvous(stages, unlimited, in_order);
   sort_by_start(stages, in_order);
 
   Proof ordered;
   for (const Stage& stage : stages) {
     if (checks != Checks::none) {  // before pruning: channel order implies what a pass should have said
-      HazardReport unsaid = find_unsaid(*stage.plan, channels, stage.buffers);
-      ordered.hazard_count += unsaid.count;
-      std::move(unsaid.hazards.begin(), unsaid.hazards.end(), std::back_inserter(ordered.hazards));
+      HazardReport implicit_order = find_implicit_order(*stage.plan, channels, stage.buffers);
+      ordered.hazard_count += implicit_order.count;
+      std::move(implicit_order.hazards.begin(), implicit_order.hazards.end(), std::back_inserter(ordered.hazards));
     }
     ordered.pruned_count += prune(*stage.plan, channels.size());
   }

@@ -53,10 +53,10 @@ enum class Checks : uint8_t {
 /// Turns each Task::before into a wait of that item, orders all items, drops implied waits, and proves the result.
 ///
 /// One plan per pipeline stage, finished together because their sends and receives must agree. The order: rehearse with
-/// unlimited channels, sort each channel by (start, MeetingKey), rehearse with those channels, sort the host order the
-/// same way. Starts strictly increase along every wait and channel, and the key is equal on all members of a meeting,
-/// so the rehearsal is itself a schedule that satisfies every launch gate: no gate can deadlock, at any real speed.
-/// Append order matters only as the sequence that matches the tasks of one channel and group across ranks.
+/// unlimited channels, sort each channel by (start, RendezvousKey), rehearse with those channels, sort the host order
+/// the same way. Starts strictly increase along every wait and channel, and the key is equal on all members of a
+/// rendezvous, so the rehearsal is itself a schedule that satisfies every launch gate: no gate can deadlock, at any
+/// real speed. Append order matters only as the sequence that matches the tasks of one channel and group across ranks.
 /// Writes Plan::order and Item::after. Throws: PlanError naming the cycle if waits contradict each other, or if the
 /// groups' tasks cannot be matched.
 /// The proof has what `checks` asks for, and the number of waits dropped.

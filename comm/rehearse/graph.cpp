@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds nodes, edges and meetings from plans.
+// Builds nodes, edges and rendezvous from plans.
 
 #include "comm/rehearse/graph.h"
 
@@ -19,7 +19,7 @@ constexpr uint32_t kPair = 1;
 
 bool is_pair(Op op) { return op == Op::send || op == Op::recv; }
 
-/// The order in which a run's nodes are made: meetings are matched by their sequence in it.
+/// The order in which a run's nodes are made: rendezvous are matched by their sequence in it.
 std::vector<ItemId> issue_order(const Plan& plan, bool in_order_channels) {
   if (in_order_channels) return plan.order;
   std::vector<ItemId> appended(plan.size());
@@ -133,7 +133,7 @@ uint32_t Graph::represented(Axis axis, const std::vector<int>& group) const {
       std::count_if(group.begin(), group.end(), [this](int rank) { return index_of_rank_.contains(rank); }));
 }
 
-uint32_t Graph::meeting_for(size_t rank_index, const Task& task, RankState& state) {
+uint32_t Graph::rendezvous_for(size_t rank_index, const Task& task, RankState& state) {
   const Axis axis = channels_[task.channel].axis;
   const std::vector<int>& group = state.groups[task.channel];
   const auto size = static_cast<int>(group.size());
@@ -151,10 +151,10 @@ uint32_t Graph::meeting_for(size_t rank_index, const Task& task, RankState& stat
     if (expected > 1) expected = sender == receiver ? 1 : 2;
   }
   const uint32_t sequence = state.counts[line]++;
-  const auto [found, is_new] = meetings_.try_emplace({line[0], line[1], line[2], line[3], sequence}, 0u);
-  // A pair whose other end is not represented meets alone: send and recv then share a line but never a meeting.
+  const auto [found, is_new] = rendezvous_.try_emplace({line[0], line[1], line[2], line[3], sequence}, 0u);
+  // A pair whose other end is not represented meets alone: send and recv then share a line but never a rendezvous.
   if (is_new || expected == 1) {
-    found->second = time_.add_meeting(expected);
+    found->second = time_.add_rendezvous(expected);
     keys_.push_back({wire_of_[task.channel], sequence, line[1], ends[0], ends[1]});
     first_member_.emplace_back(&task, ranks_[rank_index].rank);
   }
@@ -164,18 +164,18 @@ uint32_t Graph::meeting_for(size_t rank_index, const Task& task, RankState& stat
 uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state) {
   const Task& task = plan.task(id);
   const Axis axis = channels_[task.channel].axis;
-  const uint32_t meeting = meeting_for(rank_index, task, state);
-  require_same(meeting, task, ranks_[rank_index].rank);
+  const uint32_t rendezvous = rendezvous_for(rank_index, task, state);
+  require_same(rendezvous, task, ranks_[rank_index].rank);
   const WireCost cost = price_.wire(plan, id, axis, mesh_.group_size(axis));
-  return time_.join(meeting, {.port = static_cast<uint32_t>(rank_index) * ports_per_rank_ + price_.port(axis),
-                              .latency_ns = cost.latency_ns,
-                              .wire_ns = cost.wire_ns,
-                              .sends = task.op != Op::recv,
-                              .receives = task.op != Op::send});
+  return time_.join(rendezvous, {.port = static_cast<uint32_t>(rank_index) * ports_per_rank_ + price_.port(axis),
+                                 .latency_ns = cost.latency_ns,
+                                 .wire_ns = cost.wire_ns,
+                                 .sends = task.op != Op::recv,
+                                 .receives = task.op != Op::send});
 }
 
-void Graph::require_same(uint32_t meeting, const Task& task, int rank) {
-  const auto [first, first_rank] = first_member_[meeting];
+void Graph::require_same(uint32_t rendezvous, const Task& task, int rank) {
+  const auto [first, first_rank] = first_member_[rendezvous];
   const bool same_op = first->op == task.op || (is_pair(first->op) && is_pair(task.op));
   if (!mismatch_.empty() ||
       (same_op && first->elems == task.elems && first->dtype == task.dtype && first->algorithm == task.algorithm))
@@ -185,9 +185,9 @@ void Graph::require_same(uint32_t meeting, const Task& task, int rank) {
                           name_of(first->dtype), rank, task.name, name_of(task.op), task.elems, name_of(task.dtype));
 }
 
-const MeetingKey* Graph::key(uint32_t node) const {
-  const uint32_t meeting = time_.meeting_of(node);
-  return meeting == kNoNode ? nullptr : &keys_[meeting];
+const RendezvousKey* Graph::key(uint32_t node) const {
+  const uint32_t rendezvous = time_.rendezvous_of(node);
+  return rendezvous == kNoNode ? nullptr : &keys_[rendezvous];
 }
 
 std::string Graph::describe(uint32_t node) const {

@@ -14,9 +14,9 @@
 
 namespace slipstream::comm {
 
-/// A name of a meeting that is equal on all its members and different for any two meetings of one rank: ties in time
-/// break by it. wire, sequence within it, then sender and receiver (positions on the axis; collectives: 0, 0).
-using MeetingKey = std::array<uint32_t, 5>;
+/// A name of a rendezvous that is equal on all its members and different for any two rendezvous of one rank: ties in
+/// time break by it. wire, sequence within it, then sender and receiver (positions on the axis; collectives: 0, 0).
+using RendezvousKey = std::array<uint32_t, 5>;
 
 struct GraphOptions {
   RehearseOptions rehearse;
@@ -36,15 +36,16 @@ class Graph {
 
   uint32_t node(size_t rank_index, size_t run, ItemId item) const { return nodes_[rank_index][run][item]; }
   const VirtualTime& time() const { return time_; }
-  /// Key of the meeting of `node`, nullptr if it is local.
-  const MeetingKey* key(uint32_t node) const;
+  /// Key of the rendezvous of `node`, nullptr if it is local.
+  const RendezvousKey* key(uint32_t node) const;
 
  private:
   struct RankState {
-    std::vector<uint32_t> tails;                         // last node of each channel
-    std::map<std::array<uint32_t, 4>, uint32_t> counts;  // meetings so far of one group or pair on one channel or wire
-    std::vector<std::vector<int>> groups;                // of each channel
-    uint32_t last_communication = kNoNode;               // in host order
+    std::vector<uint32_t> tails;  // last node of each channel
+    std::map<std::array<uint32_t, 4>, uint32_t>
+        counts;                             // rendezvous so far of one group or pair on one channel or wire
+    std::vector<std::vector<int>> groups;   // of each channel
+    uint32_t last_communication = kNoNode;  // in host order
   };
   struct Origin {
     uint32_t rank_index, run;
@@ -55,8 +56,8 @@ class Graph {
   void add_run(size_t rank_index, uint32_t run, RankState& state);
   void add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state);
   uint32_t add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state);
-  uint32_t meeting_for(size_t rank_index, const Task& task, RankState& state);
-  void require_same(uint32_t meeting, const Task& task, int rank);
+  uint32_t rendezvous_for(size_t rank_index, const Task& task, RankState& state);
+  void require_same(uint32_t rendezvous, const Task& task, int rank);
   uint32_t represented(Axis axis, const std::vector<int>& group) const;
   std::string describe(uint32_t node) const;
 
@@ -71,8 +72,8 @@ class Graph {
   uint32_t ports_per_rank_ = 1;
   std::vector<std::vector<std::vector<uint32_t>>> nodes_;  // [rank][run][item]
   std::vector<Origin> origin_;                             // of each node
-  std::map<std::array<uint32_t, 5>, uint32_t> meetings_;
-  std::vector<MeetingKey> keys_;  // of each meeting
+  std::map<std::array<uint32_t, 5>, uint32_t> rendezvous_;
+  std::vector<RendezvousKey> keys_;  // of each rendezvous
   std::vector<std::pair<const Task*, int>> first_member_;
   std::string mismatch_;
 };

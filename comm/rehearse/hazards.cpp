@@ -214,7 +214,7 @@ HazardReport find_hazards(const Sequence& sequence, const std::vector<Channel>& 
   return walk(sequence, channels, buffers, {}).report;
 }
 
-HazardReport find_unsaid(const Plan& plan, const std::vector<Channel>& channels, const Buffers* buffers) {
+HazardReport find_implicit_order(const Plan& plan, const std::vector<Channel>& channels, const Buffers* buffers) {
   require_finished(plan);
   SaidOrder said(plan);
   AccessMap accesses;

@@ -51,7 +51,7 @@ HazardReport find_hazards(const Sequence& sequence, const std::vector<Channel>& 
 /// comes first, and with other prices it may decide otherwise, without a race and with other results (docs/notes/0006).
 /// For a plan with an order but not pruned: pruning drops what channel order implies. Pure. Throws: PlanError if it has
 /// no order.
-HazardReport find_unsaid(const Plan& plan, const std::vector<Channel>& channels, const Buffers* buffers);
+HazardReport find_implicit_order(const Plan& plan, const std::vector<Channel>& channels, const Buffers* buffers);
 
 /// What changing one wait at a time did. A wait is `redundant` if the change alters no clock; `missed` if it does but
 /// no hazard appears: then the wait orders something that no declared access needs.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The event loop: nodes enter when nothing holds them, meetings when all members have, ports are shared equally.
+// The event loop: nodes enter when nothing holds them, rendezvous when all members have, ports are shared equally.
 
 #include "comm/rehearse/virtual_time.h"
 
@@ -17,17 +17,17 @@ uint32_t VirtualTime::add_local(int64_t duration_ns) {
   return static_cast<uint32_t>(nodes_.size() - 1);
 }
 
-uint32_t VirtualTime::add_meeting(uint32_t member_count) {
-  meetings_.push_back({.expected = member_count});
-  return static_cast<uint32_t>(meetings_.size() - 1);
+uint32_t VirtualTime::add_rendezvous(uint32_t member_count) {
+  rendezvous_.push_back({.expected = member_count});
+  return static_cast<uint32_t>(rendezvous_.size() - 1);
 }
 
-uint32_t VirtualTime::join(uint32_t meeting, const PortUse& use) {
+uint32_t VirtualTime::join(uint32_t rendezvous, const PortUse& use) {
   const auto node = static_cast<uint32_t>(nodes_.size());
-  nodes_.push_back({.meeting = meeting, .transfer = static_cast<uint32_t>(transfers_.size())});
+  nodes_.push_back({.rendezvous = rendezvous, .transfer = static_cast<uint32_t>(transfers_.size())});
   transfers_.push_back({.use = use, .node = node});
-  ++meetings_[meeting].joined;
-  SLIP_ASSERT(meetings_[meeting].joined <= meetings_[meeting].expected);
+  ++rendezvous_[rendezvous].joined;
+  SLIP_ASSERT(rendezvous_[rendezvous].joined <= rendezvous_[rendezvous].expected);
   return node;
 }
 
@@ -51,16 +51,16 @@ void VirtualTime::index() {
   edges_ = std::move(sorted);
 
   uint32_t offset = 0;
-  for (Meeting& meeting : meetings_) {
-    meeting.first_member = offset;
-    offset += meeting.joined;
-    meeting.joined = 0;
+  for (Rendezvous& rendezvous : rendezvous_) {
+    rendezvous.first_member = offset;
+    offset += rendezvous.joined;
+    rendezvous.joined = 0;
   }
   members_.resize(offset);
   uint32_t port_count = 0;
   for (const Transfer& transfer : transfers_) {
-    Meeting& meeting = meetings_[nodes_[transfer.node].meeting];
-    members_[meeting.first_member + meeting.joined++] = transfer.node;
+    Rendezvous& rendezvous = rendezvous_[nodes_[transfer.node].rendezvous];
+    members_[rendezvous.first_member + rendezvous.joined++] = transfer.node;
     port_count = std::max(port_count, transfer.use.port + 1);
   }
   ports_.resize(port_count);
@@ -85,7 +85,7 @@ bool VirtualTime::solve() {
         if (contention_)
           begin_transfers(event.id);
         else
-          finish_meeting(event.id);
+          finish_rendezvous(event.id);
         break;
       case EventKind::transfer_end:
         end_transfer(event.id);
@@ -116,24 +116,24 @@ void VirtualTime::drain() {
 void VirtualTime::enter(uint32_t node) {
   entered_ns_[node] = now_ns_;
   release(node, After::enter);
-  if (nodes_[node].meeting == kNoNode) {
+  if (nodes_[node].rendezvous == kNoNode) {
     start_ns_[node] = now_ns_;
     push(now_ns_ + nodes_[node].duration_ns, EventKind::local_end, node);
     return;
   }
-  Meeting& meeting = meetings_[nodes_[node].meeting];
-  if (++meeting.entered < meeting.expected) return;
+  Rendezvous& rendezvous = rendezvous_[nodes_[node].rendezvous];
+  if (++rendezvous.entered < rendezvous.expected) return;
   int64_t latency_ns = 0;
   int64_t wire_ns = 0;
-  for (uint32_t i = 0; i < meeting.joined; ++i) {
-    const uint32_t member = members_[meeting.first_member + i];
+  for (uint32_t i = 0; i < rendezvous.joined; ++i) {
+    const uint32_t member = members_[rendezvous.first_member + i];
     const PortUse& use = transfers_[nodes_[member].transfer].use;
     start_ns_[member] = now_ns_;
     latency_ns = std::max(latency_ns, use.latency_ns);
     wire_ns = std::max(wire_ns, use.wire_ns);
   }
   const int64_t alone_ns = std::max<int64_t>(1, latency_ns + wire_ns);
-  push(now_ns_ + (contention_ && wire_ns > 0 ? latency_ns : alone_ns), EventKind::move, nodes_[node].meeting);
+  push(now_ns_ + (contention_ && wire_ns > 0 ? latency_ns : alone_ns), EventKind::move, nodes_[node].rendezvous);
 }
 
 void VirtualTime::finish(uint32_t node) {
@@ -142,18 +142,18 @@ void VirtualTime::finish(uint32_t node) {
   release(node, After::end);
 }
 
-void VirtualTime::finish_meeting(uint32_t id) {
-  const Meeting& meeting = meetings_[id];
-  for (uint32_t i = 0; i < meeting.joined; ++i) finish(members_[meeting.first_member + i]);
+void VirtualTime::finish_rendezvous(uint32_t id) {
+  const Rendezvous& rendezvous = rendezvous_[id];
+  for (uint32_t i = 0; i < rendezvous.joined; ++i) finish(members_[rendezvous.first_member + i]);
 }
 
 void VirtualTime::begin_transfers(uint32_t id) {
-  Meeting& meeting = meetings_[id];
-  for (uint32_t i = 0; i < meeting.joined; ++i) {
-    const uint32_t index = nodes_[members_[meeting.first_member + i]].transfer;
+  Rendezvous& rendezvous = rendezvous_[id];
+  for (uint32_t i = 0; i < rendezvous.joined; ++i) {
+    const uint32_t index = nodes_[members_[rendezvous.first_member + i]].transfer;
     Transfer& transfer = transfers_[index];
     if (transfer.use.wire_ns <= 0) continue;
-    ++meeting.moving;
+    ++rendezvous.moving;
     transfer.left_fixed = transfer.use.wire_ns << kFixedBits;
     transfer.updated_ns = now_ns_;
     Port& port = ports_[transfer.use.port];
@@ -161,7 +161,7 @@ void VirtualTime::begin_transfers(uint32_t id) {
     if (transfer.use.receives) port.receiving.push_back(index);
     share(port);
   }
-  if (meeting.moving == 0) finish_meeting(id);
+  if (rendezvous.moving == 0) finish_rendezvous(id);
 }
 
 void VirtualTime::end_transfer(uint32_t index) {
@@ -170,8 +170,8 @@ void VirtualTime::end_transfer(uint32_t index) {
   std::erase(port.sending, index);
   std::erase(port.receiving, index);
   share(port);
-  const uint32_t meeting = nodes_[transfer.node].meeting;
-  if (--meetings_[meeting].moving == 0) finish_meeting(meeting);
+  const uint32_t rendezvous = nodes_[transfer.node].rendezvous;
+  if (--rendezvous_[rendezvous].moving == 0) finish_rendezvous(rendezvous);
 }
 
 void VirtualTime::share(const Port& port) {
@@ -198,9 +198,9 @@ Blocked VirtualTime::blocked(uint32_t node, const std::vector<std::vector<Edge>>
     if (e.after == After::end && end_ns_[e.from] < 0) return {node, e.from, Blocked::Why::end};
     if (e.after == After::enter && entered_ns_[e.from] < 0) return {node, e.from, Blocked::Why::enter};
   }
-  const Meeting& meeting = meetings_[nodes_[node].meeting];  // a local node without unmet edges has ended
-  for (uint32_t i = 0; i < meeting.joined; ++i) {
-    const uint32_t member = members_[meeting.first_member + i];
+  const Rendezvous& rendezvous = rendezvous_[nodes_[node].rendezvous];  // a local node without unmet edges has ended
+  for (uint32_t i = 0; i < rendezvous.joined; ++i) {
+    const uint32_t member = members_[rendezvous.first_member + i];
     if (entered_ns_[member] < 0) return {node, member, Blocked::Why::member};
   }
   return {node, kNoNode, Blocked::Why::missing};

@@ -2,10 +2,10 @@
 #pragma once
 // When everything happens: an event-driven solver over the items of all ranks, in integer nanoseconds.
 //
-// A node is local (a duration) or a member of a meeting (one communication of a group or a pair). A node *enters* when
-// its edges allow; a meeting *starts* when its last member has entered, spends its latency, then moves each member's
-// bytes through that member's port. Every node lasts at least 1 ns, so an end-to-begin edge makes starts strictly
-// increase: sorting by start is a topological order.
+// A node is local (a duration) or a member of a rendezvous (one communication of a group or a pair). A node *enters*
+// when its edges allow; a rendezvous *starts* when its last member has entered, spends its latency, then moves each
+// member's bytes through that member's port. Every node lasts at least 1 ns, so an end-to-begin edge makes starts
+// strictly increase: sorting by start is a topological order.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace slipstream::comm {
 
 constexpr uint32_t kNoNode = UINT32_MAX;
 
-/// What one member of a meeting asks of its rank's port.
+/// What one member of a rendezvous asks of its rank's port.
 struct PortUse {
   uint32_t port = 0;       // numbered by the caller; full duplex: sending and receiving do not disturb each other
-  int64_t latency_ns = 0;  // a meeting takes the largest of its members
+  int64_t latency_ns = 0;  // a rendezvous takes the largest of its members
   int64_t wire_ns = 0;     // with the port to itself
   bool sends = true;
   bool receives = true;
@@ -34,19 +34,19 @@ enum class After : uint8_t {
 struct Blocked {
   enum class Why : uint8_t { end, enter, member, missing };
   uint32_t node = kNoNode;
-  uint32_t awaited = kNoNode;  // kNoNode if `missing`: nobody joins the rest of the meeting
+  uint32_t awaited = kNoNode;  // kNoNode if `missing`: nobody joins the rest of the rendezvous
   Why why = Why::end;
 };
 
 class VirtualTime {
  public:
-  /// Without contention a meeting lasts latency + its longest wire time. With it, transfers in flight on one direction
-  /// of a port share it equally, and a meeting ends when its slowest member is done.
+  /// Without contention a rendezvous lasts latency + its longest wire time. With it, transfers in flight on one
+  /// direction of a port share it equally, and a rendezvous ends when its slowest member is done.
   explicit VirtualTime(bool contention) : contention_(contention) {}
 
   uint32_t add_local(int64_t duration_ns);
-  uint32_t add_meeting(uint32_t member_count);  // returns the meeting, not a node
-  uint32_t join(uint32_t meeting, const PortUse& use);
+  uint32_t add_rendezvous(uint32_t member_count);  // returns the rendezvous, not a node
+  uint32_t join(uint32_t rendezvous, const PortUse& use);
   void edge(uint32_t from, uint32_t to, After after);
 
   /// True if every node ended. O((n + e) log n); call once.
@@ -54,10 +54,10 @@ class VirtualTime {
 
   size_t size() const { return entered_ns_.size(); }
   bool ended(uint32_t node) const { return end_ns_[node] >= 0; }
-  int64_t start_ns(uint32_t node) const { return start_ns_[node]; }  // of a member: of its meeting
+  int64_t start_ns(uint32_t node) const { return start_ns_[node]; }  // of a member: of its rendezvous
   int64_t end_ns(uint32_t node) const { return end_ns_[node]; }
   int64_t makespan_ns() const { return now_ns_; }
-  uint32_t meeting_of(uint32_t node) const { return nodes_[node].meeting; }  // kNoNode if local
+  uint32_t rendezvous_of(uint32_t node) const { return nodes_[node].rendezvous; }  // kNoNode if local
 
   /// After solve() returned false: a cycle (the last awaited is the first node), or a chain that ends at `missing`.
   std::vector<Blocked> why_stuck() const;
@@ -65,11 +65,11 @@ class VirtualTime {
  private:
   struct Node {
     int64_t duration_ns = 0;  // of a local node
-    uint32_t meeting = kNoNode;
+    uint32_t rendezvous = kNoNode;
     uint32_t transfer = 0;  // of a member
     uint32_t pending = 0;   // edges that do not yet allow it to enter
   };
-  struct Meeting {
+  struct Rendezvous {
     uint32_t expected = 0;
     uint32_t joined = 0;
     uint32_t entered = 0;
@@ -94,7 +94,7 @@ class VirtualTime {
   enum class EventKind : uint8_t { local_end, move, transfer_end };
   struct Event {
     int64_t time_ns;
-    uint32_t id;              // node, meeting or transfer
+    uint32_t id;              // node, rendezvous or transfer
     uint32_t stamp_and_kind;  // stamp * 4 + kind
     bool operator<(const Event& other) const { return time_ns > other.time_ns; }
   };
@@ -105,8 +105,8 @@ class VirtualTime {
   void drain();
   void enter(uint32_t node);
   void finish(uint32_t node);
-  void finish_meeting(uint32_t meeting);
-  void begin_transfers(uint32_t meeting);
+  void finish_rendezvous(uint32_t rendezvous);
+  void begin_transfers(uint32_t rendezvous);
   void end_transfer(uint32_t transfer);
   void share(const Port& port);
   void rebalance(Transfer& transfer, uint32_t id);
@@ -117,8 +117,8 @@ class VirtualTime {
   size_t ended_count_ = 0;
   std::vector<Node> nodes_;
   std::vector<int64_t> entered_ns_, start_ns_, end_ns_;
-  std::vector<Meeting> meetings_;
-  std::vector<uint32_t> members_;  // nodes, by meeting
+  std::vector<Rendezvous> rendezvous_;
+  std::vector<uint32_t> members_;  // nodes, by rendezvous
   std::vector<Transfer> transfers_;
   std::vector<Port> ports_;
   std::vector<Edge> edges_;  // sorted by `from` once indexed

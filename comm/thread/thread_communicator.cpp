@@ -17,7 +17,7 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
   if (to != from && size_bytes > 0) std::memcpy(to, from, static_cast<size_t>(size_bytes));
 }
 
-class ThreadCommunicator final : public Communicator, public Meeting {
+class ThreadCommunicator final : public Communicator, public Rendezvous {
  public:
   explicit ThreadCommunicator(ThreadGroup::Member member) : group_(std::move(member.group)), rank_(member.rank) {}
 
@@ -55,8 +55,8 @@ class ThreadCommunicator final : public Communicator, public Meeting {
   void abort() override { group_->abort(); }
 
   int64_t meet(int64_t entry_ns, const std::vector<int>& peers) override {
-    for (int peer : peers) group_->offer_time(rank_, peer, entry_ns, "meeting");
-    for (int peer : peers) entry_ns = std::max(entry_ns, group_->take_time(peer, rank_, "meeting"));
+    for (int peer : peers) group_->offer_time(rank_, peer, entry_ns, "rendezvous");
+    for (int peer : peers) entry_ns = std::max(entry_ns, group_->take_time(peer, rank_, "rendezvous"));
     return entry_ns;
   }
 

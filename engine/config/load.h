@@ -9,6 +9,12 @@
 
 namespace slipstream {
 
+/// Where a command reads its configuration.
+struct RunSource {
+  std::string run_file;
+  std::vector<std::string> sets;  // --set key=value
+};
+
 /// Reads the run file at `path`, then applies `sets` ("key=value", the last of equals wins; texts need no quotes) over
 /// it, fills in what follows from the rest (resolve_defaults) and checks it (validate). Precedence: defaults < file <
 /// sets. Files that the configuration names (data, weights, machines) are not touched. Throws: ConfigError, one

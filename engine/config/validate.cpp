@@ -94,14 +94,14 @@ void validate_train(const RunConfig& config) {
 /// What ZeRO and the formats on the wire ask of each other.
 void validate_zero(const RunConfig& config) {
   const Zero& zero = config.zero;
-  const GradReduce way = config.overlap.grad_reduce;
-  constexpr const char* kWays[] = {"bucketed", "per_parameter", "flat", "naive"};
-  if (zero.stage >= 2 && way != GradReduce::bucketed)
+  const GradReduce reduce_mode = config.overlap.grad_reduce;
+  constexpr const char* kReduceModes[] = {"bucketed", "per_parameter", "flat", "naive"};
+  if (zero.stage >= 2 && reduce_mode != GradReduce::bucketed)
     throw ConfigError(
         "zero.stage = {} reduces a layer as one and at once, because its gradients pass through a slot that the next "
         "layer needs: "
         "overlap.grad_reduce = \"{}\" cannot. Use \"bucketed\", or stage 0 or 1.",
-        zero.stage, kWays[static_cast<size_t>(way)]);
+        zero.stage, kReduceModes[static_cast<size_t>(reduce_mode)]);
   if (zero.persistence_threshold_bytes > 0 && config.pipeline.virtual_stages > 1)
     throw ConfigError(
         "zero.persistence_threshold = {} with pipeline.virtual_stages = {}: the parts of a stage would write the "

@@ -11,8 +11,8 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "engine/plan/memory.h"
-#include "engine/plan/passes/hops.h"
 #include "engine/plan/passes/passes.h"
+#include "engine/plan/passes/pipeline_transfers.h"
 #include "engine/plan/passes/residency.h"
 #include "engine/plan/passes/wire.h"
 
@@ -112,9 +112,9 @@ void take_stage(Job& job) {
   job.chunks = cut_stage(model, job.buffers, options.schedule, options.layers, job.stage());
   job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
-  job.uses = options.schedule.stages[static_cast<size_t>(job.stage())];
-  if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.uses, model);
-  LayoutOptions layout{.way = options.way,
+  job.actions = options.schedule.stages[static_cast<size_t>(job.stage())];
+  if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model);
+  LayoutOptions layout{.reduce_mode = options.reduce_mode,
                        .bucket_bytes = bucket_bytes(options, model),
                        .first_bucket_bytes = options.first_bucket_bytes,
                        // Shards that are summed by exchange are cut into a part for every group.
@@ -222,10 +222,10 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
 
   job.train.kind = "train";
   Residency residency(job);
-  Hops hops(job, job.uses);
-  const SpineMap spine = spine_pass(job, residency, hops, job.train);
+  PipelineTransfers transfers(job, job.actions);
+  const SpineMap spine = spine_pass(job, residency, transfers, job.train);
   sublayer_pass(job, job.train);
-  hops.append_tasks(job.train, static_cast<ItemId>(job.train.spine.size()));
+  transfers.append_tasks(job.train, static_cast<ItemId>(job.train.spine.size()));
   Reduced reduced = data_parallel_pass(job, spine, job.train);
   residency.append_tasks(job.train, &reduced);
   take_turns(reduced, job.train);
@@ -244,19 +244,19 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   return job;
 }
 
-std::string memory_table(const Job& job, const std::vector<Beside>& beside) {
-  std::vector<Beside> rows;
+std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside) {
+  std::vector<ExtraMemory> rows;
   for (int owner = 0; owner < kOwners; ++owner)
     rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
   rows.insert(rows.end(), beside.begin(), beside.end());
   int64_t total_bytes = 0;
   size_t width = 14;
-  for (const Beside& row : rows) {
+  for (const ExtraMemory& row : rows) {
     total_bytes += row.size_bytes;
     width = std::max(width, row.owner.size() + 1);
   }
   std::string table;
-  for (const Beside& row : rows)
+  for (const ExtraMemory& row : rows)
     if (row.size_bytes > 0) table += fmt::format("  {:<{}}{:>12}\n", row.owner, width, format_bytes(row.size_bytes));
   return table + fmt::format("  {:<{}}{:>12}\n", "total", width, format_bytes(total_bytes));
 }

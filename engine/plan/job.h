@@ -21,7 +21,7 @@ struct PlanOptions {
   MeshSizes sizes;
   std::string mesh_order = "tp-cp-pp-dp";
   int rank = 0;
-  ReduceWay way = ReduceWay::bucketed;
+  ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   DType wire_dtype = DType::f32;  // of reduced gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
@@ -51,7 +51,7 @@ struct PlanOptions {
 
 /// Where a bucket lives on this rank. The shard is what this rank updates: all of the bucket without ZeRO, else its
 /// part number (index among data ranks). Absent slices are empty.
-struct BucketHome {
+struct BucketStorage {
   Slice values;        // whole bucket, training dtype; empty when only the shard is resident (stage 3)
   Slice gradients;     // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
   Slice master;        // shard, float: what AdamW moves
@@ -103,11 +103,11 @@ struct Ring {
 struct Job {
   PlanOptions options;
   Mesh mesh;
-  ModelSpec model;            // of this rank's stage
-  std::vector<Chunk> chunks;  // its parts
-  std::vector<Use> uses;      // its compute order
-  Recomputed recomputed;      // what its backward passes make again
-  bool takes_batch = false;   // model.forward begins with the piece that takes the staged batch
+  ModelSpec model;              // of this rank's stage
+  std::vector<Chunk> chunks;    // its parts
+  std::vector<Action> actions;  // its compute order
+  Recomputed recomputed;        // what its backward passes make again
+  bool takes_batch = false;     // model.forward begins with the piece that takes the staged batch
   std::vector<Ring> rings;
   int64_t parameter_elems = 0;   // of the whole model
   int norm_parts = 0;            // of the whole model
@@ -115,8 +115,8 @@ struct Job {
   std::string tied_name;         // of that table
   Buffers buffers;
   ParameterLayout layout;
-  std::vector<BucketHome> homes;  // by bucket
-  std::vector<Channel> channels;  // 0 is compute
+  std::vector<BucketStorage> storage;  // by bucket
+  std::vector<Channel> channels;       // 0 is compute
   JobBuffers ids;
   Plan train;
   Plan evaluate;                         // one micro-batch that the host has put in place
@@ -161,13 +161,13 @@ void swap_buffers(Job& job);
 Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);
 
 /// Memory that somebody takes beside a plan.
-struct Beside {
+struct ExtraMemory {
   std::string owner;
   int64_t size_bytes = 0;
 };
 
 /// The memory table: one line per owner, those `beside` the plan after those in it, then the total of all.
-std::string memory_table(const Job& job, const std::vector<Beside>& beside = {});
+std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside = {});
 
 /// Gradients and parameters travel on it: what the ZeRO paper counts. Pure.
 bool carries_states(const Channel& channel);

@@ -43,13 +43,13 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
 /// `rest_elems`: of the parts behind this bucket, `next_elems` of them of the next one.
 bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems,
                     int64_t next_elems) {
-  switch (options.way) {
-    case ReduceWay::per_parameter:
-    case ReduceWay::naive:
+  switch (options.reduce_mode) {
+    case ReduceMode::per_parameter:
+    case ReduceMode::naive:
       return true;
-    case ReduceWay::flat:
+    case ReduceMode::flat:
       return false;
-    case ReduceWay::bucketed:
+    case ReduceMode::bucketed:
       break;
   }
   // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each
@@ -64,15 +64,15 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
 
 }  // namespace
 
-const char* name_of(ReduceWay way) {
-  switch (way) {
-    case ReduceWay::bucketed:
+const char* name_of(ReduceMode reduce_mode) {
+  switch (reduce_mode) {
+    case ReduceMode::bucketed:
       return "bucketed";
-    case ReduceWay::per_parameter:
+    case ReduceMode::per_parameter:
       return "per_parameter";
-    case ReduceWay::flat:
+    case ReduceMode::flat:
       return "flat";
-    case ReduceWay::naive:
+    case ReduceMode::naive:
       return "naive";
   }
   return "?";
@@ -136,7 +136,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool last = p + 1 == layout.parts.size();
     const bool even =
         !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
-    const bool may_cut = last_of_parameter || (options.way == ReduceWay::bucketed && even);
+    const bool may_cut = last_of_parameter || (options.reduce_mode == ReduceMode::bucketed && even);
     const std::optional<int> unit = unit_of(placed);
     const bool alone = is_alone(placed.part.parameter);
     const bool pass_ends = !last && std::any_of(options.passes.begin(), options.passes.end(), [&](uint32_t begin) {

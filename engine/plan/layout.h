@@ -14,11 +14,11 @@
 namespace slipstream {
 
 /// How gradients become tasks (overlap.grad_reduce). The first three exist to be measured against.
-enum class ReduceWay : uint8_t { bucketed, per_parameter, flat, naive };
-const char* name_of(ReduceWay way);
+enum class ReduceMode : uint8_t { bucketed, per_parameter, flat, naive };
+const char* name_of(ReduceMode reduce_mode);
 
 struct LayoutOptions {
-  ReduceWay way = ReduceWay::bucketed;
+  ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   int group_size = 1;           // bucket ends are padded to a multiple of group_size x 16 elements

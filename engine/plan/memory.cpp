@@ -66,32 +66,33 @@ void place_buckets(Job& job) {
   Region sum_residuals(job.buffers, "gradients.sum_residual", DType::f32, Owner::communication);
   const bool feeds_back =
       job.options.error_feedback && job.options.wire_dtype == DType::u8 && job.mesh.group_size(Axis::replica) > 1;
-  job.homes.resize(job.layout.buckets.size());
-  for (size_t b = 0; b < job.homes.size(); ++b) {
+  job.storage.resize(job.layout.buckets.size());
+  for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
-    BucketHome& home = job.homes[b];
-    home.shard_elems = bucket.elems / ranks;
-    home.shard_offset_elems = bucket.offset_elems + index * home.shard_elems;
-    if (stage < 3 || !bucket.unit) values.take(home.values, bucket.elems);
-    if (stage < 2 || !bucket.unit) gradients.take(home.gradients, bucket.elems);
-    if (home.values.size_bytes == 0 || encoded)
-      value_shards.take(home.working, encoded_bytes(home.shard_elems, travels) / size_of(travels));
+    BucketStorage& storage = job.storage[b];
+    storage.shard_elems = bucket.elems / ranks;
+    storage.shard_offset_elems = bucket.offset_elems + index * storage.shard_elems;
+    if (stage < 3 || !bucket.unit) values.take(storage.values, bucket.elems);
+    if (stage < 2 || !bucket.unit) gradients.take(storage.gradients, bucket.elems);
+    if (storage.values.size_bytes == 0 || encoded)
+      value_shards.take(storage.working, encoded_bytes(storage.shard_elems, travels) / size_of(travels));
     // Of what persists every micro-batch is reduced too, so that its sum is apart from what backward writes.
-    if (home.gradients.size_bytes == 0 || bucket.persistent) gradient_shards.take(home.gradient, home.shard_elems);
-    if (separate) masters.take(home.master, home.shard_elems);
-    momentum.take(home.momentum, home.shard_elems);
-    variance.take(home.variance, home.shard_elems);
-    if (feeds_back) residuals.take(home.residual, bucket.elems);
+    if (storage.gradients.size_bytes == 0 || bucket.persistent)
+      gradient_shards.take(storage.gradient, storage.shard_elems);
+    if (separate) masters.take(storage.master, storage.shard_elems);
+    momentum.take(storage.momentum, storage.shard_elems);
+    variance.take(storage.variance, storage.shard_elems);
+    if (feeds_back) residuals.take(storage.residual, bucket.elems);
     if (feeds_back && stage == 0)
-      sum_residuals.take(home.sum_residual, bucket.elems / job.mesh.group_size(Axis::replica));
+      sum_residuals.take(storage.sum_residual, bucket.elems / job.mesh.group_size(Axis::replica));
   }
   for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance,
                          &residuals, &sum_residuals})
     region->close();
-  for (BucketHome& home : job.homes) {
-    if (home.working.size_bytes == 0) home.working = part_of(home.values, index, ranks);
-    if (home.gradient.size_bytes == 0) home.gradient = part_of(home.gradients, index, ranks);
-    if (!separate) home.master = home.working;
+  for (BucketStorage& storage : job.storage) {
+    if (storage.working.size_bytes == 0) storage.working = part_of(storage.values, index, ranks);
+    if (storage.gradient.size_bytes == 0) storage.gradient = part_of(storage.gradients, index, ranks);
+    if (!separate) storage.master = storage.working;
   }
 }
 
@@ -107,7 +108,7 @@ void place_rings(Job& job) {
 /// Parameters and gradients of models are views of whole buckets; those that are not resident get a view when an item
 /// that uses them says which slot they are in.
 void set_views(Job& job) {
-  for (size_t b = 0; b < job.homes.size(); ++b) {
+  for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
     for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p) {
       const PlacedPart& placed = job.layout.parts[p];
@@ -120,8 +121,8 @@ void set_views(Job& job) {
               buffer, {whole.buffer, whole.begin_bytes + bytes_of(offset, dtype), bytes_of(parameter.elems, dtype)});
       };
       // A parameter that spans buckets is contiguous over them: they are neighbours in one buffer.
-      view(parameter.value, job.homes[b].values, job.model.dtype);
-      view(parameter.gradient, job.homes[b].gradients, DType::f32);
+      view(parameter.value, job.storage[b].values, job.model.dtype);
+      view(parameter.gradient, job.storage[b].gradients, DType::f32);
     }
   }
 }
@@ -265,9 +266,9 @@ void place_memory(Job& job) {
   ids.loss_sum = job.mesh.world() == 1 ? job.model.loss : add("loss.sum", 8, Owner::batch);
   ids.report = add("report", 16 * kReportSlots, Owner::batch);
   ids.batch_next = job.buffers.find("batch.next");
-  for (size_t b = 0; b < job.homes.size(); ++b)
+  for (size_t b = 0; b < job.storage.size(); ++b)
     if (job.stage() == 0 && holds_copy(job, b))
-      ids.tied_share = add("tied.share", 4 * job.homes[b].shard_elems, Owner::communication);
+      ids.tied_share = add("tied.share", 4 * job.storage[b].shard_elems, Owner::communication);
   const TiedEmbedding& tied = job.model.tied;
   if (!tied.as_rows) return;
   const int64_t index = job.mesh.index_in_group(Axis::replica, job.options.rank);

@@ -9,18 +9,18 @@ namespace slipstream {
 namespace {
 
 UpdateShard update_shard(const Job& job, size_t bucket) {
-  const BucketHome& home = job.homes[bucket];
+  const BucketStorage& storage = job.storage[bucket];
   const auto moved_to = [&](Slice slice) {
     if (job.options.double_buffer && slice.buffer == job.ids.values) slice.buffer = job.ids.values_next;
     return slice;
   };
-  UpdateShard shard{.master = home.master,
-                    .gradient = home.gradient,
-                    .momentum = home.momentum,
-                    .variance = home.variance,
-                    .working = moved_to(home.working),
-                    .updated = moved_to(home.master),
-                    .elems = home.shard_elems,
+  UpdateShard shard{.master = storage.master,
+                    .gradient = storage.gradient,
+                    .momentum = storage.momentum,
+                    .variance = storage.variance,
+                    .working = moved_to(storage.working),
+                    .updated = moved_to(storage.master),
+                    .elems = storage.shard_elems,
                     .decay_edges = {}};
   // Padding behind a part goes with it: its gradient is zero, so it stays zero.
   const Bucket& b = job.layout.buckets[bucket];
@@ -29,8 +29,8 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
     const PlacedPart& placed = job.layout.parts[p];
     const int64_t next =
         p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
-    const int64_t begin = std::max<int64_t>(0, placed.offset_elems - home.shard_offset_elems);
-    if (next <= home.shard_offset_elems || begin >= shard.elems ||
+    const int64_t begin = std::max<int64_t>(0, placed.offset_elems - storage.shard_offset_elems);
+    if (next <= storage.shard_offset_elems || begin >= shard.elems ||
         job.model.parameters[placed.part.parameter].decay == decays)
       continue;
     decays = !decays;
@@ -70,7 +70,7 @@ bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; 
 
 std::vector<UpdateShard> update_shards(const Job& job, int32_t bucket) {
   std::vector<UpdateShard> shards;
-  for (size_t b = 0; b < job.homes.size(); ++b) {
+  for (size_t b = 0; b < job.storage.size(); ++b) {
     if (bucket >= 0 && bucket != static_cast<int32_t>(b)) continue;
     UpdateShard shard = update_shard(job, b);
     if (shards.empty() || !join(shards.back(), shard, rounds_updates(job))) shards.push_back(std::move(shard));

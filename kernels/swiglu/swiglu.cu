@@ -11,10 +11,10 @@ constexpr int kThreads = 256;
 
 /// Where a thread works: threads count the packs of a row, then rows.
 template <typename T>
-struct Place {
+struct DeviceAssignment {
   int64_t row, column;
 
-  __device__ explicit Place(int64_t width) {
+  __device__ explicit DeviceAssignment(int64_t width) {
     const int64_t packs = (width + kPack<T> - 1) / kPack<T>;
     const int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     row = pack / packs;
@@ -24,7 +24,7 @@ struct Place {
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(int64_t rows, int64_t width, const T* gate_up, T* y) {
-  const Place<T> at(width);
+  const DeviceAssignment<T> at(width);
   if (at.row >= rows) return;
   const T* from = gate_up + at.row * 2 * width + at.column;
   float gate[kPack<T>], up[kPack<T>];
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(int64_t rows, int64_t
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(int64_t rows, int64_t width, const T* dy, const T* gate_up, T* dgate_up) {
-  const Place<T> at(width);
+  const DeviceAssignment<T> at(width);
   if (at.row >= rows) return;
   const int64_t offset = at.row * 2 * width + at.column;
   float gate[kPack<T>], up[kPack<T>], d[kPack<T>];

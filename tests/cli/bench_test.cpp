@@ -59,10 +59,10 @@ TEST_CASE("bench overlap measures the four ways beside their bounds, in the colu
                    "speedup_vs_naive,compute_ms,comm_ms,exposed_ms,hidden_fraction,bound_ms,share_of_bound",
                    0) == 0);
   const auto rows = table_of(csv);
-  for (const char* way : {"no_communication", "naive", "flat", "per_parameter", "bucketed"}) {
-    CAPTURE(way);
-    CHECK(std::count_if(rows.begin(), rows.end(), [&](const auto& row) { return row.at("implementation") == way; }) ==
-          2);
+  for (const char* reduce_mode : {"no_communication", "naive", "flat", "per_parameter", "bucketed"}) {
+    CAPTURE(reduce_mode);
+    CHECK(std::count_if(rows.begin(), rows.end(),
+                        [&](const auto& row) { return row.at("implementation") == reduce_mode; }) == 2);
   }
   for (const auto& row : rows) {
     const auto number = [&](const char* column) { return std::stod(row.at(column)); };

@@ -154,8 +154,8 @@ TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one c
       CHECK(contains(places, "* double-buffered") == automatic.first);
       // The star is at the shortest step.
       const std::string of_star = places.substr(places.find("  * "));
-      for (const char* place : {"on the compute stream", "on a stream of its own", "double-buffered"})
-        CHECK(number_after(of_star, "step ") <= number_after(places.substr(places.find(place)), "step "));
+      for (const char* assignment : {"on the compute stream", "on a stream of its own", "double-buffered"})
+        CHECK(number_after(of_star, "step ") <= number_after(places.substr(places.find(assignment)), "step "));
       if (automatic.first) CHECK(contains(of_star.substr(0, of_star.find('\n')), " (-"));
       ++(automatic.first ? taken : left);
       // The same again: what is chosen depends on nothing but the run file and the machine.

@@ -55,8 +55,8 @@ class RankTest {
   /// Enqueues. As run, for a test that waits by itself, then calls finish; `from` and `to` stay the same until then.
   void launch(const Work& work, std::vector<std::byte>& from, std::vector<std::byte>& to) {
     held_.clear();
-    held_.push_back({&from, place(from)});
-    if (&to != &from) held_.push_back({&to, place(to)});
+    held_.push_back({&from, assignment(from)});
+    if (&to != &from) held_.push_back({&to, assignment(to)});
     memory_ = Memory({{address(held_.front()), 0, Instances::one}, {address(held_.back()), 0, Instances::one}});
     frame_ = {.memory = &memory_};
     stream_->launch(work, frame_);
@@ -78,7 +78,7 @@ class RankTest {
     std::vector<std::byte>* host;
     std::unique_ptr<Allocation> on_device;  // none on cpu, where the host's bytes are used
   };
-  std::unique_ptr<Allocation> place(const std::vector<std::byte>& host) {
+  std::unique_ptr<Allocation> assignment(const std::vector<std::byte>& host) {
     if (device_->kind() == DeviceKind::cpu) return nullptr;
     auto allocation = device_->allocate(static_cast<int64_t>(host.size()), "operand");
     device_->copy_from_host(allocation->data(), host.data(), static_cast<int64_t>(host.size()));

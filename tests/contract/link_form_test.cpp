@@ -99,11 +99,11 @@ TEST_CASE("parts of a transfer are told in order, with the port shared, and none
   const int64_t begin_ns = monotonic_ns();
   const auto a = port->begin(begin_ns, 0, 2'000'000), b = port->begin(begin_ns, 0, 500'000);
   std::mutex mutex;
-  std::vector<std::pair<std::string, int64_t>> told;
+  std::vector<std::pair<std::string, int64_t>> measured_ns;
   const auto tell = [&](const char* name) {
     return [&, name] {
       const std::lock_guard lock(mutex);
-      told.emplace_back(name, monotonic_ns() - begin_ns);
+      measured_ns.emplace_back(name, monotonic_ns() - begin_ns);
     };
   };
   port->when_done(a, tell("half"), 1'000'000);
@@ -112,14 +112,14 @@ TEST_CASE("parts of a transfer are told in order, with the port shared, and none
   port->when_done(b, tell("other"));
   const auto count = [&] {
     const std::lock_guard lock(mutex);
-    return told.size();
+    return measured_ns.size();
   };
   while (count() < 4) std::this_thread::yield();
-  const std::map<std::string, int64_t> at(told.begin(), told.end());
+  const std::map<std::string, int64_t> at(measured_ns.begin(), measured_ns.end());
   CHECK(at.at("quarter") >= 10'000'000);
   CHECK(at.at("half") >= 15'000'000);  // the other is gone by then
   CHECK(at.at("all") >= 25'000'000);
-  CHECK(told.back().first == "all");
+  CHECK(measured_ns.back().first == "all");
   CHECK(at.at("quarter") <= at.at("half"));
 }
 

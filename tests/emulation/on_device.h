@@ -4,7 +4,7 @@
 // memory, and both orders of the threads.
 
 #include "tests/emulation/emulator.h"
-#include "tests/kernels/norms/op_test.h"
+#include "tests/kernels/common/op_test.h"
 
 namespace slipstream::test {
 

@@ -5,11 +5,11 @@
 #include <cstdio>
 #include <map>
 
-#include "cli/job.h"
 #include "comm/link.h"
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
+#include "planner/planner.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
 
@@ -104,7 +104,7 @@ TEST_CASE("context crosses with data ranks, accumulation, dense and untied table
         const Layout ring = with(whole, [](Layout& l) { l.context = 2; });
         const Trained trained = train(ring, kSteps);
         check_close(trained, expected);
-        check_same_bits(train(with(ring, [](Layout& l) { l.way = ReduceWay::naive; }), kSteps), trained);
+        check_same_bits(train(with(ring, [](Layout& l) { l.reduce_mode = ReduceMode::naive; }), kSteps), trained);
       }
 }
 
@@ -449,7 +449,7 @@ TEST_CASE("the ring hides at least 90 % of itself while a block computes longer 
       price.set_link(Axis::context, {bytes * 1e9 / (ratio * static_cast<double>(price.local_ns(plan, block))), 5000},
                      0);
       price.set_link(Axis::replica, {1e15, 0}, 1);  // gradients of weights are another test's matter
-      const comm::Rehearsal rehearsal = comm::rehearse(job->mesh, job->channels, cli::runs_of({job}, 3), price);
+      const comm::Rehearsal rehearsal = comm::rehearse(job->mesh, job->channels, planner::runs_of({job}, 3), price);
       Exposed result;
       for (const auto& run : rehearsal.ranks[0].runs)
         for (ItemId id = 0; id < plan.size(); ++id)

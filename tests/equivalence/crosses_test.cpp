@@ -10,10 +10,11 @@
 #include <optional>
 #include <set>
 
-#include "cli/job.h"
 #include "comm/rehearse/hazards.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/equivalence/covering.h"
 #include "tests/equivalence/mutated.h"
@@ -162,7 +163,7 @@ std::string refusal_of(const Row& row) {
   try {
     const RunConfig config = config_of(row);
     require_supported(config);
-    cli::build_finished_job({.config = config, .world = ranks_of(row), .machine = this_host(1)});
+    planner::build_finished_job({.config = config, .world = ranks_of(row), .machine = this_host(1)});
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -203,9 +204,9 @@ const Table& table() {
 
 equivalence::Layout layout_of(const Row& row) {
   const RunConfig config = config_of(row);
-  const cli::JobRequest request{.config = config, .world = ranks_of(row)};
+  const planner::JobRequest request{.config = config, .world = ranks_of(row)};
   equivalence::Layout layout{.name = name_of(row),
-                             .model = cli::model_options(request),
+                             .model = planner::model_options(request),
                              .bucket_bytes = 2 << 10,
                              .first_bucket_bytes = 1 << 10};
   layout.model.tokens = config.train.sequence_length;
@@ -365,9 +366,9 @@ TEST_CASE(
       const auto drafted = [&](int64_t memory_bytes) {
         Machine machine = this_host(1);
         machine.memory_bytes = memory_bytes;
-        return cli::build_drafted_job({.config = config_of(row), .world = ranks_of(row), .machine = machine});
+        return planner::build_drafted_job({.config = config_of(row), .world = ranks_of(row), .machine = machine});
       };
-      const int64_t takes_bytes = cli::most_bytes(drafted(int64_t{1} << 40));
+      const int64_t takes_bytes = planner::most_bytes(drafted(int64_t{1} << 40));
       CHECK(drafted(takes_bytes).job->options.zero_stage < 2);
       CHECK(drafted(takes_bytes - 1).job->options.zero_stage == 2);
       const Trained& whole = trained_once(*same_additions(fits));

@@ -92,9 +92,9 @@ TEST_CASE("the four ways of reducing give the same bits", "[equivalence]") {
     for (int ranks : {3, 4}) {
       const Layout base = make(ranks);
       const Trained bucketed = train(base, kSteps);
-      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter}) {
-        INFO(base.name << " " << ranks << " ranks, vocabulary " << base.model.vocab << ", " << name_of(way));
-        check_same_bits(train(with(base, [&](Layout& l) { l.way = way; }), kSteps), bucketed);
+      for (ReduceMode reduce_mode : {ReduceMode::naive, ReduceMode::flat, ReduceMode::per_parameter}) {
+        INFO(base.name << " " << ranks << " ranks, vocabulary " << base.model.vocab << ", " << name_of(reduce_mode));
+        check_same_bits(train(with(base, [&](Layout& l) { l.reduce_mode = reduce_mode; }), kSteps), bucketed);
       }
     }
 }
@@ -151,7 +151,7 @@ TEST_CASE("what moves only the time does not move bits without clipping", "[equi
     check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
     check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps),
                     expected);
-    check_same_bits(train(with(base, [](Layout& l) { l.way = ReduceWay::flat; }), kSteps), expected);
+    check_same_bits(train(with(base, [](Layout& l) { l.reduce_mode = ReduceMode::flat; }), kSteps), expected);
     // The other control: clipping at 0.5 does something to these gradients.
     CHECK(train(make(3), kSteps).hash != expected.hash);
     // A factor of 1 is the same as no factor.
@@ -171,7 +171,7 @@ TEST_CASE("random delays in all streams do not change bits", "[equivalence]") {
       const Layout both = with(base, [](Layout& l) {
         l.delay_seed = 77;
         l.evaluate_between = true;
-        l.way = ReduceWay::per_parameter;
+        l.reduce_mode = ReduceMode::per_parameter;
       });
       check_same_bits(train(both, kSteps), expected);
     }
@@ -193,7 +193,7 @@ TEST_CASE("any mixture of knobs gives the same bits", "[equivalence]") {
     const Trained expected = train(base, kSteps);
     for (int mixture = 0; mixture < 4; ++mixture) {
       Layout mixed = base;
-      mixed.way = static_cast<ReduceWay>(draw(4));
+      mixed.reduce_mode = static_cast<ReduceMode>(draw(4));
       mixed.bucket_bytes = static_cast<int64_t>(1 + draw(30'000));
       mixed.first_bucket_bytes = static_cast<int64_t>(1 + draw(30'000));
       mixed.optimizer_per_bucket = draw(2) == 0;
@@ -203,8 +203,8 @@ TEST_CASE("any mixture of knobs gives the same bits", "[equivalence]") {
       mixed.evaluate_between = draw(3) == 0;
       INFO("round " << round << ": " << base.name << ", vocabulary " << base.model.vocab << ", " << base.ranks
                     << " ranks, clip " << base.max_norm << ", " << base.micro_batches << " micro-batches; mixture "
-                    << mixture << ": " << name_of(mixed.way) << ", buckets " << mixed.first_bucket_bytes << " and "
-                    << mixed.bucket_bytes << ", per bucket " << mixed.optimizer_per_bucket << ", on spine "
+                    << mixture << ": " << name_of(mixed.reduce_mode) << ", buckets " << mixed.first_bucket_bytes
+                    << " and " << mixed.bucket_bytes << ", per bucket " << mixed.optimizer_per_bucket << ", on spine "
                     << mixed.update_on_spine << ", threads " << mixed.threads << ", delays " << mixed.delay_seed
                     << ", evaluations " << mixed.evaluate_between);
       check_same_bits(train(mixed, kSteps), expected);
@@ -330,7 +330,7 @@ TEST_CASE("gradient accumulation is the same mean", "[equivalence]") {
       const Trained accumulated = train(cut, kSteps);
       check_close(accumulated, expected, 2e-5);
       // Among themselves the ways still give the same bits.
-      check_same_bits(train(with(cut, [](Layout& l) { l.way = ReduceWay::naive; }), kSteps), accumulated);
+      check_same_bits(train(with(cut, [](Layout& l) { l.reduce_mode = ReduceMode::naive; }), kSteps), accumulated);
       check_same_bits(train(with(cut, [](Layout& l) { l.delay_seed = 5; }), kSteps), accumulated);
     }
   }
@@ -345,7 +345,8 @@ TEST_CASE("a split tied embedding has the gradient of an unsplit one", "[equival
       check_close(train(make(ranks), kSteps), train(with(make(ranks), unsplit), kSteps), 2e-5);
     }
     const Trained expected = train(with(make(3), unsplit), kSteps);
-    check_same_bits(train(with(make(3), [&](Layout& l) { unsplit(l), l.way = ReduceWay::naive; }), kSteps), expected);
+    check_same_bits(train(with(make(3), [&](Layout& l) { unsplit(l), l.reduce_mode = ReduceMode::naive; }), kSteps),
+                    expected);
     check_same_bits(train(with(make(3), [&](Layout& l) { unsplit(l), l.bucket_bytes = 1 << 20; }), kSteps), expected);
   }
 }
@@ -367,7 +368,7 @@ TEST_CASE("bfloat16 on the wire rounds gradients once", "[equivalence]") {
     CHECK(difference(rounded.gradients, exact.gradients) < 0x1p-6);
     CHECK(difference(rounded.gradients, exact.gradients) > 0x1p-12);
     CHECK(difference(train(with(make(3), bf16), kSteps).weights, train(make(3), kSteps).weights) < 0x1p-6);
-    check_same_bits(train(with(make(3), [&](Layout& l) { bf16(l), l.way = ReduceWay::flat; }), kSteps),
+    check_same_bits(train(with(make(3), [&](Layout& l) { bf16(l), l.reduce_mode = ReduceMode::flat; }), kSteps),
                     train(with(make(3), bf16), kSteps));
   }
 }
@@ -388,7 +389,7 @@ TEST_CASE("training in bfloat16 runs and its loss falls", "[equivalence]") {
     CHECK(bf16.losses.back() < 0.8 * bf16.losses.front());
     CHECK(std::abs(bf16.losses.front() - f32.losses.front()) < 0.01 * f32.losses.front());
     CHECK(std::abs(bf16.losses.back() - f32.losses.back()) < 0.1 * f32.losses.back());
-    check_same_bits(train(with(layout, [](Layout& l) { l.way = ReduceWay::naive; }), 5), train(layout, 5));
+    check_same_bits(train(with(layout, [](Layout& l) { l.reduce_mode = ReduceMode::naive; }), 5), train(layout, 5));
   }
 }
 

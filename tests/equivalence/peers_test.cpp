@@ -232,7 +232,7 @@ TEST_CASE("a rank that computes with one other weight has another hash, in every
     if (stage == 3) continue;  // holds no weights between steps
     // An element that rank 0 updates: the masters are as they should be.
     other = layout;
-    other.inspect = [](cli::Rank& rank) {
+    other.inspect = [](runtime::Rank& rank) {
       const std::vector<int64_t>& offsets = rank.job().layout.parameter_offsets;
       const auto first = static_cast<size_t>(std::find(offsets.begin(), offsets.end(), 0) - offsets.begin());
       if (rank.job().options.rank == 1) rank.write(first, 0, 0, std::vector<float>{7});

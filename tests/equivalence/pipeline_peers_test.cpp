@@ -76,7 +76,7 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
     layout.zero_stage = draw(4);
     layout.shard_size = layout.ranks == 4 && layout.zero_stage > 0 && draw(2) ? 2 : 0;
     layout.recompute = static_cast<Recomputation>(draw(3));
-    layout.hides_hops = draw(2);
+    layout.hides_transfers = draw(2);
     layout.update_on_spine = draw(2);
     layout.max_norm = draw(2) ? 0.5f : 0.0f;
     CAPTURE(round, layout.name, stages, layout.micro_batches, layout.ranks, layout.zero_stage, layout.shard_size,
@@ -142,7 +142,7 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
       layout.recompute = depth == 1 ? Recomputation::full : Recomputation::none;
       for (const auto& job : make_jobs(layout, 0)) {
         std::map<int64_t, int32_t> tenant;  // by first byte: the bucket that was gathered there last
-        int64_t uses = 0;
+        int64_t actions = 0;
         for (ItemId id : job->train.order) {
           const Item& item = job->train[id];
           if (item.op == Op::all_gather && item.writes[0].buffer == job->ids.value_slots)
@@ -154,10 +154,10 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
             const auto slot = std::prev(tenant.upper_bound(read.begin_bytes));
             CAPTURE(name_of(kind), depth, item.name);
             CHECK(job->layout.buckets[static_cast<size_t>(slot->second)].unit == layer);
-            ++uses;
+            ++actions;
           }
         }
-        CHECK(uses > 0);
+        CHECK(actions > 0);
       }
     }
 }

@@ -47,15 +47,15 @@ TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage",
       const Trained expected = train(with(whole, [](Layout& l) { l.evaluate_between = true; }), kSteps);
       for (int stages : {2, 3, 4})
         for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
-          for (bool hides_hops : {false, true}) {
-            if (hides_hops && kind == ScheduleKind::gpipe) continue;
+          for (bool hides_transfers : {false, true}) {
+            if (hides_transfers && kind == ScheduleKind::gpipe) continue;
             // Without --all every second of the pairs, each of which is there with the other model.
-            if (!test_everything() && hides_hops && (micro_batches + stages + (llama ? 1 : 0)) % 2 != 0) continue;
-            CAPTURE(llama, micro_batches, stages, name_of(kind), hides_hops);
+            if (!test_everything() && hides_transfers && (micro_batches + stages + (llama ? 1 : 0)) % 2 != 0) continue;
+            CAPTURE(llama, micro_batches, stages, name_of(kind), hides_transfers);
             check_same_bits(train(with(whole,
                                        [&](Layout& l) {
                                          l.stages = stages, l.schedule = kind, l.evaluate_between = true,
-                                         l.hides_hops = hides_hops;
+                                         l.hides_transfers = hides_transfers;
                                        }),
                                   kSteps),
                             expected);
@@ -66,13 +66,13 @@ TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage",
 TEST_CASE("weight gradients that lag by other times give the bits of one stage", "[pipeline]") {
   const Layout whole = layout_of(false, 4, 5);
   const Trained expected = train(whole, kSteps);
-  for (bool hides_hops : {false, true}) {
-    const std::vector<int> most = most_lags({.stages = 4, .micro_batches = 5, .hides_hops = hides_hops});
+  for (bool hides_transfers : {false, true}) {
+    const std::vector<int> most = most_lags({.stages = 4, .micro_batches = 5, .hides_transfers = hides_transfers});
     for (const std::vector<int>& lags : {std::vector<int>{0, 0, 0, 0}, {0, 1, 1, 0}, most}) {
-      CAPTURE(hides_hops, lags);
+      CAPTURE(hides_transfers, lags);
       check_same_bits(train(with(whole,
                                  [&](Layout& l) {
-                                   l.stages = 4, l.schedule = ScheduleKind::zb_h1, l.hides_hops = hides_hops,
+                                   l.stages = 4, l.schedule = ScheduleKind::zb_h1, l.hides_transfers = hides_transfers,
                                    l.lags = lags;
                                  }),
                             kSteps),
@@ -131,9 +131,10 @@ TEST_CASE("what moves only the time of a pipeline does not move bits", "[pipelin
         check_same_bits(train(with(piped, [&](Layout& l) { l.delay_seed = seed; }), kSteps), expected);
       }
       check_same_bits(train(with(piped, [](Layout& l) { l.update_on_spine = false; }), kSteps), expected);
-      check_same_bits(train(with(piped, [](Layout& l) { l.hides_hops = true; }), kSteps), expected);
+      check_same_bits(train(with(piped, [](Layout& l) { l.hides_transfers = true; }), kSteps), expected);
       check_same_bits(
-          train(with(piped, [](Layout& l) { l.way = ReduceWay::flat, l.optimizer_per_bucket = false; }), kSteps),
+          train(with(piped, [](Layout& l) { l.reduce_mode = ReduceMode::flat, l.optimizer_per_bucket = false; }),
+                kSteps),
           expected);
     }
   }
@@ -292,8 +293,8 @@ TEST_CASE("the control: without the exchange of a tied table's gradients its cop
 TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") {
   int64_t waits = 0;
   const auto check_all_needed = [&](const Layout& layout) {
-    CAPTURE(name_of(layout.schedule), layout.stages, layout.virtual_stages, layout.micro_batches, layout.hides_hops,
-            layout.zero_stage);
+    CAPTURE(name_of(layout.schedule), layout.stages, layout.virtual_stages, layout.micro_batches,
+            layout.hides_transfers, layout.zero_stage);
     for (const auto& job : make_jobs(layout, 0)) waits += check_waits_needed(*job).waits;
   };
   for (ScheduleKind kind :
@@ -310,11 +311,12 @@ TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") 
   for (int stages : {2, 3, 4})
     for (int micro_batches : {1, 2, 3, 4, 5})
       for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
-        for (bool hides_hops : {false, true}) {
-          if (hides_hops && kind == ScheduleKind::gpipe) continue;
-          if (!test_everything() && (stages != 3 || micro_batches != (hides_hops ? 4 : 3))) continue;
-          check_all_needed(with(layout_of(micro_batches % 2 == 0, 4, micro_batches),
-                                [&](Layout& l) { l.stages = stages, l.schedule = kind, l.hides_hops = hides_hops; }));
+        for (bool hides_transfers : {false, true}) {
+          if (hides_transfers && kind == ScheduleKind::gpipe) continue;
+          if (!test_everything() && (stages != 3 || micro_batches != (hides_transfers ? 4 : 3))) continue;
+          check_all_needed(with(layout_of(micro_batches % 2 == 0, 4, micro_batches), [&](Layout& l) {
+            l.stages = stages, l.schedule = kind, l.hides_transfers = hides_transfers;
+          }));
         }
   for (int stages : {2, 3, 4})
     for (int virtual_stages : {2, 3})
@@ -335,10 +337,12 @@ TEST_CASE("what crosses stages has as many slots as are alive, and one for each 
         for (bool hides : {false, true}) {
           if (hides && kind != ScheduleKind::one_f_one_b) continue;
           const int v = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
-          const auto jobs = make_jobs(
-              with(layout_of(true, p * v, m),
-                   [&](Layout& l) { l.stages = p, l.virtual_stages = v, l.schedule = kind, l.hides_hops = hides; }),
-              0);
+          const auto jobs = make_jobs(with(layout_of(true, p * v, m),
+                                           [&](Layout& l) {
+                                             l.stages = p, l.virtual_stages = v, l.schedule = kind,
+                                             l.hides_transfers = hides;
+                                           }),
+                                      0);
           int rings = 0;
           for (const auto& job : jobs)
             for (const Chunk& chunk : job->chunks) {
@@ -404,19 +408,20 @@ TEST_CASE(
       std::erase(used, -1);
       std::sort(used.begin(), used.end());
       CHECK(std::adjacent_find(used.begin(), used.end()) == used.end());
-      const std::vector<uint64_t> meetings = comm::meetings_of(*job);
+      const std::vector<uint64_t> rendezvous_ids = comm::rendezvous_of(*job);
       for (ItemId id = 0; id < job->train.size(); ++id) {
         if (!is_communication(job->train[id].op)) continue;
         const ChannelId channel = job->train[id].channel;
         REQUIRE(wiring.connection_of[channel] >= 0);
         CHECK(connections[static_cast<size_t>(wiring.connection_of[channel])] == job->channels[channel].axis);
-        members[meetings[id]].push_back({rank, wiring.connection_of[channel]});
+        members[rendezvous_ids[id]].push_back({rank, wiring.connection_of[channel]});
         const bool pair = job->train[id].op == Op::send || job->train[id].op == Op::recv;
-        expected[meetings[id]] = pair ? 2 : static_cast<size_t>(job->mesh.group_size(job->channels[channel].axis));
+        expected[rendezvous_ids[id]] =
+            pair ? 2 : static_cast<size_t>(job->mesh.group_size(job->channels[channel].axis));
       }
     }
-    for (const auto& [meeting, ends] : members) {
-      CHECK(ends.size() == expected[meeting]);
+    for (const auto& [rendezvous, ends] : members) {
+      CHECK(ends.size() == expected[rendezvous]);
       for (const auto& [rank, connection] : ends) CHECK(connection == ends[0].second);
     }
   }

@@ -65,7 +65,7 @@ TEST_CASE("recomputation gives the bits of keeping everything under every schedu
       CAPTURE(llama, name_of(kind));
       check_same_bits(with(layout_of(llama, 4, 4), [&](Layout& l) {
         l.stages = 2, l.schedule = kind, l.virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1,
-        l.hides_hops = llama, l.evaluate_between = true;
+        l.hides_transfers = llama, l.evaluate_between = true;
       }));
     }
 }

@@ -46,8 +46,10 @@ inline std::vector<Layout> strategies(bool everything) {
     const std::string model = family == F::gpt2 ? "gpt2 " : "llama ";
     for (bool spine : {true, false}) {
       if (!everything && spine == (family == F::llama)) continue;
-      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter, ReduceWay::bucketed})
-        add(model + name_of(way) + on(spine), family, [&](Layout& l) { l.way = way, l.update_on_spine = spine; });
+      for (ReduceMode reduce_mode :
+           {ReduceMode::naive, ReduceMode::flat, ReduceMode::per_parameter, ReduceMode::bucketed})
+        add(model + name_of(reduce_mode) + on(spine), family,
+            [&](Layout& l) { l.reduce_mode = reduce_mode, l.update_on_spine = spine; });
       for (int micro_batches : {1, 2})
         for (float max_norm : {0.5f, 0.0f}) {
           if (!everything && (micro_batches == 2) != (max_norm > 0)) continue;

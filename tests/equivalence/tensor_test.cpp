@@ -428,7 +428,7 @@ TEST_CASE("a tied table that ranks share sends rows where they are smaller", "[t
     CHECK((job->model.tied.split && job->model.tied.as_rows == as_rows));
     const Trained trained = train(shared, kSteps);
     check_same_model(trained, train(whole, kSteps));
-    for (ReduceWay way : {ReduceWay::flat, ReduceWay::per_parameter})
-      CHECK(train(with(shared, [&](Layout& l) { l.way = way; }), kSteps).hash == trained.hash);
+    for (ReduceMode reduce_mode : {ReduceMode::flat, ReduceMode::per_parameter})
+      CHECK(train(with(shared, [&](Layout& l) { l.reduce_mode = reduce_mode; }), kSteps).hash == trained.hash);
   }
 }

@@ -12,12 +12,12 @@
 #include <thread>
 #include <tuple>
 
-#include "cli/weights.h"
 #include "comm/thread/thread_world.h"
 #include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "kernels/adamw/adamw.h"
+#include "runtime/weights.h"
 #include "tests/held.h"
 
 namespace slipstream::equivalence {
@@ -94,8 +94,9 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
   options.tokens /= layout.context;
   options.context_ranks = layout.context;
   options.context_rank = mesh.coordinates(rank).context;
-  const PipelineSchedule schedule = make_schedule(
-      layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_hops, layout.lags});
+  const PipelineSchedule schedule =
+      make_schedule(layout.schedule,
+                    {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_transfers, layout.lags});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   std::vector<int> layers = layout.layers;
   if (layers.empty()) {
@@ -121,7 +122,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
         build_job(std::move(model), std::move(buffers),
                   {.sizes = layout.sizes(),
                    .rank = as_rank,
-                   .way = layout.way,
+                   .reduce_mode = layout.reduce_mode,
                    .bucket_bytes = layout.bucket_bytes,
                    .first_bucket_bytes = layout.first_bucket_bytes,
                    .wire_dtype = layout.wire_dtype,
@@ -180,7 +181,7 @@ std::string hash_of(const Trained& trained) {
 }
 
 /// Reads from the flat order of each tensor-parallel part of a stage (one without tensor parallelism).
-cli::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats) {
+runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats) {
   return [job = std::move(job), flats = std::move(flats)](size_t p, size_t t, int64_t begin, std::span<float> out) {
     const NamedTensor& named = job->model.parameters[p].tensors[t];
     const int64_t end = begin + static_cast<int64_t>(out.size());
@@ -199,7 +200,7 @@ cli::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vec
 void collect(const std::vector<std::shared_ptr<const Job>>& stages,
              const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
   const auto reads_of = [&](std::vector<float> Held::*what) {
-    std::vector<cli::ReadWeights> reads;
+    std::vector<runtime::ReadWeights> reads;
     for (size_t s = 0; s < stages.size(); ++s) {
       std::vector<std::vector<float>> flats;
       for (const std::vector<Held>& part : held[s]) {
@@ -211,11 +212,11 @@ void collect(const std::vector<std::shared_ptr<const Job>>& stages,
     }
     return reads;
   };
-  const std::vector<cli::ReadWeights> weights = reads_of(&Held::weights), gradients = reads_of(&Held::gradients);
-  for (const auto& [name, at] : cli::tensors_of(stages)) {
+  const std::vector<runtime::ReadWeights> weights = reads_of(&Held::weights), gradients = reads_of(&Held::gradients);
+  for (const auto& [name, at] : runtime::tensors_of(stages)) {
     trained.names.push_back(name);
     const int64_t elems = stages[at.stage]->model.parameters[at.parameter].tensors[at.tensor].whole_elems();
-    const auto copy = [&](const cli::ReadWeights& read) {
+    const auto copy = [&](const runtime::ReadWeights& read) {
       std::vector<float> tensor(static_cast<size_t>(elems));
       read(at.parameter, at.tensor, 0, tensor);
       return tensor;
@@ -227,7 +228,7 @@ void collect(const std::vector<std::shared_ptr<const Job>>& stages,
 }
 
 /// This rank's share of the mean: its tokens over those of whole sequences.
-double evaluate(cli::Rank& rank, const Layout& layout, int context_rank) {
+double evaluate(runtime::Rank& rank, const Layout& layout, int context_rank) {
   const ContextChunks chunks = layout.chunks(context_rank);
   std::vector<int32_t> ids, targets;
   for (int64_t row = 0; row < layout.micro_batch; ++row)
@@ -260,8 +261,8 @@ void follow_weights(Job& job, UsedWeights& used) {
 
 }  // namespace
 
-cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank) {
-  return [&layout, rank, &step, chunks = layout.chunks(context_rank)](const cli::StagedBatch& staged) {
+runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank) {
+  return [&layout, rank, &step, chunks = layout.chunks(context_rank)](const runtime::StagedBatch& staged) {
     ++step;
     const int64_t T = chunks.local_tokens();
     for (int m = 0; m < layout.micro_batches; ++m) {
@@ -285,7 +286,7 @@ cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context
   };
 }
 
-cli::RankOptions rank_options(const Layout& layout, size_t r) {
+runtime::RankOptions rank_options(const Layout& layout, size_t r) {
   return {
       .threads = layout.threads,
       .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
@@ -295,14 +296,14 @@ cli::RankOptions rank_options(const Layout& layout, size_t r) {
       .graph = layout.graph};
 }
 
-Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinates& at, int steps) {
+Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& at, int steps) {
   Outcome outcome;
   rank.initialise(3);
   rank.prime();
   const double tokens =
       static_cast<double>(layout.ranks * layout.micro_batch * layout.micro_batches * layout.model.tokens);
   const auto report = [&](int step) {
-    const cli::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
+    const runtime::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
     outcome.seen.losses.push_back(seen.loss_sum / tokens);
     outcome.seen.norms.push_back(seen.norm);
   };
@@ -315,7 +316,7 @@ Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinates& at, 
   rank.synchronize();
   if (steps > 0) report(steps);
   if (layout.inspect) layout.inspect(rank);
-  outcome.held = {tests::shards_of(rank, &BucketHome::master), tests::shards_of(rank, &BucketHome::gradient)};
+  outcome.held = {tests::shards_of(rank, &BucketStorage::master), tests::shards_of(rank, &BucketStorage::gradient)};
   if (!layout.device) evaluate(rank, layout, at.context);  // reads all weights, those of the last update too
   return outcome;
 }
@@ -393,7 +394,7 @@ Trained train(const Layout& layout, int steps) {
     for (int connection : comm::wire_up(*jobs[r]).connection_of)
       communicators[r].push_back(connection < 0 ? nullptr : std::move(connections[r][static_cast<size_t>(connection)]));
   std::vector<detail::Outcome> outcomes(ranks);
-  std::vector<cli::Rank*> running(ranks, nullptr);
+  std::vector<runtime::Rank*> running(ranks, nullptr);
   std::mutex mutex;
   std::exception_ptr failure;
   const auto body = [&](size_t r) {
@@ -401,8 +402,8 @@ Trained train(const Layout& layout, int steps) {
     int64_t staged = 0;
     try {
       std::unique_ptr<Device> device = layout.device ? layout.device(*jobs[r]) : make_cpu_device();
-      cli::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]),
-                     detail::rank_options(layout, r), detail::loader(layout, at.data, staged, at.context));
+      runtime::Rank rank(std::move(jobs[r]), std::move(device), std::move(communicators[r]),
+                         detail::rank_options(layout, r), detail::loader(layout, at.data, staged, at.context));
       {
         std::lock_guard lock(mutex);
         running[r] = &rank;
@@ -413,7 +414,7 @@ Trained train(const Layout& layout, int steps) {
       } catch (...) {
         std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
-        for (cli::Rank* other : running)
+        for (runtime::Rank* other : running)
           if (other) other->abort("[test] another rank has failed.");
       }
       std::lock_guard lock(mutex);

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/rank.h"
 #include "comm/rehearse/finish.h"
 #include "engine/data/hash.h"
 #include "models/model.h"
+#include "runtime/rank.h"
 
 namespace slipstream::equivalence {
 
@@ -32,14 +32,14 @@ struct Layout {
   int stages = 1;            // of a pipeline: the world has ranks x context x stages ranks
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int virtual_stages = 1;
-  bool hides_hops = false;
+  bool hides_transfers = false;
   std::vector<int> lags;    // of weight gradients under zb_h1, for each stage; empty: as published
   std::vector<int> layers;  // of each part; empty: balanced
   int tensor = 1;           // ranks that share layers
   bool sequence_parallel = false;
   int tensor_chunks = 1;
   int micro_batches = 1;
-  ReduceWay way = ReduceWay::bucketed;
+  ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 8 << 10;
   int64_t first_bucket_bytes = 2 << 10;
   int64_t head_chunk_bytes = 8 << 10;
@@ -77,7 +77,7 @@ struct Layout {
       false;  // training in the order in which passes append tasks, each issued when its points are reached; unproved
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;               // before it is planned
-  std::function<void(cli::Rank&)> inspect;                    // of every rank, after the last step; ranks are threads
+  std::function<void(runtime::Rank&)> inspect;                // of every rank, after the last step; ranks are threads
   std::function<void(const comm::Proof&)> proved;             // of every plan that is made
   std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
 
@@ -138,12 +138,12 @@ struct Outcome {
   UsedWeights used;  // empty if nobody followed them
 };
 
-cli::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank = 0);
+runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank = 0);
 
-cli::RankOptions rank_options(const Layout& layout, size_t r);
+runtime::RankOptions rank_options(const Layout& layout, size_t r);
 
 /// Blocks. `steps` steps of a rank that was just made.
-Outcome run_steps(cli::Rank& rank, const Layout& layout, const Coordinates& at, int steps);
+Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& at, int steps);
 
 /// The whole model from the outcomes of all ranks. Throws if ranks report different losses or norms.
 Trained combine(const Layout& layout, std::vector<Outcome> outcomes);

@@ -51,20 +51,20 @@ Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
 /// From where the layout placed each part; padding goes with what is before it.
 Elements placed(const Job& job, int64_t working_bytes) {
   Elements elements;
-  for (size_t b = 0; b < job.homes.size(); ++b) {
+  for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
-    const BucketHome& home = job.homes[b];
-    for (int64_t e = 0; e < home.shard_elems; ++e) {
+    const BucketStorage& storage = job.storage[b];
+    for (int64_t e = 0; e < storage.shard_elems; ++e) {
       size_t part = bucket.first_part;
       while (part + 1 < bucket.first_part + bucket.part_count &&
-             job.layout.parts[part + 1].offset_elems <= home.shard_offset_elems + e)
+             job.layout.parts[part + 1].offset_elems <= storage.shard_offset_elems + e)
         ++part;
-      elements[{home.momentum.buffer, at(home.momentum, e)}] = {
-          at(home.master, e),
-          at(home.gradient, e),
-          at(home.variance, e),
-          at(home.master, e),  // the second buffer has the places of the first
-          working_bytes ? at(home.working, e, working_bytes) : 0,
+      elements[{storage.momentum.buffer, at(storage.momentum, e)}] = {
+          at(storage.master, e),
+          at(storage.gradient, e),
+          at(storage.variance, e),
+          at(storage.master, e),  // the second buffer has the places of the first
+          working_bytes ? at(storage.working, e, working_bytes) : 0,
           job.model.parameters[job.layout.parts[part].part.parameter].decay};
     }
   }
@@ -88,7 +88,7 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
             layout.double_buffer = two_copies;
             for (int rank = 0; rank < layout.ranks; ++rank) {
               const auto job = make_job(layout, rank);
-              CAPTURE(stage, rank, bucket_bytes, two_copies, job->homes.size());
+              CAPTURE(stage, rank, bucket_bytes, two_copies, job->storage.size());
               const int64_t working_bytes = rounds_updates(*job) ? 2 : 0;
               CHECK(rounds_updates(*job) == (dtype == DType::bf16));
               const auto all = update_shards(*job, -1);
@@ -97,7 +97,7 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
               // Nothing lies between the buckets of ranks that share nothing: one launch.
               if (stage == 0) CHECK(all.size() == 1);
               std::vector<UpdateShard> one_by_one;
-              for (size_t b = 0; b < job->homes.size(); ++b) {
+              for (size_t b = 0; b < job->storage.size(); ++b) {
                 const auto of_bucket = update_shards(*job, static_cast<int32_t>(b));
                 REQUIRE(of_bucket.size() == 1);
                 one_by_one.push_back(of_bucket[0]);
@@ -108,7 +108,7 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
                 std::vector<int64_t> edges;
                 int64_t elem = 0;
                 bool decays = true;
-                for (const auto& [place, element] : expected) {
+                for (const auto& [assignment, element] : expected) {
                   if (element.decays != decays) edges.push_back(elem);
                   decays = element.decays;
                   ++elem;

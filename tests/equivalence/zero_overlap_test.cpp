@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <set>
 
-#include "cli/bench_ablation.h"
-#include "cli/bench_zero.h"
+#include "bench/ablation.h"
+#include "bench/zero.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
@@ -62,9 +62,9 @@ Seen rehearse(const Case& c) {
                        .gather_dtype = c.wire,
                        .param_gather = c.param_gather,
                        .update_on_spine = c.update_on_spine});
-  const std::vector<int64_t> spine_ns = cli::even_spine_ns(job, c.layer_ns);
+  const std::vector<int64_t> spine_ns = bench::even_spine_ns(job, c.layer_ns);
   const double bandwidth =
-      static_cast<double>(cli::layer_gather_bytes(job)) / (c.gather * static_cast<double>(c.layer_ns) * 1e-9);
+      static_cast<double>(bench::layer_gather_bytes(job)) / (c.gather * static_cast<double>(c.layer_ns) * 1e-9);
   constexpr int64_t kLatencyNs = 20 * kMicrosecond;
   // Not free: a larger update takes longer.
   const comm::RooflinePrice link({.bytes_per_second = 1e12}, {bandwidth, kLatencyNs});
@@ -197,7 +197,7 @@ TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where it can b
 
 TEST_CASE("bench overlap --ablate turns every key of [overlap], but those that have one value only", "[overlap]") {
   std::set<std::string> turned;
-  for (const cli::Ablation& knob : cli::ablations()) {
+  for (const bench::Ablation& knob : bench::ablations()) {
     INFO(knob.key << " = " << knob.value);
     const bool of_stages =
         !knob.has_effect(default_run_config({})) && knob.has_effect(default_run_config({"parallel.pipeline=2"}));

@@ -65,8 +65,8 @@ TEST_CASE("bfloat16 gradients add in float: every stage, way and bucket size giv
       const Trained one = train(rounded(1), kSteps);
       for (int stage : {2, 3}) CHECK(train(rounded(stage), kSteps).hash == one.hash);
       if (ranks != 3) continue;
-      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter})
-        CHECK(train(with(rounded(1), [&](Layout& l) { l.way = way; }), kSteps).hash == one.hash);
+      for (ReduceMode reduce_mode : {ReduceMode::naive, ReduceMode::flat, ReduceMode::per_parameter})
+        CHECK(train(with(rounded(1), [&](Layout& l) { l.reduce_mode = reduce_mode; }), kSteps).hash == one.hash);
       for (int64_t bytes : {1, 1000, 25 << 20})
         for (int stage : {1, 3})
           CHECK(train(with(rounded(stage), [&](Layout& l) { l.bucket_bytes = bytes; }), kSteps).hash == one.hash);
@@ -151,20 +151,20 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
           std::mutex mutex;
           std::map<size_t, std::map<int, std::vector<float>>> whole, shards;
           Layout layout = gathered(stage);
-          layout.inspect = [&](cli::Rank& rank) {
+          layout.inspect = [&](runtime::Rank& rank) {
             std::lock_guard lock(mutex);
-            for (size_t b = 0; b < rank.job().homes.size(); ++b) {
-              const BucketHome& home = rank.job().homes[b];
+            for (size_t b = 0; b < rank.job().storage.size(); ++b) {
+              const BucketStorage& storage = rank.job().storage[b];
               const auto read = [&](const Slice& slice, auto element) {
                 std::vector<decltype(element)> values(static_cast<size_t>(slice.size_bytes) / sizeof element);
                 rank.device().copy_to_host(values.data(), rank.memory().entry(slice.buffer).base + slice.begin_bytes,
                                            slice.size_bytes);
                 return std::vector<float>(values.begin(), values.end());
               };
-              shards[b][rank.job().options.rank] = read(home.master, float{});
-              if (home.values.size_bytes > 0)
+              shards[b][rank.job().options.rank] = read(storage.master, float{});
+              if (storage.values.size_bytes > 0)
                 whole[b][rank.job().options.rank] =
-                    model == DType::bf16 ? read(home.values, bfloat16{}) : read(home.values, float{});
+                    model == DType::bf16 ? read(storage.values, bfloat16{}) : read(storage.values, float{});
             }
           };
           const Trained trained = train(layout, steps);
@@ -279,13 +279,13 @@ TEST_CASE("small parameters that stay on every rank change what is gathered when
       CHECK(slots(*after) < slots(*before));
       CHECK(after->buffers.bytes(Owner::parameters) > before->buffers.bytes(Owner::parameters));
       // Every parameter of a layer up to the threshold is whole, no other one is.
-      for (size_t b = 0; b < after->homes.size(); ++b)
+      for (size_t b = 0; b < after->storage.size(); ++b)
         for (uint32_t p = after->layout.buckets[b].first_part;
              p < after->layout.buckets[b].first_part + after->layout.buckets[b].part_count; ++p) {
           const ParameterSpec& parameter = after->model.parameters[after->layout.parts[p].part.parameter];
           const bool of_layer = parameter.layer >= 0 && parameter.layer < after->model.layers;
           // And a table that embedding and head share, with what is beside it.
-          CHECK((after->homes[b].values.size_bytes > 0) ==
+          CHECK((after->storage[b].values.size_bytes > 0) ==
                 (of_layer ? parameter.elems <= 128 : family == models::Family::gpt2));
         }
       CHECK(train(staying, kSteps).hash == train(passing, kSteps).hash);

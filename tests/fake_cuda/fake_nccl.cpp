@@ -40,8 +40,8 @@ struct Call {
 
 struct Group {
   int size = 0;
-  std::map<uint64_t, std::vector<std::pair<int, Call>>> meetings;  // by number of the collective
-  uint64_t done = 0;                                               // collectives that have moved their bytes
+  std::map<uint64_t, std::vector<std::pair<int, Call>>> all_rendezvous;  // by number of the collective
+  uint64_t done = 0;                                                     // collectives that have moved their bytes
   // Sent and not yet received, and the other way round, in order.
   std::map<std::pair<int, int>, std::vector<std::pair<std::string, std::vector<std::byte>>>> mail;
   std::map<int, std::vector<std::pair<int, int>>> split_wishes;  // by key of the split: (color, key) by rank
@@ -189,7 +189,7 @@ void meet(const std::shared_ptr<Group>& group, const std::string& name, int rank
                                   });
   }
   std::unique_lock lock(mutex);
-  auto& members = group->meetings[number];
+  auto& members = group->all_rendezvous[number];
   members.push_back({rank, call});
   if (static_cast<int>(members.size()) == group->size) {
     std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.first < b.first; });

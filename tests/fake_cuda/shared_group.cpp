@@ -28,7 +28,7 @@ void end_because(const std::string& sentence) {
   std::_Exit(kOrdersDiffer);
 }
 
-struct SharedGroup::Place {
+struct SharedGroup::DeviceAssignment {
   pthread_mutex_t mutex;
   pthread_cond_t changed;
   int arrived = 0, left = 0;
@@ -41,28 +41,31 @@ struct SharedGroup::Place {
 
 std::string SharedGroup::make() {
   const int file = memfd_create("fake_nccl", 0);
-  if (file < 0 || ftruncate(file, sizeof(Place)) != 0) throw std::runtime_error("[fake nccl] no shared memory.");
-  auto* place = static_cast<Place*>(mmap(nullptr, sizeof(Place), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  if (file < 0 || ftruncate(file, sizeof(DeviceAssignment)) != 0)
+    throw std::runtime_error("[fake nccl] no shared memory.");
+  auto* assignment = static_cast<DeviceAssignment*>(
+      mmap(nullptr, sizeof(DeviceAssignment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
   pthread_mutexattr_t mutex;
   pthread_mutexattr_init(&mutex);
   pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED);
-  pthread_mutex_init(&place->mutex, &mutex);
+  pthread_mutex_init(&assignment->mutex, &mutex);
   pthread_condattr_t changed;
   pthread_condattr_init(&changed);
   pthread_condattr_setpshared(&changed, PTHREAD_PROCESS_SHARED);
-  pthread_cond_init(&place->changed, &changed);
-  munmap(place, sizeof(Place));
+  pthread_cond_init(&assignment->changed, &changed);
+  munmap(assignment, sizeof(DeviceAssignment));
   return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file);
 }
 
 SharedGroup::SharedGroup(const std::string& name) {
   const int file = open(name.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) throw std::runtime_error("[fake nccl] " + name + " cannot be opened.");
-  place_ = static_cast<Place*>(mmap(nullptr, sizeof(Place), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  assignment_ = static_cast<DeviceAssignment*>(
+      mmap(nullptr, sizeof(DeviceAssignment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
   close(file);
 }
 
-SharedGroup::~SharedGroup() { munmap(place_, sizeof(Place)); }
+SharedGroup::~SharedGroup() { munmap(assignment_, sizeof(DeviceAssignment)); }
 
 template <typename Ready>
 bool SharedGroup::wait(const Ready& ready, const std::string& who) {
@@ -72,8 +75,9 @@ bool SharedGroup::wait(const Ready& ready, const std::string& who) {
     const int64_t ns = until.tv_nsec + std::chrono::nanoseconds(patience).count();
     until.tv_sec += ns / 1'000'000'000;
     until.tv_nsec = ns % 1'000'000'000;
-    if (pthread_cond_timedwait(&place_->changed, &place_->mutex, &until) != ETIMEDOUT || ready() || aborted_) continue;
-    pthread_mutex_unlock(&place_->mutex);
+    if (pthread_cond_timedwait(&assignment_->changed, &assignment_->mutex, &until) != ETIMEDOUT || ready() || aborted_)
+      continue;
+    pthread_mutex_unlock(&assignment_->mutex);
     end_because(who + " and waits in vain: another rank launches or records in another order, or less.");
   }
   return !aborted_;
@@ -83,44 +87,44 @@ void SharedGroup::meet(int rank, int size, const std::string& words, const std::
                        size_t size_bytes, const std::function<void(const std::vector<const std::byte*>&)>& take) {
   if (size_bytes > kAreaBytes || static_cast<size_t>(size) > kRanksMax)
     throw std::runtime_error("[fake nccl] more than it can carry.");
-  Place& place = *place_;
+  DeviceAssignment& assignment = *assignment_;
   const auto brings = [&](int r, const std::string& what) {
     return "rank " + std::to_string(r) + " of " + name + " brings " + what;
   };
-  pthread_mutex_lock(&place.mutex);
-  wait([&] { return !place.taking; }, brings(rank, words));
-  std::memcpy(place.areas[rank], bytes, size_bytes);
-  place.words[rank][words.copy(place.words[rank], kWordsBytes - 1)] = '\0';
-  if (++place.arrived == size) {
-    place.taking = true;
-    pthread_cond_broadcast(&place.changed);
+  pthread_mutex_lock(&assignment.mutex);
+  wait([&] { return !assignment.taking; }, brings(rank, words));
+  std::memcpy(assignment.areas[rank], bytes, size_bytes);
+  assignment.words[rank][words.copy(assignment.words[rank], kWordsBytes - 1)] = '\0';
+  if (++assignment.arrived == size) {
+    assignment.taking = true;
+    pthread_cond_broadcast(&assignment.changed);
   }
-  if (!wait([&] { return place.taking; }, brings(rank, words))) {
-    pthread_mutex_unlock(&place.mutex);
+  if (!wait([&] { return assignment.taking; }, brings(rank, words))) {
+    pthread_mutex_unlock(&assignment.mutex);
     return;
   }
   for (int r = 0; r < size; ++r)
-    if (const std::string others = place.words[r]; others != words) {
-      pthread_mutex_unlock(&place.mutex);
+    if (const std::string others = assignment.words[r]; others != words) {
+      pthread_mutex_unlock(&assignment.mutex);
       end_because(brings(rank, words) + " where " + brings(r, others) +
                   ": ranks launch or record in different orders.");
     }
   std::vector<const std::byte*> all;
-  for (int r = 0; r < size; ++r) all.push_back(place.areas[r]);
+  for (int r = 0; r < size; ++r) all.push_back(assignment.areas[r]);
   take(all);
-  if (++place.left == size) {
-    place.arrived = place.left = 0;
-    place.taking = false;
-    pthread_cond_broadcast(&place.changed);
+  if (++assignment.left == size) {
+    assignment.arrived = assignment.left = 0;
+    assignment.taking = false;
+    pthread_cond_broadcast(&assignment.changed);
   }
-  pthread_mutex_unlock(&place.mutex);
+  pthread_mutex_unlock(&assignment.mutex);
 }
 
 void SharedGroup::abort() {
-  pthread_mutex_lock(&place_->mutex);
+  pthread_mutex_lock(&assignment_->mutex);
   aborted_ = true;
-  pthread_cond_broadcast(&place_->changed);
-  pthread_mutex_unlock(&place_->mutex);
+  pthread_cond_broadcast(&assignment_->changed);
+  pthread_mutex_unlock(&assignment_->mutex);
 }
 
 void SharedGroup::send(int rank, int peer, const std::string& words, const std::string& name, const void* bytes,
@@ -129,10 +133,10 @@ void SharedGroup::send(int rank, int peer, const std::string& words, const std::
       "rank " + std::to_string(rank) + " of " + name + " sends " + words + " to rank " + std::to_string(peer);
   char header[kWordsBytes] = {};
   words.copy(header, kWordsBytes - 1);
-  pthread_mutex_lock(&place_->mutex);
+  pthread_mutex_lock(&assignment_->mutex);
   put(rank, peer, header, sizeof header, who);
   put(rank, peer, bytes, size_bytes, who);
-  pthread_mutex_unlock(&place_->mutex);
+  pthread_mutex_unlock(&assignment_->mutex);
 }
 
 void SharedGroup::receive(int rank, int peer, const std::string& words, const std::string& name, void* bytes,
@@ -140,39 +144,39 @@ void SharedGroup::receive(int rank, int peer, const std::string& words, const st
   const std::string who =
       "rank " + std::to_string(rank) + " of " + name + " receives " + words + " from rank " + std::to_string(peer);
   char header[kWordsBytes] = {};
-  pthread_mutex_lock(&place_->mutex);
+  pthread_mutex_lock(&assignment_->mutex);
   take(rank, peer, header, sizeof header, who);
   if (!aborted_ && header != words) {
-    pthread_mutex_unlock(&place_->mutex);
+    pthread_mutex_unlock(&assignment_->mutex);
     end_because(who + ", which sends " + header + ": ranks launch or record in different orders.");
   }
   take(rank, peer, bytes, size_bytes, who);
-  pthread_mutex_unlock(&place_->mutex);
+  pthread_mutex_unlock(&assignment_->mutex);
 }
 
 void SharedGroup::put(int rank, int peer, const void* bytes, size_t size_bytes, const std::string& who) {
-  Place& place = *place_;
-  size_t& sent = place.sent[rank][peer];
-  const size_t& received = place.received[rank][peer];
+  DeviceAssignment& assignment = *assignment_;
+  size_t& sent = assignment.sent[rank][peer];
+  const size_t& received = assignment.received[rank][peer];
   for (size_t at = 0; at < size_bytes && wait([&] { return sent - received < kMailBytes; }, who);) {
     const size_t begin = sent % kMailBytes, room = kMailBytes - (sent - received);
     const size_t piece = std::min({size_bytes - at, room, kMailBytes - begin});
-    std::memcpy(place.mail[rank][peer] + begin, static_cast<const std::byte*>(bytes) + at, piece);
+    std::memcpy(assignment.mail[rank][peer] + begin, static_cast<const std::byte*>(bytes) + at, piece);
     sent += piece, at += piece;
-    pthread_cond_broadcast(&place.changed);
+    pthread_cond_broadcast(&assignment.changed);
   }
 }
 
 void SharedGroup::take(int rank, int peer, void* bytes, size_t size_bytes, const std::string& who) {
-  Place& place = *place_;
-  const size_t& sent = place.sent[peer][rank];
-  size_t& received = place.received[peer][rank];
+  DeviceAssignment& assignment = *assignment_;
+  const size_t& sent = assignment.sent[peer][rank];
+  size_t& received = assignment.received[peer][rank];
   for (size_t at = 0; at < size_bytes && wait([&] { return sent > received; }, who);) {
     const size_t begin = received % kMailBytes;
     const size_t piece = std::min({size_bytes - at, sent - received, kMailBytes - begin});
-    std::memcpy(static_cast<std::byte*>(bytes) + at, place.mail[peer][rank] + begin, piece);
+    std::memcpy(static_cast<std::byte*>(bytes) + at, assignment.mail[peer][rank] + begin, piece);
     received += piece, at += piece;
-    pthread_cond_broadcast(&place.changed);
+    pthread_cond_broadcast(&assignment.changed);
   }
 }
 

@@ -40,13 +40,13 @@ class SharedGroup {
   void abort();
 
  private:
-  struct Place;
+  struct DeviceAssignment;
   /// Waits until `ready`, under the place's mutex; false if aborted first.
   template <typename Ready>
   bool wait(const Ready& ready, const std::string& who);
   void put(int rank, int peer, const void* bytes, size_t size_bytes, const std::string& who);
   void take(int rank, int peer, void* bytes, size_t size_bytes, const std::string& who);
-  Place* place_ = nullptr;
+  DeviceAssignment* assignment_ = nullptr;
   bool aborted_ = false;  // under the place's mutex
 };
 

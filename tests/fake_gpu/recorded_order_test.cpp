@@ -58,14 +58,14 @@ class Recorder {
  public:
   Recorder(const Layout& layout, Job& job, const std::vector<std::unique_ptr<comm::Communicator>>& communicators)
       : job_(job) {
-    place();
+    assignment();
     reports_ = device_->allocate_host(16 * kReportSlots, "reports");
     std::vector<comm::Communicator*> verbs;
     for (const auto& communicator : communicators) verbs.push_back(communicator.get());
     const auto r = static_cast<size_t>(job.options.rank);
     const Coordinates at = job.mesh.coordinates(job.options.rank);
-    works_ = cli::bind_works(job, job.train, equivalence::detail::rank_options(layout, r).update, verbs,
-                             equivalence::detail::loader(layout, at.data, staged_, at.context), reports_->data());
+    works_ = runtime::bind_works(job, job.train, equivalence::detail::rank_options(layout, r).update, verbs,
+                                 equivalence::detail::loader(layout, at.data, staged_, at.context), reports_->data());
     for (Work& work : works_) name_commands_of(work);
     for (Piece& piece : job.model.pieces)
       for (Work& work : piece.works) name_commands_of(work);
@@ -100,7 +100,7 @@ class Recorder {
   }
 
  private:
-  void place() {
+  void assignment() {
     int64_t size_bytes = 0;
     for (BufferId id = 0; id < job_.buffers.size(); ++id)
       if (!job_.buffers[id].is_view) size_bytes += job_.buffers.instances(id) * job_.buffers.stride_bytes(id);
@@ -163,14 +163,14 @@ Before paths_of(const std::vector<GraphNode>& nodes) {
 /// By place in the host order: the waits that items declare, the order of every channel, and what follows from them.
 Before order_of(const Plan& plan) {
   Before before(plan.size());
-  std::vector<size_t> place(plan.size());
+  std::vector<size_t> assignment(plan.size());
   std::map<ChannelId, size_t> last;
   for (size_t i = 0; i < plan.size(); ++i) {
     const Item& item = plan[plan.order[i]];
-    place[plan.order[i]] = i;
+    assignment[plan.order[i]] = i;
     if (const auto found = last.find(item.channel); found != last.end()) before.add(found->second, i);
     last[item.channel] = i;
-    for (const Point& point : item.after) before.add(place[point.item], i);
+    for (const Point& point : item.after) before.add(assignment[point.item], i);
   }
   return before;
 }

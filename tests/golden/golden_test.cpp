@@ -9,11 +9,11 @@
 #include <iterator>
 #include <map>
 
-#include "cli/rank.h"
 #include "comm/rehearse/finish.h"
 #include "engine/base/json.h"
 #include "kernels/adamw/adamw.h"
 #include "models/model.h"
+#include "runtime/rank.h"
 #include "tests/golden/device.h"
 #include "tests/held.h"
 #include "tests/test.hpp"
@@ -30,8 +30,8 @@ std::string bytes_of_file(const std::string& path) {
 
 /// A program that has moved is told.
 std::string golden_dir() {
-  const char* told = std::getenv("SLIPSTREAM_GOLDEN_DIR");
-  return told ? told : GOLDEN_DIR;
+  const char* measured_ns = std::getenv("SLIPSTREAM_GOLDEN_DIR");
+  return measured_ns ? measured_ns : GOLDEN_DIR;
 }
 
 struct Golden {
@@ -102,7 +102,7 @@ struct Mutation {
   bool no_bias_correction = false;
 };
 
-cli::UpdateOptions update_of(const Golden& g, const Mutation& m) {
+runtime::UpdateOptions update_of(const Golden& g, const Mutation& m) {
   return {.beta1 = g.real(m.swap_betas ? "beta2" : "beta1"),
           .beta2 = g.real(m.swap_betas ? "beta1" : "beta2"),
           .eps = g.real("eps"),
@@ -110,8 +110,8 @@ cli::UpdateOptions update_of(const Golden& g, const Mutation& m) {
           .max_norm = m.no_clip ? 1e9f : g.real("max_norm")};
 }
 
-cli::LoadBatch loader(const Golden& g, const Mutation& m, int64_t& step) {
-  return [&g, &step, exact = !m.no_bias_correction](const cli::StagedBatch& staged) {
+runtime::LoadBatch loader(const Golden& g, const Mutation& m, int64_t& step) {
+  return [&g, &step, exact = !m.no_bias_correction](const runtime::StagedBatch& staged) {
     const Batch batch(g);
     std::memcpy(staged.batch, batch.inputs.data(), 4 * batch.inputs.size());
     std::memcpy(staged.batch + 4 * batch.inputs.size(), batch.targets.data(), 4 * batch.targets.size());
@@ -128,7 +128,7 @@ cli::LoadBatch loader(const Golden& g, const Mutation& m, int64_t& step) {
 }
 
 template <typename Use>
-void for_each_tensor(cli::Rank& rank, Use use) {
+void for_each_tensor(runtime::Rank& rank, Use use) {
   const auto& parameters = rank.job().model.parameters;
   for (size_t p = 0; p < parameters.size(); ++p)
     for (size_t t = 0; t < parameters[p].tensors.size(); ++t) use(parameters[p].tensors[t].name, p, t);
@@ -157,7 +157,7 @@ struct Errors {
   int64_t compared = 0, small = 0, key_biases = 0;
 };
 
-void compare_logits(const Golden& g, cli::Rank& rank, Errors& errors) {
+void compare_logits(const Golden& g, runtime::Rank& rank, Errors& errors) {
   const Batch batch(g);
   double loss = 0;
   for (float row : rank.evaluate(batch.inputs, batch.targets)) loss += row;
@@ -172,9 +172,9 @@ void compare_logits(const Golden& g, cli::Rank& rank, Errors& errors) {
   }
 }
 
-void compare_gradients(const Golden& g, cli::Rank& rank, Errors& errors) {
+void compare_gradients(const Golden& g, runtime::Rank& rank, Errors& errors) {
   for_each_tensor(rank, [&](const std::string& tensor, size_t p, size_t t) {
-    const std::vector<float> gradient = tests::whole_tensor(rank, &BucketHome::gradient, p, t);
+    const std::vector<float> gradient = tests::whole_tensor(rank, &BucketStorage::gradient, p, t);
     const std::vector<float>& golden = g.at("gradient." + tensor);
     REQUIRE(gradient.size() == golden.size());
     double largest = 0, error = 0;
@@ -186,9 +186,9 @@ void compare_gradients(const Golden& g, cli::Rank& rank, Errors& errors) {
   });
 }
 
-void compare_weights(const Golden& g, cli::Rank& rank, Errors& errors) {
+void compare_weights(const Golden& g, runtime::Rank& rank, Errors& errors) {
   for_each_tensor(rank, [&](const std::string& tensor, size_t p, size_t t) {
-    const std::vector<float> weights = tests::whole_tensor(rank, &BucketHome::master, p, t);
+    const std::vector<float> weights = tests::whole_tensor(rank, &BucketStorage::master, p, t);
     const std::vector<float>&golden = g.at("trained." + tensor), &gradient = g.at("gradient." + tensor);
     for (size_t i = 0; i < golden.size(); ++i) {
       if (is_key_bias(tensor, i, static_cast<size_t>(g.whole("width")))) {
@@ -210,8 +210,8 @@ Errors measure(const Golden& g, const Mutation& m = {}) {
   int64_t staged = 0;
   auto job = job_of(g);
   std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-  cli::Rank rank(std::move(job), golden::make_device(), std::move(none), {.update = update_of(g, m)},
-                 loader(g, m, staged));
+  runtime::Rank rank(std::move(job), golden::make_device(), std::move(none), {.update = update_of(g, m)},
+                     loader(g, m, staged));
   size_t named = 0;
   for_each_tensor(rank, [&](const std::string& tensor, size_t p, size_t t) {
     rank.set_tensor(p, t, first_weights(g, m, tensor));
@@ -225,7 +225,7 @@ Errors measure(const Golden& g, const Mutation& m = {}) {
   for (int64_t step = 1; step <= g.whole("steps"); ++step) {
     rank.issue(static_cast<uint32_t>(step));
     rank.synchronize();
-    const cli::Rank::Report report = rank.report(static_cast<uint32_t>(step));
+    const runtime::Rank::Report report = rank.report(static_cast<uint32_t>(step));
     const auto index = static_cast<size_t>(step) - 1;
     errors.losses =
         std::max(errors.losses, std::abs(report.loss_sum / tokens - g.json.at("losses").as_array()[index].as_double()));

@@ -32,8 +32,9 @@ TEST_CASE("works touch what they declare and nothing else, and the same bits com
   int64_t works = 0;
   std::vector<Layout> rows = strategies(test_everything());
   if (!test_everything())
-    std::erase_if(rows,
-                  [](const Layout& row) { return row.prefetch_depth != 1 || row.way == ReduceWay::per_parameter; });
+    std::erase_if(rows, [](const Layout& row) {
+      return row.prefetch_depth != 1 || row.reduce_mode == ReduceMode::per_parameter;
+    });
   for (const Layout& row : rows) {
     INFO(row.name);
     std::vector<guard::Counts> counts;

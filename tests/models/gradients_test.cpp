@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include "cli/rank.h"
 #include "engine/base/philox.h"
+#include "runtime/rank.h"
 #include "tests/equivalence/trained.h"
 #include "tests/held.h"
 #include "tests/test.hpp"
@@ -57,25 +57,25 @@ class Model {
     for (size_t p = 0; p < parameters().size(); ++p) {
       all.emplace_back();
       for (size_t t = 0; t < parameters()[p].tensors.size(); ++t)
-        all.back().push_back(tests::whole_tensor(rank_, &BucketHome::gradient, p, t));
+        all.back().push_back(tests::whole_tensor(rank_, &BucketStorage::gradient, p, t));
     }
     return all;
   }
 
-  std::vector<float> tensor(size_t p, size_t t) { return tests::whole_tensor(rank_, &BucketHome::master, p, t); }
+  std::vector<float> tensor(size_t p, size_t t) { return tests::whole_tensor(rank_, &BucketStorage::master, p, t); }
   void set(size_t p, size_t t, const std::vector<float>& values) { rank_.set_tensor(p, t, values); }
 
  private:
-  static cli::Rank make(const equivalence::Layout& layout, int64_t& staged) {
+  static runtime::Rank make(const equivalence::Layout& layout, int64_t& staged) {
     auto job = equivalence::make_job(layout, 0);
     std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-    return cli::Rank(std::move(job), make_cpu_device(), std::move(none), {},
-                     equivalence::detail::loader(layout, 0, staged));
+    return runtime::Rank(std::move(job), make_cpu_device(), std::move(none), {},
+                         equivalence::detail::loader(layout, 0, staged));
   }
 
   equivalence::Layout layout_;
   int64_t staged_ = 0;
-  cli::Rank rank_;
+  runtime::Rank rank_;
 };
 
 /// Fourth-order central difference of the loss along one element.

@@ -74,7 +74,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
     while (bucket.ready_position >= job.backward_positions(static_cast<int>(chunk)).second) --chunk;
     return chunk;
   };
-  const bool at_the_end = job.options.way == ReduceWay::naive || job.options.way == ReduceWay::flat;
+  const bool at_the_end = job.options.reduce_mode == ReduceMode::naive || job.options.reduce_mode == ReduceMode::flat;
   for (size_t b = 0; b < job.layout.buckets.size(); ++b) {
     const Point ready{spine.backward[job.layout.buckets[b].ready_position]};
     if (alone) {
@@ -82,14 +82,14 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
       continue;
     }
     reduced.buckets.push_back({});
-    const BucketHome& home = job.homes[b];
-    if (home.gradients.size_bytes == 0 || job.layout.buckets[b].persistent)
+    const BucketStorage& storage = job.storage[b];
+    if (storage.gradients.size_bytes == 0 || job.layout.buckets[b].persistent)
       continue;  // Residency reduces it, micro-batch by micro-batch
     const Point begin = at_the_end ? spine.last() : ready;
     Reduction reduction{.label = fmt::format("bucket{}", b),
                         .bucket = b,
-                        .from = home.gradients,
-                        .to = home.gradient,
+                        .from = storage.gradients,
+                        .to = storage.gradient,
                         .ready = begin,
                         .not_before = {},
                         .before = {}};

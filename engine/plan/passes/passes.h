@@ -43,12 +43,12 @@ struct SpineMap {
   Point last() const { return {*std::max_element(backward.begin(), backward.end())}; }
 };
 
-class Hops;
+class PipelineTransfers;
 class Residency;
 
 /// The uses of the stage in the order of its schedule; `residency` says where sharded layers are, `hops` where
 /// activations and gradients are that cross stages.
-SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan);
+SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& transfers, Plan& plan);
 
 /// Communication between pieces (Piece::communications): a task behind every item of such a piece, in the item's
 /// instances. The first spine item that touches the same memory afterwards waits for it, and so does a task of this

@@ -169,7 +169,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     gathered = gather(job_, plan,
                       {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use),
                        .bucket = use.bucket,
-                       .from = job_.homes[use.bucket].working,
+                       .from = job_.storage[use.bucket].working,
                        .to = use.where,
                        .updated = held_back,
                        .to_free = to_free,
@@ -184,15 +184,15 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
   std::stable_sort(in_order.begin(), in_order.end(),
                    [](const Reduce& a, const Reduce& b) { return a.last_use < b.last_use; });
   for (const Reduce& use : in_order) {
-    const BucketHome& home = job_.homes[use.bucket];
+    const BucketStorage& storage = job_.storage[use.bucket];
     const std::string label = use.slot < 0 ? fmt::format("bucket{}/{}", use.bucket, use.micro_batch)
                                            : fmt::format("{}/{}", name_of(use.bucket), use.micro_batch);
     const bool adds = use.micro_batch > 0;
-    const Slice part{job_.ids.gradient_part, 0, 4 * home.shard_elems};
+    const Slice part{job_.ids.gradient_part, 0, 4 * storage.shard_elems};
     Reduction reduction{.label = label,
                         .bucket = use.bucket,
-                        .from = use.slot < 0 ? home.gradients : gradient_slot_slice(job_, use.slot, use.bucket),
-                        .to = adds ? part : home.gradient,
+                        .from = use.slot < 0 ? storage.gradients : gradient_slot_slice(job_, use.slot, use.bucket),
+                        .to = adds ? part : storage.gradient,
                         .ready = {use.last_use},
                         .not_before = {},
                         .before = {}};
@@ -204,11 +204,11 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       add.name = "add." + label;
       add.channel = job_.channel("reduce");
       add.op = Op::add;
-      add.elems = home.shard_elems;
+      add.elems = storage.shard_elems;
       add.bucket = static_cast<int32_t>(use.bucket);
-      add.reads = {part, home.gradient};
-      add.writes = {home.gradient};
-      add.cost = {home.shard_elems, 12 * home.shard_elems};
+      add.reads = {part, storage.gradient};
+      add.writes = {storage.gradient};
+      add.cost = {storage.shard_elems, 12 * storage.shard_elems};
       add.after = {done, sums.at(use.bucket)};
       part_free = done = append_task(plan, std::move(add));
     }

@@ -5,8 +5,8 @@
 
 #include <fmt/core.h>
 
-#include "engine/plan/passes/hops.h"
 #include "engine/plan/passes/passes.h"
+#include "engine/plan/passes/pipeline_transfers.h"
 #include "engine/plan/passes/residency.h"
 
 namespace slipstream {
@@ -16,17 +16,17 @@ void add_access(std::vector<Slice>& slices, const Slice& slice) {
   if (slice.size_bytes > 0 && std::find(slices.begin(), slices.end(), slice) == slices.end()) slices.push_back(slice);
 }
 
-void append_piece(const Job& job, uint32_t piece_index, const Use& use, const std::vector<Rebind>& hops,
+void append_piece(const Job& job, uint32_t piece_index, const Action& action, const std::vector<Rebind>& transfers,
                   Residency& residency, Plan& plan) {
   const Piece& piece = job.model.pieces[piece_index];
   SpineItem item;
   item.piece = piece_index;
-  item.micro_batch = use.micro_batch;
-  item.slot = use.micro_batch % job.chunks[static_cast<size_t>(use.chunk)].slots;
-  item.rebinds = hops;
+  item.micro_batch = action.micro_batch;
+  item.slot = action.micro_batch % job.chunks[static_cast<size_t>(action.chunk)].slots;
+  item.rebinds = transfers;
   item.name = piece.name + (piece.layer >= 0 ? fmt::format(".{}", piece.layer) : "") +
-              (job.buffers.micro_batches > 1 ? fmt::format("/{}", use.micro_batch) : "");
-  residency.enter(static_cast<ItemId>(plan.spine.size()), piece, use.pass != Pass::forward, item);
+              (job.buffers.micro_batches > 1 ? fmt::format("/{}", action.micro_batch) : "");
+  residency.enter(static_cast<ItemId>(plan.spine.size()), piece, action.pass != Pass::forward, item);
   for (const Work& work : piece.works) {
     item.cost += work.cost;
     for (const Slice& slice : work.reads)
@@ -39,7 +39,7 @@ void append_piece(const Job& job, uint32_t piece_index, const Use& use, const st
 
 }  // namespace
 
-SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan) {
+SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& transfers, Plan& plan) {
   SpineMap map;
   map.backward.resize(job.model.backward.size());
   const auto position_of = [&](uint32_t piece) {
@@ -50,31 +50,32 @@ SpineMap spine_pass(const Job& job, Residency& residency, Hops& hops, Plan& plan
   const bool has_head = last_part.part + 1 == job.options.schedule.parts();
   // The staged batch is taken first, all micro-batches of it, where the stage reads any of it.
   if (job.takes_batch) append_piece(job, job.model.forward.front(), {}, {}, residency, plan);
-  for (size_t u = 0; u < job.uses.size(); ++u) {
-    const Use& use = job.uses[u];
-    hops.enter(u, static_cast<ItemId>(plan.spine.size()));
-    for (uint32_t piece : job.chunks[static_cast<size_t>(use.chunk)].pieces(use.pass)) {
+  for (size_t u = 0; u < job.actions.size(); ++u) {
+    const Action& action = job.actions[u];
+    transfers.enter(u, static_cast<ItemId>(plan.spine.size()));
+    for (uint32_t piece : job.chunks[static_cast<size_t>(action.chunk)].pieces(action.pass)) {
       // Micro-batches go in order: what stays here is the last one's.
-      if (use.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
-      append_piece(job, piece, use, hops.rebinds(u), residency, plan);
+      if (action.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
+      append_piece(job, piece, action, transfers.rebinds(u), residency, plan);
     }
-    if (use.pass == Pass::forward && has_head && use.chunk + 1 == static_cast<int>(job.chunks.size()))
+    if (action.pass == Pass::forward && has_head && action.chunk + 1 == static_cast<int>(job.chunks.size()))
       map.head = static_cast<ItemId>(plan.spine.size() - 1);
   }
   return map;
 }
 
 void evaluate_pass(const Job& job, Plan& plan) {
-  std::vector<Use> uses;
-  for (size_t c = 0; c < job.chunks.size(); ++c) uses.push_back({Pass::forward, static_cast<int>(c), 0});
+  std::vector<Action> actions;
+  for (size_t c = 0; c < job.chunks.size(); ++c) actions.push_back({Pass::forward, static_cast<int>(c), 0});
   Residency residency(job);
-  Hops hops(job, uses);
-  for (size_t u = 0; u < uses.size(); ++u) {
-    hops.enter(u, static_cast<ItemId>(plan.spine.size()));
-    for (uint32_t piece : job.chunks[u].evaluate) append_piece(job, piece, uses[u], hops.rebinds(u), residency, plan);
+  PipelineTransfers transfers(job, actions);
+  for (size_t u = 0; u < actions.size(); ++u) {
+    transfers.enter(u, static_cast<ItemId>(plan.spine.size()));
+    for (uint32_t piece : job.chunks[u].evaluate)
+      append_piece(job, piece, actions[u], transfers.rebinds(u), residency, plan);
   }
   sublayer_pass(job, plan);
-  hops.append_tasks(plan, static_cast<ItemId>(plan.spine.size()));
+  transfers.append_tasks(plan, static_cast<ItemId>(plan.spine.size()));
   residency.append_tasks(plan, nullptr);
 }
 

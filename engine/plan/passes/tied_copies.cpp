@@ -7,14 +7,14 @@
 namespace slipstream {
 
 void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
-  for (size_t b = 0; b < job.homes.size(); ++b) {
+  for (size_t b = 0; b < job.storage.size(); ++b) {
     if (!holds_copy(job, b)) continue;
-    const Slice gradient = job.homes[b].gradient;
+    const Slice gradient = job.storage[b].gradient;
     const bool first = job.stage() == 0;
-    Task hop;
-    hop.channel = job.channel("tied");
-    hop.elems = job.homes[b].shard_elems;
-    Task send = hop, recv = hop;
+    Task transfer;
+    transfer.channel = job.channel("tied");
+    transfer.elems = job.storage[b].shard_elems;
+    Task send = transfer, recv = transfer;
     send.op = Op::send;
     send.reads = {gradient};
     recv.op = Op::recv;
@@ -31,12 +31,12 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
     const Slice share{job.ids.tied_share, 0, gradient.size_bytes};
     recv.name = "recv.tied_head";
     recv.writes = {share};
-    Task add = hop;
+    Task add = transfer;
     add.name = "add.tied_head";
     add.op = Op::add;
     add.reads = {share, gradient};
     add.writes = {gradient};
-    add.cost = {hop.elems, 12 * hop.elems};
+    add.cost = {transfer.elems, 12 * transfer.elems};
     add.after = reduced.buckets[b];
     add.after.push_back(append_task(plan, recv));
     const Point added = append_task(plan, add);

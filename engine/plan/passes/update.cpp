@@ -154,7 +154,7 @@ class UpdatePass {
     for (size_t b : order_) {
       add_tied_before(b, complete);
       const Bucket& bucket = job_.layout.buckets[b];
-      const BucketHome& home = job_.homes[b];
+      const BucketStorage& storage = job_.storage[b];
       std::vector<Slice> sums;
       for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
         if (job_.layout.parts[p].norm_index >= 0)
@@ -164,11 +164,11 @@ class UpdatePass {
       task.name = fmt::format("sum_squares.bucket{}", b);
       task.op = Op::sum_squares;
       task.bucket = static_cast<int32_t>(b);
-      task.reads = {home.gradient};
+      task.reads = {storage.gradient};
       task.writes = std::move(sums);
-      task.cost = {
-          2 * home.shard_elems,
-          4 * home.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), padding included
+      task.cost = {2 * storage.shard_elems,
+                   4 * storage.shard_elems +
+                       8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), padding included
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }
@@ -206,15 +206,15 @@ class UpdatePass {
     if (buckets.size() == 1) task.bucket = static_cast<int32_t>(buckets[0]);
     task.reads = {job_.buffers.whole(job_.ids.scalars)};
     for (size_t b : buckets) {
-      const BucketHome& home = job_.homes[b];
-      task.reads.push_back(home.gradient);
-      for (const Slice& moved : {home.master, home.momentum, home.variance}) {
+      const BucketStorage& storage = job_.storage[b];
+      task.reads.push_back(storage.gradient);
+      for (const Slice& moved : {storage.master, storage.momentum, storage.variance}) {
         task.reads.push_back(moved);
         task.writes.push_back(next(moved));
       }
       const bool rounds = rounds_updates(job_);
-      if (rounds) task.writes.push_back(next(home.working));
-      task.cost += {16 * home.shard_elems, (rounds ? 30 : 28) * home.shard_elems};  // adamw_cost()
+      if (rounds) task.writes.push_back(next(storage.working));
+      task.cost += {16 * storage.shard_elems, (rounds ? 30 : 28) * storage.shard_elems};  // adamw_cost()
     }
     task.after = after;
     task.after.push_back(staged_);
@@ -224,21 +224,21 @@ class UpdatePass {
   /// The whole bucket again from the updated shards; the next plan that reads it waits by link.
   void publish(size_t b, std::vector<Point> updated) {
     if (!sharded_) return;
-    const BucketHome& home = job_.homes[b];
+    const BucketStorage& storage = job_.storage[b];
     if (const auto encoded = encode_shard(job_, plan_, b, updated)) {
       updated = {*encoded};
       gathered_.push_back(*encoded);
     }
-    if (home.values.size_bytes == 0) return;
+    if (storage.values.size_bytes == 0) return;
     // The update writes this rank's shard only; the backward pass may still read the others' parts.
     Item read;
-    read.writes = {next(home.values)};
+    read.writes = {next(storage.values)};
     if (!on_spine_) wait_for_spine(read);
     for (Point point : gather(job_, plan_,
                               {.label = fmt::format("bucket{}", b),
                               .bucket = b,
-                              .from = next(home.working),
-                              .to = next(home.values),
+                              .from = next(storage.working),
+                              .to = next(storage.values),
                               .updated = updated,
                               .to_free = read.after,
                               .before = {}}))

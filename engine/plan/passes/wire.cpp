@@ -125,7 +125,7 @@ Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice
 }  // namespace
 
 Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what) {
-  const BucketHome& home = job.homes[what.bucket];
+  const BucketStorage& storage = job.storage[what.bucket];
   const bool sharded = job.options.zero_stage > 0;
   const DType wire = job.options.wire_dtype;
   const ChannelId channel = job.channel("reduce");
@@ -134,7 +134,7 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
   if (wire == DType::f32) {
     Task task = task_of(job, channel, sharded ? Op::reduce_scatter : Op::all_reduce,
                         (sharded ? "reduce_scatter." : "all_reduce.") + what.label, what.bucket);
-    task.elems = home.shard_elems;
+    task.elems = storage.shard_elems;
     task.reads = {what.from};
     task.writes = {what.to};
     task.after = after;
@@ -145,26 +145,26 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
     return all_reduce_rounded(job, plan, channel, what.label, what.bucket, job.ids.wire_out, what.from, after,
                               reduced.turns, what.ready.item);
 
-  const Exchange exchange{channel,          what.label,      what.bucket,   wire,
-                          job.ids.wire_out, job.ids.wire_in, home.residual, home.sum_residual};
+  const Exchange exchange{channel,          what.label,      what.bucket,      wire,
+                          job.ids.wire_out, job.ids.wire_in, storage.residual, storage.sum_residual};
   return sum_by_exchange(job, plan, exchange, what.from, what.to, sharded, after, what.before, reduced.turns,
                          what.ready.item);
 }
 
 Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside) {
-  const BucketHome& home = job.homes[bucket];
+  const BucketStorage& storage = job.storage[bucket];
   const ChannelId channel = job.channel("reduce_across");
   const std::string label = fmt::format("across.bucket{}", bucket);
   if (job.options.wire_dtype == DType::bf16 && !job.options.sums_by_exchange)
-    return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, home.gradient, {inside},
+    return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, storage.gradient, {inside},
                               reduced.turns_across, ready.item);
   if (job.options.wire_dtype == DType::bf16)
     return sum_by_exchange(job, plan,
                            {channel, label, bucket, DType::bf16, job.ids.wire_across, job.ids.wire_across_in, {}, {}},
-                           home.gradient, home.gradient, false, {inside}, {}, reduced.turns_across, ready.item);
+                           storage.gradient, storage.gradient, false, {inside}, {}, reduced.turns_across, ready.item);
   Task task = task_of(job, channel, Op::all_reduce, fmt::format("reduce_across.bucket{}", bucket), bucket);
-  task.elems = home.shard_elems;
-  task.reads = task.writes = {home.gradient};
+  task.elems = storage.shard_elems;
+  task.reads = task.writes = {storage.gradient};
   task.after = {inside};
   return append_task(plan, std::move(task));
 }
@@ -178,7 +178,7 @@ void take_turns(const Reduced& reduced, Plan& plan) {
 }
 
 std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
-  const BucketHome& home = job.homes[what.bucket];
+  const BucketStorage& storage = job.storage[what.bucket];
   const ChannelId channel = job.channel("gather");
   const DType wire = job.gather_dtype();
   Task task = task_of(job, channel, Op::all_gather, "all_gather." + what.label, what.bucket);
@@ -202,7 +202,7 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
     }
   const Point gathered = append_task(plan, std::move(task));
   Task decode =
-      coding(job, channel, Op::decode, "decode." + what.label, what.bucket, wire, home.shard_elems, in, what.to);
+      coding(job, channel, Op::decode, "decode." + what.label, what.bucket, wire, storage.shard_elems, in, what.to);
   decode.after = what.to_free;
   decode.after.push_back(gathered);
   decode.before = what.before;
@@ -210,10 +210,10 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
 }
 
 std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated) {
-  const BucketHome& home = job.homes[bucket];
+  const BucketStorage& storage = job.storage[bucket];
   if (!job.gathers_encoded() || job.gather_dtype() != DType::u8) return {};
   Task encode = coding(job, job.channel("gather"), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket,
-                       DType::u8, home.shard_elems, home.master, home.working);
+                       DType::u8, storage.shard_elems, storage.master, storage.working);
   encode.after = updated;
   return append_task(plan, std::move(encode));
 }

@@ -11,7 +11,7 @@ std::vector<int> most_lags(const ScheduleShape& shape) {
   // A stage begins fewer micro-batches early than the first one does, by so many; each that lags takes one of their
   // places in memory.
   std::vector<int> most;
-  for (int stage = 0; stage < shape.stages; ++stage) most.push_back(stage * (shape.hides_hops ? 2 : 1));
+  for (int stage = 0; stage < shape.stages; ++stage) most.push_back(stage * (shape.hides_transfers ? 2 : 1));
   return most;
 }
 

@@ -11,7 +11,7 @@
 namespace slipstream {
 namespace {
 
-using Order = std::vector<Use>;
+using Order = std::vector<Action>;
 
 Order gpipe(const ScheduleShape& shape) {
   Order order;
@@ -33,7 +33,7 @@ Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
     backward.push_back({Pass::backward, v - 1 - chunk, micro_batch});
   }
   const int behind = p - 1 - stage;
-  const int warm_up = std::min(total, v == 1 ? behind * (shape.hides_hops ? 2 : 1) : 2 * behind + (v - 1) * p);
+  const int warm_up = std::min(total, v == 1 ? behind * (shape.hides_transfers ? 2 : 1) : 2 * behind + (v - 1) * p);
   order.assign(forward.begin(), forward.begin() + warm_up);
   for (int k = warm_up; k < total; ++k) {
     order.push_back(forward[static_cast<size_t>(k)]);
@@ -49,9 +49,9 @@ Order zero_bubble(const ScheduleShape& shape, int stage) {
   const int lag = shape.lags.empty() ? stage : shape.lags[static_cast<size_t>(stage)];
   Order order;
   int backwards = 0, weights = 0;
-  for (const Use& use : one_forward_one_backward(shape, stage)) {
-    order.push_back(use);
-    if (use.pass != Pass::backward || ++backwards <= lag) continue;
+  for (const Action& action : one_forward_one_backward(shape, stage)) {
+    order.push_back(action);
+    if (action.pass != Pass::backward || ++backwards <= lag) continue;
     order.push_back({Pass::weight, 0, weights++});
   }
   while (weights < shape.micro_batches) order.push_back({Pass::weight, 0, weights++});
@@ -63,13 +63,14 @@ std::string nearest_counts(int micro_batches, int stages) {
   return below > 0 ? fmt::format("{} or {}", below, below + stages) : fmt::format("{}", stages);
 }
 
-std::string name_of(const PipelineSchedule& schedule, int stage, const Use& use) {
-  return fmt::format("stage {}: {} of micro-batch {}{}", stage,
-                     use.pass == Pass::forward    ? "forward"
-                     : use.pass == Pass::backward ? "backward"
-                                                  : "weight",
-                     use.micro_batch,
-                     schedule.shape.virtual_stages > 1 || use.chunk != 0 ? fmt::format(" in chunk {}", use.chunk) : "");
+std::string name_of(const PipelineSchedule& schedule, int stage, const Action& action) {
+  return fmt::format(
+      "stage {}: {} of micro-batch {}{}", stage,
+      action.pass == Pass::forward    ? "forward"
+      : action.pass == Pass::backward ? "backward"
+                                      : "weight",
+      action.micro_batch,
+      schedule.shape.virtual_stages > 1 || action.chunk != 0 ? fmt::format(" in chunk {}", action.chunk) : "");
 }
 
 }  // namespace
@@ -119,50 +120,50 @@ void require_valid(const PipelineSchedule& schedule) {
     throw ConfigError("[pipeline] the schedule has {} stages, but parallel.pipeline = {}.", schedule.stages.size(),
                       shape.stages);
   for (int stage = 0; stage < shape.stages; ++stage) {
-    const std::vector<Use>& uses = schedule.stages[static_cast<size_t>(stage)];
+    const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
     const auto index = [&](Pass pass, int chunk, int m) {
       return static_cast<size_t>((static_cast<int>(pass) * shape.virtual_stages + chunk) * shape.micro_batches + m);
     };
     constexpr size_t kMissing = SIZE_MAX;
     std::vector<size_t> position(static_cast<size_t>(passes * shape.virtual_stages * shape.micro_batches), kMissing);
-    for (size_t i = 0; i < uses.size(); ++i) {
-      const Use& use = uses[i];
-      if (use.chunk < 0 || use.chunk >= shape.virtual_stages || use.micro_batch < 0 ||
-          use.micro_batch >= shape.micro_batches || static_cast<int>(use.pass) >= passes)
+    for (size_t i = 0; i < actions.size(); ++i) {
+      const Action& action = actions[i];
+      if (action.chunk < 0 || action.chunk >= shape.virtual_stages || action.micro_batch < 0 ||
+          action.micro_batch >= shape.micro_batches || static_cast<int>(action.pass) >= passes)
         throw ConfigError("[pipeline] {} is not among {} micro-batches, {} chunks and {} passes.",
-                          name_of(schedule, stage, use), shape.micro_batches, shape.virtual_stages, passes);
-      size_t& at = position[index(use.pass, use.chunk, use.micro_batch)];
+                          name_of(schedule, stage, action), shape.micro_batches, shape.virtual_stages, passes);
+      size_t& at = position[index(action.pass, action.chunk, action.micro_batch)];
       if (at != kMissing)
-        throw ConfigError("[pipeline] {} comes twice, as number {} and {} of its stage.", name_of(schedule, stage, use),
-                          at, i);
+        throw ConfigError("[pipeline] {} comes twice, as number {} and {} of its stage.",
+                          name_of(schedule, stage, action), at, i);
       at = i;
     }
     for (int p = 0; p < passes; ++p)
       for (int chunk = 0; chunk < shape.virtual_stages; ++chunk)
         for (int m = 0; m < shape.micro_batches; ++m) {
-          const Use use{static_cast<Pass>(p), chunk, m};
-          const size_t at = position[index(use.pass, chunk, m)];
-          if (at == kMissing) throw ConfigError("[pipeline] {} is missing.", name_of(schedule, stage, use));
-          if (m > 0 && at < position[index(use.pass, chunk, m - 1)])
+          const Action action{static_cast<Pass>(p), chunk, m};
+          const size_t at = position[index(action.pass, chunk, m)];
+          if (at == kMissing) throw ConfigError("[pipeline] {} is missing.", name_of(schedule, stage, action));
+          if (m > 0 && at < position[index(action.pass, chunk, m - 1)])
             throw ConfigError(
                 "[pipeline] {} comes before that of micro-batch {}. Micro-batches of a chunk go in order, so that sums "
                 "do not "
                 "depend on the schedule.",
-                name_of(schedule, stage, use), m - 1);
+                name_of(schedule, stage, action), m - 1);
           if (p > 0 && at < position[index(static_cast<Pass>(p - 1), chunk, m)])
-            throw ConfigError("[pipeline] {} comes before the pass that it needs.", name_of(schedule, stage, use));
+            throw ConfigError("[pipeline] {} comes before the pass that it needs.", name_of(schedule, stage, action));
         }
   }
-  play(schedule, {.use_ns = [](int, const Use&) { return int64_t{1}; }, .hop_ns = {}});
+  play(schedule, {.action_ns = [](int, const Action&) { return int64_t{1}; }, .transfer_ns = {}});
 }
 
 int peak_in_flight(const PipelineSchedule& schedule, int stage, int chunk) {
   const Pass last = schedule.splits_backward ? Pass::weight : Pass::backward;
   int alive = 0, peak = 0;
-  for (const Use& use : schedule.stages[static_cast<size_t>(stage)]) {
-    if (chunk >= 0 && use.chunk != chunk) continue;
-    if (use.pass == Pass::forward) peak = std::max(peak, ++alive);
-    if (use.pass == last) --alive;
+  for (const Action& action : schedule.stages[static_cast<size_t>(stage)]) {
+    if (chunk >= 0 && action.chunk != chunk) continue;
+    if (action.pass == Pass::forward) peak = std::max(peak, ++alive);
+    if (action.pass == last) --alive;
   }
   return peak;
 }
@@ -189,25 +190,25 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
     for (int stage = 0; stage < stages; ++stage) {
       const auto s = static_cast<size_t>(stage);
       for (; cursor[s] < schedule.stages[s].size(); ++cursor[s]) {
-        const Use& use = schedule.stages[s][cursor[s]];
-        const int part = use.chunk * stages + stage;
+        const Action& action = schedule.stages[s][cursor[s]];
+        const int part = action.chunk * stages + stage;
         int64_t ready = 0;
-        if (use.pass == Pass::backward && part + 1 == parts)
-          ready = forward_done[at(part, use.micro_batch)] ? 0 : -1;
-        else if (use.pass != Pass::weight)
-          ready = arrived[static_cast<size_t>(use.pass)][at(part, use.micro_batch)];
+        if (action.pass == Pass::backward && part + 1 == parts)
+          ready = forward_done[at(part, action.micro_batch)] ? 0 : -1;
+        else if (action.pass != Pass::weight)
+          ready = arrived[static_cast<size_t>(action.pass)][at(part, action.micro_batch)];
         if (ready < 0) break;
-        const int64_t begin = std::max(free_ns[s], ready), spent = times.use_ns(stage, use);
+        const int64_t begin = std::max(free_ns[s], ready), spent = times.action_ns(stage, action);
         free_ns[s] = begin + spent;
         played.stages[s].push_back({begin, free_ns[s]});
         played.busy_ns[s] += spent;
         played.makespan_ns = std::max(played.makespan_ns, free_ns[s]);
-        const int64_t hop = times.hop_ns ? times.hop_ns(stage, use) : 0;
-        if (use.pass == Pass::forward) {
-          forward_done[at(part, use.micro_batch)] = 1;
-          if (part + 1 < parts) arrived[0][at(part + 1, use.micro_batch)] = free_ns[s] + hop;
+        const int64_t hop = times.transfer_ns ? times.transfer_ns(stage, action) : 0;
+        if (action.pass == Pass::forward) {
+          forward_done[at(part, action.micro_batch)] = 1;
+          if (part + 1 < parts) arrived[0][at(part + 1, action.micro_batch)] = free_ns[s] + hop;
         }
-        if (use.pass == Pass::backward && part > 0) arrived[1][at(part - 1, use.micro_batch)] = free_ns[s] + hop;
+        if (action.pass == Pass::backward && part > 0) arrived[1][at(part - 1, action.micro_batch)] = free_ns[s] + hop;
         moved = true;
       }
     }
@@ -224,13 +225,13 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
 
 std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage,
                                     const std::function<int64_t(int chunk)>& reduce_ns) {
-  const std::vector<Use>& uses = schedule.stages[static_cast<size_t>(stage)];
+  const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
   const auto chunks = static_cast<size_t>(schedule.shape.virtual_stages);
   std::vector<char> off(chunks, 0);
   std::vector<Played::Span> last(chunks);  // pass of each chunk
-  for (size_t i = 0; i < uses.size(); ++i)
-    if (uses[i].pass != Pass::forward)
-      last[static_cast<size_t>(uses[i].chunk)] = played.stages[static_cast<size_t>(stage)][i];
+  for (size_t i = 0; i < actions.size(); ++i)
+    if (actions[i].pass != Pass::forward)
+      last[static_cast<size_t>(actions[i].chunk)] = played.stages[static_cast<size_t>(stage)][i];
   for (size_t c = 0; c < chunks; ++c) {
     int64_t due_ns = played.makespan_ns;
     for (const Played::Span& other : last)

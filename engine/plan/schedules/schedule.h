@@ -20,11 +20,11 @@ enum class Pass : uint8_t {
 };
 
 /// One pass of one micro-batch through one chunk.
-struct Use {
+struct Action {
   Pass pass = Pass::forward;
   int chunk = 0;
   int micro_batch = 0;
-  bool operator==(const Use&) const = default;
+  bool operator==(const Action&) const = default;
 };
 
 struct ScheduleShape {
@@ -34,7 +34,7 @@ struct ScheduleShape {
   /// 1F1B as published waits for every hop: between two stages one micro-batch goes there while one comes back, and
   /// nothing is left to do while both travel. With one more alive per stage behind, hops of up to half a pass travel
   /// under compute.
-  bool hides_hops = false;
+  bool hides_transfers = false;
   /// ZB-H1: by how many gradients of inputs the gradients of weights lag, for each stage; empty: as published, by as
   /// many as there are stages before it.
   std::vector<int> lags = {};
@@ -51,7 +51,7 @@ const char* name_of(ScheduleKind kind);
 struct PipelineSchedule {
   ScheduleShape shape;
   bool splits_backward = false;
-  std::vector<std::vector<Use>> stages;  // compute order of each
+  std::vector<std::vector<Action>> stages;  // compute order of each
 
   int parts() const { return shape.stages * shape.virtual_stages; }
 };
@@ -84,8 +84,8 @@ struct Played {
   double bubble() const;
 };
 struct PlayTimes {
-  std::function<int64_t(int stage, const Use&)> use_ns;
-  std::function<int64_t(int from_stage, const Use&)> hop_ns;  // of what the use sends on; empty: 0
+  std::function<int64_t(int stage, const Action&)> action_ns;
+  std::function<int64_t(int from_stage, const Action&)> transfer_ns;  // of what the use sends on; empty: 0
 };
 /// Every use begins when its stage is free and its input has arrived. Throws: ConfigError naming the stages that wait
 /// for each other if it never ends.

@@ -54,13 +54,14 @@ char letter_of(Pass pass) { return pass == Pass::forward ? 'F' : pass == Pass::b
 
 std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns, size_t ends) {
   const auto column = [&](int64_t ns) { return static_cast<size_t>((ns + tick_ns / 2) / tick_ns); };
-  const auto label = [&](const Use& use) {
-    return schedule.shape.virtual_stages > 1 ? fmt::format("{}{}.{}", letter_of(use.pass), use.micro_batch, use.chunk)
-                                             : fmt::format("{}{}", letter_of(use.pass), use.micro_batch);
+  const auto label = [&](const Action& action) {
+    return schedule.shape.virtual_stages > 1
+               ? fmt::format("{}{}.{}", letter_of(action.pass), action.micro_batch, action.chunk)
+               : fmt::format("{}{}", letter_of(action.pass), action.micro_batch);
   };
   size_t width = 0;
   for (const auto& order : schedule.stages)
-    for (const Use& use : order) width = std::max(width, label(use).size());
+    for (const Action& action : order) width = std::max(width, label(action).size());
   const size_t columns = column(played.makespan_ns), left_out = ends > 0 && columns > 2 * ends ? columns - 2 * ends : 0;
   std::string table;
   for (size_t s = 0; s < schedule.stages.size(); ++s) {
@@ -89,15 +90,15 @@ std::string schedule_csv(const PipelineSchedule& schedule) {
   std::string csv = std::string(kHeader) + "\n";
   for (size_t s = 0; s < schedule.stages.size(); ++s)
     for (size_t i = 0; i < schedule.stages[s].size(); ++i) {
-      const Use& use = schedule.stages[s][i];
-      csv += fmt::format("{},{},{},{},{}\n", s, i, letter_of(use.pass), use.chunk, use.micro_batch);
+      const Action& action = schedule.stages[s][i];
+      csv += fmt::format("{},{},{},{},{}\n", s, i, letter_of(action.pass), action.chunk, action.micro_batch);
     }
   return csv;
 }
 
 PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& shape, const std::string& source) {
   PipelineSchedule schedule{.shape = shape};
-  std::vector<std::map<int, Use>> rows(static_cast<size_t>(shape.stages));
+  std::vector<std::map<int, Action>> rows(static_cast<size_t>(shape.stages));
   const std::string remedy = "write the file again with plan --schedule-csv";
   std::istringstream lines(csv);
   std::string line;
@@ -120,15 +121,15 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
             "[pipeline] {}, line {}: {} {} is not among the {} of this run, which are numbered from 0. Change {}, or "
             "{}.",
             source, number, what, is, count, key, remedy);
-    const Use use{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, chunk, micro_batch};
-    schedule.splits_backward |= use.pass == Pass::weight;
-    if (!rows[static_cast<size_t>(stage)].emplace(position, use).second)
+    const Action action{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, chunk, micro_batch};
+    schedule.splits_backward |= action.pass == Pass::weight;
+    if (!rows[static_cast<size_t>(stage)].emplace(position, action).second)
       throw ConfigError("[pipeline] {}, line {}: stage {} has two uses at position {}.", source, number, stage,
                         position);
   }
   for (const auto& row : rows) {
     schedule.stages.emplace_back();
-    for (const auto& [position, use] : row) schedule.stages.back().push_back(use);
+    for (const auto& [position, action] : row) schedule.stages.back().push_back(action);
   }
   try {
     require_valid(schedule);

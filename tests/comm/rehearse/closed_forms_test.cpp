@@ -166,10 +166,11 @@ TEST_CASE("context ring: the hop of a block's K and V travels under the block be
 
 TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what its hops cost is exposed") {
   // 1F1B as published, forward 100, backward 200, p = 4 stages, m = 8 micro-batches: (p-1)(f+b) idle on every stage of
-  // a step. Hops lengthen it, and none of that is a bubble of the schedule.
-  for (int64_t hop_ns : {1, 10}) {
+  // a step. PipelineTransfers lengthen it, and none of that is a bubble of the schedule.
+  for (int64_t transfer_ns : {1, 10}) {
     ToyJob job;
-    const PipelineShape shape{.stages = 4, .micro_batches = 8, .forward_ns = 100, .backward_ns = 200, .hop_ns = hop_ns};
+    const PipelineShape shape{
+        .stages = 4, .micro_batches = 8, .forward_ns = 100, .backward_ns = 200, .transfer_ns = transfer_ns};
     const std::vector<Plan*> plans = toy_pipeline(job, shape);
     const Mesh mesh(MeshSizes{.pipeline = 4});
     REQUIRE(finish(job, plans, mesh).holds());
@@ -179,9 +180,9 @@ TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what it
       for (ItemId i = 0; i < plans[0]->spine.size(); ++i) computed_ns += times.runs[0][i].duration_ns();
       const int64_t last_ns =
           times.runs[0][static_cast<size_t>(plans[static_cast<size_t>(times.rank)]->spine.size()) - 1].end_ns;
-      CAPTURE(hop_ns, times.rank, times.bubble_ns, times.exposed_ns);
+      CAPTURE(transfer_ns, times.rank, times.bubble_ns, times.exposed_ns);
       CHECK(times.bubble_ns + charged_ns(times) + computed_ns == last_ns);  // nothing is lost
-      CHECK(times.exposed_ns <= 2 * 8 * hop_ns);  // at most one hop on its way for every micro-batch and direction
+      CHECK(times.exposed_ns <= 2 * 8 * transfer_ns);  // at most one hop on its way for every micro-batch and direction
       if (times.rank > 0) CHECK(times.bubble_ns > 0);
     }
     // The first stage waits for the way there and back of the first micro-batch and of the last, nothing else.

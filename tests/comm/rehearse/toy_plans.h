@@ -126,28 +126,28 @@ struct Zero3Shape {
 
 inline Plan& toy_zero3(ToyJob& job, const Zero3Shape& z) {
   ToyPlan plan(job);
-  Names uses;
+  Names actions;
   std::vector<int> layer_of;
-  for (int l = 0; l < z.layers; ++l) uses.push_back(named("F{}", l)), layer_of.push_back(l);
-  for (int l = z.layers - 1; l >= 0; --l) uses.push_back(named("B{}", l)), layer_of.push_back(l);
+  for (int l = 0; l < z.layers; ++l) actions.push_back(named("F{}", l)), layer_of.push_back(l);
+  for (int l = z.layers - 1; l >= 0; --l) actions.push_back(named("B{}", l)), layer_of.push_back(l);
   auto gradient = [&](int l) { return z.staged_gradients ? named("staged{}", l % 2) : named("grad{}", l); };
-  for (size_t i = 0; i < uses.size(); ++i) {
+  for (size_t i = 0; i < actions.size(); ++i) {
     const int l = layer_of[i];
     const std::string slot = named("slot{}", static_cast<int>(i) % z.slots);
     if (i < static_cast<size_t>(z.layers))
-      plan.compute(uses[i], z.forward_ns, {slot, named("act{}", l - 1)}, {named("act{}", l)});
+      plan.compute(actions[i], z.forward_ns, {slot, named("act{}", l - 1)}, {named("act{}", l)});
     else
-      plan.compute(uses[i], z.backward_ns, {slot, named("act{}", l), named("act{}", l - 1)}, {gradient(l)});
+      plan.compute(actions[i], z.backward_ns, {slot, named("act{}", l), named("act{}", l - 1)}, {gradient(l)});
   }
-  for (size_t i = 0; i < uses.size(); ++i) {
+  for (size_t i = 0; i < actions.size(); ++i) {
     const size_t slots = static_cast<size_t>(z.slots);
     plan.task({.name = named("ag{}", i),
                .channel = "gather",
                .axis = Axis::data,
                .op = Op::all_gather,
                .time_ns = z.gather_ns,
-               .after = i >= slots ? Names{uses[i - slots]} : Names{},
-               .before = uses[i],
+               .after = i >= slots ? Names{actions[i - slots]} : Names{},
+               .before = actions[i],
                .reads = {named("pshard{}", layer_of[i])},
                .writes = {named("slot{}", i % slots)}});
   }
@@ -175,7 +175,7 @@ inline Plan& toy_zero3(ToyJob& job, const Zero3Shape& z) {
 struct PipelineShape {
   int stages = 4, micro_batches = 8, chunks = 1;  // chunks > 1: interleaved
   int layers_per_chunk = 2;
-  int64_t forward_ns = 10, backward_ns = 20, hop_ns = 3;
+  int64_t forward_ns = 10, backward_ns = 20, transfer_ns = 3;
   int channels = 4;  // 1: all on one; 2: one per direction; 4: in and out of each direction
   int receive_buffers = 2;
   int64_t reduce_ns = 0;  // > 0: a data-parallel reduction and a norm over the world
@@ -190,7 +190,7 @@ struct PipelineUse {
 inline std::vector<PipelineUse> pipeline_schedule(const PipelineShape& shape, int stage) {
   const int total = shape.micro_batches * shape.chunks;
   const int round = shape.stages * shape.chunks;
-  std::vector<PipelineUse> forward, backward, uses;
+  std::vector<PipelineUse> forward, backward, actions;
   for (int k = 0; k < total; ++k) {
     const int chunk = k % round / shape.stages;
     const int micro_batch = k / round * shape.stages + k % shape.stages;
@@ -201,10 +201,10 @@ inline std::vector<PipelineUse> pipeline_schedule(const PipelineShape& shape, in
       std::min(total, shape.chunks == 1 ? shape.stages - 1 - stage
                                         : (shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages);
   size_t f = 0, b = 0;
-  while (f < static_cast<size_t>(warm_up)) uses.push_back(forward[f++]);
-  while (f < forward.size()) uses.push_back(forward[f++]), uses.push_back(backward[b++]);
-  while (b < backward.size()) uses.push_back(backward[b++]);
-  return uses;
+  while (f < static_cast<size_t>(warm_up)) actions.push_back(forward[f++]);
+  while (f < forward.size()) actions.push_back(forward[f++]), actions.push_back(backward[b++]);
+  while (b < backward.size()) actions.push_back(backward[b++]);
+  return actions;
 }
 
 inline std::string pipeline_channel(const PipelineShape& shape, bool is_forward, bool is_in) {
@@ -247,7 +247,7 @@ inline Plan& toy_pipeline_stage(ToyJob& job, const PipelineShape& shape, int sta
                        .channel = pipeline_channel(shape, use.is_forward, true),
                        .axis = Axis::pipeline,
                        .op = Op::recv,
-                       .time_ns = shape.hop_ns,
+                       .time_ns = shape.transfer_ns,
                        .after = after,
                        .before = first,
                        .writes = {in},
@@ -259,7 +259,7 @@ inline Plan& toy_pipeline_stage(ToyJob& job, const PipelineShape& shape, int sta
                        .channel = pipeline_channel(shape, use.is_forward, false),
                        .axis = Axis::pipeline,
                        .op = Op::send,
-                       .time_ns = shape.hop_ns,
+                       .time_ns = shape.transfer_ns,
                        .after = {last},
                        .reads = {out},
                        .peer = use.is_forward ? 1 : -1});

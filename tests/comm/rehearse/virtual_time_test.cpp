@@ -18,7 +18,7 @@ struct RandomGraph {
     After after;
   };
   std::vector<int64_t> duration_ns;
-  std::vector<int> meeting;  // -1: local
+  std::vector<int> rendezvous;  // -1: local
   std::vector<Edge> edges;
 };
 
@@ -28,17 +28,17 @@ RandomGraph random_graph(std::mt19937_64& random) {
   RandomGraph g;
   const size_t steps = 2 + below(30);
   std::vector<std::vector<uint32_t>> nodes_of_step;
-  int meetings = 0;
+  int rendezvous_ids = 0;
   for (size_t s = 0; s < steps; ++s) {
     const size_t members = below(3) == 0 ? 2 + below(3) : 1;
-    const int meeting = members > 1 || below(4) == 0 ? meetings++ : -1;
+    const int rendezvous = members > 1 || below(4) == 0 ? rendezvous_ids++ : -1;
     const auto duration_ns = static_cast<int64_t>(1 + below(50));
     nodes_of_step.emplace_back();
     for (size_t m = 0; m < members; ++m) {
       const auto node = static_cast<uint32_t>(g.duration_ns.size());
       nodes_of_step.back().push_back(node);
       g.duration_ns.push_back(duration_ns);
-      g.meeting.push_back(meeting);
+      g.rendezvous.push_back(rendezvous);
       for (size_t e = below(4); e-- > 0 && s > 0;) {
         const auto& earlier = nodes_of_step[below(s)];
         g.edges.push_back({earlier[below(earlier.size())], node, below(3) ? After::end : After::enter});
@@ -61,7 +61,7 @@ std::vector<int64_t> fixed_point_ends(const RandomGraph& g) {
     for (size_t i = 0; i < n; ++i) {
       int64_t start = entered[i];
       for (size_t j = 0; j < n; ++j)
-        if (g.meeting[i] >= 0 && g.meeting[j] == g.meeting[i]) start = std::max(start, entered[j]);
+        if (g.rendezvous[i] >= 0 && g.rendezvous[j] == g.rendezvous[i]) start = std::max(start, entered[j]);
       if (end[i] != start + g.duration_ns[i]) end[i] = start + g.duration_ns[i], changed = true;
     }
   }
@@ -78,18 +78,19 @@ TEST_CASE("random graphs end when a fixed point says") {
     const RandomGraph g = random_graph(random);
     VirtualTime time(false);
     std::vector<int64_t> members;
-    for (int m : g.meeting)
+    for (int m : g.rendezvous)
       if (m >= 0)
         members.resize(std::max(members.size(), static_cast<size_t>(m) + 1)), ++members[static_cast<size_t>(m)];
-    std::vector<uint32_t> meetings;
-    for (int64_t count : members) meetings.push_back(time.add_meeting(static_cast<uint32_t>(count)));
+    std::vector<uint32_t> rendezvous_ids;
+    for (int64_t count : members) rendezvous_ids.push_back(time.add_rendezvous(static_cast<uint32_t>(count)));
     for (size_t i = 0; i < g.duration_ns.size(); ++i) {
-      if (g.meeting[i] < 0)
+      if (g.rendezvous[i] < 0)
         time.add_local(g.duration_ns[i]);
       else
-        time.join(meetings[static_cast<size_t>(g.meeting[i])], {.port = static_cast<uint32_t>(i),
-                                                                .latency_ns = g.duration_ns[i] / 2,
-                                                                .wire_ns = g.duration_ns[i] - g.duration_ns[i] / 2});
+        time.join(rendezvous_ids[static_cast<size_t>(g.rendezvous[i])],
+                  {.port = static_cast<uint32_t>(i),
+                   .latency_ns = g.duration_ns[i] / 2,
+                   .wire_ns = g.duration_ns[i] - g.duration_ns[i] / 2});
     }
     for (const auto& e : g.edges) time.edge(e.from, e.to, e.after);
     REQUIRE(time.solve());
@@ -112,8 +113,8 @@ TEST_CASE("two transfers on one port take twice as long; opposite directions and
   for (const Case& c : {Case{both, both, 200, 200}, Case{out, in, 100, 100}, Case{out, both, 200, 200},
                         Case{both, other, 100, 100}, Case{both, half, 150, 100}, Case{both, late, 140, 200}}) {
     VirtualTime time(true);
-    const uint32_t a = time.join(time.add_meeting(1), c.a);
-    const uint32_t b = time.join(time.add_meeting(1), c.b);
+    const uint32_t a = time.join(time.add_rendezvous(1), c.a);
+    const uint32_t b = time.join(time.add_rendezvous(1), c.b);
     REQUIRE(time.solve());
     CHECK(time.end_ns(a) == c.end_a);
     CHECK(time.end_ns(b) == c.end_b);
@@ -122,10 +123,10 @@ TEST_CASE("two transfers on one port take twice as long; opposite directions and
 
 TEST_CASE("a meeting ends when its slowest member is done") {
   VirtualTime time(true);
-  const uint32_t meeting = time.add_meeting(2);
-  const uint32_t a = time.join(meeting, {.port = 0, .wire_ns = 100});
-  const uint32_t b = time.join(meeting, {.port = 1, .wire_ns = 100});
-  time.join(time.add_meeting(1), {.port = 1, .wire_ns = 70});  // slows member b alone
+  const uint32_t rendezvous = time.add_rendezvous(2);
+  const uint32_t a = time.join(rendezvous, {.port = 0, .wire_ns = 100});
+  const uint32_t b = time.join(rendezvous, {.port = 1, .wire_ns = 100});
+  time.join(time.add_rendezvous(1), {.port = 1, .wire_ns = 70});  // slows member b alone
   REQUIRE(time.solve());
   CHECK(time.end_ns(a) == 170);
   CHECK(time.end_ns(b) == 170);
@@ -142,7 +143,7 @@ TEST_CASE("a shared port follows the fluid model of processor sharing") {
     for (size_t i = 0; i < n; ++i) {
       arrive.push_back(static_cast<double>(1 + random() % 500));
       left.push_back(static_cast<double>(1 + random() % 1000));
-      time.join(time.add_meeting(1),
+      time.join(time.add_rendezvous(1),
                 {.latency_ns = static_cast<int64_t>(arrive[i]), .wire_ns = static_cast<int64_t>(left[i])});
     }
     REQUIRE(time.solve());
@@ -172,7 +173,7 @@ TEST_CASE("a shared port follows the fluid model of processor sharing") {
 TEST_CASE("every item lasts at least 1 ns") {
   VirtualTime time(true);
   const uint32_t a = time.add_local(0);
-  const uint32_t b = time.join(time.add_meeting(1), {});
+  const uint32_t b = time.join(time.add_rendezvous(1), {});
   time.edge(a, b, After::end);
   REQUIRE(time.solve());
   CHECK(time.end_ns(a) == 1);
@@ -182,7 +183,7 @@ TEST_CASE("every item lasts at least 1 ns") {
 TEST_CASE("a deadlock is named as its cycle") {
   VirtualTime time(false);
   time.add_local(5);
-  const uint32_t m1 = time.add_meeting(2), m2 = time.add_meeting(2);
+  const uint32_t m1 = time.add_rendezvous(2), m2 = time.add_rendezvous(2);
   const uint32_t a1 = time.join(m1, {}), a2 = time.join(m2, {}), b2 = time.join(m2, {}), b1 = time.join(m1, {});
   time.edge(a1, a2, After::end);
   time.edge(b2, b1, After::end);
@@ -194,7 +195,7 @@ TEST_CASE("a deadlock is named as its cycle") {
   for (size_t i = 0; i + 1 < chain.size(); ++i) CHECK(chain[i].awaited == chain[i + 1].node);
 
   VirtualTime lonely(false);
-  const uint32_t only = lonely.join(lonely.add_meeting(2), {});
+  const uint32_t only = lonely.join(lonely.add_rendezvous(2), {});
   const uint32_t behind = lonely.add_local(1);
   lonely.edge(only, behind, After::end);
   REQUIRE_FALSE(lonely.solve());
@@ -207,7 +208,7 @@ TEST_CASE("a chain of half a million nodes is solved exactly") {
   constexpr uint32_t kNodes = 500000;
   for (uint32_t i = 0; i < kNodes; ++i) {
     if (i % 5 == 4)
-      time.join(time.add_meeting(1), {.port = i % 7, .latency_ns = 1, .wire_ns = 2});
+      time.join(time.add_rendezvous(1), {.port = i % 7, .latency_ns = 1, .wire_ns = 2});
     else
       time.add_local(3);
     if (i > 0) time.edge(i - 1, i, After::end);

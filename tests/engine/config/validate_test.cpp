@@ -129,8 +129,8 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "zero.stage = 2 reduces a layer as one and at once, because its gradients pass through a slot that the next "
         "layer needs: overlap.grad_reduce = "
         "\"flat\" cannot. Use \"bucketed\", or stage 0 or 1.");
-  for (const char* way : {"naive", "flat", "per_parameter"})
-    CHECK(load_refusal({"zero.stage=1", std::string("overlap.grad_reduce=") + way}) == "accepted");
+  for (const char* reduce_mode : {"naive", "flat", "per_parameter"})
+    CHECK(load_refusal({"zero.stage=1", std::string("overlap.grad_reduce=") + reduce_mode}) == "accepted");
   CHECK(load_refusal({"zero.stage=3", "train.dtype=bfloat16", "zero.gather_dtype=float32"}) ==
         "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same "
         "rounded weights. Use \"auto\".");

@@ -99,8 +99,8 @@ TEST_CASE("training: an epoch visits each of its windows once, all of them insid
       const int64_t offset = sampler.offset_of(epoch);
       CHECK((offset >= 0 && offset < length));
       std::set<int64_t> begins;
-      for (int64_t place = 0; place < windows; ++place)
-        begins.insert(sampler.begin_of(epoch * static_cast<uint64_t>(windows) + static_cast<uint64_t>(place)));
+      for (int64_t assignment = 0; assignment < windows; ++assignment)
+        begins.insert(sampler.begin_of(epoch * static_cast<uint64_t>(windows) + static_cast<uint64_t>(assignment)));
       CHECK(static_cast<int64_t>(begins.size()) == windows);
       CHECK(*begins.begin() == offset);
       CHECK(*begins.rbegin() == offset + (windows - 1) * length);
@@ -121,9 +121,9 @@ TEST_CASE("training: offsets and orders differ between epochs and seeds, and rea
   const TrainSampler second(1000, other);
   int equal_seeds = 0, equal_epochs = 0;
   const auto windows = static_cast<uint64_t>(windows_of(1000, 8));
-  for (uint64_t place = 0; place < windows; ++place) {
-    equal_seeds += (sampler.begin_of(place) / 8 == second.begin_of(place) / 8) ? 1 : 0;
-    equal_epochs += (sampler.begin_of(place) / 8 == sampler.begin_of(place + windows) / 8) ? 1 : 0;
+  for (uint64_t assignment = 0; assignment < windows; ++assignment) {
+    equal_seeds += (sampler.begin_of(assignment) / 8 == second.begin_of(assignment) / 8) ? 1 : 0;
+    equal_epochs += (sampler.begin_of(assignment) / 8 == sampler.begin_of(assignment + windows) / 8) ? 1 : 0;
   }
   CHECK(equal_seeds < 10);
   CHECK(equal_epochs < 10);

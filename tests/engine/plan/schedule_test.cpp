@@ -23,11 +23,11 @@ constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_
 PlayTimes equal_stages(const PipelineSchedule& schedule, int64_t f, int64_t b, int64_t w) {
   const bool split = schedule.splits_backward;
   const int64_t v = schedule.shape.virtual_stages;
-  return {.use_ns =
-              [=](int, const Use& use) {
-                return (use.pass == Pass::forward ? f : use.pass == Pass::weight ? w : split ? b : b + w) / v;
+  return {.action_ns =
+              [=](int, const Action& action) {
+                return (action.pass == Pass::forward ? f : action.pass == Pass::weight ? w : split ? b : b + w) / v;
               },
-          .hop_ns = {}};
+          .transfer_ns = {}};
 }
 
 std::string refusal(const std::function<void()>& body) {
@@ -79,16 +79,16 @@ TEST_CASE("hops of up to half a forward pass are hidden, at the price of one mor
       for (int64_t hop : {f / 8, f / 4, f / 2}) {
         const int m = 8 * p, v = kind == ScheduleKind::interleaved_1f1b ? 2 : 1;
         ScheduleShape shape{p, m, v};
-        const auto span = [&](int64_t hop_ns) {
+        const auto span = [&](int64_t transfer_ns) {
           const PipelineSchedule schedule = make_schedule(kind, shape);
           PlayTimes times = equal_stages(schedule, f, f, f);
-          times.hop_ns = [=](int, const Use&) { return hop_ns; };
+          times.transfer_ns = [=](int, const Action&) { return transfer_ns; };
           return play(schedule, times).makespan_ns;
         };
         const int64_t without = span(0), waiting = span(hop);
-        shape.hides_hops = true;
-        // Hops of the first micro-batch on its way there and of the last one on its way back have nothing to hide
-        // under.
+        shape.hides_transfers = true;
+        // PipelineTransfers of the first micro-batch on its way there and of the last one on its way back have nothing
+        // to hide under.
         const int64_t hidden = span(hop) - 2 * (p * v - 1) * hop;
         CAPTURE(name_of(kind), p, hop, without, waiting, hidden);
         CHECK(static_cast<double>(hidden) < 1.02 * static_cast<double>(without));
@@ -151,14 +151,14 @@ TEST_CASE(
       if (v > 1) CHECK(peak == std::min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1));
     }
     const uint64_t drawn_before = drawn += 1'000'000;
-    const auto ns_of = [&](int stage, const Use& use, uint64_t what) {  // the same whenever it is asked
-      const auto at =
-          static_cast<uint64_t>(((stage * 3 + static_cast<int>(use.pass)) * 3 + use.chunk) * 64 + use.micro_batch);
+    const auto ns_of = [&](int stage, const Action& action, uint64_t what) {  // the same whenever it is asked
+      const auto at = static_cast<uint64_t>(((stage * 3 + static_cast<int>(action.pass)) * 3 + action.chunk) * 64 +
+                                            action.micro_batch);
       return static_cast<int64_t>(random.below(drawn_before + 2 * at + what, 1000));
     };
-    const auto use_ns = [&](int stage, const Use& use) { return 1 + ns_of(stage, use, 0); };
-    const auto hop_ns = [&](int stage, const Use& use) { return ns_of(stage, use, 1); };
-    const Played played = play(schedule, {.use_ns = use_ns, .hop_ns = hop_ns});
+    const auto action_ns = [&](int stage, const Action& action) { return 1 + ns_of(stage, action, 0); };
+    const auto transfer_ns = [&](int stage, const Action& action) { return ns_of(stage, action, 1); };
+    const Played played = play(schedule, {.action_ns = action_ns, .transfer_ns = transfer_ns});
     std::map<std::tuple<Pass, int, int>, int64_t> end_ns;  // by part and micro-batch
     for (int s = 0; s < p; ++s) {
       const auto& order = schedule.stages[static_cast<size_t>(s)];
@@ -171,20 +171,21 @@ TEST_CASE(
       const auto& order = schedule.stages[static_cast<size_t>(s)];
       const auto& spans = played.stages[static_cast<size_t>(s)];
       for (size_t i = 0; i < order.size(); ++i) {
-        const Use& use = order[i];
-        const int part = use.chunk * p + s, last = p * v - 1;
+        const Action& action = order[i];
+        const int part = action.chunk * p + s, last = p * v - 1;
         // From the part before, or behind, with its hop; from this part without.
         const auto from = [&](Pass pass, int of_part) {
-          const Use other{pass, of_part / p, use.micro_batch};
-          return end_ns.at({pass, of_part, use.micro_batch}) + (of_part == part ? 0 : hop_ns(of_part % p, other));
+          const Action other{pass, of_part / p, action.micro_batch};
+          return end_ns.at({pass, of_part, action.micro_batch}) +
+                 (of_part == part ? 0 : transfer_ns(of_part % p, other));
         };
-        const int64_t input_ns = use.pass == Pass::weight    ? from(Pass::backward, part)
-                                 : use.pass == Pass::forward ? (part == 0 ? 0 : from(Pass::forward, part - 1))
-                                 : part == last              ? from(Pass::forward, part)
-                                                             : from(Pass::backward, part + 1);
+        const int64_t input_ns = action.pass == Pass::weight    ? from(Pass::backward, part)
+                                 : action.pass == Pass::forward ? (part == 0 ? 0 : from(Pass::forward, part - 1))
+                                 : part == last                 ? from(Pass::forward, part)
+                                                                : from(Pass::backward, part + 1);
         const int64_t free_ns = i == 0 ? 0 : spans[i - 1].end_ns;
         CHECK(spans[i].begin_ns == std::max(free_ns, input_ns));
-        CHECK(spans[i].end_ns == spans[i].begin_ns + use_ns(s, use));
+        CHECK(spans[i].end_ns == spans[i].begin_ns + action_ns(s, action));
       }
     }
   }
@@ -195,13 +196,13 @@ namespace {
 using StageTimes = std::vector<std::array<int64_t, 3>>;  // of each stage, by pass
 
 /// With a backward that is not split, both halves at once.
-PlayTimes unequal_stages(const StageTimes& ns, bool split, int64_t hop_ns) {
-  return {.use_ns =
-              [=](int stage, const Use& use) {
+PlayTimes unequal_stages(const StageTimes& ns, bool split, int64_t transfer_ns) {
+  return {.action_ns =
+              [=](int stage, const Action& action) {
                 const auto& of = ns[static_cast<size_t>(stage)];
-                return of[static_cast<size_t>(use.pass)] + (use.pass == Pass::backward && !split ? of[2] : 0);
+                return of[static_cast<size_t>(action.pass)] + (action.pass == Pass::backward && !split ? of[2] : 0);
               },
-          .hop_ns = [=](int, const Use&) { return hop_ns; }};
+          .transfer_ns = [=](int, const Action&) { return transfer_ns; }};
 }
 
 struct Chosen {
@@ -210,13 +211,13 @@ struct Chosen {
 };
 
 /// Chooses lags, and checks what every choice promises.
-Chosen choose(const ScheduleShape& shape, const StageTimes& ns, int64_t hop_ns) {
+Chosen choose(const ScheduleShape& shape, const StageTimes& ns, int64_t transfer_ns) {
   const auto span_ns = [&](const PipelineSchedule& schedule) {
-    return play(schedule, unequal_stages(ns, schedule.splits_backward, hop_ns)).makespan_ns;
+    return play(schedule, unequal_stages(ns, schedule.splits_backward, transfer_ns)).makespan_ns;
   };
   ScheduleShape asked = shape;
-  asked.lags = best_lags(shape, unequal_stages(ns, true, hop_ns));
-  CHECK(asked.lags == best_lags(shape, unequal_stages(ns, true, hop_ns)));
+  asked.lags = best_lags(shape, unequal_stages(ns, true, transfer_ns));
+  CHECK(asked.lags == best_lags(shape, unequal_stages(ns, true, transfer_ns)));
   const PipelineSchedule chosen = make_schedule(ScheduleKind::zb_h1, asked),
                          plain = make_schedule(ScheduleKind::one_f_one_b, shape);
   require_valid(chosen);
@@ -255,7 +256,7 @@ TEST_CASE(
   CHECK(early.published_ns == 380);
   CHECK(early.chosen_ns == 300);
   // More micro-batches alive, for hops, are places in which short weight gradients may lag further.
-  const ScheduleShape hops{.stages = 4, .micro_batches = 16, .hides_hops = true};
+  const ScheduleShape hops{.stages = 4, .micro_batches = 16, .hides_transfers = true};
   const Chosen further = choose(hops, StageTimes(4, {100, 110, 5}), 10);
   CHECK(further.lags == std::vector<int>{0, 2, 4, 6});
   CHECK(further.chosen_ns < further.published_ns);
@@ -271,12 +272,12 @@ TEST_CASE("ZB-H1 with any times, by random search: never longer than as publishe
   int differ = 0;
   double most = 0;
   for (int round = 0; round < 300; ++round) {
-    const ScheduleShape shape{.stages = 1 + draw(6), .micro_batches = 1 + draw(16), .hides_hops = draw(2) == 1};
+    const ScheduleShape shape{.stages = 1 + draw(6), .micro_batches = 1 + draw(16), .hides_transfers = draw(2) == 1};
     const int scale[] = {1 + draw(1000), 1 + draw(1000), 1 + draw(1000)};
     StageTimes ns(static_cast<size_t>(shape.stages));
     for (auto& of : ns)
       for (size_t pass = 0; pass < 3; ++pass) of[pass] = 1 + draw(2 * scale[pass]);
-    CAPTURE(round, shape.stages, shape.micro_batches, shape.hides_hops);
+    CAPTURE(round, shape.stages, shape.micro_batches, shape.hides_transfers);
     const Chosen chosen = choose(shape, ns, draw(3) == 0 ? 0 : draw(200));
     differ += !chosen.lags.empty();
     most = std::max(most, 1 - static_cast<double>(chosen.chosen_ns) / static_cast<double>(chosen.published_ns));

@@ -54,8 +54,8 @@ TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, 
     auto job = make_job(layout, 0);
     std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
     int64_t staged = 0;
-    cli::Rank rank(std::move(job), make_cuda_device(0), std::move(none), equivalence::detail::rank_options(layout, 0),
-                   equivalence::detail::loader(layout, 0, staged));
+    runtime::Rank rank(std::move(job), make_cuda_device(0), std::move(none),
+                       equivalence::detail::rank_options(layout, 0), equivalence::detail::loader(layout, 0, staged));
     rank.initialise(3);
     rank.prime();
     rank.synchronize();

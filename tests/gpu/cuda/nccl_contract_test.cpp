@@ -31,7 +31,7 @@ void check_exact_verbs(RankTest& test) {
 }
 
 /// Any numbers: the same bits on all ranks, and in a second sum.
-void check_same_bits(RankTest& test, cli::World& world) {
+void check_same_bits(RankTest& test, runtime::World& world) {
   constexpr int64_t kElems = 70001;
   const Philox random(5, "values");
   const Slice whole{RankTest::kFrom, 0, kElems * 4};
@@ -77,7 +77,7 @@ void check_abort_in_flight(RankTest& test) {
 int main(int argc, char** argv) {
   if (test::lists(argc, argv, {"laws"})) return 0;
   test::require_card();
-  cli::World world;
+  runtime::World world;
   std::string failures;
   try {
     const contract::MakeDevice on_card = [card = test::card_of(world)] { return make_cuda_device(card); };

@@ -56,9 +56,11 @@ std::vector<Row> rows_of(int ranks) {
     add("one", "full recomputation, update beside the spine", llama,
         [](Layout& l) { l.recompute = Recomputation::full, l.update_on_spine = false; });
     for (int n : {2, 4}) {
-      for (ReduceWay way : {ReduceWay::naive, ReduceWay::flat, ReduceWay::per_parameter, ReduceWay::bucketed})
-        if (n == 2 || way == ReduceWay::bucketed)
-          add("data", std::string(name_of(way)), llama, [&](Layout& l) { l.ranks = n, l.way = way; });
+      for (ReduceMode reduce_mode :
+           {ReduceMode::naive, ReduceMode::flat, ReduceMode::per_parameter, ReduceMode::bucketed})
+        if (n == 2 || reduce_mode == ReduceMode::bucketed)
+          add("data", std::string(name_of(reduce_mode)), llama,
+              [&](Layout& l) { l.ranks = n, l.reduce_mode = reduce_mode; });
       add("data", "split tied embedding, two micro-batches", llama,
           [&](Layout& l) { l.ranks = n, l.micro_batches = 2, l.model.split_tied_embedding = true; });
       add(
@@ -141,7 +143,7 @@ equivalence::detail::Outcome unpacked(const std::string& bytes) {
 }
 
 /// Collective. This rank's part of the run on its card; the whole model on every rank.
-Trained train_on_cards(cli::World& world, int card, const Layout& layout) {
+Trained train_on_cards(runtime::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
   const Coordinates at = job->mesh.coordinates(world.rank());
   std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
@@ -149,9 +151,9 @@ Trained train_on_cards(cli::World& world, int card, const Layout& layout) {
   int64_t staged = 0;
   equivalence::detail::Outcome mine;
   {
-    cli::Rank rank(std::move(job), std::move(device), std::move(communicators),
-                   equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
-                   equivalence::detail::loader(layout, at.data, staged, at.context));
+    runtime::Rank rank(std::move(job), std::move(device), std::move(communicators),
+                       equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
+                       equivalence::detail::loader(layout, at.data, staged, at.context));
     mine = equivalence::detail::run_steps(rank, layout, at, kSteps);
   }
   std::vector<equivalence::detail::Outcome> outcomes;
@@ -182,19 +184,19 @@ std::string compare(const Trained& got, const Trained& expected, const Row& row)
 
 /// Collective. A rank that fails when its arenas are registered: NCCL lets go of them before they are freed. The fake
 /// ends a process that does not.
-void fail_while_made(cli::World& world, int card, const Layout& layout) {
+void fail_while_made(runtime::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
   std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
   auto communicators = world.communicators(*job, 0, 0, 60, DeviceKind::cuda);
-  cli::RankOptions options = equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank()));
+  runtime::RankOptions options = equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank()));
   options.all_agree = [](bool, const std::string&) -> bool { throw CommError("[test] nobody agrees."); };
   try {
-    cli::Rank rank(std::move(job), std::move(device), std::move(communicators), options, {});
+    runtime::Rank rank(std::move(job), std::move(device), std::move(communicators), options, {});
   } catch (const CommError&) {
   }
 }
 
-std::string check(cli::World& world, int card, const Row& row) {
+std::string check(runtime::World& world, int card, const Row& row) {
   const Trained replayed = train_on_cards(world, card, row.layout);
   const Trained delayed =
       train_on_cards(world, card, with(row.layout, [](Layout& l) { l.graph = false, l.delay_seed = 3; }));
@@ -214,7 +216,7 @@ int main(int argc, char** argv) {
   if (test::lists(argc, argv, groups)) return 0;
   const std::string chosen = argc > 1 ? argv[1] : "";
   test::require_card();
-  cli::World world;
+  runtime::World world;
   std::string failures;
   int rows = 0;
   try {

@@ -87,15 +87,15 @@ class Watchdog {
 };
 
 /// Collective. "ends", or what stood still for so long that the rank gave up.
-std::string trained(cli::World& world, int card, const Layout& layout) {
+std::string trained(runtime::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
   std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
   auto communicators = world.communicators(*job, 0, 0, 120, DeviceKind::cuda);
   int64_t staged = 0;
   std::atomic<bool> gave_up{false};
-  cli::Rank rank(std::move(job), std::move(device), std::move(communicators),
-                 equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
-                 equivalence::detail::loader(layout, 0, staged));
+  runtime::Rank rank(std::move(job), std::move(device), std::move(communicators),
+                     equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
+                     equivalence::detail::loader(layout, 0, staged));
   // NCCL's abort may itself wait: then the process leaves, and what was to be found out is said.
   const Watchdog harder(2 * kPatienceSeconds, [&] {
     std::printf("%s: stands still on rank %d, and abort did not end it within %.0f s\n", layout.name.c_str(),
@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
   if (test::lists(argc, argv, names)) return 0;
   const std::string chosen = argc > 1 ? argv[1] : "";
   test::require_card();
-  cli::World world;
+  runtime::World world;
   std::string failures;
   try {
     if (world.size() != kStages)

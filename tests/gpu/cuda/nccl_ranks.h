@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/world.h"
 #include "comm/nccl/nccl.h"
+#include "runtime/world.h"
 #include "tests/gpu/cuda/card.h"
 
 namespace slipstream::test {
@@ -20,14 +20,14 @@ inline bool lists(int argc, char** argv, const std::vector<std::string>& groups)
 }
 
 /// The index of this rank's card. Sets what NCCL reads; call it before the first communicator.
-inline int card_of(cli::World& world) {
+inline int card_of(runtime::World& world) {
   const int cards = find_cuda_devices().count();
   comm::prepare_nccl_environment({.world_rank = world.rank(), .shares_gpu = world.ranks_on_host() > cards});
   return world.rank_on_host() % cards;
 }
 
 /// Rank 0 prints what all ranks found. The exit code of the test.
-inline int report(cli::World& world, const std::string& failures, const std::string& success) {
+inline int report(runtime::World& world, const std::string& failures, const std::string& success) {
   std::string all;
   for (const std::string& text : world.all_gather(failures)) all += text;
   if (world.rank() == 0) std::printf("%d ranks: %s\n", world.size(), all.empty() ? success.c_str() : all.c_str());

@@ -7,7 +7,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/adamw/adamw_cpu.h"
-#include "tests/kernels/products/cases.h"
+#include "tests/kernels/common/cases.h"
 #include "tests/reference/optimizer.h"
 
 using namespace slipstream;

@@ -7,7 +7,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/cast/cast_cpu.h"
-#include "tests/kernels/products/cases.h"
+#include "tests/kernels/common/cases.h"
 #include "tests/reference/elementwise.h"
 
 using namespace slipstream;

@@ -9,7 +9,7 @@
 #include "engine/base/check.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
-#include "tests/kernels/products/cases.h"
+#include "tests/kernels/common/cases.h"
 #include "tests/reference/loss.h"
 
 using namespace slipstream;

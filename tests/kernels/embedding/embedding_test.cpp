@@ -7,7 +7,7 @@
 #include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding_cpu.h"
 #include "kernels/embedding/row_lists.h"
-#include "tests/kernels/products/cases.h"
+#include "tests/kernels/common/cases.h"
 #include "tests/reference/embedding.h"
 
 using namespace slipstream;

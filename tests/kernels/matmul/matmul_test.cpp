@@ -6,7 +6,7 @@
 #include "engine/base/check.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/matmul/matmul_cpu.h"
-#include "tests/kernels/products/cases.h"
+#include "tests/kernels/common/cases.h"
 #include "tests/reference/products.h"
 
 using namespace slipstream;

@@ -5,7 +5,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/sum_squares/sum_squares_cpu.h"
-#include "tests/kernels/products/cases.h"
+#include "tests/kernels/common/cases.h"
 #include "tests/reference/elementwise.h"
 
 using namespace slipstream;

@@ -5,7 +5,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/wire/wire_cpu.h"
-#include "tests/kernels/products/cases.h"
+#include "tests/kernels/common/cases.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;

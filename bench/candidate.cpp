@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Issues steps, drains their spans, and carries times from one plan over to another.
+
+#include "bench/candidate.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+#include "engine/base/philox.h"
+#include "kernels/adamw/adamw.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+#include "runtime/memory_check.h"
+
+namespace slipstream::bench {
+namespace {
+
+double bytes_of_item(const SpineItem& item) { return static_cast<double>(item.cost.bytes); }
+
+/// What the spine items of every step took together on this rank.
+std::vector<int64_t> work_ns_of_steps(const Candidate& candidate) {
+  std::vector<int64_t> steps_ns;
+  for (const StepTimes& t : candidate.times) {
+    steps_ns.push_back(0);
+    for (const auto& [item, ns] : t.work_ns)
+      if (item < candidate.job->train.spine.size()) steps_ns.back() += ns;
+  }
+  return steps_ns;
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n == 0 ? 0 : n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
+  const int64_t rows = 2 * job.model.batch * job.model.tokens;
+  const Philox random(static_cast<uint64_t>(rank) + 1, "bench");
+  for (int64_t m = 0; m < job.buffers.micro_batches; ++m) {
+    auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
+    for (int64_t i = 0; i < rows; ++i)
+      ids[i] = static_cast<int32_t>(
+          random.below(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
+  }
+  *reinterpret_cast<kernels::AdamwScalars*>(staged.scalars) = {
+      .learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
+}
+
+Machine bench_machine(runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config,
+                      int threads) {
+  return runtime::agreed_machine(world, runtime::machine_at(assignment, config, threads, world.ranks_on_host()));
+}
+
+planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment, const Machine& machine,
+                                     const RunConfig& config, int world, int rank,
+                                     std::function<std::vector<int64_t>(const Job&)> spine_ns) {
+  planner::JobRequest request =
+      runtime::request_at(assignment, config, machine, world, rank, config.model.vocab_size > 0 ? 0 : 256);
+  request.spine_ns = std::move(spine_ns);
+  return planner::build_finished_job(request);
+}
+
+Candidate::Candidate(std::string named, runtime::World& world, const runtime::DeviceAssignment& assignment,
+                     const RunConfig& config, planner::FinishedJob finished, double bytes_per_second,
+                     const std::vector<int64_t>& paced_item_ns)
+    : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
+  world.limit_waits(static_cast<double>(config.comm.timeout_seconds));
+  // First: communicators between GPUs connect the device that is current.
+  std::unique_ptr<Device> device = assignment.make_device();
+  runtime::WireOptions wire = assignment.wire(config, *device);
+  wire.imitated = job->mesh.world() > 1 && world.size() == 1;
+  auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns,
+                                           config.comm.timeout_seconds, assignment.kind, wire);
+  const runtime::RankOptions options{
+      .threads = planner::threads_of(config, world.ranks_on_host()),
+      .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
+      .graph = replayed,
+      .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
+      .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
+      .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
+      .paced_item_ns = paced_item_ns};
+  rank =
+      std::make_unique<runtime::Rank>(std::move(finished.job), std::move(device), std::move(communicators), options,
+                                      [measured = job.get(), who = world.rank()](const runtime::StagedBatch& staged) {
+                                        load_random(*measured, who, staged);
+                                      });
+  rank->initialise(1);
+  rank->prime();
+  rank->synchronize();
+  meter = std::make_unique<OverlapMeter>(rank->channel_kinds());
+}
+
+void Candidate::run(int steps, bool counted) {
+  for (int i = 0; i < steps; ++i) rank->issue(++step);
+  rank->synchronize();
+  const std::vector<std::vector<Span>> spans = rank->drain();
+  for (ChannelId channel = 0; channel < spans.size(); ++channel) {
+    std::vector<Span> of_steps;
+    std::copy_if(spans[channel].begin(), spans[channel].end(), std::back_inserter(of_steps),
+                 [](const Span& s) { return s.step > 0; });
+    meter->add(channel, of_steps);
+  }
+  for (uint32_t s = step - static_cast<uint32_t>(steps) + 1; s <= step; ++s) {
+    StepTimes taken = meter->take(s, s < step);
+    if (counted && s + static_cast<uint32_t>(std::min(steps, 2)) == step + 1) times.push_back(std::move(taken));
+  }
+}
+
+double Candidate::median_of(double runtime::StepMeans::*member) const {
+  std::vector<double> values;
+  for (const runtime::StepMeans& m : means) values.push_back(m.*member);
+  return median(std::move(values));
+}
+
+std::vector<int64_t> Candidate::spine_ns() const {
+  std::vector<std::vector<double>> seen(job->train.spine.size());
+  for (const StepTimes& t : times)
+    for (const auto& [item, ns] : t.work_ns)
+      if (item < seen.size()) seen[item].push_back(static_cast<double>(ns));
+  std::vector<int64_t> result;
+  for (const std::vector<double>& values : seen) result.push_back(static_cast<int64_t>(median(values)));
+  return result;
+}
+
+std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const std::vector<int64_t>& steps_ns) {
+  const double sum_ns = std::accumulate(items_ns.begin(), items_ns.end(), 0.0),
+               step_ns = median({steps_ns.begin(), steps_ns.end()});
+  for (int64_t& ns : items_ns)
+    if (sum_ns > 0) ns = static_cast<int64_t>(static_cast<double>(ns) * step_ns / sum_ns);
+  return items_ns;
+}
+
+std::vector<int64_t> spine_ns_of_slowest(runtime::World& world, const Candidate& candidate) {
+  return adding_up_to_a_step(runtime::largest_over_ranks(world, candidate.spine_ns()),
+                             runtime::largest_over_ranks(world, work_ns_of_steps(candidate)));
+}
+
+std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate,
+                                                     const std::vector<std::shared_ptr<const Job>>& stages) {
+  const std::vector<int64_t> mine = adding_up_to_a_step(candidate.spine_ns(), work_ns_of_steps(candidate));
+  std::vector<std::vector<int64_t>> all;
+  for (const auto& stage : stages) {
+    std::vector<int64_t> measured_ns(stage->train.spine.size(), 0);
+    if (stage->stage() == candidate.job->stage()) measured_ns = mine;
+    all.push_back(runtime::largest_over_ranks(world, measured_ns));
+  }
+  return all;
+}
+
+ItemTimes::ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns) {
+  SLIP_ASSERT(spine_ns.size() == measured.spine.size());
+  double adamw_ns = 0, adamw_bytes = 0, sum_ns = 0, sum_bytes = 0;
+  for (size_t i = 0; i < spine_ns.size(); ++i) {
+    const SpineItem& item = measured.spine[i];
+    if (item.op == Op::adamw)
+      adamw_ns += static_cast<double>(spine_ns[i]), adamw_bytes += bytes_of_item(item);
+    else if (item.op == Op::sum_squares)
+      sum_ns += static_cast<double>(spine_ns[i]), sum_bytes += bytes_of_item(item);
+    else
+      by_name_[item.name] = spine_ns[i];
+  }
+  if (adamw_bytes > 0) adamw_ns_per_byte_ = adamw_ns / adamw_bytes;
+  if (sum_bytes > 0) sum_squares_ns_per_byte_ = sum_ns / sum_bytes;
+}
+
+std::vector<int64_t> ItemTimes::of(const Plan& plan) const {
+  std::vector<int64_t> ns;
+  for (const SpineItem& item : plan.spine) {
+    const auto found = by_name_.find(item.name);
+    ns.push_back(item.op == Op::adamw         ? static_cast<int64_t>(adamw_ns_per_byte_ * bytes_of_item(item))
+                 : item.op == Op::sum_squares ? static_cast<int64_t>(sum_squares_ns_per_byte_ * bytes_of_item(item))
+                 : found == by_name_.end()    ? 0
+                                              : found->second);
+  }
+  return ns;
+}
+
+}  // namespace slipstream::bench

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Starts a benchmark on all ranks, and interleaves its candidates.
+
+#include "bench/harness.h"
+
+#include <cstdio>
+
+#include "engine/base/check.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+
+namespace slipstream::bench {
+
+int on_world(
+    const BenchOptions& options,
+    const std::function<void(runtime::World&, const runtime::DeviceAssignment&, const RunConfig&)>& benchmark) {
+  runtime::World world;
+  try {
+    RunConfig config;
+    world.together([&] {
+      config = load_run_config(options.run_file, options.sets);
+      require_supported(config);
+      if (options.steps < 1) throw ConfigError("[bench] --steps {} must be at least 1.", options.steps);
+    });
+    benchmark(world, runtime::assign_device(world, config), config);
+    return 0;
+  } catch (const runtime::AgreedFailure& failure) {
+    return static_cast<int>(failure.code());
+  } catch (const Error& error) {
+    if (world.size() == 1) throw;
+    std::fprintf(stderr, "slipstream: on rank %d: %s\n", world.rank(), error.what());
+    world.abort(error.code());
+  }
+}
+
+void take_turns(runtime::World& world, const std::vector<Candidate*>& candidates, const Turns& turns) {
+  for (int round = -turns.warm_up; round < turns.counted; ++round)
+    for (Candidate* candidate : candidates) {
+      world.barrier();
+      candidate->run(turns.steps, round >= 0);
+    }
+  for (Candidate* candidate : candidates)
+    candidate->means = runtime::mean_over_ranks(world, candidate->times, runtime::PlanItems(*candidate->job));
+}
+
+}  // namespace slipstream::bench

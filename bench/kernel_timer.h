@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Times ops in turns with what bounds them.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/csv_file.h"
+#include "bench/kernels.h"
+#include "engine/device/work.h"
+#include "kernels/matmul/product.h"
+
+namespace slipstream::bench {
+
+/// A product is bounded by the library called directly at the same shape and threads. Every other op is bounded by the
+/// larger of two times: a copy that reads and writes as many bytes, and its operations at the rate of a large product.
+/// The bound takes turns with the op, so that a busy machine slows both. Prints a line and writes a row of each.
+class KernelTimer {
+ public:
+  struct Size {
+    const char* name;
+    int64_t batch, tokens, heads, width, ffn, vocab;
+    int64_t rows() const { return batch * tokens; }
+  };
+  using Body = std::function<void()>;
+
+  /// Throws: IoError if its CSV cannot be written.
+  explicit KernelTimer(const KernelsOptions& options);
+
+ protected:
+  /// What a copy and a large product reach on the threads of the context.
+  void measure_rates(const Size& any);
+  bool wanted(const std::string& op);
+
+  /// Memory with small values of this size's dtype, of float, or ids below `vocab`; lives until the size is done.
+  void* values(int64_t elems, DType dtype);
+  void* values(int64_t elems) { return values(elems, dtype_); }
+  float* floats(int64_t elems) { return static_cast<float*>(values(elems, DType::f32)); }
+  const int32_t* ids(int64_t elems, int64_t vocab);
+
+  /// Ops that see memory are beside a copy of as many bytes. One that stays in cache is beside a copy that does too.
+  void compare(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours);
+  void compare_product(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours,
+                       const kernels::Product& direct);
+
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  const KernelsOptions& options_;
+  LaunchContext context_;
+  const Size* size_ = nullptr;
+  DType dtype_ = DType::f32;
+  bool found_ = false;  // a row that --only holds
+  std::vector<std::vector<Line>> memory_;
+
+ private:
+  void copy_bytes(int64_t bytes);
+  void print(const std::string& op, const std::string& shape, const Cost& cost, double ns, double bound_ns,
+             const char* bound);
+
+  std::vector<std::byte> from_, to_;
+  double flops_per_ns_ = 0;
+  CsvFile csv_;
+};
+
+}  // namespace slipstream::bench

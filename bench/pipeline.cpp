@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream bench pipeline: every schedule on stages that sleep for equal times, beside the closed form of its bubble
+// and beside the rehearsal; or on stages that compute, beside the rehearsal with what their works took.
+
+#include "bench/pipeline.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <thread>
+
+#include "bench/csv_file.h"
+#include "bench/equal_stages.h"
+#include "bench/harness.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+
+namespace slipstream::bench {
+namespace {
+
+constexpr Schedule kSchedules[] = {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1};
+constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
+
+class PipelineBench {
+ public:
+  PipelineBench(const PipelineOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
+                const RunConfig& config)
+      : options_(options),
+        world_(world),
+        assignment_(assignment),
+        config_(config),
+        paced_(options.compute == "paced"),
+        threads_(paced_ ? 1 : planner::threads_of(config, world.ranks_on_host())),
+        machine_(bench_machine(world, assignment, config, threads_)),
+        forward_ns_(paced_ ? static_cast<int64_t>(options.forward_ms * 1e6) : 0) {
+    config_.device.threads = threads_;
+    config_.parallel.pipeline = world.size();
+    config_.parallel.data = 1;
+    config_.comm.emulate.latency_ns = 0;
+    config_.model.tie_embeddings = Choice::no;  // the two ends of a shared table would exchange it behind the last
+                                                // backward pass, which no closed form counts
+  }
+
+  void run() {
+    if (world_.size() < 2)
+      throw ConfigError(
+          "[bench] pipeline needs at least 2 ranks, one for each stage, got {}. Start it with mpirun -np 2.",
+          world_.size());
+    if (world_.rank() == 0) print_header();
+    run_ratio(0);
+    for (double ratio : options_.ratios) run_ratio(ratio);
+  }
+
+ private:
+  struct Row {
+    std::string name;
+    std::vector<std::shared_ptr<const Job>> stages;
+    int64_t transfer_ns = 0;
+    std::unique_ptr<Candidate> candidate;
+
+    const PipelineSchedule& schedule() const { return stages[0]->options.schedule; }
+    double step_ms() const { return candidate->median_of(&runtime::StepMeans::step_ms); }
+  };
+
+  /// Bytes of one hop: the residual stream of a micro-batch.
+  int64_t hop_bytes() const {
+    return config_.train.micro_batch_size * config_.train.sequence_length * config_.model.width *
+           size_of(config_.train.dtype);
+  }
+
+  Row make(Schedule schedule, const std::string& name, double ratio) {
+    RunConfig config = config_;
+    config.pipeline.schedule = schedule;
+    config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
+    config.overlap.p2p = ratio > 0;
+    const auto transfer_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) /
+                                                  static_cast<double>(config.pipeline.virtual_stages));
+    const double bytes_per_second =
+        ratio > 0 ? static_cast<double>(hop_bytes()) / (static_cast<double>(transfer_ns) * 1e-9) : 0;
+    config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
+    std::function<std::vector<int64_t>(const Job&)> measured_ns;  // stages that compute are planned as train plans them
+    if (paced_) measured_ns = [this](const Job& job) { return equal_stage_ns(job, forward_ns_); };
+    planner::FinishedJob finished =
+        build_bench_job(assignment_, machine_, config, world_.size(), world_.rank(), measured_ns);
+    const std::vector<int64_t> paced = paced_ ? equal_stage_ns(*finished.job, forward_ns_) : std::vector<int64_t>{};
+    Row row{.name = name, .stages = finished.stages, .transfer_ns = transfer_ns, .candidate = {}};
+    row.candidate =
+        std::make_unique<Candidate>(name, world_, assignment_, config, std::move(finished), bytes_per_second, paced);
+    return row;
+  }
+
+  void run_ratio(double ratio) {
+    std::vector<Row> rows;
+    for (size_t s = 0; s < std::size(kSchedules); ++s) rows.push_back(make(kSchedules[s], kNames[s], ratio));
+    rows.push_back(make(kSchedules[0], kNames[0], ratio));  // again, for the noise floor
+    std::vector<Candidate*> candidates;
+    for (Row& row : rows) candidates.push_back(row.candidate.get());
+    take_turns(world_, candidates, {.warm_up = paced_ ? 1 : 3, .counted = options_.steps, .steps = 2});
+    const double noise_floor = rows.back().step_ms() / rows.front().step_ms();
+    rows.pop_back();
+    for (const Row& row : rows) report(row, ratio, noise_floor);
+    if (world_.rank() == 0) fmt::print("  noise floor: {} against itself: {:.3f}\n", rows.front().name, noise_floor);
+    std::fflush(stdout);
+  }
+
+  struct Measured {
+    double ratio = 0, step_ms = 0, alone_ms = 0, busy_ms = 0, rehearsed_ms = 0, ideal_ms = 0, noise_floor = 0;
+    double exposed_ms = 0;  // compute waited for hops that were on their way, mean over stages
+    PassMs took;            // on the first stage
+  };
+
+  void report(const Row& row, double ratio, double noise_floor) {
+    const Candidate& c = *row.candidate;
+    std::vector<std::vector<int64_t>> spine_ns;
+    if (paced_)
+      for (const auto& stage : row.stages) spine_ns.push_back(equal_stage_ns(*stage, forward_ns_));
+    else
+      spine_ns = spine_ns_of_stages(world_, c, row.stages);
+    if (ratio == 0) alone_ms_[row.name] = row.step_ms();
+    int64_t busy_ns = 0;  // of the stage that computes most
+    for (size_t s = 0; s < row.stages.size(); ++s) {
+      busy_ns = std::max(busy_ns, std::accumulate(spine_ns[s].begin(), spine_ns[s].end(), int64_t{0}));
+      if (!paced_ && ratio == 0)  // what hops will be a part of
+        forward_ns_ = std::max(forward_ns_, static_cast<int64_t>(1e6 * pass_ms(*row.stages[s], spine_ns[s]).forward));
+    }
+    if (world_.rank() != 0) return;
+    print_row(row, {.ratio = ratio,
+                    .step_ms = row.step_ms(),
+                    .alone_ms = alone_ms_[row.name],
+                    .busy_ms = static_cast<double>(busy_ns) / 1e6,
+                    .rehearsed_ms = rehearsed_stages_ms(row.stages, spine_ns, row.transfer_ns),
+                    .ideal_ms = ideal_step_ms(row.stages, spine_ns),
+                    .noise_floor = noise_floor,
+                    .exposed_ms = c.median_of(&runtime::StepMeans::exposed_ms),
+                    .took = pass_ms(*c.job, c.spine_ns())});
+  }
+
+  void print_header() {
+    fmt::print("{} stages that {}; medians of {} interleaved steps\n", world_.size(),
+               paced_ ? fmt::format("sleep: {:.1f} ms forward, {:.1f} ms backward", options_.forward_ms,
+                                    2 * options_.forward_ms)
+                      : fmt::format("compute, {} thread{} each", threads_, threads_ == 1 ? "" : "s"),
+               options_.steps);
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    if (!paced_ && world_.ranks_on_host() * threads_ > cores)
+      fmt::print(
+          "{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n",
+          world_.ranks_on_host(), threads_, cores);
+    fmt::print(
+        "bubble: (step - compute) / compute{}; hops: of the step, beyond the step without a link; exposed: of the "
+        "step, waits for hops on their way;\n"
+        "rehearsed: the plan{}; ideal: the schedule alone, no hop exposed; F, B, W: what forward, backward (with W: of "
+        "inputs only) and weight gradients of a micro-batch took on the first stage\n",
+        paced_ ? "" : " of the stage that computes most",
+        paced_ ? "" : ", every work as long as it took in these steps");
+    fmt::print("{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>10}{:>9}{:>26}\n", "schedule", "micro",
+               "hop", "step ms", "bubble", paced_ ? "closed form" : "ideal", "rehearsed ms", "/ rehearsed", "hops",
+               "of which ends", "exposed", "ideal bd", "/ ideal", "F + B + W ms");
+    csv_.open(options_.csv,
+              "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_"
+              "form,rehearsed_step_ms,hops_"
+              "share,fill_share,exposed_share,measured_forward_ms,measured_backward_ms,measured_weight_ms,ideal_bound_"
+              "ms,noise_floor,compute_kind\n");
+  }
+
+  void print_row(const Row& row, const Measured& m) {
+    const ScheduleShape& shape = row.schedule().shape;
+    const double bubble = m.step_ms / m.busy_ms - 1,
+                 ideal = paced_ ? closed_form_bubble(row.schedule()) : m.ideal_ms / m.busy_ms - 1;
+    const double hops = m.ratio > 0 ? (m.step_ms - m.alone_ms) / m.step_ms : 0, exposed = m.exposed_ms / m.step_ms;
+    // The first micro-batch on its way there and the last one on its way back: nothing can be computed meanwhile.
+    const double fill = 2.0 * (row.schedule().parts() - 1) * static_cast<double>(row.transfer_ns) / 1e6 / m.step_ms;
+    fmt::print(
+        "{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>10.2f}{:>9."
+        "3f}{:>26}\n",
+        row.name, shape.micro_batches, m.ratio, m.step_ms, 100 * bubble, 100 * ideal, m.rehearsed_ms,
+        m.step_ms / m.rehearsed_ms, 100 * hops, 100 * fill, 100 * exposed, m.ideal_ms, m.step_ms / m.ideal_ms,
+        fmt::format("{:.2f} + {:.2f} + {:.2f}", m.took.forward, m.took.backward, m.took.weight));
+    csv_.row(
+        "{},{},{},{},{:.17g},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:."
+        "17g},{:.17g},{}\n",
+        row.name, shape.stages, shape.micro_batches, shape.virtual_stages, static_cast<double>(forward_ns_) / 1e6,
+        m.ratio, m.step_ms, bubble, ideal, m.rehearsed_ms, hops, fill, exposed, m.took.forward, m.took.backward,
+        m.took.weight, m.ideal_ms, m.noise_floor, options_.compute);
+  }
+
+  const PipelineOptions& options_;
+  runtime::World& world_;
+  runtime::DeviceAssignment assignment_;
+  RunConfig config_;
+  bool paced_;
+  int threads_;
+  Machine machine_;
+  int64_t forward_ns_;  // of a stage and micro-batch, of which ratios are; that compute: of the slowest, once measured
+  std::map<std::string, double> alone_ms_;  // by schedule: the step without a link
+  CsvFile csv_;
+};
+
+}  // namespace
+
+int bench_pipeline(const PipelineOptions& options) {
+  return on_world(
+      options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config) {
+        world.together([&] {
+          if (assignment.kind == DeviceKind::cuda)
+            throw ConfigError(
+                "[bench] pipeline times the stages of CPUs, and device.kind is \"cuda\". Use --set device.kind=cpu.");
+        });
+        PipelineBench(options, world, assignment, config).run();
+      });
+}
+
+}  // namespace slipstream::bench

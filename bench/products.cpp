@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream bench products: one step says which products a run has, then each is timed with every algorithm of
+// cuBLASLt.
+
+#include "bench/products.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "bench/harness.h"
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+#include "kernels/cuda/algorithms.h"
+#include "kernels/cuda/workspace.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+
+namespace slipstream::bench {
+namespace {
+
+/// The products of one training step, fused gradients and what stands in for them.
+std::vector<kernels::ProductShape> products_of_a_step(runtime::World& world,
+                                                      const runtime::DeviceAssignment& assignment,
+                                                      const RunConfig& config, int ranks) {
+  kernels::use_algorithms({});  // with a table, what it replaces would not be seen
+  Candidate step("one step", world, assignment, config,
+                 build_bench_job(assignment, bench_machine(world, assignment, config, planner::threads_of(config, 1)),
+                                 config, ranks, 0),
+                 0);
+  step.run(1, false);
+  std::vector<kernels::ProductShape> products;
+  for (const auto& [product, chosen] : kernels::chosen_algorithms()) products.push_back(product);
+  return products;
+}
+
+}  // namespace
+
+int bench_products(const ProductsOptions& options) {
+  return on_world(options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment,
+                               const RunConfig& config) {
+    world.together([&] {
+      if (world.size() > 1)
+        throw ConfigError(
+            "[bench products] runs in one process, and {} were started. Start it without mpirun. --ranks sets the "
+            "layout.",
+            world.size());
+    });
+    if (assignment.kind != DeviceKind::cuda)
+      throw ConfigError(
+          "[bench] products are timed on a GPU, and this run is on the CPU. Set device.kind = \"cuda\" where there is "
+          "one.");
+    const kernels::GemmLibrary library = kernels::gemm_library();
+    const std::string path = kernels::algorithms_path(config.device.algorithms, library);
+    if (path.empty())
+      throw ConfigError("[bench] there is no place for the table. Set device.algorithms to a path, or HOME.");
+    const std::vector<kernels::ProductShape> products =
+        products_of_a_step(world, assignment, config, std::max(1, options.ranks));
+    const std::unique_ptr<Device> device = assignment.make_device();
+    const std::unique_ptr<Stream> stream = device->make_stream({.name = "products"});
+    std::string warning;
+    kernels::AlgorithmTable table = kernels::read_algorithms(path, library, warning);
+    if (!warning.empty()) log_warn("{}", warning);
+    fmt::print("{}, cuBLASLt {}: {} products, {} timed before\n{:>10}{:>10}{:>7}{:>10}  product\n", library.card,
+               library.version, products.size(), table.size(), "first us", "best us", "gain", "apart us");
+    size_t found = 0;
+    const Work search{"search", {}, {}, {}, [&](LaunchContext& context) {
+                        kernels::prepare_stream(context.native_stream);
+                        const kernels::SearchOptions search_options{.rounds = std::clamp(options.steps, 1, 9),
+                                                                    .rotate_bytes = options.rotate_bytes};
+                        table.merge(kernels::search_algorithms(
+                            context, products, search_options,
+                            [&](const kernels::ProductShape& product, const kernels::TimedAlgorithm& timed) {
+                              ++found;
+                              fmt::print("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us,
+                                         timed.first_us / timed.us,
+                                         timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "",
+                                         kernels::text_of(product),
+                                         timed.apart_us == 0 ? ""
+                                         : timed.wins()      ? ": fused"
+                                                             : ": apart");
+                              std::fflush(stdout);
+                            }));
+                        kernels::release_stream(context.native_stream);
+                      }};
+    stream->launch(search, {});
+    stream->synchronize();
+    kernels::write_algorithms(path, table);
+    fmt::print("{} of {} products timed: {}\n", found, products.size(), path);
+  });
+}
+
+}  // namespace slipstream::bench

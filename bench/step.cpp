@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream bench step: whole training steps by the host's clock, beside the same works called in a plain loop.
+//
+// A step is timed from before it is issued to after it has ended, one step at a time: what a loop in another framework
+// would measure. Beside the plain loop a few steps are issued in a row, as a training issues them, and as many loops
+// follow. The weights and the batch can be written down, so that another program starts from the same.
+
+#include "bench/step.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "bench/csv_file.h"
+#include "bench/harness.h"
+#include "engine/base/parallel.h"
+#include "engine/base/units.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "engine/device/clock.h"
+#include "engine/report/bounds.h"
+#include "kernels/adamw/adamw.h"
+#include "kernels/matmul/product.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+#include "runtime/weights.h"
+
+namespace slipstream::bench {
+namespace {
+
+double ms(double ns) { return ns / 1e6; }
+
+/// When forward and the first gradient are complete, by the times of the spine.
+struct Front {
+  int64_t forward_ns = 0, first_gradient_ns = 0;
+};
+
+Front front_of(const Job& job, const std::vector<int64_t>& spine_ns) {
+  const auto holds = [](const std::vector<uint32_t>& pieces, uint32_t piece) {
+    return std::find(pieces.begin(), pieces.end(), piece) != pieces.end();
+  };
+  Front front;
+  int64_t now = 0;
+  for (size_t i = 0; i < spine_ns.size(); ++i) {
+    const SpineItem& item = job.train.spine[i];
+    now += spine_ns[i];
+    if (item.op != Op::compute || item.micro_batch + 1 < job.buffers.micro_batches) continue;
+    if (holds(job.model.forward, item.piece)) front.forward_ns = now;
+    if (front.first_gradient_ns == 0 && holds(job.model.backward, item.piece) &&
+        !job.model.pieces[item.piece].ready.empty())
+      front.first_gradient_ns = now;
+  }
+  return front;
+}
+
+class StepBench {
+ public:
+  StepBench(const StepOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
+            const RunConfig& config)
+      : options_(options),
+        world_(world),
+        assignment_(assignment),
+        config_(config),
+        threads_(planner::threads_of(config, world.ranks_on_host())),
+        machine_(bench_machine(world, assignment, config, threads_)) {
+    config_.device.threads = threads_;
+  }
+
+  void run() {
+    const bool plain = world_.size() == 1 && options_.plain_loop;
+    const double link = static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second);
+    Candidate c("step", world_, assignment_, config_,
+                build_bench_job(assignment_, machine_, config_, world_.size(), world_.rank()), link);
+    if (!options_.export_dir.empty()) write_start(c);
+    c.run(1, false);
+    const double tokens =
+        static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches * world_.size());
+    const double loss = c.rank->report(1).loss_sum / tokens;
+    c.run(1, false);
+    std::unique_ptr<ThreadPool> pool;
+    if (plain) pool = std::make_unique<ThreadPool>(threads_);
+    std::vector<double> step_ns, loop_ns;
+    if (plain) c.rank->run_plainly(*pool);
+    world_.barrier();
+    const int in_a_row = plain ? kInARow : 1;
+    for (int i = 0; i < options_.steps; ++i) {
+      const int64_t begin = monotonic_ns();
+      c.run(in_a_row, true);
+      const int64_t end = monotonic_ns();
+      step_ns.push_back(static_cast<double>(end - begin) / in_a_row);
+      if (!plain) continue;
+      const int64_t from = monotonic_ns();
+      for (int loop = 0; loop < in_a_row; ++loop) c.rank->run_plainly(*pool);
+      loop_ns.push_back(static_cast<double>(monotonic_ns() - from) / in_a_row);
+    }
+    c.means = runtime::mean_over_ranks(world_, c.times, runtime::PlanItems(*c.job));
+    const std::vector<int64_t> spine_ns = runtime::largest_over_ranks(world_, c.spine_ns());
+    if (world_.rank() == 0) report(c, loss, step_ns, loop_ns, spine_ns);
+  }
+
+ private:
+  static constexpr int kInARow = 8;
+
+  /// Weights as one safetensors file, and the batch of every rank: int32, ids then targets.
+  void write_start(Candidate& c) {
+    const Job& job = *c.job;
+    world_.together([&] {
+      if (job.options.zero_stage > 0 || job.buffers.micro_batches > 1)
+        throw ConfigError(
+            "[bench] --export needs zero.stage 0 and one micro-batch, got stage {} and {} micro-batches. Set "
+            "zero.stage = 0 and "
+            "train.global_batch_size to micro_batch_size x ranks.",
+            job.options.zero_stage, job.buffers.micro_batches);
+      if (world_.rank() != 0) return;
+      const auto read = [&](size_t p, size_t t, int64_t begin, std::span<float> out) {
+        c.rank->read(&BucketStorage::master, p, t, begin, out);
+      };
+      models::ModelOptions options =
+          planner::model_options({.config = config_, .world = world_.size(), .vocab = job.model.vocab});
+      options.dtype = DType::f32;
+      checkpoint::write_final(options_.export_dir, runtime::tensors_to_save({c.job}, {read}),
+                              models::hugging_face_config(options), {});
+    });
+    world_.together([&] {
+      std::vector<int32_t> ids(static_cast<size_t>(2 * job.model.batch * job.model.tokens));
+      kernels::AdamwScalars scalars;
+      load_random(
+          job, world_.rank(),
+          {.batch = reinterpret_cast<std::byte*>(ids.data()), .scalars = reinterpret_cast<std::byte*>(&scalars)});
+      const std::string path = fmt::format("{}/batch_{}.bin", options_.export_dir, world_.rank());
+      const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
+      if (!file || std::fwrite(ids.data(), sizeof(int32_t), ids.size(), file.get()) != ids.size())
+        throw ResourceError("[bench] {} cannot be written. Give --export a folder that can.", path);
+    });
+  }
+
+  void report(const Candidate& c, double loss, const std::vector<double>& step_ns, const std::vector<double>& loop_ns,
+              const std::vector<int64_t>& spine_ns) {
+    const double step = ms(median(step_ns)), best = ms(*std::min_element(step_ns.begin(), step_ns.end()));
+    const double other = c.median_of(&runtime::StepMeans::other_ms),
+                 compute = c.median_of(&runtime::StepMeans::compute_ms);
+    fmt::print("{}: {} rank{} x {} thread{}, {}, medians of {} steps\n", c.job->model.description, world_.size(),
+               world_.size() == 1 ? "" : "s", threads_, threads_ == 1 ? "" : "s", kernels::product_library(),
+               options_.steps);
+    fmt::print("loss at step 1  {:.8f}\nstep            {:.3f} ms (fastest {:.3f})\n", loss, step, best);
+    fmt::print("  compute {:.3f} ms, communication {:.3f} ms, exposed {:.3f} ms, other {:.3f} ms\n", compute,
+               c.median_of(&runtime::StepMeans::comm_ms), c.median_of(&runtime::StepMeans::exposed_ms), other);
+    double loop = 0, overhead = 0;
+    if (!loop_ns.empty()) {
+      // Neighbours in time are compared, so that a busy machine slows both.
+      std::vector<double> longer;
+      for (size_t i = 0; i < loop_ns.size(); ++i) longer.push_back(step_ns[i] / loop_ns[i] - 1);
+      loop = ms(median(loop_ns)), overhead = median(longer);
+      fmt::print("plain loop      {:.3f} ms; the step takes {:.2f} % longer (median of pairs)\n", loop, 100 * overhead);
+    }
+    double bound = 0;
+    int64_t wire = 0;
+    if (options_.line_rate > 0) {
+      const int ranks = std::max(options_.ranks, world_.size());
+      RunConfig config = config_;
+      config.train.global_batch_size = config.train.micro_batch_size * ranks * c.job->buffers.micro_batches;
+      const planner::FinishedJob many = build_bench_job(assignment_, machine_, config, ranks, 0);
+      const std::vector<int64_t> ns = ItemTimes(c.job->train, spine_ns).of(many.job->train);
+      const IdealBound ideal = ideal_bound(
+          *many.job, {.bytes_per_second = options_.line_rate, .latency_ns = 0, .ranks = ranks, .spine_ns = ns});
+      const Front front = front_of(*many.job, ns);
+      bound = ms(static_cast<double>(ideal.bound_ns)), wire = ideal.wire_ns;
+      fmt::print(
+          "bound on {} ranks at {:.3g} Gbit/s: {:.1f} ms (forward {:.1f}, first gradient after {:.1f}, wire {:.1f})\n",
+          ranks, options_.line_rate * 8e-9, bound, ms(static_cast<double>(front.forward_ns)),
+          ms(static_cast<double>(front.first_gradient_ns)), ms(static_cast<double>(wire)));
+    }
+    CsvFile csv;
+    csv.open(options_.csv,
+             "ranks,threads,steps,loss,step_ms,fastest_ms,plain_loop_ms,overhead,compute_ms,comm_ms,exposed_ms,other_"
+             "ms,bound_ms,wire_ms\n");
+    csv.row("{},{},{},{:.9g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g}\n", world_.size(),
+            threads_, options_.steps, loss, step, best, loop, overhead, compute,
+            c.median_of(&runtime::StepMeans::comm_ms), c.median_of(&runtime::StepMeans::exposed_ms), other, bound,
+            ms(static_cast<double>(wire)));
+  }
+
+  const StepOptions& options_;
+  runtime::World& world_;
+  runtime::DeviceAssignment assignment_;
+  RunConfig config_;
+  int threads_;
+  Machine machine_;
+};
+
+}  // namespace
+
+int bench_step(const StepOptions& options) {
+  return on_world(
+      options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config) {
+        world.together([&] {
+          if (assignment.kind == DeviceKind::cuda && options.plain_loop)
+            throw ConfigError(
+                "[bench] --plain-loop calls the kernels of a CPU, and device.kind is \"cuda\". Leave it out, or use "
+                "\"cpu\".");
+        });
+        StepBench(options, world, assignment, config).run();
+      });
+}
+
+}  // namespace slipstream::bench

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream check: the proof of a plan; the exit code is the verdict.
+
+#include <memory>
+
+#include "cli/command_line.h"
+#include "cli/plan_flags.h"
+#include "engine/base/check.h"
+#include "planner/planned.h"
+
+namespace slipstream::cli {
+namespace {
+
+int check(const PlanFlags& options) {
+  const planner::Planned planned = planner::make_plan(options);
+  options.json ? planner::print_proof_json(planned) : planner::print_proof(planned);
+  if (!planned.finished.proof.holds())
+    throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
+  planner::require_fits(planned);
+  return 0;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Run& chosen) {
+  const auto options = std::make_shared<PlanFlags>();
+  CLI::App* command = app.add_subcommand("check", "prove the plan: no deadlock, no hazard, fits in memory");
+  add_plan_flags(command, *options);
+  command->callback(
+      [&chosen, options] { chosen = [options] { return alone("check", [&] { return check(*options); }); }; });
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// CLI11's own validators print the largest double in 309 digits, and accept an empty element between two commas.
+
+#include "cli/command_line.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "engine/base/check.h"
+#include "runtime/world.h"
+
+namespace slipstream::cli {
+namespace {
+
+class HelpFormat : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string text = CLI::Formatter::make_option_opts(option);
+    std::string shown;
+    for (size_t at = 0; at < text.size();) {
+      const std::string_view rest = std::string_view(text).substr(at);
+      const auto hidden = std::find_if(std::begin(kHidden), std::end(kHidden),
+                                       [&](std::string_view part) { return rest.starts_with(part); });
+      if (hidden == std::end(kHidden))
+        shown += text[at++];
+      else
+        at += hidden->size();
+    }
+    return shown;
+  }
+
+ private:
+  static constexpr std::string_view kHidden[] = {"=[]", " ..."};  // an empty default; more values behind the flag
+};
+
+}  // namespace
+
+std::shared_ptr<CLI::FormatterBase> help_format() { return std::make_shared<HelpFormat>(); }
+
+void add_run_source(CLI::App* command, RunSource& source) {
+  command->add_option("run", source.run_file, "run file (TOML); docs/reference/config.md lists its keys")->required();
+  command->add_option("--set", source.sets, "override one key, for instance overlap.bucket_size=10MiB; repeatable")
+      ->take_all()
+      ->allow_extra_args(false)  // so that the run file may stand behind it
+      ->type_name("KEY=VALUE");
+}
+
+CLI::Validator number(const std::string& need, const std::string& type, const std::function<bool(double)>& good) {
+  return {[=](std::string& text) {
+            char* end = nullptr;
+            const double value = std::strtod(text.c_str(), &end);
+            const bool whole = !text.empty() && *end == '\0';
+            return whole && good(value) ? std::string() : fmt::format("needs {}, got {}", need, text);
+          },
+          type};
+}
+
+CLI::Validator positive() {
+  return number("a number above 0", "POSITIVE", [](double n) { return n > 0 && std::isfinite(n); });
+}
+
+CLI::Validator whole_numbers(int64_t most) {
+  return {[=](std::string& text) {
+            for (size_t at = 0; at <= text.size();) {
+              const size_t end = std::min(text.find(',', at), text.size());
+              int64_t value = -1;
+              const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, value);
+              if (error != std::errc() || stop != text.data() + end || value < 0 || value > most)
+                return fmt::format("needs whole numbers from 0 to {}, got '{}'", most, text);
+              at = end + 1;
+            }
+            return std::string();
+          },
+          "WHOLE"};
+}
+
+int in_agreement(const std::function<void(int ranks)>& stage) {
+  runtime::World world;
+  try {
+    world.together([&] { stage(world.size()); });
+    return 0;
+  } catch (const runtime::AgreedFailure& failure) {
+    return static_cast<int>(failure.code());
+  }
+}
+
+// MPI starts once in a process, so a command that has a World of its own refuses several ranks itself.
+int alone(const std::string& command, const Run& run) {
+  const int code = in_agreement([&](int ranks) {
+    if (ranks > 1)
+      throw ConfigError("[{}] runs in one process, and {} were started. Start it without mpirun.", command, ranks);
+  });
+  return code != 0 ? code : run();
+}
+
+void add_missing(CLI::App& parent, Run& chosen, const std::string& name, const std::string& what,
+                 const std::string& instead) {
+  CLI::App* command = parent.add_subcommand(name, "not in this version: " + what);
+  command->allow_extras();
+  command->group("");  // --help does not advertise it
+  const std::string full = parent.get_parent() == nullptr ? name : parent.get_name() + " " + name;
+  command->callback([&chosen, full, instead] {
+    chosen = [full, instead] {
+      return in_agreement([&](int) { throw ConfigError("[{}] is not in this version. {}", full, instead); });
+    };
+  });
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The flags that plan and check share.
+
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line.h"
+#include "planner/planned.h"
+
+namespace slipstream::cli {
+
+struct PlanFlags : planner::PlanRequest {
+  bool json = false;
+};
+
+inline void add_plan_flags(CLI::App* command, PlanFlags& flags) {
+  add_run_source(command, flags);
+  command->add_option("--ranks", flags.ranks, "world size")->check(CLI::Range(1, 1 << 24));
+  command->add_option("--machine", flags.machine,
+                      "machine file; default: device.machine of the run file, else this host");
+  command->add_flag("--json", flags.json, "print JSON");
+}
+
+}  // namespace slipstream::cli

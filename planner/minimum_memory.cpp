@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counts the parameters of two small models and multiplies.
+
+#include "planner/minimum_memory.h"
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/plan/memory.h"
+
+namespace slipstream::planner {
+namespace {
+
+/// Floating point: a run file may ask for more than 64 bits count in bytes.
+struct Parameters {
+  double of_layer = 0, besides = 0;
+};
+
+Parameters count_parameters(const models::ModelOptions& sizes) {
+  const auto elems = [&](int64_t layers) {
+    models::ModelOptions few = sizes;
+    few.layers = layers;
+    few.cuts.clear();
+    Buffers buffers;
+    return static_cast<double>(models::build_model(few, buffers).parameter_elems());
+  };
+  const double one = elems(1), layer = elems(2) - one;
+  return {.of_layer = layer, .besides = one - layer};
+}
+
+/// On the mean of the pipeline's stages, and no more than on the one that has most.
+int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions& sizes, const PlanOptions& options) {
+  const Mesh mesh(options.sizes, options.mesh_order);
+  const Axis sharing = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
+  const StateBytes states = state_bytes(sizes.dtype, options.zero_stage);
+  const double each = static_cast<double>(states.whole) +
+                      static_cast<double>(states.shared) / (options.zero_stage > 0 ? mesh.group_size(sharing) : 1);
+  const double elems = parameters.besides + static_cast<double>(sizes.layers) * parameters.of_layer;
+  return static_cast<int64_t>(std::min(9e18, elems * each / options.sizes.pipeline));
+}
+
+}  // namespace
+
+int64_t minimum_bytes(const models::ModelOptions& sizes, const PlanOptions& options) {
+  return least_bytes_of(count_parameters(sizes), sizes, options);
+}
+
+void check_minimum_memory(const models::ModelOptions& sizes, const PlanOptions& options, const Machine& machine) {
+  // Ranks of several hosts plan with the least memory that any has, and others may have some more.
+  constexpr double kHopeless = 4;
+  if (machine.memory_bytes <= 0) return;
+  const Parameters parameters = count_parameters(sizes);
+  const int64_t need = least_bytes_of(parameters, sizes, options);
+  const double times = static_cast<double>(need) / static_cast<double>(machine.memory_bytes);
+  if (times <= kHopeless) return;
+  throw ResourceError(
+      "[plan] {} layers of {} parameters, {} besides: those with their gradients and optimizer states alone are at "
+      "least {} on a rank, {:.0f} times the {} that "
+      "{} has, and nothing was planned. Use {}more ranks with parallel.pipeline or parallel.tensor, or a smaller "
+      "model.",
+      sizes.layers, format_count(parameters.of_layer), format_count(parameters.besides), format_bytes(need), times,
+      format_bytes(machine.memory_bytes), machine.name, options.zero_stage < 3 ? "zero.stage = 3, " : "");
+}
+
+}  // namespace slipstream::planner

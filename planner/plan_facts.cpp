@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sentences and tables over finished jobs; nothing here decides anything.
+
+#include "planner/plan_facts.h"
+
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "comm/link.h"
+#include "engine/base/units.h"
+#include "engine/base/wire.h"
+#include "engine/config/validate.h"
+#include "engine/plan/memory.h"
+#include "planner/plan_options.h"
+
+namespace slipstream::planner {
+
+std::string plan_listing(const Job& job) {
+  std::string text = fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", "channel", "operation", "item",
+                                 "elements", "dtype", "sent", "after");
+  for (ItemId id : job.train.order) {
+    const Item& item = job.train[id];
+    std::string name = item.name, elems, dtype, sent, after;
+    if (job.train.is_spine(id)) {
+      const SpineItem& spine = job.train.spine[id];
+      if (job.buffers.micro_batches > 1) name += fmt::format(" of micro-batch {}", spine.micro_batch);
+    } else {
+      const Task& task = job.train.task(id);
+      if (task.elems > 0) elems = fmt::format("{}", task.elems), dtype = name_of(task.dtype);
+      if (is_communication(task.op))
+        sent = fmt::format(
+            "{}", comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                   task.elems, task.dtype));
+    }
+    for (const Point& point : item.after)
+      after += fmt::format("{}{}", after.empty() ? "" : ", ", job.train[point.item].name);
+    text += fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", job.channels[item.channel].name,
+                        name_of(item.op), name, elems, dtype, sent, after);
+  }
+  return text;
+}
+
+int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
+  if (!request.config.parallel.sequence_parallel) return 0;
+  JobRequest asked = request;
+  asked.config.parallel.sequence_parallel = false;
+  const FinishedJob without = build_drafted_job(asked);
+  int64_t saved_bytes = 0;
+  for (size_t s = 0; s < without.stages.size(); ++s)
+    saved_bytes =
+        std::max(saved_bytes, without.stages[s]->buffers.total_bytes() - finished.stages[s]->buffers.total_bytes());
+  return saved_bytes;
+}
+
+std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
+  std::vector<ZeroMemory> table;
+  JobRequest asked = request;
+  asked.config.zero = Zero{};  // as in the paper: parameters travel as they are computed with, and none persists
+  asked.config.comm.error_feedback = false;
+  asked.config.overlap.split_tied_embedding = false;  // whose second share arrives from all ranks: not a state
+  asked.config.optimizer.double_buffer = Choice::no;
+  asked.config.parallel = Parallel{};
+  asked.config.train.global_batch_size = 0;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (int ranks : {2, 4, 8, 64}) {
+      asked.config.zero.stage = stage;
+      asked.world = ranks;
+      asked.rank = 0;
+      Buffers buffers;
+      ModelSpec model = models::build_model(model_options(asked), buffers);
+      const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked));
+      ZeroMemory row{.stage = stage, .ranks = ranks};
+      for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer})
+        row.planned_bytes += job.buffers.bytes(owner);
+      for (size_t b = 0; b < job.storage.size(); ++b)
+        if (!job.layout.buckets[b].unit)
+          row.outside_bytes += (stage >= 2 ? job.storage[b].gradients.size_bytes : 0) +
+                               (stage >= 3 ? job.storage[b].values.size_bytes : 0);
+      const int64_t elems = job.model.parameter_elems();
+      const StateBytes states = state_bytes(job.model.dtype, stage);
+      row.formula_bytes = elems * states.whole + elems * states.shared / ranks;
+      table.push_back(row);
+    }
+  return table;
+}
+
+std::vector<UpdateOption> update_options(const JobRequest& request, const FinishedJob& planned,
+                                         double planned_step_ms) {
+  std::vector<UpdateOption> places;
+  const PlanOptions& chosen = planned.job->options;
+  for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
+    const bool beside = !places.empty(), twice = places.size() == 2;
+    if (twice && chosen.zero_stage >= 3) break;
+    if (chosen.double_buffer == twice && chosen.update_on_spine == !beside) {
+      places.push_back(
+          {.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
+      continue;
+    }
+    const FinishedJob finished = build_job_with_update(request, beside, twice);
+    places.push_back(
+        {.name = name,
+         .memory_bytes = most_bytes(finished),
+         .step_ms = std::max(0.0, static_cast<double>(step_period_ns(request, finished, planned.replay.taken)) / 1e6)});
+  }
+  return places;
+}
+
+std::vector<std::string> remarks(const RunConfig& written, const Machine& machine, const FinishedJob& finished) {
+  std::vector<std::string> lines = without_effect(written);
+  const RunConfig config = in_effect(written);
+  const Job& job = *finished.job;
+  if (config.optimizer.warmup_steps > config.train.steps)
+    lines.push_back(
+        fmt::format("optimizer.warmup_steps = {} is more than train.steps = {}: the learning rate never reaches "
+                    "optimizer.learning_rate",
+                    config.optimizer.warmup_steps, config.train.steps));
+  const int64_t stage = job.options.zero_stage;
+  if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
+    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, "
+                                            "and are reduced once (the bits of stage 0)",
+                                            finished.micro_batches)
+                              : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in "
+                                            "shards, because {} (rounded in another order than "
+                                            "stage 0)",
+                                            finished.micro_batches,
+                                            machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
+                                                                                   format_bytes(machine.memory_bytes))
+                                                                     : "nothing says how much memory a rank has"));
+  if (const PipelineSchedule& schedule = job.options.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
+    const ScheduleShape& shape = schedule.shape;
+    // Of stages that take the same, backward twice as long as forward, and no hops.
+    const Played played =
+        play(schedule, {.action_ns =
+                            [&](int, const Action& action) {
+                              return action.pass == Pass::backward && !schedule.splits_backward ? 2 : 1;
+                            },
+                        .transfer_ns = {}});
+    lines.push_back(fmt::format(
+        "{} micro-batch{} too few to fill {} stages: equal ones idle for {:.0f} % of their compute time. "
+        "Raise train.global_batch_size or lower train.micro_batch_size",
+        shape.micro_batches, shape.micro_batches == 1 ? " is" : "es are", shape.stages, 100 * played.bubble()));
+  }
+  if (job.mesh.crosses_nodes(Axis::tensor, machine.ranks_per_node) &&
+      config.comm.emulate.bandwidth_bytes_per_second == 0)
+    lines.push_back(
+        fmt::format("tensor groups communicate in every layer and cross nodes of {} ranks: use parallel.tensor that "
+                    "divides {}, and put tp first in parallel.order",
+                    machine.ranks_per_node, machine.ranks_per_node));
+  const std::vector<Bucket>& buckets = job.layout.buckets;
+  const std::vector<ParameterSpec>& parameters = job.model.parameters;
+  const auto larger = std::count_if(parameters.begin(), parameters.end(),
+                                    [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
+  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(),
+                                [&](const Bucket& b) { return b.unit && 4 * b.elems > job.options.bucket_bytes; }))
+    lines.push_back(fmt::format("zero.stage {}: a layer is one bucket; overlap.bucket_size = {} cuts the rest only",
+                                stage, format_bytes(job.options.bucket_bytes)));
+  else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && stage < 2 &&
+           job.mesh.group_size(Axis::replica) > 1)
+    lines.push_back(
+        fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with "
+                    "what is before it",
+                    larger, parameters.size(), format_bytes(job.options.bucket_bytes)));
+  return lines;
+}
+
+WireBytes wire_bytes_of_step(const Job& job) {
+  WireBytes bytes;
+  for (const Task& task : job.train.tasks)
+    if (is_communication(task.op) && carries_states(job.channels[task.channel]))
+      bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                     task.elems, task.dtype);
+  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),
+                elems = job.model.parameter_elems();
+  const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
+  const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
+  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
+  bytes.theory = (gradients + parameters) * (ranks - 1) / ranks;
+  // Across groups that share: all of a shard, once in a step.
+  if (const int64_t groups = job.mesh.group_size(Axis::data_outer); job.is_hybrid())
+    bytes.theory += 2 * elems / ranks * (job.options.wire_dtype == DType::bf16 ? 2 : 4) * (groups - 1) / groups;
+  return bytes;
+}
+
+std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages,
+                          const Played& played) {
+  const PlanOptions& options = stages[0]->options;
+  const ScheduleShape& shape = options.schedule.shape;
+  std::string layers;
+  for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
+  std::string line = fmt::format(
+      "pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute "
+      "time, hops included",
+      schedule_name(config), shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "",
+      layers, shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
+  if (shape.hides_transfers) line += ", with more micro-batches alive so that hops travel under compute";
+  if (!shape.lags.empty())
+    line += fmt::format(
+        ", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's "
+        "number)",
+        fmt::join(shape.lags, ", "));
+  return line;
+}
+
+}  // namespace slipstream::planner

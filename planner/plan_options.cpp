@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Translates the run file's words one by one; what is decided here needs costs, never a plan.
+
+#include "planner/plan_options.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "comm/link.h"
+#include "engine/base/check.h"
+#include "engine/base/files.h"
+#include "engine/config/validate.h"
+#include "engine/data/dataset.h"
+
+namespace slipstream::planner {
+namespace {
+
+ReduceMode reduce_mode_of(GradReduce reduce_mode) {
+  switch (reduce_mode) {
+    case GradReduce::bucketed:
+      return ReduceMode::bucketed;
+    case GradReduce::per_parameter:
+      return ReduceMode::per_parameter;
+    case GradReduce::flat:
+      return ReduceMode::flat;
+    case GradReduce::naive:
+      return ReduceMode::naive;
+  }
+  return ReduceMode::bucketed;
+}
+
+ScheduleKind kind_of(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::gpipe:
+      return ScheduleKind::gpipe;
+    case Schedule::one_f_one_b:
+      return ScheduleKind::one_f_one_b;
+    case Schedule::interleaved_1f1b:
+      return ScheduleKind::interleaved_1f1b;
+    case Schedule::zb_h1:
+      return ScheduleKind::zb_h1;
+  }
+  return ScheduleKind::one_f_one_b;
+}
+
+ScheduleShape shape_of(const RunConfig& config, int micro_batches) {
+  return {.stages = static_cast<int>(config.parallel.pipeline),
+          .micro_batches = micro_batches,
+          .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
+}
+
+Recomputation recomputation_of(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::none:
+      return Recomputation::none;
+    case Recompute::selective:
+      return Recomputation::selective;
+    case Recompute::full:
+      return Recomputation::full;
+  }
+  return Recomputation::none;
+}
+
+std::optional<DType> gather_dtype_of(DTypeChoice choice) {
+  switch (choice) {
+    case DTypeChoice::automatic:
+      return {};
+    case DTypeChoice::float32:
+      return DType::f32;
+    case DTypeChoice::bfloat16:
+      return DType::bf16;
+    case DTypeChoice::int8:
+      return DType::u8;
+  }
+  return {};
+}
+
+std::string read_schedule(const std::string& path) {
+  constexpr int64_t kLimitBytes = 64 << 20;
+  try {
+    return files::read_file(path, files::Owner::data, kLimitBytes);
+  } catch (const DataError& error) {
+    throw ConfigError("pipeline.schedule_file = {} cannot be read: {}", path, error.what());
+  }
+}
+
+}  // namespace
+
+void require_layout(const RunConfig& config, int world) {
+  std::optional<std::string> text;  // of the schedule's file, read once for all that are tried
+  resolve_layout(config, world, [&](const RunConfig& written, const slipstream::Batch& batch) {
+    const RunConfig tried = in_effect(written);
+    const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
+    if (const std::string& file = tried.pipeline.schedule_file; !file.empty()) {
+      if (!text) text = read_schedule(file);
+      parse_schedule(*text, shape, file);
+    } else {
+      require_shape(kind_of(tried.pipeline.schedule), shape);
+    }
+  });
+}
+
+PipelineSchedule schedule_of(const RunConfig& written, int micro_batches, bool hides_transfers) {
+  const RunConfig config = in_effect(written);
+  ScheduleShape shape = shape_of(config, micro_batches);
+  if (const std::string& file = config.pipeline.schedule_file; !file.empty())
+    return parse_schedule(read_schedule(file), shape, file);
+  const ScheduleKind kind = kind_of(config.pipeline.schedule);
+  // How many are alive is of the others' own making.
+  shape.hides_transfers = hides_transfers && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);
+  return make_schedule(kind, shape);
+}
+
+std::string schedule_name(const RunConfig& config) {
+  return config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule))
+                                               : config.pipeline.schedule_file;
+}
+
+LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
+  constexpr double kWorthHiding = 0.01;  // of a micro-batch's pass through a stage
+  const RunConfig config = in_effect(request.config);
+  const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
+  if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
+  Buffers buffers;
+  ModelSpec model = models::build_model(sizes, buffers);
+  // What layers compute again counts: embedding and head do not.
+  std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
+  recompute(model, buffers, whole, recomputation_of(config.train.recompute));
+  const comm::RooflinePrice price = price_of(config, request.machine, mesh);
+  const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
+  double pass_s = 0;
+  for (const std::vector<uint32_t>* pieces : {&model.forward, &model.backward})
+    for (uint32_t piece : *pieces)
+      for (const Work& work : model.pieces[piece].works)
+        pass_s += seconds(work.cost) / static_cast<double>(config.parallel.pipeline);
+  const int64_t hop_elems = sizes.batch * sizes.tokens * sizes.width / (sizes.sequence_parallel ? sizes.tensor : 1);
+  const comm::WireCost hop =
+      comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
+  LayerPartition partition{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
+                           .hides_transfers = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) >
+                                                                        kWorthHiding * 1e9 * pass_s,
+                           .transfer_ns = hop.latency_ns + hop.wire_ns};
+  if (partition.layers.empty()) partition.layers = balanced_layers(model, parts, seconds);
+  return partition;
+}
+
+PlanOptions plan_options(const JobRequest& request) {
+  const RunConfig config = in_effect(request.config);
+  const Layout layout = resolve_layout(config, request.world);
+  return {.sizes = {.data = layout.data,
+                    .context = layout.context,
+                    .pipeline = layout.pipeline,
+                    .tensor = layout.tensor,
+                    .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
+          .mesh_order = config.parallel.order,
+          .rank = request.rank,
+          .reduce_mode = reduce_mode_of(config.overlap.grad_reduce),
+          .bucket_bytes = config.overlap.bucket_size_bytes,
+          .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
+          .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
+          .error_feedback = config.comm.error_feedback,
+          .sums_by_exchange =
+              request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
+          .clip = config.optimizer.grad_clip > 0,
+          .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
+          .zero_stage = static_cast<int>(config.zero.stage),
+          .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
+          .gather_dtype = gather_dtype_of(config.zero.gather_dtype),
+          .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
+          .param_gather = config.overlap.param_gather,
+          .reshard_after_forward = config.zero.reshard_after_forward,
+          .double_buffer = config.optimizer.double_buffer == Choice::yes,
+          .update_on_spine = !request.update_beside,
+          .recompute = recomputation_of(config.train.recompute),
+          .align_grad_reduce = config.overlap.align_grad_reduce};
+}
+
+int64_t vocab_of(const RunConfig& config) {
+  if (config.model.vocab_size > 0) return config.model.vocab_size;
+  if (config.data.tokenizer == "bytes" && !data::names_shards(config.data.train)) return 256;
+  return data::open_dataset({.train = config.data.train,
+                             .validation = config.data.validation,
+                             .validation_fraction = config.data.validation_fraction,
+                             .tokenizer = config.data.tokenizer,
+                             .sequence_length = config.train.sequence_length,
+                             .check = data::ShardCheck::size})
+      .tokenizer->vocab_size();
+}
+
+models::ModelOptions model_options(const JobRequest& request) {
+  const RunConfig config = in_effect(request.config);
+  const Layout layout = resolve_layout(config, request.world);
+  const slipstream::Batch batch = resolve_batch(config, layout.data);
+  const PlanOptions planned = plan_options(request);
+  const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
+  if (request.vocab > vocab)
+    throw ConfigError(
+        "[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
+        "to take the tokenizer's.",
+        vocab, request.vocab);
+  return {.family = config.model.family == Family::gpt2 ? models::Family::gpt2 : models::Family::llama,
+          .layers = config.model.layers,
+          .heads = config.model.heads,
+          .kv_heads = config.model.kv_heads,
+          .width = config.model.width,
+          .ffn_width = config.model.ffn_width,
+          .context = config.model.context,
+          .vocab = vocab,
+          .tie_embeddings = config.model.tie_embeddings == Choice::yes,
+          .rope_theta = static_cast<float>(config.model.rope_theta),
+          .norm_eps = static_cast<float>(config.model.norm_eps),
+          .dtype = config.train.dtype,
+          .batch = config.train.micro_batch_size,
+          .tokens = config.train.sequence_length / layout.context,
+          .context_ranks = layout.context,
+          .context_rank = Mesh(planned.sizes, planned.mesh_order).coordinates(request.rank).context,
+          .global_tokens = batch.global_batch_size * config.train.sequence_length,
+          .micro_batches = static_cast<int>(batch.micro_batches),
+          .ranks = layout.data * layout.context,
+          // With sharded updates both shares of a tied table travel together.
+          .split_tied_embedding =
+              config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
+          .tensor = layout.tensor,
+          .sequence_parallel = config.parallel.sequence_parallel,
+          .tensor_chunks = models::token_chunks(
+              config.train.micro_batch_size * config.train.sequence_length / layout.context,
+              static_cast<int>(config.overlap.tensor_chunks), layout.tensor, config.parallel.sequence_parallel),
+          .whole_layers = config.zero.stage >= 2,
+          .head_chunk_bytes = config.overlap.bucket_size_bytes};
+}
+
+comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
+  const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
+  const comm::Rates rates{.flops_per_second = peak * machine.matmul_efficiency,
+                          .bytes_per_second = static_cast<double>(machine.bytes_per_second),
+                          .launch_ns = machine.launch_ns};
+  const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
+  const comm::Link intra =
+      emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second),
+                            config.comm.emulate.latency_ns}
+               : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
+  comm::RooflinePrice price(rates, intra);
+  const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
+  for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner,
+                    Axis::data_outer, Axis::world})
+    if (!emulated && mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
+  return price;
+}
+
+Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host) {
+  if (!path.empty()) return load_machine(path);
+  if (!config.device.machine.empty()) return load_machine(config.device.machine);
+  return this_host(threads, ranks_on_host);
+}
+
+namespace {
+
+/// That this process may run on.
+int cores_here() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  return sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
+}
+
+}  // namespace
+
+int threads_of(const RunConfig& config, int ranks_on_host) {
+  if (config.device.threads > 0) return static_cast<int>(config.device.threads);
+  return std::max(1, cores_here() / std::max(1, ranks_on_host));
+}
+
+std::string remark_on_threads(const RunConfig& config) {
+  const int cores = cores_here();
+  if (config.device.threads <= cores) return "";
+  return fmt::format(
+      "device.threads = {} on {} core{}: the threads of a kernel wait for each other, so that a step takes many times "
+      "as "
+      "long. Use at most {}",
+      config.device.threads, cores, cores == 1 ? "" : "s", cores);
+}
+
+}  // namespace slipstream::planner

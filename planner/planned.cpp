@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan of a run file, its memory and its rehearsed step.
+
+#include "planner/planned.h"
+
+#include <algorithm>
+
+#include "comm/link.h"
+#include "comm/rehearse/seams.h"
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "engine/plan/memory.h"
+#include "planner/extra_memory.h"
+#include "planner/nccl_report.h"
+#include "planner/plan_facts.h"
+#include "planner/plan_options.h"
+
+namespace slipstream::planner {
+namespace {
+
+constexpr int64_t kRehearsedSteps = 3;
+
+/// What GPUs hold beside the plan of a stage.
+std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job) {
+  return computes_on_gpus(planned.config) ? extra_memory_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
+                                          : std::vector<ExtraMemory>{};
+}
+}  // namespace
+
+bool computes_on_gpus(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
+
+Planned make_plan(const PlanRequest& request) {
+  Planned planned;
+  planned.config = load_run_config(request.run_file, request.sets);
+  require_supported(planned.config);
+  const int ranks = request.ranks;
+  require_layout(planned.config, ranks);
+  const int threads = threads_of(planned.config, ranks);
+  // Of a cluster that is not here this host is a node, with as many ranks as it has cores for.
+  planned.machine = machine_of(planned.config, request.machine, threads,
+                               std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
+  planned.machine_source = !request.machine.empty()                 ? "--machine"
+                           : !planned.config.device.machine.empty() ? "device.machine"
+                                                                    : "this host";
+  planned.vocab = vocab_of(planned.config);
+  if (computes_on_gpus(planned.config)) {
+    planned.nccl_table = nccl_table_name(planned.config.comm.nccl);
+    planned.nccl =
+        comm::NcclTable::parse(comm::NcclTable::read_text(planned.config.comm.nccl), planned.config.comm.nccl);
+  }
+  JobRequest asked{.config = planned.config,
+                   .world = ranks,
+                   .vocab = planned.vocab,
+                   .machine = planned.machine,
+                   .on_gpus = computes_on_gpus(planned.config)};
+  asked.extra_bytes = [&](const Job& job) { return sum_of(extra_memory_of(planned, job)); };
+  planned.finished = build_proved_job(asked);
+  return planned;
+}
+
+std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned) {
+  return extra_memory_of(planned, largest_stage(planned.finished));
+}
+int64_t most_bytes(const Planned& planned) {
+  return largest_stage(planned.finished).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));
+}
+
+bool fits(const Planned& planned) {
+  return planned.machine.memory_bytes == 0 || most_bytes(planned) <= planned.machine.memory_bytes;
+}
+
+void require_fits(const Planned& planned) {
+  if (fits(planned)) return;
+  const Job& largest = largest_stage(planned.finished);
+  const int64_t need = most_bytes(planned), has = planned.machine.memory_bytes;
+  throw ResourceError(
+      "[plan] a rank{} needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
+      "model.\n{}",
+      planned.finished.stages.size() > 1 ? fmt::format(" of stage {}", largest.stage()) : "", format_bytes(need),
+      planned.machine.name, format_bytes(has), slots_remedy(largest, need - has),
+      memory_table(largest, extra_memory_of_largest(planned)));
+}
+
+double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (1e6 * kRehearsedSteps); }
+
+comm::Rehearsal rehearse_step(const Planned& planned) {
+  const Job& job = *planned.finished.job;
+  const comm::RooflinePrice price = price_of(planned.config, planned.machine, job.mesh);
+  return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, kRehearsedSteps), price,
+                        {.gate = comm::Gate::launch_order, .replayed = planned.finished.replay.taken});
+}
+
+std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal) {
+  std::map<std::string, ChannelLoad> loads;
+  for (const Task& task : job.train.tasks) {
+    ChannelLoad& load = loads[job.channels[task.channel].name];
+    ++load.tasks;
+    if (is_communication(task.op) && task.op != Op::recv)
+      load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                     task.elems, task.dtype);
+  }
+  if (!rehearsal.finished) return loads;
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  const double ns_per_ms = 1e6 * static_cast<double>(times.runs.size());
+  for (ChannelId c = 0; c < job.channels.size(); ++c)
+    if (const auto found = loads.find(job.channels[c].name); found != loads.end())
+      found->second.busy_ms = static_cast<double>(times.busy_ns[c]) / ns_per_ms;
+  for (const comm::Exposed& exposed : times.exposed)
+    if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op))
+      loads[job.channels[awaited.channel].name].exposed_ms += static_cast<double>(exposed.time_ns) / ns_per_ms;
+  return loads;
+}
+
+}  // namespace slipstream::planner

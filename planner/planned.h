@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What slipstream plan and slipstream check print: the plan of a run file, its memory and its rehearsed step.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/nccl_table.h"
+#include "comm/rehearse/rehearse.h"
+#include "engine/config/load.h"
+#include "planner/planner.h"
+
+namespace slipstream::planner {
+
+struct PlanRequest : RunSource {
+  int ranks = 1;        // world size
+  std::string machine;  // path; empty: device.machine of the run file, else this host
+};
+
+struct Planned {
+  RunConfig config;
+  Machine machine;
+  FinishedJob finished;
+  std::string machine_source;
+  int64_t vocab = 0;
+  comm::NcclTable nccl;    // of comm.nccl, where the run is on GPUs
+  std::string nccl_table;  // its name and hash; empty: none
+};
+
+/// Reads files, blocks. Throws: ConfigError, DataError, PlanError.
+Planned make_plan(const PlanRequest& request);
+
+/// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their
+/// streams and graphs.
+bool computes_on_gpus(const RunConfig& config);
+
+/// What GPUs hold beside the plan of the largest stage. Pure.
+std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned);
+
+/// On the largest stage, with what is beside it. Pure.
+int64_t most_bytes(const Planned& planned);
+
+/// Memory that one rank may use: ranks of one node share a host, each card has its own. Pure.
+bool fits(const Planned& planned);
+
+/// Throws: ResourceError with the table of memory unless it fits.
+void require_fits(const Planned& planned);
+
+/// Three steps in a row in virtual time, in launch order. Pure.
+comm::Rehearsal rehearse_step(const Planned& planned);
+/// Milliseconds of one, of what was summed over the rehearsed steps. Pure.
+double ms_of_a_step(int64_t total_ns);
+
+struct ChannelLoad {
+  int64_t tasks = 0;
+  int64_t bytes = 0;  // sent by one rank in a step
+  // Rehearsed, of a mean step: how long the channel was busy with anything, and how long compute waited for its
+  // communication alone.
+  double busy_ms = 0;
+  double exposed_ms = 0;
+};
+/// By name of the channel. Pure.
+std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal);
+
+/// To stdout.
+void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal);
+void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal);
+void print_proof(const Planned& planned);
+void print_proof_json(const Planned& planned);
+
+}  // namespace slipstream::planner

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What slipstream plan and slipstream check print with --json.
+
+#include <cstdio>
+
+#include "comm/link.h"
+#include "engine/base/json.h"
+#include "planner/nccl_report.h"
+#include "planner/plan_facts.h"
+#include "planner/planned.h"
+
+namespace slipstream::planner {
+namespace {
+
+Json notes_of(const Planned& planned) {
+  Json notes = Json::array();
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished)) notes.push_back(remark);
+  return notes;
+}
+
+}  // namespace
+
+void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  const MeshSizes& sizes = job.mesh.sizes();
+  Json json = Json::object();
+  json["machine"] = planned.machine.name;
+  json["machine_source"] = planned.machine_source;
+  json["model"] = job.model.description;
+  json["parameters"] = job.parameter_elems;
+  json["ranks"] = job.mesh.world();
+  json["layout"]["data"] = sizes.data;
+  json["layout"]["context"] = sizes.context;
+  json["layout"]["pipeline"] = sizes.pipeline;
+  json["layout"]["tensor"] = sizes.tensor;
+  json["micro_batches"] = planned.finished.micro_batches;
+  json["global_batch_size"] = planned.finished.global_batch;
+  if (const std::vector<int>& lags = job.options.schedule.shape.lags; !lags.empty()) {
+    json["weight_gradient_lags"] = Json::array();
+    for (int lag : lags) json["weight_gradient_lags"].push_back(static_cast<int64_t>(lag));
+  }
+  const Job& largest = largest_stage(planned.finished);
+  Json memory = Json::object();
+  for (int owner = 0; owner < kOwners; ++owner)
+    memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));
+  for (const ExtraMemory& row : extra_memory_of_largest(planned)) memory[row.owner] = row.size_bytes;
+  memory["total"] = most_bytes(planned);
+  json["memory_bytes"] = memory;
+  json["memory_stage"] = largest.stage();
+  json["fits"] = fits(planned);
+  const WireBytes wire = wire_bytes_of_step(job);
+  json["wire_bytes"]["sent"] = wire.sent;
+  json["wire_bytes"]["theory"] = wire.theory;
+  json["notes"] = notes_of(planned);
+  json["update"]["double_buffer"] = job.options.double_buffer;
+  json["update"]["on_compute_stream"] = job.options.update_on_spine;
+  if (const Replay& replay = planned.finished.replay; replay.graph_ns > 0) {
+    json["graph"]["taken"] = replay.taken;
+    json["graph"]["step_ms"] = static_cast<double>(replay.graph_ns) / 1e6;
+    json["graph"]["task_by_task_ms"] = static_cast<double>(replay.task_by_task_ns) / 1e6;
+    json["graph"]["launches_ms"] = static_cast<double>(replay.launches_ns()) / 1e6;
+  }
+  json["recompute"]["how"] = name_of(job.recomputed.how);
+  json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
+  json["recompute"]["flops_again"] = job.recomputed.paid.flops;
+  Json tasks = Json::array();
+  for (ItemId i = static_cast<ItemId>(job.train.spine.size()); i < job.train.size(); ++i) {
+    const Task& task = job.train.task(i);
+    Json row = Json::object();
+    row["name"] = task.name;
+    row["op"] = name_of(task.op);
+    row["channel"] = job.channels[task.channel].name;
+    row["elems"] = task.elems;
+    row["wire_bytes"] = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                         task.elems, task.dtype);
+    Json after = Json::array();
+    for (const Point& point : task.after) after.push_back(job.train[point.item].name);
+    row["after"] = after;
+    tasks.push_back(row);
+  }
+  json["tasks"] = tasks;
+  if (!planned.nccl_table.empty()) {
+    json["nccl"]["table"] = planned.nccl_table;
+    json["nccl"]["choices"] = Json::array();
+    for (const std::string& line : nccl_choices(job, planned.nccl)) json["nccl"]["choices"].push_back(line);
+  }
+  json["spine_items"] = static_cast<int64_t>(job.train.spine.size());
+  json["plan_hash"] = fmt::format("{:016x}", planned.finished.proof.order_hash);
+  if (rehearsal.finished) {
+    const comm::RankTimes& times = rehearsal.ranks.front();
+    json["rehearsed"]["step_ms"] = static_cast<double>(times.step_period_ns(1)) / 1e6;
+    json["rehearsed"]["comm_ms"] = ms_of_a_step(times.communication_ns);
+    json["rehearsed"]["exposed_ms"] = ms_of_a_step(times.exposed_ns);
+    json["rehearsed"]["bubble_ms"] = ms_of_a_step(times.bubble_ns);
+    for (const auto& [name, load] : channel_loads(job, rehearsal)) {
+      json["rehearsed"]["channels"][name]["busy_ms"] = load.busy_ms;
+      json["rehearsed"]["channels"][name]["exposed_ms"] = load.exposed_ms;
+    }
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+void print_proof_json(const Planned& planned) {
+  const comm::Proof& proof = planned.finished.proof;
+  Json json = Json::object();
+  json["machine"] = planned.machine.name;
+  json["machine_source"] = planned.machine_source;
+  json["holds"] = proof.holds();
+  json["deadlock"] = proof.deadlock.empty() ? Json() : Json(proof.deadlock);
+  Json hazards = Json::array();
+  for (const comm::Hazard& hazard : proof.hazards) hazards.push_back(hazard.sentence());
+  json["hazards"] = hazards;
+  json["hazard_count"] = proof.hazard_count;
+  json["items"] = proof.items;
+  json["waits"] = proof.waits;
+  json["waits_between_steps"] = proof.seam_waits;
+  json["notes"] = notes_of(planned);
+  json["plan_hash"] = fmt::format("{:016x}", proof.order_hash);
+  json["memory_bytes"] = most_bytes(planned);
+  json["fits"] = fits(planned);
+  fmt::print("{}\n", json.dump(2));
+}
+
+}  // namespace slipstream::planner

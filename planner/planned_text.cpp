@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// What slipstream plan and slipstream check print for people.
+
+#include <algorithm>
+#include <cstdio>
+
+#include "comm/link.h"
+#include "engine/base/units.h"
+#include "engine/config/fields.h"
+#include "engine/plan/memory.h"
+#include "planner/nccl_report.h"
+#include "planner/plan_facts.h"
+#include "planner/plan_options.h"
+#include "planner/planned.h"
+
+namespace slipstream::planner {
+namespace {
+
+/// "h100x8 (--machine)", with who chose it; this host says so itself.
+std::string machine_text(const Planned& planned) {
+  return planned.machine_source == "this host" ? planned.machine.name
+                                               : fmt::format("{} ({})", planned.machine.name, planned.machine_source);
+}
+
+/// What it saves that the two shares of a tied table's gradient travel apart.
+void print_tied(const Planned& planned) {
+  const Job& job = *planned.finished.job;
+  if (!job.model.tied.split || job.mesh.group_size(Axis::replica) == 1) return;
+  Planned whole = planned;
+  whole.config.overlap.split_tied_embedding = false;
+  whole.finished = build_proved_job({.config = whole.config,
+                                     .world = job.mesh.world(),
+                                     .vocab = whole.vocab,
+                                     .machine = whole.machine,
+                                     .on_gpus = computes_on_gpus(whole.config),
+                                     .proves = false});
+  const comm::Rehearsal both[] = {rehearse_step(planned), rehearse_step(whole)};
+  if (!both[0].finished || !both[1].finished) return;
+  const comm::RankTimes &apart = both[0].ranks.front(), &together = both[1].ranks.front();
+  fmt::print(
+      "         rehearsed: {:.2f} ms exposed in a step of {:.2f} ms, with overlap.split_tied_embedding = false {:.2f} "
+      "in {:.2f} ms\n",
+      ms_of_a_step(apart.exposed_ns), static_cast<double>(apart.step_period_ns(1)) / 1e6,
+      ms_of_a_step(together.exposed_ns), static_cast<double>(together.step_period_ns(1)) / 1e6);
+}
+
+/// The table of the ZeRO paper for this model: what a rank keeps of parameters, gradients and optimizer states.
+void print_zero_memory(const Planned& planned) {
+  fmt::print("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
+  int stage = -1;
+  const std::vector<ZeroMemory> table =
+      zero_memory({.config = planned.config, .vocab = planned.vocab, .machine = planned.machine});
+  for (const ZeroMemory& row : table)
+    if (row.stage == 0) fmt::print("{:>29}", fmt::format("{} ranks", row.ranks));
+  for (const ZeroMemory& row : table) {
+    if (row.stage != stage) fmt::print("\n  {:<6}", stage = row.stage);
+    fmt::print("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
+  }
+  const auto outside_bytes = [&](int of_stage) {
+    return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })
+        ->outside_bytes;
+  };
+  fmt::print("\n");
+  if (outside_bytes(2) > 0)
+    fmt::print(
+        "  of these stay whole, because embedding and head share a table, which is always in use: in stage 2 {} of "
+        "gradients, in stage 3 {} of them and parameters\n",
+        format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
+}
+
+/// Which group crosses which link, and who is in the first of them.
+void print_groups(const Planned& planned) {
+  const Mesh& mesh = planned.finished.job->mesh;
+  const Machine& machine = planned.machine;
+  const int64_t emulated = planned.config.comm.emulate.bandwidth_bytes_per_second;
+  if (mesh.world() > 1)
+    fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config.parallel.order, machine.ranks_per_node);
+  for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
+    const int size = mesh.group_size(axis);
+    const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
+    if (size == 1 || (part_of_data && mesh.group_size(Axis::data_outer) == 1)) continue;
+    const bool across = mesh.crosses_nodes(axis, machine.ranks_per_node);
+    const std::vector<int> ranks = mesh.group(axis, 0);
+    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size,
+               emulated > 0 ? "comm.emulate:"
+               : across     ? "across nodes:"
+                            : "inside a node:",
+               format_bytes(emulated > 0 ? emulated
+                            : across     ? machine.inter_bytes_per_second
+                                         : machine.intra_bytes_per_second),
+               ranks[0], ranks[1], size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
+  }
+}
+
+/// Floating-point operations of a step on the compute stream.
+int64_t step_flops(const Job& job) {
+  int64_t flops = 0;
+  for (const SpineItem& item : job.train.spine) flops += item.cost.flops;
+  return flops;
+}
+
+/// What recomputation saves and costs, on the stage where it saves most.
+void print_recomputation(const Planned& planned) {
+  const Job* most = planned.finished.job.get();
+  for (const auto& stage : planned.finished.stages)
+    if (stage->recomputed.saved_bytes > most->recomputed.saved_bytes) most = stage.get();
+  const Recomputed& again = most->recomputed;
+  if (again.how == Recomputation::none) return;
+  fmt::print(
+      "recompute: {} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% more "
+      "operations{}\n",
+      name_of(again.how), format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)),
+      format_bytes(again.paid.bytes),
+      100 * static_cast<double>(again.paid.flops) /
+          static_cast<double>(std::max<int64_t>(1, step_flops(*most) - again.paid.flops)),
+      planned.finished.stages.size() > 1 ? fmt::format(" (stage {})", most->stage()) : "");
+}
+
+void print_sequence_parallelism(const Planned& planned) {
+  const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
+  if (!planned.config.parallel.sequence_parallel || ranks == 1) return;
+  const int64_t saved = saved_by_sequence_parallelism({.config = planned.config,
+                                                       .world = planned.finished.job->mesh.world(),
+                                                       .vocab = planned.vocab,
+                                                       .machine = planned.machine,
+                                                       .on_gpus = computes_on_gpus(planned.config)},
+                                                      planned.finished);
+  fmt::print(
+      "sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n",
+      ranks, format_bytes(saved));
+}
+
+/// "+1.25"; nothing is "0.00", without a sign.
+std::string signed_percent(double share) {
+  const std::string text = fmt::format("{:+.2f}", 100 * share);
+  return text.substr(1) == "0.00" ? "0.00" : text;
+}
+
+/// Where the update may run, what each place takes and gains, and which one a run with this device.kind takes.
+void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  const std::vector<UpdateOption> places = update_options(
+      {.config = planned.config,
+       .world = job.mesh.world(),
+       .vocab = planned.vocab,
+       .machine = planned.machine,
+       .on_gpus = computes_on_gpus(planned.config)},
+      planned.finished, rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
+  fmt::print("update (optimizer.double_buffer = {}):\n", field_text(planned.config, "optimizer.double_buffer"));
+  for (size_t i = 0; i < places.size(); ++i) {
+    // Two copies against one in the same place: under the next forward pass.
+    const double before = places[i == 2 ? 1 : 0].step_ms;
+    fmt::print("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name,
+               format_bytes(places[i].memory_bytes), places[i].step_ms,
+               i == 0 ? ""
+                      : fmt::format(" ({} % against {})", signed_percent(places[i].step_ms / before - 1),
+                                    i == 2 ? "one copy there" : "the compute stream"));
+  }
+  if (!computes_on_gpus(planned.config))
+    fmt::print(
+        "    on a CPU an update takes the cores that compute, wherever it runs, which the other rehearsals leave "
+        "out\n");
+  if (job.options.zero_stage >= 3)
+    fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
+}
+
+/// Whether steps are launched as graphs, and what speaks for it and against it.
+void print_replay(const Planned& planned) {
+  const Replay& replay = planned.finished.replay;
+  if (replay.graph_ns == 0) return;
+  fmt::print(
+      "graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, "
+      "{:.2f} without; {} launches of {} cost the host {:.2f}{}\n",
+      field_text(planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task",
+      static_cast<double>(replay.graph_ns) / 1e6, static_cast<double>(replay.task_by_task_ns) / 1e6, replay.launches,
+      format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6,
+      replay.is_too_large() && !replay.taken
+          ? fmt::format("; graphs of more than {} would take memory that no plan counts", Replay::kMostLaunches)
+          : "");
+}
+
+}  // namespace
+
+void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  const MeshSizes& sizes = job.mesh.sizes();
+  fmt::print("machine: {}, {} of memory for a rank\n", machine_text(planned),
+             format_bytes(planned.machine.memory_bytes));
+  fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
+  fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data,
+             sizes.context, sizes.pipeline, sizes.tensor);
+  print_groups(planned);
+  fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batch{} of {} on each rank\n",
+             planned.finished.global_batch, planned.config.train.sequence_length, planned.finished.micro_batches,
+             planned.finished.micro_batches == 1 ? "" : "es", job.model.batch);
+  fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.reduce_mode), job.layout.buckets.size());
+  if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
+    fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
+               job.model.tied.as_rows ? "ids and rows" : "a dense table");
+  print_tied(planned);
+  const Job& largest = largest_stage(planned.finished);
+  fmt::print("memory of a rank{}:\n{}",
+             sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
+             memory_table(largest, extra_memory_of_largest(planned)));
+  print_recomputation(planned);
+  print_sequence_parallelism(planned);
+  if (sizes.pipeline > 1) {
+    const ScheduleShape& shape = job.options.schedule.shape;
+    const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh),
+                                          planned.finished.transfer_ns);
+    fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
+    for (const auto& stage : planned.finished.stages)
+      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}{}\n", stage->stage(),
+                 format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->options.schedule, stage->stage()),
+                 shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
+                 rehearsal.finished
+                     ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
+                                   ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
+                     : "");
+    // A column is no longer than the shortest pass: none is written over.
+    int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
+    for (const auto& passes : played.stages)
+      for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));
+    constexpr int64_t kWhole = 400, kEnds = 24;
+    const int64_t columns = (played.makespan_ns + tick_ns / 2) / tick_ns;
+    const bool is_whole = shape.micro_batches <= 16 && shape.stages <= 16 && columns <= kWhole;
+    fmt::print("{}", schedule_table(job.options.schedule, played, tick_ns, is_whole ? 0 : kEnds));
+    if (!is_whole && columns > 2 * kEnds)
+      fmt::print("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n", columns,
+                 kEnds);
+  }
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
+    fmt::print("note:    {}\n", remark);
+  print_zero_memory(planned);
+  print_update_places(planned, rehearsal);
+  if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
+    fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
+               format_bytes(wire.sent), format_bytes(wire.theory),
+               static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
+  fmt::print("channels:\n");
+  for (const auto& [name, load] : channel_loads(job, rehearsal))
+    fmt::print("  {:<14}{:>7} tasks{:>14} sent per step{}\n", name, load.tasks, format_bytes(load.bytes),
+               load.bytes > 0 && rehearsal.finished
+                   ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
+                   : "");
+  if (!planned.nccl_table.empty()) fmt::print("nccl:    {}\n", planned.nccl_table);
+  for (const std::string& line : nccl_choices(job, planned.nccl)) fmt::print("  {}\n", line);
+  fmt::print(
+      "order:   {} spine items and {} tasks in a step; {} waits in all plans ({} implied ones pruned), {} between "
+      "steps, plan {:016x}\n",
+      job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
+      planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
+  if (!rehearsal.finished) return;
+  print_replay(planned);
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
+  fmt::print(
+      "rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
+      format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config.train.sequence_length) /
+                   step_ms),
+      ms_of_a_step(times.communication_ns), ms_of_a_step(times.exposed_ns),
+      sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");
+}
+
+void print_proof(const Planned& planned) {
+  const comm::Proof& proof = planned.finished.proof;
+  fmt::print("machine: {}\n", machine_text(planned));
+  fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial "
+                                                         "launches, the first batch, steps and evaluations in a row"
+                                                       : proof.deadlock);
+  fmt::print("hazards:   {}\n", proof.hazard_count == 0
+                                    ? fmt::format("none among {} items, {} waits, {} waits between steps", proof.items,
+                                                  proof.waits, proof.seam_waits)
+                                    : fmt::format("{}", proof.hazard_count));
+  for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
+  fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
+  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
+    fmt::print("note:      {}\n", remark);
+  fmt::print("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));
+}
+
+}  // namespace slipstream::planner

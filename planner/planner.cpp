@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+// Builds the job of every stage, gives the plans their order and chooses where the update runs and what is launched as
+// a graph.
+
+#include "planner/planner.h"
+#include "planner/plan_options.h"
+
+#include <algorithm>
+
+#include "comm/link.h"
+#include "comm/nccl/launch_order.h"
+#include "comm/rehearse/seams.h"
+#include "comm/wiring.h"
+#include "engine/base/check.h"
+#include "engine/base/wire.h"
+#include "engine/config/validate.h"
+#include "planner/minimum_memory.h"
+#include "planner/stage_times.h"
+
+namespace slipstream::planner {
+namespace {
+
+/// The job of one pipeline stage; that of the rank that asked as it sees it.
+std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
+                                 int stage) {
+  const Mesh mesh(options.sizes, options.mesh_order);
+  options.rank = stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
+  models::ModelOptions own = sizes;
+  own.tensor_index = mesh.coordinates(options.rank).tensor;
+  Buffers buffers;
+  ModelSpec model = models::build_model(own, buffers);
+  return std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options));
+}
+
+std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const PlanOptions& options,
+                                               const models::ModelOptions& sizes) {
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (int stage = 0; stage < options.sizes.pipeline; ++stage)
+    jobs.push_back(build_stage(request, options, sizes, stage));
+  return jobs;
+}
+
+/// ZB-H1 with the lags that suit what passes of these stages take. No stage takes more memory for it than the largest
+/// one takes with the published lags.
+void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
+                  const comm::RooflinePrice& price, int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
+  if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() ||
+      jobs.size() == 1)
+    return;
+  constexpr int kAttempts = 3;
+  ScheduleShape shape = options.schedule.shape;
+  const PlayTimes times = pass_times(jobs, request.spine_ns, price, transfer_ns);
+  int64_t limit_bytes = 0;
+  for (const auto& job : jobs) limit_bytes = std::max(limit_bytes, job->buffers.total_bytes());
+  std::vector<int> most = most_lags(shape);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    shape.lags = best_lags(shape, times, most);
+    if (shape.lags.empty()) return;
+    PlanOptions lagged = options;
+    lagged.schedule = make_schedule(ScheduleKind::zb_h1, shape);
+    std::vector<std::shared_ptr<Job>> others = build_stages(request, lagged, sizes);
+    bool fits = true;
+    for (size_t s = 0; s < jobs.size(); ++s) {
+      const int64_t before_bytes = jobs[s]->buffers.total_bytes(), after_bytes = others[s]->buffers.total_bytes();
+      if (after_bytes <= limit_bytes) continue;
+      fits = false;
+      const int published = static_cast<int>(s);
+      const int64_t bytes_of_one = ceil_div(after_bytes - before_bytes, std::max(1, shape.lags[s] - published));
+      most[s] = std::min(shape.lags[s] - 1, published + static_cast<int>((limit_bytes - before_bytes) / bytes_of_one));
+    }
+    if (!fits) continue;
+    options = std::move(lagged);
+    jobs = std::move(others);
+    return;
+  }
+}
+
+/// Buckets are for gradients that others wait for. Stages that end early have time to reduce a chunk at once: fewer,
+/// larger messages, and none under their last backward pass. Not for what is encoded, which takes a buffer as wide as a
+/// bucket, nor for shards, whose parameters come back bucket by bucket.
+void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
+                                   const comm::RooflinePrice& price, int64_t transfer_ns,
+                                   std::vector<std::shared_ptr<Job>>& jobs) {
+  const int ranks = options.sizes.data * options.sizes.context;
+  if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.reduce_mode != ReduceMode::bucketed ||
+      options.wire_dtype != DType::f32)
+    return;
+  const Played played = played_schedule({jobs.begin(), jobs.end()}, price, transfer_ns);
+  for (size_t stage = 0; stage < jobs.size(); ++stage) {
+    const Job& job = *jobs[stage];
+    options.reduced_at_once = off_critical_path(options.schedule, played, static_cast<int>(stage), [&](int chunk) {
+      const auto [begin, end] = job.backward_positions(chunk);
+      int64_t elems = 0;
+      for (const PlacedPart& placed : job.layout.parts)
+        if (begin <= placed.ready_position && placed.ready_position < end) elems += placed.part.elems;
+      const comm::WireCost wire =
+          comm::wire_cost(Op::all_reduce, options.algorithm, ranks, elems, DType::f32, price.link(Axis::replica));
+      return wire.latency_ns + wire.wire_ns +
+             static_cast<int64_t>(1e9 * price.seconds({2 * elems, 4 * elems}));  // and its sum of squares
+    });
+    const bool any =
+        std::find(options.reduced_at_once.begin(), options.reduced_at_once.end(), 1) != options.reduced_at_once.end();
+    if (any) jobs[stage] = build_stage(request, options, sizes, static_cast<int>(stage));
+  }
+}
+
+/// A step that would take days is a mistake in a unit, and virtual time ends soon after.
+void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs, const comm::RooflinePrice& price,
+                                  bool emulated) {
+  constexpr double kDay_s = 86400;
+  for (const auto& job : jobs) {
+    double bytes = 0, seconds = 0, slowest = 0;
+    for (const Task& task : job->train.tasks) {
+      if (!is_communication(task.op)) continue;
+      const Axis axis = job->channels[task.channel].axis;
+      const double rate = price.link(axis).bytes_per_second;
+      const auto sent = static_cast<double>(
+          comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(axis), task.elems, task.dtype));
+      if (rate <= 0 || sent <= 0) continue;
+      bytes += sent;
+      seconds += sent / rate;
+      slowest = slowest > 0 ? std::min(slowest, rate) : rate;
+    }
+    if (seconds > kDay_s)
+      throw ConfigError("[plan] the {} that a rank sends in a step would travel for {:.3g} days at {}/s. Raise {}.",
+                        format_bytes(static_cast<int64_t>(bytes)), seconds / kDay_s,
+                        format_bytes(static_cast<int64_t>(slowest)),
+                        emulated ? "comm.emulate.bandwidth" : "the rates of the machine's links");
+  }
+}
+
+/// Does a rank of this job have the memory that it takes?
+bool fits(const JobRequest& request, const Job& job) {
+  return job.buffers.total_bytes() + (request.extra_bytes ? request.extra_bytes(job) : 0) <=
+         request.machine.memory_bytes;
+}
+
+/// Jobs whose plans have no order yet; what is known of `finished` before that.
+std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& finished) {
+  const Layout layout = resolve_layout(request.config, request.world);
+  const slipstream::Batch batch = resolve_batch(request.config, layout.data);
+  PlanOptions options = plan_options(request);
+  models::ModelOptions sizes = model_options(request);
+  check_minimum_memory(sizes, options, request.machine);
+  const Mesh mesh(options.sizes, options.mesh_order);
+  const LayerPartition partition = partition_layers(request, sizes, mesh);
+  options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), partition.hides_transfers);
+  options.layers = partition.layers;
+  sizes.split_backward = options.schedule.splits_backward;
+  sizes.cuts = cuts_of(options.layers);
+  finished.micro_batches = batch.micro_batches;
+  finished.global_batch = batch.global_batch_size;
+  // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every
+  // micro-batch.
+  options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
+  std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
+  if (options.accumulate_unsharded &&
+      !std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return fits(request, *job); })) {
+    options.accumulate_unsharded = false;
+    jobs = build_stages(request, options, sizes);
+  }
+  const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
+  require_travels_within_a_day(jobs, price, request.config.comm.emulate.bandwidth_bytes_per_second > 0);
+  lag_by_times(request, options, sizes, price, partition.transfer_ns, jobs);
+  bucket_the_critical_path_only(request, options, sizes, price, partition.transfer_ns, jobs);
+  finished.transfer_ns = partition.transfer_ns;
+  for (const auto& job : jobs) finished.stages.push_back(job);
+  finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];
+  return jobs;
+}
+
+/// The update where the request says, with as many copies of the weights.
+FinishedJob finish_job(const JobRequest& request) {
+  FinishedJob finished;
+  const std::vector<std::shared_ptr<Job>> jobs = draft(request, finished);
+  const comm::RooflinePrice price = price_of(request.config, request.machine, jobs[0]->mesh);
+  comm::MeasuredPrice measured_ns(price);
+  for (const auto& job : jobs)
+    if (request.spine_ns) {
+      std::vector<int64_t> item_ns = request.spine_ns(*job);
+      item_ns.resize(job->train.size(), -1);
+      measured_ns.set(job->train, std::move(item_ns));
+    }
+  finished.proof = finish_plans(jobs, measured_ns, request.proves);
+  return finished;
+}
+
+JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool proves) {
+  JobRequest asked = request;
+  asked.update_beside = beside;
+  asked.proves = proves;
+  asked.config.optimizer.double_buffer = twice ? Choice::yes : Choice::no;
+  return asked;
+}
+
+/// Does NCCL run the operations of this job one after the other, of whatever channels?
+bool serialises(const JobRequest& request, const Job& job, bool captured) {
+  const comm::Wiring wiring = comm::wire_up(job);
+  const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(),
+                                     [&](Axis axis) { return job.mesh.group_size(axis) > 1; });
+  return several > 1 && comm::nccl_serialises(request.driver, captured);
+}
+
+/// Works that a step launches, on the stage that launches most.
+int64_t launches_of_step(const FinishedJob& finished) {
+  int64_t most = 0;
+  for (const auto& job : finished.stages) {
+    int64_t launches = std::ssize(job->train.tasks);
+    for (const SpineItem& item : job->train.spine)
+      launches += item.op == Op::compute ? std::ssize(job->model.pieces[item.piece].works) : 1;
+    most = std::max(most, launches);
+  }
+  return most;
+}
+
+}  // namespace
+
+const Job& largest_stage(const FinishedJob& finished) {
+  return **std::max_element(finished.stages.begin(), finished.stages.end(), [](const auto& a, const auto& b) {
+    return a->buffers.total_bytes() < b->buffers.total_bytes();
+  });
+}
+
+int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished).buffers.total_bytes(); }
+
+comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves) {
+  const Job& first = *stages[0];
+  comm::Proof ordered;
+  for (Plan Job::*plan : {&Job::prime, &Job::train, &Job::evaluate}) {
+    std::vector<comm::Stage> of_all;
+    for (const auto& job : stages) of_all.push_back({&((*job).*plan), &job->buffers});
+    ordered.include(
+        comm::finish(of_all, first.mesh, first.channels, price, proves ? comm::Checks::orders : comm::Checks::none));
+  }
+  if (first.options.double_buffer)
+    for (const auto& job : stages) swap_buffers(*job);
+  if (!proves) return ordered;
+  std::vector<comm::StageRuns> rows;
+  for (const auto& job : stages) {
+    // Three steps and three evaluations in a row, and every seam between them. Evaluations after an odd number of steps
+    // find two copies of the weights exchanged.
+    const bool swaps = job->options.double_buffer;
+    const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step,
+               *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
+    rows.push_back({{&job->prime, step, evaluate, evaluate, evaluate, other, step, other}, &job->buffers});
+  }
+  comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
+  proof.include(std::move(ordered));
+  return proof;
+}
+
+void require_holds(const comm::Proof& proof) {
+  if (proof.holds()) return;
+  throw PlanError(
+      "[plan] the plan does not hold and nothing was run: {}. Please report it with the run file; slipstream check "
+      "prints all that was found.",
+      !proof.deadlock.empty() ? "deadlock under " + proof.deadlock : proof.hazards[0].sentence());
+}
+
+FinishedJob build_finished_job(const JobRequest& request) {
+  FinishedJob finished = build_proved_job(request);
+  if (request.proves) require_holds(finished.proof);
+  return finished;
+}
+
+FinishedJob build_proved_job(const JobRequest& request) {
+  const Choice copies = request.config.optimizer.double_buffer, graph = request.config.device.graph;
+  const bool two_asked = copies == Choice::yes;
+  // On a CPU's compute stream an update comes after every reader of the weights anyway (docs/notes/0002, 0014).
+  FinishedJob first = finish_job(with_update(request, two_asked, two_asked, request.proves));
+  if (!request.on_gpus) return first;
+  struct UpdateCandidate {
+    bool beside, twice;
+    int64_t graph_ns = -1, task_by_task_ns = -1, launches = 0;
+  };
+  std::vector<UpdateCandidate> candidates{{two_asked, two_asked}};
+  if (!two_asked) candidates.push_back({true, false});
+  // In stage 3 no update waits for a reader.
+  if (copies == Choice::automatic && first.job->options.zero_stage < 3) candidates.push_back({true, true});
+  const UpdateCandidate *by_graph = candidates.data(), *by_task = candidates.data();
+  for (UpdateCandidate& candidate : candidates) {
+    const FinishedJob finished = &candidate == candidates.data()
+                                     ? first
+                                     : finish_job(with_update(request, candidate.beside, candidate.twice, false));
+    if (&candidate != candidates.data() && candidate.twice &&
+        !std::all_of(finished.stages.begin(), finished.stages.end(),
+                     [&](const auto& job) { return fits(request, *job); }))
+      continue;
+    candidate.graph_ns = step_period_ns(request, finished, true);
+    candidate.task_by_task_ns = step_period_ns(request, finished, false);
+    candidate.launches = launches_of_step(finished);
+    if (candidate.task_by_task_ns < 0) continue;
+    if (candidate.graph_ns < by_graph->graph_ns) by_graph = &candidate;
+    if (candidate.task_by_task_ns < by_task->task_by_task_ns) by_task = &candidate;
+  }
+  Replay replay{.graph_ns = by_graph->graph_ns,
+                .task_by_task_ns = by_task->task_by_task_ns,
+                .launches = by_task->launches,
+                .launch_ns = request.machine.launch_ns,
+                .serialised_by = serialises(request, *first.job, true) ? request.driver : 0};
+  replay.taken = graph == Choice::yes || (graph == Choice::automatic && !replay.is_too_large() &&
+                                          replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
+  const UpdateCandidate& best = replay.taken ? *by_graph : *by_task;
+  FinishedJob finished = &best == candidates.data()
+                             ? std::move(first)
+                             : finish_job(with_update(request, best.beside, best.twice, request.proves));
+  finished.replay = replay;
+  return finished;
+}
+
+FinishedJob build_job_with_update(const JobRequest& request, bool beside, bool twice) {
+  return finish_job(with_update(request, beside, twice, false));
+}
+
+FinishedJob build_drafted_job(const JobRequest& request) {
+  FinishedJob drafted;
+  draft(request, drafted);
+  return drafted;
+}
+
+Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
+                       int64_t transfer_ns) {
+  return play(stages[0]->options.schedule,
+              {.action_ns =
+                   [&](int stage, const Action& action) {
+                     const Job& job = *stages[static_cast<size_t>(stage)];
+                     double seconds = 0;
+                     for (uint32_t piece : job.chunks[static_cast<size_t>(action.chunk)].pieces(action.pass))
+                       for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
+                     return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
+                   },
+               .transfer_ns = [transfer_ns](int, const Action&) { return transfer_ns; }});
+}
+
+std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {
+  std::vector<comm::RankRuns> ranks;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    std::vector<const Plan*> plans(runs, &stages[s]->train);
+    for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2)
+      plans[run] = &stages[s]->train_swapped;
+    ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}),
+                     .runs = plans,
+                     .seams = comm::link_all(plans, stages[s]->channels)});
+  }
+  return ranks;
+}
+
+int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
+  const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
+  const comm::Rehearsal played = comm::rehearse(
+      finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
+      {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order,
+       .replayed = replayed});
+  return played.finished ? played.ranks[0].step_period_ns(1) : -1;
+}
+
+double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
+                         const std::vector<std::vector<int64_t>>& item_ns, const comm::Price& otherwise,
+                         bool replayed) {
+  comm::MeasuredPrice price(otherwise);
+  for (size_t s = 0; s < stages.size(); ++s) {
+    std::vector<int64_t> local = item_ns[s];
+    for (ItemId i = 0; i < stages[s]->train.size(); ++i)
+      if (is_communication(stages[s]->train[i].op)) local[i] = -1;
+    if (stages[s]->options.double_buffer) price.set(stages[s]->train_swapped, local);
+    price.set(stages[s]->train, std::move(local));
+  }
+  const comm::Rehearsal rehearsal =
+      comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price, {.replayed = replayed});
+  return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
+}
+
+}  // namespace slipstream::planner

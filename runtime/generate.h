@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Text from trained weights, one token at a time.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace slipstream::runtime {
+
+struct GenerateOptions {
+  std::string checkpoint;  // folder of weights, or a run folder
+  std::string prompt;
+  std::vector<int32_t> prompt_ids;  // instead of a prompt; then ids are printed, too
+  int tokens = 200;                 // to add
+  double temperature = 0.8;         // 0: always the likeliest token
+  int top_k = 0;                    // 0: all
+  uint64_t seed = 1;
+  std::string device = "auto";  // auto | cpu | cuda
+};
+
+/// Blocks. Prints the prompt and its continuation to stdout. Returns the exit code.
+/// Throws: ConfigError, CheckpointError, ResourceError.
+int generate(const GenerateOptions& options);
+
+}  // namespace slipstream::runtime

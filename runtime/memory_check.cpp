@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares the need of all ranks that share a memory with its size.
+
+#include "runtime/memory_check.h"
+
+#include <fstream>
+#include <sstream>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/device/cuda/cuda_choice.h"
+#include "engine/plan/memory.h"
+#include "planner/extra_memory.h"
+
+namespace slipstream::runtime {
+
+planner::JobRequest request_at(const DeviceAssignment& assignment, const RunConfig& config, const Machine& machine,
+                               int world, int rank, int64_t vocab) {
+  planner::JobRequest request{
+      .config = config, .world = world, .rank = rank, .vocab = vocab, .machine = machine, .driver = assignment.driver};
+  if (assignment.kind != DeviceKind::cuda) return request;
+  request.on_gpus = true;
+  request.extra_bytes = [nccl = assignment.nccl, nodes = machine.ranks_per_node](const Job& job) {
+    return planner::sum_of(planner::extra_memory_on_gpu(job, nccl, nodes));
+  };
+  return request;
+}
+
+void require_host_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
+                         int64_t text_bytes) {
+  const int64_t need = job.buffers.total_bytes() + text_bytes;
+  // Stages of a pipeline need different amounts, and ranks of one host share its memory.
+  const std::vector<std::string> needs = world.all_gather(fmt::format("{} {}", world.host(), need));
+  world.together([&] {
+    if (!config.device.machine.empty()) {
+      if (machine.memory_bytes > 0 && need > machine.memory_bytes)
+        throw ResourceError(
+            "[plan] a rank needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "
+            "model.\n{}",
+            format_bytes(need), machine.name, format_bytes(machine.memory_bytes),
+            slots_remedy(job, need - machine.memory_bytes), memory_table(job));
+      return;
+    }
+    const int ranks = world.ranks_on_host();
+    const int64_t host_bytes = machine.memory_bytes * ranks;
+    int64_t all = 0;
+    for (const std::string& told : needs) {
+      int host = 0;
+      int64_t bytes = 0;
+      std::istringstream(told) >> host >> bytes;
+      if (host == world.host()) all += bytes;
+    }
+    if (host_bytes > 0 && all > host_bytes)
+      throw ResourceError(
+          "[plan] {} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks "
+          "here.\n{}",
+          ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks), ranks == 1 ? "s" : "", format_bytes(all),
+          format_bytes(host_bytes), slots_remedy(job, (all - host_bytes + ranks - 1) / ranks), memory_table(job));
+  });
+}
+
+int64_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string key; status >> key; status.ignore(4096, '\n')) {
+    int64_t kib = 0;
+    if (key == "VmHWM:" && status >> kib) return kib * kKiB;
+  }
+  return 0;
+}
+
+void require_gpu_memory(World& world, const DeviceAssignment& assignment, const Job& job, int64_t ranks_per_node) {
+  const std::vector<ExtraMemory> beside = planner::extra_memory_on_gpu(job, assignment.nccl, ranks_per_node);
+  const int64_t need = job.buffers.total_bytes() + planner::sum_of(beside);
+  const std::vector<std::string> needs = world.all_gather(fmt::format("{}", need));
+  world.together([&] {
+    int64_t all = 0;
+    for (int rank : assignment.ranks_on_gpu) all += std::stoll(needs[static_cast<size_t>(rank)]);
+    const CudaGpu gpu = describe_cuda_device(assignment.gpu);
+    if (all <= gpu.free_bytes) return;
+    const int64_t ranks = std::ssize(assignment.ranks_on_gpu);
+    throw ResourceError(
+        "[plan] {} but {} has {} free of {}. {}Use {} ranks{}, a smaller train.micro_batch_size or a smaller model{}, "
+        "or end what else uses "
+        "this GPU.\n{}",
+        ranks == 1 ? fmt::format("a rank needs {}, {} of it beside the plan,", format_bytes(need),
+                                 format_bytes(planner::sum_of(beside)))
+                   : fmt::format("{} ranks on one GPU need {}, this one {} of it,", ranks, format_bytes(all),
+                                 format_bytes(need)),
+        gpu.name, format_bytes(gpu.free_bytes), format_bytes(gpu.memory_bytes),
+        slots_remedy(job, (all - gpu.free_bytes + ranks - 1) / ranks), ranks == 1 ? "more" : "fewer",
+        ranks == 1 ? "" : " on it",
+        job.mesh.world() > 1 ? ", fewer blocks of NCCL (max_ctas in the table of comm.nccl, NCCL_BUFFSIZE)" : "",
+        memory_table(job, beside));
+  });
+}
+
+std::string gpu_memory_line(const DeviceAssignment& assignment, const Job& job, int64_t ranks_per_node,
+                            int64_t free_at_start) {
+  const int64_t planned = job.buffers.total_bytes() +
+                          planner::sum_of(planner::extra_memory_on_gpu(job, assignment.nccl, ranks_per_node)),
+                ranks = std::ssize(assignment.ranks_on_gpu),
+                taken = free_at_start - describe_cuda_device(assignment.gpu).free_bytes;
+  return fmt::format("memory of the GPU: {} taken{}, {} in the table{}", format_bytes(taken),
+                     ranks == 1 ? "" : fmt::format(" by {} ranks", ranks), format_bytes(planned),
+                     ranks == 1 ? "" : " of this one");
+}
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wires one rank: arenas by owner, a stream per channel, works bound once.
+
+#include "runtime/rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "comm/rehearse/checked_device.h"
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+#include "engine/base/philox.h"
+#include "engine/device/clock.h"
+#include "kernels/cuda/workspace.h"
+
+namespace slipstream::runtime {
+namespace {
+
+// Tensors are filled piece by piece: a second copy of a large one would raise the most memory that the process ever
+// has.
+constexpr int64_t kPieceElems = 1 << 18;
+
+/// One arena per owner; views resolved to addresses.
+Memory assignment(const Buffers& buffers, Device& device, std::vector<std::unique_ptr<Allocation>>& arenas) {
+  std::vector<Memory::Entry> entries(buffers.size());
+  for (int owner = 0; owner < kOwners; ++owner) {
+    const int64_t size_bytes = buffers.bytes(static_cast<Owner>(owner));
+    if (size_bytes == 0) continue;
+    arenas.push_back(device.allocate(size_bytes, name_of(static_cast<Owner>(owner))));
+    std::byte* at = arenas.back()->data();
+    for (BufferId id = 0; id < buffers.size(); ++id) {
+      if (buffers[id].is_view || buffers[id].owner != static_cast<Owner>(owner)) continue;
+      entries[id] = {at, buffers.stride_bytes(id), buffers[id].instances};
+      at += buffers.instances(id) * buffers.stride_bytes(id);
+    }
+  }
+  for (BufferId id = 0; id < buffers.size(); ++id)
+    if (buffers[id].is_view)
+      entries[id] = {entries[buffers[id].view.buffer].base + buffers[id].view.begin_bytes, 0, Instances::one};
+  return Memory(std::move(entries));
+}
+
+// Before a step is recorded: libraries choose their algorithms, NCCL connects, kernels are loaded.
+constexpr int64_t kEagerSteps = 2;
+
+/// What a kernel needs besides its operands belongs to its stream: taken before the first step, given back after the
+/// last. Only a work sees the stream of the device, so these are works.
+Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {
+  return {name, {}, {}, {}, [of_stream](LaunchContext& c) {
+            if (c.kind == DeviceKind::cuda) of_stream(c.native_stream);
+          }};
+}
+
+/// Sleeps for `ns`, less by what the one before took too long. A wake-up is late by 50 to 450 us, and whoever waits for
+/// what is computed would be as late; a computation that ends is awake. So is this one for its last twentieth, at most
+/// 300 us, and lets go of the core to whoever wants it: stages that share cores end their passes at the same instant.
+void pace(int64_t ns, int64_t& late_ns) {
+  constexpr int64_t kMostMadeUpNs = 500'000, kMostAwakeNs = 300'000;
+  const int64_t end_ns = monotonic_ns() - late_ns + ns;
+  std::this_thread::sleep_until(
+      std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns - std::min(ns / 20, kMostAwakeNs))));
+  while (monotonic_ns() < end_ns) std::this_thread::yield();
+  late_ns = std::clamp<int64_t>(monotonic_ns() - end_ns, 0, kMostMadeUpNs);
+}
+
+}  // namespace
+
+Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
+           std::vector<std::unique_ptr<comm::Communicator>> communicators, const RankOptions& options, LoadBatch load)
+    : job_(std::move(job)),
+      device_(std::move(device)),
+      communicators_(std::move(communicators)),
+      prepare_stream_(stream_work("prepare_stream", kernels::prepare_stream)),
+      release_stream_(stream_work("release_stream", kernels::release_stream)) {
+  SLIP_ASSERT(communicators_.size() == job_->channels.size());
+  if (options.check_hazards) device_ = comm::make_checked_device(std::move(device_), job_->buffers);
+  memory_ = assignment(job_->buffers, *device_, arenas_);
+  for (const Constant& constant : job_->model.constants) {
+    std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));
+    constant.fill(host.data());
+    device_->copy_from_host(address(constant.buffer), host.data(), static_cast<int64_t>(host.size()));
+  }
+  std::vector<comm::Communicator*> verbs;
+  for (const auto& communicator : communicators_) verbs.push_back(communicator.get());
+  reports_ = device_->allocate_host(static_cast<int64_t>(sizeof(Report)) * kReportSlots, "reports");
+  // What a graph replays passes no stream, where the checker listens.
+  all_agree_ = options.all_agree;
+  graph_ = options.graph && !options.check_hazards && device_->kind() == DeviceKind::cuda;
+  const auto bound_works = [&](const Plan& plan) {
+    return bind_works(*job_, plan, options.update, verbs, load, reports_->data());
+  };
+  train_works_ = bound_works(job_->train);
+  evaluate_works_ = bound_works(job_->evaluate);
+  prime_works_ = bound_works(job_->prime);
+  const auto late_ns = std::make_shared<int64_t>(0);
+  for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
+    train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads,
+                       job_->train.spine[i].writes,
+                       [ns = options.paced_item_ns[i], late_ns](LaunchContext&) { pace(ns, *late_ns); }};
+  if (options.delay_max_ns > 0) device_->inject_delays(options.delay_seed, options.delay_max_ns);
+  std::vector<Stream*> streams;
+  for (ChannelId c = 0; c < job_->channels.size(); ++c) {
+    streams_.push_back(device_->make_stream({.name = job_->channels[c].name,
+                                             .threads = c == kComputeChannel ? options.threads : 1,
+                                             .high_priority = job_->channels[c].axis != Axis::self}));
+    streams.push_back(streams_.back().get());
+    if (c == kComputeChannel || job_->channels[c].axis == Axis::self) streams_.back()->launch(prepare_stream_, {});
+  }
+  synchronize();
+  scheduler_ = std::make_unique<comm::Scheduler>(*job_, *device_, streams);
+  step_ = std::make_unique<Step>(*job_, memory_, *streams_[kComputeChannel], *scheduler_);
+  const auto bind = [&](const Plan& plan, const BoundWorks& works) {
+    scheduler_->bind(plan, works);
+    step_->bind(plan, works);
+  };
+  bind(job_->train, train_works_);
+  bind(job_->evaluate, evaluate_works_);
+  bind(job_->prime, prime_works_);
+  if (job_->options.double_buffer) {
+    bind(job_->train_swapped, train_works_);
+    bind(job_->evaluate_swapped, evaluate_works_);
+  }
+  if (device_->kind() != DeviceKind::cuda ||
+      std::all_of(verbs.begin(), verbs.end(), [](auto* v) { return v == nullptr; }))
+    return;
+  register_arenas();
+  watchdog_ = std::make_unique<comm::Watchdog>(
+      verbs, [this] { return scheduler_->in_flight(); },
+      comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds, .leave = options.leave});
+}
+
+void Rank::register_arenas() {
+  for (ChannelId c = 0; c < communicators_.size(); ++c) {
+    if (!communicators_[c]) continue;
+    std::string& reason = unregistered_[job_->channels[c].name];
+    for (const auto& arena : arenas_) {
+      const auto holds = [&](const Slice& slice) {
+        return address(slice.buffer) >= arena->data() && address(slice.buffer) < arena->data() + arena->size_bytes();
+      };
+      const bool named = std::any_of(job_->train.tasks.begin(), job_->train.tasks.end(), [&](const Task& task) {
+        return task.channel == c && is_communication(task.op) &&
+               (std::any_of(task.reads.begin(), task.reads.end(), holds) ||
+                std::any_of(task.writes.begin(), task.writes.end(), holds));
+      });
+      if (named && reason.empty()) reason = communicators_[c]->register_memory(arena->data(), arena->size_bytes());
+    }
+  }
+  // NCCL leaves open what happens where one rank's memory is registered and another's is not.
+  const bool known = std::all_of(unregistered_.begin(), unregistered_.end(),
+                                 [](const auto& channel) { return channel.second.empty(); });
+  if (all_agree_(known, "whether their memory is registered")) return;
+  for (const auto& communicator : communicators_)
+    if (communicator) communicator->forget_memory();
+  for (auto& [channel, reason] : unregistered_)
+    if (reason.empty()) reason = "NCCL wants all ranks to register, and one could not, or not for another channel";
+}
+
+void Rank::watch(const std::function<void()>& wait) { watchdog_ ? watchdog_->watch(wait) : wait(); }
+
+void Rank::watch_issue(const std::function<void()>& issue) { watchdog_ ? watchdog_->watch_issue(issue) : issue(); }
+
+bool Rank::is_swapped() const { return job_->options.double_buffer && issued_ % 2 == 1; }
+
+std::byte* Rank::weights_at(const Slice& slice) const {
+  const bool second = is_swapped() && slice.buffer == job_->ids.values;
+  return address(second ? job_->ids.values_next : slice.buffer) + slice.begin_bytes;
+}
+
+Rank::~Rank() {
+  try {
+    synchronize();
+  } catch (const std::exception& error) {
+    // A stream has failed; the error has been or will be reported by whoever waited for it.
+    const auto* known = dynamic_cast<const Error*>(&error);
+    abort(error.what(), known != nullptr ? known->code() : ExitCode::bug);
+    // An abort makes a graph's run end, and ends itself when no graph holds its communicator any more.
+    if (watchdog_) watchdog_->watch_to_the_end([&] { graphs_ = {}; });
+  }
+  watchdog_.reset();
+  graphs_ = {};
+  try {
+    for (const auto& stream : streams_) stream->launch(release_stream_, {});
+  } catch (...) {
+    // As above: what a failed stream holds goes with the process.
+  }
+  streams_.clear();
+  communicators_.clear();  // they let go of registered memory, which goes next
+}
+
+void Rank::initialise(uint64_t seed) {
+  for (size_t p = 0; p < job_->model.parameters.size(); ++p) {
+    const ParameterSpec& parameter = job_->model.parameters[p];
+    for (size_t t = 0; t < parameter.tensors.size(); ++t) {
+      const NamedTensor& tensor = parameter.tensors[t];
+      const Philox random(seed, tensor.name);
+      const int64_t elems = tensor.elems();
+      std::vector<float> values(static_cast<size_t>(std::min(elems, kPieceElems)));
+      for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
+        const auto piece = std::span(values).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
+        std::fill(piece.begin(), piece.end(), 0.0f);  // padding stays zero
+        tensor.for_runs(tensor.split.index, begin, static_cast<int64_t>(piece.size()),
+                        [&](int64_t held, int64_t whole, int64_t count) {
+                          for (int64_t i = 0; i < count; ++i)
+                            piece[static_cast<size_t>(held - begin + i)] =
+                                parameter.init.kind == Init::Kind::normal
+                                    ? parameter.init.std * random.normal(static_cast<uint64_t>(whole + i))
+                                : parameter.init.kind == Init::Kind::ones ? 1.0f
+                                                                          : 0.0f;
+                        });
+        write(p, t, begin, piece);
+      }
+    }
+  }
+}
+
+void Rank::set_tensor(size_t parameter, size_t tensor, std::span<const float> values) {
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  SLIP_ASSERT(static_cast<int64_t>(values.size()) == named.whole_elems());
+  named.for_runs(named.split.index, 0, named.elems(), [&](int64_t held, int64_t whole, int64_t count) {
+    write(parameter, tensor, held, values.subspan(static_cast<size_t>(whole), static_cast<size_t>(count)));
+  });
+}
+
+void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::span<const float> values) {
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  const int64_t count = static_cast<int64_t>(values.size());
+  SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
+  const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
+  // Parameters that travel encoded: the rounded ones come with the first gathers (Job::prime), int8 also on the owner.
+  const DType travels = job_->gather_dtype();
+  const bool encoded = job_->gathers_encoded();
+  std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
+  if (travels == DType::bf16)
+    std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
+  const void* working = travels == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
+  // The part of the values inside [begin, begin + elems) of the flat order goes to `where`.
+  const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
+    const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + count);
+    if (where.size_bytes == 0 || first >= last) return;
+    device_->copy_from_host(address(where.buffer) + where.begin_bytes + (first - begin) * elem_bytes,
+                            static_cast<const std::byte*>(from) + (first - offset) * elem_bytes,
+                            (last - first) * elem_bytes);
+  };
+  for (size_t b = 0; b < job_->storage.size(); ++b) {
+    const BucketStorage& storage = job_->storage[b];
+    const Bucket& bucket = job_->layout.buckets[b];
+    if (!encoded) put(storage.values, bucket.offset_elems, bucket.elems, working, size_of(travels));
+    if (travels != DType::u8)
+      put(storage.working, storage.shard_offset_elems, storage.shard_elems, working, size_of(travels));
+    if (!(storage.master == storage.working))
+      put(storage.master, storage.shard_offset_elems, storage.shard_elems, values.data(), 4);
+  }
+}
+
+std::map<std::string, TensorLocation> tensors_of(const std::vector<std::shared_ptr<const Job>>& stages) {
+  std::map<std::string, TensorLocation> places;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const std::vector<ParameterSpec>& parameters = stages[s]->model.parameters;
+    for (size_t p = 0; p < parameters.size(); ++p)
+      for (size_t t = 0; t < parameters[p].tensors.size(); ++t)
+        places.try_emplace(parameters[p].tensors[t].name, TensorLocation{s, p, t});
+  }
+  return places;
+}
+
+template <typename Take>
+void Rank::for_held(Slice BucketStorage::*what, int64_t begin, int64_t end, const Take& take) {
+  synchronize();
+  for (const BucketStorage& storage : job_->storage) {
+    const int64_t first = std::max(begin, storage.shard_offset_elems),
+                  last = std::min(end, storage.shard_offset_elems + storage.shard_elems);
+    if (first < last)
+      device_->copy_to_host(take(first, last - first),
+                            weights_at(storage.*what) + 4 * (first - storage.shard_offset_elems), 4 * (last - first));
+  }
+}
+
+std::vector<float> Rank::held(Slice BucketStorage::*what, int64_t begin, int64_t end) {
+  std::vector<float> values;
+  for_held(what, begin, end, [&](int64_t, int64_t elems) {
+    values.resize(values.size() + static_cast<size_t>(elems));
+    return values.data() + values.size() - elems;
+  });
+  return values;
+}
+
+void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
+  SLIP_ASSERT(job_->options.zero_stage == 0);
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  const auto elems = static_cast<int64_t>(out.size());
+  SLIP_ASSERT(begin >= 0 && begin + elems <= named.elems());
+  const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin;
+  int64_t copied = 0;
+  // Not by way of held: a second copy of a whole matrix would be in no plan.
+  for_held(what, from, from + elems, [&](int64_t first, int64_t count) {
+    copied += count;
+    return out.data() + (first - from);
+  });
+  SLIP_ASSERT(copied == elems);
+}
+
+std::optional<int64_t> Rank::sent_bytes() const {
+  int64_t bytes = 0;
+  for (ChannelId c = 0; c < communicators_.size(); ++c) {
+    if (!communicators_[c] || !carries_states(job_->channels[c])) continue;
+    const std::optional<int64_t> sent = communicators_[c]->sent_bytes();
+    if (!sent) return {};
+    bytes += *sent;
+  }
+  return bytes;
+}
+
+void Rank::prime() {
+  prepare(prime_works_, 0);
+  watch_issue([&] { step_->run(job_->prime, 0); });
+}
+
+void Rank::prepare(const BoundWorks& works, uint32_t step) {
+  const Frame frame{.memory = &memory_, .step = step};
+  LaunchContext host{.kind = device_->kind(), .frame = &frame};
+  for (const Work& work : works)
+    if (work.prepare) work.prepare(host);
+}
+
+void Rank::issue(uint32_t step) {
+  const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
+  prepare(train_works_, step);  // takes the memory that a graph records
+  std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
+  if (graph)
+    scheduler_->replayed(plan);
+  else if (graph_ && issued_ >= kEagerSteps)
+    graph = record(plan, step);
+  const int64_t host_waits = device_->host_wait_count();
+  // A stream takes some thousand commands: behind a rank that is gone the host blocks here, too.
+  watch_issue([&] {
+    if (graph)
+      graph->launch(step);
+    else
+      step_->run(plan, step);
+  });
+  SLIP_ASSERT(device_->host_wait_count() == host_waits);
+  ++issued_;
+  ends_.push_back(&scheduler_->end_of(plan));
+  if (ends_.size() > 2) ends_.erase(ends_.begin());
+}
+
+std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
+  std::unique_ptr<Graph> graph;
+  std::string refusal;
+  try {
+    graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(plan, step); });
+  } catch (const Error& error) {
+    refusal = error.what();
+  }
+  // NCCL wants the same of all ranks: each operation recorded, or none.
+  if (all_agree_(graph != nullptr, fmt::format("whether step {} was recorded as a graph", step))) return graph;
+  if (!refusal.empty())
+    log_warn(
+        "{} The step could not be recorded as a graph, so every rank issues every step task by task, which costs the "
+        "host "
+        "more (device.graph = false says so from the start).",
+        refusal);
+  // The scheduler has seen a step that did not run; with everything before it done, nobody needs to wait for that one.
+  synchronize();
+  graph_ = false;
+  graphs_ = {};
+  return nullptr;
+}
+
+void Rank::run_plainly(ThreadPool& pool) {
+  for (ItemId i : job_->train.order) {
+    Frame frame{.memory = &memory_, .item = i};
+    if (job_->train.is_spine(i)) {
+      const SpineItem& item = job_->train.spine[i];
+      frame.micro_batch = item.micro_batch;
+      frame.slot = item.slot;
+      frame.accumulate = item.accumulate;
+      frame.rebinds = item.rebinds.data();
+      frame.rebind_count = static_cast<uint32_t>(item.rebinds.size());
+    }
+    LaunchContext context{.kind = device_->kind(), .pool = &pool, .frame = &frame};
+    if (train_works_[i].fn)
+      train_works_[i].fn(context);
+    else
+      for (const Work& work : job_->model.pieces[job_->train.spine[i].piece].works) work.fn(context);
+  }
+}
+
+void Rank::wait_behind(int behind) {
+  const auto index = static_cast<int>(ends_.size()) - 1 - behind;
+  if (index >= 0) watch([&] { ends_[static_cast<size_t>(index)]->synchronize(); });
+}
+
+Rank::Report Rank::report(uint32_t step) const {
+  Report report;
+  std::memcpy(&report, reports_->data() + sizeof report * (step % kReportSlots), sizeof report);
+  return report;
+}
+
+std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets) {
+  const int64_t rows = job_->model.batch * job_->model.tokens;
+  SLIP_ASSERT(static_cast<int64_t>(ids.size()) == rows && static_cast<int64_t>(targets.size()) == rows);
+  synchronize();
+  device_->copy_from_host(address(job_->model.ids), ids.data(), 4 * rows);
+  device_->copy_from_host(address(job_->model.ids) + 4 * rows, targets.data(), 4 * rows);
+  watch_issue([&] { step_->run(is_swapped() ? job_->evaluate_swapped : job_->evaluate, 0); });
+  synchronize();
+  if (job_->buffers[job_->model.row_losses].size_bytes == 0) return {};
+  std::vector<float> losses(static_cast<size_t>(rows));
+  device_->copy_to_host(losses.data(), address(job_->model.row_losses), 4 * rows);
+  return losses;
+}
+
+std::vector<float> Rank::logits(int64_t row) {
+  synchronize();
+  const int64_t vocab = job_->model.vocab;
+  std::vector<float> values(static_cast<size_t>(vocab));
+  const std::byte* from = address(job_->model.logits) + bytes_of(row * vocab, job_->model.dtype);
+  if (job_->model.dtype == DType::f32) {
+    device_->copy_to_host(values.data(), from, 4 * vocab);
+    return values;
+  }
+  std::vector<bfloat16> rounded(static_cast<size_t>(vocab));
+  device_->copy_to_host(rounded.data(), from, 2 * vocab);
+  std::transform(rounded.begin(), rounded.end(), values.begin(), [](bfloat16 v) { return static_cast<float>(v); });
+  return values;
+}
+
+void Rank::synchronize() {
+  watch([&] {
+    for (const auto& stream : streams_) stream->synchronize();
+  });
+}
+
+void Rank::abort(const std::string& reason, ExitCode code) {
+  if (watchdog_) return watchdog_->give_up(reason, code);
+  for (const auto& communicator : communicators_)
+    if (communicator) communicator->abort();
+}
+
+std::vector<std::vector<Span>> Rank::drain() {
+  std::vector<std::vector<Span>> spans(streams_.size());
+  for (size_t c = 0; c < streams_.size(); ++c) streams_[c]->drain(spans[c]);
+  return spans;
+}
+
+std::vector<ChannelKind> Rank::channel_kinds() const {
+  std::vector<ChannelKind> kinds;
+  const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
+  for (const Channel& channel : job_->channels)
+    kinds.push_back(channel.name == "compute"    ? ChannelKind::compute
+                    : channel.name == "h2d"      ? ChannelKind::input
+                    : channel.axis == Axis::self ? ChannelKind::local
+                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
+                        ? ChannelKind::stages
+                        : ChannelKind::communication);
+  return kinds;
+}
+
+}  // namespace slipstream::runtime

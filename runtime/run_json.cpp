@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gathers what a reader of a run must know to repeat it.
+
+#include "runtime/run_json.h"
+
+#include <unistd.h>
+
+#include "comm/mpi/mpi_world.h"
+#include "comm/nccl/launch_order.h"
+#include "comm/nccl/nccl.h"
+#include "kernels/common/isa.h"
+#include "kernels/cuda/algorithms.h"
+#include "planner/extra_memory.h"
+#include "planner/plan_facts.h"
+#include "planner/plan_options.h"
+#include "runtime/version.h"
+
+namespace slipstream::runtime {
+
+std::string driver_note(const RunConfig& config, const planner::FinishedJob& finished) {
+  const int driver = finished.replay.serialised_by;
+  if (driver == 0) return "";
+  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
+  const int needed = comm::nccl_serialises(driver, false) ? comm::kConcurrentLaunches : comm::kConcurrentCaptures;
+  if (needed == comm::kConcurrentCaptures && config.device.graph == Choice::no) return "";
+  const std::string text = fmt::format(
+      "this driver serves CUDA {}; before {} NCCL ends the collectives of one channel before it begins those of "
+      "another in steps that are "
+      "replayed as graphs",
+      version(driver), version(comm::kConcurrentCaptures));
+  if (needed == comm::kConcurrentLaunches)
+    return text + fmt::format(", and before {} in all steps. Install a newer driver.", version(needed));
+  return finished.replay.taken ? text + ". Install a newer driver, or set device.graph = false."
+                               : text + ". Steps are launched task by task.";
+}
+
+Json run_json(const World& world, const DeviceAssignment& assignment, const RunConfig& config,
+              const planner::FinishedJob& finished, const Machine& machine, int threads) {
+  const Job& job = *finished.job;
+  const MeshSizes& sizes = job.mesh.sizes();
+  Json run = Json::object();
+  run["version"] = version();
+  run["compiler"] = compiler();
+  if (const std::string mpi = comm::mpi_version(); !mpi.empty()) run["mpi"] = mpi;
+  run["products_library"] = products_library();
+  char host[256] = "";
+  if (::gethostname(host, sizeof host - 1) == 0) run["host"] = std::string(host);
+  run["ranks"] = world.size();
+  run["layout"]["data"] = sizes.data;
+  run["layout"]["tensor"] = sizes.tensor;
+  run["layout"]["pipeline"] = sizes.pipeline;
+  run["layout"]["context"] = sizes.context;
+  run["ranks_per_node"] = machine.ranks_per_node;
+  run["plan_hash"] = fmt::format("{:016x}", finished.proof.order_hash);
+  if (assignment.kind == DeviceKind::cuda) {
+    run["device"] = "cuda";
+    run["gpu"] = assignment.name;
+    run["nccl"] = comm::nccl_version();
+    if (!assignment.nccl_hash.empty())
+      run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, assignment.nccl_hash);
+    run["cublaslt"] = kernels::gemm_library().version;
+    run["graph"] = finished.replay.taken               ? "whole steps"
+                   : config.device.graph == Choice::no ? "eager: device.graph = false"
+                   : finished.replay.is_too_large()    ? "eager: graphs of so many launches would take too much memory"
+                                                       : "eager: a graph's barrier would cost more than the launches";
+    run["timed_products"] = static_cast<int64_t>(assignment.timed_products);
+  } else {
+    run["device"] = "cpu";
+    run["threads"] = threads;
+    run["isa"] = std::string(kernels::name_of(kernels::isa()));
+  }
+  run["machine"] = machine.name;
+  run["model"] = job.model.description;
+  run["parameters"] = job.parameter_elems;
+  run["memory_bytes"] = job.buffers.total_bytes();
+  if (assignment.kind == DeviceKind::cuda)
+    for (const ExtraMemory& row : planner::extra_memory_on_gpu(job, assignment.nccl, machine.ranks_per_node))
+      run["beside_plan_bytes"][row.owner] = row.size_bytes;
+  run["notes"] = Json::array();
+  for (const std::string& remark : planner::remarks(config, machine, finished)) run["notes"].push_back(remark);
+  if (const std::string note = driver_note(config, finished); !note.empty()) run["notes"].push_back(note);
+  if (const std::string note = planner::remark_on_threads(config); !note.empty()) run["notes"].push_back(note);
+  return run;
+}
+
+Json with_choices(Json run, const DeviceAssignment& assignment, const Rank& rank) {
+  Json& products = run["products"] = Json::object();
+  products["table"] = assignment.algorithms;
+  products["table_hash"] = assignment.algorithms_hash;
+  Json& taken = products["taken"] = Json::object();
+  for (const auto& [product, chosen] : kernels::chosen_algorithms()) {
+    using From = kernels::ChosenAlgorithm::From;
+    taken[kernels::text_of(product)] = chosen.from == From::table     ? "table"
+                                       : chosen.from == From::library ? "first choice"
+                                                                      : "kernel";
+  }
+  Json& channels = run["channels"] = Json::object();
+  for (const auto& [name, reason] : rank.unregistered())
+    channels[name]["registered"] = reason.empty() ? std::string("yes") : "no: " + reason;
+  for (const comm::NcclUse& use : comm::nccl_uses()) {
+    Json entry = Json::object();
+    entry["verb"] = name_of(use.op);
+    entry["up_to_bytes"] = use.up_to_bytes;
+    entry["algorithm"] = comm::name_of(use.algorithm);
+    entry["protocol"] = comm::name_of(use.protocol);
+    entry["from"] = use.from_table ? "table" : "NCCL";
+    channels[use.channel]["collectives"].push_back(std::move(entry));
+  }
+  return run;
+}
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// slipstream train: sets up in agreement with all ranks, then hands over to the training loop.
+
+#include "runtime/train.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <new>
+#include <sstream>
+#include <thread>
+
+#include "engine/base/json.h"
+#include "engine/base/log.h"
+#include "engine/base/units.h"
+#include "engine/config/fields.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "engine/device/cuda/cuda_choice.h"
+#include "engine/plan/memory.h"
+#include "kernels/common/isa.h"
+#include "planner/extra_memory.h"
+#include "planner/nccl_report.h"
+#include "planner/plan_facts.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+#include "runtime/agreement.h"
+#include "runtime/library_tables.h"
+#include "runtime/memory_check.h"
+#include "runtime/run_json.h"
+#include "runtime/trainer.h"
+
+namespace slipstream::runtime {
+namespace {
+
+/// Every setting in a line, and the flags of train that all ranks must have.
+std::string lines_of(const RunConfig& config, const TrainOptions& options) {
+  std::string lines;
+  for (const Field<RunConfig>& field : run_fields())
+    lines += fmt::format("{} = {}\n", field.key, field_text(config, field.key));
+  return lines + fmt::format("--dry-run {}\n--check-hazards {}\n--inject-delays {}\n", options.dry_run,
+                             options.check_hazards,
+                             options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
+}
+
+/// The weights are written last: a folder that cannot be is found out before the first step.
+void require_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error || ::access(path.c_str(), W_OK) != 0)
+    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a folder that you may write to.",
+                        path, error ? error.message() : std::strerror(errno));
+}
+
+void print_start(const World& world, const DeviceAssignment& assignment, const RunConfig& config,
+                 const planner::FinishedJob& finished, const Machine& machine, int threads, int64_t text_bytes) {
+  const Job& job = *finished.job;
+  log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
+  const std::string of_a_rank = assignment.kind == DeviceKind::cuda
+                                    ? assignment.name
+                                    : fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+  log_info("{} rank{} x {}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
+           world.size() == 1 ? "" : "s", of_a_rank,
+           finished.micro_batches == 1 ? "one micro-batch" : fmt::format("{} micro-batches", finished.micro_batches),
+           finished.global_batch, config.train.sequence_length, name_of(job.options.reduce_mode),
+           job.layout.buckets.size(), job.layout.buckets.size() == 1 ? "" : "s");
+  if (finished.stages.size() > 1)
+    log_info("{}", planner::schedule_line(
+                       config, finished.stages,
+                       planner::played_schedule(finished.stages, planner::price_of(config, machine, job.mesh),
+                                                finished.transfer_ns)));
+  for (const std::string& remark : planner::remarks(config, machine, finished)) log_info("note: {}", remark);
+  if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
+  if (const std::string note = planner::remark_on_threads(config); !note.empty()) log_warn("[device] {}", note);
+  const Job& largest = planner::largest_stage(finished);
+  std::string beside;
+  if (assignment.kind == DeviceKind::cuda)
+    for (const ExtraMemory& row : planner::extra_memory_on_gpu(largest, assignment.nccl, machine.ranks_per_node))
+      beside += fmt::format(", {} {}", row.owner, format_bytes(row.size_bytes));
+  log_info("memory of a rank{}: {}{}{}",
+           finished.stages.size() > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
+           format_bytes(largest.buffers.total_bytes()),
+           text_bytes > 0 ? fmt::format(" and {} of text", format_bytes(text_bytes)) : "",
+           beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
+}
+
+}  // namespace
+
+int train(const TrainOptions& options) {
+  World world;
+  log_setup(world.rank());
+  RunConfig config;
+  Machine machine;
+  planner::FinishedJob finished;
+  data::Dataset dataset;
+  int threads = 1;
+  DeviceAssignment assignment;
+  try {
+    world.together([&] {
+      if (options.resume)
+        throw ConfigError(
+            "[train] --resume is not supported by this version: it keeps final weights only. Start without it.");
+      config = load_run_config(options.run_file, options.sets);
+      require_supported(config);
+      planner::require_layout(config, world.size());
+      kernels::isa();  // a set asked for that cannot run here is refused before an older run is moved aside
+      threads = planner::threads_of(config, world.ranks_on_host());
+    });
+    require_same(world, "configuration", lines_of(config, options));
+    if (!options.dry_run) assignment = assign_device(world, config);
+    if (assignment.kind == DeviceKind::cpu)  // the copies that ranks have of the weights would drift apart
+      require_same(world, "instruction set", std::string(kernels::name_of(kernels::isa())),
+                   "Set SLIPSTREAM_ISA to the lower one on all hosts.");
+    int64_t vocab = 0;
+    world.together([&] {
+      machine = machine_at(assignment, config, threads, world.ranks_on_host());
+      if (options.dry_run) {
+        vocab = planner::vocab_of(config);
+      } else {
+        dataset =
+            data::open_dataset({.train = config.data.train,
+                                .validation = config.data.validation,
+                                .validation_fraction = config.data.validation_fraction,
+                                .tokenizer = config.data.tokenizer,
+                                .sequence_length = config.train.sequence_length,
+                                .check = world.rank_on_host() == 0 ? data::ShardCheck::whole : data::ShardCheck::size});
+        vocab = dataset.tokenizer->vocab_size();
+      }
+    });
+    require_same(world, "data", dataset.hash, "Give all hosts the same files.");
+    const Machine agreed = agreed_machine(world, machine);
+    world.together([&] {
+      if (options.dry_run && config.device.kind == DeviceChoice::cuda) {  // as on a GPU that is not here
+        assignment.kind = DeviceKind::cuda;
+        assignment.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(config.comm.nccl), config.comm.nccl);
+      }
+      finished = planner::build_finished_job(request_at(assignment, config, agreed, world.size(), world.rank(), vocab));
+    });
+    const bool on_gpus = assignment.kind == DeviceKind::cuda;
+    if (!on_gpus && !options.dry_run)
+      require_host_memory(world, config, *finished.job, machine, dataset.resident_bytes);
+    int64_t free_at_start = 0;  // of the GPU
+    if (on_gpus && !options.dry_run) {
+      require_gpu_memory(world, assignment, *finished.job, agreed.ranks_per_node);
+      free_at_start = describe_cuda_device(assignment.gpu).free_bytes;
+    }
+    require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
+    if (options.dry_run) {
+      if (world.rank() == 0) {
+        const Job& largest = planner::largest_stage(finished);
+        fmt::print("{}\n{}: {} parameters\n{}", planner::plan_listing(*finished.job), finished.job->model.description,
+                   finished.job->parameter_elems,
+                   memory_table(largest,
+                                on_gpus ? planner::extra_memory_on_gpu(largest, assignment.nccl, agreed.ranks_per_node)
+                                        : std::vector<ExtraMemory>{}));
+        if (on_gpus && !config.comm.nccl.empty())
+          fmt::print("comm.nccl: {}\n", planner::nccl_table_name(config.comm.nccl));
+        for (const std::string& line : planner::nccl_choices(*finished.job, assignment.nccl))
+          fmt::print("  {}\n", line);
+        for (const std::string& remark : planner::remarks(config, agreed, finished)) fmt::print("note: {}\n", remark);
+        fmt::print(
+            "{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n",
+            finished.job->train.tasks.size(), finished.job->train.spine.size(), finished.proof.waits,
+            finished.proof.pruned_count, finished.proof.order_hash);
+      }
+      return 0;
+    }
+    print_start(world, assignment, config, finished, agreed, threads, dataset.resident_bytes);
+    std::unique_ptr<RunDir> run_dir;
+    Json written;
+    world.together([&] {
+      // Refused before an older run is moved aside; a folder inside it would be moved, too.
+      if (world.rank() == 0 && !config.checkpoint.dir.starts_with(config.output.dir + "/"))
+        require_folder(config.checkpoint.dir);
+      run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
+      if (world.rank() != 0) return;
+      require_folder(config.checkpoint.dir);
+      run_dir->write("config.resolved.toml", config_toml(config));
+      written = run_json(world, assignment, config, finished, agreed, threads);
+      run_dir->write("run.json", written.dump(2) + "\n");
+    });
+    if (options.delay_seed)
+      log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
+    Trainer trainer(world, assignment, config, dataset, std::move(finished), agreed, options.delay_seed,
+                    options.check_hazards);
+    trainer.run(*run_dir, [&] {
+      if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
+        run_dir->write("run.json", with_choices(written, assignment, trainer.rank()).dump(2) + "\n");
+    });
+    log_info("memory{}: at most {} resident, {} of them planned",
+             trainer.rank().job().mesh.sizes().pipeline > 1 ? " of rank 0" : "", format_bytes(peak_resident_bytes()),
+             format_bytes(trainer.rank().job().buffers.total_bytes()));
+    if (on_gpus)
+      log_info("{}", gpu_memory_line(assignment, trainer.rank().job(), agreed.ranks_per_node, free_at_start));
+    log_info("metrics: {}/metrics.jsonl{}", config.output.dir,
+             config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
+    return 0;
+  } catch (const AgreedFailure& failure) {
+    return static_cast<int>(failure.code());
+  } catch (const Error& error) {
+    // The others may be inside a collective: nobody else will end them.
+    if (world.size() == 1) throw;
+    // Losses and norms are sums over ranks: what one rank sees of them all see, and the lowest speaks for all. The
+    // others leave by themselves only if it does not.
+    const bool shared = error.code() == ExitCode::numerics;
+    if (shared && world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
+    std::fprintf(stderr, "slipstream: %s: %s\n",
+                 shared && world.rank() == 0 ? "on all ranks" : fmt::format("on rank {}", world.rank()).c_str(),
+                 error.what());
+    world.abort(error.code());
+  } catch (const std::bad_alloc&) {
+    if (world.size() == 1) throw;
+    std::fprintf(
+        stderr, "slipstream: on rank %d: [host] out of memory. Use a smaller model, micro-batch or fewer ranks here.\n",
+        world.rank());
+    world.abort(ExitCode::resources);
+  } catch (const std::exception& error) {
+    if (world.size() == 1) throw;
+    std::fprintf(stderr, "slipstream: on rank %d: [bug] %s. Please report it with the run file.\n", world.rank(),
+                 error.what());
+    world.abort(ExitCode::bug);
+  }
+}
+
+}  // namespace slipstream::runtime

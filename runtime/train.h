@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A training run: all ranks agree on what to run, then each enters the training loop.
+
+#include <cstdint>
+#include <optional>
+
+#include "engine/config/load.h"
+
+namespace slipstream::runtime {
+
+struct TrainOptions : RunSource {
+  bool resume = false;
+  bool dry_run = false;
+  std::optional<int64_t> delay_seed;  // random pauses before works; at least 0
+  bool check_hazards = false;
+};
+
+/// Blocks. Collective. Trains the model of a run file and writes its run folder; with dry_run, prints the plan instead.
+/// Returns the exit code. Throws: Error, in a world of one rank; otherwise it prints the error and ends all ranks.
+int train(const TrainOptions& options);
+
+}  // namespace slipstream::runtime

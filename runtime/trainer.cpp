@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop: the host issues step k + 1 while step k runs, and reads step k - 1.
+
+#include "runtime/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "engine/base/log.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/config/learning_rate.h"
+#include "engine/config/validate.h"
+#include "engine/data/hash.h"
+#include "engine/report/utilization.h"
+#include "kernels/adamw/adamw.h"
+#include "planner/plan_facts.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+#include "runtime/shared_weights.h"
+#include "runtime/step_means.h"
+
+namespace slipstream::runtime {
+namespace {
+
+// Steps whose op times are not counted: first touches of memory and caches.
+constexpr int64_t kWarmSteps = 2;
+// After this many steps the run's own op times give the bound that the step line is compared with.
+constexpr int64_t kBoundStep = 8;
+
+/// The largest first.
+std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, double>& ms) {
+  std::vector<std::pair<std::string, double>> sorted(ms.begin(), ms.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  return sorted;
+}
+
+/// "; compute waited for reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms": three tasks at most, nothing if it waited
+/// for none.
+std::string waited_for(const std::map<std::string, double>& exposed_by, double steps) {
+  std::string text;
+  int named = 0;
+  for (const auto& [task, ms] : by_size(exposed_by))
+    if (ms / steps >= 0.05 && ++named <= 3)
+      text += fmt::format("{} {} {:.1f} ms", named == 1 ? "; compute waited for" : ",", task, ms / steps);
+  return text + (named > 3 ? fmt::format(" and {} more", named - 3) : "");
+}
+
+}  // namespace
+
+Trainer::Trainer(World& world, const DeviceAssignment& assignment, const RunConfig& resolved,
+                 const data::Dataset& dataset, planner::FinishedJob finished, const Machine& machine,
+                 std::optional<int64_t> delay_seed, bool check_hazards)
+    : world_(world),
+      config_(resolved),
+      dataset_(dataset),
+      machine_(machine),
+      stages_(finished.stages),
+      replayed_(finished.replay.taken),
+      global_batch_(finished.global_batch) {
+  const Job& job = *finished.job;
+  const Train& train = config_.train;
+  const int data_ranks = job.mesh.group_size(Axis::data);
+  const int data_rank = job.mesh.index_in_group(Axis::data, world.rank());
+  const data::TrainSampler sampler(dataset.train->count(), {.sequence_length = train.sequence_length,
+                                                            .micro_batch_size = train.micro_batch_size,
+                                                            .global_batch_size = global_batch_,
+                                                            .seed = static_cast<uint64_t>(train.seed)});
+  const data::BatchShape shape{
+      .micro_batches = finished.micro_batches, .rows = train.micro_batch_size, .sequence_length = job.model.tokens};
+  const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()),
+            context_ranks = job.mesh.group_size(Axis::context);
+  // Each step stages the batch of the next, the last one too.
+  loader_ = std::make_unique<data::Loader>(
+      data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
+      data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
+  const auto load = [this](const StagedBatch& staged) {
+    const data::Batch& batch = loader_->next();
+    const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
+    for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {
+      std::memcpy(staged.batch + m * staged.stride_bytes, batch.inputs_of(m), half);
+      std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
+    }
+    const double t = static_cast<double>(batch.index);
+    const kernels::AdamwScalars scalars{
+        .learning_rate = static_cast<float>(learning_rate(config_.optimizer, batch.index)),
+        .inv_bias1 = static_cast<float>(1 / (1 - std::pow(config_.optimizer.beta1, t))),
+        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(config_.optimizer.beta2, t))),
+        .clip = 1};
+    std::memcpy(staged.scalars, &scalars, sizeof scalars);
+  };
+  world.limit_waits(static_cast<double>(config_.comm.timeout_seconds));
+  // First: communicators between GPUs connect the device that is current.
+  std::unique_ptr<Device> device = assignment.make_device();
+  auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
+                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
+                                           assignment.kind, assignment.wire(config_, *device));
+  item_ns_.assign(job.train.size(), -1);
+  if (!config_.device.machine.empty()) {
+    model_flops_ = model_flops(stages_);
+    peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
+  }
+  items_.emplace(job);
+  rank_ = std::make_unique<Rank>(
+      std::move(finished.job), std::move(device), std::move(communicators),
+      RankOptions{
+          .threads = planner::threads_of(config_, world.ranks_on_host()),
+          .update = {.beta1 = static_cast<float>(config_.optimizer.beta1),
+                     .beta2 = static_cast<float>(config_.optimizer.beta2),
+                     .eps = static_cast<float>(config_.optimizer.eps),
+                     .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
+                     .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
+          .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)),
+          .delay_max_ns = delay_seed ? 2 * kMillisecond : 0,
+          .check_hazards = check_hazards,
+          .graph = finished.replay.taken,
+          .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
+          .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
+          .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
+      load);
+  rank_->initialise(static_cast<uint64_t>(train.seed));
+  meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
+}
+
+Trainer::~Trainer() = default;
+
+bool Trainer::due(int64_t interval, int64_t step) const {
+  return step == config_.train.steps || (interval > 0 && step % interval == 0);
+}
+
+void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
+  run_dir_ = &run_dir;
+  const Train& train = config_.train;
+  if (!config_.trace.steps.empty())
+    trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
+                                           run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
+  rank_->prime();
+  rank_->synchronize();
+  sent_before_ = rank_->sent_bytes();
+  const int64_t allocations = rank_->allocation_count();
+  started_ns_ = rank_->device().now_ns();
+  int64_t seen = 0;  // the last step whose times have been taken; those of a step wait for the next one's first work
+  for (int64_t step = 1; step <= train.steps; ++step) {
+    rank_->issue(static_cast<uint32_t>(step));
+    rank_->wait_behind(1);
+    if (step == 1 && chosen) chosen();
+    if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
+    const bool stop = due(train.eval_interval, step) || (train.hash_interval > 0 && step % train.hash_interval == 0);
+    if (stop) {
+      rank_->synchronize();
+      if (step - 1 > seen) look_back(static_cast<uint32_t>(step - 1), true);
+      look_back(static_cast<uint32_t>(seen = step), false);
+      Pending& last = pending_.back();
+      if (due(train.eval_interval, step)) last.val_loss = evaluate();
+      last.params_hash = params_hash();
+    }
+    if (due(train.log_interval, step) || stop) flush(true);
+  }
+  SLIP_ASSERT(rank_->allocation_count() == allocations);
+  print_wire();
+  save_final();
+  if (chosen) chosen();
+  if (trace_) trace_->finish();
+  if (world_.rank() != 0 || totals_.steps == 0) return;
+  const double n = static_cast<double>(totals_.steps);
+  if (totals_.comm_ms > 0)
+    log_info(
+        "overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which "
+        "compute {:.1f} ms{}{}{}",
+        totals_.comm_ms / n, totals_.exposed_ms / n, 100 * hidden_share(totals_.comm_ms, totals_.exposed_ms),
+        totals_.step_ms / n, totals_.compute_ms / n,
+        totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
+        bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "", waited_for(totals_.exposed_by, n));
+}
+
+void Trainer::print_wire() const {
+  const Job& job = rank_->job();
+  if (world_.rank() != 0 || job.mesh.group_size(Axis::replica) == 1) return;
+  const planner::WireBytes planned = planner::wire_bytes_of_step(job);
+  const std::optional<int64_t> sent = rank_->sent_bytes();
+  log_info("wire: gradients and parameters of a step, bytes sent by rank 0: {} planned, {} counted; theory {}",
+           planned.sent, sent ? fmt::format("{}", (*sent - *sent_before_) / config_.train.steps) : "not",
+           planned.theory);
+}
+
+void Trainer::look_back(uint32_t step, bool next_begins) {
+  const std::vector<std::vector<Span>> spans = rank_->drain();
+  for (ChannelId c = 0; c < spans.size(); ++c) {
+    std::vector<Span> of_steps;
+    for (const Span& span : spans[c])
+      if (span.step > 0) of_steps.push_back(span);  // evaluations and the first staging are tagged 0
+    meter_->add(c, of_steps);
+    if (trace_) trace_->add(c, of_steps);
+  }
+  const Rank::Report report = rank_->report(step);
+  if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
+    throw NumericsError(
+        "[train] step {}: the loss is {}{}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
+        std::abs(report.loss_sum) /
+            static_cast<double>(global_batch_ * config_.train.sequence_length),  // nan, not -nan
+        config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm)) : "");
+  pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
+  if (step > kWarmSteps)
+    for (const auto& [item, ns] : pending_.back().times.work_ns)
+      item_ns_[item] = item_ns_[item] < 0 ? ns : std::min(item_ns_[item], ns);
+  if (!bound_ms_ && step == kBoundStep) rehearse_bound();
+}
+
+void Trainer::rehearse_bound() {
+  const Job& job = rank_->job();
+  const comm::RooflinePrice machine = planner::price_of(config_, machine_, job.mesh);
+  // Without an emulated link nothing says what the wire can do; then there is no bound to compare with.
+  if (job.mesh.world() > 1 && config_.comm.emulate.bandwidth_bytes_per_second == 0) return;
+  // The same on all ranks: of every item of a stage, the fastest time of the slowest of its ranks.
+  std::vector<std::vector<int64_t>> item_ns;
+  for (size_t stage = 0; stage < stages_.size(); ++stage) {
+    const bool own = static_cast<int>(stage) == job.stage();
+    item_ns.push_back(
+        largest_over_ranks(world_, own ? item_ns_ : std::vector<int64_t>(stages_[stage]->train.size(), -1)));
+  }
+  bound_ms_ = planner::rehearsed_step_ms(stages_, item_ns, machine, replayed_);
+}
+
+void Trainer::flush(bool print) {
+  std::vector<StepTimes> times;
+  for (Pending& p : pending_) times.push_back(std::move(p.times));
+  const std::vector<StepMeans> means = mean_over_ranks(world_, times, *items_);
+  for (size_t i = 0; i < pending_.size() && world_.rank() == 0; ++i)
+    write_line(times[i].step, pending_[i], means[i], print && i + 1 == pending_.size());
+  pending_.clear();
+}
+
+void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, bool print) {
+  const int64_t tokens = global_batch_ * config_.train.sequence_length;
+  StepMetrics m{.step = step,
+                .loss = p.report.loss_sum / static_cast<double>(tokens),
+                .val_loss = p.val_loss,
+                .learning_rate = learning_rate(config_.optimizer, step),
+                .grad_norm = {},
+                .tokens = tokens,
+                .step_ms = t.step_ms,
+                .compute_ms = t.compute_ms,
+                .comm_ms = t.comm_ms,
+                .exposed_ms = t.exposed_ms,
+                .bubble_ms = t.bubble_ms,
+                .exposed_ms_max = t.exposed_ms_max,
+                .exposed_by = by_size(t.exposed_by),
+                .input_ms = t.input_ms,
+                .other_ms = t.other_ms,
+                .skew_ms = t.skew_ms,
+                .bound_ms = bound_ms_,
+                .mfu = {},
+                .params_hash = p.params_hash};
+  if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
+  if (peak_flops_per_second_ > 0 && m.step_ms > 0)
+    m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
+  run_dir_->append_metrics(metrics_json(m));
+  if (step > kWarmSteps) {
+    totals_.step_ms += m.step_ms;
+    totals_.compute_ms += m.compute_ms;
+    totals_.comm_ms += m.comm_ms;
+    totals_.exposed_ms += m.exposed_ms;
+    totals_.bubble_ms += m.bubble_ms;
+    for (const auto& [task, ms] : m.exposed_by) totals_.exposed_by[task] += ms;
+    ++totals_.steps;
+  }
+  if (!print) return;
+  const double elapsed_s = static_cast<double>(rank_->device().now_ns() - started_ns_) / 1e9;
+  const double eta_s = elapsed_s / static_cast<double>(step) * static_cast<double>(config_.train.steps - step);
+  log_info("{}", metrics_line(m, config_.train.steps, eta_s));
+}
+
+double Trainer::evaluate() {
+  if (!dataset_.validation) return 0;
+  const std::optional<int64_t> before = rank_->sent_bytes();
+  const Job& job = rank_->job();
+  const int data_ranks = job.mesh.group_size(Axis::data);
+  const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
+  const int64_t tokens = job.model.tokens;  // of a sequence on this rank
+  const data::EvalSampler sampler(dataset_.validation->count(),
+                                  {.sequence_length = config_.train.sequence_length,
+                                   .micro_batch_size = config_.train.micro_batch_size,
+                                   .global_batch_size = global_batch_,
+                                   .seed = static_cast<uint64_t>(config_.train.seed)},
+                                  config_.train.eval_batches);
+  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks,
+                                                         job.mesh.index_in_group(Axis::context, world_.rank()),
+                                                         job.mesh.group_size(Axis::context));
+  const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // ranks that share layers all have their losses
+  data::Batch batch =
+      data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
+  std::vector<double> sums;
+  for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
+    fill(round, batch);
+    const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
+    double sum = 0;
+    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i)
+      sum += losses[static_cast<size_t>(i)];
+    sums.push_back(sum);
+  }
+  const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
+  double total = 0;
+  for (const std::string& theirs : world_.all_gather(bytes, "the losses of an evaluation")) {
+    SLIP_ASSERT(theirs.size() == bytes.size());  // all ranks have the same data: train has compared its hash
+    std::memcpy(sums.data(), theirs.data(), theirs.size());
+    total = std::accumulate(sums.begin(), sums.end(), total);
+  }
+  rank_->drain();
+  if (before) *sent_before_ += *rank_->sent_bytes() - *before;  // evaluations are no steps
+  return total / static_cast<double>(sampler.target_count());
+}
+
+std::string Trainer::params_hash() {
+  std::string hex;
+  with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
+    data::Xxh3 hash;
+    for (const auto& [name, at] : tensors_of(stages_))
+      for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor, [&](std::span<const float> piece) {
+        hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes()));
+      });
+    hex = hash.hex();
+  });
+  return hex;
+}
+
+void Trainer::save_final() {
+  world_.together([&] {
+    with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
+      const planner::JobRequest request{.config = config_, .world = world_.size(), .vocab = rank_->job().model.vocab};
+      models::ModelOptions options = planner::model_options(request);
+      options.dtype = DType::f32;
+      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
+                              models::hugging_face_config(options),
+                              {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
+      log_info("weights: {}/final", config_.checkpoint.dir);
+    });
+  });
+}
+
+}  // namespace slipstream::runtime

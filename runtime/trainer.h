@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The training loop of one rank: issue, look back one step, evaluate, write metrics.
+
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/data/dataset.h"
+#include "engine/data/loader.h"
+#include "engine/report/metrics.h"
+#include "engine/report/overlap.h"
+#include "engine/report/trace.h"
+#include "planner/planner.h"
+#include "runtime/device_assignment.h"
+#include "runtime/rank.h"
+#include "runtime/run_dir.h"
+#include "runtime/step_means.h"
+#include "runtime/weights.h"
+#include "runtime/world.h"
+
+namespace slipstream::runtime {
+
+class Trainer {
+ public:
+  /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
+  Trainer(World& world, const DeviceAssignment& assignment, const RunConfig& resolved, const data::Dataset& dataset,
+          planner::FinishedJob finished, const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards);
+  ~Trainer();
+
+  /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
+  /// `chosen` is called when libraries have chosen what they do: after the first step was issued, and at the end.
+  void run(RunDir& run_dir, const std::function<void()>& chosen = {});
+
+  Rank& rank() { return *rank_; }
+
+ private:
+  /// Of a step whose end has been reached but whose line is not written yet.
+  struct Pending {
+    StepTimes times;
+    Rank::Report report;
+    std::optional<double> val_loss;
+    std::string params_hash;
+  };
+
+  void look_back(uint32_t step, bool next_begins);
+  void flush(bool print);
+  void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
+  double evaluate();
+  /// Of all weights; on rank 0, empty elsewhere. Collective.
+  std::string params_hash();
+  void save_final();
+  void rehearse_bound();
+  void print_wire() const;
+  bool due(int64_t interval, int64_t step) const;
+
+  World& world_;
+  const RunConfig config_;
+  const data::Dataset& dataset_;
+  Machine machine_;
+  std::unique_ptr<data::Loader> loader_;
+  std::vector<std::shared_ptr<const Job>> stages_;
+  bool replayed_ = false;  // steps are launched as graphs
+  std::unique_ptr<Rank> rank_;
+  std::unique_ptr<OverlapMeter> meter_;
+  std::unique_ptr<TraceWriter> trace_;
+  std::vector<Pending> pending_;
+  std::optional<PlanItems> items_;
+  std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
+  std::optional<double> bound_ms_;
+  double model_flops_ = 0;              // of a step, all ranks
+  double peak_flops_per_second_ = 0;    // of a rank, as the machine file says; 0 without one
+  std::optional<int64_t> sent_before_;  // the first step, and by evaluations
+  int64_t global_batch_ = 0;
+  int64_t started_ns_ = 0;
+  RunDir* run_dir_ = nullptr;
+  struct Totals {
+    double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0;
+    std::map<std::string, double> exposed_by;
+    int64_t steps = 0;
+  } totals_;
+};
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The weights of a job as other programs hold them: named tensors, read piece by piece so that no second copy of a
+// model is made.
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/checkpoint/safetensors.h"
+#include "engine/plan/job.h"
+
+namespace slipstream::runtime {
+
+/// Elements [begin, begin + out.size()) of the whole of tensor `tensor` of parameter `parameter`.
+using ReadWeights = std::function<void(size_t parameter, size_t tensor, int64_t begin, std::span<float> out)>;
+
+/// Calls take(values) with consecutive pieces of a named tensor, of at most 1 MiB.
+void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor,
+                const std::function<void(std::span<const float>)>& take);
+
+/// Every named tensor of the model, read when it is written by the `reads` of its stage. Pure.
+std::vector<checkpoint::TensorToSave> tensors_to_save(const std::vector<std::shared_ptr<const Job>>& stages,
+                                                      const std::vector<ReadWeights>& reads);
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pipelines of the real planner on stages of equal times, rehearsed: the bubbles of the papers, and hops under compute.
+
+#include <algorithm>
+#include <cmath>
+
+#include "bench/equal_stages.h"
+#include "engine/config/load.h"
+#include "engine/config/validate.h"
+#include "planner/plan_facts.h"
+#include "planner/planner.h"
+#include "tests/defaults.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::bench;
+using namespace slipstream::planner;
+
+namespace {
+
+constexpr int64_t kForwardNs = 12'000'000;
+
+/// The planner is told what passes take: it chooses by that.
+FinishedJob planned(
+    Schedule schedule, int stages, int micro_batches, bool hides_transfers,
+    const std::function<std::vector<int64_t>(const Job&)>& measured_ns = [](const Job& job) {
+      return equal_stage_ns(job, kForwardNs);
+    }) {
+  RunConfig config;
+  config.model = {.layers = 2 * stages, .heads = 2, .width = 16, .context = 8, .vocab_size = 32};
+  config.data.train = "none";
+  config.train.micro_batch_size = 1;
+  config.train.global_batch_size = micro_batches;
+  config.parallel.pipeline = stages;
+  config.pipeline.schedule = schedule;
+  config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
+  config.overlap.p2p = hides_transfers;
+  config.comm.emulate.bandwidth_bytes_per_second = hides_transfers ? 1000 : 1'000'000'000;
+  return build_finished_job(
+      {.config = resolve_defaults(config), .world = stages, .machine = this_host(1), .spine_ns = measured_ns});
+}
+
+}  // namespace
+
+TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]") {
+  for (Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
+    for (int stages : {2, 4})
+      for (int micro_batches : {stages, 4 * stages}) {
+        const FinishedJob finished = planned(schedule, stages, micro_batches, false);
+        const PipelineSchedule& order = finished.job->options.schedule;
+        const double busy_ms = static_cast<double>(busy_ns(order, kForwardNs)) / 1e6;
+        const double bubble = (rehearsed_equal_step_ms(finished, kForwardNs, 0) - busy_ms) / busy_ms;
+        CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
+        CHECK(std::abs(bubble - closed_form_bubble(order)) < 0.03 * closed_form_bubble(order));
+        // The schedule alone is that, whatever the hops.
+        std::vector<std::vector<int64_t>> spine_ns;
+        for (const auto& stage : finished.stages) spine_ns.push_back(equal_stage_ns(*stage, kForwardNs));
+        const double ideal_ms = ideal_step_ms(planned(schedule, stages, micro_batches, true).stages, spine_ns);
+        CHECK(std::abs(ideal_ms - busy_ms * (1 + closed_form_bubble(order))) < 1e-6 * ideal_ms);
+      }
+}
+
+TEST_CASE("the ideal step of stages that differ is played, and the shortest update comes behind it", "[pipeline]") {
+  const FinishedJob finished = planned(Schedule::gpipe, 2, 2, false);
+  std::vector<std::vector<int64_t>> spine_ns;
+  for (const auto& stage : finished.stages) {
+    const bool first = stage->stage() == 0;
+    std::vector<int64_t> ns(stage->train.spine.size(), 0);
+    size_t at = stage->takes_batch ? 1 : 0;
+    for (const Action& use : stage->actions) {
+      ns[at] = use.pass == Pass::forward ? (first ? 1'000'000 : 3'000'000) : (first ? 2'000'000 : 4'000'000);
+      at += stage->chunks[0].pieces(use.pass).size();
+    }
+    ns.back() = first ? 5'000'000 : 7'000'000;
+    spine_ns.push_back(ns);
+  }
+  // Forward 0-1, 1-2 on the first stage and 1-4, 4-7 on the second; backward 7-11, 11-15 there and 11-13, 15-17 here.
+  CHECK(ideal_step_ms(finished.stages, spine_ns) == 17 + 5);
+}
+
+TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is not as published", "[pipeline]") {
+  const auto line = [](const FinishedJob& finished) {
+    RunConfig config;
+    config.pipeline.schedule = Schedule::zb_h1;
+    return schedule_line(config, finished.stages,
+                         play(finished.job->options.schedule,
+                              {.action_ns = [](int, const Action&) { return int64_t{1}; }, .transfer_ns = {}}));
+  };
+  const FinishedJob equal = planned(Schedule::zb_h1, 2, 2, false);
+  CHECK(equal.job->options.schedule.stages ==
+        make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
+  CHECK(line(equal).find("lag") == std::string::npos);
+  // Forwards of the first stage and weight gradients of the second one take long, everything else almost nothing.
+  const FinishedJob unequal = planned(Schedule::zb_h1, 2, 2, false, [](const Job& job) {
+    std::vector<int64_t> ns = equal_stage_ns(job, kForwardNs);
+    size_t at = job.takes_batch ? 1 : 0;
+    for (const Action& use : job.actions) {
+      if (use.pass != (job.stage() == 0 ? Pass::forward : Pass::weight)) ns[at] /= 10;
+      at += job.chunks[0].pieces(use.pass).size();
+    }
+    return ns;
+  });
+  CHECK(unequal.job->options.schedule.shape.lags == std::vector<int>{0, 0});
+  CHECK(unequal.proof.holds());
+  CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, by what passes take") !=
+        std::string::npos);
+}
+
+TEST_CASE(
+    "ZB-H1 lags further where hops keep more micro-batches alive, in the memory that its first stage takes anyway",
+    "[pipeline]") {
+  Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  machine.ranks_per_node = 1;  // hops cross nodes
+  const FinishedJob finished = build_finished_job(
+      {.config = default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
+                                     "model.tie_embeddings=false", "train.dtype=bfloat16", "train.micro_batch_size=4",
+                                     "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
+       .world = 4,
+       .machine = machine,
+       .proves = false});
+  const ScheduleShape& shape = finished.job->options.schedule.shape;
+  REQUIRE(shape.hides_transfers);
+  REQUIRE(shape.lags.size() == 4);
+  CHECK(std::max_element(shape.lags.begin(), shape.lags.end()) == shape.lags.end() - 1);
+  CHECK(shape.lags.back() > 3);
+  // The shortest step, with every stage as far behind as it may be, takes more memory: this is the next try.
+  CHECK(shape.lags != most_lags(shape));
+  // Stage 0 lags by nothing, as published, and has more alive than the others have then.
+  CHECK(shape.lags[0] == 0);
+  CHECK(largest_stage(finished).stage() == 0);
+}
+
+TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the first and the last of them",
+          "[pipeline]") {
+  for (Schedule schedule : {Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
+    for (int stages : {2, 4}) {
+      const FinishedJob finished = planned(schedule, stages, 8 * stages, true);
+      const PipelineSchedule& order = finished.job->options.schedule;
+      const double alone_ms = rehearsed_equal_step_ms(finished, kForwardNs, 0);
+      for (double ratio : {0.1, 0.25, 0.5}) {
+        const auto transfer_ns =
+            static_cast<int64_t>(ratio * static_cast<double>(kForwardNs) / order.shape.virtual_stages);
+        const double step_ms = rehearsed_equal_step_ms(finished, kForwardNs, transfer_ns),
+                     fill_ms = 2.0 * (order.parts() - 1) * static_cast<double>(transfer_ns) / 1e6;
+        CAPTURE(static_cast<int>(schedule), stages, ratio, alone_ms, step_ms, fill_ms);
+        CHECK(step_ms - alone_ms - fill_ms < 0.02 * step_ms);
+      }
+    }
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is refused from its sizes alone: nothing that any plan could fit.
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "engine/base/check.h"
+#include "engine/config/load.h"
+#include "engine/config/machine.h"
+#include "planner/minimum_memory.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+#include "tests/defaults.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::planner;
+
+namespace {
+
+/// How much of the memory that a plan takes is known from sizes alone; above 1 it would be no lower bound.
+double known_share(const JobRequest& request) {
+  JobRequest asked = request;
+  asked.machine.memory_bytes = int64_t{1} << 60;
+  asked.proves = false;
+  const FinishedJob finished = build_proved_job(asked);
+  PlanOptions options = finished.job->options;
+  options.zero_stage = static_cast<int>(request.config.zero.stage);  // as asked: the planner may do with less
+  return static_cast<double>(minimum_bytes(model_options(asked), options)) /
+         static_cast<double>(largest_stage(finished).buffers.total_bytes());
+}
+
+std::string refusal(const JobRequest& request) {
+  try {
+    build_proved_job(request);
+  } catch (const ResourceError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST_CASE("the least memory of a model is never more than its plan takes: run files", "[least_memory]") {
+  const Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SOURCE_DIR "/configs/runs")) {
+    RunConfig config = load_run_config(entry.path(), {});
+    const int64_t model = config.parallel.tensor * config.parallel.pipeline * config.parallel.context;
+    const auto data = static_cast<int>(std::max<int64_t>({1, config.parallel.data, config.zero.shard_size}));
+    config.train.global_batch_size =
+        config.train.micro_batch_size * data * config.parallel.pipeline;  // a short plan of the same memory
+    const double share = known_share({.config = config,
+                                      .world = static_cast<int>(model) * data,
+                                      .vocab = config.model.vocab_size > 0 ? 0 : 256,
+                                      .machine = machine});
+    std::printf("  %-28s %5.1f %% of the plan's memory\n", entry.path().filename().c_str(), 100 * share);
+    CHECK(share <= 1);
+    CHECK(share > 0.01);
+    ++files;
+  }
+  CHECK(files >= 8);
+}
+
+TEST_CASE("the least memory of a model is never more than its plan takes: layouts", "[least_memory]") {
+  struct Row {
+    int world;
+    std::vector<std::string> sets;
+  };
+  const std::vector<Row> layouts = {{1, {}},
+                                    {4, {}},
+                                    {4, {"parallel.context=2"}},
+                                    {4, {"parallel.pipeline=2"}},
+                                    {4, {"parallel.pipeline=2", "pipeline.layers=[1,3]"}},
+                                    {2, {"parallel.tensor=2"}},
+                                    {4, {"parallel.tensor=2"}},
+                                    {8, {"parallel.tensor=2", "parallel.pipeline=2"}},
+                                    {4, {"parallel.pipeline=4"}},
+                                    {4, {"parallel.pipeline=2", "pipeline.schedule=zb_h1"}},
+                                    {4, {"parallel.pipeline=2", "train.recompute=full"}}};
+  double least = 1;
+  for (const char* family : {"gpt2", "llama"})
+    for (const char* dtype : {"float32", "bfloat16"})
+      for (const char* tie : {"true", "false"})
+        for (int zero = 0; zero <= 3; ++zero)
+          for (const char* shard : {"0", "2"})
+            for (const Row& row : layouts) {
+              if (shard[0] == '2' && (zero == 0 || row.world != 4 || !row.sets.empty())) continue;
+              std::vector<std::string> sets{"model.family=" + std::string(family),
+                                            "model.layers=4",
+                                            "model.heads=2",
+                                            "model.width=64",
+                                            "model.vocab_size=67",
+                                            "model.context=16",
+                                            "train.sequence_length=16",
+                                            "train.micro_batch_size=1",
+                                            "train.global_batch_size=4",
+                                            "train.dtype=" + std::string(dtype),
+                                            "model.tie_embeddings=" + std::string(tie),
+                                            "zero.stage=" + std::to_string(zero)};
+              if (shard[0] == '2') sets.push_back("zero.shard_size=2");
+              sets.insert(sets.end(), row.sets.begin(), row.sets.end());
+              CAPTURE(sets, row.world);
+              const double share =
+                  known_share({.config = default_run_config(sets), .world = row.world, .machine = this_host(1)});
+              CHECK(share <= 1);
+              least = std::min(least, share);
+            }
+  std::printf("  at least %.1f %% of the plan's memory\n", 100 * least);
+  CHECK(least > 0.05);
+}
+
+TEST_CASE("a hopeless model is refused before it is planned, with its numbers", "[least_memory]") {
+  Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  const auto asked = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> sets{"model.layers=60000",       "model.heads=8",
+                                  "model.width=512",          "model.vocab_size=256",
+                                  "model.context=16",         "train.sequence_length=16",
+                                  "train.micro_batch_size=1", "train.global_batch_size=2"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return JobRequest{.config = default_run_config(sets), .world = 2, .machine = machine};
+  };
+  const std::string refused = refusal(asked({}));
+  INFO(refused);
+  // 12 x 512^2 and 13 x 512 for biases and norms in a layer, 16 bytes of each.
+  CHECK(refused.find("[plan] 60000 layers of 3.2M parameters") == 0);
+  CHECK(refused.find("at least 2818.45 GiB on a rank, 38 times the 74.51 GiB") != std::string::npos);
+  CHECK(refused.find("zero.stage = 3, ") != std::string::npos);
+  CHECK(refusal(asked({"zero.stage=3"})).find("Use more ranks with parallel.pipeline") != std::string::npos);
+  // Whose memory is not known may have enough, and what misses by little is planned.
+  const auto small = [&] { return asked({"model.layers=2"}); };
+  const JobRequest probe = small();
+  machine.memory_bytes = 0;
+  CHECK(refusal(small()) == "accepted");
+  machine.memory_bytes = build_proved_job(probe).job->buffers.total_bytes() / 4;
+  CHECK(refusal(small()) == "accepted");
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a job's proof is about: all its plans, in a row as a run has them; and that nobody is given a plan that does not
+// hold.
+
+#include "engine/base/check.h"
+#include "engine/config/load.h"
+#include "engine/config/machine.h"
+#include "planner/planner.h"
+#include "tests/defaults.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::planner;
+
+namespace {
+
+/// A small model with ZeRO-3 on two ranks: layers are gathered in every plan that computes. `change` sees the plans
+/// before they have an order.
+JobRequest request(const std::function<void(Job&)>& change = {}, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> sets{"model.layers=3",
+                                "model.heads=2",
+                                "model.width=16",
+                                "model.vocab_size=64",
+                                "model.context=16",
+                                "train.sequence_length=16",
+                                "train.micro_batch_size=1",
+                                "train.global_batch_size=2",
+                                "zero.stage=3",
+                                "zero.prefetch_depth=1"};
+  sets.insert(sets.end(), more.begin(), more.end());
+  JobRequest asked{.config = default_run_config(sets), .world = 2, .machine = this_host(1)};
+  // The planner asks for times of jobs that it still writes to.
+  if (change)
+    asked.spine_ns = [change](const Job& job) {
+      change(const_cast<Job&>(job));
+      return std::vector<int64_t>{};
+    };
+  return asked;
+}
+
+Task& first_gather(Plan& plan) {
+  for (Task& task : plan.tasks)
+    if (task.op == Op::all_gather && task.before) return task;
+  FAIL("no gather");
+  return plan.tasks[0];
+}
+
+std::string refusal(const JobRequest& asked) {
+  try {
+    build_finished_job(asked);
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a plan that does not hold is not run: not of training, not of evaluation", "[proof]") {
+  CHECK(build_finished_job(request()).proof.holds());
+  for (Plan Job::*plan : {&Job::train, &Job::evaluate}) {
+    // Compute no longer waits for the layer that it reads.
+    const JobRequest broken = request([plan](Job& job) { first_gather(job.*plan).before.reset(); });
+    const FinishedJob found = build_proved_job(broken);
+    INFO((plan == &Job::train ? "train" : "evaluate"));
+    CHECK(!found.proof.holds());
+    const std::string sentence = refusal(broken);
+    INFO(sentence);
+    CHECK(sentence.find("does not hold") != std::string::npos);
+    CHECK(sentence.find("parameters.slots") != std::string::npos);
+    JobRequest compared = broken;
+    compared.proves = false;
+    CHECK_NOTHROW(build_finished_job(compared));
+  }
+}
+
+TEST_CASE("an order that no pass has said is found in the plan of evaluation, and with two copies of the weights",
+          "[proof]") {
+  const auto unsaid = [](Plan Job::*plan, const std::vector<std::string>& more) {
+    return build_proved_job(request(
+                                [plan](Job& job) {
+                                  // Two tasks of one channel write the same bytes: their channel orders them, no wait
+                                  // does.
+                                  Task task = (job.*plan).tasks.front();
+                                  task.name = "again";
+                                  task.before.reset();
+                                  task.after.clear();
+                                  (job.*plan).tasks.push_back(task);
+                                },
+                                more))
+        .proof;
+  };
+  for (const auto& [plan, more] : {std::pair<Plan Job::*, std::vector<std::string>>{&Job::evaluate, {}},
+                                   {&Job::train, {"zero.stage=1", "optimizer.double_buffer=true"}}}) {
+    const comm::Proof proof = unsaid(plan, more);
+    CHECK(!proof.holds());
+    REQUIRE(!proof.hazards.empty());
+    INFO(proof.hazards[0].sentence());
+    CHECK(proof.hazards[0].sentence().find("again") != std::string::npos);
+  }
+}
+
+TEST_CASE("what ranks compare before step 0 changes with any of the plans", "[proof]") {
+  const uint64_t plain = build_finished_job(request()).proof.order_hash;
+  CHECK(build_finished_job(request()).proof.order_hash == plain);
+  for (Plan Job::*plan : {&Job::train, &Job::evaluate, &Job::prime})
+    CHECK(build_finished_job(request([plan](Job& job) { (job.*plan).tasks[0].name += "'"; })).proof.order_hash !=
+          plain);
+}
+
+TEST_CASE("the proof counts the items of every plan of every stage once", "[proof]") {
+  const FinishedJob finished = build_finished_job(request({}, {"parallel.pipeline=2", "zero.stage=0"}));
+  int64_t items = 0;
+  for (const auto& job : finished.stages)
+    items += static_cast<int64_t>(job->train.size() + job->evaluate.size() + job->prime.size());
+  CHECK(finished.proof.items == items);
+}
