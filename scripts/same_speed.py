@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the step time of two programs: pairs of short runs on one rank and on two, old and new in turn.
+
+Prints new/old for each number of ranks: the median of the pairs' ratios, their quartiles, and the extremes. A ratio is
+that of the medians of step_ms after the warm-up. Which program of a pair runs first alternates.
+"""
+import argparse
+import pathlib
+import statistics
+import tempfile
+
+from same_bits import program_at, train, write_text
+
+RUN = """[model]
+layers = 4
+heads = 4
+width = 128
+context = 128
+[data]
+train = "{folder}/text.txt"
+[train]
+micro_batch_size = 4
+global_batch_size = 8
+[overlap]
+bucket_size = "512KiB"
+first_bucket_size = "128KiB"
+[device]
+kind = "cpu"
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=program_at, metavar="OLD_PROGRAM")
+    parser.add_argument("new", type=program_at, metavar="NEW_PROGRAM")
+    parser.add_argument("run", type=pathlib.Path, nargs="?", metavar="RUN.toml",
+                        help="default: a GPT-2 of 0.8 million parameters")
+    parser.add_argument("--pairs", type=int, default=10, help="default: 10")
+    parser.add_argument("--steps", type=int, default=40, help="steps of a run; default: 40")
+    parser.add_argument("--warmup", type=int, default=10, help="steps that are not counted; default: 10")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets",
+                        help="overrides one key")
+    options = parser.parse_args()
+    if options.pairs < 2 or not 0 <= options.warmup < options.steps:
+        parser.error("needs at least 2 pairs and more steps than --warmup")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        run = options.run or folder / "run.toml"
+        if not options.run:
+            write_text(folder / "text.txt")
+            run.write_text(RUN.format(folder=folder))
+        sets = [f"train.steps={options.steps}", "train.eval_interval=0", "train.eval_batches=1", "trace.steps=[]",
+                *options.sets]
+
+        def median_ms(program, ranks):
+            output = pathlib.Path(tempfile.mkdtemp(dir=folder))
+            metrics, _ = train(program, ranks, run, output, [*sets, f"checkpoint.dir={output}/checkpoints"], {})
+            return statistics.median(line["step_ms"] for line in metrics[options.warmup:])
+
+        for ranks in (1, 2):
+            ratios, old_ms = [], []
+            for pair in range(options.pairs):
+                order = [options.old, options.new] if pair % 2 == 0 else [options.new, options.old]
+                first, second = (median_ms(program, ranks) for program in order)
+                old, new = (first, second) if pair % 2 == 0 else (second, first)
+                ratios.append(new / old)
+                old_ms.append(old)
+            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+            print(f"{ranks} rank{'s' if ranks > 1 else ''}: new/old {middle:.3f}, quartiles {low:.3f} to {high:.3f}, "
+                  f"extremes {min(ratios):.3f} to {max(ratios):.3f}, {options.pairs} pairs; "
+                  f"old {statistics.median(old_ms):.2f} ms a step", flush=True)
+
+
+if __name__ == "__main__":
+    main()
