@@ -128,10 +128,9 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
     }
   }
   for (int64_t step = 0; step < at.steps; ++step) {
+    await_stage();
     if (step + 1 < at.steps) load_keys(step + 1);
     ptx::copy_async_commit();
-    ptx::copy_async_wait<1>();
-    __syncthreads();
     const int stage = static_cast<int>(step % 2);
     const Seen<kTiles, kKeys> seen(block, at.begin + of_warp, step);
     if (seen.any()) {
@@ -163,7 +162,6 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
         }
       multiply_weights<kKeys, kHead>(out, scores, values_at(stage));
     }
-    __syncthreads();  // the next copies overwrite this stage
   }
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
@@ -233,10 +231,9 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   }
   const float scale = all.scale * kLog2E;
   for (int64_t step = 0; step < at.steps; ++step) {
+    await_stage();
     if (step + 1 < at.steps) load_keys(step + 1);
     ptx::copy_async_commit();
-    ptx::copy_async_wait<1>();
-    __syncthreads();
     const int stage = static_cast<int>(step % 2);
     const Seen<kTiles, kKeys> seen(block, at.begin + of_warp, step);
     if (seen.any()) {
@@ -258,7 +255,6 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
           }
       multiply_weights<kKeys, kHead>(dq, slopes, keys_at(stage));
     }
-    __syncthreads();  // the next copies overwrite this stage
   }
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
@@ -332,11 +328,10 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   const float scale = all.scale * kLog2E;
   float dk[kTiles][kHead / 8][4] = {}, dv[kTiles][kHead / 8][4] = {};
   for (; step.head < heads_end && step.begin < block.queries(); step = next) {
+    await_stage();
     advance(next);
     if (next.head < heads_end) load_queries(next);
     ptx::copy_async_commit();
-    ptx::copy_async_wait<1>();
-    __syncthreads();
     const Tile q = queries_at(step.stage), d = gradients_at(step.stage);
     // By how much the warp's first key is later than the first query; where all see all, by less than could hide one.
     const int ahead = block.causal() ? static_cast<int>(key_begin) - step.begin + of_warp : -16 * kTiles;
@@ -368,7 +363,6 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
       multiply_weights<kQueries, kHead>(dk, slopes, q);
     }
     if (next.head < heads_end) keep_statistics(next);
-    __syncthreads();  // the next copies overwrite this stage
   }
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {

@@ -23,18 +23,29 @@ __device__ __forceinline__ int place(int row, int chunk) {
 }
 __device__ __forceinline__ int lane_of() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-/// Starts copying rows [begin, begin + kTileRows) to `tile`, zeros from `tokens` on.
+/// Starts copying rows [begin, begin + kTileRows) to `tile`, zeros from `tokens` on. A thread copies one chunk of every
+/// kRowsAtOnce-th row: its place in all of them is the same, as kRowsAtOnce is a multiple of 8.
 template <int kTileRows, int kHead>
 __device__ __forceinline__ void load_rows(const Tile& tile, const bfloat16* from, int64_t stride, int64_t begin,
                                           int64_t tokens) {
-  constexpr int kChunks = kHead / 8;
+  constexpr int kChunks = kHead / 8, kRowsAtOnce = kThreads / kChunks;
+  static_assert(kRowsAtOnce % 8 == 0 && kTileRows % kRowsAtOnce == 0);
+  const int thread = static_cast<int>(threadIdx.x), first = thread / kChunks, chunk = thread % kChunks;
+  const int at = place<kHead>(first, chunk);
+  const bfloat16* source = from + (begin + first) * stride + chunk * 8;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kTileRows * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    const bool valid = begin + row < tokens;
-    ptx::copy_async_16(tile.at(place<kHead>(row, chunk)), valid ? from + (begin + row) * stride + chunk * 8 : from,
-                       valid);
+  for (int row = 0; row < kTileRows; row += kRowsAtOnce) {
+    const bool valid = begin + first + row < tokens;
+    ptx::copy_async_16(tile.at(at + row * kHead), valid ? source + row * stride : from, valid);
   }
+}
+
+/// Waits for the committed copies of the block. Tiles have two stages: behind this barrier all threads have read the
+/// stage of the step before, so copies that are issued behind it may overwrite that stage, and copies that this
+/// barrier waited for are in the other one. A step needs no second barrier.
+__device__ __forceinline__ void await_stage() {
+  ptx::copy_async_wait<0>();
+  __syncthreads();
 }
 
 /// Columns [16 pair, 16 pair + 16) of every tile's sums += left times the matrices of `right`.

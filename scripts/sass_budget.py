@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles kernels and compares their machine code with the budgets in kernels/sass_budget.csv.
+
+usage: scripts/sass_budget.py [--update] [--nvcc PATH] [--table CSV] [ARCHITECTURE...]
+
+A row is a kernel on an architecture: registers, spilled bytes (stores and loads), instructions in all and in the main
+loop, and tensor instructions (HMMA, HGMMA) in that loop. The main loop is the shortest one that holds the most tensor
+instructions; kernels without them have none. More registers, spills or instructions than the budget, or a smaller
+share of tensor instructions, are worse: code 1. So are a row without a kernel and a kernel without a row.
+--update lowers the budgets of kernels that got better and adds rows of new kernels. A budget is raised, and the row of
+a deleted kernel removed, by hand.
+Counts depend on the compiler: another CUDA release than the table's, or no nvcc, is skipped with the reason (code 77),
+as are architectures without a budget.
+"""
+import argparse
+import concurrent.futures
+import csv
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_tensor"]
+BRANCH, NO_OPERATION, TENSOR = 0x947, 0x918, {0x23C, 0x9F0}  # the low 12 bits of an instruction
+
+
+@dataclasses.dataclass
+class Counts:
+    registers: int
+    spill_bytes: int
+    instructions: int
+    loop_instructions: int
+    loop_tensor: int
+
+    def tensor_share(self):
+        return self.loop_tensor / self.loop_instructions if self.loop_instructions else 0.0
+
+    def worse_than(self, budget):
+        """How these counts exceed `budget`, in words."""
+        units = {"registers": "registers", "spill_bytes": "spilled bytes", "instructions": "instructions", "loop_instructions": "instructions in the main loop"}
+        words = [f"{getattr(self, field)} {unit}, budget {getattr(budget, field)}" for field, unit in units.items() if getattr(self, field) > getattr(budget, field)]
+        if self.tensor_share() < budget.tensor_share():
+            words.append(f"tensor instructions are {self.loop_tensor} of {self.loop_instructions} in the main loop ({self.tensor_share():.1%}), budget {budget.loop_tensor} of "
+                         f"{budget.loop_instructions} ({budget.tensor_share():.1%})")
+        return "; ".join(words)
+
+
+def branch_offset(word, architecture):
+    """Bytes from the next instruction to the target: the low 64 bits of a BRA hold them from bit 32 on before sm_90, later divided by 4 in bits 16-23 and 34-63."""
+    if architecture < 90:
+        return struct.unpack("<i", struct.pack("<I", word >> 32))[0]
+    high = word >> 34
+    return 4 * ((high - (1 << 30 if high >> 29 else 0)) * 256 + (word >> 16 & 0xFF))
+
+
+def counted(code, architecture):
+    """Instructions, and of the main loop instructions and tensor instructions, of a kernel's code: 16 bytes an instruction."""
+    words = [word for word, _ in struct.iter_unpack("<QQ", code)]
+    while words and words[-1] & 0xFFF == NO_OPERATION:  # padding
+        words.pop()
+    tensor = [word & 0xFFF in TENSOR for word in words]
+    loop = (0, 0)  # tensor instructions, -instructions
+    for i, word in enumerate(words):
+        if word & 0xFFF != BRANCH:
+            continue
+        target = i + 1 + branch_offset(word, architecture) // 16
+        if 0 <= target < i:
+            loop = max(loop, (sum(tensor[target:i + 1]), target - i - 1))
+    return len(words), -loop[1] if loop[0] else 0, loop[0]
+
+
+def code_of(cubin):
+    """The code of every kernel of an ELF file, by mangled name."""
+    begin, size, count, names = struct.unpack_from("<Q", cubin, 40)[0], *struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, begin + i * size) for i in range(count)]
+    strings = sections[names][4]
+    code = {}
+    for name_at, _, _, _, offset, length in sections:
+        name = cubin[strings + name_at:cubin.index(b"\0", strings + name_at)].decode()
+        if name.startswith(".text."):
+            code[name[len(".text."):]] = cubin[offset:offset + length]
+    return code
+
+
+def short_names(mangled):
+    """norm_kernel<64, true> of its mangled name: without namespaces, the type it returns and its parameters."""
+    lines = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout.splitlines()
+    short = {}
+    for name, line in zip(mangled, lines):
+        line = re.sub(r"^void ", "", line).replace("(anonymous namespace)::", "").replace("slipstream::kernels::", "").replace("slipstream::", "")
+        line = re.sub(r"\((bool|int)\)", "", line)
+        depth, end = 0, len(line)
+        for i, c in enumerate(line):
+            depth += (c == "<") - (c == ">")
+            if c == "(" and depth == 0:
+                end = i
+                break
+        short[name] = line[:end]
+    return short
+
+
+def compiled(nvcc, source, architecture, folder):
+    """Counts of every kernel of `source`, by short name; the flags are those of meson.build that change code."""
+    cubin = folder / f"{source.replace('/', '_')}.{architecture}.cubin"
+    command = [nvcc, "-cubin", "-std=c++20", "-O3", "-Xptxas=-v", f"-I{ROOT}", f"-I{ROOT / 'kernels' / 'cuda'}",
+               f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-o", str(cubin), str(ROOT / source)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(f"sass_budget: nvcc does not compile {source} for sm_{architecture}:\n{ran.stderr}")
+    resources = {}
+    for block in re.split(r"Compiling entry function '", ran.stderr)[1:]:
+        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", block)
+        resources[block[:block.index("'")]] = int(re.search(r"Used (\d+) registers", block)[1]), int(spills[1]) + int(spills[2])
+    code = code_of(cubin.read_bytes())
+    names = short_names(list(resources))
+    return {names[mangled]: Counts(*of, *counted(code[mangled], int(re.match(r"\d+", architecture)[0]))) for mangled, of in resources.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1].removeprefix("usage: "), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true")
+    parser.add_argument("--nvcc", default=shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
+    parser.add_argument("--table", type=pathlib.Path, default=ROOT / "kernels" / "sass_budget.csv")
+    parser.add_argument("architectures", nargs="*")
+    args = parser.parse_args()
+
+    lines = args.table.read_text().splitlines(keepends=True)
+    comment = lines[0]
+    release = re.search(r"CUDA (\d+\.\d+)", comment)
+    if not release:
+        sys.exit(f"sass_budget: the first line of {args.table} must name the release whose code it counts, as in '# CUDA 13.0'")
+    budgets = {(row["source"], row["architecture"], row["kernel"]): Counts(*(int(row[field]) for field in COLUMNS[3:])) for row in csv.DictReader(lines[1:])}
+    if not shutil.which(args.nvcc):
+        print("SKIPPED: no nvcc in PATH or /usr/local/cuda/bin")
+        sys.exit(77)
+    present = re.search(r"release (\d+\.\d+)", subprocess.run([args.nvcc, "--version"], capture_output=True, text=True, check=True).stdout)[1]
+    if present != release[1]:
+        print(f"SKIPPED: the budgets count the code of CUDA {release[1]}; {args.nvcc} is CUDA {present}")
+        sys.exit(77)
+
+    every = sorted({(source, architecture) for source, architecture, _ in budgets})
+    chosen = [pair for pair in every if not args.architectures or pair[1] in args.architectures]
+    if not chosen:
+        print(f"SKIPPED: {args.table.name} has no budget for {' '.join(args.architectures)}; it has {', '.join(sorted({a for _, a in every})) or 'none'}")
+        sys.exit(77)
+    problems, better, found = [], 0, {}
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        present_pairs = [pair for pair in chosen if (ROOT / pair[0]).exists()]
+        for pair, kernels in zip(present_pairs, pool.map(lambda pair: compiled(args.nvcc, *pair, pathlib.Path(folder)), present_pairs)):
+            found |= {(*pair, kernel): counts for kernel, counts in kernels.items()}
+    for key in sorted(budgets.keys() | found.keys()):
+        source, architecture, kernel = key
+        if key[:2] not in chosen:
+            continue
+        where = f"{kernel} of {source} on sm_{architecture}"
+        if key not in found:
+            problems.append(f"{where} has a budget and no longer exists: remove its row from {args.table.name}.")
+        elif key not in budgets:
+            if args.update:
+                budgets[key], better = found[key], better + 1
+            else:
+                problems.append(f"{where} has no budget: add it with scripts/sass_budget.py --update.")
+        elif worse := found[key].worse_than(budgets[key]):
+            problems.append(f"{where} is worse than its budget: {worse}.")
+        elif found[key] != budgets[key]:
+            better += 1
+            if args.update:
+                budgets[key] = found[key]
+    if args.update and better:
+        with args.table.open("w", newline="") as file:
+            file.write(comment)
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows([*key, *dataclasses.astuple(budgets[key])] for key in sorted(budgets))
+    print("\n".join(problems), end="\n" if problems else "")
+    hint = "" if args.update or not better else ": tighten them with --update"
+    print(f"{len(found)} kernels compiled, {len(problems)} worse or without a match, {better} {'written' if args.update else 'better than their budget'}{hint}")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/sass_budget.py with a stand-in for nvcc that writes a kernel of known instructions: verdicts, sentences, codes and --update.
+
+usage: sass_budget_test.py SOURCE_ROOT
+"""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+script = pathlib.Path(sys.argv[1]) / "scripts" / "sass_budget.py"
+SOURCE = "kernels/attention/attention_mma.cu"
+# Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. The
+# branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.
+NVCC = """#!/usr/bin/env python3
+import os, struct, sys
+if "--version" in sys.argv:
+    sys.exit(print("Cuda compilation tools, release " + os.environ.get("RELEASE", "13.0") + ", V1"))
+spare, registers = int(os.environ.get("SPARE", 1)), os.environ.get("REGISTERS", "40")
+old = any("sm_80" in a for a in sys.argv)
+back = -16 * (spare + 3)
+branch = lambda offset: 0x7947 | ((offset & 0xffffffff) << 32 if old else (offset // 4 & 0xff) << 16 | (offset // 1024 & 0x3fffffff) << 34)
+words = [0x23c] * 3 + [0x7210] * spare + [branch(back), 0x794d, branch(-16), 0x7918, 0x7918]
+code = b"".join(struct.pack("<QQ", w, 0) for w in words)
+name = b".text._Z5thingILi64EEvPf"
+strings = b"\\0" + name + b"\\0"
+header = 64 + len(strings) + len(code)
+elf = bytearray(64)
+struct.pack_into("<Q", elf, 40, header)
+struct.pack_into("<HHH", elf, 58, 64, 2, 0)
+section = lambda at, offset, size: struct.pack("<IIQQQQ", at, 0, 0, 0, offset, size) + bytes(24)
+open(sys.argv[sys.argv.index("-o") + 1], "wb").write(bytes(elf) + strings + code + section(0, 64, len(strings)) + section(1, 64 + len(strings), len(code)))
+print("ptxas info    : Compiling entry function '_Z5thingILi64EEvPf' for 'sm_90a'\\n    8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
+      "ptxas info    : Used " + registers + " registers, used 1 barriers", file=sys.stderr)
+"""
+HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_tensor\n"
+checked = 0
+
+
+def check(condition, *said):
+    global checked
+    checked += 1
+    if not condition:
+        sys.exit(f"check {checked}: " + " ".join(map(str, said)))
+
+
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    nvcc, table = folder / "nvcc", folder / "budget.csv"
+    nvcc.write_text(NVCC)
+    nvcc.chmod(0o755)
+
+    def run(rows, *args, **env):
+        if rows is not None:
+            table.write_text(HEAD + "".join(row + "\n" for row in rows))
+        ran = subprocess.run([sys.executable, script, "--nvcc", nvcc, "--table", table, *args], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **env})
+        return ran.returncode, ran.stdout + ran.stderr
+
+    def row(arch, *numbers, kernel="thing<64>", source=SOURCE):
+        return ",".join([source, arch, kernel, *map(str, numbers)])
+
+    for arch in ("80", "90a"):  # 3 HMMA, 1 addition, branch, EXIT, branch to itself; the loop holds the last 2 HMMA
+        check(run([row(arch, 40, 12, 7, 4, 2)])[0] == 0, run(None))
+        for numbers, sentence in {(39, 12, 7, 4, 2): "40 registers, budget 39", (40, 11, 7, 4, 2): "12 spilled bytes, budget 11", (40, 12, 6, 4, 2): "7 instructions, budget 6",
+                                  (40, 12, 7, 3, 1): "4 instructions in the main loop, budget 3",
+                                  (40, 12, 7, 4, 3): "tensor instructions are 2 of 4 in the main loop (50.0%), budget 3 of 4 (75.0%)"}.items():
+            code, said = run([row(arch, *numbers)])
+            check(code == 1 and f"thing<64> of {SOURCE} on sm_{arch} is worse than its budget: {sentence}." in said, code, said)
+    budget = [row("90a", 40, 12, 7, 4, 2)]
+    code, said = run(budget, SPARE="5", REGISTERS="41")
+    check(code == 1 and "41 registers, budget 40; 11 instructions, budget 7; 8 instructions in the main loop, budget 4" in said, said)
+    code, said = run(budget + [row("90a", 1, 0, 1, 0, 0, kernel="gone")])
+    check(code == 1 and f"gone of {SOURCE} on sm_90a has a budget and no longer exists" in said, said)
+    code, said = run(budget + [row("90a", 1, 0, 1, 0, 0, source="kernels/gone.cu")])
+    check(code == 1 and "thing<64> of kernels/gone.cu on sm_90a has a budget and no longer exists" in said, said)
+    code, said = run([row("90a", 40, 12, 7, 4, 2, kernel="other")])
+    check(code == 1 and "thing<64> of " + SOURCE + " on sm_90a has no budget" in said, said)
+
+    check(run([row("90a", 44, 12, 9, 6, 2)])[1].count("1 better than their budget") == 1)
+    check(table.read_text() == HEAD + row("90a", 44, 12, 9, 6, 2) + "\n", "a comparison wrote the table")
+    check(run(None, "--update")[0] == 0 and table.read_text() == HEAD + row("90a", 40, 12, 7, 4, 2) + "\n", table.read_text())
+    code, said = run(None, "--update", SPARE="2")
+    check(code == 1 and table.read_text() == HEAD + row("90a", 40, 12, 7, 4, 2) + "\n", "--update raised a budget", said)
+
+    check(run(budget, RELEASE="12.9") == (77, f"SKIPPED: the budgets count the code of CUDA 13.0; {nvcc} is CUDA 12.9\n"))
+    check(run(budget, "86") == (77, "SKIPPED: budget.csv has no budget for 86; it has 90a\n"))
+    check(run(budget, "86", "90a")[0] == 0)
+    table.write_text("source\n")
+    check("must name the release" in run(None)[1])
+print(f"{checked} checks of sass_budget.py passed")
