@@ -4,9 +4,10 @@
 set -euo pipefail
 
 usage() {
-  echo "usage: scripts/setup.sh [--tests]"
+  echo "usage: scripts/setup.sh [--tests] [--docs]"
   echo "  Installs the compiler, the build tools, Open MPI, oneDNN and the other libraries with apt-get (root or sudo)."
   echo "  --tests  also what the tests need"
+  echo "  --docs   also what the pages from header comments need"
 }
 
 # docs/dependencies.md says what each is for.
@@ -17,6 +18,7 @@ optional=(bible-kjv)
 for argument in "$@"; do
   case "$argument" in
     --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14) ;;
+    --docs) needed+=(doxygen) ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac
