@@ -10,7 +10,7 @@ usage() {
   echo "  --docs   also what the pages from header comments need"
 }
 
-# docs/dependencies.md says what each is for.
+# docs/dependencies.md has the purpose of each.
 needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev libeigen3-dev libtomlplusplus-dev libcli11-dev
   nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev)
 # Without these everything still works: another text is trained on, builds take longer.
