@@ -56,7 +56,7 @@ class Rank {
   /// Blocks. From the values of the whole tensor, of which tensor-parallel ranks hold parts.
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
   /// Blocks, as everything here that reads does until what was issued has ended. What this rank's shards have of
-  /// elements [begin, end) of the flat order, bucket by bucket: &BucketStorage::master, ::gradient, ::momentum, ...
+  /// elements [begin, end) of the flat order, bucket by bucket: `what` is a member of BucketStorage.
   std::vector<float> held(Slice BucketStorage::*what, int64_t begin, int64_t end);
   /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketStorage::master),
   /// its gradient or a moment. Without ZeRO, where a rank has them all.

@@ -4,12 +4,13 @@
 set -euo pipefail
 
 usage() {
-  echo "usage: scripts/setup.sh [--tests]"
+  echo "usage: scripts/setup.sh [--tests] [--docs]"
   echo "  Installs the compiler, the build tools, Open MPI, oneDNN and the other libraries with apt-get (root or sudo)."
   echo "  --tests  also what the tests need"
+  echo "  --docs   also what the pages from header comments need"
 }
 
-# docs/dependencies.md says what each is for.
+# docs/dependencies.md has the purpose of each.
 needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev libeigen3-dev libtomlplusplus-dev libcli11-dev
   nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev)
 # Without these everything still works: another text is trained on, builds take longer.
@@ -17,6 +18,7 @@ optional=(bible-kjv)
 for argument in "$@"; do
   case "$argument" in
     --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14) ;;
+    --docs) needed+=(doxygen) ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac

@@ -11,7 +11,7 @@
 
 namespace slipstream {
 
-/// Exit codes of the program; they are API (docs/how-to/first-run.md, "When it refuses").
+/// Exit codes of the program; they are API (docs/how-to/first-run.md, "When it stops").
 enum class ExitCode : int {
   ok = 0,
   config = 2,

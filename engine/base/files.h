@@ -14,7 +14,8 @@ enum class Owner : uint8_t { data, checkpoint };
 /// Throws DataError or CheckpointError with `sentence` behind its "[data] " or "[checkpoint] ".
 [[noreturn]] void refuse(Owner owner, const std::string& sentence);
 
-/// `text` as an error may print it: in double quotes, control characters and broken UTF-8 as \xNN, cut at 80 bytes.
+/// `text` as an error may print it: in double quotes, control characters and broken UTF-8 as two hexadecimal digits
+/// behind a backslash and an x, cut at 80 bytes.
 /// Pure.
 std::string shown(std::string_view text);
 

@@ -100,7 +100,7 @@ Machine this_host(int threads, int ranks) {
       .name = fmt::format("this host ({} cores, {})", cores, format_bytes(memory_bytes)),
       .flops_per_second_f32 = flops.f32 * kClock * used_cores,
       .flops_per_second_bf16 = flops.bf16 * kClock * used_cores,
-      // Large oneDNN products reach 88 to 92 % of the peak (docs/PERFORMANCE.md has them measured); smaller ones less.
+      // Large oneDNN products reach 88 to 92 % of the peak (docs/benchmarks/notebook.md); smaller ones less.
       .matmul_efficiency = 0.85,
       // One core of a cloud machine reaches about 18 GB/s alone, two together 26 GB/s: 10 GB/s each, at most 40 GB/s.
       .bytes_per_second = static_cast<int64_t>(std::min(10e9 * used_cores, 40e9 / ranks)),

@@ -38,6 +38,19 @@ std::string_view table_sentence(std::string_view table) {
   return "";
 }
 
+/// A paragraph of Markdown in lines of at most 120 columns.
+std::string wrapped(std::string_view text) {
+  constexpr size_t kColumns = 120;
+  std::string out;
+  while (text.size() > kColumns) {
+    const size_t space = text.rfind(' ', kColumns);
+    if (space == std::string_view::npos) break;
+    out += std::string(text.substr(0, space)) + "\n";
+    text.remove_prefix(space + 1);
+  }
+  return out + std::string(text);
+}
+
 /// Calls `begin(table)` before the first field of every table and `row(field)` for every field.
 template <typename Begin, typename Row>
 void walk(Begin begin, Row row) {
@@ -73,19 +86,19 @@ std::string config_reference_markdown() {
   std::string out =
       "<!-- SPDX-License-Identifier: Apache-2.0 -->\n"
       "# Keys of a run file\n\n"
-      "Generated from `engine/config/fields.cpp`; a test compares this page with the program.\n\n"
-      "A run file is TOML in UTF-8. Every key may be left out. `--set table.key=value` on the command line stands "
-      "above the "
-      "file, and the file above the defaults here. Sizes are texts with a unit (B, kB, MB, GB, TB, KiB, MiB, GiB, "
-      "TiB), rates "
-      "too (bit/s to Tbit/s, B/s to TB/s), and times (ns, us, ms, s, min). Unknown keys, wrong types and values out of "
-      "range "
-      "are refused with exit code 2.\n";
+      "Generated from `engine/config/fields.cpp`; a test compares this page with the program.\n\n" +
+      wrapped(
+          "A run file is TOML in UTF-8. Every key is optional. `--set table.key=value` on the command line overrides "
+          "the "
+          "file, and the file overrides the defaults here. Sizes are texts with a unit (B, kB, MB, GB, TB, KiB, MiB, "
+          "GiB, TiB), as are rates (bit/s to Tbit/s, B/s to TB/s) and times (ns, us, ms, s, min). Unknown keys, wrong "
+          "types and values out of range are refused with exit code 2.") +
+      "\n";
   const RunConfig defaults;
   walk(
       [&](const std::string& table) {
         out += fmt::format("\n## [{}]\n\n{}\n\n| Key | Default | Needs | Meaning |\n|---|---|---|---|\n", table,
-                           table_sentence(table));
+                           wrapped(table_sentence(table)));
       },
       [&](const Field<RunConfig>& field) {
         out += fmt::format("| `{}` | `{}` | {} | {} |\n", name_in_table(field.key), to_toml(field.get(defaults)),

@@ -6,7 +6,7 @@
 
 namespace slipstream::kernels {
 
-/// `Shared<float> tile(storage)` for `__shared__ float storage[N]`, or a part of dynamic shared memory.
+/// A view of an array in shared memory, `__shared__ float storage[N]`, or of a part of dynamic shared memory.
 template <typename T>
 class Shared {
  public:

@@ -7,7 +7,7 @@
 
 namespace slipstream::kernels {
 
-/// Memory grows to the largest problem seen and is kept; one per thread (`RowLists::mine`).
+/// Memory grows to the largest problem seen and is kept; mine() returns the one of this thread.
 class RowLists {
  public:
   /// Links the rows of ids[0..count); ids below 0 are left out. Every id is below `vocab`. O(count).

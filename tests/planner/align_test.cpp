@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which gradients of a pipeline travel when: in buckets where others wait for them, at once where nobody does, all
 // stages together if asked; and what that is worth where communication takes something from compute
-// (docs/notes/0015-stages-that-end-early-reduce-at-once.md).
+// (docs/notes/0015-later-pipeline-stages-reduce-in-one-bucket.md).
 
 #include <algorithm>
 #include <cstdio>

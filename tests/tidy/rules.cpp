@@ -76,6 +76,13 @@ int line_at(const std::string& text, size_t at) {
   return 1 + static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
 }
 
+constexpr int kColumns = 120;  // as .clang-format says
+
+/// Bytes of UTF-8 that continue a character take no column.
+int columns_of(const std::string& line) {
+  return static_cast<int>(std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
 std::string at_line(const File& file, int line) { return fmt::format("{}:{}: ", file.path, line); }
 
 }  // namespace
@@ -300,17 +307,38 @@ Findings check_leftovers(const File& file) {
 
 Findings check_width(const File& file) {
   if (!is_source(file.path)) return {};
-  constexpr int kColumns = 120;  // as .clang-format says
   Findings findings;
   int number = 0;
   for (const std::string& line : lines_of(file.text)) {
     ++number;
-    // Bytes of UTF-8 that continue a character take no column.
-    const auto columns = std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+    const auto columns = columns_of(line);
     if (columns > kColumns)
       findings.push_back(
           at_line(file, number) +
           fmt::format("{} columns of at most {}. scripts/format.sh breaks the line.", columns, kColumns));
+  }
+  return findings;
+}
+
+Findings check_markdown_width(const File& file) {
+  if (!file.path.ends_with(".md")) return {};
+  Findings findings;
+  int number = 0;
+  bool fenced = false, indented = false, after_blank = true;
+  for (const std::string& line : lines_of(file.text)) {
+    ++number;
+    const size_t begin = line.find_first_not_of(' ');
+    const bool blank = begin == std::string::npos;
+    // An indented block begins behind a blank line; elsewhere indentation continues an item of a list.
+    if (!blank) indented = begin >= 4 && (indented || after_blank);
+    after_blank = blank;
+    const bool fence = !blank && line.compare(begin, 3, "```") == 0;
+    if (fence) fenced = !fenced;
+    if (blank || fence || fenced || indented || line[begin] == '|' || columns_of(line) <= kColumns) continue;
+    const bool item = line.compare(begin, 2, "- ") == 0 || line.compare(begin, 2, "* ") == 0;
+    if (line.find(' ', begin + (item ? 2 : 0)) > kColumns) continue;  // a long link
+    findings.push_back(at_line(file, number) +
+                       fmt::format("{} columns of at most {}. Break the line at a space.", columns_of(line), kColumns));
   }
   return findings;
 }

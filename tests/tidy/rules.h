@@ -29,6 +29,8 @@ Findings check_vendors(const File& file);
 Findings check_calls(const File& file);
 Findings check_leftovers(const File& file);
 Findings check_width(const File& file);
+/// Markdown: tables, code and lines without a space to break at may be wider.
+Findings check_markdown_width(const File& file);
 Findings check_card(const File& file);
 
 /// Rules about all files together. Pure.

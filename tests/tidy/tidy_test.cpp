@@ -27,8 +27,8 @@ const std::vector<File>& tree() {
       text << stream.rdbuf();
       found.push_back({fs::relative(path, root).generic_string(), text.str()});
     };
-    for (const char* folder : {".ci", "bench", "cli", "comm", "configs", "engine", "kernels", "models", "planner",
-                               "runtime", "scripts", "tests", "docs", "changes"}) {
+    for (const char* folder : {".ci", ".github", "bench", "cli", "comm", "configs", "engine", "kernels", "models",
+                               "planner", "runtime", "scripts", "tests", "docs", "changes"}) {
       if (!fs::exists(root / folder)) continue;
       for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
         static const std::set<std::string> kinds = {".cpp", ".h",  ".hpp",  ".cu",    ".cuh",
@@ -37,7 +37,7 @@ const std::vector<File>& tree() {
         if (entry.is_regular_file() && wanted) add(entry.path());
       }
     }
-    for (const char* file : {"meson.build", "README.md", "CHANGELOG.md"}) add(root / file);
+    for (const char* file : {"meson.build", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"}) add(root / file);
     return found;
   }();
   return files;
@@ -75,6 +75,7 @@ TEST_CASE("every vendor stays in its folder", "[tidy]") { CHECK(all_findings(che
 TEST_CASE("no banned call", "[tidy]") { CHECK(all_findings(check_calls) == ""); }
 TEST_CASE("nothing is left for later without a number", "[tidy]") { CHECK(all_findings(check_leftovers) == ""); }
 TEST_CASE("no line is wider than a page", "[tidy]") { CHECK(all_findings(check_width) == ""); }
+TEST_CASE("no line of Markdown is wider than a page", "[tidy]") { CHECK(all_findings(check_markdown_width) == ""); }
 TEST_CASE("every source is as scripts/format.sh leaves it", "[tidy]") {
   CHECK(std::system(SLIPSTREAM_SOURCE_ROOT "/scripts/format.sh --check") == 0);
 }
@@ -125,6 +126,24 @@ TEST_CASE("rule: width", "[tidy]") {
         Findings{"a.cpp:2: 121 columns of at most 120. scripts/format.sh breaks the line."});
   CHECK(check_width({"a.cpp", std::string(119, 'x') + "·\n"}).empty());
   CHECK(check_width({"a.md", page + "y"}).empty());
+}
+
+TEST_CASE("rule: width of Markdown", "[tidy]") {
+  const auto one = [](const std::string& text) { return check_markdown_width({"a.md", text}).size(); };
+  const std::string wide = std::string(60, 'x') + " " + std::string(60, 'x'), word(121, 'x');
+  CHECK(check_markdown_width({"a.md", "x\n" + wide + "\n"}) ==
+        Findings{"a.md:2: 121 columns of at most 120. Break the line at a space."});
+  CHECK(one(wide.substr(1)) == 0);
+  CHECK(check_markdown_width({"a.txt", wide}).empty());
+  CHECK(one("| " + wide + " |") == 0);
+  CHECK(one("```\n" + wide + "\n```\n") == 0);
+  CHECK(one("```\n```\n" + wide) == 1);
+  CHECK(one("x\n\n    " + wide + "\n\n    " + wide) == 0);
+  CHECK(one("- x\n    " + wide) == 1);
+  CHECK(one("x\n\n    y\n" + wide) == 1);
+  CHECK(one(word) == 0);
+  CHECK(one("- " + word) == 0);
+  CHECK(one("- y " + word) == 1);
 }
 
 TEST_CASE("rule: arrows", "[tidy]") {
