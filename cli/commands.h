@@ -52,6 +52,8 @@ struct BenchCommand : RunOptions {
   int ranks = 0;  // step: on so many ranks; overlap, products: that one process imitates, 0: those started
   std::vector<std::string> forms;             // overlap: of the emulated link, one table each; empty: the run file's
   int64_t rotate_bytes = int64_t{256} << 20;  // products: operands come from so much memory in turn
+  double seconds = 0;                         // products: after so long no product begins; 0: no limit
+  bool again = false;                         // products: time those of the table again
   std::string only;                           // kernels: rows of "op dtype size" that hold this text; empty: all
   std::vector<int> threads;                   // kernels: one table each
 };

@@ -247,6 +247,11 @@ int run(int argc, char** argv) {
   std::string rotate;
   products->add_option("--rotate", rotate,
                        "memory that the operands come from in turn, more than the caches hold; default: 256MiB");
+  products
+      ->add_option("--seconds", bench_options.seconds,
+                   "time limit: after so long no product begins, and the next call continues; default: none")
+      ->check(positive);
+  products->add_flag("--again", bench_options.again, "time the products again that the table has");
   products->callback([&] {
     chosen = [&] {
       if (!rotate.empty()) bench_options.rotate_bytes = parse_bytes(rotate);
