@@ -247,7 +247,7 @@ run_test() {
     return 0
   fi
   tried[$results $name]=1
-  cap=$(scaled_ms "${test_cap:-$test_seconds}")
+  cap=$test_ms
   if ((cap > part_ms)); then cap=$part_ms; fi
   left=$((ends_by - began))
   limit=$((left < cap ? left : cap))
@@ -290,9 +290,8 @@ refuse() { printf 'echo %q; exit 99' "$1"; }
 
 nothing_to_run() { run_test "programs of $1" bash -c "$(refuse "this build has no program for $1")"; }
 
-# One test may take half of the part: one that hangs leaves time for the others.
 part_kernels() {
-  local results=$out/kernels.txt test_cap=45 path any=0
+  local results=$out/kernels.txt path any=0
   while read -r path; do
     any=1
     run_test "$(basename "$path")" "$path"
@@ -348,7 +347,7 @@ equivalence() {
 }
 # Tests through NCCL whose file names match the pattern, on so many ranks each. `--list RANKS` names the groups of a test.
 nccl_tests() {
-  local results=$out/nccl.txt test_cap=${test_cap:-$test_seconds} pattern=$1 path ranks group
+  local results=$out/nccl.txt pattern=$1 path ranks group
   shift
   while read -r path; do
     [[ $(basename "$path") =~ $pattern ]] || continue
@@ -360,7 +359,7 @@ nccl_tests() {
   done < <(tests_of nccl)
 }
 part_nccl() { nccl_tests 'contract|equivalence' 1 2 4; }
-part_two_ranks() { test_cap=60 nccl_tests 'contract|equivalence' 2; }
+part_two_ranks() { nccl_tests 'contract|equivalence' 2; }
 part_order() { nccl_tests order 3; }
 training_on() {
   local results=$out/nccl.txt ranks
@@ -392,7 +391,7 @@ tool_of() {
 }
 # The kernel tests under one tool. Their sizes are those of the emulated device, small enough for racecheck.
 sanitize_with() {
-  local results=$out/sanitize.txt test_cap=60 tool=$1 path any=0
+  local results=$out/sanitize.txt tool=$1 path any=0
   sanitizer=$(tool_of compute-sanitizer)
   if [[ -z $sanitizer ]]; then
     run_test "compute-sanitizer $tool" bash -c "$(refuse "this machine has no compute-sanitizer")"
@@ -444,7 +443,7 @@ part_step() {
 }
 part_products() {
   local results=$out/bench.txt
-  keep_output=1 run_test "products" bash -c "bench_products $(seconds_of $((part_ms * 9 / 10)))"
+  keep_output=1 run_test "products" bash -c "bench_products $(seconds_of $((part_ms * 8 / 10)))"
 }
 part_tabled() {
   local results=$out/bench.txt
@@ -473,7 +472,7 @@ torch_test() {
 part_torch() {
   local results=$out/bench.txt mode
   for mode in eager default; do
-    test_cap=60 torch_test "PyTorch: GPT-2 124M $mode" step "$work/step.csv" --modes "$mode"
+    torch_test "PyTorch: GPT-2 124M $mode" step "$work/step.csv" --modes "$mode"
   done
 }
 # Minutes of tuning: no part of a call.
@@ -485,7 +484,7 @@ part_compare() {
   local results=$out/bench.txt path any=0
   while read -r path; do
     any=1
-    test_cap=45 keep_output=1 run_test "$(basename "$path")" "$path" "$out/kernels.csv"
+    keep_output=1 run_test "$(basename "$path")" "$path" "$out/kernels.csv"
   done < <(tests_of bench)
   ((any)) || nothing_to_run bench
   torch_test "PyTorch: kernels" kernels "$out/kernels.csv"
@@ -509,7 +508,7 @@ profile_step() {
   "$nsys" stats --force-export=true --report cuda_gpu_kern_sum,nvtx_sum --format table "$scratch/step.nsys-rep"
 }
 part_profile() {
-  local results=$out/bench.txt test_cap=20 path row ncu nsys
+  local results=$out/bench.txt path row ncu nsys
   path=$(tests_of bench | head -n 1)
   ncu=$(tool_of ncu)
   nsys=$(tool_of nsys)
@@ -522,7 +521,7 @@ part_profile() {
     fi
   done
   if [[ -n $nsys ]]; then
-    test_cap=60 keep_output=1 run_test "nsys overlapped step" bash -c "profile_step '$nsys'"
+    keep_output=1 run_test "nsys overlapped step" bash -c "profile_step '$nsys'"
   else
     run_test "nsys overlapped step" bash -c "$(refuse "this machine has no nsys")"
   fi
@@ -548,7 +547,7 @@ bench_overlap_shared() {
 part_links() {
   local results=$out/bench.txt form
   for form in gate copies blocks; do
-    test_cap=50 keep_output=1 run_test "overlap of 8 ranks, 7 imitated, $form" bash -c "bench_link $form"
+    keep_output=1 run_test "overlap of 8 ranks, 7 imitated, $form" bash -c "bench_link $form"
   done
 }
 part_shared() {
@@ -564,11 +563,12 @@ export root out work program sanitizer="" kind=cuda measured_csv products_json s
 export -f launch_on train_on same_losses equivalence sanitized measured gpt2 bench_step micro_batch_before bench_products \
   profile_kernels profile_step bench_link bench_overlap_shared
 
-# Runs part $1 in at most $2 ms, $3 ms of them for a last test to end; no later than call_end.
+# Runs part $1 in at most $2 ms, $3 ms of them for a last test to end, $4 ms for a test; no later than call_end.
 run_part() {
-  local part=$1 now
+  local part=$1 now file
   now=$(now_ms)
   part_ms=$2
+  test_ms=$4
   ends_by=$((now + part_ms))
   if ((ends_by > call_end)); then ends_by=$call_end; fi
   begins_until=$((ends_by - $3))
@@ -578,41 +578,44 @@ run_part() {
 forget() {
   local pass=forget part
   ((again)) || return 0
-  for part in "$@"; do run_part "${part%:*}" 0 0; done
+  for part in "$@"; do run_part "${part%%:*}" 0 0 0; done
 }
 
-# "PART:SECONDS" in order, each within its own limit. The time that is left in the end goes to tests that never ran.
+# "PART:SECONDS:SECONDS OF A TEST" in order, each within its own limits: a test that hangs leaves time for the part's others.
+# The time that is left in the end goes to tests that never ran.
 run_call() {
-  local part pass
-  call_end=$((began_ms + $(scaled_ms $call_seconds)))
+  local row part seconds of_a_test pass
+  call_end=$((began_ms + $(scaled_ms "$call_seconds")))
   forget "$@"
-  for part in "$@"; do
-    echo "== ${part%:*}"
-    for pass in first again; do
-      if [[ $pass == first ]]; then run_part "${part%:*}" "$(scaled_ms "${part#*:}")" 0; else "part_${part%:*}"; fi
-    done
+  for row in "$@"; do
+    IFS=: read -r part seconds of_a_test <<<"$row"
+    echo "== $part"
+    pass=first run_part "$part" "$(scaled_ms "$seconds")" 0 "$(scaled_ms "$of_a_test")"
+    pass=again "part_$part"
   done
-  waiting=0 pass=first
-  for part in "$@"; do run_part "${part%:*}" $((call_end - $(now_ms))) 0; done
+  waiting=0
+  for row in "$@"; do
+    IFS=: read -r part seconds of_a_test <<<"$row"
+    pass=first run_part "$part" $((call_end - $(now_ms))) 0 "$(scaled_ms "$of_a_test")"
+  done
 }
 # The parts of a stage share its time.
 run_stage() {
-  local part pass now
-  now=$(now_ms)
+  local part pass stage_ms
   stage_ms=$(scaled_ms $((stage_seconds + last_seconds)))
-  call_end=$((now + stage_ms))
+  call_end=$(($(now_ms) + stage_ms))
   forget "${@:2}"
   echo "== $1"
   for pass in first again; do
-    for part in "${@:2}"; do run_part "$part" "$stage_ms" "$(scaled_ms "$last_seconds")"; done
+    for part in "${@:2}"; do run_part "$part" "$stage_ms" "$(scaled_ms "$last_seconds")" "$(scaled_ms "$test_seconds")"; done
   done
 }
 
 for plan in "${plans[@]}"; do
   case $plan in
-    "call 1") run_call kernels:90 step:40 torch:90 compare:70 products:150 tabled:40 profile:60 ;;
-    "call 2") run_call two_ranks:220 order:80 training_on_two:40 links:150 shared:60 ;;
-    "call 3") run_call memcheck:200 racecheck:160 initcheck:120 synccheck:70 ;;
+    "call 1") run_call kernels:90:45 step:40:40 torch:90:60 compare:70:45 products:150:150 tabled:40:40 profile:60:30 ;;
+    "call 2") run_call two_ranks:220:60 order:80:40 training_on_two:40:40 links:150:50 shared:60:60 ;;
+    "call 3") run_call memcheck:200:60 racecheck:160:60 initcheck:120:60 synccheck:70:60 ;;
     "stage kernels") run_stage kernels kernels ;;
     "stage nccl") run_stage nccl nccl order training ;;
     "stage sanitize") run_stage sanitize memcheck racecheck initcheck synccheck ;;
