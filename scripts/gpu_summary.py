@@ -22,6 +22,7 @@ measured / forecast for everything else. Exit code: 2 if DIR or a row of the for
 import argparse
 import collections
 import csv
+import math
 import pathlib
 import re
 import sys
@@ -37,13 +38,18 @@ def refuse(sentence):
     sys.exit(2)
 
 
-def positive(text):
+def finite(text):
     """The number, or None. A run that was cut off may leave half a line."""
     try:
         value = float(text)
     except (TypeError, ValueError):
         return None
-    return value if 0 < value < float("inf") else None
+    return value if math.isfinite(value) else None
+
+
+def positive(text):
+    value = finite(text)
+    return value if value and value > 0 else None
 
 
 def read_measured(folder):
@@ -64,8 +70,8 @@ def read_measured(folder):
     if numbers.exists():
         for line in numbers.read_text().splitlines():
             cells = line.split(",")
-            if len(cells) == 3 and positive(cells[1]):
-                measured[cells[0], cells[2]] = positive(cells[1])
+            if len(cells) == 3 and finite(cells[1]) is not None:
+                measured[cells[0], cells[2]] = finite(cells[1])
     return measured
 
 
@@ -92,8 +98,9 @@ def shown(value):
 
 
 def ratio_of(what, unit, forecast, measured):
-    falls = unit in TIMES or what.endswith("slow-down")
-    return forecast / measured if falls else measured / forecast
+    if unit in TIMES or what.endswith("slow-down"):
+        return forecast / measured if measured > 0 else math.inf  # compute may be faster by chance
+    return measured / forecast
 
 
 def table(columns, rows):
