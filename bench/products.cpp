@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench products: one step says which products a run has, then each is timed with every algorithm of
-// cuBLASLt.
+// slipstream bench products: one step shows which products a run has and how often, then each is timed with every
+// algorithm of cuBLASLt, and the table is written after each.
 
 #include "bench/products.h"
 
@@ -18,7 +18,7 @@
 namespace slipstream::bench {
 namespace {
 
-/// The products of one training step, fused gradients and what stands in for them.
+/// The products of one training step, the most work first: fused gradients and what stands in for them.
 std::vector<kernels::ProductShape> products_of_a_step(runtime::World& world,
                                                       const runtime::DeviceAssignment& assignment,
                                                       const RunConfig& config, int ranks) {
@@ -28,9 +28,7 @@ std::vector<kernels::ProductShape> products_of_a_step(runtime::World& world,
                                  config, ranks, 0),
                  0);
   step.run(1, false);
-  std::vector<kernels::ProductShape> products;
-  for (const auto& [product, chosen] : kernels::chosen_algorithms()) products.push_back(product);
-  return products;
+  return kernels::by_flops(kernels::chosen_algorithms());
 }
 
 }  // namespace
@@ -60,32 +58,41 @@ int bench_products(const ProductsOptions& options) {
     std::string warning;
     kernels::AlgorithmTable table = kernels::read_algorithms(path, library, warning);
     if (!warning.empty()) log_warn("{}", warning);
+    if (options.again) {
+      for (const kernels::ProductShape& product : products) table.erase(product);
+      kernels::write_algorithms(path, table);
+    }
+    const auto timed_before = std::count_if(products.begin(), products.end(),
+                                            [&](const kernels::ProductShape& p) { return table.find(p) != nullptr; });
     fmt::print("{}, cuBLASLt {}: {} products, {} timed before\n{:>10}{:>10}{:>7}{:>10}  product\n", library.card,
-               library.version, products.size(), table.size(), "first us", "best us", "gain", "apart us");
-    size_t found = 0;
+               library.version, products.size(), timed_before, "first us", "best us", "gain", "apart us");
+    std::fflush(stdout);
+    size_t added = 0, left = 0;
+    const auto keep = [&](const kernels::ProductShape& product, const kernels::TimedAlgorithm& timed) {
+      kernels::write_algorithms(path, table);
+      ++added;
+      fmt::print("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us, timed.first_us / timed.us,
+                 timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "", kernels::text_of(product),
+                 timed.apart_us == 0 ? ""
+                 : timed.wins()      ? ": fused"
+                                     : ": apart");
+      std::fflush(stdout);
+    };
     const Work search{"search", {}, {}, {}, [&](LaunchContext& context) {
                         kernels::prepare_stream(context.native_stream);
-                        const kernels::SearchOptions search_options{.rounds = std::clamp(options.steps, 1, 9),
-                                                                    .rotate_bytes = options.rotate_bytes};
-                        table.merge(kernels::search_algorithms(
-                            context, products, search_options,
-                            [&](const kernels::ProductShape& product, const kernels::TimedAlgorithm& timed) {
-                              ++found;
-                              fmt::print("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us,
-                                         timed.first_us / timed.us,
-                                         timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "",
-                                         kernels::text_of(product),
-                                         timed.apart_us == 0 ? ""
-                                         : timed.wins()      ? ": fused"
-                                                             : ": apart");
-                              std::fflush(stdout);
-                            }));
+                        left = kernels::search_algorithms(context, products,
+                                                          {.rounds = std::clamp(options.steps, 1, 9),
+                                                           .rotate_bytes = options.rotate_bytes,
+                                                           .seconds = options.seconds},
+                                                          table, keep);
                         kernels::release_stream(context.native_stream);
                       }};
     stream->launch(search, {});
     stream->synchronize();
-    kernels::write_algorithms(path, table);
-    fmt::print("{} of {} products timed: {}\n", found, products.size(), path);
+    fmt::print("{} of {} products timed: {}\n", static_cast<size_t>(timed_before) + added, products.size(), path);
+    if (left > 0)
+      fmt::print("{} products left after {} s. Run the same command again; it continues with them.\n", left,
+                 options.seconds);
   });
 }
 

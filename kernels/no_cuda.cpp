@@ -21,8 +21,8 @@ namespace {
 GemmLibrary gemm_library() { return {}; }
 void use_algorithms(AlgorithmTable) {}
 std::map<ProductShape, ChosenAlgorithm> chosen_algorithms() { return {}; }
-AlgorithmTable search_algorithms(LaunchContext&, const std::vector<ProductShape>&, const SearchOptions&,
-                                 const std::function<void(const ProductShape&, const TimedAlgorithm&)>&) {
+size_t search_algorithms(LaunchContext&, const std::vector<ProductShape>&, const SearchOptions&, AlgorithmTable&,
+                         const std::function<void(const ProductShape&, const TimedAlgorithm&)>&) {
   refuse("search_algorithms");
 }
 void prepare_stream(void*) { refuse("prepare_stream"); }

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch on a GPU beside our numbers, on the same card in the same run.
 
-  bench_gpu_pytorch.py kernels OURS.csv   every op that PyTorch has, beside gpu_kernels_bench's table
-  bench_gpu_pytorch.py step OURS.csv      GPT-2 124M, 64 x 1024 tokens a step: torch.compile, fused AdamW, SDPA; OURS.csv is bench step's
+  bench_gpu_pytorch.py kernels OURS.csv   every op that PyTorch has, beside gpu_kernels_bench's table; attention by each backend of SDPA
+  bench_gpu_pytorch.py step OURS.csv      GPT-2 124M, 64 x 1024 tokens a step: eager and torch.compile, fused AdamW, SDPA; OURS.csv is
+                                          bench step's, and may be missing
 
-Prints tables; --csv FILE writes the rows too. PyTorch's time is of CUDA events, the median of seven turns of 20 ms, as ours.
+Prints tables. --csv FILE writes the rows too, --measured FILE adds lines "what,value,unit" for gpu_summary.py; both after each row,
+so that a run that is cut off leaves what it has. PyTorch's time is of CUDA events, the median of seven turns of 20 ms, as ours.
 """
 import argparse
+import contextlib
 import csv
+import os
 import statistics
 import time
 
@@ -19,6 +23,8 @@ arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argpars
 arguments.add_argument("what", choices=["kernels", "step"])
 arguments.add_argument("ours", help="the CSV of our numbers")
 arguments.add_argument("--csv", help="write the rows to this file")
+arguments.add_argument("--measured", help="add what,value,unit to this file")
+arguments.add_argument("--modes", default="eager,default,max-autotune-no-cudagraphs", help="step: eager, or modes of torch.compile")
 arguments.add_argument("--sequences", type=int, default=64, help="step: of 1024 tokens, in all")
 arguments.add_argument("--micro-batch", type=int, default=64, help="step: sequences at once; halved until it fits")
 arguments.add_argument("--layers", type=int, default=12)
@@ -33,6 +39,22 @@ except (ImportError, AttributeError):
 on_gpu = options.device == "cuda"
 BF16 = torch.bfloat16
 written = []
+# Of the ops, in the order of what a reader wants first; a run may be cut off.
+FIRST = ["copy", "attention", "norm", "cross_entropy", "adamw", "matmul"]
+
+
+def keep(row, what, value, unit):
+    """Writes a row at once: the table whole under its final name, and one line of --measured."""
+    written.append(row)
+    if options.csv:
+        with open(options.csv + ".new", "w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=written[0].keys())
+            writer.writeheader()
+            writer.writerows(written)
+        os.replace(options.csv + ".new", options.csv)
+    if options.measured and value:
+        with open(options.measured, "a") as file:
+            file.write(f"{what},{value:.6g},{unit}\n")
 
 
 def values(*shape, dtype=BF16, grad=False, scale=1.0):
@@ -143,23 +165,37 @@ def torch_op(op, shape):
     return None
 
 
+def backends_of(op):
+    """PyTorch's own choice, and for attention each backend of its SDPA."""
+    yield "torch", None
+    if op.startswith("attention_") and on_gpu:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        for name, backend in (("cudnn", "CUDNN_ATTENTION"), ("flash", "FLASH_ATTENTION")):
+            if hasattr(SDPBackend, backend):
+                yield name, lambda chosen=getattr(SDPBackend, backend): sdpa_kernel(chosen)
+
+
 def kernels():
     with open(options.ours) as file:
-        ours = list(csv.DictReader(file))
-    print(f"{'op':<24} {'shape':<30} {'ours us':>10} {'torch us':>10} {'ours is':>9}")
+        ours = [row for row in csv.DictReader(file) if row["us"]]  # a last line that was cut off has none
+    ours.sort(key=lambda row: next((i for i, word in enumerate(FIRST) if word in row["op"]), len(FIRST)))
+    print(f"{'op':<24} {'shape':<30} {'ours us':>10} {'by':>6} {'us':>10} {'ours is':>9}")
     for row in ours:
-        us, said = None, ""
-        try:
-            body = torch_op(row["op"], row["shape"])
-            us = microseconds(body) if body else None
-        except Exception as error:  # one op that PyTorch refuses must not cost the table
-            said = f"  PyTorch: {type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
-        body = None
-        if on_gpu:
-            torch.cuda.empty_cache()
-        beside = f"{us:10.1f} {us / float(row['us']):7.2f} x" if us else f"{'-':>10} {'-':>9}"
-        print(f"{row['op']:<24} {row['shape']:<30} {float(row['us']):10.1f} {beside}{said}", flush=True)
-        written.append({"op": row["op"], "shape": row["shape"], "ours_us": row["us"], "torch_us": f"{us:.6g}" if us else ""})
+        for by, context in backends_of(row["op"]):
+            us, remark = None, ""
+            try:
+                with context() if context else contextlib.nullcontext():
+                    body = torch_op(row["op"], row["shape"])
+                    us = microseconds(body) if body else None
+            except Exception as error:  # one op that PyTorch refuses must not cost the table
+                remark = f"  {type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
+            body = None
+            if on_gpu:
+                torch.cuda.empty_cache()
+            beside = f"{us:10.1f} {us / float(row['us']):7.2f} x" if us else f"{'-':>10} {'-':>9}"
+            print(f"{row['op']:<24} {row['shape']:<30} {float(row['us']):10.1f} {by:>6} {beside}{remark}", flush=True)
+            keep({"op": row["op"], "shape": row["shape"], "ours_us": row["us"], "by": by, "us": f"{us:.6g}" if us else ""},
+                 f"{by} {row['op']} {row['shape']}", us, "us")
 
 
 class Block(nn.Module):
@@ -198,7 +234,7 @@ def step_ms(micro_batch, mode):
     tokens = 1024 if on_gpu else 64
     model = Gpt2(options.layers, context=tokens).to(options.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, fused=on_gpu)
-    compiled = torch.compile(model, mode=mode) if on_gpu else model
+    compiled = torch.compile(model, mode=mode) if on_gpu and mode != "eager" else model
     ids = torch.randint(0, 50257, (2, options.sequences, tokens), device=options.device)
     parts = options.sequences // micro_batch
 
@@ -225,29 +261,31 @@ def step_ms(micro_batch, mode):
 
 
 def step():
-    with open(options.ours) as file:
-        ours = float(next(csv.DictReader(file))["step_ms"])
-    tokens_of_ours = options.sequences * 1024
-    print(f"ours: {ours:.2f} ms a step, {1e3 * tokens_of_ours / ours:,.0f} tokens/s", flush=True)
-    written.append({"who": "ours", "step_ms": ours, "tokens_per_s": 1e3 * tokens_of_ours / ours})
-    for mode in ["default"] if not on_gpu else ["default", "max-autotune-no-cudagraphs"]:
+    ours = None
+    if os.path.exists(options.ours):
+        with open(options.ours) as file:
+            ours = float(next(csv.DictReader(file))["step_ms"])
+        rate = 1e3 * options.sequences * 1024 / ours
+        print(f"ours: {ours:.2f} ms a step, {rate:,.0f} tokens/s", flush=True)
+        written.append({"who": "ours", "step_ms": ours, "tokens_per_s": rate})
+    for mode in options.modes.split(",") if on_gpu else ["eager"]:
         micro_batch = options.micro_batch
         while micro_batch >= 1:
             try:
                 ms, tokens = step_ms(micro_batch, mode)
-                rate = 1e3 * options.sequences * tokens / ms
-                print(f"PyTorch {torch.__version__}, torch.compile {mode}, micro-batch {micro_batch}: {ms:.2f} ms a step, {rate:,.0f} tokens/s; ours is {ms / ours:.2f} x", flush=True)
-                written.append({"who": f"torch {torch.__version__} {mode} micro-batch {micro_batch}", "step_ms": ms, "tokens_per_s": rate})
-                break
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 micro_batch //= 2
+                continue
+            rate = 1e3 * options.sequences * tokens / ms
+            how = mode if mode == "eager" else f"torch.compile {mode}"
+            print(f"PyTorch {torch.__version__}, {how}, micro-batch {micro_batch}: {ms:.2f} ms a step, {rate:,.0f} tokens/s"
+                  + (f"; ours is {ms / ours:.2f} x" if ours else ""), flush=True)
+            by = {"eager": "torch-eager", "default": "torch-compile"}.get(mode, "torch-tuned")
+            keep({"who": f"torch {torch.__version__} {mode} micro-batch {micro_batch}", "step_ms": ms, "tokens_per_s": rate},
+                 f"{by} GPT-2 124M", rate, "tokens/s")
+            break
 
 
 print(f"PyTorch {torch.__version__}{', ' + torch.cuda.get_device_name() if on_gpu else ''}")
 (kernels if options.what == "kernels" else step)()
-if options.csv and written:
-    with open(options.csv, "w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=written[0].keys())
-        writer.writeheader()
-        writer.writerows(written)

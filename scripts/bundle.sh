@@ -5,9 +5,10 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/bundle.sh [--build DIR] [--out FILE]
-  --build DIR  a build made with -Dcuda=enabled -Dtests=true (default: build)
-  --out FILE   the bundle (default: slipstream-gpu.tar.xz)
+usage: scripts/bundle.sh [--build DIR] [--out FILE] [--results DIR]
+  --build DIR    a build made with -Dcuda=enabled -Dtests=true (default: build)
+  --out FILE     the bundle (default: slipstream-gpu.tar.xz)
+  --results DIR  what an earlier gpu_check.sh brought back: the next one continues from it
 
 Inside: the program, the tests and benchmarks whose names begin with "gpu_" and those of the suite "gpu", run files,
 Open MPI's runtime, and the shared libraries that a bare machine lacks. Not inside: the driver, cudart, cuBLAS and NCCL,
@@ -17,11 +18,13 @@ TEXT
 
 build=build
 out=slipstream-gpu.tar.xz
+results=""
 while (($#)); do
   case "$1" in
     -h | --help) usage; exit 0 ;;
     --build) build=${2:?--build needs a directory}; shift 2 ;;
     --out) out=${2:?--out needs a file}; shift 2 ;;
+    --results) results=$(realpath -- "${2:?--results needs a directory}"); shift 2 ;;
     *) usage >&2; exit 2 ;;
   esac
 done
@@ -30,6 +33,7 @@ readonly limit_bytes=60000000
 build=$(realpath -- "$build")
 out=$(realpath -m -- "$out")
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+[[ -z $results || -f $results/found.txt ]] || { echo "bundle: $results has no found.txt. Name a folder that gpu_check.sh wrote." >&2; exit 2; }
 [[ -x $build/slipstream ]] || { echo "bundle: $build/slipstream is not there. Build first: ninja -C $build" >&2; exit 3; }
 command -v xz >/dev/null || { echo "bundle: xz is needed to pack (Debian: xz-utils)" >&2; exit 7; }
 command -v python3 >/dev/null || { echo "bundle: python3 is needed to read the list of tests" >&2; exit 7; }
@@ -60,7 +64,12 @@ while read -r folder path; do
 done < <(list_gpu_programs | sort -u)
 [[ -n $(ls -A "$root/tests") ]] || { echo "bundle: $build has no GPU tests. Set it up with -Dcuda=enabled -Dnccl=enabled -Dtests=true and build it." >&2; exit 3; }
 cp -r configs "$root/"
-cp scripts/gpu_check.sh scripts/bench_gpu_pytorch.py "$root/scripts/"
+cp scripts/gpu_check.sh scripts/gpu_summary.py scripts/bench_gpu_pytorch.py "$root/scripts/"
+if [[ -n $results ]]; then cp -r -- "$results" "$root/results"; fi
+if [[ -f docs/benchmarks/h200-forecast.md ]]; then
+  mkdir -p "$root/docs/benchmarks"
+  cp docs/benchmarks/h200-forecast.md "$root/docs/benchmarks/"
+fi
 mkdir "$root/tests/golden"
 cp tests/golden/*.json tests/golden/*.bin "$root/tests/golden/"
 
@@ -111,8 +120,9 @@ fi
 # Every program has the same kernels: a dictionary that is larger than two of them keeps one. gzip's made three times as much.
 tar -C "$stage" -cf - slipstream-gpu | xz -T1 --lzma2=preset=1,dict=256MiB >"$out"
 size=$(stat -c %s -- "$out")
-echo "$out: $((size / 1000000)) MB, $(find "$root/tests" "$root/nccl" "$root/bench" -type f -perm -u+x 2>/dev/null | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
+echo "$out: $(((size + 999999) / 1000000)) MB of at most $((limit_bytes / 1000000)), $(find "$root/tests" "$root/nccl" "$root/bench" -type f -perm -u+x 2>/dev/null | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
 if ((size > limit_bytes)); then
-  echo "bundle: $size bytes are more than $limit_bytes. Build with -Dbuildtype=release and fewer gpu_archs." >&2
+  rm -f -- "$out"
+  echo "bundle: the bundle has $size bytes, and at most $limit_bytes can be carried. Build with -Dbuildtype=release and fewer gpu_archs." >&2
   exit 7
 fi

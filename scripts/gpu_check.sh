@@ -5,51 +5,86 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/gpu_check.sh [--stage STAGE]... [--out DIR] [--again]
+usage: scripts/gpu_check.sh [--call 1|2|3]... [--stage STAGE]... [--out DIR] [--from DIR] [--again]
+  --call N       parts in the order of their worth, for a machine that runs one command of at most 600 s; each ends within 570 s:
+                 1  tests of kernels, GPT-2 124M a step, PyTorch beside it, kernels beside their bounds and PyTorch's, the table of
+                    products, the step with that table, profiles of four kernels and of one overlapped step
+                 2  two NCCL ranks on one GPU, the order of tasks on three, emulated links in three forms, overlap on two ranks
+                 3  compute-sanitizer: memcheck, racecheck, initcheck, synccheck
   --stage STAGE  kernels   the tests of one process: every kernel, streams, golden values, waits of the host
                  nccl      the communicator's laws, the equivalence table and a training run on 1, 2 and 4 ranks of one GPU, and
                            the order of tasks on 3
-                 sanitize  compute-sanitizer (memcheck, racecheck, synccheck) over the kernel tests
+                 sanitize  compute-sanitizer over the kernel tests
                  bench     kernels, GPT-2 124M and overlap, beside PyTorch where python3 has it
                  all       all four, in this order (default)
   --out DIR      where the results go (default: gpu_check)
-  --again        forget earlier results of the stages asked for
+  --from DIR     results of an earlier call to continue from (default: results/ of the bundle, if it has that folder)
+  --again        forget earlier results of the parts asked for
   In the environment: SLIPSTREAM_BUILD=DIR, a build directory to use outside of a bundle (default: build);
-  SLIPSTREAM_STAGE_SECONDS=N, after so many a stage begins no test (default: 420)
+  SLIPSTREAM_STAGE_SECONDS=N, after so many a stage begins no test (default: 420); SLIPSTREAM_CHECK_SCALE=F, a factor on every
+  time limit (default: 1); SLIPSTREAM_CHECK_FILE_MIB=N, the largest file that a test may write (default: 4096)
 
-Results: DIR/found.txt, one DIR/STAGE.txt per stage with a line per test, and DIR/kernels.csv, step.csv and torch.csv of the
-benchmarks: at most 8 files, each line written before the next test begins. A stage ends within 8 minutes; call again and it goes
-on where it stopped. Exit code: 0 all passed, 1 something failed, 3 a stage is not finished, 7 something is missing on this machine.
+Results, at most 8 files: DIR/found.txt; kernels.txt, nccl.txt, sanitize.txt and bench.txt with a line per test, its numbers and the
+end of its output; kernels.csv; measured.csv ("what,value,unit", a later line replaces an earlier one); products.json. Each is
+written before the next test begins. Call again and it goes on where it stopped: tests that never ran come first, then those that
+failed or were refused. scripts/gpu_summary.py DIR makes a page of them. Exit code: 0 all passed, 1 something failed, 2 a wrong argument, or DIR
+holds results of another bundle or GPU, 3 not finished, 7 something is missing on this machine.
 TEXT
 }
 
 out=gpu_check
+from=""
 again=0
-stages=()
+plans=()  # "call N" and "stage NAME", in the order asked for
 while (($#)); do
   case "$1" in
     -h | --help) usage; exit 0 ;;
+    --call)
+      case "${2:-}" in
+        1 | 2 | 3) plans+=("call $2") ;;
+        *) echo "gpu_check: there is no call '${2:-}'. Use 1, 2 or 3." >&2; usage >&2; exit 2 ;;
+      esac
+      shift 2 ;;
     --stage)
       case "${2:-}" in
-        kernels | nccl | sanitize | bench) stages+=("$2") ;;
-        all) stages+=(kernels nccl sanitize bench) ;;
+        kernels | nccl | sanitize | bench) plans+=("stage $2") ;;
+        all) plans+=("stage kernels" "stage nccl" "stage sanitize" "stage bench") ;;
         *) echo "gpu_check: there is no stage '${2:-}'" >&2; usage >&2; exit 2 ;;
       esac
       shift 2 ;;
     --out) out=${2:?--out needs a directory}; shift 2 ;;
+    --from) from=${2:?--from needs a directory}; shift 2 ;;
     --again) again=1; shift ;;
     *) usage >&2; exit 2 ;;
   esac
 done
-((${#stages[@]})) || stages=(kernels nccl sanitize bench)
-# No test begins after so many seconds of a stage, none runs longer than test_seconds, and none beyond the stage's last second.
-readonly stage_seconds=${SLIPSTREAM_STAGE_SECONDS:-420} test_seconds=300
-readonly last_second=$((stage_seconds + 40))
+((${#plans[@]})) || plans=("stage kernels" "stage nccl" "stage sanitize" "stage bench")
+
+# --- time: milliseconds, times the scale that rehearsals set
+
+readonly scale=${SLIPSTREAM_CHECK_SCALE:-1}
+now_ms() { local us=${EPOCHREALTIME//[.,]/}; echo $((us / 1000)); }
+scaled_ms() { awk -v seconds="$1" -v scale="$scale" 'BEGIN { printf "%d", 1000 * seconds * scale }'; }
+seconds_of() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }
+began_ms=$(now_ms)
+readonly began_ms
+# A stage begins no test after stage_seconds and ends last_seconds later; no test gets more than test_seconds.
+readonly stage_seconds=${SLIPSTREAM_STAGE_SECONDS:-420} last_seconds=40 test_seconds=300 call_seconds=570
+# A test that does not end when asked to is killed so much later. CUDA and NCCL use files of memory beyond what tests write.
+readonly kill_seconds=3 file_kib=$((${SLIPSTREAM_CHECK_FILE_MIB:-4096} * 1024))
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 mkdir -p "$out"
 out=$(cd -- "$out" && pwd)
+rm -f -- "$out"/*.new
+if [[ -z $from && -d $root/results ]]; then from=$root/results; fi
+readonly result_files=(kernels.txt nccl.txt sanitize.txt bench.txt kernels.csv measured.csv products.json)
+
+# Results hold for one bundle on one kind of GPU.
+origin_of() { grep -E '^(bundle of commit|found: GPU) ' "$1" 2>/dev/null || true; }
 readonly found=$out/found.txt
+found_before=$(cat "$found" 2>/dev/null || true)
+origin_before=$(origin_of "$found")
 : >"$found"
 note() { printf '%s\n' "$*" | tee -a "$found"; }
 
@@ -97,7 +132,7 @@ fi
 
 python_packages() {
   command -v python3 >/dev/null || return 0
-  python3 -c 'import site, sys; print("\n".join(sorted(set(site.getsitepackages() + [site.getusersitepackages()] + [p for p in sys.path if p.endswith("-packages")]))))' 2>/dev/null || true
+  timeout 20 python3 -c 'import site, sys; print("\n".join(sorted(set(site.getsitepackages() + [site.getusersitepackages()] + [p for p in sys.path if p.endswith("-packages")]))))' 2>/dev/null || true
 }
 places=()
 for place in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda "/usr/local/cuda-$cuda_major"* /opt/cuda; do
@@ -122,7 +157,7 @@ find_library() {
   note "missing: $1 for CUDA $cuda_major. Install the CUDA $cuda_major toolkit or PyTorch's wheels for it, or set CUDA_HOME."
   missing=1
 }
-if command -v nvidia-smi >/dev/null && gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
+if command -v nvidia-smi >/dev/null && gpus=$(timeout 30 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
   while read -r gpu; do note "found: GPU $gpu"; done <<<"$gpus"
 else
   note "missing: an NVIDIA driver with a GPU (nvidia-smi does not answer)."
@@ -136,57 +171,127 @@ if [[ -d $root/openmpi ]]; then
 fi
 machine_library_path=${LD_LIBRARY_PATH:-}  # for programs of this machine, which may want a newer libstdc++ than the bundle's
 export LD_LIBRARY_PATH=$library_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} SLIPSTREAM_GOLDEN_DIR=$root/tests/golden
-# The last one: PMIx misses a compression that nobody needs, and a page of help to say so.
+# The last one: PMIx warns about a compression library that a bare machine lacks.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PMIX_MCA_pcompress_base_silence_warning=1
 if ((missing)); then exit 7; fi
 
-# --- stages
+if [[ -n $origin_before && $(origin_of "$found") != "$origin_before" ]]; then
+  if ((again)); then
+    for file in "${result_files[@]}"; do [[ $file == products.json ]] || rm -f -- "$out/$file"; done
+  else
+    printf '%s\n' "$found_before" >"$found"
+    echo "gpu_check: $out holds results of another bundle or GPU. Name another folder with --out, or forget them with --again." >&2
+    exit 2
+  fi
+fi
+if [[ -n $from && -d $from ]]; then
+  if [[ $(origin_of "$from/found.txt") == "$(origin_of "$found")" ]]; then
+    carried=("${result_files[@]}")
+  else
+    note "of $from only the table of products is used: its other results are of another bundle or GPU"
+    carried=(products.json)  # names the GPU and the library that it is for; the program checks both
+  fi
+  for file in "${carried[@]}"; do
+    if [[ -f $from/$file && ! -e $out/$file ]]; then cp -- "$from/$file" "$out/$file"; fi
+  done
+fi
 
-failed=0 unfinished=0
+# --- one test
+
+# From here on no failure ends the script: a part that breaks must not stop the next one.
+set +e
+failed=0   # a test that failed or hung in this call
+cut=0      # a test that this call began and did not finish
+waiting=0  # tests that no time was left for
+declare -A tried=()
 work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
+readonly measured_csv=$out/measured.csv products_json=$out/products.json scratch=$work/scratch
 
-# Runs a command as test NAME of the stage, unless the stage's file has a result for it; writes "RESULT SECONDS NAME".
-run_test() {
-  local name=$1 began=$SECONDS code=0 result limit
-  shift
-  if grep -E "^(ok|refused) +[0-9]+ s  $name\$" "$results" >/dev/null; then return 0; fi
-  if ((SECONDS - stage_began >= stage_seconds)); then
-    unfinished=1
-    return 0
-  fi
-  limit=$((last_second - (SECONDS - stage_began)))
-  if ((limit > test_seconds)); then limit=$test_seconds; fi
-  # Not its standard input: mpirun would read the list of tests.
-  timeout -k 10 "$limit" "$@" </dev/null >"$work/log" 2>&1 || code=$?
-  case $code in
-    0) result=ok ;;
-    77 | 99) result=refused ;;  # 77: the test skips itself and says why
-    124 | 137)
-      # Cut by the end of the stage: the next call gives it all the time there is.
-      if ((limit < test_seconds)); then
-        unfinished=1
-        return 0
-      fi
-      result=timeout failed=1 ;;
-    *) result=failed failed=1 ;;
-  esac
-  # One line per test: a later run replaces what was not ok.
-  awk -v name="s  $name" '/^    \|/ { if (!drop) print; next } { drop = substr($0, length($0) - length(name) + 1) == name } !drop' \
-    "$results" >"$work/kept"
-  cp -- "$work/kept" "$results"
-  printf '%-8s %4d s  %s\n' "$result" $((SECONDS - began)) "$name" | tee -a "$results"
-  if [[ $result != ok ]]; then
-    tail -n 40 "$work/log" | cut -c 1-400 | sed 's/^/    | /' | tee -a "$results"
-  elif [[ ${keep_output:-0} == 1 ]]; then
-    cut -c 1-400 "$work/log" | sed 's/^/    | /' | tee -a "$results"
+# Keeps a number, in a test's own process: WHAT VALUE UNIT. It stands above the test's output.
+measured() {
+  printf '%s,%s,%s\n' "$1" "$2" "$3" >>"$measured_csv"
+  printf '%s: %s %s\n' "$1" "$2" "$3" >>"$work/headline"
+}
+
+# The results without the lines of test $1.
+results_without() {
+  awk -v name="s  $1" '/^    \|/ { if (!drop) print; next } { drop = substr($0, length($0) - length(name) + 1) == name } !drop' "$results"
+}
+# Replaces the file of results by standard input, or leaves it as it was where the disk has no room.
+replace_results() {
+  local text
+  text=$(cat)
+  if { printf '%s' "${text:+$text$'\n'}" >"$results.new"; } 2>/dev/null; then
+    mv -f -- "$results.new" "$results"
+  else
+    rm -f -- "$results.new"
+    echo "gpu_check: no room to write $results"
   fi
 }
 
-nothing_to_run() { echo "nothing to run: this build has no program for stage $1" | tee -a "$results"; }
+# Runs a command as test NAME of a part, unless the file of results has it, within the part's time; writes "RESULT SECONDS NAME".
+run_test() {
+  local name=$1 code=0 result left limit cap began text
+  shift
+  if [[ $pass == forget ]]; then
+    results_without "$name" | replace_results
+    return 0
+  fi
+  if grep -E "^ok +[0-9]+ s  $name\$" "$results" >/dev/null; then return 0; fi
+  if [[ -n ${tried[$results $name]:-} ]]; then return 0; fi
+  if [[ $pass == first ]] && grep -E "^[a-z]+ +[0-9]+ s  $name\$" "$results" >/dev/null; then return 0; fi
+  began=$(now_ms)
+  if ((began >= begins_until)); then
+    if [[ $pass == first ]]; then waiting=1; else cut=1; fi
+    return 0
+  fi
+  tried[$results $name]=1
+  cap=$test_ms
+  if ((cap > part_ms)); then cap=$part_ms; fi
+  left=$((ends_by - began))
+  limit=$((left < cap ? left : cap))
+  rm -rf -- "$scratch" "$work/headline"
+  mkdir -p "$scratch"
+  # Not its standard input: mpirun would read the list of tests. Files of the test go where they are removed behind it.
+  # The outer redirection is for this shell's own line about a killed test.
+  {
+    (
+      ulimit -f "$file_kib"
+      TMPDIR=$scratch exec timeout -k "$(seconds_of "$(scaled_ms "$kill_seconds")")" "$(seconds_of "$limit")" "$@"
+    ) </dev/null >"$work/log" 2>&1
+  } 2>/dev/null
+  code=$?
+  rm -rf -- "$scratch"
+  case $code in
+    0) result=ok ;;
+    77 | 99) result=refused ;;  # 77: the test skips itself and prints the reason
+    98) result=cut cut=1 ;;     # the test saved a part of its work, and continues in the next call
+    124 | 137)
+      # Cut by the end of the part: the next call may give it more. The start of a part takes a little of its time.
+      if ((10 * limit < 9 * cap)); then result=cut cut=1; else result=timeout failed=1; fi ;;
+    *) result=failed failed=1 ;;
+  esac
+  # The numbers first, then what the test printed.
+  text=$(
+    printf '%-8s %4d s  %s\n' "$result" $((($(now_ms) - began) / 1000)) "$name"
+    {
+      cat "$work/headline" 2>/dev/null
+      if [[ $result != ok ]]; then tail -n 40 "$work/log"; elif [[ ${keep_output:-0} == 1 ]]; then head -n 400 "$work/log"; fi
+    } | cut -c 1-400 | sed 's/^/    | /'
+  )
+  # One line per test: a later run replaces what was not ok.
+  { results_without "$name"; printf '%s\n' "$text"; } | replace_results
+  printf '%s\n' "$text"
+}
+refuse() { printf 'echo %q; exit 99' "$1"; }
 
-stage_kernels() {
-  local path any=0
+# --- parts; each sets the file of its results
+
+nothing_to_run() { run_test "programs of $1" bash -c "$(refuse "this build has no program for $1")"; }
+
+part_kernels() {
+  local results=$out/kernels.txt path any=0
   while read -r path; do
     any=1
     run_test "$(basename "$path")" "$path"
@@ -240,117 +345,290 @@ equivalence() {
   if [[ ! -s $work/losses.1 ]]; then train_on 1 || return; fi
   if [[ $1 != 1 ]]; then train_on "$1" && same_losses 1 "$1"; fi
 }
-stage_nccl() {
-  local path ranks counts group
-  export -f launch_on
-  # `--list RANKS` names the groups that a test has for so many ranks, one run each.
+# Tests through NCCL whose file names match the pattern, on so many ranks each. `--list RANKS` names the groups of a test.
+nccl_tests() {
+  local results=$out/nccl.txt pattern=$1 path ranks group
+  shift
   while read -r path; do
-    counts="1 2 4"
-    if [[ $path == *order* ]]; then counts=3; fi
-    for ranks in $counts; do
-      for group in $("$path" --list $ranks); do
+    [[ $(basename "$path") =~ $pattern ]] || continue
+    for ranks in "$@"; do
+      for group in $(timeout 30 "$path" --list "$ranks"); do
         keep_output=1 run_test "$(basename "$path") $group on $ranks" bash -c "launch_on $ranks '$path' $group"
       done
     done
   done < <(tests_of nccl)
+}
+part_nccl() { nccl_tests 'contract|equivalence' 1 2 4; }
+part_two_ranks() { nccl_tests 'contract|equivalence' 2; }
+part_order() { nccl_tests order 3; }
+training_on() {
+  local results=$out/nccl.txt ranks
   write_run_file
-  export -f train_on same_losses equivalence
-  export work program kind=cuda
-  for ranks in 1 2 4; do
+  for ranks in "$@"; do
     run_test "training on $ranks" bash -c "equivalence $ranks"
   done
 }
+part_training() { training_on 1 2 4; }
+part_training_on_two() { training_on 2; }
 
-# A machine may refuse the tool's way of tracing; that is a fact about the machine.
+# A machine may refuse the tool's way of tracing; that is not a failure.
 sanitized() {
   local tool=$1 path=$2 code=0
-  "$sanitizer" --tool "$tool" --error-exitcode 86 "$path" >"$work/sanitizer" 2>&1 || code=$?
-  cat "$work/sanitizer"
-  if grep -E "not supported|permission|Unable to|Target application terminated before first instrumented" "$work/sanitizer" >/dev/null \
+  "$sanitizer" --tool "$tool" --error-exitcode 86 "$path" >"$scratch/sanitizer" 2>&1 || code=$?
+  cat "$scratch/sanitizer"
+  if grep -E "not supported|permission|Unable to|Target application terminated before first instrumented" "$scratch/sanitizer" >/dev/null \
       && [[ $code != 86 ]]; then
     return 99
   fi
-  return $code
+  return "$code"
 }
-stage_sanitize() {
-  local path tool any=0 place
-  sanitizer=$(command -v compute-sanitizer || true)
-  for place in "${CUDA_HOME:-/usr/local/cuda}" /usr/local/cuda-*; do
-    [[ -z $sanitizer && -x $place/bin/compute-sanitizer ]] && sanitizer=$place/bin/compute-sanitizer
+tool_of() {
+  local place
+  command -v "$1" && return
+  for place in "${CUDA_HOME:-/usr/local/cuda}"/bin /usr/local/cuda-*/bin /opt/nvidia/nsight-compute/* /opt/nvidia/nsight-systems/*/bin; do
+    [[ -x $place/$1 ]] && { echo "$place/$1"; return; }
   done
+}
+# The kernel tests under one tool. Their sizes are those of the emulated device, small enough for racecheck.
+sanitize_with() {
+  local results=$out/sanitize.txt tool=$1 path any=0
+  sanitizer=$(tool_of compute-sanitizer)
   if [[ -z $sanitizer ]]; then
-    echo "refused: this machine has no compute-sanitizer" | tee -a "$results"
-    return 0
+    run_test "compute-sanitizer $tool" bash -c "$(refuse "this machine has no compute-sanitizer")"
+    return
   fi
-  export -f sanitized
-  export sanitizer work
-  for tool in memcheck racecheck synccheck; do
-    while read -r path; do
-      any=1
-      run_test "$(basename "$path") $tool" bash -c "sanitized $tool '$path'"
-    done < <(tests_of tests | grep -v -E '/gpu_(device|golden|host_waits)_test$')
-  done
+  results_without "compute-sanitizer $tool" | replace_results  # of a machine without
+  while read -r path; do
+    any=1
+    run_test "$(basename "$path") $tool" bash -c "sanitized $tool '$path'"
+  done < <(tests_of tests | grep -v -E '/gpu_(device|golden|host_waits)_test$')
   ((any)) || nothing_to_run sanitize
 }
+part_memcheck() { sanitize_with memcheck; }
+part_racecheck() { sanitize_with racecheck; }
+part_initcheck() { sanitize_with initcheck; }
+part_synccheck() { sanitize_with synccheck; }
 
 # GPT-2 124M, 64 sequences of 1024 tokens a step.
 gpt2() {
-  local command=$1 micro_batch=$2
-  shift 2
+  local command=$1 micro_batch=$2 table=$3
+  shift 3
   "$program" bench "$command" "$root/configs/runs/gpt2_124m.toml" --set "device.kind=$kind" --set model.vocab_size=50304 \
-    --set "train.micro_batch_size=$micro_batch" --set train.global_batch_size=64 "$@"
+    --set "device.algorithms=\"$table\"" --set "train.micro_batch_size=$micro_batch" --set train.global_batch_size=64 "$@"
 }
+micro_batch_before() { sed -n 's/^GPT-2 124M micro-batch,\([0-9]*\),.*/\1/p' "$measured_csv" 2>/dev/null | tail -n 1; }
+# With a table of algorithms (empty: none), under a name.
 bench_step() {
-  local micro_batch
+  local micro_batch tokens
   for micro_batch in 64 32 16 8; do
-    gpt2 step "$micro_batch" --steps 30 --csv "$out/step.csv" || continue  # the largest that fits
-    awk -F, -v m="$micro_batch" 'NR == 2 { printf "micro-batch %d, %.0f tokens/s\n", m, 65536e3 / $5 }' "$out/step.csv"
+    gpt2 step "$micro_batch" "$1" --steps 30 --csv "$work/step.csv" || continue  # the largest that fits
+    tokens=$(awk -F, 'NR == 2 { printf "%.0f", 65536e3 / $5 }' "$work/step.csv")
+    measured "$2" "$tokens" tokens/s
+    measured "GPT-2 124M micro-batch" "$micro_batch" sequences
     return 0
   done
   return 1
 }
-# The fastest algorithm of every product of that step, kept in a table of this machine that later runs read.
-bench_products() { gpt2 products "$(sed -n 's/.*micro-batch \([0-9]*\),.*/\1/p' "$results" | tail -n 1)" --steps 3; }
-# The plan of 8 ranks on this one card, the others imitated: what a link of this share of compute exposes, by what it takes of the card.
-bench_overlap() { gpt2 overlap 8 --ranks 8 --forms gate,copies,blocks --ratios 0.25,0.5,1 --steps 6; }
-# Through NCCL; the ranks take turns on the card, so only the order is real.
-bench_overlap_shared() {
-  launch_on 2 "$program" bench overlap "$work/run.toml" --steps 6 --set "device.kind=$kind" --set train.micro_batch_size=4
+# The fastest algorithm of every product of that step. The program writes the table after each, and continues one that is not whole.
+bench_products() {
+  local micro_batch
+  micro_batch=$(micro_batch_before)
+  gpt2 products "${micro_batch:-16}" "$products_json" --steps 3 --seconds "$1" | tee "$scratch/products" || return
+  measured "products timed" "$(sed -n 's/^\([0-9]*\) of [0-9]* products timed: .*/\1/p' "$scratch/products")" products
+  if grep '^[0-9]* products left' "$scratch/products" >/dev/null; then return 98; fi
 }
-stage_bench() {
-  local path any=0 python torch=$root/scripts/bench_gpu_pytorch.py
-  export -f launch_on gpt2 bench_step bench_products bench_overlap bench_overlap_shared
-  export root out work program results kind=cuda
+part_step() {
+  local results=$out/bench.txt
+  keep_output=1 run_test "GPT-2 124M without a table" bash -c "bench_step '' 'GPT-2 124M without a table'"
+}
+part_products() {
+  local results=$out/bench.txt
+  keep_output=1 run_test "products" bash -c "bench_products $(seconds_of $((part_ms * 8 / 10)))"
+}
+part_tabled() {
+  local results=$out/bench.txt
+  # shellcheck disable=SC2016  # the test's own bash expands it
+  keep_output=1 run_test "GPT-2 124M" bash -c 'if [[ -s $products_json ]]; then bench_step "$products_json" "GPT-2 124M"; else echo "skipped: there is no table of products"; exit 77; fi'
+}
+
+# PyTorch of this machine, where it sees the GPU; asked once.
+torch_state=""
+has_torch() {
+  if [[ -z $torch_state ]]; then
+    torch_state=no
+    timeout 60 "${python[@]}" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1 && torch_state=yes
+  fi
+  [[ $torch_state == yes ]]
+}
+torch_test() {
+  local name=$1
+  shift
+  if [[ $pass == forget ]] || has_torch; then
+    keep_output=1 run_test "$name" "${python[@]}" "$root/scripts/bench_gpu_pytorch.py" "$@" --measured "$measured_csv"
+  else
+    run_test "$name" bash -c "$(refuse "python3 has no PyTorch that sees this GPU")"
+  fi
+}
+part_torch() {
+  local results=$out/bench.txt mode
+  for mode in eager default; do
+    torch_test "PyTorch: GPT-2 124M $mode" step "$work/step.csv" --modes "$mode"
+  done
+}
+# Minutes of tuning: no part of a call.
+part_torch_tuned() {
+  local results=$out/bench.txt
+  torch_test "PyTorch: GPT-2 124M max-autotune-no-cudagraphs" step "$work/step.csv" --modes max-autotune-no-cudagraphs
+}
+part_compare() {
+  local results=$out/bench.txt path any=0
   while read -r path; do
     any=1
     keep_output=1 run_test "$(basename "$path")" "$path" "$out/kernels.csv"
   done < <(tests_of bench)
   ((any)) || nothing_to_run bench
-  keep_output=1 run_test "GPT-2 124M, products as the library chooses" bash -c bench_step
-  keep_output=1 run_test "products" bash -c bench_products
-  keep_output=1 run_test "GPT-2 124M" bash -c bench_step
-  keep_output=1 run_test "overlap of 8 ranks, 7 imitated" bash -c bench_overlap
-  write_run_file
-  keep_output=1 run_test "overlap on 2 ranks" bash -c bench_overlap_shared
-  python=(env "LD_LIBRARY_PATH=$machine_library_path" python3)
-  if ! "${python[@]}" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    echo "refused: python3 has no PyTorch that sees this GPU" | tee -a "$results"
-    return 0
-  fi
-  keep_output=1 run_test "PyTorch: GPT-2 124M" "${python[@]}" "$torch" step "$out/step.csv" --csv "$out/torch.csv"
-  keep_output=1 run_test "PyTorch: kernels" "${python[@]}" "$torch" kernels "$out/kernels.csv"
+  torch_test "PyTorch: kernels" kernels "$out/kernels.csv"
 }
 
-for stage in "${stages[@]}"; do
-  results=$out/$stage.txt
-  if ((again)); then rm -f -- "$results"; fi
-  touch "$results"
-  echo "== $stage"
-  stage_began=$SECONDS
-  "stage_$stage"
+# The kernels of one op under Nsight Compute: the bench's first call of it launches so many.
+profile_kernels() {
+  local ncu=$1 op=$2 launches=$3 path=$4
+  "$ncu" --launch-count "$launches" --kill yes --section SpeedOfLight --section MemoryWorkloadAnalysis --section Occupancy \
+    --section WarpStateStats "$path" /dev/null "$op" >"$scratch/ncu" 2>&1
+  grep -v '^==PROF==' "$scratch/ncu"
+  if grep -E 'ERR_NVGPUCTRPERM|not supported' "$scratch/ncu" >/dev/null; then return 99; fi
+  grep 'Duration' "$scratch/ncu" >/dev/null
+}
+# Eight ranks' plan on one GPU, the others imitated, with a link of half the compute's time.
+profile_step() {
+  local nsys=$1
+  # shellcheck disable=SC2016  # the profiled bash expands it
+  "$nsys" profile --force-overwrite=true --trace=cuda,nvtx --sample=none --output="$scratch/step" bash -c \
+    'gpt2 overlap 8 "$products_json" --ranks 8 --forms copies --ratios 0.5 --steps 1 --set device.graph=false' || return
+  "$nsys" stats --force-export=true --report cuda_gpu_kern_sum,nvtx_sum --format table "$scratch/step.nsys-rep"
+}
+part_profile() {
+  local results=$out/bench.txt path row ncu nsys
+  path=$(tests_of bench | head -n 1)
+  ncu=$(tool_of ncu)
+  nsys=$(tool_of nsys)
+  # The op and its launches.
+  for row in "attention_forward 1" "attention_backward 3" "layer_norm_backward 2" "cross_entropy 2"; do
+    if [[ -n $ncu && -n $path ]]; then
+      keep_output=1 run_test "ncu ${row% *}" bash -c "profile_kernels '$ncu' $row '$path'"
+    else
+      run_test "ncu ${row% *}" bash -c "$(refuse "this machine has no ncu, or the build has no bench")"
+    fi
+  done
+  if [[ -n $nsys ]]; then
+    keep_output=1 run_test "nsys overlapped step" bash -c "profile_step '$nsys'"
+  else
+    run_test "nsys overlapped step" bash -c "$(refuse "this machine has no nsys")"
+  fi
+}
+
+# The plan of 8 ranks on this one card, the others imitated: a link of this share of compute, by what it takes of the card.
+bench_link() {
+  gpt2 overlap 8 "$([[ -s $products_json ]] && echo "$products_json")" --ranks 8 --forms "$1" --ratios 0.25,0.5,1 --steps 6 \
+    --csv "$scratch/link.csv" || return
+  # From the columns by name: the hidden share, and compute beside that without communication.
+  while IFS=, read -r what value unit; do measured "$what" "$value" "$unit"; done < <(awk -F, -v form="$1" '
+    NR == 1 { for (i = 1; i <= NF; ++i) at[$i] = i; next }
+    $1 == "no_communication" { alone = $at["compute_ms"] }
+    $1 == "bucketed" {
+      printf "overlap %s %s hidden,%.1f,%%\n", form, $at["ratio"], 100 * $at["hidden_fraction"]
+      if (alone > 0) printf "overlap %s %s compute slow-down,%.1f,%%\n", form, $at["ratio"], 100 * ($at["compute_ms"] / alone - 1)
+    }' "$scratch/link.csv")
+}
+# Through NCCL; the ranks take turns on the card, so only the order is real.
+bench_overlap_shared() {
+  launch_on 2 "$program" bench overlap "$work/run.toml" --steps 6 --set "device.kind=$kind" --set train.micro_batch_size=4
+}
+part_links() {
+  local results=$out/bench.txt form
+  for form in gate copies blocks; do
+    keep_output=1 run_test "overlap of 8 ranks, 7 imitated, $form" bash -c "bench_link $form"
+  done
+}
+part_shared() {
+  local results=$out/bench.txt
+  write_run_file
+  keep_output=1 run_test "overlap on 2 ranks" bash -c bench_overlap_shared
+}
+
+# --- calls and stages
+
+python=(env "LD_LIBRARY_PATH=$machine_library_path" python3)
+export root out work program sanitizer="" kind=cuda measured_csv products_json scratch
+export -f launch_on train_on same_losses equivalence sanitized measured gpt2 bench_step micro_batch_before bench_products \
+  profile_kernels profile_step bench_link bench_overlap_shared
+
+# Runs part $1 in at most $2 ms, $3 ms of them for a last test to end, $4 ms for a test; no later than call_end.
+run_part() {
+  local part=$1 now file
+  now=$(now_ms)
+  part_ms=$2
+  test_ms=$4
+  ends_by=$((now + part_ms))
+  if ((ends_by > call_end)); then ends_by=$call_end; fi
+  begins_until=$((ends_by - $3))
+  for file in kernels nccl sanitize bench; do touch "$out/$file.txt" 2>/dev/null; done
+  "part_$part"
+}
+forget() {
+  local pass=forget part
+  ((again)) || return 0
+  for part in "$@"; do run_part "${part%%:*}" 0 0 0; done
+}
+
+# "PART:SECONDS:SECONDS OF A TEST" in order, each within its own limits: a test that hangs leaves time for the part's others.
+# The time that is left in the end goes to tests that never ran.
+run_call() {
+  local row part seconds of_a_test pass
+  call_end=$((began_ms + $(scaled_ms "$call_seconds")))
+  forget "$@"
+  for row in "$@"; do
+    IFS=: read -r part seconds of_a_test <<<"$row"
+    echo "== $part"
+    pass=first run_part "$part" "$(scaled_ms "$seconds")" 0 "$(scaled_ms "$of_a_test")"
+    pass=again "part_$part"
+  done
+  waiting=0
+  for row in "$@"; do
+    IFS=: read -r part seconds of_a_test <<<"$row"
+    pass=first run_part "$part" $((call_end - $(now_ms))) 0 "$(scaled_ms "$of_a_test")"
+  done
+}
+# The parts of a stage share its time.
+run_stage() {
+  local part pass stage_ms
+  stage_ms=$(scaled_ms $((stage_seconds + last_seconds)))
+  call_end=$(($(now_ms) + stage_ms))
+  forget "${@:2}"
+  echo "== $1"
+  for pass in first again; do
+    for part in "${@:2}"; do run_part "$part" "$stage_ms" "$(scaled_ms "$last_seconds")" "$(scaled_ms "$test_seconds")"; done
+  done
+}
+
+for plan in "${plans[@]}"; do
+  case $plan in
+    "call 1") run_call kernels:90:45 step:40:40 torch:90:60 compare:70:45 products:150:150 tabled:40:40 profile:60:30 ;;
+    "call 2") run_call two_ranks:220:60 order:80:40 training_on_two:40:40 links:150:50 shared:60:60 ;;
+    "call 3") run_call memcheck:200:60 racecheck:160:60 initcheck:120:60 synccheck:70:60 ;;
+    "stage kernels") run_stage kernels kernels ;;
+    "stage nccl") run_stage nccl nccl order training ;;
+    "stage sanitize") run_stage sanitize memcheck racecheck initcheck synccheck ;;
+    "stage bench") run_stage bench compare step products tabled links shared torch torch_tuned ;;
+  esac
 done
+for file in kernels.txt nccl.txt sanitize.txt bench.txt; do [[ -s $out/$file ]] || rm -f -- "$out/$file"; done
+if command -v python3 >/dev/null && [[ -f $root/scripts/gpu_summary.py ]]; then
+  timeout 20 "${python[@]}" "$root/scripts/gpu_summary.py" "$out" 2>/dev/null
+fi
 if ((failed)); then exit 1; fi
-if ((unfinished)); then
+if ((cut || waiting)); then
   echo "not finished: call again with the same arguments"
   exit 3
 fi
+exit 0

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "engine/base/check.h"
+#include "engine/device/clock.h"
 #include "kernels/cuda/cublaslt_types.h"
 #include "kernels/cuda/entry_points.h"
 
@@ -84,11 +85,14 @@ class Operands {
       state = state * 1664525u + 1013904223u;
       word = 0x3c003c00u | (state >> 8 & 0x83ff83ffu);  // small values in float and in both bfloat16 halves
     }
-    for (int64_t at = 0; at < sets_ * set_bytes_; at += static_cast<int64_t>(kNoiseBytes))
-      cuda_check(cudaMemcpyAsync(
-                     memory_->data() + at, noise.data(),
-                     static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(kNoiseBytes), sets_ * set_bytes_ - at)),
-                     cudaMemcpyHostToDevice, stream),
+    // The host's noise once, then what is there already, twice as much each time.
+    const size_t all = static_cast<size_t>(sets_ * set_bytes_);
+    size_t filled = std::min(kNoiseBytes, all);
+    cuda_check(cudaMemcpyAsync(memory_->data(), noise.data(), filled, cudaMemcpyHostToDevice, stream),
+               "filling operands");
+    for (; filled < all; filled += std::min(filled, all - filled))
+      cuda_check(cudaMemcpyAsync(memory_->data() + filled, memory_->data(), std::min(filled, all - filled),
+                                 cudaMemcpyDeviceToDevice, stream),
                  "filling operands");
     cuda_check(cudaStreamSynchronize(stream), "filling operands");
   }
@@ -180,28 +184,40 @@ TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands&
   return best;
 }
 
+double fastest_plain_us(LaunchContext& context, Stopwatch& watch, const ProductShape& plain,
+                        const SearchOptions& options) {
+  const Operands operands(plain, options.rotate_bytes, stream_of(context));
+  return fastest(context, watch, operands, plain, options).us;
+}
+
 }  // namespace
 
-AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products,
-                                 const SearchOptions& options,
-                                 const std::function<void(const ProductShape&, const TimedAlgorithm&)>& said) {
-  AlgorithmTable table(gemm_library());
+size_t search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products,
+                         const SearchOptions& options, AlgorithmTable& table,
+                         const std::function<void(const ProductShape&, const TimedAlgorithm&)>& added) {
+  const int64_t began_ns = monotonic_ns();
   Stopwatch watch(stream_of(context));
+  size_t left = 0;
   for (const ProductShape& product : products) {
+    if (table.find(product)) continue;
+    if (options.seconds > 0 && static_cast<double>(monotonic_ns() - began_ns) > 1e9 * options.seconds) {
+      ++left;
+      continue;
+    }
     const Operands operands(product, options.rotate_bytes, stream_of(context));
     TimedAlgorithm timed = fastest(context, watch, operands, product, options);
     if (!(timed.us < std::numeric_limits<double>::infinity())) continue;
     if (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient) {
       ProductShape plain = product;
       plain.epilogue = Epilogue::none;
-      const Operands plain_operands(plain, options.rotate_bytes, stream_of(context));
-      timed.apart_us = fastest(context, watch, plain_operands, plain, options).us +
+      const TimedAlgorithm* known = table.find(plain);
+      timed.apart_us = (known ? known->us : fastest_plain_us(context, watch, plain, options)) +
                        apart_us(context, watch, operands, product, options.rounds);
     }
     table.set(product, timed);
-    if (said) said(product, timed);
+    if (added) added(product, timed);
   }
-  return table;
+  return left;
 }
 
 }  // namespace slipstream::kernels

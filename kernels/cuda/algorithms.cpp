@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/algorithms.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
@@ -90,8 +91,19 @@ const TimedAlgorithm* AlgorithmTable::find(const ProductShape& product) const {
   return found == entries_.end() ? nullptr : &found->second;
 }
 
-void AlgorithmTable::merge(const AlgorithmTable& other) {
-  for (const auto& [key, timed] : other.entries_) entries_[key] = timed;
+std::vector<ProductShape> by_flops(const std::map<ProductShape, ChosenAlgorithm>& chosen) {
+  using Counted = std::pair<double, ProductShape>;
+  std::vector<Counted> counted;
+  for (const auto& [p, algorithm] : chosen)
+    counted.emplace_back(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) *
+                             static_cast<double>(std::max<int64_t>(1, algorithm.calls)),
+                         p);
+  std::stable_sort(counted.begin(), counted.end(), [](const Counted& a, const Counted& b) {
+    return a.first != b.first ? a.first > b.first : a.second.epilogue < b.second.epilogue;
+  });
+  std::vector<ProductShape> products;
+  for (const Counted& one : counted) products.push_back(one.second);
+  return products;
 }
 
 std::string algorithms_path(const std::string& asked, const GemmLibrary& library) {

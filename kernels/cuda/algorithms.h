@@ -66,8 +66,7 @@ class AlgorithmTable {
 
   const TimedAlgorithm* find(const ProductShape& product) const;
   void set(const ProductShape& product, const TimedAlgorithm& timed) { entries_[text_of(product)] = timed; }
-  /// The entries of `other` come before this table's.
-  void merge(const AlgorithmTable& other);
+  void erase(const ProductShape& product) { entries_.erase(text_of(product)); }
   size_t size() const { return entries_.size(); }
 
  private:
@@ -95,20 +94,27 @@ struct ChosenAlgorithm {
   enum class From : uint8_t { table, library, kernel };  // kernel: the fused gradient was left to a kernel of ours
   From from = From::library;
   AlgorithmBits algorithm = {};
+  int64_t calls = 0;  // on the streams that exist
 };
 /// Of all products of all streams so far.
 std::map<ProductShape, ChosenAlgorithm> chosen_algorithms();
+/// Products by operations x calls, the most first; before a fused gradient comes the plain product of the same size.
+/// Pure.
+std::vector<ProductShape> by_flops(const std::map<ProductShape, ChosenAlgorithm>& chosen);
 
 struct SearchOptions {
   int candidates = 64;
   int rounds = 5;
   int64_t rotate_bytes = int64_t{256} << 20;  // operands come from so much memory in turn, more than the caches hold
+  double seconds = 0;                         // after so long no product begins; 0: no limit
 };
-/// Blocks. Times up to `candidates` algorithms of every product on the context's stream, which has nothing else to do,
-/// with operands that rotate. A product that no algorithm serves is left out. `said` is called after each. Throws:
-/// ResourceError.
-AlgorithmTable search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products,
-                                 const SearchOptions& options,
-                                 const std::function<void(const ProductShape&, const TimedAlgorithm&)>& said);
+/// Blocks. Times the products that `table` lacks, in this order, and adds them to it.
+///
+/// Each product is timed with up to `candidates` algorithms on the context's stream, which has nothing else to do, with
+/// operands that rotate. A product that no algorithm serves gets no entry. `added` is called after each entry.
+/// Returns: the number of products that the time limit left out. Throws: ResourceError.
+size_t search_algorithms(LaunchContext& context, const std::vector<ProductShape>& products,
+                         const SearchOptions& options, AlgorithmTable& table,
+                         const std::function<void(const ProductShape&, const TimedAlgorithm&)>& added);
 
 }  // namespace slipstream::kernels

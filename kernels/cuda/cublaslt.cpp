@@ -257,7 +257,10 @@ void use_algorithms(AlgorithmTable table) {
 std::map<ProductShape, ChosenAlgorithm> chosen_algorithms() {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
-  return all.chosen;
+  std::map<ProductShape, ChosenAlgorithm> chosen = all.chosen;
+  for (const auto& [stream, owned] : all.owned)
+    for (const auto& [product, choice] : owned->choices) chosen[product].calls += choice.calls;
+  return chosen;
 }
 
 bool gemm(const LaunchContext& context, const Gemm& args) {
@@ -271,6 +274,7 @@ bool gemm(const LaunchContext& context, const Gemm& args) {
     known = owned.choices.emplace(product, choose(owned.tools, all.table, product, described)).first;
     all.chosen.insert(*known);
   }
+  ++known->second.calls;
   if (known->second.from == From::kernel) return false;
   lt::check(described.launch(owned.tools.handle, args, lt::algorithm_of(known->second.algorithm), owned.tools.workspace,
                              stream_of(context)),

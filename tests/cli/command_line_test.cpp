@@ -46,7 +46,7 @@ TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]
        {"run", "--set", "--steps", "--csv", "--compute", "--ratios", "--zero", "--prefetch", "--layer-ms", "--ablate",
         "--ranks", "--forms"}},
       {"bench layers", {"run", "--set", "--steps", "--csv", "--layer-ms", "--ratios", "--chunks"}},
-      {"bench products", {"run", "--set", "--steps", "--csv", "--ranks", "--rotate"}},
+      {"bench products", {"run", "--set", "--steps", "--csv", "--ranks", "--rotate", "--seconds", "--again"}},
       {"bench kernels", {"--only", "--threads", "--rounds", "--csv"}},
       {"bench step", {"run", "--set", "--steps", "--csv", "--export", "--plain-loop", "--line-rate", "--ranks"}},
   };

@@ -51,11 +51,7 @@ struct Layer {
   DType dtype;
 };
 
-std::vector<ProductShape> products_of_the_run() {
-  std::vector<ProductShape> products;
-  for (const auto& [product, chosen] : chosen_algorithms()) products.push_back(product);
-  return products;
-}
+std::vector<ProductShape> products_of_the_run() { return by_flops(chosen_algorithms()); }
 
 int count(From from) {
   int found = 0;
@@ -65,7 +61,9 @@ int count(From from) {
 
 AlgorithmTable searched() {
   LaunchContext context = cuda_context();
-  return search_algorithms(context, products_of_the_run(), kSearch, {});
+  AlgorithmTable table(gemm_library());
+  CHECK(search_algorithms(context, products_of_the_run(), kSearch, table, {}) == 0);
+  return table;
 }
 
 struct Folder {
@@ -144,6 +142,87 @@ TEST_CASE("the search takes the fastest candidate that runs, and says what the f
   CHECK(plain.size() == 3);
 }
 
+TEST_CASE("products come in the order of operations x calls, and a plain product before its fused gradient") {
+  const ProductShape large{.m = 100, .n = 10, .k = 10}, often{.m = 10, .n = 10, .k = 10},
+      rare{.m = 20, .n = 10, .k = 10};
+  ProductShape fused = large;
+  fused.epilogue = Epilogue::gelu_gradient;
+  const auto ordered =
+      by_flops({{often, {.calls = 12}}, {rare, {.calls = 4}}, {fused, {.calls = 1}}, {large, {.calls = 1}}});
+  CHECK(ordered == std::vector<ProductShape>{often, large, fused, rare});
+
+  // Every product of the run is counted: two micro-batches, whose first does not accumulate, and one input gradient.
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  Layer(DType::f32).run();
+  Layer(DType::f32).run();
+  for (const auto& [product, chosen] : chosen_algorithms()) {
+    CAPTURE(text_of(product));
+    CHECK(chosen.calls == 2);
+  }
+}
+
+TEST_CASE("a search that ends early leaves a table that the next one continues from") {
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  Layer(DType::bf16).run();
+  LaunchContext context = cuda_context();
+  const std::vector<ProductShape> products = products_of_the_run();
+  AlgorithmTable table(gemm_library());
+
+  // No time at all: the first product is begun, the others are left.
+  SearchOptions short_of_time = kSearch;
+  short_of_time.seconds = 1e-9;
+  std::vector<ProductShape> added;
+  const auto note = [&](const ProductShape& product, const TimedAlgorithm&) {
+    CHECK(table.find(product));
+    CHECK(table.size() == added.size() + 1);
+    added.push_back(product);
+  };
+  CHECK(search_algorithms(context, products, short_of_time, table, note) >= products.size() - 1);
+
+  // It breaks off behind the third product: the table has three, and the next search times the others only.
+  struct CutOff {};
+  CHECK_THROWS_AS(search_algorithms(context, products, kSearch, table,
+                                    [&](const ProductShape& product, const TimedAlgorithm& timed) {
+                                      note(product, timed);
+                                      if (added.size() == 3) throw CutOff();
+                                    }),
+                  CutOff);
+  CHECK(table.size() == 3);
+  CHECK(search_algorithms(context, products, kSearch, table, note) == 0);
+  CHECK(added == products);
+  const std::string done = table.text();
+  CHECK(search_algorithms(context, products, kSearch, table, note) == 0);
+  CHECK(table.text() == done);
+
+  // What is erased is timed again, and nothing else.
+  table.erase(products[1]);
+  added = {};
+  const std::vector<ProductShape> one = {products[1]};
+  CHECK(search_algorithms(context, products, kSearch, table,
+                          [&](const ProductShape& product, const TimedAlgorithm&) { added.push_back(product); }) == 0);
+  CHECK(added == one);
+}
+
+TEST_CASE("a plain product that the table has is not timed again for its fused gradient") {
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  Layer(DType::f32).run();
+  LaunchContext context = cuda_context();
+  AlgorithmTable table = searched();
+  for (const ProductShape& product : products_of_the_run()) {
+    if (product.epilogue == Epilogue::none) continue;
+    ProductShape plain = product;
+    plain.epilogue = Epilogue::none;
+    CAPTURE(text_of(product));
+    table.set(plain, {.us = 5e6, .first_us = 5e6});  // no measurement of this size takes so long
+    table.erase(product);
+    CHECK(search_algorithms(context, {product}, kSearch, table, {}) == 0);
+    CHECK(table.find(product)->apart_us > 4e6);
+  }
+}
+
 TEST_CASE("an algorithm that the library does not take is not used") {
   use_algorithms({});
   emulation::fake_cublaslt() = {};
@@ -170,9 +249,6 @@ TEST_CASE("the file reads back as it was written") {
   CHECK(warning == "");
   CHECK(read.text() == table.text());
   CHECK(read.size() == table.size());
-  AlgorithmTable merged = read;
-  merged.merge(table);
-  CHECK(merged.text() == table.text());
   // Nothing but the file is left in the folder.
   CHECK(std::distance(fs::directory_iterator(folder.path / "deep/er"), {}) == 1);
   CHECK(read_algorithms(folder.file("none.json"), library, warning).size() == 0);

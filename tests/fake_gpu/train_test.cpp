@@ -5,6 +5,8 @@
 // Device memory of the fake can be touched only by commands of a stream: a host that reads a loss, a weight or a batch
 // directly faults here, as it would on a card.
 
+#include <fmt/core.h>
+
 #include <cmath>
 #include <map>
 
@@ -279,6 +281,24 @@ TEST_CASE("products are timed once, kept in a file, and every run says what it t
   REQUIRE(timed.code == 0);
   CHECK(contains(timed.text, "Emulated card, cuBLASLt 130100"));
   CHECK(contains(timed.text, "products timed: " + table));
+  // A second call finds every product timed. A table that lacks some is completed, and --again times all.
+  const std::string bench = kFake + " bench products " + run + " --steps 1 --rotate 4KiB" + more, whole = read(table);
+  const auto entries = [&] { return Json::parse(read(table)).at("products").as_object().size(); };
+  const size_t all = entries();
+  CHECK(contains(shell(bench).text, fmt::format("{0} products, {0} timed before", all)));
+  CHECK(read(table) == whole);
+  Json some = Json::parse(whole);
+  const Json::Object every = Json::parse(whole).at("products").as_object();
+  some["products"] = Json::Object(every.begin() + 1, every.end());
+  folder.write("algorithms.json", some.dump(1));
+  CHECK(contains(shell(bench).text, fmt::format("{} products, {} timed before", all, all - 1)));
+  CHECK(entries() == all);
+  const Result limited = shell(bench + " --again --seconds 1e-9");
+  CHECK(contains(limited.text, fmt::format("{} products, 0 timed before", all)));
+  CHECK(contains(limited.text, "products left after 1e-09 s"));
+  CHECK(entries() < all);
+  CHECK(shell(bench).code == 0);
+  CHECK(entries() == all);
   const Run first = train(folder, kFake, 1, "after", more);
   const Json taken = products("after").at("taken");
   CHECK(products("after").at("table").as_string() == table);

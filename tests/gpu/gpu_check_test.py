@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu_check.sh on a bundle of stand-ins: what it runs, what it writes, where it goes on, and its exit codes.
+"""scripts/gpu_check.sh on a bundle of stand-ins: what it runs, what it writes, where it goes on, its exit codes, and its time limits
+with parts that hang, crash and fill the disk. scripts/gpu_summary.py on tables of its format.
 
 usage: gpu_check_test.py SOURCE_ROOT
 """
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 source = pathlib.Path(sys.argv[1])
 PROGRAM = """#!/bin/bash
@@ -16,6 +18,14 @@ echo "program $*" >>"$CALLS"
 for word in "$@"; do [[ $word == output.dir=* ]] && dir=${word#output.dir=}; done
 dir=${dir//\\"/}
 if [[ $1 == train ]]; then mkdir -p "$dir" && echo '{"step": 1, "loss": 2.5}' >"$dir/metrics.jsonl"; fi
+if [[ $1 == bench && $2 == products ]]; then
+  for word in "$@"; do [[ $word == device.algorithms=* ]] && table=${word#device.algorithms=}; done
+  echo table >"${table//\\"/}"
+  echo "1 of 1 products timed: $table"
+fi
+if [[ $1 == bench && $2 == overlap ]]; then
+  while (($#)); do [[ $1 == --csv ]] && printf 'implementation,compute_ms,hidden_fraction,ratio\\nno_communication,10,1,0.5\\nbucketed,11,0.9,0.5\\n' >"$2"; shift; done
+fi
 if [[ $1 == bench && $2 == step ]]; then
   while (($#)); do [[ $1 == --csv ]] && printf 'ranks,threads,steps,loss,step_ms\\n1,1,30,10.9,150\\n' >"$2"; shift; done
 fi
@@ -106,16 +116,221 @@ with tempfile.TemporaryDirectory() as folder:
     # A machine without the tool, and one whose tool refuses.
     if not shutil.which("compute-sanitizer") and not list(pathlib.Path("/usr/local").glob("cuda*/bin/compute-sanitizer")):
         code, said, called = run("--stage", "sanitize")
-        check(code == 0 and "refused: this machine has no compute-sanitizer" in said, said)
+        check(code == 0 and "this machine has no compute-sanitizer" in said and not called, said)
     script(machine / "compute-sanitizer", "#!/bin/sh\necho 'Error: Device not supported'; exit 1\n")
     code, said, called = run("--stage", "sanitize", "--again")
-    check(code == 0 and len([line for line in lines("sanitize") if line.startswith("refused")]) == 6, lines("sanitize"))
+    check(code == 0 and len([line for line in lines("sanitize") if line.startswith("refused")]) == 8, lines("sanitize"))
     check(not any("golden" in line for line in lines("sanitize")), lines("sanitize"))
 
-    # The benchmarks: kernels, the step, overlap; PyTorch is refused where there is none.
+    # The benchmarks: kernels, the step with and without a table, links in three forms, overlap; PyTorch is refused where there is none.
     script(machine / "python3", "#!/bin/sh\nexit 1\n")
     code, said, called = run("--stage", "bench")
-    check(code == 0 and "436907 tokens/s" in said and "refused: python3 has no PyTorch" in said, said)
-    check(sum("bench overlap" in call for call in called) == 2 and any("bench products" in call and "micro_batch_size=64" in call for call in called) and f"gpu_kernels_bench {out}/kernels.csv on 1" in called, called)
+    check(code == 0 and "GPT-2 124M without a table: 436907 tokens/s" in said and "python3 has no PyTorch" in said, said)
+    check(sum("bench overlap" in call for call in called) == 4 and f"gpu_kernels_bench {out}/kernels.csv on 1" in called, called)
+    check(any("bench products" in call and "micro_batch_size=64" in call and f'device.algorithms="{out}/products.json"' in call for call in called), called)
+    steps = [call for call in called if "bench step" in call]
+    check(len(steps) == 2 and 'device.algorithms=""' in steps[0] and f'device.algorithms="{out}/products.json"' in steps[1], steps)
+    check("overlap copies 0.5 hidden,90.0,%" in (out / "measured.csv").read_text(), (out / "measured.csv").read_text())
     check(len(list(out.iterdir())) <= 8, list(out.iterdir()))
-print(f"{checked} checks of gpu_check.sh hold")
+
+# --- The three calls, rehearsed under the script's own limits, scaled: parts that hang, crash and fill the disk stop no other part.
+SCALE = 0.1
+STUB = """#!/bin/bash
+name=$(basename "$0")
+[[ $1 == --list ]] && { echo first; exit 0; }
+echo "$name $*" >>"$CALLS"
+case $(cat "$0.does" 2>/dev/null) in
+  hangs) trap '' TERM; while :; do sleep 1; done ;;
+  crashes) kill -SEGV $$ ;;
+  fills) head -c 100M /dev/zero >"$TMPDIR/all"; exit $? ;;
+  floods) head -c 100M /dev/zero; exit $? ;;
+esac
+if [[ $name == slipstream && $2 == products ]]; then
+  for word in "$@"; do [[ $word == device.algorithms=* ]] && table=${word#device.algorithms=}; done
+  table=${table//\\"/}
+  timed=$(cat "$table" 2>/dev/null | wc -l)
+  for ((i = timed; i < 30; ++i)); do
+    if [[ $(cat "$0.products") == slow ]]; then sleep 1; fi
+    { cat "$table" 2>/dev/null; echo "product $i"; } >"$table.tmp" && mv "$table.tmp" "$table"
+  done
+  echo "30 of 30 products timed: $table"
+elif [[ $name == slipstream && $2 == step ]]; then
+  while (($#)); do [[ $1 == --csv ]] && printf 'ranks,threads,steps,loss,step_ms\\n1,1,30,10.9,150\\n' >"$2"; shift; done
+elif [[ $name == slipstream && $1 == train ]]; then
+  for word in "$@"; do [[ $word == output.dir=* ]] && dir=${word#output.dir=}; done
+  dir=${dir//\\"/}
+  mkdir -p "$dir" && echo '{"step": 1, "loss": 2.5}' >"$dir/metrics.jsonl"
+elif [[ $name == slipstream && $2 == overlap ]]; then
+  while (($#)); do [[ $1 == --csv ]] && echo implementation >"$2"; shift; done
+elif [[ $name == gpu_kernels_bench ]]; then
+  printf 'op,shape,us,spread,tflops,gbytes\\ncopy,1024 MiB,500,0,0,4000\\nadamw,7,10,0,0,3000\\n' >"$1"
+fi
+"""
+KERNELS = [f"gpu_{name}_test" for name in "abcd"]
+CALL_1 = ["GPT-2 124M without a table", "PyTorch: GPT-2 124M eager", "PyTorch: GPT-2 124M default", "gpu_kernels_bench",
+          "PyTorch: kernels", "products", "GPT-2 124M", "ncu attention_forward", "ncu attention_backward", "ncu layer_norm_backward",
+          "ncu cross_entropy", "nsys overlapped step"]
+
+with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(folder)
+    bundle, out, machine, calls = root / "bundle", root / "out", root / "machine", root / "calls"
+    for path in ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "nccl/gpu_nccl_contract_test", "nccl/gpu_nccl_order_test", "bench/gpu_kernels_bench"]:
+        script(bundle / path, STUB)
+    (bundle / "MANIFEST").write_text("commit=one\ncuda_major=13\n")
+    (bundle / "scripts").mkdir()
+    for name in ("gpu_check.sh", "gpu_summary.py"):
+        shutil.copy(source / "scripts" / name, bundle / "scripts")
+    script(machine / "nvidia-smi", "#!/bin/sh\necho 'A GPU, 580.0, 80000 MiB'\n")
+    script(machine / "mpirun", MPIRUN)
+
+    def does(path, what):
+        (bundle / f"{path}.does").write_text(what)
+
+    def call(*arguments, scale=SCALE, before=(), **more):
+        """Exit code, seconds and output of one call."""
+        calls.write_text("")
+        environment = {**os.environ, "PATH": f"{machine}:{os.environ['PATH']}", "CALLS": str(calls), "SLIPSTREAM_CHECK_SCALE": str(scale),
+                       "SLIPSTREAM_CHECK_FILE_MIB": "16", **more}
+        began = time.monotonic()
+        result = subprocess.run([*before, bundle / "scripts/gpu_check.sh", "--out", out, *arguments], env=environment, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=200)
+        return result.returncode, time.monotonic() - began, result.stdout
+
+    def results(*stages):
+        """[(result, name)] in the order written."""
+        lines = [line for stage in stages if (out / f"{stage}.txt").exists() for line in (out / f"{stage}.txt").read_text(errors="replace").splitlines()]
+        return [(line.split()[0], line.split(" s  ", 1)[1]) for line in lines if not line.startswith("    |")]
+
+    def fresh():
+        shutil.rmtree(out, ignore_errors=True)
+
+    # A hang, a crash, a full disk and endless output among the tests of kernels: each is one line, and every other part runs.
+    does("tests/gpu_a_test", "hangs")
+    does("tests/gpu_b_test", "crashes")
+    does("tests/gpu_c_test", "fills")
+    (bundle / "bin/slipstream.products").write_text("quick")
+    code, seconds, said = call("--call", "1")
+    check(code == 1, said)
+    check(sorted(results("kernels")) == [("failed", "gpu_b_test"), ("failed", "gpu_c_test"), ("ok", "gpu_d_test"), ("timeout", "gpu_a_test")], results("kernels"), said)
+    check([name for _, name in results("bench")] == CALL_1, results("bench"))
+    refused = [name for name in CALL_1 if name.startswith(("PyTorch", "ncu", "nsys"))]
+    check(all((result == "refused") == (name in refused) for result, name in results("bench")), results("bench"))
+    check(all(result in ("ok", "refused") for result, _ in results("bench")), results("bench"))
+    check(2 <= seconds <= 570 * SCALE + 3, seconds)
+    check(len(list(out.iterdir())) <= 8, list(out.iterdir()))
+    check("# GPU check: A GPU" in said and "There is no forecast" in said and "- timeout: gpu_a_test" in said, said)
+    # Numbers stand above a test's output, and the step comes before everything that may take long.
+    text = (out / "bench.txt").read_text().splitlines()
+    check(text[1] == "    | GPT-2 124M without a table: 436907 tokens/s", text[:4])
+
+    # The next call: what never ran first, then what was not ok; what passed is left alone.
+    (bundle / "tests/gpu_a_test.does").unlink()
+    does("tests/gpu_c_test", "floods")
+    code, seconds, said = call("--call", "1")
+    programs = [line.split()[0] for line in calls.read_text().splitlines()]
+    check(code == 1 and programs == ["gpu_a_test", "gpu_b_test", "gpu_c_test"], programs, said)
+    check(("ok", "gpu_a_test") in results("kernels") and ("failed", "gpu_c_test") in results("kernels"), results("kernels"))
+    check((out / "kernels.txt").stat().st_size < 1 << 20, "a test that floods its output fills the results")
+    for name in ("gpu_b_test", "gpu_c_test"):
+        (bundle / f"tests/{name}.does").unlink()
+    check(call("--call", "1")[0] == 0, results("kernels"))
+
+    # Every part of the first call hangs: each gets its own limit, the call ends within all of them, and each has a line.
+    fresh()
+    for path in ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "bench/gpu_kernels_bench"]:
+        does(path, "hangs")
+    code, seconds, said = call("--call", "1", scale=0.04)
+    check(code == 1 and seconds <= 600 * 0.04 + 4, seconds, said)
+    check([name for _, name in results("bench")] == CALL_1, results("bench"), said)
+    check(results("kernels")[:2] == [("timeout", "gpu_a_test"), ("cut", "gpu_b_test")] or results("kernels")[:2] == [("timeout", "gpu_a_test"), ("timeout", "gpu_b_test")], results("kernels"))
+    for path in ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "bench/gpu_kernels_bench"]:
+        (bundle / f"{path}.does").unlink()
+
+    # A table of products that is cut off stays, and the next call continues it, from results that were carried along.
+    fresh()
+    (bundle / "bin/slipstream.products").write_text("slow")
+    code, seconds, said = call("--call", "1")
+    table = (out / "products.json").read_text().splitlines()
+    check(code == 1 and 1 <= len(table) < 30 and ("timeout", "products") in results("bench"), code, len(table), said)
+    check(("ok", "GPT-2 124M") in results("bench"), results("bench"))  # with the table as far as it goes
+    shutil.move(out, bundle / "results")
+    (bundle / "bin/slipstream.products").write_text("quick")
+    code, seconds, said = call("--call", "1")
+    check(code == 0 and (out / "products.json").read_text().splitlines()[: len(table)] == table, said)
+    check(all(result in ("ok", "refused") for result, _ in results("kernels", "bench")), results("kernels", "bench"))
+    check([line for line in calls.read_text().splitlines() if line.startswith("gpu_")] == [], calls.read_text())
+
+    # Another bundle: only its table is used from what was carried, and a folder of results is not mixed with it.
+    (bundle / "MANIFEST").write_text("commit=two\ncuda_major=13\n")
+    code, seconds, said = call("--call", "1")
+    check(code == 2 and "of another bundle or GPU" in said and calls.read_text() == "", said)
+    check((out / "found.txt").read_text().startswith("bundle of commit one"), (out / "found.txt").read_text())
+    fresh()
+    code, seconds, said = call("--stage", "kernels")
+    check(code == 0 and "only the table of products is used" in said and len(calls.read_text().splitlines()) == 4, said)
+    check((out / "products.json").exists(), list(out.iterdir()))
+    shutil.rmtree(bundle / "results")
+
+    # --again forgets the tests of the parts asked for, and no others.
+    call("--call", "2")
+    check(call("--call", "2")[0] == 0, "a call that was refused nothing failed")
+    before = results("kernels")
+    code, seconds, said = call("--call", "2", "--again")
+    check(results("kernels") == before and any("nccl" in line for line in calls.read_text().splitlines()), calls.read_text())
+    check(call("--call", "4")[0] == 2, "call 4")
+
+    # The second and third call: every part has its line.
+    fresh()
+    code, seconds, said = call("--call", "2")
+    names = [name for _, name in results("nccl", "bench")]
+    check(names == ["gpu_nccl_contract_test first on 2", "gpu_nccl_order_test first on 3", "training on 2",
+                    *(f"overlap of 8 ranks, 7 imitated, {form}" for form in ("gate", "copies", "blocks")), "overlap on 2 ranks"], names)
+    script(machine / "compute-sanitizer", '#!/bin/sh\nsleep 1000\n')
+    code, seconds, said = call("--call", "3", scale=0.02)
+    check(code == 1 and seconds <= 600 * 0.02 + 4, seconds, said)
+    tools = {name.split()[1] for _, name in results("sanitize")}
+    check(tools == {"memcheck", "racecheck", "initcheck", "synccheck"}, results("sanitize"))
+
+    # A disk without room: earlier results stay whole, and standard output has everything.
+    tmpfs = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=64k none "{out}" && "$@"; code=$?; cp "{out}"/* "{root}/kept"; exit $code', "sh"]
+    if subprocess.run(["unshare", "-rm", "sh", "-c", f'mount -t tmpfs none "{machine}"'], capture_output=True).returncode == 0:
+        (root / "kept").mkdir()
+        script(bundle / "tests/gpu_a_test", "#!/bin/bash\nhead -c 1M /dev/zero >\"$OUT_FOLDER/all\"; exit 1\n")
+        code, seconds, said = call("--stage", "kernels", before=tmpfs, OUT_FOLDER=str(out))
+        check(code == 1 and said.count("no room to write") >= 1, code, said)
+        check(all(f"s  {name}" in said for name in KERNELS), said)
+    else:
+        print("SKIPPED a full disk: this host lets no user mount a tmpfs")
+
+# --- The summary: forecast, measurement, ratio, worst first.
+with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(folder)
+    results_folder, forecast = root / "results", root / "forecast.md"
+    results_folder.mkdir()
+
+    def summary(*more):
+        result = subprocess.run([sys.executable, source / "scripts/gpu_summary.py", results_folder, "--forecast", forecast, *more],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return result.returncode, result.stdout
+
+    check(summary()[0] == 2, "a folder without results")
+    (results_folder / "found.txt").write_text("bundle of commit one\nfound: GPU A GPU, 580.0, 80000 MiB\n")
+    (results_folder / "kernels.csv").write_text("op,shape,us,spread,tflops,gbytes\ncopy,1024 MiB,500,0,0,4000\nadamw,7,10,0,0,3000\nnorm,3 x 4,5,0,2,")
+    (results_folder / "measured.csv").write_text("GPT-2 124M,100,tokens/s\nGPT-2 124M,600000,tokens/s\ntorch adamw 7,20,us\noverlap gate 1 hidden,0.0,%\ncut off li")
+    (results_folder / "kernels.txt").write_text("failed      3 s  gpu_b_test\n    | ok          0 s  not a result\nok          0 s  gpu_a_test\n")
+    code, said = summary()
+    check(code == 0 and "There is no forecast at forecast.md" in said, said)
+    forecast.write_text("# Forecast\n\n| what | forecast | unit | from |\n|---|---:|---|---|\n| `GPT-2 124M` | 640,000 | tokens/s | a sum |\n"
+                        "| adamw 7 | 8 | us | bytes |\n| adamw 7 | 60 | % of copy | |\n| `other` | 1 | us | |\n\n| key | forecast |\n|---|---|\n| x | y |\n")
+    code, said = summary()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines() if line.startswith("|")]
+    first = rows.index(["what", "forecast", "measured", "unit", "ratio"])
+    check(code == 0 and rows[first + 2 : first + 5] == [["adamw 7", "8", "10", "us", "0.80"], ["GPT-2 124M", "640,000", "600,000", "tokens/s", "0.94"],
+                                                         ["adamw 7", "60", "75", "% of copy", "1.25"]], said)
+    check("Not measured: other (us)." in said and "- failed: gpu_b_test (kernels.txt)" in said, said)
+    check(["adamw 7", "10", "torch", "20", "us", "2.00 x"] in rows and ["kernels", "1", "1", "0", "0", "0"] in rows, said)
+    check(["GPT-2 124M", "100", "tokens/s"] not in rows and ["overlap gate 1 hidden", "0", "%"] in rows, said)
+    forecast.write_text("| what | forecast | unit |\n|---|---|---|\n| adamw 7 | soon | us |\n")
+    code, said = summary()
+    check(code == 2 and "forecast.md:3: the forecast of 'adamw 7' is no positive number" in said, said)
+print(f"{checked} checks of gpu_check.sh and gpu_summary.py hold")

@@ -3,8 +3,10 @@
 // copy and product.
 //
 // Data is random: products of zeros run faster. A causal attention counts half the operations, backward 2.5 times
-// forward, as its papers do. Rows "op,shape,us,spread,tflops,gbytes" go to the file that
-// is named as argument: scripts/bench_gpu_pytorch.py prints PyTorch's beside them.
+// forward, as its papers do.
+//
+// usage: gpu_kernels_bench [CSV [trial | OP]]. Rows "op,shape,us,spread,tflops,gbytes" go to the file CSV:
+// scripts/bench_gpu_pytorch.py prints PyTorch's beside them. With OP only ops whose names hold this text are measured.
 
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
@@ -61,7 +63,8 @@ constexpr Sizes kTrial{.turns = 1,
 
 class CardBench : private CardStopwatch {
  public:
-  CardBench(const char* csv, const Sizes& sizes) : CardStopwatch(csv, sizes.turns, sizes.turn_ms), sizes_(sizes) {}
+  CardBench(const char* csv, const Sizes& sizes, const std::string& only)
+      : CardStopwatch(csv, sizes.turns, sizes.turn_ms, only), sizes_(sizes) {}
 
   void run() {
     ceilings();
@@ -83,7 +86,7 @@ class CardBench : private CardStopwatch {
     const double us = measure("copy", fmt::format("{} MiB", bytes >> 20), 0, moved, [&] {
       SLIP_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
     });
-    copy_gbytes_ = moved / us / 1e3;
+    if (us > 0) copy_gbytes_ = moved / us / 1e3;
     free_all();
     const MatmulForward square{.x = values(n * n),
                                .weight = values(n * n),
@@ -407,7 +410,9 @@ class CardBench : private CardStopwatch {
 int main(int argc, char** argv) {
   test::require_card();
   try {
-    CardBench(argc > 1 ? argv[1] : nullptr, argc > 2 && std::string(argv[2]) == "trial" ? kTrial : Sizes{}).run();
+    const std::string how = argc > 2 ? argv[2] : "";
+    const bool trial = how == "trial";
+    CardBench(argc > 1 ? argv[1] : nullptr, trial ? kTrial : Sizes{}, trial ? "" : how).run();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
