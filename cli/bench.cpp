@@ -130,8 +130,9 @@ void add_products(CLI::App& bench, Run& chosen) {
   command->add_option("--ranks", options->ranks, "of the layout whose products are timed; 0: one")
       ->check(CLI::Range(1, 65536));
   command->add_option("--rotate", *rotate, "operands come from this much memory in turn, more than the caches hold");
-  command->add_option("--seconds", options->seconds,
-                      "time limit: no product begins after it, and the next call continues; 0: none")
+  command
+      ->add_option("--seconds", options->seconds,
+                   "time limit: no product begins after it, and the next call continues; 0: none")
       ->check(positive());
   command->add_flag("--again", options->again, "time the products of the table again");
   command->callback([&chosen, options, rotate] {

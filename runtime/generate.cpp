@@ -123,12 +123,12 @@ void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
     for (size_t t = 0; t < parameters[p].tensors.size(); ++t) {
       const NamedTensor& named = parameters[p].tensors[t];
       const checkpoint::TensorInfo& info = file.get(named.name);
-      std::vector<int64_t> shape = named.shape;
+      std::vector<int64_t> shape = named.whole_shape();
       if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
       if (info.shape != shape)
         throw CheckpointError("[generate] {} in {} has {} elements, the model of config.json needs {}.", named.name,
-                              file.path(), info.elems(), named.elems());
-      std::vector<float> values(static_cast<size_t>(named.elems()));
+                              file.path(), info.elems(), named.whole_elems());
+      std::vector<float> values(static_cast<size_t>(named.whole_elems()));
       file.read_floats(info, values);
       if (named.transposed_on_disk) {
         const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);

@@ -417,7 +417,7 @@ std::vector<float> Rank::logits(int64_t row) {
   synchronize();
   const int64_t vocab = job_->model.vocab;
   std::vector<float> values(static_cast<size_t>(vocab));
-  const std::byte* from = address(job_->model.logits) + bytes_of(row * vocab, job_->model.dtype);
+  const std::byte* from = address(job_->model.logits) + bytes_of(row * job_->model.logits_stride, job_->model.dtype);
   if (job_->model.dtype == DType::f32) {
     device_->copy_to_host(values.data(), from, 4 * vocab);
     return values;

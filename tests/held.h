@@ -18,7 +18,7 @@ inline std::vector<float> shards_of(runtime::Rank& rank, Slice BucketStorage::*w
 /// Blocks. A named tensor as trained (&BucketStorage::master) or its gradient; without ZeRO, where a rank has it all.
 inline std::vector<float> whole_tensor(runtime::Rank& rank, Slice BucketStorage::*what, size_t parameter,
                                        size_t tensor) {
-  std::vector<float> values(static_cast<size_t>(rank.job().model.parameters[parameter].tensors[tensor].elems()));
+  std::vector<float> values(static_cast<size_t>(rank.job().model.parameters[parameter].tensors[tensor].whole_elems()));
   rank.read(what, parameter, tensor, 0, values);
   return values;
 }

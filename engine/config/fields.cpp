@@ -29,7 +29,9 @@ std::vector<Field<R>> make_fields() {
                  "multiple of 256 for llama."),
       F::integer("model.context", at(&R::model, &Model::context), {1, 1 << 24}, "The longest sequence in tokens."),
       F::integer("model.vocab_size", at(&R::model, &Model::vocab_size), {0, 1 << 24},
-                 "Rows of the embedding. 0: the vocabulary of the tokenizer or of the token shards."),
+                 "Tokens of the model: rows of the embedding and of the head. 0: the vocabulary of the tokenizer or of "
+                 "the token shards. Memory holds a multiple of 128 rows; the rows behind the last token stay zero, and "
+                 "no loss, norm, count or file contains them."),
       F::choice("model.tie_embeddings", at(&R::model, &Model::tie_embeddings),
                 "The output head is the embedding's matrix. auto: true for gpt2, false for llama."),
       F::real("model.rope_theta", at(&R::model, &Model::rope_theta), {1, 1e12},

@@ -30,7 +30,8 @@ struct Split {
   int blocks = 1;
   int parts = 1;  // 1: the whole tensor
   int index = 0;
-  int64_t whole = 0;  // length along dim of the whole tensor; with one block the last parts may be padding
+  int64_t whole =
+      0;  // length along dim of the whole tensor, 0: as held; with one block the end of the last parts may be padding
 };
 
 /// A tensor as the outside world knows it: rows of one parameter under a Hugging Face name.
@@ -44,16 +45,22 @@ struct NamedTensor {
   int64_t elems() const { return product(shape); }
   std::vector<int64_t> whole_shape() const {
     std::vector<int64_t> whole = shape;
-    if (split.parts > 1) whole[static_cast<size_t>(split.dim)] = split.whole;
+    if (split.whole > 0) whole[static_cast<size_t>(split.dim)] = split.whole;
     return whole;
   }
   int64_t whole_elems() const { return product(whole_shape()); }
+  /// Of what is held, padding left out.
+  int64_t elems_of_whole() const {
+    if (split.whole == 0 || split.dim > 0 || split.blocks > 1) return elems();
+    const int64_t left = split.whole - split.index * shape[0];
+    return elems() / shape[0] * (left < 0 ? 0 : left < shape[0] ? left : shape[0]);
+  }
 
   /// Calls take(held, whole, elems) for runs of what part `index` holds that lie side by side in the whole tensor too;
   /// of elements [begin, begin + count) as held. Padding belongs to no run. Pure.
   template <typename Take>
   void for_runs(int index, int64_t begin, int64_t count, const Take& take) const {
-    if (split.parts == 1) return take(begin, begin, count);
+    if (split.whole == 0) return take(begin, begin, count);
     const int64_t columns = elems() / shape[0], whole_columns = split.dim == 0 ? columns : split.whole;
     const int64_t block_rows = split.dim == 0 ? shape[0] / split.blocks : 0;
     for (int64_t at = begin; at < begin + count;) {
@@ -170,7 +177,8 @@ struct ModelSpec {
   BufferId ids = 0;         // int32 [batch, tokens], per micro-batch: `batch.current`
   BufferId loss = 0;        // double: sum of the losses of this rank's tokens of the step
   BufferId row_losses = 0;  // float [batch * tokens] of the last micro-batch evaluated
-  BufferId logits = 0;      // [batch * tokens, vocab]; valid after an evaluation
+  BufferId logits = 0;      // [batch * tokens, logits_stride]; the first `vocab` columns are valid after an evaluation
+  int64_t logits_stride = 0;
 
   /// Calls take(slice, is_write) for all that a piece touches, in order: its works, then the communication behind them.
   /// Pure.
@@ -194,10 +202,12 @@ struct ModelSpec {
         if (!parameter.is_copy) total += tensor.whole_elems();
     return total;
   }
+  /// Of this rank's parts, padding left out.
   int64_t parameter_elems() const {
     int64_t total = 0;
     for (const ParameterSpec& parameter : parameters)
-      if (!parameter.is_copy) total += parameter.elems;
+      for (const NamedTensor& tensor : parameter.tensors)
+        if (!parameter.is_copy) total += tensor.elems_of_whole();
     return total;
   }
 };

@@ -31,6 +31,13 @@ struct Area {
   int64_t elems = 0;
 };
 
+/// Throws: ShapeError unless 0 <= padding <= out.
+void require_padding(std::string_view op, int64_t padding, int64_t out) {
+  require_at_least(op, "padding", padding, 0);
+  if (padding > out)
+    throw ShapeError("[{}] more padding than columns: got padding = {}, need at most out = {}.", op, padding, out);
+}
+
 int64_t stride_of(const MatmulBackwardWeight& args) { return args.dy_stride == 0 ? args.out : args.dy_stride; }
 
 }  // namespace
@@ -69,6 +76,7 @@ void matmul_forward(LaunchContext& context, const MatmulForward& args) {
   require_at_least("matmul_forward", "rows", args.rows, 0);
   require_at_least("matmul_forward", "in", args.in, 0);
   require_at_least("matmul_forward", "out", args.out, 0);
+  require_padding("matmul_forward", args.padding, args.out);
   require_activation_dtype("matmul_forward", args.dtype);
   if (args.rows == 0 || args.out == 0) return;
   require_pointers("matmul_forward", {args.y});
@@ -82,6 +90,7 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   require_at_least("matmul_backward_input", "rows", args.rows, 0);
   require_at_least("matmul_backward_input", "in", args.in, 0);
   require_at_least("matmul_backward_input", "out", args.out, 0);
+  require_padding("matmul_backward_input", args.padding, args.out);
   require_activation_dtype("matmul_backward_input", args.dtype);
   if (args.rows == 0 || args.in == 0) return;
   require_pointers("matmul_backward_input", {args.dx});
@@ -102,6 +111,7 @@ void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& 
   require_at_least("matmul_backward_weight", "in", args.in, 0);
   require_at_least("matmul_backward_weight", "out", args.out, 0);
   require_at_least("matmul_backward_weight", "dy_stride", args.dy_stride, 0);
+  require_padding("matmul_backward_weight", args.padding, args.out);
   require_activation_dtype("matmul_backward_weight", args.dtype);
   if (stride_of(args) < args.out)
     throw ShapeError("[matmul_backward_weight] rows of dy overlap: got dy_stride = {}, need at least out = {}.",
@@ -117,28 +127,27 @@ void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& 
 }
 
 Cost matmul_forward_cost(const MatmulForward& args) {
-  const int64_t results = args.rows * args.out;
+  const int64_t out = args.out - args.padding, results = args.rows * out;
   const int64_t moved =
-      args.rows * args.in + args.out * args.in + results * (args.pre_activation ? 2 : 1) + (args.bias ? args.out : 0);
+      args.rows * args.in + out * args.in + results * (args.pre_activation ? 2 : 1) + (args.bias ? out : 0);
   // GELU counted as the 8 operations of its formula, tanh as one.
   return {2 * results * args.in + (args.bias ? results : 0) + (args.pre_activation ? 8 * results : 0),
           bytes_of(moved, args.dtype)};
 }
 
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
-  const int64_t results = args.rows * args.in;
+  const int64_t out = args.out - args.padding, results = args.rows * args.in;
   // The gradient of GELU: the 32 operations of its card, and its input is read.
-  return {
-      2 * results * args.out + (args.pre_activation ? 32 * results : 0),
-      bytes_of(args.rows * args.out + args.out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1),
-               args.dtype)};
+  return {2 * results * out + (args.pre_activation ? 32 * results : 0),
+          bytes_of(args.rows * out + out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1),
+                   args.dtype)};
 }
 
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args) {
-  const int64_t results = args.out * args.in + (args.dbias ? args.out : 0);
-  return {2 * args.rows * args.out * args.in + (args.dbias ? args.rows * args.out : 0),
-          bytes_of(args.rows * (args.in + args.out), args.dtype) +
-              bytes_of(results * (args.accumulate ? 2 : 1), DType::f32)};
+  const int64_t out = args.out - args.padding, results = out * args.in + (args.dbias ? out : 0);
+  return {
+      2 * args.rows * out * args.in + (args.dbias ? args.rows * out : 0),
+      bytes_of(args.rows * (args.in + out), args.dtype) + bytes_of(results * (args.accumulate ? 2 : 1), DType::f32)};
 }
 
 }  // namespace slipstream::kernels

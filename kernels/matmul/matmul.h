@@ -7,6 +7,9 @@
 // is never the same memory as `y`. Rows, in, out may be 0.
 // On cpu the product is oneDNN's (or Eigen's), one call per thread on a tile of the result; bits depend on the number
 // of threads, the instruction set and the library, all part of the plan, and on nothing else.
+// `padding`: the last columns of `out` are there for the strides alone. Their rows of weight and, in a backward pass,
+// their columns of dy are zero. cpu leaves them out, so that padding changes neither bits nor time: it does not write
+// these columns of y, and it sets these rows of dweight to zero unless it adds. cuda multiplies them like the others.
 // GELU is the tanh form of Hendrycks & Gimpel 2016, "Gaussian Error Linear Units", section 2:
 //   gelu(v) = v/2 (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3))).
 
@@ -27,6 +30,7 @@ struct MatmulForward {
   void* pre_activation = nullptr;  // optional
   int64_t rows = 0, in = 0, out = 0;
   DType dtype = DType::f32;
+  int64_t padding = 0;
 };
 
 /// dx[rows,in] (+)= dy[rows,out] · weight[out,in].
@@ -39,6 +43,7 @@ struct MatmulBackwardInput {
   DType dtype = DType::f32;
   bool accumulate = false;
   const void* pre_activation = nullptr;  // optional
+  int64_t padding = 0;
 };
 
 /// dweight[out,in] (+)= dy^T · x[rows,in]; dbias[out] (+)= sum over rows of dy, in row order.
@@ -52,15 +57,17 @@ struct MatmulBackwardWeight {
   DType dtype = DType::f32;
   bool accumulate = false;
   int64_t dy_stride = 0;
+  int64_t padding = 0;
 };
 
-/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand, stride below out, a
-/// gradient of GELU added), ResourceError (no kernel for this device).
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, dtype, null operand, stride below out,
+/// padding above out, a gradient of GELU added), ResourceError (no kernel for this device).
 void matmul_forward(LaunchContext& context, const MatmulForward& args);
 void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args);
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args);
 
-/// 2 rows in out flops plus the epilogue; every operand is moved once. Pointers may be null. Pure.
+/// 2 rows in (out - padding) flops plus the epilogue; every operand is moved once, padding left out. Pointers may be
+/// null. Pure.
 Cost matmul_forward_cost(const MatmulForward& args);
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args);
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args);

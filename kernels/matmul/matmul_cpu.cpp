@@ -158,23 +158,24 @@ void backward_input_tile_f32(const MatmulBackwardInput& args, int64_t row, int64
                              int64_t columns) {
   multiply<float>({static_cast<const float*>(args.dy) + row * args.out, args.out, false,
                    static_cast<const float*>(args.weight) + column, args.in, false,
-                   static_cast<float*>(args.dx) + row * args.in + column, args.in, rows, columns, args.out,
-                   args.accumulate});
+                   static_cast<float*>(args.dx) + row * args.in + column, args.in, rows, columns,
+                   args.out - args.padding, args.accumulate});
 }
 
 void backward_input_tile_bf16(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows,
                               int64_t columns) {
-  if (product_has_bf16() && !args.accumulate && args.out > 0)
+  const int64_t out = args.out - args.padding;
+  if (product_has_bf16() && !args.accumulate && out > 0)
     return product_bf16({static_cast<const bfloat16*>(args.dy) + row * args.out, args.out, false,
                          static_cast<const bfloat16*>(args.weight) + column, args.in, false,
-                         static_cast<bfloat16*>(args.dx) + row * args.in + column, args.in, rows, columns, args.out,
-                         false, DType::bf16});
+                         static_cast<bfloat16*>(args.dx) + row * args.in + column, args.in, rows, columns, out, false,
+                         DType::bf16});
   float* block = product_scratch(Scratch::c, smaller(rows, kBlockM) * smaller(columns, kBlockN));
   for (int64_t n0 = 0; n0 < columns; n0 += kBlockN)
     for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {
       const int64_t m = smaller(kBlockM, rows - m0), n = smaller(kBlockN, columns - n0), first = column + n0;
       multiply<bfloat16>({static_cast<const bfloat16*>(args.dy) + (row + m0) * args.out, args.out, false,
-                          static_cast<const bfloat16*>(args.weight) + first, args.in, false, block, n, m, n, args.out,
+                          static_cast<const bfloat16*>(args.weight) + first, args.in, false, block, n, m, n, out,
                           false});
       for (int64_t r = 0; r < m; ++r) {
         bfloat16* dx = static_cast<bfloat16*>(args.dx) + (row + m0 + r) * args.in + first;
@@ -203,6 +204,7 @@ void bias_gradient(const MatmulBackwardWeight& args, int64_t begin, int64_t end)
 /// Calls body(row, column, rows, columns) for every tile of an m x n result, each on a thread of its own.
 template <typename Body>
 void for_tiles(LaunchContext& context, int64_t m, int64_t n, int64_t k, const Body& body) {
+  if (m == 0 || n == 0) return;
   const TileSplit split = split_tiles(m, n, k, context.pool->threads());
   context.parallel_for(split.m_tiles * split.n_tiles, 1, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
@@ -216,11 +218,14 @@ template <typename T>
 void backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
   const auto* dy = static_cast<const T*>(args.dy);
   const auto* x = static_cast<const T*>(args.x);
-  if (args.in > 0)
-    for_tiles(context, args.out, args.in, args.rows, [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
+  const int64_t out = args.out - args.padding;
+  if (args.in > 0) {
+    for_tiles(context, out, args.in, args.rows, [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
       multiply<T>({dy + row, args.dy_stride, true, x + column, args.in, false, args.dweight + row * args.in + column,
                    args.in, rows, columns, args.rows, args.accumulate});
     });
+    if (!args.accumulate) zero_block(args.dweight + out * args.in, args.in, args.padding, args.in);
+  }
   if (args.dbias == nullptr) return;
   const int64_t groups = (args.out + kLanes - 1) / kLanes;
   const int64_t grain = 1 + 65536 / (kLanes * (args.rows + 1));
@@ -232,21 +237,23 @@ void backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
 }  // namespace
 
 void matmul_forward_cpu(LaunchContext& context, const MatmulForward& args) {
-  for_tiles(context, args.rows, args.out, args.in, [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
-    if (args.dtype == DType::f32)
-      forward_tile_f32(args, row, column, rows, columns);
-    else
-      forward_tile_bf16(args, row, column, rows, columns);
-  });
+  for_tiles(context, args.rows, args.out - args.padding, args.in,
+            [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
+              if (args.dtype == DType::f32)
+                forward_tile_f32(args, row, column, rows, columns);
+              else
+                forward_tile_bf16(args, row, column, rows, columns);
+            });
 }
 
 void matmul_backward_input_cpu(LaunchContext& context, const MatmulBackwardInput& args) {
-  for_tiles(context, args.rows, args.in, args.out, [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
-    if (args.dtype == DType::f32)
-      backward_input_tile_f32(args, row, column, rows, columns);
-    else
-      backward_input_tile_bf16(args, row, column, rows, columns);
-  });
+  for_tiles(context, args.rows, args.in, args.out - args.padding,
+            [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
+              if (args.dtype == DType::f32)
+                backward_input_tile_f32(args, row, column, rows, columns);
+              else
+                backward_input_tile_bf16(args, row, column, rows, columns);
+            });
 }
 
 void matmul_backward_weight_cpu(LaunchContext& context, const MatmulBackwardWeight& args) {

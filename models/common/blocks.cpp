@@ -38,6 +38,7 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   spec_.batch = options.batch;
   spec_.tokens = options.tokens;
   spec_.vocab = options.vocab;
+  spec_.logits_stride = vocab_rows();
   buffers_.micro_batches = options.micro_batches;
   const int64_t half = rows() * size_of(DType::i32);
   batch_next_ = batch_buffer("batch.next", 2 * half, Instances::per_micro_batch);
@@ -172,7 +173,8 @@ void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, 
   const Slice bias = w.bias < 0
                          ? Slice{}
                          : value(static_cast<uint32_t>(w.bias));  // read on all ranks, so that their plans are the same
-  const kernels::MatmulForward shape{.rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype};
+  const kernels::MatmulForward shape{
+      .rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu),
        [=](LaunchContext& c) {
          kernels::MatmulForward args = shape;
@@ -189,7 +191,7 @@ void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Sli
   const Slice weight = value(w.weight);
   const bool of_gelu = pre_gelu.size_bytes > 0;
   const kernels::MatmulBackwardInput shape{
-      .rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
+      .rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   Cost cost = kernels::matmul_backward_input_cost(shape);
   // As two passes: only some cards and shapes do it in one.
   if (of_gelu) cost += kernels::gelu_backward_cost({.elems = shape.rows * w.in, .dtype = options_.dtype});
@@ -303,7 +305,7 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
                                         .tokens = options_.tokens,
                                         .width = options_.width,
                                         .dtype = options_.dtype,
-                                        .vocab = shared() ? vocab_held() : 0,
+                                        .vocab = vocab_held(),
                                         .first = vocab_begin(),
                                         .part = shared()};
   work("embedding", kernels::embedding_forward_cost(shape), with({ids, t}, p), {y}, [=](LaunchContext& c) {
@@ -318,11 +320,11 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
 }
 
 void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
-  linear(hidden, {.weight = table, .in = options_.width, .out = options_.vocab}, logits_);
+  linear(hidden, {.weight = table, .in = options_.width, .out = vocab_rows(), .padding = vocab_padding()}, logits_);
   const Slice logits = logits_, targets = targets_, row_losses = row_losses_, part = loss_part_;
   const kernels::CrossEntropy shape{.rows = rows(),
                                     .vocab = options_.vocab,
-                                    .stride = options_.vocab,
+                                    .stride = vocab_rows(),
                                     .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
                                     .dtype = options_.dtype,
                                     .backward = training};
@@ -359,26 +361,33 @@ void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, st
 }
 
 void SpecBuilder::head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c) {
-  linear_input_gradient(chunk(logits_, c), {.weight = table, .in = options_.width, .out = vocab_rows()},
+  linear_input_gradient(chunk(logits_, c),
+                        {.weight = table, .in = options_.width, .out = vocab_rows(), .padding = vocab_padding()},
                         chunk(d_hidden, c));
 }
 
 void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces) {
-  const int64_t width = options_.width, vocab = vocab_rows();
+  const int64_t width = options_.width, vocab = vocab_rows(), multiplied = vocab - vocab_padding();
   const int64_t elem_bytes = size_of(options_.dtype);
   const Slice dw = gradient(table);
   const Slice dlogits = logits_;
   const int64_t rows_per_chunk =
-      std::min(vocab, std::max<int64_t>(64, round_up(options_.head_chunk_bytes / (4 * width), 64)));
+      std::min(multiplied, std::max<int64_t>(64, round_up(options_.head_chunk_bytes / (4 * width), 64)));
   // An unsplit tied table is complete only when the embedding has added its share.
   const bool reports = !options_.tie_embeddings || options_.split_tied_embedding || tied_apart();
-  for (int64_t begin_row = 0; begin_row < vocab; begin_row += rows_per_chunk) {
-    const int64_t chunk = std::min(rows_per_chunk, vocab - begin_row);
+  for (int64_t begin_row = 0; begin_row < multiplied; begin_row += rows_per_chunk) {
+    // The last chunk takes the padding along.
+    const bool last = begin_row + rows_per_chunk >= multiplied;
+    const int64_t chunk = last ? vocab - begin_row : rows_per_chunk;
     pieces.push_back(
         begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers)));
     const Slice dw_chunk{dw.buffer, dw.begin_bytes + begin_row * width * 4, chunk * width * 4};
-    const kernels::MatmulBackwardWeight shape{
-        .rows = rows(), .in = width, .out = chunk, .dtype = options_.dtype, .dy_stride = vocab};
+    const kernels::MatmulBackwardWeight shape{.rows = rows(),
+                                              .in = width,
+                                              .out = chunk,
+                                              .dtype = options_.dtype,
+                                              .dy_stride = vocab,
+                                              .padding = last ? vocab - multiplied : 0};
     work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), {hidden, dlogits, dw_chunk}, {dw_chunk},
          [=](LaunchContext& c) {
            kernels::MatmulBackwardWeight args = shape;
@@ -423,9 +432,10 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   tied.capacity = rows();
   tied.ready_piece = current();
   // Rows of several micro-batches would have to be merged first; then the dense table travels. Rows of all ranks
-  // arrive; of a table, which is also sent, two parts for every n-th (note 0003).
-  tied.as_rows =
-      tied.split && options_.micro_batches == 1 && options_.ranks * rows() * (4 * width + 4) < 2 * vocab * width * 4;
+  // arrive; of a table, which is also sent, two parts for every n-th (note 0003). The padding of a whole table does not
+  // count: the two ways add in another order, and padding must not choose between them.
+  tied.as_rows = tied.split && options_.micro_batches == 1 &&
+                 options_.ranks * rows() * (4 * width + 4) < 2 * (vocab - vocab_padding()) * width * 4;
   if (tied.as_rows) {
     tied.row_ids = buffers_.add(
         {.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});

@@ -26,6 +26,7 @@ struct Linear {
   uint32_t weight = 0;
   int64_t bias = -1;  // -1: none
   int64_t in = 0, out = 0;
+  int64_t padding = 0;  // the last of `out`: rows of zeros
 };
 
 /// A layer norm if there is a bias, else an RMS norm; and what its forward pass leaves for its backward pass.
@@ -57,6 +58,9 @@ class SpecBuilder {
   int64_t attention_width() const { return heads() * head_dim(); }
   int64_t ffn_width() const { return options_.ffn_width / options_.tensor; }
   int64_t vocab_rows() const;  // of a table, padding included
+  /// Rows that products may leave out: those behind the tokens of a whole table. Of a part none, because the ranks that
+  /// share a vocabulary multiply equal shapes.
+  int64_t vocab_padding() const { return shared() ? 0 : vocab_rows() - options_.vocab; }
   bool own_tokens() const { return shared() && options_.sequence_parallel; }
   int64_t own_rows() const { return own_tokens() ? rows() / options_.tensor : rows(); }
   int chunks() const { return shared() ? options_.tensor_chunks : 1; }

@@ -15,7 +15,8 @@
 namespace slipstream::models {
 namespace {
 
-// Rows of a table on each rank are a multiple of this: products of odd sizes are slow.
+// Rows of a table are a multiple of twice this on all ranks together, and of this on each of several: products, vector
+// loads and TMA want rows of logits that begin at a multiple of 16 bytes, and whole tiles.
 constexpr int64_t kVocabAlignment = 64;
 
 // Two channels: the gather of a chunk need not wait for the sum of the next.
@@ -32,7 +33,7 @@ int token_chunks(int64_t rows, int asked, int ranks, bool sequence_parallel) {
 }
 
 int64_t SpecBuilder::vocab_rows() const {
-  return shared() ? round_up(options_.vocab, kVocabAlignment * options_.tensor) / options_.tensor : options_.vocab;
+  return round_up(options_.vocab, kVocabAlignment * std::max(2, options_.tensor)) / options_.tensor;
 }
 
 int64_t SpecBuilder::vocab_held() const { return std::clamp<int64_t>(options_.vocab - vocab_begin(), 0, vocab_rows()); }
@@ -139,9 +140,10 @@ void SpecBuilder::add_partial(Slice partial, const std::vector<uint32_t>& parame
 }
 
 uint32_t SpecBuilder::vocab_parameter(const std::string& name, int layer, Init init) {
-  NamedTensor table{.name = name, .shape = {vocab_rows(), options_.width}};
-  if (shared())
-    table.split = {.dim = 0, .parts = options_.tensor, .index = options_.tensor_index, .whole = options_.vocab};
+  NamedTensor table{
+      .name = name,
+      .shape = {vocab_rows(), options_.width},
+      .split = {.dim = 0, .parts = options_.tensor, .index = options_.tensor_index, .whole = options_.vocab}};
   return parameter(ParameterSpec{.tensors = {std::move(table)}, .layer = layer, .init = init, .decay = true});
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 
+#include "engine/checkpoint/weights.h"
 #include "engine/data/hash.h"
 #include "tests/cli/program.h"
 
@@ -289,6 +290,9 @@ TEST_CASE("token shards made elsewhere are trained on, and continued as ids", "[
   REQUIRE(trained.code == 0);
   check_complete(folder.path("run"), 6);
   CHECK(Json::parse(read(folder.path("run") + "/checkpoints/final/config.json")).at("vocab_size").as_int() == 1000);
+  // The run held 1024 rows.
+  CHECK(checkpoint::read_final(folder.path("run") + "/checkpoints/final").weights.get("transformer.wte.weight").shape ==
+        std::vector<int64_t>{1000, 16});
   // The plan knew the shards' vocabulary, too: it is the plan of the run.
   CHECK(Json::parse(plan.text).at("plan_hash").as_string() ==
         Json::parse(read(folder.path("run") + "/run.json")).at("plan_hash").as_string());

@@ -18,7 +18,7 @@ using namespace slipstream::equivalence;
 
 namespace {
 
-/// Wide enough that padding to ranks x 64 bytes is small.
+/// Wide enough that padding to ranks x 64 bytes is small, with a vocabulary that needs none.
 Layout wide(int stage, int ranks, int micro_batches, DType dtype = DType::f32, bool tied = false) {
   Layout layout{.name = "llama",
                 .model = tiny_llama(),
@@ -26,7 +26,7 @@ Layout wide(int stage, int ranks, int micro_batches, DType dtype = DType::f32, b
                 .micro_batch = 1,
                 .micro_batches = micro_batches,
                 .zero_stage = stage};
-  layout.model.layers = 6, layout.model.width = 64, layout.model.ffn_width = 192;
+  layout.model.layers = 6, layout.model.width = 64, layout.model.ffn_width = 192, layout.model.vocab = 128;
   layout.model.dtype = dtype, layout.model.tie_embeddings = tied, layout.model.split_tied_embedding = false;
   layout.bucket_bytes = 64 << 10;
   return layout;

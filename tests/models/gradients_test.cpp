@@ -24,7 +24,7 @@ class Model {
       for (size_t t = 0; t < parameters()[p].tensors.size(); ++t) {
         const NamedTensor& named = parameters()[p].tensors[t];
         const Philox random(9, named.name);
-        std::vector<float> values(static_cast<size_t>(named.elems()));
+        std::vector<float> values(static_cast<size_t>(named.whole_elems()));
         for (size_t i = 0; i < values.size(); ++i)
           values[i] = (parameters()[p].init.kind == Init::Kind::ones ? 1.0f : 0.0f) + 0.3f * random.normal(i);
         rank_.set_tensor(p, t, values);

@@ -3,6 +3,8 @@
 
 #include "kernels/matmul/matmul.h"
 
+#include <limits>
+
 #include "engine/base/check.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/matmul/matmul_cpu.h"
@@ -213,6 +215,66 @@ TEST_CASE("a chunk of the columns of dy gives a chunk of the weight gradient") {
   }
 }
 
+/// `values` with rows of `wide` elements instead of `columns`, filled up with `fill`.
+template <typename T>
+std::vector<T> padded(const std::vector<T>& values, int64_t rows, int64_t columns, int64_t wide, T fill) {
+  std::vector<T> all(static_cast<size_t>(rows * wide), fill);
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(values.begin() + r * columns, columns, all.begin() + r * wide);
+  return all;
+}
+
+template <typename T>
+void check_padding(const Shape& s, int64_t wide) {
+  const Layer<T> l(s);
+  const int64_t padding = wide - s.out;
+  const T nan(std::numeric_limits<float>::quiet_NaN());
+  // Not zero, as the card wants it: the products must not read it.
+  const std::vector<T> weight = padded(l.weight, 1, s.out * s.in, wide * s.in, nan),
+                       dy = padded(l.dy, s.rows, s.out, wide, nan);
+  for_each_machine([&](Isa isa, LaunchContext& context) {
+    Layer<T> expected = l;
+    std::vector<T> y(static_cast<size_t>(s.rows * wide), T(3.0f)), dx = l.dx;
+    SLIP_CALL_ON(isa, matmul_forward_cpu(context, {l.x.data(), l.weight.data(), nullptr, expected.y.data(), nullptr,
+                                                   s.rows, s.in, s.out, l.dtype}));
+    SLIP_CALL_ON(isa, matmul_forward_cpu(context, {l.x.data(), weight.data(), nullptr, y.data(), nullptr, s.rows, s.in,
+                                                   wide, l.dtype, padding}));
+    CHECK(same_bits(y, padded(expected.y, s.rows, s.out, wide, T(3.0f))));
+    for (bool accumulate : {false, true}) {
+      SLIP_CALL_ON(isa, matmul_backward_input_cpu(context, {l.dy.data(), l.weight.data(), expected.dx.data(), s.rows,
+                                                            s.in, s.out, l.dtype, accumulate}));
+      SLIP_CALL_ON(isa, matmul_backward_input_cpu(context, {dy.data(), weight.data(), dx.data(), s.rows, s.in, wide,
+                                                            l.dtype, accumulate, nullptr, padding}));
+      CHECK(same_bits(dx, expected.dx));
+      std::vector<float> dweight = padded(expected.dweight, 1, s.out * s.in, wide * s.in, 5.0f);
+      SLIP_CALL_ON(isa, matmul_backward_weight_cpu(context, {l.x.data(), l.dy.data(), expected.dweight.data(), nullptr,
+                                                             s.rows, s.in, s.out, l.dtype, accumulate, s.out}));
+      SLIP_CALL_ON(isa, matmul_backward_weight_cpu(context, {l.x.data(), dy.data(), dweight.data(), nullptr, s.rows,
+                                                             s.in, wide, l.dtype, accumulate, wide, padding}));
+      CHECK(same_bits(dweight, padded(expected.dweight, 1, s.out * s.in, wide * s.in, accumulate ? 5.0f : 0.0f)));
+    }
+  });
+}
+
+TEST_CASE("padding of a linear layer is not multiplied: the bits, and the cost, are those without it") {
+  for (const auto& [s, wide] : {std::pair{Shape{2, 3, 5}, 16},
+                                {Shape{17, 31, 13}, 13},
+                                {Shape{127, 64, 65}, 128},
+                                {Shape{33, 7, 1031}, 1152},
+                                {Shape{4, 5, 0}, 128}}) {
+    CAPTURE(s.rows, s.in, s.out, wide);
+    check_padding<float>(s, wide);
+    check_padding<bfloat16>(s, wide);
+    const int64_t padding = wide - s.out;
+    const auto same = [](const Cost& a, const Cost& b) { return a.flops == b.flops && a.bytes == b.bytes; };
+    CHECK(same(matmul_forward_cost({.rows = s.rows, .in = s.in, .out = wide, .padding = padding}),
+               matmul_forward_cost({.rows = s.rows, .in = s.in, .out = s.out})));
+    CHECK(same(matmul_backward_input_cost({.rows = s.rows, .in = s.in, .out = wide, .padding = padding}),
+               matmul_backward_input_cost({.rows = s.rows, .in = s.in, .out = s.out})));
+    CHECK(same(matmul_backward_weight_cost({.rows = s.rows, .in = s.in, .out = wide, .padding = padding}),
+               matmul_backward_weight_cost({.rows = s.rows, .in = s.in, .out = s.out})));
+  }
+}
+
 TEST_CASE("empty products: no rows leave zero gradients, no inputs leave the bias") {
   LaunchContext context = context_of(2);
   std::vector<float> bias = {1.0f, 2.0f, 3.0f}, y(6, 9.0f), dweight(6, 9.0f), dbias(3, 9.0f);
@@ -246,6 +308,20 @@ TEST_CASE("what does not fit is refused with a sentence, and costs count flops a
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, 1, 1, 1, DType::f64}), ShapeError);
   CHECK_THROWS_AS(matmul_backward_weight(context, {&value, &value, &value, nullptr, 1, 1, 2, DType::f32, false, 1}),
                   ShapeError);
+  for (int64_t padding : {-1, 2}) {
+    CHECK_THROWS_AS(
+        matmul_forward(context,
+                       {.x = &value, .weight = &value, .y = &value, .rows = 1, .in = 1, .out = 1, .padding = padding}),
+        ShapeError);
+    CHECK_THROWS_AS(
+        matmul_backward_input(
+            context, {.dy = &value, .weight = &value, .dx = &value, .rows = 1, .in = 1, .out = 1, .padding = padding}),
+        ShapeError);
+    CHECK_THROWS_AS(
+        matmul_backward_weight(
+            context, {.x = &value, .dy = &value, .dweight = &value, .rows = 1, .in = 1, .out = 1, .padding = padding}),
+        ShapeError);
+  }
   context.kind = DeviceKind::sim;
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, 1, 1, 1}), ResourceError);
   CHECK(matmul_forward_cost({nullptr, nullptr, nullptr, nullptr, nullptr, 2, 3, 5, DType::bf16}).flops == 60);
