@@ -86,14 +86,14 @@ TEST_CASE("rows behind the last token stay zero, and their gradients are zero", 
                        l.ranks = row.ranks, l.stages = row.stages, l.zero_stage = row.zero;
                        l.micro_batches = row.micro_batches, l.model.dtype = row.dtype;
                        l.model.split_tied_embedding = row.zero == 0;
-                       l.inspect = [&](cli::Rank& rank) {
+                       l.inspect = [&](runtime::Rank& rank) {
                          const Job& job = rank.job();
                          for (size_t p = 0; p < job.model.parameters.size(); ++p) {
                            const ParameterSpec& table = job.model.parameters[p];
                            if (!is_table(job, table)) continue;
                            const int64_t first = job.layout.parameter_offsets[p];
                            const int64_t end = first + table.elems, padding = first + kVocab * l.model.width;
-                           for (Slice BucketHome::*what : {&BucketHome::master, &BucketHome::gradient}) {
+                           for (Slice BucketStorage::*what : {&BucketStorage::master, &BucketStorage::gradient}) {
                              for (float value : rank.held(what, first, padding)) tokens += value != 0;
                              for (float value : rank.held(what, padding, end)) ++seen, filled += value != 0;
                            }
