@@ -200,7 +200,7 @@ TEST_CASE("NCCL without memory is the device's own sentence, by what is free") {
       "or sequence, or more ranks.");
   CHECK(refused(kMiB) == "no error");
   fake_nccl::memory_says(ncclUnhandledCudaError);
-  CHECK_THAT(refused(kMiB), Catch::Contains("needs 2.0 MiB on GPU 0, 3.0 MiB of 5.0 MiB are free, and yet NCCL "
+  CHECK_THAT(refused(kMiB), Catch::Contains("needs 2.0 MiB on GPU 0, 3.0 MiB of 5.0 MiB are free, but NCCL "
                                             "cannot allocate it: an error of the fake") &&
                                 Catch::Contains("NCCL_CUMEM_ENABLE=0"));
   CHECK(cudaGetLastError() == cudaSuccess);

@@ -337,7 +337,7 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   // Arenas that the ranks' NCCL is to read in place are its own; one rank has nobody to read them.
   const std::string without = "env FAKE_NCCL_NO_MEMORY=1 " + kFake;
   check_refused(shell(mpirun() + "-np 2 " + without + " train " + folder.path("run.toml") + " --set device.kind=cuda"),
-                7, {"[memory] parameters needs ", "and yet NCCL cannot allocate it", "NCCL_CUMEM_ENABLE=0"});
+                7, {"[memory] parameters needs ", "but NCCL cannot allocate it", "NCCL_CUMEM_ENABLE=0"});
   train(folder, without, 1, "one", " --set device.kind=cuda");
   const Run tabled =
       train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
