@@ -309,8 +309,8 @@ TEST_CASE("products are timed once, kept in a file, and every run says what it t
   // A file that is not ours is said once and left alone; the run goes on without it.
   folder.write("algorithms.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
   const Run without = train(folder, kFake, 1, "foreign", more);
-  CHECK(count(without.result.text, "device.algorithms is not used") == 1);
-  CHECK(without.result.text.find("is of a card named") != std::string::npos);
+  CHECK(count(without.result.text, "device.algorithms is ignored") == 1);
+  CHECK(without.result.text.find("is for the GPU") != std::string::npos);
   CHECK(products("foreign").at("table").as_string().empty());
   check_refused(shell(kFake + " bench products " + run + " --set device.kind=cpu"), 2, {"on the CPU"});
 }
