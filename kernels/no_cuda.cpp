@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA side of every op in a build without CUDA: one sentence.
+// The CUDA side of every op in a build without CUDA: every call throws.
 
 #include "engine/base/check.h"
 #include "kernels/cuda/algorithms.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Solves the graph, then reads spans, busy time and exposed time off it.
+// Solves the graph, then derives spans, busy time and exposed time.
 
 #include "comm/rehearse/rehearse.h"
 

@@ -24,11 +24,11 @@ void add_channel_of(const Communication& c, Job& job) {
                                  [&](const Channel& channel) { return channel.name == c.channel; });
   if (job.mesh.group_size(c.axis) == 1)
     throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
-  // In a ring all would send first, and none would be there to receive.
+  // In a ring all ranks would send first, and none would receive.
   if (c.op == Op::send || c.op == Op::recv)
     throw PlanError(
-        "[plan] {} is a {} of its own between pieces, but all ranks of axis {} run the same plan: every one would "
-        "send, then every one receive. Use "
+        "[plan] {} is a separate {} between pieces, but all ranks of axis {} run the same plan: every rank would "
+        "send first, then receive. Use "
         "exchange, which does both.",
         c.name, name_of(c.op), name_of(c.axis));
   if (same == job.channels.end())
@@ -38,7 +38,7 @@ void add_channel_of(const Communication& c, Job& job) {
                     c.channel, name_of(c.axis), name_of(same->axis));
 }
 
-/// The same list on every stage: what a stage does not use costs it nothing but a connection.
+/// The same list on every stage: an unused channel costs a stage only a connection.
 void add_channels(Job& job) {
   job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}};
   if (!job.options.update_on_spine) job.channels.push_back({"update", Axis::self});
@@ -55,15 +55,14 @@ void add_channels(Job& job) {
     for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (!shared) return;
   job.channels.push_back({"reduce", job.shard_axis()});
-  // Apart from "reduce": two collectives of one communicator never overlap each other.
+  // Separate from "reduce": two collectives of one communicator never overlap.
   if (job.options.zero_stage > 0) job.channels.push_back({"gather", job.shard_axis()});
-  // Across the groups that share: the sum of a shard.
+  // Between the shard groups: the sum of a shard.
   if (job.is_hybrid()) job.channels.push_back({"reduce_across", Axis::data_outer});
 }
 
-/// Whether what is before the first layer and what is behind the last share no parameter. A table that they share is in
-/// use from the first piece of a forward pass to the last of a backward pass: a slot for it would be as large and never
-/// free.
+/// Do the parameters before the first layer and those after the last share none? A shared table is in use from the
+/// first piece of a forward pass to the last of a backward pass: a slot for it would be as large and never free.
 bool ends_are_apart(const ModelSpec& model) {
   std::map<BufferId, int> layer_of;  // of values and gradients
   for (const ParameterSpec& parameter : model.parameters) {
@@ -80,9 +79,9 @@ bool ends_are_apart(const ModelSpec& model) {
   return apart;
 }
 
-/// What overlap.bucket_size means here. ZeRO-1 gathers its buckets under the forward pass, in turn: while the wire
-/// keeps up with compute, what is exposed of all gathers is the time of the largest, so that one takes a fortieth of
-/// them.
+/// Effective overlap.bucket_size. ZeRO-1 gathers its buckets one after the other during the forward pass: while
+/// communication keeps up with compute, the exposed time of all gathers is that of the largest, so a bucket has at most
+/// a fortieth of the bytes.
 int64_t bucket_bytes(const PlanOptions& options, const ModelSpec& model) {
   constexpr int64_t kGatheredBuckets = 40;
   if (options.zero_stage != 1) return options.bucket_bytes;
@@ -91,7 +90,7 @@ int64_t bucket_bytes(const PlanOptions& options, const ModelSpec& model) {
   return std::min(options.bucket_bytes, std::max(options.first_bucket_bytes, 4 * elems / kGatheredBuckets));
 }
 
-/// Takes the stage's part of the model and says what of the whole it must know.
+/// Selects the stage's part of the model and records the facts about the whole model that it needs.
 void take_stage(Job& job) {
   ModelSpec& model = job.model;
   job.parameter_elems = model.whole_parameter_elems();
@@ -117,7 +116,7 @@ void take_stage(Job& job) {
   LayoutOptions layout{.reduce_mode = options.reduce_mode,
                        .bucket_bytes = bucket_bytes(options, model),
                        .first_bucket_bytes = options.first_bucket_bytes,
-                       // Shards that are summed by exchange are cut into a part for every group.
+                       // Shards that are summed by exchange are divided into a part for every group.
                        .group_size = job.mesh.group_size(
                            options.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
                        .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32,
@@ -144,7 +143,7 @@ void take_stage(Job& job) {
   }
 }
 
-/// Activations and scratch of other stages take no memory here.
+/// Activations and scratch of other stages use no memory here.
 void drop_what_no_plan_touches(Job& job) {
   std::vector<char> touched(job.buffers.size(), 0);
   for (const Plan* plan : {&job.train, &job.evaluate, &job.prime})
@@ -163,7 +162,7 @@ Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dty
 ChannelId Job::channel(const std::string& name) const {
   for (ChannelId c = 0; c < channels.size(); ++c)
     if (channels[c].name == name) return c;
-  throw PlanError("[plan] there is no channel named {}.", name);
+  throw PlanError("[plan] no channel is named {}.", name);
 }
 
 std::pair<uint32_t, uint32_t> Job::backward_positions(int chunk) const {
@@ -187,7 +186,7 @@ bool Job::counts_squares_of(const ParameterSpec& parameter) const {
   const Coordinates at = mesh.coordinates(options.rank);
   if (at.tensor > 0 && !parameter.is_split()) return false;
   if (norm_axis() != Axis::world) return true;
-  // Those who have the same once more add zeros.
+  // Ranks that hold the same values again add zeros.
   return options.zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
                                  : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
 }
@@ -195,17 +194,17 @@ bool Job::counts_squares_of(const ParameterSpec& parameter) const {
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
   if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1)
-    options.zero_stage = 0;  // nobody to share with
+    options.zero_stage = 0;  // no rank to share with
   if (options.sizes.pipeline == 1 || options.sizes.data * options.sizes.context == 1)
-    options.align_grad_reduce = false;                                                  // nobody to align with
-  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;  // which is what it comes to
+    options.align_grad_reduce = false;                                                  // no stage to align with
+  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;  // an equivalent of stage 1
   if (options.double_buffer && options.zero_stage >= 3)
     throw PlanError(
-        "[plan] double_buffer with ZeRO-3: layers pass through slots, no update waits for their readers. Use stage 0, "
+        "[plan] double_buffer with ZeRO-3: layers use slots, so no update waits for their readers. Use stage 0, "
         "1 or 2.");
   if (options.align_grad_reduce && options.zero_stage >= 2)
     throw PlanError(
-        "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots as soon as they can, for the next layer "
+        "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots early, because the next layer "
         "needs the slot. Use stage 0 or 1.",
         options.zero_stage);
   if (options.double_buffer) options.update_on_spine = false;

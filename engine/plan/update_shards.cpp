@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where weight decay ends and begins, and which shards are neighbours.
+// Ends and beginnings of weight decay, and merging of neighbouring shards.
 
 #include "engine/plan/update_shards.h"
 
@@ -22,7 +22,7 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
                     .updated = moved_to(storage.master),
                     .elems = storage.shard_elems,
                     .decay_edges = {}};
-  // Padding behind a part goes with it: its gradient is zero, so it stays zero.
+  // Padding after a part is included: its gradient is zero, so it stays zero.
   const Bucket& b = job.layout.buckets[bucket];
   bool decays = true;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
@@ -39,7 +39,7 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
   return shard;
 }
 
-/// Takes `next` into `shard` if it lies right behind it in every buffer.
+/// Merges `next` into `shard` if it directly follows in every buffer.
 bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
   const auto follows = [&](Slice UpdateShard::*which) {
     const Slice &a = shard.*which, &b = next.*which;
@@ -49,7 +49,7 @@ bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
   for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::momentum,
                                     &UpdateShard::variance, &UpdateShard::updated})
     if (!follows(which)) return false;
-  const auto turn = [&edges = shard.decay_edges](int64_t at) {  // twice at one place is not at all
+  const auto turn = [&edges = shard.decay_edges](int64_t at) {  // two changes at one element cancel
     if (!edges.empty() && edges.back() == at)
       edges.pop_back();
     else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What AdamW updates: contiguous ranges of this rank's shards, as few as there can be, each one launch.
+// The ranges that AdamW updates: contiguous ranges of this rank's shards, as few as possible, one launch each.
 
 #include <cstdint>
 #include <vector>
@@ -11,17 +11,17 @@ namespace slipstream {
 
 struct UpdateShard {
   Slice master, gradient, momentum, variance;  // float
-  Slice working;                               // as it travels; to be written if rounds_updates(job)
-  Slice updated;                               // where the master goes, == master unless weights have a second buffer
+  Slice working;                               // in the type that travels; written if rounds_updates(job)
+  Slice updated;                               // destination of the master; == master without double_buffer
   int64_t elems = 0;
-  std::vector<int64_t> decay_edges;  // elements where weight decay ends, begins again and so on; it begins on
+  std::vector<int64_t> decay_edges;  // elements where weight decay ends, begins again and so on; it is on at the start
 };
 
-/// Does the update write rounded weights (bf16)? What travels as int8 is made on the way, in blocks.
+/// Does the update write rounded weights (bf16)? Weights that travel as int8 are encoded later, in blocks.
 bool rounds_updates(const Job& job);
 
-/// The shards of bucket `bucket`, or of all if it is negative, in flat order; neighbours in every buffer are one.
-/// Padding is among them: its gradient is zero, so it stays zero. Pure.
+/// Pure. The shards of bucket `bucket`, or of all if it is negative, in flat order; shards that are neighbours in every
+/// buffer are merged. Padding is included: its gradient is zero, so it stays zero.
 std::vector<UpdateShard> update_shards(const Job& job, int32_t bucket);
 
 }  // namespace slipstream

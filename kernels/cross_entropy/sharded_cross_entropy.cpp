@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks, costs, dispatch and the ordered sum of cross-entropy over a shared vocabulary.
+// Checks, costs, dispatch and the ordered sum of cross-entropy over a sharded vocabulary.
 
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 

@@ -2,9 +2,9 @@
 #pragma once
 // The CUDA side of every op; arguments are already checked and not empty, pointers are device memory.
 //
-// Each enqueues on the context's stream and returns. Throws: ResourceError if a launch is refused. Ids and targets live
-// on the device, so those outside the vocabulary cannot be refused: they turn the loss or the row into NaN, or are left
-// out of a gradient, and nothing is read or written out of bounds.
+// Each function enqueues on the context's stream and returns. Throws: ResourceError if a launch is refused. Ids and
+// targets are on the device, so invalid ones cannot be refused: they turn the loss or the row into NaN, or are left out
+// of a gradient, and nothing is read or written out of bounds.
 
 #include "engine/device/work.h"
 #include "kernels/adamw/adamw.h"

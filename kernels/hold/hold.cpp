@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and dispatch of what an emulated link does.
+// Checks and dispatch of the works of an emulated link.
 
 #include "kernels/hold/hold.h"
 

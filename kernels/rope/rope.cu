@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rotary embedding on CUDA: a thread turns the pairs of 16 bytes of the first half of a head.
+// The rotary embedding on CUDA: a thread rotates the pairs of 16 bytes of the first half of a head.
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/entry_points.h"

@@ -407,6 +407,6 @@ TEST_CASE("processes that a launcher started and that do not know each other are
   Folder folder;
   const std::string train = exe() + " train " + run_file(folder) + " --set train.steps=1";
   check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6,
-                {"the launcher started 2 processes", "knows of one", "srun --mpi=pmix"});
+                {"the launcher started 2 processes", "sees only one", "srun --mpi=pmix"});
   CHECK(shell("SLURM_STEP_NUM_TASKS=1 " + train).code == 0);
 }

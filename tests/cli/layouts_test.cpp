@@ -68,7 +68,7 @@ TEST_CASE("a schedule file with a pass too few or too many is refused by the pas
   folder.write("schedule.csv", lines.substr(0, lines.rfind("\n1,") + 1));
   check_refused(call("plan " + run + own), 2, {"stage 1: weight of micro-batch 3 is missing", csv});
   folder.write("schedule.csv", lines + "0,99,F,0,0\n");
-  check_refused(call("check " + run + own), 2, {"stage 0: forward of micro-batch 0 comes twice", csv});
+  check_refused(call("check " + run + own), 2, {"stage 0: forward of micro-batch 0 appears twice", csv});
 }
 
 TEST_CASE("a plan tells the bubble of a pipeline from communication that compute waits for", "[cli][pipeline]") {
@@ -154,7 +154,7 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=2 --set "
        "pipeline.schedule=interleaved_1f1b "
        "--set train.micro_batch_size=4",
-       {"goes round 2 stages with 1 micro-batches", "has 2"}},
+       {"needs a multiple of 2 micro-batches per step, got 1", "has 2"}},
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=3 --set "
        "pipeline.schedule=interleaved_1f1b",
        {"2 x 3 = 6 stages is more than model.layers = 4"}},

@@ -106,7 +106,7 @@ TEST_CASE("ranks with another library than the table's are refused, or all go wi
   };
   check_refused(ranks("--set device.algorithms=" + table), 2,
                 {"rank 1 cannot take rank 0", "device.algorithms = " + table,
-                 "is of cuBLASLt 130100, this one is 120100", "device.algorithms = \"\""});
+                 "is for cuBLASLt 130100, this one is 120100", "device.algorithms = \"\""});
   const Result without = ranks("");
   INFO(without.text);
   CHECK(without.code == 0);

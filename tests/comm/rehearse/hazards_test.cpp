@@ -259,8 +259,8 @@ TEST_CASE("an order that no pass has said is an error, whichever way the rehears
       CHECK(proof.hazards[0].by_chance);
       CHECK(proof.hazards[0].sentence() ==
             "reduce B (channel reduce, run 0) writes part bytes 0..64 that reduce A (channel reduce, run 0) "
-            "writes, and only the computed order of the plan puts it second: say that reduce B waits for "
-            "reduce A, or the other way round.");
+            "writes, and only the computed order of the plan puts it second. Declare that reduce B waits for "
+            "reduce A, or the reverse.");
     }
 }
 
