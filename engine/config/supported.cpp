@@ -19,7 +19,8 @@ const std::vector<SupportedRow>& supported_rows() {
        "use \"bytes\" or \"chars\"; with any other tokenizer, train on token shards (docs/how-to/token-shards.md)"},
       {"overlap.max_inflight_buckets",
        [](R c) { return c.overlap.max_inflight_buckets != 1 || c.zero.shard_size == 0; },
-       "use 0 or at least 2: with zero.shard_size one bucket is summed inside groups while another goes across them"},
+       "use 0 or at least 2: with zero.shard_size, one bucket is summed inside groups while another is summed across "
+       "groups"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
       {"checkpoint.interval", [](R c) { return c.checkpoint.interval == 0; },
        "use 0: the final weights are always saved"},
