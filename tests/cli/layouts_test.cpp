@@ -149,7 +149,7 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
     std::vector<std::string> parts;
   };
   const std::vector<Row> rows = {
-      {" --ranks 3 --set parallel.pipeline=3", {"3 x 1 = 3 stages is more than model.layers = 2"}},
+      {" --ranks 3 --set parallel.pipeline=3", {"3 x 1 = 3 stages exceeds model.layers = 2"}},
       {" --ranks 3 --set parallel.pipeline=2", {"pipeline 2", "2 ranks do not divide the 3"}},
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=2 --set "
        "pipeline.schedule=interleaved_1f1b "
@@ -157,7 +157,7 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
        {"goes round 2 stages with 1 micro-batches", "has 2"}},
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=3 --set "
        "pipeline.schedule=interleaved_1f1b",
-       {"2 x 3 = 6 stages is more than model.layers = 4"}},
+       {"2 x 3 = 6 stages exceeds model.layers = 4"}},
       {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2",
        {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
       {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096",
