@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a run reads of NCCL and cuBLASLt besides its run file: tables, and variables of the environment, the same for
-// all ranks.
+// Tables and environment variables of NCCL and cuBLASLt, equal on all ranks.
 
 #include <string>
 #include <vector>
@@ -13,11 +12,11 @@
 
 namespace slipstream::runtime {
 
-/// Blocks. Collective. Rank 0's tables are everybody's: what they say is part of the plan. Fills what `place` says of
-/// them, and from then on products take what the table says. A table of device.algorithms = "auto" that not every card
-/// takes is left alone on all ranks, with a warning.
-/// Throws: AgreedFailure (code 2): a table that is broken; a rank that finds another file under the name in the run
-/// file than rank 0, or whose card or library cannot take rank 0's; NCCL's variables that differ between ranks.
+/// Blocks. Collective. All ranks use rank 0's tables, because the plan depends on them. Fills the table fields of
+/// `place`; afterwards, products use the table. If a GPU cannot use the table of device.algorithms = "auto", no rank
+/// uses it, and a warning is printed.
+/// Throws: AgreedFailure (code 2): a broken table; a rank with a different file than rank 0 under the run file's path,
+/// or with a GPU or library that cannot use rank 0's table; NCCL variables that differ between ranks.
 void read_tables(World& world, const RunConfig& config, DeviceAssignment& assignment);
 
 }  // namespace slipstream::runtime

@@ -209,7 +209,7 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"parallel.pipeline=2\" --set \"pipeline.schedule=gpipe\" --set \"pipeline.schedule_file=a.csv",
        {"gpipe", "no effect", "a.csv"}},
       {"comm.deterministic=false\" --set \"device.kind=cpu", {"comm.deterministic = false", "no effect", "CPU"}},
-      {"output.dir=.", {"output.dir", "no name of its own"}},
+      {"output.dir=.", {"output.dir", "no folder name"}},
       {"device.machine=" SOURCE_DIR "/configs/machines/none.toml", {"none.toml"}},
   };
   for (const auto& row : rows) {

@@ -332,7 +332,7 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   const std::string alone =
       kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda --set output.dir=" + folder.path("alone");
   CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
-  CHECK(contains(channels("alone"), "no: NCCL wants all ranks to register"));
+  CHECK(contains(channels("alone"), "no: NCCL needs all ranks to register"));
   CHECK(!contains(channels("alone"), "\"registered\": \"yes\""));
   // Arenas that the ranks' NCCL is to read in place are its own; one rank has nobody to read them.
   const std::string without = "env FAKE_NCCL_NO_MEMORY=1 " + kFake;
