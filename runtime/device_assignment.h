@@ -9,23 +9,19 @@
 #include "engine/config/config.h"
 #include "engine/config/machine.h"
 #include "engine/device/device.h"
+#include "runtime/library_tables.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
 
-/// The device of this rank. All ranks of a run have the same kind.
-struct DeviceAssignment {
+/// The device of this rank and the tables of its libraries. All ranks of a run have the same kind.
+struct DeviceAssignment : LibraryTables {
   DeviceKind kind = DeviceKind::cpu;
   int gpu = 0;                    // index among those that this process sees
   int ranks = 1;                  // of the run
   std::vector<int> ranks_on_gpu;  // of the world, this one among them; more than one only where GPUs are shared
   std::string name = "cpu";       // for run.json and people: "cpu" or the GPU's own name
   int driver = 0;                 // the oldest of all ranks, as CudaGpu has it
-  comm::NcclTable nccl;           // of comm.nccl, rank 0's
-  std::string nccl_hash;          // of its text, XXH3-128; empty: no table
-  std::string algorithms;         // path of the table of timed products that rank 0 has read; empty: none
-  std::string algorithms_hash;
-  size_t timed_products = 0;
 
   /// Its memory is NCCL's where several ranks talk through it. Throws: ResourceError when the GPU does not start.
   std::unique_ptr<Device> make_device() const;

@@ -8,38 +8,10 @@
 #include <vector>
 
 #include "comm/rehearse/price.h"
+#include "comm/rehearse/runs.h"
 #include "engine/plan/plan.h"
 
 namespace slipstream::comm {
-
-/// What the device adds to the plan's own waits between communication tasks, in host order.
-enum class Gate : uint8_t {
-  none,          // channels are independent
-  launch_order,  // one enters only after every one issued before it on its rank has entered
-  serial,        // one enters only after the one issued before it on its rank has ended
-};
-const char* name_of(Gate gate);
-
-/// The wire that a channel uses. Two channels that differ only in a trailing "_in" or "_out" are the two ends of one: a
-/// send on "pipe_fwd_out" meets the recv on its peer's "pipe_fwd_in". Pure.
-std::string wire_name(const Channel& channel);
-
-/// What one rank runs in a row. `seams` may be shorter than `runs`; SeamWait::run indexes `runs`.
-struct RankRuns {
-  int rank = 0;
-  std::vector<const Plan*> runs;
-  std::vector<std::vector<SeamWait>> seams;
-};
-
-struct RehearseOptions {
-  Gate gate = Gate::none;
-  /// Ranks that differ only in axes other than pipeline do the same at the same time: one representative stands for
-  /// them, alone in its groups; it still pays for the whole group. Otherwise all ranks of the mesh must be given.
-  bool collapse = true;
-  bool contention = true;  // transfers in flight on a port share it
-  bool replayed = false;   // a device launches every run as one graph, which is a barrier: nothing of a run begins
-                           // before all of the last one has ended
-};
 
 struct Span {
   int64_t start_ns = 0;  // of communication: when its last member entered
