@@ -9,23 +9,19 @@
 #include "engine/config/config.h"
 #include "engine/config/machine.h"
 #include "engine/device/device.h"
+#include "runtime/library_tables.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
 
-/// The device of this rank. All ranks of a run have the same kind.
-struct DeviceAssignment {
+/// The device of this rank and the tables of its libraries. All ranks of a run have the same kind.
+struct DeviceAssignment : LibraryTables {
   DeviceKind kind = DeviceKind::cpu;
   int gpu = 0;                    // index among the GPUs visible to this process
   int ranks = 1;                  // of the run
   std::vector<int> ranks_on_gpu;  // of the world, including this rank; more than one only on shared GPUs
   std::string name = "cpu";       // for run.json and messages: "cpu" or the GPU's name
   int driver = 0;                 // oldest of all ranks, as in CudaGpu
-  comm::NcclTable nccl;           // of comm.nccl, rank 0's
-  std::string nccl_hash;          // XXH3-128 of the table's text; empty: no table
-  std::string algorithms;         // path of rank 0's table of timed products; empty: none
-  std::string algorithms_hash;
-  size_t timed_products = 0;
 
   /// If several ranks communicate through it, NCCL allocates its memory. Throws: ResourceError if the GPU does not
   /// start.

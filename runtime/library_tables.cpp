@@ -94,7 +94,7 @@ void require_same_variables(World& world) {
   }
 }
 
-void read_nccl(World& world, const RunConfig& config, DeviceAssignment& assignment) {
+void read_nccl(World& world, const RunConfig& config, LibraryTables& tables) {
   const std::string& path = config.comm.nccl;
   std::string text;
   world.together([&] {
@@ -102,17 +102,17 @@ void read_nccl(World& world, const RunConfig& config, DeviceAssignment& assignme
   });
   require_same_file(world, "comm.nccl", path);
   text = world.all_gather(text)[0];
-  world.together([&] { assignment.nccl = comm::NcclTable::parse(text, path); });
-  if (!path.empty()) assignment.nccl_hash = hash_of(text);
+  world.together([&] { tables.nccl = comm::NcclTable::parse(text, path); });
+  if (!path.empty()) tables.nccl_hash = hash_of(text);
 }
 
-void read_products(World& world, const RunConfig& config, DeviceAssignment& assignment) {
+void read_products(World& world, const RunConfig& config, LibraryTables& tables) {
   const kernels::GemmLibrary library = kernels::gemm_library();
   const bool named = config.device.algorithms != "auto";
-  assignment.algorithms = kernels::algorithms_path(config.device.algorithms, library);
-  if (named) require_same_file(world, "device.algorithms", assignment.algorithms);
+  tables.algorithms = kernels::algorithms_path(config.device.algorithms, library);
+  if (named) require_same_file(world, "device.algorithms", tables.algorithms);
   std::string warning, text;
-  if (world.rank() == 0) text = kernels::read_algorithms(assignment.algorithms, library, warning).text();
+  if (world.rank() == 0) text = kernels::read_algorithms(tables.algorithms, library, warning).text();
   if (!warning.empty()) log_warn("{}", warning);
   text = world.all_gather(text)[0];
   kernels::AlgorithmTable table(library);
@@ -130,7 +130,7 @@ void read_products(World& world, const RunConfig& config, DeviceAssignment& assi
     if (!refusals[r].empty()) refusing.push_back(r);
   if (!refusing.empty()) {
     const std::string who = fmt::format("{} cannot use rank 0's device.algorithms = {}: {}", ranks_text(refusing),
-                                        assignment.algorithms, refusals[refusing[0]]);
+                                        tables.algorithms, refusals[refusing[0]]);
     world.together([&] {
       if (named)
         throw ConfigError(
@@ -141,20 +141,20 @@ void read_products(World& world, const RunConfig& config, DeviceAssignment& assi
     if (world.rank() == 0) log_warn("[cuda] {} The products of all ranks use cuBLASLt's first choice.", who);
     table = kernels::AlgorithmTable(library);
   }
-  assignment.timed_products = table.size();
-  if (assignment.timed_products == 0)
-    assignment.algorithms.clear();
+  tables.timed_products = table.size();
+  if (tables.timed_products == 0)
+    tables.algorithms.clear();
   else
-    assignment.algorithms_hash = hash_of(text);
+    tables.algorithms_hash = hash_of(text);
   kernels::use_algorithms(std::move(table));
 }
 
 }  // namespace
 
-void read_tables(World& world, const RunConfig& config, DeviceAssignment& assignment) {
+void read_tables(World& world, const RunConfig& config, LibraryTables& tables) {
   require_same_variables(world);
-  read_nccl(world, config, assignment);
-  read_products(world, config, assignment);
+  read_nccl(world, config, tables);
+  read_products(world, config, tables);
 }
 
 }  // namespace slipstream::runtime

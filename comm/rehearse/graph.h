@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/price.h"
+#include "comm/rehearse/runs.h"
 #include "comm/rehearse/virtual_time.h"
 
 namespace slipstream::comm {

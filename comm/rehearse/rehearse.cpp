@@ -120,25 +120,6 @@ RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index,
 
 }  // namespace
 
-const char* name_of(Gate gate) {
-  switch (gate) {
-    case Gate::none:
-      return "independent";
-    case Gate::launch_order:
-      return "launch order";
-    case Gate::serial:
-      return "serial";
-  }
-  return "?";
-}
-
-std::string wire_name(const Channel& channel) {
-  std::string_view name = channel.name;
-  for (std::string_view suffix : {"_in", "_out"})
-    if (name.ends_with(suffix)) return std::string(name.substr(0, name.size() - suffix.size()));
-  return channel.name;
-}
-
 Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                    const Price& price, const RehearseOptions& options) {
   Graph graph(mesh, channels, ranks, price, {.rehearse = options});

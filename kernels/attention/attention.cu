@@ -7,6 +7,7 @@
 
 #include <initializer_list>
 
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/entry_points.h"

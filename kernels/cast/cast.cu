@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions and sums on CUDA.
 
+#include "kernels/cast/cast.h"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/entry_points.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Columns on CUDA: one thread per 16 bytes of a row if operands are aligned.
 
+#include "kernels/columns/columns.h"
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/entry_points.h"
 

@@ -10,7 +10,9 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/cublaslt.h"
+#include "engine/device/work.h"
+#include "kernels/cuda/algorithms.h"
+#include "kernels/cuda/gemm.h"
 
 namespace slipstream::kernels::lt {
 

@@ -1,31 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The CUDA side of every op; arguments are already checked and not empty, pointers are device memory.
+// The CUDA side of every op; arguments are already checked and not empty, pointers are device memory. Each op defines
+// its own arguments: the op includes this header, not the other way round.
 //
 // Each function enqueues on the context's stream and returns. Throws: ResourceError if a launch is refused. Ids and
 // targets are on the device, so invalid ones cannot be refused: they turn the loss or the row into NaN, or are left out
 // of a gradient, and nothing is read or written out of bounds.
 
 #include "engine/device/work.h"
-#include "kernels/adamw/adamw.h"
-#include "kernels/attention/attention.h"
-#include "kernels/cast/cast.h"
-#include "kernels/columns/columns.h"
-#include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/cross_entropy/sharded_cross_entropy.h"
-#include "kernels/embedding/embedding.h"
-#include "kernels/gelu/gelu.h"
-#include "kernels/hold/hold.h"
-#include "kernels/layer_norm/layer_norm.h"
-#include "kernels/matmul/matmul.h"
-#include "kernels/residual/residual.h"
-#include "kernels/rms_norm/rms_norm.h"
-#include "kernels/rope/rope.h"
-#include "kernels/sum_squares/sum_squares.h"
-#include "kernels/swiglu/swiglu.h"
-#include "kernels/wire/wire.h"
 
 namespace slipstream::kernels {
+
+struct Adamw;
+struct Add;
+struct AttentionBackward;
+struct AttentionBlockBackward;
+struct AttentionBlockForward;
+struct AttentionForward;
+struct AwaitFlag;
+struct Cast;
+struct ColumnsSum;
+struct ColumnsTake;
+struct CopyAround;
+struct CrossEntropy;
+struct CrossEntropyMerge;
+struct CrossEntropyPart;
+struct Decode;
+struct EmbeddingBackward;
+struct EmbeddingForward;
+struct EmbeddingRowsAdd;
+struct EmbeddingRowsPack;
+struct Encode;
+struct GeluBackward;
+struct GeluForward;
+struct HoldBlocks;
+struct LayerNormBackward;
+struct LayerNormForward;
+struct MatmulBackwardInput;
+struct MatmulBackwardWeight;
+struct MatmulForward;
+struct PositionBackward;
+struct Residual;
+struct RmsNormBackward;
+struct RmsNormForward;
+struct Rope;
+struct SumParts;
+struct SumSquares;
+struct SwigluBackward;
+struct SwigluForward;
 
 void adamw_cuda(LaunchContext& context, const Adamw& args);
 void attention_forward_cuda(LaunchContext& context, const AttentionForward& args);

@@ -10,6 +10,7 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/embedding/embedding.h"
 
 namespace slipstream::kernels {
 namespace {

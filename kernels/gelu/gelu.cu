@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/entry_points.h"
+#include "kernels/gelu/gelu.h"
 
 namespace slipstream::kernels {
 namespace {

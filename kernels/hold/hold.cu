@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/entry_points.h"
+#include "kernels/hold/hold.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -5,6 +5,8 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/gelu/gelu.h"
+#include "kernels/matmul/matmul.h"
 
 namespace slipstream::kernels {
 namespace {

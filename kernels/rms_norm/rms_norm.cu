@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/norm.cuh"
+#include "kernels/rms_norm/rms_norm.h"
 
 namespace slipstream::kernels {
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/sum_squares/sum_squares.h"
 
 namespace slipstream::kernels {
 namespace {

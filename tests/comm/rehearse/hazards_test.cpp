@@ -264,6 +264,30 @@ TEST_CASE("an order that no pass has said is an error, whichever way the rehears
     }
 }
 
+TEST_CASE("a write must wait for every earlier reader of its bytes, also for two readers on one channel", "[hazards]") {
+  // Channel order runs `first` before `second`. A pass that relies on it has an implicit order.
+  for (const bool waits_for_both : {false, true}) {
+    CAPTURE(waits_for_both);
+    ToyJob job;
+    ToyPlan plan(job);
+    plan.compute("a", 10).compute("b", 10);
+    plan.task({.name = "first", .channel = "copy", .op = Op::copy, .after = {"a"}, .reads = {"x"}});
+    plan.task({.name = "second", .channel = "copy", .op = Op::copy, .after = {"b"}, .reads = {"x"}});
+    plan.task({.name = "write",
+               .channel = "other",
+               .op = Op::copy,
+               .after = waits_for_both ? Names{"first", "second"} : Names{"second"},
+               .writes = {"x"}});
+    const Proof proof = finish(job, plan.build());
+    CHECK(proof.holds() == waits_for_both);
+    CHECK(proof.hazard_count == (waits_for_both ? 0 : 1));
+    if (proof.hazards.empty()) continue;
+    CHECK(proof.hazards[0].by_chance);
+    CHECK(proof.hazards[0].earlier == "first");
+    CHECK(proof.hazards[0].later == "write");
+  }
+}
+
 TEST_CASE("the order of a plan may come from chains of tasks and through the spine", "[hazards]") {
   for (bool through_spine : {false, true}) {
     ToyJob job;

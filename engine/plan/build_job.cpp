@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planner: places memory, then runs the passes in order.
+// Functions of Job, and the planner of one stage: it places memory, then runs the passes in order.
 
 #include "engine/plan/job.h"
 

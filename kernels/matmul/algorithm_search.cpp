@@ -10,6 +10,8 @@
 #include "engine/device/clock.h"
 #include "kernels/cuda/cublaslt_types.h"
 #include "kernels/cuda/entry_points.h"
+#include "kernels/gelu/gelu.h"
+#include "kernels/matmul/matmul.h"
 
 namespace slipstream::kernels {
 namespace {
