@@ -2,9 +2,24 @@
 // The CUDA side of every op in a build without CUDA: one sentence.
 
 #include "engine/base/check.h"
+#include "kernels/adamw/adamw_cuda.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/cast/cast_cuda.h"
+#include "kernels/columns/columns_cuda.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda/algorithms.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/gelu/gelu_cuda.h"
+#include "kernels/hold/hold_cuda.h"
+#include "kernels/layer_norm/layer_norm_cuda.h"
+#include "kernels/matmul/matmul_cuda.h"
+#include "kernels/residual/residual_cuda.h"
+#include "kernels/rms_norm/rms_norm_cuda.h"
+#include "kernels/rope/rope_cuda.h"
+#include "kernels/sum_squares/sum_squares_cuda.h"
+#include "kernels/swiglu/swiglu_cuda.h"
+#include "kernels/wire/wire_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -2,7 +2,7 @@
 // Blocks that hold their multiprocessor, and copies for the copy engines.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/hold/hold_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

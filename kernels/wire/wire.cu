@@ -2,7 +2,7 @@
 // What travels instead of floats on CUDA: a warp per block of 128, four values a lane, 16 bytes of float.
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/wire/wire_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
