@@ -8,8 +8,8 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -10,7 +10,6 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {

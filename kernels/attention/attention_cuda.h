@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The tensor core path of attention on CUDA.
+// The CUDA side of attention: its entry points, and the path on tensor cores that they try first.
+//
+// Arguments are already checked and not empty, pointers are device memory. Each function enqueues on the context's
+// stream and returns. Throws: ResourceError if a launch is refused.
 
 #include "kernels/attention/attention.h"
 
 namespace slipstream::kernels {
+
+void attention_forward_cuda(LaunchContext& context, const AttentionForward& args);
+void attention_backward_cuda(LaunchContext& context, const AttentionBackward& args);
+void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args);
+void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args);
 
 /// Enqueues. Returns false and enqueues nothing unless the type is bf16, head_dim is 64 or 128 and all rows, also the
 /// carried ones, begin at multiples of 16 bytes. A block of a ring may use either path: the carried values have the

@@ -3,8 +3,8 @@
 
 #include "kernels/columns/columns.h"
 
+#include "kernels/columns/columns_cuda.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Columns on CUDA: one thread per 16 bytes of a row if operands are aligned.
 
-#include "kernels/columns/columns.h"
+#include "kernels/columns/columns_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cross-entropy on CUDA: one block per row finds maximum and sum together, then writes the gradient over the logits.
 
-#include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/cross_entropy/sharded_cross_entropy.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {

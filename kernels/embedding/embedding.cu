@@ -8,9 +8,8 @@
 #include <limits>
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
-#include "kernels/embedding/embedding.h"
+#include "kernels/embedding/embedding_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

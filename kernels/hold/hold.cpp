@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/hold/hold_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -2,8 +2,7 @@
 // Blocks that occupy their multiprocessor, and copies for the copy engines.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
-#include "kernels/hold/hold.h"
+#include "kernels/hold/hold_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

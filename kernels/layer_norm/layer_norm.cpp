@@ -6,7 +6,7 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/common/row_blocks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/layer_norm/layer_norm_cuda.h"
 
 namespace slipstream::kernels {
 

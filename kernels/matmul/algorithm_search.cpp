@@ -9,9 +9,8 @@
 #include "engine/base/check.h"
 #include "engine/device/clock.h"
 #include "kernels/cuda/cublaslt_types.h"
-#include "kernels/cuda/entry_points.h"
-#include "kernels/gelu/gelu.h"
-#include "kernels/matmul/matmul.h"
+#include "kernels/gelu/gelu_cuda.h"
+#include "kernels/matmul/matmul_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

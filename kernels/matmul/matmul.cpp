@@ -11,9 +11,9 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/matmul/matmul_cpu.h"
+#include "kernels/matmul/matmul_cuda.h"
 #include "kernels/matmul/product.h"
 
 namespace slipstream::kernels {

@@ -3,10 +3,9 @@
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cublaslt.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
-#include "kernels/gelu/gelu.h"
-#include "kernels/matmul/matmul.h"
+#include "kernels/gelu/gelu_cuda.h"
+#include "kernels/matmul/matmul_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

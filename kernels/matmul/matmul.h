@@ -3,8 +3,8 @@
 // Matrix products of a linear layer: forward with bias and GELU, gradient of the input, gradient of weight and bias.
 //
 // All matrices are row-major and dense unless a stride is named. Activations and weights are f32 or bf16 (`dtype`,
-// accumulated in float), gradients of parameters are float. No two operands may overlap, except that `pre_activation`
-// is never the same memory as `y`. Rows, in, out may be 0.
+// accumulated in float), gradients of parameters are float. An output may not overlap another operand; two inputs may
+// be the same memory. Rows, in, out may be 0.
 // On cpu the product is oneDNN's (or Eigen's), one call per thread on a tile of the result; bits depend on the number
 // of threads, the instruction set and the library, all part of the plan, and on nothing else.
 // `padding`: the last columns of `out` exist only for the strides. Their rows of weight and, in a backward pass, their

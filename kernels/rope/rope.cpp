@@ -7,7 +7,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/rope/rope_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

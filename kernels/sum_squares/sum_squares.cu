@@ -2,9 +2,8 @@
 // Sums of squares on CUDA, in the order of the op card: the same bits as on the CPU.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
-#include "kernels/sum_squares/sum_squares.h"
+#include "kernels/sum_squares/sum_squares_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

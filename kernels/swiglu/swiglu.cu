@@ -2,8 +2,7 @@
 // SwiGLU on CUDA: a thread processes 16 bytes of the gate and the same amount of the other half.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
-#include "kernels/swiglu/swiglu.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

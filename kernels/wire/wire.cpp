@@ -5,8 +5,8 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/wire/wire_cpu.h"
+#include "kernels/wire/wire_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -11,9 +11,8 @@
 #include <string>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/cuda/entry_points.h"
-#include "kernels/swiglu/swiglu.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 #include "tests/emulation/emulator.h"
 
 using namespace slipstream;
