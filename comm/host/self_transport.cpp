@@ -19,7 +19,7 @@ class SelfTransport final : public HostTransport {
   int poll(uint64_t*, int) override { return 0; }
   void wait(int64_t) override {}
   int outstanding() const override { return 0; }
-  std::string waiting_for() const override { return "nobody"; }
+  std::string waiting_for() const override { return "no rank"; }
   void reserve(int) override {}
   void cancel() override {}
   void abort() override { aborted_ = true; }

@@ -207,8 +207,8 @@ std::string Hazard::sentence() const {
       "{}.",
       at(later, later_channel, later_run), later_writes ? "writes" : "reads", buffer, begin_bytes, end_bytes,
       at(earlier, earlier_channel, earlier_run), earlier_writes ? "writing" : "reading", later, earlier,
-      event.empty() ? "No event has been recorded behind it" : "The nearest event is that of " + event, earlier_channel,
-      behind.empty() ? "nothing" : "nothing behind " + behind);
+      event.empty() ? "No event is recorded after it" : "The nearest event is that of " + event, earlier_channel,
+      behind.empty() ? "nothing" : "nothing after " + behind);
 }
 
 HazardReport find_hazards(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers) {

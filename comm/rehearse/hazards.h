@@ -26,7 +26,7 @@ struct Hazard {
 
   /// "adamw/3 (channel update, run 1) writes params bytes 0..64 while forward/3 (channel compute, run 0) may still be
   /// reading them: add a wait of adamw/3 for forward/3. The nearest event is that of forward/4; of channel compute it
-  /// waits for nothing behind forward/2."
+  /// waits for nothing after forward/2."
   std::string sentence() const;
 };
 

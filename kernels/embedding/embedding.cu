@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) mark_kernel(const int32_t* ids, int6
   if (row < count && ids[row] >= 0) atomicOr(chunks.of(ids[row]) + chunk / 32, 1u << chunk % 32);
 }
 
-/// What the block of an id's first row does with the sum of its rows.
+/// Destination of the sum of an id's rows.
 enum class Finish { add_to_table, add_once_to_table, write_row };
 
 template <typename T>

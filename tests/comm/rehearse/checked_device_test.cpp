@@ -104,7 +104,7 @@ TEST_CASE("an event recorded too early orders nothing behind it, and the sentenc
         }) ==
         "[hazard] user (channel b, step 8) reads x bytes 16..32 while late (channel a, step 7) may still be writing "
         "them: add a wait of "
-        "user for late. The nearest event is that of later; of channel a it waits for nothing behind early.");
+        "user for late. The nearest event is that of later; of channel a it waits for nothing after early.");
   bench.b->wait(*bench.other, {});
   CHECK(said([&] { bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8); }) == "");
 }
@@ -144,7 +144,7 @@ TEST_CASE("a wait is for the record that is most recent when it is enqueued", "[
   Bench never;
   never.writes(*never.a, never.x);
   never.b->wait(*never.event, {});
-  CHECK(said([&] { never.reads(*never.b, never.x); }).find("No event has been recorded behind it") !=
+  CHECK(said([&] { never.reads(*never.b, never.x); }).find("No event is recorded after it") !=
         std::string::npos);
 }
 
