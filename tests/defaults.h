@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A configuration without a run file of one's own: what an empty one says, and `--set`.
+// A configuration without a run file: that of an empty file, plus `--set`.
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What benchmarks make of the times of works.
+// The statistics that benchmarks derive from the times of works.
 
 #include <cstdlib>
 #include <numeric>
@@ -13,7 +13,8 @@ using namespace slipstream::bench;
 using namespace slipstream::planner;
 
 TEST_CASE("times of items add up to a step, also where every step is disturbed elsewhere", "[contestant]") {
-  // 40 items of 1 and 2 ms; in every step three others take 5 ms more. No median of an item sees that, every step does.
+  // 40 items of 1 and 2 ms; in every step three other items take 5 ms more. No median of an item shows that, every step
+  // does.
   constexpr int kItems = 40, kSteps = 11;
   std::vector<std::vector<double>> seen(kItems);
   std::vector<int64_t> steps_ns;
@@ -32,7 +33,7 @@ TEST_CASE("times of items add up to a step, also where every step is disturbed e
   const std::vector<int64_t> scaled = adding_up_to_a_step(medians, steps_ns);
   CHECK(std::abs(std::accumulate(scaled.begin(), scaled.end(), int64_t{0}) - 75'000'000) <= kItems);
   for (size_t i = 0; i + 1 < scaled.size(); i += 2) CHECK(std::abs(2 * scaled[i] - scaled[i + 1]) <= 2);
-  // Undisturbed steps change nothing, and nothing measured is nothing.
+  // Undisturbed steps change nothing, and without measurements the result is empty.
   CHECK(adding_up_to_a_step(medians, {60'000'000, 60'000'000}) == medians);
   CHECK(adding_up_to_a_step({}, {}).empty());
   CHECK(adding_up_to_a_step({0, 0}, {5}) == std::vector<int64_t>{0, 0});

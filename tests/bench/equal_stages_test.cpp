@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipelines of the real planner on stages of equal times, rehearsed: the bubbles of the papers, and hops under compute.
+// Pipelines of the real planner on stages of equal times, rehearsed: the bubbles of the papers, and hidden transfers.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kForwardNs = 12'000'000;
 
-/// The planner is told what passes take: it chooses by that.
+/// The planner receives the times of passes and chooses by them.
 FinishedJob planned(
     Schedule schedule, int stages, int micro_batches, bool hides_transfers,
     const std::function<std::vector<int64_t>(const Job&)>& measured_ns = [](const Job& job) {
@@ -52,7 +52,7 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
         const double bubble = (rehearsed_equal_step_ms(finished, kForwardNs, 0) - busy_ms) / busy_ms;
         CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
         CHECK(std::abs(bubble - closed_form_bubble(order)) < 0.03 * closed_form_bubble(order));
-        // The schedule alone is that, whatever the hops.
+        // The schedule alone has this bubble, whatever the transfers.
         std::vector<std::vector<int64_t>> spine_ns;
         for (const auto& stage : finished.stages) spine_ns.push_back(equal_stage_ns(*stage, kForwardNs));
         const double ideal_ms = ideal_step_ms(planned(schedule, stages, micro_batches, true).stages, spine_ns);
@@ -110,7 +110,7 @@ TEST_CASE(
     "ZB-H1 lags further where hops keep more micro-batches alive, in the memory that its first stage takes anyway",
     "[pipeline]") {
   Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
-  machine.ranks_per_node = 1;  // hops cross nodes
+  machine.ranks_per_node = 1;  // transfers cross nodes
   const FinishedJob finished = build_finished_job(
       {.config = default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
                                      "model.tie_embeddings=false", "train.dtype=bfloat16", "train.micro_batch_size=4",
@@ -123,9 +123,9 @@ TEST_CASE(
   REQUIRE(shape.lags.size() == 4);
   CHECK(std::max_element(shape.lags.begin(), shape.lags.end()) == shape.lags.end() - 1);
   CHECK(shape.lags.back() > 3);
-  // The shortest step, with every stage as far behind as it may be, takes more memory: this is the next try.
+  // The shortest step, with every stage at its largest lag, needs more memory: this is the next try.
   CHECK(shape.lags != most_lags(shape));
-  // Stage 0 lags by nothing, as published, and has more alive than the others have then.
+  // Stage 0 does not lag, as published, and then has more micro-batches in flight than the others.
   CHECK(shape.lags[0] == 0);
   CHECK(largest_stage(finished).stage() == 0);
 }

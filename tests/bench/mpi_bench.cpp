@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host collectives between processes of one machine: time per size, and what a transfer costs a computing thread.
+// Host collectives between processes on one machine: time per size, and the cost of a transfer to a computing thread.
 // mpirun -np 2 --bind-to none mpi_bench; over links of a given rate: scripts/bench_collectives.sh
 
 #include <mpi.h>
@@ -90,7 +90,7 @@ int main() {
       std::printf("%6ld KiB: direct %.0f us, ring %.0f us, MPI_Allreduce %.0f us\n", static_cast<long>(kib), own[0],
                   own[1], theirs);
   }
-  // A waiting transfer: rank 0 enters, the others come 300 ms later; how much of its core does rank 0's compute keep?
+  // A waiting transfer: rank 0 enters, the others 300 ms later; the measured value is rank 0's remaining compute speed.
   const Work work = rig.all_reduce(1000, Algorithm::direct);
   for (bool waiting : {false, true}) {
     world.barrier();

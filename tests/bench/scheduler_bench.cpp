@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What streams, events and the scheduler cost on the cpu device: per call on the host, and per task with two
+// Cost of streams, events and the scheduler on the cpu device: per call on the host, and per task with two
 // predecessors.
 
 #include <fmt/core.h>
@@ -46,7 +46,7 @@ void bench_calls(int count) {
   fmt::print("host, ns per call: launch {:.0f}, record {:.0f}, wait {:.0f}\n", launch, record, wait);
 }
 
-/// A plan of `tasks` empty tasks, task i on channel 1 + i mod `channels`, each behind two of the tasks before it.
+/// A plan of `tasks` empty tasks, task i on channel 1 + i mod `channels`, each after two earlier tasks.
 void bench_tasks(const char* name, uint32_t tasks, uint32_t channels,
                  const std::function<uint32_t(uint32_t, int)>& back) {
   Job job;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Benchmarks as a user starts them: what is in their tables, and that its numbers agree. Nothing here judges a time.
+// Benchmarks started as a user does: contents and consistency of their tables. No test here judges a time.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@ using namespace slipstream::program;
 
 namespace {
 
-/// Rows of a table whose names hold no commas, by column; docs/reference/metrics.md has a row for every column.
+/// Rows of a table whose names contain no commas, by column; docs/reference/metrics.md has a row for every column.
 std::vector<std::map<std::string, std::string>> table_of(const std::string& path) {
   std::istringstream lines(read(path));
   std::vector<std::vector<std::string>> cells;
@@ -100,7 +100,7 @@ TEST_CASE("bench pipeline measures every schedule beside the rehearsal and its i
     CHECK(rows[i].at("virtual_stages") == (i % 4 == 2 ? "2" : "1"));
     CHECK(rows[i].at("compute_kind") == "paced");
     CHECK(number("hop_of_forward") == (i < 4 ? 0 : 0.5));
-    // With hops it is the same: none is exposed.
+    // With pipeline transfers the result is the same: none is exposed.
     CHECK(std::abs(number("ideal_bound_ms") - 3 * kMicroBatches * (1 + bubble)) < 1e-3);
     CHECK(number("rehearsed_step_ms") > number("ideal_bound_ms") - 1e-3);
     CHECK(number("noise_floor") > 0);
@@ -122,7 +122,7 @@ TEST_CASE("bench pipeline runs the kernels, and rehearses with what they took", 
     const auto number = [&](const char* column) { return std::stod(row.at(column)); };
     INFO(row.at("schedule") << " " << row.at("hop_of_forward"));
     CHECK(row.at("compute_kind") == "real");
-    // A stage's own passes are part of the ideal step, and that is part of the rehearsed one.
+    // A stage's own passes are part of the ideal step, which is part of the rehearsed step.
     const double passes_ms =
         kMicroBatches * (number("measured_forward_ms") + number("measured_backward_ms") + number("measured_weight_ms"));
     CHECK(number("measured_forward_ms") > 0);
@@ -205,7 +205,7 @@ TEST_CASE("bench kernels times every op of a size beside its bound, in the colum
     CHECK(number("threads") == 1);
     for (const char* column : {"time_us", "gflops", "gbytes_per_s", "bound_us"}) CHECK(number(column) > 0);
     CHECK(number("share_of_bound") == Approx(number("bound_us") / number("time_us")).epsilon(1e-4));
-    // What an op does can be counted by hand: rates and times must give it again.
+    // The effort of an op can be counted by hand: rates times durations must equal it.
     const double flops = 1e3 * number("gflops") * number("time_us"),
                  bytes = 1e3 * number("gbytes_per_s") * number("time_us");
     if (row.at("op").rfind("matmul", 0) == 0 && row.at("shape") == "qkv 768 x 128 x 384")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frozen command line, the shipped run files, and every bad input that ends in a sentence and a documented code.
+// The frozen command line, the shipped run files, and bad input: every case ends in one error and a documented code.
 
 #include <cstdio>
 #include <set>
@@ -14,7 +14,7 @@ using namespace slipstream::program;
 
 namespace {
 
-/// What begins the lines of a help text: subcommands, positional arguments and options, the latter as `-h,--help`.
+/// First words of the lines of a help text: subcommands, positional arguments and options, the latter as `-h,--help`.
 std::set<std::string> names_in(const std::string& help) {
   std::set<std::string> names;
   std::istringstream lines(help);
@@ -98,7 +98,7 @@ TEST_CASE("a wrong command line is code 2", "[cli]") {
     CHECK(count(result.text, "\n") == 1);
   }
   CHECK(!fs::exists(folder.path("run")));
-  // The word that nothing takes, and what was meant.
+  // The error names the unknown word and the nearest known one.
   check_refused(call("trian x.toml"), 2, {"'trian'", "did you mean 'train'?", "slipstream --help"});
   check_refused(call("bench overlp x.toml"), 2, {"'overlp'", "did you mean 'overlap'?", "slipstream bench --help"});
   check_refused(call("train " + run + " --dry-rn"), 2, {"'--dry-rn'", "did you mean '--dry-run'?"});
@@ -110,7 +110,7 @@ TEST_CASE("a wrong command line is code 2", "[cli]") {
                   {"--prompt-ids", "whole numbers from 0 to 2147483647, got '" + std::string(ids) + "'"});
   check_refused(call("train x --inject-delays 9223372036854775808"), 2,
                 {"--inject-delays", "9223372036854775807, got"});
-  // What stands behind an option is its value, and what stands behind that is not.
+  // The word after an option is its value, and the word after that is not.
   for (const std::string options : {"--set train.steps=3 ", "--set train.steps=2 --set model.layers=1 "})
     CHECK(call("train --dry-run " + options + run).code == 0);
   CHECK(call("plan --ranks 2 --set model.layers=1 " + run).code == 0);
@@ -128,7 +128,7 @@ TEST_CASE("every shipped run file passes --dry-run, and fits where it says that 
     if (entry.path().extension() != ".toml") continue;
     ++files;
     const std::string path = entry.path().string();
-    // Characters come from a text; the others know their vocabulary without any.
+    // The character tokenizer needs a text; the others have a fixed vocabulary.
     const std::string data = contains(path, "shakespeare_char") ? " --set data.train=" + folder.path("text.txt") : "";
     INFO(path);
     const Result dry = call("train " + path + " --dry-run --set output.dir=" + folder.path("run") + data);
@@ -146,7 +146,7 @@ TEST_CASE("every shipped run file passes --dry-run, and fits where it says that 
       CHECK(dry.text.find("load") < dry.text.find("parameters\n"));
     }
     CHECK(!fs::exists(folder.path("run")));
-    // Its own head says on how many ranks of which machine it is planned; there it fits.
+    // Its header names the number of ranks and the machine; on these it fits.
     const std::string text = read(path), begin = "# Rehearsed: slipstream plan configs/runs/" +
                                                  entry.path().filename().string() + " --ranks ";
     const size_t at = text.find(begin);
@@ -158,7 +158,7 @@ TEST_CASE("every shipped run file passes --dry-run, and fits where it says that 
     const Result plan = call("plan " + path + " --ranks " + ranks + " --machine " SOURCE_DIR "/" + machine + data);
     INFO(plan.text);
     CHECK(plan.code == 0);
-    CHECK(plan.text.rfind("machine: ", 0) == 0);  // the first line says which
+    CHECK(plan.text.rfind("machine: ", 0) == 0);  // the first line names it
   }
   CHECK(files >= 7);
 }
@@ -293,7 +293,7 @@ TEST_CASE("token shards made elsewhere are trained on, and continued as ids", "[
   // The run held 1024 rows.
   CHECK(checkpoint::read_final(folder.path("run") + "/checkpoints/final").weights.get("transformer.wte.weight").shape ==
         std::vector<int64_t>{1000, 16});
-  // The plan knew the shards' vocabulary, too: it is the plan of the run.
+  // The plan uses the shards' vocabulary, too: it is the plan of the run.
   CHECK(Json::parse(plan.text).at("plan_hash").as_string() ==
         Json::parse(read(folder.path("run") + "/run.json")).at("plan_hash").as_string());
   const std::string generate = "generate " + folder.path("run") + " --tokens 3 --device cpu";
@@ -337,7 +337,7 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   for (const char* command : {"plan ", "check ", "train "})
     check_refused(call(command + run + " --set model.layers=60000 --set model.width=4096"), 7,
                   {"60000 layers of", "at least"});
-  // Between what two and one layers ahead need: the sentence has the depth that fits.
+  // Between the needs of two and of one layers ahead: the error has the depth that fits.
   const auto total = [&](int depth) {
     const Result plan =
         call("plan " + run + " --ranks 2 --json --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=" +
@@ -353,7 +353,7 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   };
   check_refused(on_memory((total(1) + total(2)) / 2, 2), 7,
                 {"3 slots for gathered layers", "zero.prefetch_depth = 1 is the most that fits"});
-  // To the byte: what depth 0 needs is enough for it, and one byte less is for none.
+  // To the byte: depth 0 fits in exactly its need, and in one byte less nothing fits.
   const int64_t least = total(0);
   CHECK(on_memory(least, 0).code == 0);
   check_refused(on_memory(least, 2), 7,
@@ -362,8 +362,7 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
                 {"3 slots for gathered layers", "not even zero.prefetch_depth = 0 fits. Use more ranks"});
   check_refused(on_memory(least - 1, 0), 7,
                 {"1 slot for gathered layers takes ", "not even zero.prefetch_depth = 0 fits. Use more ranks"});
-  // Where no layer is gathered there are no slots to speak of; the sentence and the table are about the stage that
-  // needs most.
+  // Without gathered layers the message has no slots; the error and the table are about the stage that needs most.
   const std::string sharded = "check " + run + " --machine " + machine + " --set zero.stage=3 ";
   const Result persistent = call(sharded + "--ranks 2 --set zero.persistence_threshold=1GiB");
   check_refused(persistent, 7, {"100.0 KiB", "\n  optimizer ", "\n  total "});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs that cannot go on: every rank ends, with one sentence, the documented code and no half-written file.
+// Runs that cannot continue: every rank ends, with one error, the documented code and no half-written file.
 
 #include <signal.h>
 
@@ -14,7 +14,7 @@ using namespace slipstream::program;
 
 namespace {
 
-/// Process ids of programs whose command line has `part`, mpirun itself apart.
+/// Process ids of programs whose command line contains `part`, except mpirun itself.
 std::vector<pid_t> ranks_running(const std::string& part) {
   std::vector<pid_t> found;
   for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
@@ -27,7 +27,7 @@ std::vector<pid_t> ranks_running(const std::string& part) {
   return found;
 }
 
-/// What the kernels run with here if nobody asks for less.
+/// The kernels' instruction set if the environment selects no lower one.
 std::string best_instructions() {
   Folder folder;
   const Result trained = call("train " + run_file(folder, "") + " --set train.steps=1");
@@ -116,7 +116,7 @@ TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
       " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0"
       " --set optimizer.grad_clip=0 --set optimizer.weight_decay=1000 --set train.steps=60";
   const Result one = call("train " + run + sets);
-  check_refused(one, 5, {"loss is nan. ", "learning_rate"});  // nothing of a norm: without clipping nobody knows it
+  check_refused(one, 5, {"loss is nan. ", "learning_rate"});  // no norm: without clipping it is not computed
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
   if (!has_mpirun()) return;
   const Result two = on_ranks(2, "train " + run + sets);
@@ -166,7 +166,7 @@ TEST_CASE("a disk or a file that may not grow ends the run with a sentence, and 
           "[cli]") {
   Folder folder;
   const std::string run = run_file(folder) + " --set train.steps=4000 --set train.eval_batches=0";
-  // Blocks of 512 bytes; the shell's limit raises a signal, which is not to be the end.
+  // Blocks of 512 bytes; the shell's limit raises a signal, which must not end the process.
   const Result trained = shell("ulimit -f 64; " + exe() + " train " + run);
   check_refused(trained, 7, {"metrics.jsonl", "cannot be written", "Free space"});
   const std::string lines = read(folder.path("run") + "/metrics.jsonl");

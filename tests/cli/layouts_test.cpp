@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of the built program whose ranks do different things: stages of a pipeline, parts of sequences, parts of layers.
+// Runs of the built program whose ranks differ: stages of a pipeline, parts of sequences, parts of layers.
 
 #include <set>
 #include <sstream>
@@ -35,7 +35,7 @@ TEST_CASE("a schedule that was written to a file is read back, and trains the we
   const std::string run = run_file(folder) + " --set train.micro_batch_size=1 --set model.layers=4";
   REQUIRE(call("train " + run).code == 0);
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
-  const std::string slow = " --set comm.emulate.bandwidth=10Mbit/s";  // so that more are alive where hops take long
+  const std::string slow = " --set comm.emulate.bandwidth=10Mbit/s";  // slow transfers: more are in flight
   for (const auto& [kind, parts] :
        std::vector<std::pair<std::string, int>>{{"gpipe", 1}, {"1f1b", 1}, {"interleaved_1f1b", 2}, {"zb_h1", 1}}) {
     const std::string piped = run + " --set parallel.pipeline=2 --set pipeline.virtual_stages=" + std::to_string(parts);
@@ -51,7 +51,7 @@ TEST_CASE("a schedule that was written to a file is read back, and trains the we
     REQUIRE(again.code == 0);
     CHECK(read(csv) == written);
     CHECK(contains(again.text, "pipeline: " + csv + " over 2 stages" + (parts > 1 ? " x 2" : "") + " of "));
-    CHECK(!contains(again.text, "with more micro-batches alive"));  // the file says how many, whatever hops take
+    CHECK(!contains(again.text, "with more micro-batches alive"));  // the file fixes the number
     const Result trained = on_ranks(2, "train " + piped + " --set pipeline.schedule" + file);
     INFO(trained.text);
     REQUIRE(trained.code == 0);
@@ -114,7 +114,7 @@ TEST_CASE("one --set takes an axis out of a run file: what belonged to it is not
             {"pipeline.schedule = \"interleaved_1f1b\" has no effect with parallel.pipeline = 1",
              "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1"}},
            {"parallel.tensor=1", {"parallel.sequence_parallel = true has no effect with parallel.tensor = 1"}}}) {
-    // Whether one rank has the memory for it is another question.
+    // The memory of one rank is tested elsewhere.
     const Result plan = call("plan " SOURCE_DIR "/configs/runs/llama_70b.toml --json --ranks 64 --machine " SOURCE_DIR
                              "/configs/machines/h100x8.toml --set " +
                              set);
@@ -175,7 +175,7 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
       call("plan " + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=4");
   INFO(few.text);
   CHECK(few.code == 0);
-  CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // what it costs
+  CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // its cost
   const std::string costs =
       "1 micro-batch is too few to fill 2 stages: stages of equal duration idle for 100 % of their compute time";
   CHECK(contains(few.text, costs));

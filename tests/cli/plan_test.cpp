@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plan and check print: layout, memory, schedule and notes, and the layouts and schedules that they refuse.
+// Output of plan and check: layout, memory, schedule and notes, and the layouts and schedules that they refuse.
 
 #include <cstdio>
 #include <sstream>
@@ -43,7 +43,7 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
   CHECK(proof.at("hazards").as_array().empty());
   CHECK(proof.at("plan_hash").as_string() == plan.at("plan_hash").as_string());
   check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
-  // What splitting the tied table saves is the difference between two plans that anybody can ask for.
+  // The saving of a split tied table is the difference between two plans.
   const std::string slow = "plan " + run +
                            " --ranks 2 --set comm.emulate.bandwidth=100Mbit/s --machine " SOURCE_DIR
                            "/configs/machines/laptop.toml";
@@ -75,7 +75,7 @@ TEST_CASE("plan says which group crosses which link, and what recomputation save
   CHECK(contains(across.text, "pipeline       2 ranks, across nodes:"));
   CHECK(contains(across.text, "data           8 ranks, inside a node:"));
   CHECK(!contains(across.text, "recompute:"));
-  // Which plan, check and run say alike.
+  // plan, check and run agree on the plan.
   const std::string sums = "tensor groups communicate in every layer and cross nodes of ";
   CHECK(!contains(call(plan + " --set parallel.tensor=2").text, sums));
   const std::string apart = plan.substr(5) + " --set parallel.tensor=2 --set parallel.order=dp-pp-cp-tp";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs the built program as a user would, in a folder of its own, and returns what it said.
+// Runs the built program as a user would, in a separate folder, and returns its output.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,11 +20,11 @@ namespace slipstream::program {
 namespace fs = std::filesystem;
 
 struct Result {
-  int code = -1;     // 124: it was still running when its time was up
+  int code = -1;     // 124: it ran out of time
   std::string text;  // standard output and standard error
 };
 
-/// Blocks. One shell command, at most a minute unless said otherwise.
+/// Blocks. Runs one shell command, at most a minute unless stated otherwise.
 inline Result shell(const std::string& command, int seconds = 60) {
   std::FILE* pipe = popen(("timeout -k 5 " + std::to_string(seconds) + " sh -c '" + command + "' 2>&1").c_str(), "r");
   REQUIRE(pipe != nullptr);
@@ -36,7 +36,7 @@ inline Result shell(const std::string& command, int seconds = 60) {
   return result;
 }
 
-/// A folder that goes away with the test.
+/// A folder that is removed after the test.
 class Folder {
  public:
   Folder() {
@@ -121,7 +121,7 @@ inline int count(const std::string& text, const std::string& part) {
 }
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// The number that is printed behind `words`.
+/// The number printed after `words`.
 inline double number_after(const std::string& text, const std::string& words, size_t* end = nullptr) {
   const size_t at = text.find(words);
   REQUIRE(at != std::string::npos);
@@ -131,7 +131,7 @@ inline double number_after(const std::string& text, const std::string& words, si
   return value;
 }
 
-/// The size that is printed behind `words`, in bytes.
+/// The size printed after `words`, in bytes.
 inline double bytes_after(const std::string& text, const std::string& words) {
   size_t end = 0;
   const double value = number_after(text, words, &end);
@@ -139,7 +139,7 @@ inline double bytes_after(const std::string& text, const std::string& words) {
   return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : unit == "KiB" ? 0x1p10 : 1);
 }
 
-/// It failed with this code and one sentence of the program that has all these parts; nothing escaped as a bug.
+/// The program failed with this code and one error that contains all these parts; no exception escaped as a bug.
 inline void check_refused(const Result& result, int code, const std::vector<std::string>& parts) {
   INFO(result.text);
   CHECK(result.code == code);

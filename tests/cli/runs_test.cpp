@@ -46,11 +46,11 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   CHECK(metrics(dir).back().at("params_hash").as_string() == hash);  // the same bits, run after run
   REQUIRE(call("train " + run).code == 0);
   CHECK(fs::exists(dir + ".old-2"));
-  // What is refused before training leaves older runs where they are.
+  // A refusal before training leaves older runs unchanged.
   check_refused(shell("SLIPSTREAM_ISA=avx3 " + exe() + " train " + run), 2, {"avx3", "baseline, avx2, avx512"});
   CHECK(!fs::exists(dir + ".old-3"));
 
-  // What the run wrote down is a run file: it trains the same weights.
+  // The resolved run file trains the same weights.
   const Result again = call("train " + dir + ".old-1/config.resolved.toml --set output.dir=" + folder.path("again") +
                             " --set checkpoint.dir=" + folder.path("again") + "/checkpoints");
   INFO(again.text);
@@ -162,8 +162,8 @@ TEST_CASE(
     REQUIRE(trained.code == 0);
     for (const Json& line : metrics(folder.path("run"))) {
       const double flops = line.at("mfu").as_double() * line.at("step_ms").as_double() / 1e3 * ranks * 96e9;
-      // Products of 2 layers of 12 x 16 x 16 weights and of a head of 256 x 16, attention of 2 heads of 8; in a model
-      // so small the rest counts.
+      // Products of 2 layers of 12 x 16 x 16 weights and of a head of 256 x 16, attention of 2 heads of 8; in such a
+      // small model the rest counts.
       const double weights = 2 * 12 * 16 * 16 + 256 * 16,
                    closed = 6 * weights * 4 * 16 + 2 * 4 * 14.0 * 16 * 16 * 17 / 2;
       CHECK(flops > closed);
@@ -214,7 +214,7 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
   REQUIRE(result.code == 0);
   const std::vector<Json> lines = metrics(dir);
   CHECK(lines.back().at("params_hash").as_string() == hash);
-  // What is exposed is somebody's: the tasks that compute waited for, the largest first.
+  // Exposed time is charged to the tasks that compute waited for, the largest first.
   CHECK(contains(result.text, "; compute waited for "));
   for (const Json& line : lines) {
     REQUIRE(line.at("exposed_ms").as_double() > 0);
@@ -247,7 +247,7 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
       collectives += category == "communication" && contains(name, "all_reduce.bucket");
     }
   }
-  CHECK(waits >= 4);  // at least one a step and rank
+  CHECK(waits >= 4);  // at least one per step and rank
   CHECK(collectives >= 4);
 }
 
@@ -347,7 +347,7 @@ TEST_CASE("a pipeline says what the stage that needs most takes, and at the end 
   CHECK(contains(run.text, "memory of rank 0: at most "));
 }
 
-// Minutes, and it needs the text: run by hand or with everything else, `cli_runs_test [slow]`.
+// Takes minutes and needs the text: run it by hand or with all tests, `cli_runs_test [slow]`.
 TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks", "[.slow]") {
   if (!has_mpirun()) return;
   const char* given = std::getenv("SLIPSTREAM_SHAKESPEARE");
@@ -413,7 +413,7 @@ TEST_CASE("memory grows by what the plan says, and the rest is small", "[cli]") 
         continue;
       }
       const double grown = used.resident - smallest.resident, planned = used.planned - smallest.planned;
-      CHECK(planned > 200 * 0x1p20);  // the law is about models that are not small beside a page of scratch
+      CHECK(planned > 200 * 0x1p20);  // the law holds for models that are large compared with a page of scratch
       CHECK(std::abs(grown - planned) < 0.02 * planned);
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeRO as a user meets it: memory and bytes of a run against its plan, where the update runs, and what each knob is
-// worth.
+// ZeRO from the user's view: memory and bytes of a run against its plan, the place of the update, and the effect of
+// each knob.
 
 #include <cmath>
 
@@ -11,7 +11,7 @@ using namespace slipstream::program;
 
 namespace {
 
-/// The number behind `words` in `text`.
+/// The number after `words` in `text`.
 std::string set(const std::vector<std::string>& values) {
   std::string text;
   for (const std::string& value : values) text += " --set " + value;
@@ -28,17 +28,17 @@ TEST_CASE("a run sends the bytes that its plan says, counted where they leave, a
     int ranks;
     std::vector<std::string> sets;
     double least,
-        most;  // of the theory for the whole model: padding, scales, and what stays whole or is still in a slot
+        most;  // of the theory for the whole model: padding, scales, parameters that stay whole or are in a slot
   } rows[] = {
       {2, {"zero.stage=0", "train.global_batch_size=8", "overlap.split_tied_embedding=false"}, 1, 1.05},
-      // The table's two shares travel apart, the second as rows of few tokens or dense: two fifths of this model are
-      // its table.
+      // The table's two shares travel separately, the second as rows of few tokens or dense: two fifths of this model
+      // are its table.
       {2, {"zero.stage=0", "train.global_batch_size=8"}, 1, 1.45},
       {2, {"zero.stage=0", "train.micro_batch_size=16", "train.global_batch_size=32"}, 1, 1.45},
       {3, {"zero.stage=1", "train.global_batch_size=6"}, 1, 1.05},
       {3, {"zero.stage=2", "train.global_batch_size=6"}, 1, 1.05},
-      // Embedding and head share a table that stays whole: reduced once, and gathered once. Apart, they pass through a
-      // slot, gathered once in a micro-batch.
+      // A table shared by embedding and head stays whole: reduced once, and gathered once. Separate tables pass through
+      // a slot, gathered once per micro-batch.
       {3, {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4"}, 0.6, 1.05},
       {3,
        {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4",
@@ -73,7 +73,7 @@ TEST_CASE("memory of a rank grows by what the plan says in every stage, within 2
   const std::string run = run_file(folder);
   for (int stage : {1, 2, 3}) {
     double small_resident = 0, small_planned = 0;
-    // As wide as each other: what libraries and the pieces of saved tensors need is in both.
+    // Equally wide: both include the memory of libraries and of the pieces of saved tensors.
     for (const char* layers : {"2", "10"}) {
       // Tens of millions of weights start random.
       const Result result =
@@ -92,7 +92,7 @@ TEST_CASE("memory of a rank grows by what the plan says in every stage, within 2
       }
       const double grown = resident - small_resident, expected = planned - small_planned;
       WARN("stage " << stage << ": " << grown / 0x1p20 << " MiB more, " << expected / 0x1p20 << " planned");
-      CHECK(expected > 150 * 0x1p20);  // beside which a page of scratch is nothing
+      CHECK(expected > 150 * 0x1p20);  // compared with which a page of scratch is negligible
       CHECK(std::abs(grown - expected) < 0.02 * expected);
     }
   }
@@ -109,7 +109,7 @@ TEST_CASE("plan prints the table of the paper, what small buckets mean, and wher
   for (const char* stage : {"\n  0 ", "\n  1 ", "\n  2 ", "\n  3 "}) CHECK(contains(plan.text, stage));
   CHECK(contains(plan.text, "parameters are larger than overlap.bucket_size = 64 B; each travels in one bucket"));
   CHECK(contains(plan.text, "gradients and parameters on the wire: "));
-  // On a CPU two copies gain nothing: the update is behind all readers on the compute stream.
+  // On a CPU two copies gain nothing: the update follows all readers on the compute stream.
   CHECK(contains(plan.text, "update (optimizer.double_buffer = \"auto\"):\n  * on the compute stream"));
   CHECK(contains(plan.text, "on a CPU an update takes the cores that compute, wherever it runs"));
   CHECK(contains(plan.text, "    double-buffered "));
@@ -152,19 +152,19 @@ TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one c
       INFO(places);
       CHECK(count(places, "  * ") == 1);
       CHECK(contains(places, "* double-buffered") == automatic.first);
-      // The star is at the shortest step.
+      // The star marks the shortest step.
       const std::string of_star = places.substr(places.find("  * "));
       for (const char* assignment : {"on the compute stream", "on a stream of its own", "double-buffered"})
         CHECK(number_after(of_star, "step ") <= number_after(places.substr(places.find(assignment)), "step "));
       if (automatic.first) CHECK(contains(of_star.substr(0, of_star.find('\n')), " (-"));
       ++(automatic.first ? taken : left);
-      // The same again: what is chosen depends on nothing but the run file and the machine.
+      // The same again: choices depend only on the run file and the machine.
       CHECK(chosen("auto") == automatic);
     }
   WARN(taken << " with two copies, " << left << " with one");
   CHECK(taken > 0);
   CHECK(left > 0);
-  // Two copies that do not fit are not taken, and nobody is told to make room for them.
+  // Two copies that do not fit are not used, and no message asks for more memory.
   std::string small = read(SOURCE_DIR "/configs/machines/h100x8.toml");
   const std::string wanted = late_readers + " --set zero.stage=1";
   const auto total = [&](const std::string& choice) {
@@ -192,7 +192,7 @@ TEST_CASE("a step as a graph is rehearsed with the barrier behind it, and auto t
   Folder folder;
   const std::string tiny = "plan " + run_file(folder) + " --ranks 2" + gpus + " --set zero.stage=1";
   int graphs = 0, task_by_task = 0;
-  // On a slow link all gathers behind the barrier are more than the launches; on a fast one they are not.
+  // On a slow link all gathers after the barrier cost more than the launches; on a fast one they do not.
   for (const std::string& plan : {gpt2, tiny, gpt2 + " --set comm.emulate.bandwidth=20Gbit/s"}) {
     const auto planned = [&](const std::string& graph) {
       const Result printed = call(plan + " --json --set device.graph=" + graph);
@@ -219,7 +219,7 @@ TEST_CASE("a step as a graph is rehearsed with the barrier behind it, and auto t
   INFO(text.text);
   CHECK(contains(text.text, "\ngraph:   device.graph = \"auto\": steps are launched "));
   CHECK(contains(text.text, "with a graph's barrier behind each"));
-  // A CPU has no graphs, and no line about them.
+  // A CPU has no graphs, and the output no line about them.
   CHECK(!contains(call("plan " + run_file(folder) + " --ranks 2").text, "graph:"));
 }
 
@@ -250,7 +250,7 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
     const size_t last = row.rfind(','), before = row.rfind(',', row.rfind(',', last - 1) - 1);
     INFO(row);
     CHECK(std::stod(row.substr(before + 1)) > 0);
-    // A gather that begins when it is needed is waited for.
+    // Compute waits for a gather that begins when it is needed.
     if (contains(row, "gathers exposed")) CHECK(std::stod(row.substr(last + 1)) > 0);
     CHECK(!contains(row, "inf"));
   }

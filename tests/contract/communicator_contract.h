@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The laws of communicators, as one function that every rank calls: ranks may be threads or processes. Failures are
-// collected as sentences, because the test framework belongs to one thread.
+// collected as texts, because the test framework belongs to one thread.
 //
 // The oracle adds in a plain loop: rank order 0, 1, ... for `direct`; from the right neighbour round to the owner of a
-// part for `ring`, rounded to the type at each hop.
+// part for `ring`, rounded to the type at each step.
 
 #include <atomic>
 #include <cmath>
@@ -28,7 +28,7 @@ using comm::Transfer;
 
 using MakeDevice = std::function<std::unique_ptr<Device>()>;
 
-/// One rank of a test: a communicator, a stream, three buffers, and what went wrong.
+/// One rank of a test: a communicator, a stream, three buffers, and the failures found.
 class RankTest {
  public:
   static constexpr BufferId kFrom = 0, kTo = 1;
@@ -52,7 +52,7 @@ class RankTest {
     launch(work, from, to);
     finish();
   }
-  /// Enqueues. As run, for a test that waits by itself, then calls finish; `from` and `to` stay the same until then.
+  /// Enqueues. Like run, for a test that waits itself, then calls finish; `from` and `to` stay the same until then.
   void launch(const Work& work, std::vector<std::byte>& from, std::vector<std::byte>& to) {
     held_.clear();
     held_.push_back({&from, assignment(from)});
@@ -61,7 +61,7 @@ class RankTest {
     frame_ = {.memory = &memory_};
     stream_->launch(work, frame_);
   }
-  /// Blocks. Waits, and brings back what a device holds.
+  /// Blocks. Waits, and copies the results back from the device.
   void finish() {
     stream_->synchronize();
     for (const Held& held : held_)
@@ -94,7 +94,7 @@ class RankTest {
   std::vector<Held> held_;
 };
 
-/// What the ranks add. NCCL's order of additions is its own: what it adds must be exact in every order.
+/// The values that ranks add. NCCL's order of additions is its own: its sums must be exact in every order.
 enum class Values { any, exact };
 
 /// Element `index` of rank `rank`: magnitudes spread over 2^8, so that the order of additions shows in the last bits.
@@ -132,7 +132,7 @@ T add(const std::vector<T>& values, bool round_each_hop) {
   }
 }
 
-/// Sum of element `index` as its part's owner gets it.
+/// Sum of element `index` as computed by the owner of its part.
 template <typename T>
 T expected_sum(const Philox& random, int ranks, int64_t index, int owner, Algorithm algorithm,
                Values kind = Values::any) {
@@ -374,7 +374,7 @@ inline void check_bad_input(RankTest& test) {
               "aliasing passed");
 }
 
-/// The last rank stays away and aborts; all others are inside a transfer and must come out with CommError.
+/// The last rank stays away and aborts; all others are inside a transfer and must return with CommError.
 inline void check_abort(RankTest& test, bool abort_reaches_the_others) {
   const auto group = test.comm.split(0, test.comm.rank());
   const bool away = test.comm.rank() == test.comm.size() - 1;

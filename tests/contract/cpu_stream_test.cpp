@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream contract on the cpu device, and what is special about it.
+// The stream contract on the cpu device, and the cpu device's own laws.
 
 #include <mutex>
 #include <set>

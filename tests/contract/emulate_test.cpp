@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated link: its bookkeeping against times by hand, and the communicator contract behind it.
+// The emulated link: its bookkeeping against times by hand, and the communicator contract through it.
 
 #include "comm/emulate/emulate.h"
 
@@ -68,7 +68,7 @@ TEST_CASE("a transfer that is told late counts from its true begin") {
   port.advance(5001);
   CHECK(b->end_ns == 3100);
   port.remove(b);
-  const auto c = port.add(3000, 0, 1000);  // until 3100 the port was given to b
+  const auto c = port.add(3000, 0, 1000);  // until 3100 the port belonged to b
   CHECK(port.predicted_end_ns(c) == 4100);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an emulated link does while it is busy, on the CPU with stand-ins for copies and blocks; and groups of which one
-// rank exists.
+// Load of a busy emulated link, on the CPU with stand-ins for copies and blocks; and groups in which only one rank
+// exists.
 
 #include <atomic>
 #include <map>
@@ -70,7 +70,7 @@ TEST_CASE("every form takes at least the link's time and moves the same bytes") 
     }
     CHECK(from == to);
     CHECK(seen.holds == (form == LinkForm::blocks ? 2 : 0));
-    // Out as much as the wire carries; what the buffer is too small for is not read twice.
+    // Moves as much as the wire carries; what the buffer is too small for is not read twice.
     CHECK(seen.copies == (form == LinkForm::copies ? 2 * std::clamp<int64_t>(cost.bytes >> 20, 1, 16) : 0));
     CHECK((seen.copied_bytes > 0) == (form == LinkForm::copies));
     CHECK(seen.copied_bytes <= 2 * cost.bytes);
@@ -117,7 +117,7 @@ TEST_CASE("parts of a transfer are told in order, with the port shared, and none
   while (count() < 4) std::this_thread::yield();
   const std::map<std::string, int64_t> at(measured_ns.begin(), measured_ns.end());
   CHECK(at.at("quarter") >= 10'000'000);
-  CHECK(at.at("half") >= 15'000'000);  // the other is gone by then
+  CHECK(at.at("half") >= 15'000'000);  // the other transfer has ended by then
   CHECK(at.at("all") >= 25'000'000);
   CHECK(measured_ns.back().first == "all");
   CHECK(at.at("quarter") <= at.at("half"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator contract on ranks that are processes, with memory that they share and through MPI alone. Every rank
-// collects its failures; rank 0 prints all.
+// The communicator contract on ranks that are processes, with shared memory and through MPI alone. Every rank collects
+// its failures; rank 0 prints all.
 
 #include <cstdio>
 #include <numeric>
@@ -31,7 +31,7 @@ void check_control_plane(RankTest& test, comm::MpiWorld& world) {
   world.barrier();
 }
 
-/// A rank that waits for a peer that stays away is told after the timeout, with the op and the peer.
+/// A rank that waits for an absent peer gets an error after the timeout, with the op and the peer.
 void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks, bool share_memory) {
   if (world.size() == 1) return;
   const auto impatient =
@@ -51,7 +51,7 @@ void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>
   world.barrier();
 }
 
-/// Behind an emulated link all ranks agree on the last entry, and none ends before the wire.
+/// Through an emulated link all ranks agree on the last entry, and none ends before the wire.
 void check_emulated(RankTest& test, comm::MpiWorld& world) {
   const comm::Link link{.bytes_per_second = 1e9, .latency_ns = 200000};
   const auto group = comm::emulate(test.comm.split(0, test.comm.rank()), std::make_shared<comm::LinkPort>(link));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages through shared memory: every byte arrives once, in order of its tag, whatever the order of asking.
+// Messages through shared memory: every byte arrives once, in order of its tag, whatever the order of the receives.
 
 #include <array>
 #include <numeric>
@@ -15,7 +15,7 @@ using namespace slipstream::comm;
 
 namespace {
 
-/// Areas of `size` ranks, in memory of this process.
+/// Areas of `size` ranks, in this process's memory.
 struct Areas {
   explicit Areas(int size) : bytes(shared_area_bytes(size)), memory(static_cast<size_t>(size * bytes + 64)) {
     const auto base = reinterpret_cast<uintptr_t>(memory.data());
@@ -81,7 +81,7 @@ TEST_CASE("messages of all sizes between all ranks arrive whole, whichever order
       uint64_t token = 0;
       for (int peer = 0; peer < kRanks; ++peer) {
         if (peer == me) continue;
-        // Tag t carries messages t, t + kTags, ...: asked for tag by tag, in another order than sent.
+        // Tag t carries messages t, t + kTags, ...: received tag by tag, in another order than sent.
         for (int t = kTags; t-- > 0;)
           for (int i = t; i < kMessages; i += kTags) {
             received.emplace_back(static_cast<size_t>(size_of_message(peer, me, i)));

@@ -17,8 +17,8 @@
 
 namespace slipstream::contract {
 
-/// Runs `body` on the host when the stream gets there. On cpu that is where works run in any case; on cuda the test
-/// file hands it to the stream as a host function.
+/// Runs `body` on the host when the stream reaches it. On cpu works run there in any case; on cuda the test file passes
+/// it to the stream as a host function.
 using RunInOrder = std::function<void(LaunchContext&, std::function<void()> body)>;
 inline void run_at_once(LaunchContext&, const std::function<void()>& body) { body(); }
 
@@ -121,9 +121,9 @@ inline void wait_captures_the_latest_record_at_its_call(StreamFixture& f) {
   const auto event = f.device->make_event(1);
   a->launch(f.work(0), f.frame);
   a->record(*event);
-  b->wait(*event, f.frame);  // captures the record behind work 0
+  b->wait(*event, f.frame);  // captures the record after work 0
   b->launch(f.work(1), f.frame);
-  if (f.runs()) b->synchronize();  // must not need what follows on a
+  if (f.runs()) b->synchronize();  // must not need the later commands on a
   a->launch(f.work(2, 1000, 500000000), f.frame);
   a->record(*event);  // recorded again
   b->wait(*event, f.frame);
@@ -266,7 +266,7 @@ inline void waits_of_the_host_are_counted(StreamFixture& f) {
   a->record(*event);
   b->wait(*event, {});
   CHECK(f.device->host_wait_count() == before);
-  const int64_t each = f.runs() ? 1 : 0;  // nobody waits for virtual time
+  const int64_t each = f.runs() ? 1 : 0;  // virtual time needs no waits
   event->synchronize();
   CHECK(f.device->host_wait_count() == before + each);
   b->synchronize();

@@ -16,7 +16,7 @@ std::string joined(const std::vector<std::string>& failures) {
   return text;
 }
 
-/// A communicator that adds in the reverse order of ranks: what the oracle must notice.
+/// A communicator that adds in the reverse order of ranks: the oracle must detect it.
 class Reversed final : public comm::Communicator {
  public:
   explicit Reversed(comm::Communicator& forward) : rank_(forward.rank()), inner_(forward.split(0, -forward.rank())) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What takes too long is named once; what ends in time is left alone.
+// A wait over the limit is reported once; a wait that ends in time is left alone.
 
 #include <atomic>
 #include <future>
@@ -35,6 +35,6 @@ TEST_CASE("wait_limit: waits that end in time are left alone, however many, and 
   for (int i = 0; i < 8; ++i)
     limit.watch("a turn", [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
   CHECK_THROWS_AS(limit.watch("a failure", [] { throw std::runtime_error("gone"); }), std::runtime_error);
-  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // nobody waits
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // no thread waits
   CHECK(calls == 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The watchdog ends waits that would last for ever, and nothing else.
+// The watchdog ends waits that would last forever, and nothing else.
 
 #include "comm/watchdog.h"
 
@@ -15,8 +15,8 @@ using comm::Watchdog;
 
 namespace {
 
-/// A wire whose works hang until they are aborted, and that says what it is told to. Its abort may wait for another's,
-/// as NCCL's does where it frees memory while the other's operations stand on the device.
+/// A wire whose works hang until they are aborted, with errors set by the test. Its abort may wait for another's, as
+/// NCCL's does when it frees memory while the other's operations are on the device.
 class Wire final : public comm::Communicator {
  public:
   int rank() const override { return 0; }
@@ -64,8 +64,8 @@ TEST_CASE("an error of the wire ends the wait with its words and the work in fli
   }),
                     Catch::Contains("remote process exited") &&
                         Catch::Contains("In flight: all_reduce of 7 float32 on channel reduce."));
-  while (!other.aborted) std::this_thread::yield();  // from a thread of its own
-  // It is said again, and nothing is waited for any more.
+  while (!other.aborted) std::this_thread::yield();  // on a separate thread
+  // The error is thrown again, and nothing waits any more.
   CHECK_THROWS_AS(watchdog.watch([] { FAIL("waited"); }), CommError);
   CHECK_THROWS_AS(watchdog.rethrow(), CommError);
 }

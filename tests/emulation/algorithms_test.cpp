@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which algorithm a product takes: what the search measures, what the file keeps, and what is done with a file that is
-// not ours.
+// Choice of a product's algorithm: the search's measurements, the file's contents, and the treatment of files for
+// another GPU.
 
 #include "kernels/cuda/algorithms.h"
 
@@ -136,7 +136,7 @@ TEST_CASE("the search takes the fastest candidate that runs, and says what the f
     CHECK((timed->apart_us > 0) ==
           (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient));
   }
-  // Of a library that fuses no gradients the table has only the plain ones, and nothing is fused.
+  // If the library fuses no gradients, the table has only the plain products, and nothing is fused.
   emulation::fake_cublaslt().fuses_gradients = false;
   const AlgorithmTable plain = searched();
   CHECK(plain.size() == 3);
@@ -181,7 +181,7 @@ TEST_CASE("a search that ends early leaves a table that the next one continues f
   };
   CHECK(search_algorithms(context, products, short_of_time, table, note) >= products.size() - 1);
 
-  // It breaks off behind the third product: the table has three, and the next search times the others only.
+  // It stops after the third product: the table has three, and the next search times only the others.
   struct CutOff {};
   CHECK_THROWS_AS(search_algorithms(context, products, kSearch, table,
                                     [&](const ProductShape& product, const TimedAlgorithm& timed) {
@@ -196,7 +196,7 @@ TEST_CASE("a search that ends early leaves a table that the next one continues f
   CHECK(search_algorithms(context, products, kSearch, table, note) == 0);
   CHECK(table.text() == done);
 
-  // What is erased is timed again, and nothing else.
+  // Only erased entries are timed again.
   table.erase(products[1]);
   added = {};
   const std::vector<ProductShape> one = {products[1]};
@@ -291,7 +291,7 @@ TEST_CASE("a file that is broken or of another card or version is left alone, wi
   said("", library);
   said("not JSON", library);
   said("[]", library);
-  // Cut anywhere it is refused, and never half read.
+  // A truncated file is refused at every length, and never half read.
   for (size_t size = 0; size + 2 < good.size(); size += 97) said(good.substr(0, size), library);
 }
 

@@ -26,13 +26,13 @@ struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   int64_t kv_width() const { return 2 * kv_heads * head_dim; }
 };
 
-/// What one rank computes of a ring, and what it adds to the gradients of every owner's keys.
+/// One rank's results in a ring, and its contribution to the gradients of every owner's keys.
 struct RankResult {
   Doubles out, lse, dq;
   std::vector<Doubles> dkv;  // by owner
 };
 
-/// Keys of odd owners lie `shift` elements further, which takes the tensor cores away from their blocks.
+/// Keys of odd owners are `shift` elements further, which excludes their blocks from the tensor cores.
 RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int rank, const Doubles& qkv,
                     const Doubles& dout, float scale, int64_t shift) {
   const ContextChunks chunks = s.chunks(rank);
@@ -64,8 +64,8 @@ RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int ran
     attention_block_forward(context, args);
   }
   RankResult r{out.doubles(), lse.doubles(), {}, std::vector<Doubles>(static_cast<size_t>(s.ranks))};
-  // Backward the own keys come last. A first block of the late queries alone leaves the early ones: a sum that starts
-  // from zero serves both.
+  // In backward the own keys come last. A first block of the late queries alone leaves the early ones: a sum that
+  // starts from zero serves both.
   OnDevice dq(sums, dtype, "dq"), dq_sum(Doubles(static_cast<size_t>(sums)), DType::f32, "dq_sum");
   for (int turn = 0; turn < s.ranks; ++turn) {
     const int owner = chunks.owner((turn + 1) % s.ranks);
@@ -125,7 +125,7 @@ void check(const Shape& s, DType dtype, int64_t shift = 0) {
         for (size_t i = 0; i < dkv[owner].size(); ++i) dkv[owner][i] += r.dkv[owner][i];
     }
     for (int owner = 0; owner < s.ranks; ++owner)
-      for (int64_t part : {0, 1}) {  // dk and dv apart, so that a small one is not hidden by a large one
+      for (int64_t part : {0, 1}) {  // dk and dv separately, so that a small one is not hidden by a large one
         CAPTURE(owner, part);
         const int64_t half = s.kv_width() / 2, begin = s.out_width() + part * half;
         CHECK(error_of(columns(dkv[static_cast<size_t>(owner)], s.kv_width(), part * half, (part + 1) * half),
@@ -149,7 +149,7 @@ TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whol
   check({1, 4, 1, 1, 64, 2}, DType::bf16);       // chunks of one token
   check({2, 36, 4, 2, 64, 3}, DType::bf16);      // one tile; a block in the middle
   check({1, 4 * 64, 1, 1, 64, 2}, DType::bf16);  // whole tiles
-  check({1, 4 * 63, 1, 1, 64, 2}, DType::bf16);  // a tile but for its last key
+  check({1, 4 * 63, 1, 1, 64, 2}, DType::bf16);  // a tile except for its last key
   check({1, 4 * 65, 1, 1, 64, 2}, DType::bf16);  // chunks of a tile and a row, three tiles of keys
   check({1, 6 * 33, 2, 1, 128, 3}, DType::bf16);
   check({2, 70, 2, 2, 64, 1}, DType::bf16);  // one block that is first and last, with gradients that travel

@@ -15,7 +15,7 @@ using Shape = reference::AttentionShape;
 
 namespace {
 
-/// Of each of q, k, v alone, so that a small one is not hidden by a large one.
+/// For each of q, k, v separately, so that a small one is not hidden by a large one.
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
   Doubles g, e;
   for (size_t i = 0; i < got.size(); ++i)
@@ -24,7 +24,7 @@ double part_error(const Doubles& got, const Doubles& expected, int64_t width, in
   return error_of(g, e);
 }
 
-/// `shift` elements before q, k and v take the tensor cores away, which need whole 16 bytes.
+/// `shift` elements before q, k and v exclude the tensor cores, which need rows aligned to 16 bytes.
 void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f, int64_t shift = 0) {
   const int64_t width = s.width(), out_width = s.out_width(), rows = s.batch * s.tokens;
   const uint32_t seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim);
@@ -222,7 +222,7 @@ TEST_CASE("attention, general path: what is not whole 16 bytes is read element b
 }
 
 TEST_CASE("a held block takes the shared memory that there is") {
-  if (on_card) return;  // the flag is the host's
+  if (on_card) return;  // the flag is in the host's memory
   OnDevice x(Doubles(2048), DType::f32, "x");
   LaunchContext context = cuda_context();
   const uint32_t released = 1;

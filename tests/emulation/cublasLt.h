@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The part of cuBLASLt's interface that kernels/cuda uses, on the emulated device; found before the toolkit's header of
-// the same name. Values of enumerations are the library's.
+// The part of cuBLASLt's interface that kernels/cuda uses, on the emulated device; the include path finds it before the
+// toolkit's header of the same name. Values of enumerations are the library's.
 
 #include <cuda_runtime.h>
 

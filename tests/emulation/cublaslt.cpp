@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated cuBLASLt: descriptors are checked as the manual of the library states its rules, products follow their
+// The emulated cuBLASLt: descriptors are checked against the rules in the library's manual, products follow their
 // definition.
 
 #include <cublasLt.h>
@@ -237,7 +237,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   *found = 0;
   if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
   if (preference->workspace_bytes < slipstream::emulation::kWorkspaceBytes) return CUBLAS_STATUS_NOT_SUPPORTED;
-  // What the library likes best where it may: two halves of the sum, each rounded as D is.
+  // The library's first choice if allowed: two halves of the sum, each rounded as D is.
   if ((preference->reduction_schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) &&
       call.k() > 1)
     results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kRoundingCandidate, call),
@@ -285,7 +285,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   }
   slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d,
                                           candidate, workspace, factor = *static_cast<const float*>(beta)] {
-    std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // nobody else's meanwhile
+    std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // no other product uses it meanwhile
     call.run(a, b, factor, d, candidate == slipstream::emulation::kRoundingCandidate);
     slipstream::emulation::elapse(call.ns(candidate));
   });

@@ -2,7 +2,7 @@
 #pragma once
 // The part of CUDA's language and runtime that our kernels use, on the emulator.
 //
-// Found before the toolkit's header of the same name by the emulated build, so the same .cu files compile with g++.
+// The emulated build finds it before the toolkit's header of the same name, so the same .cu files compile with g++.
 
 #include <algorithm>
 #include <bit>

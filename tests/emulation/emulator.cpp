@@ -79,7 +79,7 @@ struct Warp {
   Lane slots[2][32];
 };
 
-/// Who touched a granule: thread + 1 (0 for no one), and when.
+/// Which thread accessed a granule: thread + 1 (0: none), and when.
 struct Touch {
   uint16_t thread = 0;
   uint32_t block_epoch = 0, warp_epoch = 0;
@@ -239,10 +239,10 @@ void run_block() {
   }
 }
 
-struct sigaction before_run;  // who hears of faults when no kernel runs
+struct sigaction before_run;  // the handler of faults while no kernel runs
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  // Memory that is not ours may be somebody's who wants to know (tests/guard).
+  // Memory outside the emulator may belong to another handler (tests/guard).
   if (!memory_around(info->si_addr) && signal == SIGSEGV && (before_run.sa_flags & SA_SIGINFO) &&
       before_run.sa_sigaction != on_fault)
     return before_run.sa_sigaction(signal, info, context);

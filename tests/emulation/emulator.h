@@ -41,15 +41,15 @@ struct Size3 {
 void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body,
          const std::source_location& site);
 
-/// Hands a command of `stream` (a kernel, a memset, a product) to whoever runs streams. By default it runs at once, in
-/// the calling thread. Kernels run one at a time whatever the thread.
+/// Passes a command of `stream` (a kernel, a memset, a product) to the runner of streams. By default it runs at once,
+/// in the calling thread. Kernels run one at a time on any thread.
 void enqueue(void* stream, std::function<void()> command);
 void set_streams(std::function<void(void* stream, std::function<void()> command)> streams);
-/// Blocks until those have run all that they were handed. Memory is freed behind it, as cudaFree does.
+/// Blocks until all passed commands have run. Memory is freed after that, as cudaFree does.
 void wait_for_streams();
 void set_wait_for_streams(std::function<void()> wait);
 
-/// What the device gives to a block: as the cards that give least, those of compute capability 8.6, 8.9 and 12.0.
+/// Shared memory of a block: that of the smallest GPUs, compute capability 8.6, 8.9 and 12.0.
 constexpr size_t kSharedMemoryBytes = 99 * 1024;
 
 /// Order of the threads between two barriers; results of a correct kernel do not change.
@@ -63,9 +63,9 @@ int64_t elapsed_ns();
 // --- called by device code, from a fiber
 
 [[noreturn]] void fail(const std::string& what);
-/// The same where the compiler does not expect an exception: the thread never goes on.
+/// The same where the compiler does not expect an exception: the thread never continues.
 void fail_quietly(const std::string& what);
-/// Whether this thread runs a kernel.
+/// Does this thread run a kernel?
 bool in_kernel();
 void block_barrier(const std::source_location& at);
 
@@ -89,7 +89,7 @@ bool is_shared(const void* p);
 void shared_read(const void* p, size_t size_bytes, const std::source_location& at);
 void shared_write(const void* p, size_t size_bytes, const std::source_location& at);
 
-/// Of code that is compiled with `accesses_are_calls` (meson.build), before every load and store.
+/// For code compiled with `accesses_are_calls` (meson.build), before every load and store.
 void access(const void* p, size_t size_bytes);
 
 /// Checks an access of a vector: alignment, and the rules of shared memory where `p` is shared.
@@ -98,7 +98,7 @@ void vector_access(const void* p, size_t size_bytes, bool write, const std::sour
 // --- called by tests
 
 /// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages. It begins
-/// `shift_bytes` behind a multiple of 16.
+/// `shift_bytes` after a multiple of 16.
 class DeviceMemory {
  public:
   explicit DeviceMemory(size_t size_bytes, std::string name = "memory", size_t shift_bytes = 0);
@@ -110,7 +110,7 @@ class DeviceMemory {
   const std::string& name() const { return name_; }
   /// Nothing was written between the end and the protected page, nor before the beginning.
   bool intact() const;
-  /// Whether `address` lies between the outer ends of the protected pages.
+  /// Is `address` between the outer ends of the protected pages?
   bool protects(const void* address) const;
   bool contains(const void* p, size_t size_bytes) const { return p >= data_ && at(p) + size_bytes <= size_bytes_; }
   /// The offset of `address`.
@@ -128,11 +128,11 @@ class DeviceMemory {
 
 // --- between emulator.cpp and memory.cpp
 
-/// From now on kernels may touch the memory that there is now.
+/// From now on kernels may access the memory that exists now.
 void see_memories();
-/// Of which `address` lies inside the protected pages, or null.
+/// The memory whose protected pages contain `address`, or null.
 const DeviceMemory* memory_around(const void* address);
-/// What is wrong with an access to it.
+/// The error of an access to it.
 std::string describe(const void* address);
 
 }  // namespace slipstream::emulation

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated device itself: what it computes, and that every kind of mistake is an error that names its place.
+// The emulated device itself: its results, and an error with a place for every kind of mistake.
 
 #include <fmt/core.h>
 #include <launch.h>
@@ -15,12 +15,12 @@ using emulation::DeviceMemory;
 
 namespace {
 
-/// The sentence of the error that a launch ends with; empty if it runs.
+/// The error of a launch; empty if it runs.
 template <typename Kernel, typename... Args>
 std::string error_of(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, const Args&... args) {
   try {
     launch(cudaStream_t{}, kernel, grid, block, shared_bytes, args...);
-  } catch (const std::exception& error) {  // of the emulated device, or of what asks it before a launch
+  } catch (const std::exception& error) {  // of the emulated device, or of a check before a launch
     return error.what();
   }
   return {};
@@ -56,7 +56,7 @@ __global__ void vector_kernel(const float* x, float* sum) {
 }
 __global__ void before_kernel(int* out) { out[static_cast<int>(threadIdx.x) - 1] = 1; }
 
-/// Sums the block by a tree; kSkip is the barrier that a mutant leaves out.
+/// Sums the block by a tree; the mutant kSkip omits the barrier.
 template <int kSkip>
 __global__ void tree_kernel(const int* in, int* out) {
   __shared__ int storage[kThreads];
@@ -103,7 +103,7 @@ __global__ void divergent_shuffle_kernel(int* out) {
 }
 __global__ void partial_mask_kernel(int* out) { out[threadIdx.x] = __shfl_xor_sync(0xffffu, 1, 1); }
 __global__ void misaligned_kernel(float* x) { ptx::store_16(x + 1, ptx::load_16(x + 1)); }
-/// A row of shared memory is handed on within a warp; without __syncwarp that is a race.
+/// A row of shared memory passes between lanes of a warp; without __syncwarp that is a race.
 template <bool kSync>
 __global__ void warp_kernel(int* out) {
   __shared__ int storage[kThreads];
@@ -184,7 +184,7 @@ TEST_CASE("an off-by-one guard is out of bounds, named by launch, block and thre
     has(error, fmt::format("block ({}, 0, 0), thread ({}, 0, 0): access out of bounds, at byte {} of 'numbers', which "
                            "has {}.",
                            elems / kThreads, elems % kThreads, elems * 4, elems * 4));
-    CHECK(out.intact());  // it did not come to that
+    CHECK(out.intact());  // the write did not happen
   }
   DeviceMemory out(4096, "page");
   const std::string error = error_of(before_kernel, dim3(1), dim3(kThreads), 0, as<int>(out));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the emulated cuBLASLt can do and takes, set by tests. Products are computed by their definition in double, and
-// rounded once.
+// Abilities and choices of the emulated cuBLASLt, set by tests. Products are computed by their definition in double,
+// and rounded once.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace slipstream::emulation {
 struct FakeCublasLt {
   size_t version = 130100;
   bool fuses_gradients = true;    // has algorithms for DGELU and BGRADB
-  int64_t gradient_ns = 0;        // that a fused gradient adds to the virtual time of a product
+  int64_t gradient_ns = 0;        // added by a fused gradient to the virtual time of a product
   std::map<uint64_t, int> calls;  // products launched, by candidate
 };
-/// Candidates in the order that the library proposes: it takes candidate 0 first, 2 is the fastest, 3 is refused when
-/// launched. Before all of them comes 5, where parts of a sum may be added as D is stored.
+/// Candidates in the order that the library proposes: candidate 0 comes first, 2 is the fastest, 3 is refused when
+/// launched. Candidate 5 precedes all if parts of a sum may be added as D is stored.
 constexpr uint64_t kFastestCandidate = 2, kFailingCandidate = 3, kRoundingCandidate = 5, kCandidates = 6;
 FakeCublasLt& fake_cublaslt();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The emulated twin of kernels/cuda/launch.h: a launch hands the grid to emulation::enqueue.
+// The emulated counterpart of kernels/cuda/launch.h: a launch passes the grid to emulation::enqueue.
 
 #include <cuda_runtime.h>
 
@@ -11,7 +11,7 @@
 
 namespace slipstream::kernels {
 
-/// A stream that remembers where it was named, for the sentences of the emulator.
+/// A stream that remembers where it was named, for the emulator's errors.
 struct Site {
   Site(cudaStream_t stream_, const std::source_location& at_ = std::source_location::current())
       : stream(stream_), at(at_) {}  // NOLINT: implicit

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The linear layer on the emulated device: which product is asked for, and the kernels around it, against double.
+// The linear layer on the emulated device: the requested products and the kernels around them, against double.
 
 #include "kernels/matmul/matmul.h"
 
@@ -17,7 +17,7 @@ namespace {
 struct Shape {
   int64_t rows, in, out;
 };
-// GELU comes from the product where `out` is a multiple of 8, else from a kernel; 1025 rows are 64 blocks of the bias
+// GELU comes from the product if `out` is a multiple of 8, otherwise from a kernel; 1025 rows are 64 blocks of the bias
 // gradient.
 const std::vector<Shape> kShapes = {{1, 1, 1}, {2, 3, 5}, {17, 31, 16}, {33, 7, 65}, {1025, 3, 33}};
 

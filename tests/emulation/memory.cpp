@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the emulated device between protected pages, and what the compiler calls before every access.
+// Memory of the emulated device between protected pages, and the function that the compiler calls before every access.
 
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -15,17 +15,17 @@
 namespace slipstream::emulation {
 namespace {
 
-/// All memory lies in one range of addresses, so that a look tells it from stacks and shared memory; handed out from
-/// the front, and from the beginning again when all was given back.
+/// All memory is in one range of addresses, which distinguishes it from stacks and shared memory; allocated from the
+/// front, and from the beginning again when all is freed.
 struct Memories {
   std::mutex mutex;
   size_t used_bytes = 0;
   std::vector<const DeviceMemory*> all;  // by address
-  // Of the kernel that runs: what there was when it was launched, and what was touched last.
+  // Of the running kernel: the memory at its launch, and the memory that it accessed last.
   std::vector<const DeviceMemory*> seen;
   const DeviceMemory* recent = nullptr;
 };
-Memories& memories = *new Memories;  // streams may give back at exit
+Memories& memories = *new Memories;  // streams may free memory at exit
 constexpr size_t kRangeBytes = size_t{1} << 40;
 unsigned char* const range = [] {
   void* all = mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs an op whose kernel source was mutated by the build, and is content only if the mistake is seen.
+// Runs an op whose kernel source the build has mutated, and passes only if the mutation is detected.
 
 #include SLIP_MUTANT
 
@@ -34,7 +34,7 @@ void fill(const DeviceMemory& memory) {
     reinterpret_cast<bfloat16*>(memory.data())[i] = bfloat16(normal(generator));
 }
 
-/// What was seen; empty if nothing.
+/// The detected error; empty if none.
 std::string run(const std::string& op) {
   LaunchContext context = context_of_cuda();
   if (op == "swiglu") {
@@ -49,7 +49,7 @@ std::string run(const std::string& op) {
                        {logits.data(), reinterpret_cast<int32_t*>(target.data()), reinterpret_cast<double*>(sum.data()),
                         reinterpret_cast<float*>(losses.data()), 1, 300, 300, 1.0f, DType::bf16, true});
   } else if (op == "tile") {
-    // A tile for wide heads and one row more: there is nothing behind the last row.
+    // A tile for wide heads and one more row: no memory follows the last row.
     constexpr int64_t kHead = 136, kTokens = 17;
     DeviceMemory qkv(kTokens * 3 * kHead * 2, "qkv"), out(kTokens * kHead * 2, "out"), lse(kTokens * 4, "lse");
     fill(qkv);
@@ -61,7 +61,7 @@ std::string run(const std::string& op) {
     args.q_stride = args.kv_stride = 3 * kHead, args.out_stride = kHead;
     attention_forward_cuda(context, args);
   } else {
-    // A query meets two keys, one after the other: lse says what became of both scores.
+    // A query sees two keys, one after the other: lse shows both scores.
     DeviceMemory qkv(2 * 3 * 64 * 2, "qkv"), out(2 * 64 * 2, "out"), lse(2 * 4, "lse"), carried(2 * 64 * 4, "carried"),
         maximum(2 * 4, "maximum"), sum(2 * 4, "sum");
     fill(qkv);
@@ -94,7 +94,7 @@ std::string run(const std::string& op) {
 
 }  // namespace
 
-/// Usage: OP WORDS... : one of WORDS must be in the error that is seen.
+/// Usage: OP WORDS... : the detected error must contain one of WORDS.
 int main(int count, char** words) {
   std::string seen;
   try {
@@ -103,7 +103,7 @@ int main(int count, char** words) {
     seen = error.what();
   }
   fmt::print("{}\n", seen.empty() ? "nothing was seen" : seen);
-  // Without words to look for this is the original, in which nothing may be seen.
+  // Without WORDS this is the original, in which no error may be detected.
   if (count == 2) return seen.empty() ? 0 : 1;
   for (int i = 2; i < count; ++i)
     if (seen.find(words[i]) != std::string::npos) return 0;

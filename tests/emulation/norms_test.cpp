@@ -64,7 +64,7 @@ void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual
         centre ? layer_norm_backward_workspace_elems(rows, width) : rms_norm_backward_workspace_elems(rows, width);
     OnDevice workspace(floats, DType::f32, "workspace");
     const void* residual = with_residual ? r.data() : nullptr;
-    // In place over dy: the sums over rows must not see it changed.
+    // In place over dy: the sums over rows must not use changed values.
     if (centre)
       layer_norm_backward(
           context, {d.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), residual, d.data(),
@@ -111,7 +111,7 @@ TEST_CASE("norms: backward equals double, bits the same in any order") {
       for (int64_t width : {512, 513, 1024, 1026, 1032, 2056, 4096, 4104, 8192})
         check_backward(5, width, dtype, width % 3 == 0, width % 3 == 1, centre);
       check_backward(131, 1032, dtype, true, false, centre);  // several blocks of rows that warps share
-      // Wider than registers hold: sums that leave room for a few warps of a block, for one, for none.
+      // Wider than registers hold: sums with room for a few warps of a block, for one, for none.
       check_backward(35, 8200, dtype, true, true, centre);
       check_backward(67, 9000, dtype, true, false, centre);
       check_backward(35, 24600, dtype, false, true, centre);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the tests of kernels on the emulated device, and on a card (tests/gpu), share: operands in guarded device
-// memory, and both orders of the threads.
+// Shared by the tests of kernels on the emulated device and on a GPU (tests/gpu): operands in guarded device memory,
+// and both orders of the threads.
 
 #include "tests/emulation/emulator.h"
 #include "tests/kernels/common/op_test.h"
 
 namespace slipstream::test {
 
-/// How the host reads and writes device memory: directly where it is emulated; tests/gpu copies from and to the card.
+/// Access of the host to device memory: direct if emulated; tests/gpu copies from and to the GPU.
 struct HostAccess {
   void (*read)(void* host, const void* device, size_t size_bytes) = [](void* host, const void* device, size_t n) {
     std::memcpy(host, device, n);
@@ -20,7 +20,7 @@ struct HostAccess {
 inline HostAccess host_access;
 inline bool on_card = false;  // true in tests/gpu: sizes need not be small there
 
-/// A tensor in device memory. `shift` elements of distance break its alignment to 16 bytes.
+/// A tensor in device memory. `shift` elements of offset break its alignment to 16 bytes.
 class OnDevice {
  public:
   OnDevice(int64_t elems, DType dtype, const std::string& name, int64_t shift = 0)
@@ -54,7 +54,7 @@ class OnDevice {
     host_access.read(bytes.data(), data(), bytes.size());
     return bytes;
   }
-  /// Nothing beyond the tensor, nor before it, was written.
+  /// No memory after or before the tensor was written.
   bool intact() const { return memory_.intact(); }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lanes of a warp make together. Apart from the kernels, so that these accesses are no calls.
+// Joint operations of a warp's lanes, in a separate file from the kernels, so that these accesses are not instrumented.
 
 #include "tests/emulation/ptx.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The emulated twin of kernels/cuda/ptx.h, from the fragment layouts of the PTX manual (ISA 8.0, sections 9.7.8.25.3.1
-// and 9.7.13.4.8).
+// The emulated counterpart of kernels/cuda/ptx.h, from the fragment layouts of the PTX manual (ISA 8.0, sections
+// 9.7.8.25.3.1 and 9.7.13.4.8).
 //
-// An asynchronous copy lands when it is waited for, not before, so a missing wait shows as a read of unwritten memory.
+// An asynchronous copy is performed at its wait, not before, so a missing wait shows as a read of unwritten memory.
 
 #include <cuda_runtime.h>
 

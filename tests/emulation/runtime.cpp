@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory, events and copies of the emulated device, for code that is not a kernel: what it takes and how it measures.
+// Memory, events and copies of the emulated device, for host code: allocation and virtual time.
 
 #include <atomic>
 #include <condition_variable>
@@ -23,7 +23,7 @@ namespace {
 std::atomic<int64_t> virtual_ns{0};
 std::mutex mutex;
 std::map<void*, std::unique_ptr<DeviceMemory>>& blocks() {
-  static auto* all = new std::map<void*, std::unique_ptr<DeviceMemory>>;  // streams may give back at exit
+  static auto* all = new std::map<void*, std::unique_ptr<DeviceMemory>>;  // streams may free memory at exit
   return *all;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The emulated twin of kernels/cuda/shared.h: every element access is checked for bounds, contents and races.
+// The emulated counterpart of kernels/cuda/shared.h: every element access is checked for bounds, contents and races.
 
 #include <cuda_runtime.h>
 
@@ -37,7 +37,7 @@ class Shared {
   }
   Shared(unsigned char* dynamic, int elems) : data_(reinterpret_cast<T*>(dynamic)), elems_(elems) {}
 
-  /// An index with the place where it was written, as operator[] takes no second argument.
+  /// An index with its source location, as operator[] takes no second argument.
   struct Index {
     template <typename I>
     Index(I i_, const std::source_location& at_ = std::source_location::current())

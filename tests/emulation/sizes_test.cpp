@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops at the sizes of GPT-2 124M on a card, against the CPU's kernels, whose references are in double: full grids,
+// The ops at the sizes of GPT-2 124M on a GPU, against the CPU's kernels, whose references are in double: full grids,
 // many waves of blocks, rows of a whole vocabulary, and cuBLASLt's algorithms for such products. On the emulated device
 // the same at small sizes.
 

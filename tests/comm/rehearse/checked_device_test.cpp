@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The laws of the live checker, on streams of the cpu device and (tests/fake_cuda) of the cuda device: what orders two
-// accesses, what does not, and what it says.
+// accesses, what does not, and the error text.
 
 #include "comm/rehearse/checked_device.h"
 
@@ -131,7 +131,7 @@ TEST_CASE("a wait is for the record that is most recent when it is enqueued", "[
   bench.a->record(*bench.event);
   bench.b->wait(*bench.event, {});
   bench.writes(*bench.a, bench.x);
-  bench.a->record(*bench.event);  // recorded again behind the write: too late for b, in time for c
+  bench.a->record(*bench.event);  // recorded again after the write: too late for b, in time for c
   bench.c->wait(*bench.event, {});
   CHECK(said([&] { bench.reads(*bench.c, bench.x); }) == "");
   CHECK(said([&] { bench.reads(*bench.b, bench.x); }) != "");
@@ -144,8 +144,7 @@ TEST_CASE("a wait is for the record that is most recent when it is enqueued", "[
   Bench never;
   never.writes(*never.a, never.x);
   never.b->wait(*never.event, {});
-  CHECK(said([&] { never.reads(*never.b, never.x); }).find("No event is recorded after it") !=
-        std::string::npos);
+  CHECK(said([&] { never.reads(*never.b, never.x); }).find("No event is recorded after it") != std::string::npos);
 }
 
 TEST_CASE("waits for two streams join: one of them is not enough", "[hazards]") {

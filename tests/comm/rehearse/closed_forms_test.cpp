@@ -19,12 +19,11 @@ int64_t period(ToyJob& job, Plan& plan, int data = 4, bool replayed = false) {
   CHECK(proof.holds());
   const Rehearsal rehearsal = rehearse_in_a_row(job, {&plan}, mesh, 6, {.replayed = replayed});
   REQUIRE(rehearsal.finished);
-  if (replayed)
-    CHECK(rehearsal.ranks[0].bubble_ns == 0);  // the end of the step before is what its first item waits for
+  if (replayed) CHECK(rehearsal.ranks[0].bubble_ns == 0);  // its first item waits for the end of the previous step
   return rehearsal.ranks[0].step_period_ns(4);
 }
 
-/// Idle time of compute that is charged to somebody, communication or not.
+/// Idle time of compute that is charged to an item, communication or not.
 int64_t charged_ns(const RankTimes& times) {
   int64_t total_ns = 0;
   for (const Exposed& exposed : times.exposed) total_ns += exposed.time_ns;
@@ -66,7 +65,7 @@ TEST_CASE("ZeRO-1 as a graph: what is gathered behind the norm is exposed, all o
     ToyJob job;
     return period(job, toy_zero1(job, shape), 4, true);
   };
-  // Without clipping gathers follow reductions under the backward pass, and only the last is behind it.
+  // Without clipping, gathers follow reductions during the backward pass, and only the last one is after it.
   CHECK(of({}) == 8 * 300 + 60 + 10 + 80 + kBarrier);
   CHECK(of({.gather_ns = 150}) == 8 * 300 + 60 + 10 + 150 + kBarrier);
   CHECK(of({.clip = true}) == 8 * 300 + 60 + 2 + 20 + 10 + 8 * 80 + kBarrier);
@@ -166,7 +165,7 @@ TEST_CASE("context ring: the hop of a block's K and V travels under the block be
 
 TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what its hops cost is exposed") {
   // 1F1B as published, forward 100, backward 200, p = 4 stages, m = 8 micro-batches: (p-1)(f+b) idle on every stage of
-  // a step. PipelineTransfers lengthen it, and none of that is a bubble of the schedule.
+  // a step. Pipeline transfers lengthen it, and none of that is a bubble of the schedule.
   for (int64_t transfer_ns : {1, 10}) {
     ToyJob job;
     const PipelineShape shape{
@@ -182,10 +181,10 @@ TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what it
           times.runs[0][static_cast<size_t>(plans[static_cast<size_t>(times.rank)]->spine.size()) - 1].end_ns;
       CAPTURE(transfer_ns, times.rank, times.bubble_ns, times.exposed_ns);
       CHECK(times.bubble_ns + charged_ns(times) + computed_ns == last_ns);  // nothing is lost
-      CHECK(times.exposed_ns <= 2 * 8 * transfer_ns);  // at most one hop on its way for every micro-batch and direction
+      CHECK(times.exposed_ns <= 2 * 8 * transfer_ns);  // at most one transfer per micro-batch and direction
       if (times.rank > 0) CHECK(times.bubble_ns > 0);
     }
-    // The first stage waits for the way there and back of the first micro-batch and of the last, nothing else.
+    // The first stage waits for the round trip of the first micro-batch and of the last, nothing else.
     CHECK(rehearsal.ranks[0].bubble_ns + rehearsal.ranks[0].exposed_ns >=
           3 * (shape.forward_ns + shape.backward_ns) * shape.layers_per_chunk);
   }

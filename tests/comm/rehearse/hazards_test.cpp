@@ -217,7 +217,7 @@ TEST_CASE("the checker agrees with the transitive closure over all pairs, with a
     CHECK(find_hazards({runs, seams}, job.channels, nullptr).count == 0);
     for (auto& waits : seams) std::erase_if(waits, [&](const SeamWait&) { return random() % 2 == 0; });
     const int64_t slow = unordered_conflicts(Closure(runs, seams, job.channels.size()), runs);
-    // Counts differ (pairs of items against last accesses of segments); whether there is one must not.
+    // Counts differ (pairs of items against last accesses of segments); the existence of a hazard must not.
     CHECK((find_hazards({runs, seams}, job.channels, nullptr).count > 0) == (slow > 0));
     with_hazards += slow > 0;
   }
@@ -225,7 +225,7 @@ TEST_CASE("the checker agrees with the transitive closure over all pairs, with a
 }
 
 TEST_CASE("an order that no pass has said is an error, whichever way the rehearsal sorts it", "[hazards]") {
-  // Reduced shards of two layers pass through one buffer on their way to being added: docs/notes/0006.
+  // Reduced shards of two layers pass through one buffer before they are added: docs/notes/0006.
   for (const char* said : {"", "add A"})
     for (int64_t first_ns : {1, 500}) {
       CAPTURE(said, first_ns);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A builder of small plans for tests: items, buffers and waits by name, durations in nanoseconds as given.
+// A builder of small plans for tests: items, buffers and waits by name, durations in nanoseconds.
 
 #include <algorithm>
 #include <deque>
@@ -20,7 +20,7 @@ namespace slipstream::comm {
 
 using Names = std::vector<std::string>;
 
-/// Charges each item what the test said. Communication is all latency unless `bandwidth_bound`, when it shares ports.
+/// Charges each item the test's duration. Communication is all latency unless `bandwidth_bound`, when it shares ports.
 class ToyPrice : public Price {
  public:
   std::map<const Plan*, std::vector<int64_t>> item_ns;
@@ -61,7 +61,7 @@ struct ToyJob {
     return static_cast<ChannelId>(channels.size() - 1);
   }
 
-  /// "name" is all 64 bytes of a buffer of its own; "name:16:8" its bytes 16..24.
+  /// "name" is all 64 bytes of a separate buffer; "name:16:8" its bytes 16..24.
   Slice slice(const std::string& text) {
     const size_t colon = text.find(':');
     const std::string name = text.substr(0, colon);
@@ -111,7 +111,7 @@ class ToyPlan {
     return *this;
   }
 
-  /// Resolves names; the plan then lives in the job.
+  /// Resolves names; afterwards the plan is in the job.
   Plan& build() {
     std::map<std::string, ItemId> id;
     for (ItemId i = 0; i < plan_.size(); ++i) {
@@ -170,7 +170,7 @@ inline Proof finish(ToyJob& job, Plan& plan, int data = 2) {
   return finish(job, {&plan}, Mesh(MeshSizes{.data = data}));
 }
 
-/// The ranks given run `plan` of their stage `runs` times, linked; all ranks of the mesh unless collapsed.
+/// The given ranks run `plan` of their stage `runs` times, linked; all ranks of the mesh unless collapsed.
 inline std::vector<RankRuns> in_a_row(const ToyJob& job, const std::vector<Plan*>& plans, const Mesh& mesh, size_t runs,
                                       bool collapse = true) {
   std::vector<RankRuns> ranks;

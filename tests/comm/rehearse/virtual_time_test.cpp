@@ -22,7 +22,7 @@ struct RandomGraph {
   std::vector<Edge> edges;
 };
 
-/// Edges and meetings both follow one hidden order, so every graph has a solution.
+/// Edges and rendezvous both follow one hidden order, so every graph has a solution.
 RandomGraph random_graph(std::mt19937_64& random) {
   auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
   RandomGraph g;

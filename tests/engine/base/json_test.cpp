@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of JSON values: what is written reads back the same, what is malformed is refused with its place.
+// Laws of JSON values: written values read back the same, malformed text is refused with its position.
 
 #include "engine/base/json.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the log: rank 0 speaks, the others are silent.
+// Laws of the log: rank 0 prints, the others do not.
 
 #include "engine/base/log.h"
 
@@ -13,7 +13,7 @@ using namespace slipstream;
 
 namespace {
 
-/// What `speak` wrote to stderr.
+/// The text that `speak` wrote to stderr.
 template <typename F>
 std::string stderr_of(F speak) {
   std::fflush(stderr);

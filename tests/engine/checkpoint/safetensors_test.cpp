@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Safetensors: the canonical bytes, and one refusal for every way in which a file can lie.
+// Safetensors: the canonical bytes, and one refusal for every kind of invalid file.
 
 #include "engine/checkpoint/safetensors.h"
 
@@ -293,7 +293,7 @@ TEST_CASE("safetensors: random bytes and flipped bits never do worse than a Chec
       case 3:
         bytes.insert(random() % bytes.size(), 1, static_cast<char>(random()));
         break;
-      case 4:  // digits, where a header is most easily a lie
+      case 4:  // digits, the likeliest errors in a header
         for (int i = 0; i < 3; ++i) {
           const size_t at = bytes.find_first_of("0123456789", 8 + random() % (bytes.size() - 40));
           if (at != std::string::npos) bytes[at] = static_cast<char>('0' + random() % 10);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of final weights: whole before, during and after it is replaced.
+// The folder of final weights: complete before, during and after a replacement.
 
 #include "engine/checkpoint/weights.h"
 
@@ -45,7 +45,7 @@ TEST_CASE("weights: written, read back, replaced", "[checkpoint]") {
   CHECK(content(second) == std::string(12, 'b'));
   CHECK(second.config.as_object().empty());
   CHECK(!std::filesystem::exists(dir + "/old.txt"));
-  CHECK(content(first) == std::string(40, 'a'));  // who has the older file open keeps it
+  CHECK(content(first) == std::string(40, 'a'));  // a process with the older file open keeps it
   const auto beside = std::filesystem::directory_iterator(folder / "run/checkpoints");
   CHECK(std::distance(begin(beside), end(beside)) == 1);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the table of fields: it has every frozen key, round-trips every value, and the reference page is its print.
+// Laws of the table of fields: it has every frozen key, round-trips every value, and matches the reference page.
 
 #include "engine/config/fields.h"
 
@@ -302,7 +302,7 @@ TEST_CASE("machines: what ranks have in common is the least memory, and nodes th
     CHECK(common.ranks_per_node == expected);
     CHECK(common.memory_bytes == 1000 / *std::max_element(counts.begin(), counts.end()));
     CHECK(common.launch_ns == counts[0]);
-    // No row of so many ranks has two hosts.
+    // No row of this many ranks has two hosts.
     std::vector<int> host_of;
     for (size_t host = 0; host < counts.size(); ++host)
       host_of.insert(host_of.end(), static_cast<size_t>(counts[host]), static_cast<int>(host));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The learning rate at the steps where its formula is a number that one can write down.
+// The learning rate at steps where its formula gives a simple number.
 
 #include "engine/config/learning_rate.h"
 

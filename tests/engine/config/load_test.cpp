@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of loading: what stands where wins, and every mistake is one sentence with its place.
+// Laws of loading: precedence of sources, and one error with its place for every mistake.
 
 #include "engine/config/load.h"
 
@@ -18,7 +18,7 @@ using namespace slipstream;
 
 namespace {
 
-/// A folder of one test case; errors name files in it as "run.toml".
+/// The folder of one test case; errors name files in it as "run.toml".
 struct Folder {
   std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::path path =
@@ -230,7 +230,7 @@ TEST_CASE("load: files that are no run files are refused, each with one sentence
   CHECK(refusal("run.toml") == "run.toml:1:1 is not UTF-8: byte 0xff. Save the file as UTF-8.");
   Folder::write("# " + std::string(1 << 20, 'x'));
   CHECK(refusal("run.toml") == "run.toml is larger than 1 MiB, too large for a configuration file.");
-  Folder::write("[train\nsteps = 5\n");  // the parser's own words follow; they change with its version
+  Folder::write("[train\nsteps = 5\n");  // the parser's own message follows; it changes with its version
   CHECK(refusal("run.toml").find("run.toml:1:7 is not TOML: table header: ") == 0);
   Folder::write("[data]\ntrain = \"\\q\"\n");
   CHECK(refusal("run.toml").find("run.toml:2:11 is not TOML: string: ") == 0);

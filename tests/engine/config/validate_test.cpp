@@ -232,7 +232,7 @@ TEST_CASE("layout: what is offered instead is legal, and all that is legal is of
                                        "train.sequence_length=48",
                                        "train.micro_batch_size=2",
                                        "train.global_batch_size=24"};
-  // What make_schedule() says of interleaving, in the words of this test.
+  // make_schedule()'s rule for interleaving, as this test states it.
   const auto goes_round = [](int64_t data, int64_t pipeline) { return kGlobal / kMicro / data % pipeline == 0; };
   const LayoutLaw law = [](const RunConfig& config, const Batch& batch) {
     if (config.pipeline.virtual_stages > 1 && batch.micro_batches % config.parallel.pipeline != 0)
@@ -339,11 +339,11 @@ TEST_CASE("no effect: settings of an axis of one rank are said and left out, one
                                  "zero.reshard_after_forward = false has no effect with zero.stage = 2",
                                  "zero.persistence_threshold = \"64KiB\" has no effect with zero.stage = 2"});
   CHECK(config_toml(in_effect(with(third))) == config_toml(with({"zero.stage=2"})));
-  // What is left is the file without them; what has an effect stays.
+  // The remaining settings are the file without them; settings with an effect stay.
   CHECK(config_toml(in_effect(also({}))) == config_toml(with({})));
   const RunConfig all = also({"parallel.tensor=2", "parallel.pipeline=2"});
   CHECK(config_toml(in_effect(all)) == config_toml(all));
-  // Laws about what has no effect are not asked: three parts of one layer, or slots that gradients must leave.
+  // Laws about settings without effect are not applied: three parts of one layer, or slots that gradients must leave.
   CHECK(load_refusal({"model.layers=1", "pipeline.schedule=interleaved_1f1b", "pipeline.virtual_stages=3"}) ==
         "accepted");
   CHECK(load_refusal({"overlap.align_grad_reduce=true", "zero.stage=3"}) == "accepted");
@@ -397,7 +397,7 @@ TEST_CASE("supported: the defaults are, and each row refuses its key by name and
     INFO(key);
     REQUIRE(unsupported.count(key) == 1);
     RunConfig config = with({key + "=" + unsupported.at(key)});
-    config.zero.shard_size = 2;  // which one of them needs
+    config.zero.shard_size = 2;  // required by one of them
     CHECK(refusal([&] { require_supported(config); }) ==
           key + " = " + field_text(config, key) + " is not supported by this version: " + std::string(row.remedy) +
               ".");

@@ -98,7 +98,7 @@ TEST_CASE("dataset: shards of a tokenizer that is elsewhere go with any word, an
   CHECK_REFUSED(DataError, open_dataset({.train = shard("small", "gpt2", 50256)}), "id 50256");
   put(folder / "v.txt", "some text");
   CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = folder / "v.txt"}), "by name only", "v.txt");
-  // One rank of a host reads the whole shard; the others look at what the sidecar says.
+  // One rank of a host reads the whole shard; the others read the sidecar.
   const std::string changed = shard("changed", "gpt2", 50257, std::string(32, '0'));
   CHECK_REFUSED(DataError, open_dataset({.train = changed}), "was changed");
   CHECK(open_dataset({.train = changed, .validation_fraction = 0, .check = ShardCheck::size}).tokenizer->vocab_size() ==

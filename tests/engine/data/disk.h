@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tests of files need: a folder that goes away, bytes in and out, the sentence of an error.
+// Helpers for tests of files: a temporary folder, bytes in and out, the text of an error.
 
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ class TempFolder {
   }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
   const std::string& path() const { return path_; }
-  /// Names in the folder, other than by this class.
+  /// Names in the folder that this class did not create.
   size_t entries() const {
     const auto all = std::filesystem::directory_iterator(path_);
     return static_cast<size_t>(std::distance(begin(all), end(all)));
@@ -52,7 +52,7 @@ inline std::string bytes_in(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-/// What `act` throws as an E; else a text that says what happened instead.
+/// The message that `act` throws as an E; otherwise a text that describes what happened instead.
 template <typename E, typename Act>
 std::string sentence(const Act& act) {
   try {
@@ -69,7 +69,7 @@ inline bool has(const std::string& text, const std::string& part) { return text.
 
 }  // namespace slipstream::tests
 
-/// `act` throws a `Type` whose sentence has every one of the parts.
+/// `act` throws a `Type` whose message contains all of the parts.
 #define CHECK_REFUSED(Type, act, ...)                                                     \
   do {                                                                                    \
     const std::string said = ::slipstream::tests::sentence<Type>([&] { act; });           \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loader's thread: the right tokens in the right order, clean ends, errors that travel.
+// The loader's thread: the right tokens in the right order, clean ends, errors that propagate.
 
 #include "engine/data/loader.h"
 
@@ -19,7 +19,7 @@ using namespace slipstream::tests;
 
 namespace {
 
-/// Token i is i, so a token says where it came from.
+/// Token i is i, so a token shows its origin.
 class Counting final : public TokenSource {
  public:
   explicit Counting(int64_t count) : count_(count) {}

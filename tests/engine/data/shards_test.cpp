@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token shards: what is written is read back, and every kind of damage is named.
+// Token shards: written data reads back the same, and every kind of damage is named.
 
 #include "engine/data/shards.h"
 
@@ -27,7 +27,7 @@ std::vector<int32_t> all_of(const TokenSource& source) {
   return ids;
 }
 
-/// A shard with a sidecar that fits it, except where the caller changes one of the two after.
+/// A shard with a matching sidecar, unless the caller changes one of the two afterwards.
 TokenShardInfo put_shard(const std::string& name, const std::string& bytes, const std::string& dtype = "uint16") {
   const uint64_t width = dtype == "uint16" ? 2 : 4;
   TokenShardInfo info{.dtype = dtype,
@@ -41,7 +41,7 @@ TokenShardInfo put_shard(const std::string& name, const std::string& bytes, cons
   return info;
 }
 
-/// So many distinct characters that ids need four bytes.
+/// Enough distinct characters that ids need four bytes.
 std::string wide_text() {
   std::string text;
   for (uint32_t value = 0x10000; value < 0x10000 + 65537; ++value) {
@@ -53,7 +53,7 @@ std::string wide_text() {
   return text;
 }
 
-/// Characters of 1 to 4 bytes, so that no byte says how many came before it.
+/// Characters of 1 to 4 bytes, so that a byte offset does not give the number of characters before it.
 std::string mixed_text() {
   std::string text;
   for (int i = 0; i < 5000; ++i) {
@@ -141,7 +141,7 @@ TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[dat
       CHECK(std::equal(disk.begin(), disk.end(), ids.begin() + static_cast<std::ptrdiff_t>(begin)));
     }
   }
-  CHECK(folder.entries() == 2);  // no temporary file stays
+  CHECK(folder.entries() == 2);  // no temporary file remains
 }
 
 TEST_CASE("shards: little-endian, as written by hand", "[data]") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the sampler: each sample once per epoch, whatever the layout and wherever a run starts again.
+// Laws of the sampler: each sample once per epoch, for every layout and every restart position.
 
 #include "engine/data/windows.h"
 
@@ -93,7 +93,7 @@ TEST_CASE("training: an epoch visits each of its windows once, all of them insid
         count, {.sequence_length = length, .micro_batch_size = 1, .global_batch_size = 1, .seed = random()});
     const int64_t windows = windows_of(count, length);
     INFO("T " << length << ", N " << count << ", W " << windows);
-    // At most one window and the offset are given away.
+    // At most one window and the offset are lost.
     CHECK((windows + 2) * length > count);
     for (uint64_t epoch = 0; epoch < 3; ++epoch) {
       const int64_t offset = sampler.offset_of(epoch);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Another clock's times on ours: hours of drift in virtual time, and the law that no answer goes back.
+// Conversion between clocks: hours of drift in virtual time, and the law that no answer goes back.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ TEST_CASE("clock_map: a clock that drifts for twelve hours is read to what the r
         if (now > kStart + 10 * kSecond)
           largest_error_ns = std::max(largest_error_ns, std::abs(answer - (now - before_ns)));
       }
-      // Seen late now and then: a wide bracket proves little, and moves the line only as far as that.
+      // Sometimes observed late: a wide bracket proves little, and moves the line only that far.
       const int64_t early = below(20'000), late = below(10) == 0 ? below(5'000'000) : below(20'000);
       map.correct(theirs_at(now), now - early, now + late);
     }

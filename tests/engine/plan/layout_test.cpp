@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets: what they cover, how large they are, and what their sizes leave exposed on a wire, against a wire of a few
-// lines.
+// Buckets: what they cover, their sizes, and the exposed time on a wire, against a model of a wire in a few lines.
 
 #include <algorithm>
 #include <cstdio>
@@ -32,8 +31,8 @@ ParameterLayout cut(const ModelSpec& model, int64_t first, int64_t largest) {
   return place_parameters(model, {.bucket_bytes = largest, .first_bucket_bytes = first});
 }
 
-/// What the last byte arrives after the last piece, in pieces: each piece takes 1, what one piece completes takes
-/// `ratio` on the wire.
+/// Time from the last piece to the arrival of the last byte, in pieces: each piece takes 1, the gradients of one piece
+/// take `ratio` on the wire.
 double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   const double ratio_per_elem = ratio * static_cast<double>(pieces) / static_cast<double>(layout.flat_elems);
   double wire = 0;
@@ -42,7 +41,7 @@ double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   return wire - static_cast<double>(pieces);
 }
 
-/// What pieces in forward order wait for buckets that are gathered in that order, from before the first of them.
+/// Time that pieces in forward order wait for buckets gathered in that order, from before the first of them.
 double gather_exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   double wire = 0, compute = 0;
   for (auto bucket = layout.buckets.rbegin(); bucket != layout.buckets.rend(); ++bucket) {

@@ -39,7 +39,7 @@ bool ranks_round_trip(const Mesh& mesh) {
   return ranks.size() == static_cast<size_t>(mesh.world());
 }
 
-/// The inner and outer groups of a rank meet in that rank alone and together span the ranks with the same parameters:
+/// The inner and outer groups of a rank share that rank only and together span the ranks with the same parameters:
 /// those of its stage and tensor part.
 bool inner_times_outer(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.world(); ++rank) {

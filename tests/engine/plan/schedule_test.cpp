@@ -87,8 +87,7 @@ TEST_CASE("hops of up to half a forward pass are hidden, at the price of one mor
         };
         const int64_t without = span(0), waiting = span(hop);
         shape.hides_transfers = true;
-        // PipelineTransfers of the first micro-batch on its way there and of the last one on its way back have nothing
-        // to hide under.
+        // Transfers of the first micro-batch forward and of the last one back have nothing to hide under.
         const int64_t hidden = span(hop) - 2 * (p * v - 1) * hop;
         CAPTURE(name_of(kind), p, hop, without, waiting, hidden);
         CHECK(static_cast<double>(hidden) < 1.02 * static_cast<double>(without));
@@ -173,7 +172,7 @@ TEST_CASE(
       for (size_t i = 0; i < order.size(); ++i) {
         const Action& action = order[i];
         const int part = action.chunk * p + s, last = p * v - 1;
-        // From the part before, or behind, with its hop; from this part without.
+        // From the previous or next part, with its transfer; from this part without.
         const auto from = [&](Pass pass, int of_part) {
           const Action other{pass, of_part / p, action.micro_batch};
           return end_ns.at({pass, of_part, action.micro_batch}) +
@@ -210,7 +209,7 @@ struct Chosen {
   int64_t chosen_ns = 0, published_ns = 0, one_f_one_b_ns = 0;
 };
 
-/// Chooses lags, and checks what every choice promises.
+/// Chooses lags, and checks the promises of every choice.
 Chosen choose(const ScheduleShape& shape, const StageTimes& ns, int64_t transfer_ns) {
   const auto span_ns = [&](const PipelineSchedule& schedule) {
     return play(schedule, unequal_stages(ns, schedule.splits_backward, transfer_ns)).makespan_ns;
@@ -255,7 +254,7 @@ TEST_CASE(
   CHECK(early.lags == std::vector<int>{0, 0});
   CHECK(early.published_ns == 380);
   CHECK(early.chosen_ns == 300);
-  // More micro-batches alive, for hops, are places in which short weight gradients may lag further.
+  // More micro-batches in flight, for transfers, are places in which short weight gradients may lag further.
   const ScheduleShape hops{.stages = 4, .micro_batches = 16, .hides_transfers = true};
   const Chosen further = choose(hops, StageTimes(4, {100, 110, 5}), 10);
   CHECK(further.lags == std::vector<int>{0, 2, 4, 6});
@@ -305,7 +304,7 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
       refusal([&] { require_valid(swapped); }) ==
       "[pipeline] stage 1: forward of micro-batch 1 comes before that of micro-batch 0. Micro-batches of a chunk must "
       "be in order, so that sums do not depend on the schedule.");
-  // The first stage wants a gradient back before it sends the micro-batch that the last one needs first.
+  // The first stage needs a gradient back before it sends the micro-batch that the last one needs first.
   PipelineSchedule stuck{
       .shape = {2, 2, 1},
       .stages = {{{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 1}},
@@ -335,7 +334,7 @@ TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]"
   const std::string head = "stage,position,pass,chunk,micro_batch\n";
   CHECK(refusal([&] { parse_schedule("stage\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv: the first line is \"stage\", expected \"stage,position,pass,chunk,micro_batch\".");
-  // A file that is something else is shown in part and in print; a number that is none of an int is no number.
+  // Any other file is shown in part and in printable characters; a number that is not an int is refused.
   CHECK(refusal([&] { parse_schedule("\x1b[31m" + std::string(100, 'x'), shape, "a.csv"); }) ==
         "[pipeline] a.csv: the first line is \"\\x1b[31m" + std::string(75, 'x') +
             "...\", expected \"stage,position,pass,chunk,micro_batch\".");

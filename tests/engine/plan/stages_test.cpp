@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cutting a model: what crosses is read off its accesses, every parameter goes somewhere once, memory follows the
-// schedule.
+// Division of a model: accesses determine the transfers, every parameter is in one place, memory follows the schedule.
 
 #include <algorithm>
 #include <cstdio>

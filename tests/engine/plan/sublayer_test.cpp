@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communication between pieces: its instances, who waits for it, and that what the pass says is all that is needed.
+// Communication between pieces: its instances, its waiting items, and that the declared waits are sufficient.
 
 #include "comm/rehearse/finish.h"
 #include "comm/rehearse/hazards.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kBytes = 64;
 
-/// A ring of two hops under three pieces that read what arrives, and a sum in place of what they make: both kinds of
-/// strategy that need this.
+/// A ring of two exchanges under three pieces that read the arriving data, and a sum in place over their output: both
+/// kinds of strategy that need this.
 struct Example {
   Job job;
   Slice own, theirs, sum;
@@ -101,7 +101,7 @@ TEST_CASE("communication follows its piece, in its instances, and the first that
     CHECK(hop.before == Point{6 * m + 2});  // what is read by `first` is not what it writes
     CHECK(next.after ==
           std::vector<Point>{{6 * m + 1},
-                             {spine + 3 * m}});  // it sends on what the first hop brings, before any piece has read it
+                             {spine + 3 * m}});  // it sends the first exchange's data, before any piece reads it
     CHECK(next.before == Point{6 * m + 3});
     CHECK(sum.after == std::vector<Point>{{6 * m + 3}});
     CHECK(sum.before == Point{6 * m + 5});
@@ -138,7 +138,7 @@ TEST_CASE("a plan gets the communication of the pieces that it runs and no other
   CHECK(ring.plan({0, 4}).tasks.size() == 1);
   CHECK_FALSE(ring.plan({0, 4})
                   .tasks[0]
-                  .before.has_value());  // nobody of this plan; the next plan's first touch waits at the seam
+                  .before.has_value());  // no item of this plan; the next plan's first use waits at the seam
   CHECK(ring.plan({4, 5}).tasks.empty());
   Plan forward = ring.plan({0, 1, 2, 3}), check = ring.plan({0, 4});
   ring.finish(forward);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The least time of a data-parallel step equals what can be added up by hand.
+// The lower bound of a data-parallel step equals sums computed by hand.
 //
 // Three layers, 4 ranks: each element of a gradient is sent twice, 3/4 of it each time, so that at 6 bytes a nanosecond
 // a float takes one. Forward takes 100 ns a layer and backward 200, so that gradients are ready at 500, 700 and 900.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The texts of a step's metrics: a line of JSON that reads back exactly, and the line that a person sees.
+// The texts of a step's metrics: a line of JSON that reads back exactly, and the line for users.
 
 #include "engine/report/metrics.h"
 
@@ -119,6 +119,6 @@ TEST_CASE("hidden is what was not exposed", "[metrics]") {
   CHECK(*m.hidden() == 1.0);
   m.exposed_ms = 120;
   CHECK(*m.hidden() == 0.0);
-  m.exposed_ms = 150;  // 30 of them for a peer that came late
+  m.exposed_ms = 150;  // 30 of them for a late peer
   CHECK(*m.hidden() == 0.0);
 }

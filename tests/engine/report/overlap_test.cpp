@@ -193,8 +193,8 @@ TEST_CASE("waiting for a late peer is skew, not communication", "[overlap]") {
 
 TEST_CASE("waiting for what another stage has not computed is a bubble, waiting for a hop on its way is exposed",
           "[overlap]") {
-  // Two hops into this rank, posted at 0: their senders come at 14 and 30, and each travels for 4. Compute wants the
-  // first at 10 and the second at 20.
+  // Two transfers into this rank, posted at 0: their senders come at 14 and 30, and each travels for 4. Compute needs
+  // the first at 10 and the second at 20.
   OverlapMeter m = meter();
   m.add(kCompute,
         {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20), wait(1, 2, tag(kHops, 9), 20, 34),
@@ -211,13 +211,13 @@ TEST_CASE("waiting for what another stage has not computed is a bubble, waiting 
     CHECK(t.exposed_ns ==
           (18 - 14 + 34 - 30 + 45 - 40) * kMs);  // a late peer of other communication is exposed as it always was
     check_parts_sum(t);
-    // What is exposed belongs to the tasks that compute waited for, the bubble to none.
+    // Exposed time belongs to the tasks that compute waited for, the bubble to none.
     REQUIRE(t.exposures.size() == 3);
     CHECK(t.exposures[0].exposed_ns() == (18 - 14) * kMs);
     CHECK(t.exposures[1].exposed_ns() == (34 - 30) * kMs);
     CHECK(t.exposures[2].exposed_ns() == (45 - 40) * kMs);
   }
-  // A hop that waits behind another one on its channel is not waiting for a stage: the first travels until 24, the
+  // A transfer that waits after another one on its channel is not waiting for a stage: the first travels until 24, the
   // second from then on.
   OverlapMeter queued = meter();
   queued.add(kCompute, {work(1, 0, 0, 10), wait(1, 2, tag(kHops, 9), 10, 34), work(1, 2, 34, 40)});
@@ -226,7 +226,7 @@ TEST_CASE("waiting for what another stage has not computed is a bubble, waiting 
   apply_last_entries(behind, {8 * kMs, 24 * kMs});
   CHECK(behind.bubble_ns == 0);
   CHECK(behind.exposed_ns == 24 * kMs);
-  // The first work of the next step waits for a hop of that step: another stage has not got there.
+  // The first work of the next step waits for a transfer of that step: another stage has not reached it.
   OverlapMeter next = meter();
   next.add(kCompute, {work(1, 0, 0, 10), wait(2, 0, tag(kHops, 8), 10, 25), work(2, 0, 25, 30)});
   next.add(kHops, {work(1, 8, -5, 0)});
@@ -253,7 +253,7 @@ TEST_CASE("waiting for the batch is its own cause", "[overlap]") {
   m.add(kInput, {work(1, 8, 12, 27)});
   m.add(kReduce, {work(1, 9, 8, 13)});
   const StepTimes t = m.take(1, true);
-  CHECK(t.begin_ns == 5 * kMs);  // the first wait belongs to the step before
+  CHECK(t.begin_ns == 5 * kMs);  // the first wait belongs to the previous step
   CHECK(t.step_ns == 22 * kMs);
   CHECK(t.compute_ns == 12 * kMs);
   CHECK(t.exposed_ns == 3 * kMs);

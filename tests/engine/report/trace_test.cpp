@@ -18,7 +18,7 @@ using namespace slipstream;
 
 namespace {
 
-/// Two spine items, one all-reduce beside them, awaited by the second.
+/// Two spine items, one all-reduce on its own stream, awaited by the second.
 Job tiny_job() {
   Job job;
   job.mesh = Mesh({.data = 2});
