@@ -149,7 +149,7 @@ TEST_CASE("pipelines over rings give the bits of a ring on one stage", "[context
         CHECK(piped.losses == expected.losses);
       }
     }
-  // Three hops, and a tied table on two stages.
+  // Three exchanges, and a tied table on two stages.
   const Layout ring = with(layout_of(false), [](Layout& l) { l.context = 4, l.micro_batch = 2, l.micro_batches = 2; });
   CHECK(train(with(ring, [](Layout& l) { l.stages = 2; }), kSteps).losses.front() ==
         train(ring, kSteps).losses.front());
@@ -227,7 +227,7 @@ TEST_CASE("the controls: a ring without its hops, or with positions of another r
   const Layout whole = layout_of(true), ring = with(whole, [](Layout&l) { l.context = 3; });
   const Trained expected = train(whole, 1);
   CHECK(difference(train(ring, 1).gradients, expected.gradients) < kTolerance);
-  // Keys that do not travel on: every rank meets those of its neighbour twice.
+  // Keys are not sent on: every rank sees those of its neighbour twice.
   const Layout stuck = with(ring, [](Layout& l) {
     l.check_hazards = false;
     l.change_model = [](ModelSpec& model) {
@@ -248,8 +248,8 @@ TEST_CASE("the controls: a ring without its hops, or with positions of another r
 }
 
 TEST_CASE("two rings on one channel, in one direction or both, are safe", "[context][peers]") {
-  // TransformerEngine and others keep streams for this; here the order of a channel is the same on all ranks, whatever
-  // travels.
+  // TransformerEngine and others use streams for this; here the order of a channel is the same on all ranks, for any
+  // data.
   const Layout ring = with(layout_of(true), [](Layout& l) { l.context = 4, l.micro_batch = 2; });
   const auto on_one_channel = [&](int16_t peer_of_gradients) {
     return with(ring, [=](Layout& l) {
@@ -341,8 +341,8 @@ TEST_CASE("without any one wait for a hop random delays can change the model, an
 }
 
 TEST_CASE("every hop of a ring has something to travel under", "[context]") {
-  // The exchange of step s + 1 may begin when block s - 1 is done and is waited for by block s + 1; gradients are
-  // waited for by the addition behind the next block.
+  // The exchange of step s + 1 may begin when block s - 1 is done, and block s + 1 waits for it; the addition after the
+  // next block waits for gradients.
   struct Case {
     int context = 1, tensor = 1;
     bool recompute = false;
@@ -371,8 +371,8 @@ TEST_CASE("every hop of a ring has something to travel under", "[context]") {
       CHECK(task.peer == -1);
       REQUIRE(task.before.has_value());
       const ItemId begin = begin_of(task), end = task.before->item;
-      // At least one block lies between; for the first of backward, which wait for no block, gradients of the
-      // feed-forward network, and no keys of a pass that is made again: those would wait behind them.
+      // At least one block is in between; for the first ones of backward, which wait for no block, gradients of the
+      // feed-forward network, and no keys of a recomputed pass: those would have to wait.
       int64_t flops = 0, feed_forward_flops = 0;
       for (ItemId i = begin + 1; i < end; ++i) {
         flops += plan[i].cost.flops;
@@ -400,12 +400,12 @@ TEST_CASE("a ring carries what its busiest rank needs, and every byte of it is c
     const models::ModelOptions& o = layout.model;
     const int64_t hop_elems = layout.micro_batch * 24 / context * 2 * o.kv_heads * (o.width / o.heads);
     CAPTURE(context);
-    // Keys go around in the forward and in the backward pass, all but the last hop home; their gradients go home, in
+    // Keys go around in the forward and in the backward pass, except for the last exchange; their gradients return, in
     // float.
     CHECK(sent["ring"] == o.layers * 2 * (context - 1) * hop_elems * 4);
     CHECK(sent["ring_gradients"] == o.layers * (context - 1) * hop_elems * 4);
     // By the mask: chunks of others' keys that some query of a rank sees. The rank with the last chunk sees all of
-    // them, so a hop that leaves out what other ranks do not need takes no less time.
+    // them, so an exchange without the keys that other ranks do not need takes no less time.
     int most = 0, all = 0;
     for (int rank = 0; rank < context; ++rank) {
       int needed = 0;
@@ -422,8 +422,8 @@ TEST_CASE("a ring carries what its busiest rank needs, and every byte of it is c
 }
 
 TEST_CASE("the ring hides at least 90 % of itself while a block computes longer than it travels", "[context]") {
-  // In virtual time, at sizes where attention is the work: 4 ranks of one sequence of 4096 tokens. The link is as fast
-  // as the ratio says.
+  // In virtual time, at sizes where attention dominates: 4 ranks of one sequence of 4096 tokens. The ratio sets the
+  // link's speed.
   struct Exposed {
     double ring_ms = 0, exposed_ms = 0;
     double hidden() const { return 1 - exposed_ms / ring_ms; }
@@ -448,7 +448,7 @@ TEST_CASE("the ring hides at least 90 % of itself while a block computes longer 
       const double bytes = static_cast<double>(plan.task(hop).elems * size_of(plan.task(hop).dtype));
       price.set_link(Axis::context, {bytes * 1e9 / (ratio * static_cast<double>(price.local_ns(plan, block))), 5000},
                      0);
-      price.set_link(Axis::replica, {1e15, 0}, 1);  // gradients of weights are another test's matter
+      price.set_link(Axis::replica, {1e15, 0}, 1);  // other tests cover gradients of weights
       const comm::Rehearsal rehearsal = comm::rehearse(job->mesh, job->channels, planner::runs_of({job}, 3), price);
       Exposed result;
       for (const auto& run : rehearsal.ranks[0].runs)
@@ -464,7 +464,7 @@ TEST_CASE("the ring hides at least 90 % of itself while a block computes longer 
                   100 * ring.hidden());
       CAPTURE(llama, ratio, ring.ring_ms, ring.exposed_ms);
       if (ratio <= 0.9) CHECK(ring.hidden() >= 0.9);
-      if (ratio >= 4) CHECK(ring.hidden() < 0.7);  // the control: what does not fit under blocks is seen
+      if (ratio >= 4) CHECK(ring.hidden() < 0.7);  // the control: the excess over blocks is exposed
     }
   }
 }

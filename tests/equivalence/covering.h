@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Covering arrays: few rows in which every two settings of different factors meet, wherever they may (Cohen et al.
-// 1997, "The AETG system").
+// Covering arrays: few rows in which every legal pair of settings of different factors occurs (Cohen et al. 1997, "The
+// AETG system").
 
 #include <functional>
 #include <set>
@@ -35,9 +35,10 @@ inline bool holds(const Row& row, const SettingPair& pair) {
   return row[pair.first.factor] == pair.first.level && row[pair.second.factor] == pair.second.level;
 }
 
-/// Rows that hold every pair of `pairs`, none of which `may_be` denies of a row that may still be open. Greedy: a row
-/// begins with the first pair that no row holds, and every other factor takes the level that meets most of the pairs
-/// still missing, the first of equals. The same on every machine. A row that cannot be closed is left out. Pure.
+/// Pure. Rows that contain every pair of `pairs`, none of which `may_be` rejects; it is also asked about incomplete
+/// rows. Greedy: a row begins with the first pair that no row contains, and every other factor takes the level that
+/// covers most of the missing pairs, the first among equals. The same on every machine. A row that cannot be completed
+/// is left out.
 inline std::vector<Row> covering_rows(const std::vector<size_t>& levels, const std::vector<SettingPair>& pairs,
                                       const std::function<bool(const Row&)>& may_be) {
   std::set<SettingPair> missing(pairs.begin(), pairs.end());
@@ -55,7 +56,7 @@ inline std::vector<Row> covering_rows(const std::vector<size_t>& levels, const s
       for (size_t level = 0; level < levels[f]; ++level) {
         row[f] = level;
         if (!may_be(row)) continue;
-        size_t met = 1;  // so that a level that meets nothing new is better than none
+        size_t met = 1;  // so that a level that covers nothing new is better than none
         for (size_t g = 0; g < levels.size(); ++g)
           if (g != f && row[g] != kOpen)
             met += missing.count(g < f ? SettingPair{{g, row[g]}, {f, level}} : SettingPair{{f, level}, {g, row[g]}});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every two settings of data x tensor x pipeline x context x ZeRO x recomputation meet in a run of at most 8 ranks: it
-// trains the model of one rank, its plans are proved, and none of their waits can be spared. Which settings may meet is
-// what the program says, not a list of this test.
+// Every legal pair of settings of data x tensor x pipeline x context x ZeRO x recomputation occurs in a run of at most
+// 8 ranks: it trains the model of one rank, its plans are proved, and every wait is needed. The program decides which
+// pairs are legal, not a list in this test.
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,7 @@ constexpr int kSteps = 2;
 constexpr int kRanks = 8;
 constexpr int64_t kSequences = 16;  // of a step, in every row
 
-/// A setting in the words of the run file. `named`: what the program calls it when it refuses it.
+/// A setting as in the run file. `named`: its name in the program's refusal.
 struct Level {
   std::string name;
   std::vector<std::string> sets;
@@ -39,7 +39,7 @@ struct Level {
 };
 struct Factor {
   std::string name;
-  std::vector<Level> levels;  // the first goes with every setting of other factors that is legal at all
+  std::vector<Level> levels;  // the first is legal with every setting of the other factors
 };
 
 const std::vector<Factor>& factors() {
@@ -113,9 +113,9 @@ size_t factor_named(const std::string& name) {
   const auto found = std::find_if(factors().begin(), factors().end(), [&](const Factor& f) { return f.name == name; });
   return static_cast<size_t>(found - factors().begin());
 }
-/// Whether settings that act on what data ranks and ranks of a ring share have somebody to share with, or may still get
-/// it within kRanks. Reductions that are aligned need four ranks of tensor parallelism to themselves: with eight ranks
-/// in all these two meet where nothing is reduced.
+/// Do settings that act between data ranks and ranks of a ring have a peer to share with, or may they still get one
+/// within kRanks? Aligned reductions with tensor parallelism need four ranks for themselves: with eight ranks these two
+/// occur together only where nothing is reduced.
 bool shares_if_it_must(const Row& row) {
   const auto level = [&](const char* name) -> const Level* {
     const size_t factor = factor_named(name);
@@ -133,7 +133,7 @@ std::string name_of(const Row& row) {
   for (size_t f = 0; f < row.size(); ++f) name += (f ? ", " : "") + level_of({f, row[f]}).name;
   return name;
 }
-/// The row that has these two settings and is plain otherwise.
+/// The row with these two settings and defaults otherwise.
 Row plain_but(const SettingPair& pair) {
   Row row(factors().size(), 0);
   row[pair.first.factor] = pair.first.level;
@@ -158,7 +158,7 @@ RunConfig config_of(const Row& row) {
   return default_run_config(sets);
 }
 
-/// What the program says to the row; empty: it plans it, and the plan is proved.
+/// The program's refusal of the row; empty: it plans it, and the plan is proved.
 std::string refusal_of(const Row& row) {
   try {
     const RunConfig config = config_of(row);
@@ -227,17 +227,16 @@ equivalence::Layout layout_of(const Row& row) {
   return layout;
 }
 
-/// How far from one rank a row may be, over these few layers and steps: sums over ranks and micro-batches round in
-/// another order than sums on one rank, once for every halving of a sum. Without any there is nothing to round.
+/// Allowed distance of a row from one rank, over these few layers and steps: sums over ranks and micro-batches round in
+/// another order than sums on one rank, once for every halving of a sum. Without such sums there is nothing to round.
 double tolerance_of(const equivalence::Layout& row) {
   const int parts = row.ranks * row.micro_batches * row.context * row.context * row.tensor;
   return parts == 1 ? 0 : 1e-6 * (1 + std::log2(parts));  // tokens of a ring are in the softmax and in the batch
 }
 
-/// The row of which this one changes when things happen and where they are, but not the order of any addition: one
-/// stage, nothing computed again, and no shards where they are summed like whole gradients. Sharded sums of several
-/// micro-batches have an order of their own; the two shares of a tied table are added in another order on one stage,
-/// where they travel together as shards, than on two.
+/// A row with the same order of additions but other times and places: one stage, nothing recomputed, and no shards if
+/// they are summed like whole gradients. Sharded sums of several micro-batches have their own order; the two shares of
+/// a tied table are added in another order on one stage, where they travel together as shards, than on two.
 std::optional<equivalence::Layout> same_additions(const equivalence::Layout& row) {
   equivalence::Layout same = row;
   same.stages = same.virtual_stages = 1;
@@ -280,7 +279,7 @@ TEST_CASE("every two settings that may meet do, and every two that may not are r
   for (const Row& row : t.rows) {
     INFO(name_of(row));
     CHECK(ranks_of(row) <= kRanks);
-    CHECK(refusal_of(row) == "");  // pairs are all that the program refuses
+    CHECK(refusal_of(row) == "");  // the program refuses nothing but pairs
     const auto ranks = [&](const char* name) { return level_of({factor_named(name), row[factor_named(name)]}).ranks; };
     CHECK((config_of(row).zero.stage == 0 || ranks("data") * ranks("context") > 1));  // else it would be switched off
   }
@@ -360,7 +359,7 @@ TEST_CASE(
         CHECK(trained.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
       ++exact;
     }
-    // Where whole gradients fit, ZeRO-2 accumulates in them, and the program plans that: the bits of ZeRO-0.
+    // If whole gradients fit, ZeRO-2 accumulates in them, and the program plans that: the bits of ZeRO-0.
     if (layout.zero_stage == 2 && layout.micro_batches > 1 && layout.ranks * layout.context > 1) {
       const equivalence::Layout fits = with(layout, [](equivalence::Layout& l) { l.accumulate_unsharded = true; });
       const auto drafted = [&](int64_t memory_bytes) {

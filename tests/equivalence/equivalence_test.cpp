@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every layout trains the same model: each row names the row that it must equal and how closely.
+// Every layout trains the same model: each row names its reference row and the tolerance.
 
 #include <algorithm>
 #include <cmath>
@@ -48,7 +48,7 @@ void check_close(const Trained& a, const Trained& b, double tolerance) {
   }
 }
 
-/// The norm is a sum in double over shards; what the update uses of it is rounded to float once.
+/// The norm is a sum in double over shards; the update uses it rounded to float once.
 void check_same_weights(const Trained& a, const Trained& b) {
   CHECK(a.hash == b.hash);
   CHECK(a.losses == b.losses);
@@ -152,9 +152,9 @@ TEST_CASE("what moves only the time does not move bits without clipping", "[equi
     check_same_bits(train(with(base, [](Layout& l) { l.update_on_spine = l.optimizer_per_bucket = false; }), kSteps),
                     expected);
     check_same_bits(train(with(base, [](Layout& l) { l.reduce_mode = ReduceMode::flat; }), kSteps), expected);
-    // The other control: clipping at 0.5 does something to these gradients.
+    // The other control: clipping at 0.5 changes these gradients.
     CHECK(train(make(3), kSteps).hash != expected.hash);
-    // A factor of 1 is the same as no factor.
+    // A factor of 1 has no effect.
     CHECK(train(with(make(3), [](Layout& l) { l.max_norm = 1e9f; }), kSteps).hash == expected.hash);
   }
 }
@@ -281,7 +281,7 @@ TEST_CASE("layers that are kept after forward are gathered once in a step, whate
       return std::count_if(job->train.tasks.begin(), job->train.tasks.end(),
                            [](const Task& t) { return t.name.starts_with("all_gather.layer"); });
     };
-    // Two layers and one slot: forward 0, 1, backward 0, and the next micro-batch begins with the layer that is there.
+    // Two layers and one slot: forward 0, 1, backward 0, and the next micro-batch begins with the resident layer.
     CHECK(gathers(base) == 1 + 2 * micro_batches);
     CHECK(gathers(kept) == 2);
     check_same_bits(train(kept, kSteps), train(base, kSteps));
@@ -329,7 +329,7 @@ TEST_CASE("gradient accumulation is the same mean", "[equivalence]") {
                   parts);
       const Trained accumulated = train(cut, kSteps);
       check_close(accumulated, expected, 2e-5);
-      // Among themselves the ways still give the same bits.
+      // The reduce modes still give the same bits as each other.
       check_same_bits(train(with(cut, [](Layout& l) { l.reduce_mode = ReduceMode::naive; }), kSteps), accumulated);
       check_same_bits(train(with(cut, [](Layout& l) { l.delay_seed = 5; }), kSteps), accumulated);
     }
@@ -394,7 +394,7 @@ TEST_CASE("training in bfloat16 runs and its loss falls", "[equivalence]") {
 }
 
 TEST_CASE("the control: adding ranks in reverse order changes the bits", "[equivalence]") {
-  // Without it a table of equal hashes could be the table of a hash that sees nothing.
+  // Otherwise the table could be of a hash that is constant.
   for (const auto& make : {gpt2_dense, llama})
     for (int ranks : {3, 4}) {
       const Trained forward = train(make(ranks), kSteps);
@@ -408,7 +408,7 @@ TEST_CASE("the control: adding ranks in reverse order changes the bits", "[equiv
 }
 
 TEST_CASE("what waits for the embedding's share comes after what does not", "[equivalence]") {
-  // The share is the last thing to arrive: a norm or an update of another bucket behind it would wait for nothing.
+  // The share arrives last: a norm or an update of another bucket after it would wait for nothing.
   for (float max_norm : {0.0f, 1.0f}) {
     const auto job = make_job(with(gpt2(3), [&](Layout& l) { l.max_norm = max_norm; }), 0);
     bool added = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The law that no wait of a plan can be spared.
+// The law that every wait of a plan is needed.
 
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checker is as good as what it catches: every wait of every plan is deleted, and moved one item early; and for
+// The hazard checker detects missing waits: every wait of every plan is deleted, and moved one item early; and for
 // every strategy a deleted wait is shown to change the result.
 
 #include <algorithm>
@@ -35,7 +35,7 @@ TEST_CASE("the plans of every rank of every layout hold", "[mutation]") {
 
 TEST_CASE("every wait of every plan is needed: without it, or for the item before, the checker objects", "[mutation]") {
   comm::Mutations deleted, early;
-  int64_t removed = 0;  // by the planner, before: waits that others imply
+  int64_t removed = 0;  // by the planner, beforehand: waits that others imply
   std::vector<Layout> rows = strategies(test_everything());
   if (test_everything())
     for (const ZeroRow& row : zero_rows(true)) rows.push_back(row.layout());
@@ -43,7 +43,7 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
   for (Layout row : rows) {
     row.proved = [&](const comm::Proof& proof) { removed += proof.pruned_count; };
     for (int rank = 0; rank < row.world(); ++rank) {
-      // Data ranks have the same plans, but for where their shards are.
+      // Data ranks have the same plans, except for the location of their shards.
       if (!test_everything() && Mesh(row.sizes()).coordinates(rank).data != row.ranks - 1) continue;
       const std::unique_ptr<Job> job = make_job(row, rank);
       ++ranks;
@@ -75,7 +75,7 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
 
 namespace {
 
-/// The hash of the weights, or what says that the ranks do not even agree about the loss.
+/// The hash of the weights, or the message that the ranks disagree about the loss.
 std::string outcome(const Layout& row, int steps) {
   try {
     return train(row, steps).hash;
@@ -92,7 +92,7 @@ TEST_CASE(
   constexpr int kSteps = 4;
   std::set<std::array<int, 7>> seen;
   for (const Layout& row : strategies(test_everything())) {
-    // Without everything: data parallelism and ZeRO on two ranks as they are, and of all that is more one row each.
+    // Without the full set: data parallelism and ZeRO on two ranks, and one row for every other strategy.
     const bool more = seen.insert({row.shard_size, row.context > 1, row.tensor, static_cast<int>(row.wire_dtype),
                                    row.sums_by_exchange, row.stages, static_cast<int>(row.schedule)})
                           .second;
@@ -107,7 +107,7 @@ TEST_CASE(
     for (uint64_t seed : {1, 2, 3})
       for (ItemId id = 0; id < job->train.size() && changed_by.empty(); ++id)
         for (size_t i = 0; i < job->train[id].after.size() && changed_by.empty(); ++i) {
-          if (job->train[id].op == Op::report || job->train[id].op == Op::load) continue;  // no part of the weights
+          if (job->train[id].op == Op::report || job->train[id].op == Op::load) continue;  // not part of the weights
           Layout mutant = row;
           mutant.mutate = [=, stage = job->stage()](Job& j) {
             if (j.stage() == stage) j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bugs that others have had in the overlap of ZeRO, as laws of this engine.
+// Published bugs of other engines in the overlap of ZeRO, as laws of this engine.
 
 #include <algorithm>
 #include <cmath>
@@ -131,7 +131,7 @@ TEST_CASE("buckets that end unevenly, and buckets whose last shards are padding 
         int64_t smallest_part = job->model.parameters[0].elems;
         for (const ParameterSpec& parameter : job->model.parameters)
           smallest_part = std::min(smallest_part, parameter.elems);
-        // The last rank's shard of the smallest bucket is padding alone.
+        // The last rank's shard of the smallest bucket is only padding.
         CHECK(smallest_part <= 3 * 16);
       }
   }
@@ -230,7 +230,7 @@ TEST_CASE("a rank that computes with one other weight has another hash, in every
     CHECK(drifted.rank_hashes[0] == drifted.hash);
     CHECK(drifted.rank_hashes[1] != drifted.hash);
     if (stage == 3) continue;  // holds no weights between steps
-    // An element that rank 0 updates: the masters are as they should be.
+    // An element that rank 0 updates: the masters are correct.
     other = layout;
     other.inspect = [](runtime::Rank& rank) {
       const std::vector<int64_t>& offsets = rank.job().layout.parameter_offsets;
@@ -247,7 +247,7 @@ TEST_CASE("a rank that computes with one other weight has another hash, in every
 TEST_CASE("a parameter that gets no gradient travels like the others and stays as it is, in every stage and format",
           "[peers]") {
   // DeepSpeed and FSDP have hung on parameters that took no part. Here every part of a bucket travels; without decay
-  // nothing moves it.
+  // its values stay.
   for (int stage : {0, 1, 2, 3})
     for (DType wire : {DType::f32, DType::bf16, DType::u8}) {
       CAPTURE(stage, name_of(wire));
@@ -273,7 +273,7 @@ TEST_CASE("a parameter that gets no gradient travels like the others and stays a
         INFO(trained.names[t]);
         if (trained.names[t] == idle)
           CHECK(trained.weights[t] == begin.weights[t]);
-        else if (wire != DType::u8)  // int8 rounds small gradients beside large ones to zero
+        else if (wire != DType::u8)  // int8 rounds small gradients next to large ones to zero
           CHECK(trained.weights[t] != begin.weights[t]);
       }
     }

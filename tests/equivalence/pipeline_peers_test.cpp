@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bugs that others have had in pipelines, as laws of this engine's plans; and random pipelines of real models under
-// random latencies.
+// Published bugs of other engines in pipelines, as laws of this engine's plans; and random pipelines of real models
+// under random latencies.
 
 #include <algorithm>
 #include <cstdio>
@@ -37,8 +37,8 @@ Layout piped(models::Family family, ScheduleKind kind, int stages, int micro_bat
   return layout;
 }
 
-/// Every item takes a time of its own, the same on all ranks that ask; a collective or a hop is long or short by its
-/// size and the seed.
+/// Every item has its own duration, the same on all ranks; the size and the seed decide the duration of a collective or
+/// a transfer.
 class RandomPrice : public comm::RooflinePrice {
  public:
   explicit RandomPrice(uint64_t seed) : RooflinePrice({}, {}), random_(seed, "latencies") {}
@@ -102,8 +102,8 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
 
 TEST_CASE("a bucket is reduced when, and not before, the last pass of the last micro-batch has completed it",
           "[pipeline][peers]") {
-  // Zero-bubble schedules move weight gradients behind the backward pass; a flag "last micro-batch" set in the backward
-  // pass reduces gradients that are not there yet.
+  // Zero-bubble schedules move weight gradients after the backward pass; a flag "last micro-batch" set in the backward
+  // pass reduces gradients that do not exist yet.
   for (ScheduleKind kind : kKinds)
     for (int zero : {0, 1})
       for (bool clip : {true, false}) {
@@ -123,7 +123,7 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
             REQUIRE(last != nullptr);
             CAPTURE(name_of(kind), zero, task.name, last->name);
             CHECK(last->micro_batch == layout.micro_batches - 1);
-            if (task.after.empty()) continue;  // implied by the one before it on its channel
+            if (task.after.empty()) continue;  // implied by the previous one on its channel
             REQUIRE(task.after.size() == 1);
             CHECK(task.after[0].item == static_cast<ItemId>(last - job->train.spine.data()));
             ++reductions;
@@ -133,7 +133,7 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
 }
 
 TEST_CASE("a layer is in its slot for every item that uses it, under every schedule", "[pipeline][peers]") {
-  // Interleaved schedules go through chunks in an order that is not that of layers: gathers by layer number come at the
+  // Interleaved schedules go through chunks in another order than that of layers: gathers by layer number come at the
   // wrong time.
   for (ScheduleKind kind : kKinds)
     for (int depth : {0, 1, 2}) {
@@ -141,7 +141,7 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
       layout.ranks = 2, layout.zero_stage = 3, layout.prefetch_depth = depth,
       layout.recompute = depth == 1 ? Recomputation::full : Recomputation::none;
       for (const auto& job : make_jobs(layout, 0)) {
-        std::map<int64_t, int32_t> tenant;  // by first byte: the bucket that was gathered there last
+        std::map<int64_t, int32_t> tenant;  // by first byte: the bucket gathered there last
         int64_t actions = 0;
         for (ItemId id : job->train.order) {
           const Item& item = job->train[id];

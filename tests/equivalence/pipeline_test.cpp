@@ -49,7 +49,7 @@ TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage",
         for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
           for (bool hides_transfers : {false, true}) {
             if (hides_transfers && kind == ScheduleKind::gpipe) continue;
-            // Without --all every second of the pairs, each of which is there with the other model.
+            // Without --all every second pair; the omitted ones run with the other model.
             if (!test_everything() && hides_transfers && (micro_batches + stages + (llama ? 1 : 0)) % 2 != 0) continue;
             CAPTURE(llama, micro_batches, stages, name_of(kind), hides_transfers);
             check_same_bits(train(with(whole,
@@ -87,7 +87,7 @@ TEST_CASE("interleaving gives the bits of one stage", "[pipeline]") {
     for (int stages : {2, 3, 4})
       for (int virtual_stages : {2, 3})
         for (int rounds : {1, 2, 3}) {
-          // Without --all a third, in which every two of these numbers meet.
+          // Without --all a third, in which every two of these numbers occur together.
           if (!test_everything() && ((llama ? 1 : 0) + stages + virtual_stages + rounds) % 3 != 0) continue;
           const int micro_batches = stages * rounds;
           CAPTURE(llama, stages, virtual_stages, micro_batches);
@@ -247,7 +247,7 @@ TEST_CASE("a split backward reduces what each of its passes makes of a layer, on
         if (task.op != Op::reduce_scatter || !is_of_layer(*job, job->layout.buckets[static_cast<size_t>(task.bucket)]))
           continue;
         ++reductions[{task.bucket, task.name.substr(task.name.find('/'))}];
-        // It begins when the pass that makes the bucket is done with it, not at the end of the other.
+        // It begins when the pass that produces the bucket has finished it, not at the end of the other.
         const Bucket& bucket = job->layout.buckets[static_cast<size_t>(task.bucket)];
         elems[task.bucket] = bucket.elems;
         const std::string& maker = job->model.parameters[job->layout.parts[bucket.first_part].part.parameter].name();
@@ -263,7 +263,7 @@ TEST_CASE("a split backward reduces what each of its passes makes of a layer, on
 }
 
 TEST_CASE("the control: without the exchange of a tied table's gradients its copies train other models", "[pipeline]") {
-  // One of its three parts at a time carries no elements, and nothing else of the plans changes.
+  // One of its three parts at a time has no elements, and nothing else of the plans changes.
   const Layout whole = layout_of(false, 2, 2), tied = with(whole, [](Layout&l) { l.stages = 2; });
   const Trained expected = train(whole, kSteps);
   check_same_bits(train(tied, kSteps), expected);
@@ -355,14 +355,14 @@ TEST_CASE("what crosses stages has as many slots as are alive, and one for each 
                 ++rings;
                 return ring->slots;
               };
-              // What arrives is read again by backward; the closed forms of Narayanan et al.
+              // Backward reads the arriving data again; the closed forms of Narayanan et al.
               const int alive = kind == ScheduleKind::gpipe ? m
                                 : v > 1                     ? peak_in_flight(job->options.schedule, s, c)
                                                             : std::min(m, (hides ? 2 : 1) * (p - 1 - s) + 1);
               for (BufferId buffer : chunk.activations_in) CHECK(slots(buffer) == alive + 1);
               for (BufferId buffer : chunk.activations_out) CHECK(slots(buffer) == 2);
-              // Gradients arrive and leave in one buffer, whose tenant is the micro-batch at hand. A split backward
-              // has two, and keeps what arrived until its weight gradients, which lag by the stage's number.
+              // Gradients arrive and leave in one buffer, whose tenant is the current micro-batch. A split backward has
+              // two, and keeps what arrived until its weight gradients, which lag by the stage's number.
               const int wires = (v > 1 || s + 1 < p) + (v > 1 || s > 0);
               const bool split = kind == ScheduleKind::zb_h1;
               for (BufferId buffer : chunk.gradients_in)
@@ -397,7 +397,7 @@ TEST_CASE(
       l.stages = stages, l.virtual_stages = virtual_stages, l.ranks = ranks;
       l.schedule = virtual_stages > 1 ? ScheduleKind::interleaved_1f1b : ScheduleKind::one_f_one_b;
     });
-    std::map<uint64_t, std::vector<std::pair<int, int>>> members;  // meeting -> (rank, connection)
+    std::map<uint64_t, std::vector<std::pair<int, int>>> members;  // rendezvous -> (rank, connection)
     std::map<uint64_t, size_t> expected;
     const std::vector<Axis> connections = comm::wire_up(*make_job(layout, 0)).connections;
     for (int rank = 0; rank < layout.world(); ++rank) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recomputation changes what is kept and when it is made, never a bit: under every schedule, ZeRO stage and type.
+// Recomputation changes what is kept and when it is computed, never a bit: under every schedule, ZeRO stage and type.
 
 #include <cstdio>
 #include <map>
@@ -85,7 +85,7 @@ TEST_CASE("recomputation gives the bits of keeping everything with sharded param
 
 TEST_CASE("the control: without any one of the works that run again, another model is trained",
           "[recompute][mutation]") {
-  // Of the first layer: what later layers left in the shared memory is not its own.
+  // For the first layer: contents that later layers left in the shared memory do not belong to it.
   for (bool llama : {false, true})
     for (Recomputation how : kBoth) {
       const Layout whole = with(layout_of(llama, 3, 1), [&](Layout& l) { l.recompute = how; });
@@ -109,8 +109,7 @@ TEST_CASE("the control: without any one of the works that run again, another mod
 }
 
 TEST_CASE("communication inside a layer runs again with the works around it", "[recompute][pipeline]") {
-  // What comes out of attention is summed over ranks, as tensor parallelism does; the model that this makes is trained
-  // either way.
+  // The output of attention is summed over ranks, as in tensor parallelism; the resulting model is trained both ways.
   for (int stages : {1, 2})
     for (int zero : {0, 3}) {
       Layout layout =
@@ -164,12 +163,12 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
       for (size_t s = 0; s < none.size(); ++s) {
         CAPTURE(llama, stages, s);
         const int64_t slots = peak_in_flight(none[s]->options.schedule, static_cast<int>(s));
-        // What the report says is what the memory table says.
+        // The report agrees with the memory table.
         CHECK(activations(*none[s]) - activations(*selective[s]) == selective[s]->recomputed.saved_bytes);
         CHECK(activations(*none[s]) - activations(*full[s]) == full[s]->recomputed.saved_bytes);
         CHECK(full[s]->recomputed.paid.flops == flops_of(*full[s], true));
         CHECK(flops_of(*full[s], false) == flops_of(*none[s], true) + flops_of(*none[s], false));
-        // Full keeps a layer's input and nothing else; what a layer makes again is there once, for all layers and
+        // Full keeps a layer's input and nothing else; a layer's recomputed buffers exist once, for all layers and
         // micro-batches.
         const auto up = [](int64_t elems) { return (4 * elems + 63) / 64 * 64; };
         const int64_t statistics = llama ? 2 * up(R) : 4 * up(R);
@@ -178,7 +177,7 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
         const int64_t one_less = kLayers / stages * slots * layer_without_input - full[s]->recomputed.saved_bytes;
         CHECK(one_less <= layer_without_input + up(R * D));
         CHECK(one_less >= layer_without_input - up(R * D));
-        // Every product of a layer but the last again, and attention.
+        // Every product of a layer except the last runs again, and attention.
         const int64_t products = 2 * R * D * (qkv + D + (llama ? 2 : 1) * F);
         const int64_t again = full[s]->recomputed.paid.flops / kMicroBatches / (kLayers / stages);
         CHECK(again > products);
@@ -210,7 +209,7 @@ TEST_CASE("a layer that is gathered for its backward pass is there when its forw
       0);
   for (const Task& task : job->train.tasks) {
     if (task.op != Op::all_gather || !task.before) continue;
-    // The first item of a layer in the backward pass is the one that runs its forward again.
+    // The first item of a layer in the backward pass runs its forward again.
     const std::string& first = job->train[task.before->item].name;
     CHECK((first.starts_with("recompute.mlp_down") || first.starts_with("attention.") ||
            first.starts_with("embedding") || first.starts_with("final_norm")));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks that share a sequence know of their positions, and what a ring keeps: the controls of both.
+// Positions of ranks that share a sequence, and activations that a ring keeps: the controls of both.
 
 #include <algorithm>
 #include <set>
@@ -25,7 +25,7 @@ Layout layout_of(bool llama, int context) {
   return layout;
 }
 
-/// How far the gradients of the first step are from those of one rank.
+/// Distance between the gradients of the first step and those of one rank.
 double off_one_rank(const Layout& ring) {
   const Layout alone = with(ring, [](Layout& l) { l.context = 1, l.change_model = {}; });
   return difference(train(ring, 1).gradients, train(alone, 1).gradients);
@@ -110,7 +110,7 @@ TEST_CASE("a ring keeps two slots of keys and two of their gradients, however ma
       for (const Task& task : job->train.tasks) {
         if (task.op != Op::exchange) continue;
         ++hops;
-        // What leaves is not where the next arrives.
+        // The outgoing keys are not in the buffer where the next ones arrive.
         REQUIRE(task.reads.size() == 1);
         REQUIRE(task.writes.size() == 1);
         CHECK(task.reads[0].buffer != task.writes[0].buffer);
@@ -121,7 +121,7 @@ TEST_CASE("a ring keeps two slots of keys and two of their gradients, however ma
         }
       }
       CHECK(hops > 0);
-      CHECK(keys.size() == 4);  // two forward, two where backward asks for them again
+      CHECK(keys.size() == 4);  // two forward, two where backward fetches them again
       CHECK(gradients.size() == 2);
     }
 }

@@ -13,7 +13,7 @@ namespace slipstream::equivalence {
 /// scripts/test.sh --all: every row; otherwise a covering sample.
 inline bool test_everything() { return std::getenv("SLIPSTREAM_TEST_ALL") != nullptr; }
 
-/// Models so small that a work touches a few pages.
+/// Models so small that a work uses a few pages.
 inline models::ModelOptions smallest(models::Family family) {
   const bool gpt2 = family == models::Family::gpt2;
   return {.family = family,
@@ -82,7 +82,7 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.zero_stage = 3, l.micro_batches = 2, l.reshard_after_forward = false;
     });
-    // One hop, and three: buffers change hands, and again. The last row crosses data ranks, ZeRO-3 and accumulation.
+    // One exchange, and three, which swap the buffers twice. The last row combines data ranks, ZeRO-3 and accumulation.
     for (int context : {2, 3, 4}) {
       if (!everything && context != (family == F::gpt2 ? 4 : 2)) continue;
       add(model + "context " + std::to_string(context), family,
@@ -99,7 +99,7 @@ inline std::vector<Layout> strategies(bool everything) {
             l.model.tokens = l.model.context = 6;
             l.ranks = 1, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2, l.micro_batches = 2;
           });
-    // What travels as something else: works around collectives, and buffers that buckets share.
+    // Encoded transfers: works around collectives, and buffers that buckets share.
     for (int stage : {1, 2, 3}) {
       const auto in_another = [&](const std::string& what, auto change) {
         add(model + "ZeRO-" + std::to_string(stage) + ", " + what, family, [&](Layout& l) {
@@ -150,8 +150,8 @@ inline std::vector<Layout> strategies(bool everything) {
             l.wire_dtype = DType::bf16, l.sums_by_exchange = true;
             if (hybrid) l.model.split_tied_embedding = false, l.ranks = 4, l.shard_size = 2, l.zero_stage = 1;
           });
-    // Stages: hops, copies of a tied table, residuals that are cut, gradients of weights that are split off, and stages
-    // that wait for each other to reduce.
+    // Stages: transfers, copies of a tied table, residuals at cuts, split-off gradients of weights, and stages that
+    // wait for each other to reduce.
     const auto add_pipeline = [&](bool in_sample, std::string name, ScheduleKind schedule, auto change) {
       if (!everything && !in_sample) return;
       add(model + std::move(name), family, [&](Layout& l) {
@@ -199,7 +199,7 @@ struct ZeroRow {
     l.model.split_tied_embedding = false;
     l.micro_batches = micro_batches, l.zero_stage = stage, l.prefetch_depth = depth, l.accumulate_unsharded = unsharded;
     l.shard_size = groups > 1 ? ranks / groups : 0;
-    // Both: the update on the compute stream and beside it.
+    // Both: the update on the compute stream and on its own stream.
     l.update_on_spine = (stage + ranks + depth) % 2 == 0;
     return l;
   }

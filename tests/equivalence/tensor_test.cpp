@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that share layers train the model of one rank: sums of halves instead of wholes, so to a rounding error; and
-// the same bits wherever the order of additions is the same.
+// Ranks that share layers train the model of one rank: up to rounding where sums are of halves instead of wholes; with
+// the same bits where the order of additions is the same.
 
 #include <algorithm>
 #include <cstdio>
@@ -26,14 +26,14 @@ Layout layout_of(bool llama) {
   layout.model.heads = 4;
   layout.model.kv_heads = 4;
   layout.model.width = 32;
-  layout.model.vocab = 151;  // of four ranks with 64 rows each one has padding only
+  layout.model.vocab = 151;  // with 64 rows each, one of four ranks has padding only
   layout.model.tokens = layout.model.context = 8;
   return layout;
 }
 
 int64_t activations(const Job& job) { return job.buffers.bytes(Owner::activations); }
 
-/// Spine items between the one that a task begins behind and the one that waits for it.
+/// Spine items between the one after which a task begins and the one that waits for it.
 std::string under_task(const Plan& plan, const std::string& name) {
   std::string names;
   for (const Task& task : plan.tasks)
@@ -190,7 +190,7 @@ TEST_CASE("every wait of a tensor-parallel plan is needed", "[tensor][mutation]"
           l.model.split_tied_embedding = zero == 0;
           l.ranks = zero > 0 ? 2 : 1, l.zero_stage = zero, l.micro_batches = 2, l.micro_batch = 2, l.tensor = 2,
           l.sequence_parallel = sequence, l.tensor_chunks = 2;
-          // What is gathered again, after it was made again, in a pass of its own, from a stage that sent a share.
+          // The recomputed data is gathered again, in a separate pass, from a stage that sent a share.
           if (sequence && zero == 1) l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.recompute = Recomputation::full;
           if (sequence && zero == 3) l.recompute = Recomputation::selective;
         });
@@ -214,7 +214,7 @@ TEST_CASE("sums of chunks travel under the next, and those of input gradients un
   CHECK(under("all_reduce.attention.out.1.0") == "mlp.norm.0.0 attention.out.2.0 ");
   CHECK(under("all_reduce.mlp_input_gradient.products.3.1").starts_with("mlp_down_gradient.1 mlp_up_gradient.1 "));
   CHECK(under("all_reduce.head_input_gradient.products.3.2").find("head_gradient.0") != std::string::npos);
-  for (bool sequence : {false, true}) {  // in one piece: nothing but the weights' gradients to travel under
+  for (bool sequence : {false, true}) {  // in one piece: only weight gradients to hide it
     const auto bulk =
         make_job(with(layout_of(false), [&](Layout& l) { l.tensor = 2, l.sequence_parallel = sequence; }), 0);
     const std::string sum = sequence ? "reduce_scatter" : "all_reduce";
@@ -236,7 +236,7 @@ TEST_CASE(
   CHECK(under("all_gather.mlp.norm.1.0") == "mlp.products.0.0 attention.out.3.0 mlp.norm.2.0 ");
   CHECK(under("all_gather.attention.norm.2.1") == "attention.qkv.1.1 attention.norm.3.1 ");
   CHECK(under("reduce_scatter.mlp.products.1.0") == "attention.norm.0.1 mlp.norm.3.0 mlp.products.2.0 ");
-  // What a norm made travels once more under the products of the input's gradient and the first weight's.
+  // The output of a norm travels once more during the products of the input's gradient and the first weight's.
   CHECK(under("all_gather.mlp_input_gradient.products.3.1") == "mlp_down_gradient.1 ");
   CHECK(under("all_gather.mlp_input_gradient.products.0.1").find("mlp_input_gradient.products.1.1") !=
         std::string::npos);
@@ -274,10 +274,10 @@ TEST_CASE("sequence parallelism keeps a rank's share of residuals and norms, and
             CHECK(held(*whole[s], fmt::format("layer{}.residual_mid", l)) ==
                   tensor * held(*share[s], fmt::format("layer{}.residual_mid", l)));
             for (const char* name : {"normed_1", "normed_2"})
-              CHECK_THROWS_AS(share[s]->buffers.find(fmt::format("layer{}.{}", l, name)), PlanError);  // made again
+              CHECK_THROWS_AS(share[s]->buffers.find(fmt::format("layer{}.{}", l, name)), PlanError);  // recomputed
           }
           CHECK(activations(*share[s]) < activations(*whole[s]));
-          // What it takes: memory to gather in, once.
+          // Its cost: memory to gather in, once.
           for (const char* name : {"gathered", "gathered_again"}) CHECK(held(*share[s], name) == all);
           for (Op op : {Op::send, Op::recv}) {
             const auto hops = [&](const Job& job) {
@@ -363,7 +363,7 @@ TEST_CASE("what stands in padding reaches no softmax, no loss, no gradient, no n
       CHECK(dirty.norms == expected.norms);
       CHECK(dirty.gradients == expected.gradients);
       CHECK(dirty.evaluations == expected.evaluations);
-      CHECK(train(filled(150), kSteps).losses != expected.losses);  // the control: the last word is no padding
+      CHECK(train(filled(150), kSteps).losses != expected.losses);  // the control: the last word is not padding
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The jobs of a layout, the threads of its ranks, and the model put together from what they bring home.
+// The jobs of a layout, the threads of its ranks, and the model assembled from their results.
 
 #include "tests/equivalence/trained.h"
 
@@ -24,8 +24,9 @@ namespace slipstream::equivalence {
 
 namespace {
 
-/// Orders `plan` as a framework of hooks would: every task is issued as soon as what it waits for has been issued, the
-/// first appended first. Nothing is pruned or proved. Throws: PlanError if the spine waits for what is never reached.
+/// Orders `plan` like a framework of hooks: every task is issued as soon as the tasks that it waits for have been
+/// issued, the first appended first. Nothing is pruned or proved. Throws: PlanError if the spine waits for an item that
+/// is never issued.
 void order_as_reached(Plan& plan) {
   const auto spine = static_cast<ItemId>(plan.spine.size());
   for (ItemId t = spine; t < plan.size(); ++t)
@@ -195,8 +196,7 @@ runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std:
   };
 }
 
-/// The named tensors from what the ranks hold, [stage][part of a layer][shard]: all data ranks with ZeRO, one
-/// otherwise.
+/// The named tensors from the ranks' parts, [stage][part of a layer][shard]: all data ranks with ZeRO, one otherwise.
 void collect(const std::vector<std::shared_ptr<const Job>>& stages,
              const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
   const auto reads_of = [&](std::vector<float> Held::*what) {
@@ -243,7 +243,7 @@ double evaluate(runtime::Rank& rank, const Layout& layout, int context_rank) {
   return sum / static_cast<double>(layout.micro_batch * chunks.tokens);
 }
 
-/// Gives `used` the weights that every work of the model reads, as it reads them. For works of a CPU.
+/// Records in `used` the weights that every work of the model reads, at that time. For works of a CPU.
 void follow_weights(Job& job, UsedWeights& used) {
   std::set<BufferId> weights;
   for (const ParameterSpec& parameter : job.model.parameters) weights.insert(parameter.value);
@@ -317,7 +317,7 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
   if (steps > 0) report(steps);
   if (layout.inspect) layout.inspect(rank);
   outcome.held = {tests::shards_of(rank, &BucketStorage::master), tests::shards_of(rank, &BucketStorage::gradient)};
-  if (!layout.device) evaluate(rank, layout, at.context);  // reads all weights, those of the last update too
+  if (!layout.device) evaluate(rank, layout, at.context);  // reads all weights, including those of the last update
   return outcome;
 }
 
@@ -355,7 +355,7 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
     for (size_t i = 0; i < all.evaluations.size(); ++i)
       all.evaluations[i] +=
           outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].seen.evaluations[i];
-  // Every rank reports the same loss and norm, whatever it holds of the model.
+  // Every rank reports the same loss and norm, whatever its part of the model.
   for (const Outcome& other : outcomes)
     if (other.seen.losses != all.losses || other.seen.norms != all.norms)
       throw PlanError("{}: ranks report different losses or norms.", layout.name);
@@ -377,7 +377,7 @@ Trained train(const Layout& layout, int steps) {
     }
   }
   const Mesh mesh = jobs[0]->mesh;
-  // [rank][connection]: a thread world for every group of every connection, dealt to its members.
+  // [rank][connection]: a thread world for every group of every connection, distributed to its members.
   std::vector<std::vector<std::unique_ptr<comm::Communicator>>> connections(ranks), communicators(ranks);
   for (Axis axis : comm::wire_up(*jobs[0]).connections) {
     for (size_t r = 0; r < ranks; ++r) connections[r].emplace_back();

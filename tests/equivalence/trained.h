@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Trains a tiny model for a few steps under one layout, ranks as threads, and returns everything that can be compared.
+// Trains a tiny model for a few steps under one layout, ranks as threads, and returns all comparable results.
 
 #include <array>
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Layout {
   models::ModelOptions model;
   int ranks = 1;             // data ranks
   int64_t micro_batch = 12;  // sequences; ranks x micro_batch x micro_batches is the global batch
-  int context = 1;           // ranks that hold a sequence together; model.tokens are those of a whole one
+  int context = 1;           // ranks that share a sequence; model.tokens are those of a whole one
   int stages = 1;            // of a pipeline: the world has ranks x context x stages ranks
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int virtual_stages = 1;
@@ -72,14 +72,14 @@ struct Layout {
   bool align_grad_reduce = false;
   bool reduced_at_once = false;  // pipelines: all chunks of all stages but the first
   bool check_hazards = true;
-  bool graph = true;  // where the device has graphs
+  bool graph = true;  // if the device has graphs
   bool as_reached =
       false;  // training in the order in which passes append tasks, each issued when its points are reached; unproved
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;               // before it is planned
   std::function<void(runtime::Rank&)> inspect;                // of every rank, after the last step; ranks are threads
   std::function<void(const comm::Proof&)> proved;             // of every plan that is made
-  std::function<void(Job&)> mutate;  // what a mutation test does to the finished plans of every rank
+  std::function<void(Job&)> mutate;  // a mutation test's change to the finished plans of every rank
 
   MeshSizes sizes() const {
     return {.data = ranks, .context = context, .pipeline = stages, .tensor = tensor, .data_inner = shard_size};
@@ -104,17 +104,17 @@ struct Trained {
   std::vector<double> losses;                 // mean over the global batch, by step
   std::vector<double> norms;
   std::string hash;  // of all weights
-  // Of every replica: `hash` where its masters are the same, and every weight that its ranks computed with as in the
+  // Of every replica: `hash` if its masters are equal, and every weight that its ranks computed with is as in the
   // replicas before, in every step and in an evaluation after the last one. The masters of ZeRO are made of shards and
-  // say nothing about replicas.
+  // do not show differences between replicas.
   std::vector<std::string> rank_hashes;
   std::vector<double> evaluations;
 };
 
-/// The tokens of sequence `index` of the global batch of `step`: a function of nothing else.
+/// The tokens of sequence `index` of the global batch of `step`: a function of these two only.
 int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab);
 
-/// The jobs of all stages, finished together; that of the stage of `rank` as this rank sees it.
+/// The jobs of all stages, finished together; that of the stage of `rank` is this rank's own.
 std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank);
 
 /// The job of one rank.
@@ -122,27 +122,27 @@ std::unique_ptr<Job> make_job(const Layout& layout, int rank);
 
 namespace detail {
 
-/// What one rank holds of the weights and of the last gradients.
+/// One rank's part of the weights and of the last gradients.
 struct Held {
   std::vector<float> weights, gradients;
 };
 
-/// Of every slice of the weights that works of a rank read, {buffer, begin, size}: its bytes whenever one read it.
-/// Ranks that share sequences read other rows of the positions.
+/// For every slice of the weights that works of a rank read, {buffer, begin, size}: its bytes at each read. Ranks that
+/// share sequences read other rows of the positions.
 using UsedWeights = std::map<std::array<int64_t, 3>, data::Xxh3>;
 
-/// What one rank brings home: losses, norms and evaluations, what it holds of the model, and what it computed with.
+/// Results of one rank: losses, norms and evaluations, its part of the model, and the weights that it computed with.
 struct Outcome {
   Trained seen;
   Held held;
-  UsedWeights used;  // empty if nobody followed them
+  UsedWeights used;  // empty if they were not recorded
 };
 
 runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank = 0);
 
 runtime::RankOptions rank_options(const Layout& layout, size_t r);
 
-/// Blocks. `steps` steps of a rank that was just made.
+/// Blocks. Runs `steps` steps of a new rank.
 Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& at, int steps);
 
 /// The whole model from the outcomes of all ranks. Throws if ranks report different losses or norms.
@@ -150,7 +150,7 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes);
 
 }  // namespace detail
 
-/// Blocks. `steps` steps on `layout.ranks` threads. Throws what the first failing rank threw.
+/// Blocks. Runs `steps` steps on `layout.ranks` threads. Throws the error of the first failing rank.
 Trained train(const Layout& layout, int steps);
 
 /// The largest difference of two tensors, relative to the largest element of `b`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What AdamW is told to update, against the layout element by element: each one once, in the same place of every
-// buffer, with the weight decay of its parameter.
+// The input of AdamW against the layout, element by element: each one once, in the same place of every buffer, with the
+// weight decay of its parameter.
 
 #include "engine/plan/update_shards.h"
 
@@ -16,7 +16,7 @@ using namespace slipstream::equivalence;
 
 namespace {
 
-/// Where an update finds an element's moment, and all that must follow from it.
+/// Position of an element's moment in an update, and the values that must follow from it.
 struct Element {
   int64_t master = 0, gradient = 0, variance = 0, updated = 0, working = 0;  // bytes in their buffers
   bool decays = true;
@@ -26,7 +26,7 @@ using Elements = std::map<std::pair<BufferId, int64_t>, Element>;  // by {buffer
 
 int64_t at(const Slice& slice, int64_t elem, int64_t elem_bytes = 4) { return slice.begin_bytes + elem * elem_bytes; }
 
-/// Of the shards, with decay as adamw() reads its edges.
+/// From the shards, with decay as adamw() reads its edges.
 Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
   Elements elements;
   bool once = true;
@@ -48,7 +48,7 @@ Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
   return elements;
 }
 
-/// From where the layout placed each part; padding goes with what is before it.
+/// From the layout's position of each part; padding belongs to the part before it.
 Elements placed(const Job& job, int64_t working_bytes) {
   Elements elements;
   for (size_t b = 0; b < job.storage.size(); ++b) {
@@ -103,7 +103,7 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
                 one_by_one.push_back(of_bucket[0]);
               }
               CHECK(of(one_by_one, working_bytes) == expected);
-              // The edges of one launch: as many as a merge by hand leaves, not one at every bucket.
+              // The edges of one launch: as many as a merge by hand leaves, not one per bucket.
               if (stage == 0) {
                 std::vector<int64_t> edges;
                 int64_t elem = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables hold a multiple of 128 rows on every layout, and the rows behind the last token change nothing.
+// Tables hold a multiple of 128 rows on every layout, and the rows after the last token change nothing.
 
 #include <algorithm>
 #include <atomic>
@@ -135,6 +135,6 @@ TEST_CASE("what stands in the padding of a whole table reaches no loss, no gradi
       CHECK(dirty.norms == expected.norms);
       CHECK(dirty.gradients == expected.gradients);
       CHECK(dirty.evaluations == expected.evaluations);
-      CHECK(train(filled(kVocab - 1), kSteps).losses != expected.losses);  // the control: the last token is no padding
+      CHECK(train(filled(kVocab - 1), kSteps).losses != expected.losses);  // the control: the last token is not padding
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of ZeRO's communication the plans hide, in virtual time with layers that take what they are told: no clock
-// is read.
+// The share of ZeRO's communication that the plans hide, in virtual time with layers of given durations: no clock is
+// read.
 
 #include <algorithm>
 #include <cstdio>
@@ -113,7 +113,8 @@ TEST_CASE("ZeRO-3: the plan is within 8 % of what any plan could reach, gathers 
                     depth, gather, seen.step_ms, seen.ideal_ms, seen.compute_ms, seen.step_ms / seen.ideal_ms);
         CHECK(seen.step_ms <= 1.08 * seen.ideal_ms);
         CHECK(seen.step_ms >= seen.ideal_ms * (1 - 1e-9));
-        // The control: gathers that begin when compute needs them are exposed, all but what hides the first.
+        // The control: gathers that begin when compute needs them are exposed, except for the part that hides the
+        // first.
         CHECK(rehearse({.depth = depth, .gather = gather, .param_gather = false, .clip = clip}).step_ms >
               seen.step_ms + 0.8 * seen.gather_ms);
       }
@@ -129,8 +130,8 @@ TEST_CASE("embedding and head as large as two layers travel under layers, in eve
           "  %d micro-batches, gather %.1f of a layer: step %.1f ms, ideal %.1f, compute %.1f, %.1f ms of gathers\n",
           micro_batches, gather, seen.step_ms, seen.ideal_ms, seen.compute_ms, seen.gather_ms);
       CHECK(seen.step_ms <= 1.08 * seen.ideal_ms);
-      // What no plan hides, once in a step: the sum of the embedding's gradients at its end, and the embedding's gather
-      // before the next. Two layers' worth each.
+      // Exposed in every plan, once in a step: the sum of the embedding's gradients at its end, and the embedding's
+      // gather before the next. Two layers' worth each.
       CHECK(seen.exposed_ms < 2 * 2 * gather * 8 + 4);
       Case open = large;
       open.param_gather = false;
@@ -164,7 +165,7 @@ TEST_CASE("24 layers with 2 ms gathers under 8 ms layers: depth 1 hides all but 
               seen.exposed_ms, seen.gather_ms);
   // The first gather is the embedding's, a sixth of a layer's: less than one gather of 2 ms is left.
   CHECK(seen.exposed_ms < 2.0);
-  // The control: with depth 0 the gather of a layer waits for the slot of the one before it.
+  // The control: with depth 0 the gather of a layer waits for the slot of the previous one.
   Case none = c;
   none.depth = 0;
   const Seen exposed = rehearse(none);
@@ -182,8 +183,8 @@ TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where it can b
       const Seen exposed = rehearse(c);
       c.stage = 0;
       const Seen without = rehearse(c);
-      // Beside stage 0 a step of stage 1 is longer by what is exposed of its gathers, but shorter by half of its
-      // reductions.
+      // Compared with stage 0, a step of stage 1 is longer by the exposed part of its gathers, but shorter by half of
+      // its reductions.
       std::printf(
           "  clip %d, update on spine %d, gather %.1f: step %.1f ms (stage 0 %.1f, gathers exposed %.1f), ideal %.1f, "
           "%.1f ms of gathers\n",

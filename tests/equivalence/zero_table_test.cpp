@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of ZeRO: stages x ranks x accumulation x prefetch x groups, each row beside the row that it must equal.
+// The table of ZeRO: stages x ranks x accumulation x prefetch x groups, each row compared with the row that it must
+// equal.
 //
 // Rows equal stage 0 on as many ranks to the bit where sums have its order: one micro-batch per rank, stage 1, or stage
 // 2 that accumulates whole gradients. Elsewhere sums over ranks come before sums over micro-batches, or sums inside a
-// group before sums across: float rounding, a few times 2^-24 of each addend. Every row but the references runs under
-// random delays.
+// group before sums across groups: float rounding, a few times 2^-24 of each addend. Every row except the references
+// runs under random delays.
 
 #include <algorithm>
 #include <cstdio>
@@ -26,7 +27,7 @@ constexpr double kTolerance = 2e-5;
 
 TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 0 where sums have its order",
           "[zero][table]") {
-  // What a row is compared with, trained once.
+  // The reference of a row, trained once.
   std::map<std::tuple<models::Family, int, int>, Trained> references;
   const auto reference = [&](models::Family family, int ranks, int micro_batches) -> const Trained& {
     Trained& trained = references[{family, ranks, micro_batches}];

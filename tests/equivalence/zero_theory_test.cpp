@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory and bytes on the wire of ZeRO against closed forms of the paper (Rajbhandari et al. 2020), to the byte but for
-// padding.
+// Memory and bytes on the wire of ZeRO against closed forms of the paper (Rajbhandari et al. 2020), to the byte except
+// for padding.
 
 #include <algorithm>
 #include <cmath>
@@ -75,7 +75,7 @@ TEST_CASE("states of a rank: what is whole, and an n-th of what is shared", "[ze
               placed(stage < 3 ? value * all : value * whole) + placed(stage < 3 ? 0 : value * passing / ranks);
           const int64_t gradients =
               placed(stage < 2 ? 4 * all : 4 * whole) + placed(stage < 2 ? 0 : 4 * passing / ranks);
-          // One slot for the larger end, beside those of layers.
+          // One slot for the larger end, in addition to those of layers.
           CHECK((job->ids.end_gradients != 0) == (padded.ends > 0));
           if (padded.ends > 0)
             CHECK(job->buffers[job->ids.end_gradients].size_bytes < 4 * (padded.ends / 2 + padded.layers / 6));
@@ -108,12 +108,12 @@ TEST_CASE("bytes on the wire: 2 of every gradient, or 1 and the parameter, or 1 
             const int64_t all = job->layout.flat_elems, n = ranks, m = micro_batches, L = layout.model.layers;
             const auto wire = [&](int64_t e) { return 4 * e * (n - 1) / n; };
             CHECK(sent(*job, Op::all_reduce) == (stage == 0 ? 2 * wire(all) : 0));
-            // Stages 2 and 3 reduce what passes through slots in every micro-batch, the rest once.
+            // Stages 2 and 3 reduce gradients that pass through slots in every micro-batch, the rest once.
             CHECK(sent(*job, Op::reduce_scatter) == (stage == 0 ? 0
                                                      : stage == 1
                                                          ? wire(all)
                                                          : m * wire(elems.layers + elems.ends) + wire(elems.whole)));
-            // Stage 3: forward and backward of every micro-batch gather a layer, but those that are still in a slot.
+            // Stage 3: forward and backward of every micro-batch gather a layer, except those that are still in a slot.
             // The head's stays for its backward pass, and that of the embedding does not read the table.
             const int64_t gathers = L + (L - slots) + (m - 1) * 2 * (L - slots);
             CHECK(sent(*job, Op::all_gather) ==
@@ -147,7 +147,7 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
           return s.buffer == slot.buffer && s.begin_bytes < slot.end_bytes() && slot.begin_bytes < s.end_bytes();
         });
       };
-      // Gathers in the order of first use; what each waits for of compute, or one before it on the same channel did
+      // Gathers in the order of first use; their waits for compute, or for an earlier gather on the same channel
       // (pruned then).
       std::vector<const Task*> gathers;
       for (const Task& task : job->train.tasks)
@@ -166,7 +166,7 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
         ++released;
         REQUIRE(waited.has_value());
         CHECK(*waited >= *last_reader);
-        // Not later than needed either: what it waits for reads some slot.
+        // Not later than needed either: the awaited item reads some slot.
         const std::vector<Slice>& read = job->train.spine[*waited].reads;
         CHECK((touches(read, job->buffers.whole(job->ids.value_slots)) ||
                touches(read, job->buffers.whole(job->ids.end_values))));
@@ -174,8 +174,8 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
       CHECK(released >= static_cast<int>(gathers.size()) - depth - 2);  // slots of layers, and the one of the ends
       CHECK(released > 0);
     }
-  // The type: a use extends the tenancy, the least recently used slot is taken, and who takes it learns whom to wait
-  // for.
+  // The type: a use extends the tenancy, the least recently used slot is taken, and the new tenant gets the item to
+  // wait for.
   Slots slots(2);
   CHECK(slots.lease(7, 1).moved_in);
   CHECK(slots.lease(8, 2).slot == 1);
@@ -187,8 +187,8 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
 
 TEST_CASE("a second buffer for whole gradients would free nobody: no backward item waits for the step before",
           "[zero][double_buffer]") {
-  // Backward writes gradients after a forward pass that has waited for every update, and updates are what reads
-  // gradients last.
+  // Backward writes gradients after a forward pass that has waited for every update, and updates are the last readers
+  // of gradients.
   for (int stage : {0, 1})
     for (int micro_batches : {1, 2})
       for (float max_norm : {0.0f, 0.5f}) {
@@ -206,7 +206,7 @@ TEST_CASE("a second buffer for whole gradients would free nobody: no backward it
           ++(is_backward ? backward : forward);
         }
         CHECK(backward == 0);
-        CHECK(forward > 0);  // the control: those that read what was updated do wait
+        CHECK(forward > 0);  // the control: readers of updated weights do wait
       }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels in another format trains the same model: to the bit where nothing else differs, to stated bounds where
-// it rounds.
+// Encoded transfers train the same model: to the bit where nothing else differs, within stated bounds where encoding
+// rounds.
 
 #include <algorithm>
 #include <cmath>
@@ -75,7 +75,7 @@ TEST_CASE("bfloat16 gradients add in float: every stage, way and bucket size giv
                          [&](Layout& l) { l.delay_seed = seed, l.evaluate_between = true; }),
                     kSteps)
                   .hash == one.hash);
-      // Against float: each of the ranks' gradients is rounded once, 2^-9 of it; and their sum is not.
+      // Against float: each rank's gradient is rounded once, 2^-9 of it; their sum is not.
       const Trained exact = train(zero(family, 1), 1), first = train(rounded(1), 1);
       const Trained twice = train(with(zero(family, 0), [](Layout& l) { l.wire_dtype = DType::bf16; }), 1);
       CHECK(first.losses == exact.losses);
@@ -101,7 +101,7 @@ TEST_CASE(
               with(zero(family, stage, ranks), [&](Layout& l) { l.wire_dtype = DType::bf16, l.shard_size = group; });
           const Layout exchange = with(collective, [](Layout& l) { l.sums_by_exchange = true, l.delay_seed = 3; });
           CHECK(train(exchange, kSteps).hash == train(collective, kSteps).hash);
-          // No collective is left that could round on its way.
+          // No collective remains that could round in transit.
           const auto job = make_job(exchange, 0);
           for (const Task& task : job->train.tasks) CHECK((task.op != Op::all_reduce || task.dtype != DType::bf16));
           if (stage == 0 || group > 0) {
@@ -147,7 +147,7 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
       for (int stage : {1, 2, 3})
         for (int steps : {0, kSteps}) {
           CAPTURE(stage, steps, name_of(model), name_of(travels));
-          // What each rank computes with, bucket by bucket, and its part of the masters.
+          // The weights that each rank computes with, bucket by bucket, and its part of the masters.
           std::mutex mutex;
           std::map<size_t, std::map<int, std::vector<float>>> whole, shards;
           Layout layout = gathered(stage);
@@ -180,7 +180,7 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
                   largest = std::max(largest, std::abs(masters[j]));
                 const float got = ranks.at(0)[at];
                 const float half_step = largest * (1.0f / 254 + 1e-6f);
-                // What was decoded is rounded once more, to what the model holds.
+                // Decoded values are rounded once more, to the model's type.
                 const auto held = [&](float x) { return model == DType::bf16 ? static_cast<float>(bfloat16(x)) : x; };
                 wrong += travels == DType::bf16
                              ? got != static_cast<float>(bfloat16(masters[i]))
@@ -236,8 +236,8 @@ TEST_CASE(
     "int8 over many steps: the loss stays beside that of float gradients, and with error feedback the weights stay "
     "nearer",
     "[wire]") {
-  // The same batch over and over: what int8 takes from small gradients it takes in every step. Where blocks begin
-  // depends on the buckets, and how far a run strays depends on that by chance: the mean of several counts.
+  // The same batch over and over: int8 removes the same part of small gradients in every step. Blocks begin at
+  // positions that depend on the buckets, and a run's deviation depends on that by chance: the mean of several counts.
   constexpr int kLong = 40;
   for (models::Family family : kFamilies) {
     const Layout plain = with(zero(family, 1, 2), [](Layout& l) {
@@ -284,7 +284,7 @@ TEST_CASE("small parameters that stay on every rank change what is gathered when
              p < after->layout.buckets[b].first_part + after->layout.buckets[b].part_count; ++p) {
           const ParameterSpec& parameter = after->model.parameters[after->layout.parts[p].part.parameter];
           const bool of_layer = parameter.layer >= 0 && parameter.layer < after->model.layers;
-          // And a table that embedding and head share, with what is beside it.
+          // And a table that embedding and head share, with its neighbours.
           CHECK((after->storage[b].values.size_bytes > 0) ==
                 (of_layer ? parameter.elems <= 128 : family == models::Family::gpt2));
         }
@@ -320,7 +320,7 @@ TEST_CASE("two copies of the weights that change places give the bits of one", "
           const auto a = make_job(one, 0), b = make_job(two, 0);
           CHECK(b->buffers.bytes(Owner::parameters) ==
                 a->buffers.bytes(Owner::parameters) + b->buffers.stride_bytes(b->ids.values));
-          // What it is for: no update, and no gather of what it updated, waits for a reader of weights.
+          // The purpose: no update, and no gather of updated weights, waits for a reader of weights.
           for (const Task& task : b->train.tasks)
             for (const Slice& write : task.writes) CHECK(write.buffer != b->ids.values);
         }

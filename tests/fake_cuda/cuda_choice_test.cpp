@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which GPU a rank takes, and the sentences when it takes none.
+// The GPU of each rank, and the errors when there is none.
 
 #include <cstdlib>
 

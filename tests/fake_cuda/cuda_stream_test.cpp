@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream contract on the cuda device over the fake runtime, mutations that it must catch, and what is special about
-// the device: times, copies, errors, and who waits.
+// The stream contract on the cuda device over the fake runtime, mutations that it must detect, and laws of the device:
+// times, copies, errors and waits.
 
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ void CUDART_CB run_and_delete(void* body) {
   (*owned)();
 }
 
-/// Hands the body to the stream, as a kernel would be.
+/// Passes the body to the stream, as a kernel would be.
 void run_on_stream(LaunchContext& context, std::function<void()> body) {
   cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream), run_and_delete,
                      new std::function<void()>(std::move(body)));
@@ -138,7 +138,7 @@ TEST_CASE("times stay those of the host's clock while the GPU's drifts, and no s
       }
     }
     CHECK(fake_cuda::counts().host_waits - before == waits);
-    // 8 ms without readings; with one a second at most 2 ms, and what the host needed to see it.
+    // 8 ms without readings; with one a second at most 2 ms, and the host's delay in observing it.
     INFO(ppm << " ppm: " << error_ns << " ns");
     CHECK(error_ns < 4'000'000);
   }
@@ -183,7 +183,7 @@ TEST_CASE("a question that is answered with not ready leaves no error behind") {
   stream->launch(f.work(0, 2000), f.frame);
   stream->record(*event);
   CHECK_FALSE(event->query());
-  stream->launch(f.work(1), f.frame);  // looks for an error of its launch
+  stream->launch(f.work(1), f.frame);  // checks for an error of its launch
   stream->synchronize();
   CHECK(f.position(1) == 1);
 }

@@ -16,7 +16,7 @@
 
 namespace slipstream::fake_cuda {
 
-/// What the machine looks like and which mistakes are made on purpose.
+/// Properties of the machine, and mistakes that are made on purpose.
 struct Settings {
   int devices = 2;
   int driver = 13000;  // 0: none
@@ -34,42 +34,41 @@ struct Settings {
   int64_t captures_until_stuck = INT64_MAX;  // that begin; the next call never returns
 };
 
-/// What exists now and what was done since reset().
+/// Objects that exist now, and calls since reset().
 struct Counts {
   int streams = 0, events = 0, blocks = 0, pinned_blocks = 0;  // alive
   int host_waits = 0;                                          // calls that wait for the device
   int records = 0, waits = 0;
 };
 
-/// As a kernel launch: `command` runs in the order of `stream`, with access to device memory. What it throws is printed
-/// and is from then on the error of every call, as after a kernel that faulted.
+/// Like a kernel launch: `command` runs in the order of `stream`, with access to device memory. Its exception is
+/// printed and becomes the error of every later call, as after a kernel that faulted.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> command);
-/// The same from a thread of a library's own: a queue that is full does not block the caller.
+/// The same from a library's own thread: a full queue does not block the caller.
 cudaError_t enqueue_from_elsewhere(cudaStream_t stream, std::function<void()> command);
-/// What the fake itself does in the order of `stream`: on a lost GPU too, and without access to device memory.
+/// A command of the fake itself in the order of `stream`: runs on a lost GPU too, and without access to device memory.
 void enqueue_always(cudaStream_t stream, std::function<void()> command);
 
 /// Blocks until every stream has run what was enqueued.
 void wait_for_all();
 
-/// For a command that runs: that of its stream, in a graph that of the node or of the stream that the graph was
-/// launched on.
+/// For a running command: its stream's priority; in a graph that of the node, or of the stream that launched the graph.
 int priority_now();
 
 /// The capture that `stream` is in, counted from 1; 0 if it is in none.
 uint64_t capture_of(cudaStream_t stream);
-/// `function` is called by every launch of the graph that `stream` is captured for, in the order of these calls. It may
-/// not call CUDA.
+/// Every launch of the graph that `stream` is captured for calls `function`, in the order of these calls. It may not
+/// call CUDA.
 void with_every_launch(cudaStream_t stream, std::function<void()> function);
 
-/// What this thread captures from now on came from `work`.
+/// Marks everything that this thread captures from now on as part of `work`.
 void name_commands(std::string work);
-/// A command of a graph, with the numbers of those that it is directly behind. By number in the order of their calls.
+/// A command of a graph, with the numbers of its direct predecessors. Numbered in the order of their calls.
 struct GraphNode {
   std::string work;  // empty: none, such as the record of an event
   std::set<size_t> behind;
 };
-/// Of the graph that was captured last.
+/// Of the most recently captured graph.
 std::vector<GraphNode> captured_nodes();
 
 /// Settings as declared above, counts of calls zero, no pending failure. Nothing may be alive.
@@ -78,8 +77,8 @@ Settings& settings();
 Counts counts();
 /// The next call of `function` returns `error` and does nothing.
 void fail_next(const std::string& function, cudaError_t error);
-/// Memory that a library takes of the driver in pieces of 2 MiB, beside the runtime: cudaFree refuses it. What a stream
-/// still uses while it is given back faults, and the GPU is lost.
+/// Memory that a library takes from the driver in pieces of 2 MiB, without the runtime: cudaFree refuses it. Freeing
+/// memory that a stream still uses faults, and the GPU is lost.
 cudaError_t take_of_driver(void** block, size_t bytes);
 cudaError_t give_back_to_driver(void* block);
 /// Called with every block that is about to be freed; may not call CUDA.

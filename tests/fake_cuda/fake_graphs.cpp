@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream capture and its rules, as the CUDA programming guide states them. A graph knows no order but that of each
-// stream and of the waits between them: a wait that is missing is seen, as on a card.
+// Stream capture and its rules, as the CUDA programming guide states them. A graph has only the order of each stream
+// and of the waits between them, so a missing wait shows, as on a GPU.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ using namespace slipstream::fake_cuda::detail;
 
 namespace {
 
-/// Runs every lane on a thread of its own, and returns when all have ended.
+/// Runs every lane on a separate thread, and returns when all have ended.
 void run(const std::vector<Lane>& lanes, bool keeps_node_priority) {
   std::mutex here;
   std::condition_variable ended;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the device and of the host: garbage when fresh, closed to the host where that is asked for.
+// Memory of the device and of the host: garbage when fresh, closed to the host if requested.
 
 #include <cstdlib>
 

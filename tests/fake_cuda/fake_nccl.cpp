@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective is a meeting on the host: every rank's stream brings its pointers, the last one to come moves the bytes.
+// A collective is a rendezvous on the host: every rank's stream brings its pointers, the last one to arrive moves the
+// bytes.
 
 #include "tests/fake_cuda/fake_nccl.h"
 
@@ -35,7 +36,7 @@ struct Call {
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
   int peer = -1;           // or the root
-  std::string words = {};  // what it is called where ranks meet
+  std::string words = {};  // its name at the rendezvous
 };
 
 struct Group {
@@ -57,11 +58,11 @@ bool connects_never = false, ranks_are_processes = false;
 int fake_version = NCCL_VERSION_CODE;
 int ids_made = 0;
 
-/// The worst GPU: one operation fills it, so those of a process run one after the other as they were launched, on
-/// whatever stream and communicator. Ranks that launch in the same order never notice; others wait for each other.
+/// The worst GPU: one operation fills it, so those of a process run one after the other as they were launched, on any
+/// stream and communicator. Ranks that launch in the same order see no difference; others wait for each other.
 class Turns {
  public:
-  /// Of one operation: one for each of its launches that is not over.
+  /// Of one operation: one for each of its unfinished launches.
   struct Of {
     std::string who;
     std::deque<uint64_t> turns = {};
@@ -135,7 +136,7 @@ void sum(ncclDataType_t type, const std::vector<const std::byte*>& from, std::by
   return sum_as<bfloat16, float>(from, to, count);
 }
 
-/// What `rank` gets of a collective, from what all ranks have brought, by rank.
+/// The result of `rank` in a collective, from the contributions of all ranks, by rank.
 std::vector<std::byte> result_of(const Call& call, int rank, std::vector<const std::byte*> from) {
   const size_t bytes = call.count * size_of_type(call.type);
   std::vector<std::byte> result;
@@ -153,7 +154,7 @@ std::vector<std::byte> result_of(const Call& call, int rank, std::vector<const s
   return result;
 }
 
-/// All members are here: move the bytes. Results are made before any is written, so that in place is served.
+/// All members are here: moves the bytes. Results are computed before any is written, so that operations in place work.
 void move_bytes(const std::vector<std::pair<int, Call>>& members) {
   std::vector<const std::byte*> from;
   for (const auto& [rank, call] : members) from.push_back(call.from);
@@ -212,14 +213,14 @@ void launch(cudaStream_t stream, std::string who, std::function<void()> body) {
     slipstream::fake_cuda::with_every_launch(stream, [of] { turns.take(of); });
   else if (ranks_are_processes)
     turns.take(of);
-  // Beside the operation: a lost GPU runs no operations any more, and nobody may wait for their turns then.
+  // Outside the operation: a lost GPU runs no operations any more, and no operation may then wait for its turn.
   if (ranks_are_processes) slipstream::fake_cuda::enqueue_always(stream, [of] { turns.wait_for(*of); });
-  // A communicator that does not block launches from a thread of its own.
+  // A communicator that does not block launches from a separate thread.
   slipstream::fake_cuda::enqueue_from_elsewhere(stream, std::move(body));
   if (ranks_are_processes) slipstream::fake_cuda::enqueue_always(stream, [of] { turns.serve(*of); });
 }
 
-/// Where it is in a recording, if `stream` is recorded; collectives by themselves, what is sent and received by pair.
+/// Its position in a recording, if `stream` is recorded; collectives by themselves, sends and receives by pair.
 std::string in_recording(ncclComm_t comm, const std::string& line, cudaStream_t stream) {
   const uint64_t capture = slipstream::fake_cuda::capture_of(stream);
   if (capture == 0) return "";
@@ -291,7 +292,7 @@ ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stre
     launch(stream, who, body);
     return ncclInProgress;
   }
-  // Within a group the order of the calls does not matter: what is sent goes first.
+  // Within a group the order of the calls does not matter: sends go first.
   grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), {stream, who, body});
   return ncclSuccess;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared count says whether operations exist: those that wait, those that run and those in graphs all hold it.
+// A shared count tracks whether operations exist: waiting, running and recorded ones all hold it.
 
 #include "tests/fake_cuda/fake_nccl_abort.h"
 
@@ -61,7 +61,7 @@ void end_operations(ncclComm_t comm, const std::function<void()>& wake, bool of_
   lock.unlock();
   wake();
   lock.lock();
-  // The map and this function hold it, too. Nobody says when a graph lets go.
+  // The map and this function hold it, too. A graph does not report its destruction.
   while (life.use_count() > 2 || (of_process && running > 0)) changed.wait_for(lock, std::chrono::milliseconds(1));
   lives.erase(comm);
 }

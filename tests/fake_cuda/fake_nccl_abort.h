@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What NCCL's abort waits for, and communicators that break: an operation is something that exists from its call until
-// it has run, and with a graph until that is destroyed.
+// The waits of NCCL's abort, and communicators that break: an operation exists from its call until it has run, and in a
+// graph until the graph is destroyed.
 
 #include <nccl.h>
 
@@ -12,13 +12,13 @@ namespace slipstream::fake_nccl {
 // --- called by the fake itself
 /// `body` as an operation of `comm`.
 std::function<void()> operation(ncclComm_t comm, std::function<void()> body);
-/// Blocks. `wake` lets what waits inside bodies return. Then, as ncclCommAbort: until no operation of `comm` exists,
-/// and, where ranks are processes, until none of this process runs, because what NCCL frees waits for the device.
+/// Blocks. `wake` makes waits inside bodies return. Then, like ncclCommAbort, waits until no operation of `comm` exists
+/// and, if ranks are processes, until none of this process runs, because freeing NCCL's memory waits for the device.
 void end_operations(ncclComm_t comm, const std::function<void()>& wake, bool of_process);
 
 // --- called by tests
-/// From its operation number `count` on this process's operations stand until they are aborted, and all its
-/// communicators see an error.
+/// From operation number `count` on, this process's operations hang until they are aborted, and all its communicators
+/// see an error.
 void break_after(int64_t count);
 /// The same without an error: a rank that is silent.
 void silent_after(int64_t count);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Costs are made up: small messages go through trees with LL, large ones through rings with Simple, the rest is ruled
-// out.
+// Invented costs: small messages use trees with LL, large ones rings with Simple, the rest is excluded.
 
 #include "tests/fake_cuda/fake_nccl_tuner.h"
 

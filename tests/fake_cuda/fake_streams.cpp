@@ -128,7 +128,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   if (!stream->capture) return leave(cudaErrorIllegalState);
   // A node of the graph: every run of it is a record. Until the first, the event is as before.
   return leave(push_when_free(lock, stream, [event] {
-    if (lost != cudaSuccess) return;  // nobody waits for it, and the event may be gone
+    if (lost != cudaSuccess) return;  // no stream waits for it, and the event may be gone
     std::lock_guard inner(mutex);
     event->latest = std::make_shared<Record>(Record{true, device_ns()});
     changed.notify_all();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The laws of graphs on the cuda device over the fake runtime: what is recorded does not run, what is replayed keeps
-// its order, and a launch is a barrier without a wait of the host.
+// The laws of graphs on the cuda device over the fake runtime: recorded works do not run, replayed ones keep their
+// order, and a launch is a barrier without a wait of the host.
 
 #include "engine/base/philox.h"
 #include "engine/device/cuda/cuda_device.h"
@@ -16,7 +16,7 @@ void as_kernel(LaunchContext& context, std::function<void()> body) {
   fake_cuda::enqueue(static_cast<cudaStream_t>(context.native_stream), std::move(body));
 }
 
-/// compute: 0, then 2 behind 1 of comm, which is behind 0.
+/// compute: 0, then 2 after 1 of comm, which is after 0.
 struct Step {
   Step() : f((fake_cuda::reset(), make_cuda_device(0)), as_kernel) {
     compute = f.device->make_stream({.name = "compute"});
@@ -52,8 +52,8 @@ struct Step {
 
 using Order = std::vector<int>;
 
-/// Works on three streams that add to a few numbers and multiply them, each behind the last ones that touched the two
-/// numbers that it takes.
+/// Works on three streams that add to a few numbers and multiply them, each after the latest ones that used its two
+/// numbers.
 struct Sums {
   static constexpr size_t kWorks = 60, kNumbers = 6;
 
@@ -99,7 +99,7 @@ struct Sums {
   std::vector<std::unique_ptr<Event>> events;
 };
 
-/// What three recorded steps compute.
+/// The results of three recorded steps.
 std::vector<uint64_t> replayed_sums() {
   Sums sums(make_cuda_device(0));
   const auto graph = sums.device->capture(*sums.streams[0], [&] { sums.issue(); });
@@ -198,7 +198,7 @@ TEST_CASE("events of a graph are those of its latest launch") {
   s.ended->synchronize();
   CHECK(s.ran() == Order{0, 1, 2, 5, 0, 1, 2});
   CHECK(s.ended->completed_ns() > first_ns);
-  // As any event again, once a stream has recorded it.
+  // Like any event again, once a stream has recorded it.
   s.compute->record(*s.ended);
   s.ended->synchronize();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fake NCCL sees that its threads do not: ranks that launch or record operations in different orders, or
-// others.
+// Errors that only the fake NCCL detects: ranks that launch or record operations in different orders, or different
+// operations.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,13 +31,14 @@ struct Operation {
 };
 using Operations = std::vector<Operation>;
 
-/// What a rank does: records these, one graph each, and runs them in this order; -1: the first ones as they are.
+/// The program of a rank: records these, one graph each, and runs them in this order; -1: the first ones without a
+/// graph.
 struct Program {
   std::vector<Operations> recordings;
   std::vector<int> runs;
 };
 
-/// One rank: two communicators, a stream for each. Its values are ones, sums of two ranks and what is sent are twos.
+/// One rank: two communicators, a stream for each. Its values are ones; sums of two ranks and received values are twos.
 class Rank {
  public:
   Rank(int rank, const std::vector<ncclUniqueId>& ids) : rank_(rank) {
@@ -54,7 +55,7 @@ class Rank {
     cudaEventCreateWithFlags(&begin_, cudaEventDisableTiming);
   }
 
-  /// From now on, which is when both ranks are here.
+  /// From now on: both ranks have arrived.
   void wait_no_longer_than(std::chrono::milliseconds patience) {
     issue({{}});
     cudaStreamSynchronize(streams_[0]);
@@ -90,7 +91,7 @@ class Rank {
  private:
   void issue(const Operations& operations) {
     for (const Operation& o : operations) {
-      // What a graph takes stays where it is.
+      // Memory that a graph uses stays in place.
       const std::vector<float>& ones = *ones_.emplace_back(std::make_unique<std::vector<float>>(o.count, 1.0f));
       std::vector<float>& result = results_.emplace_back(o.count, rank_ == 0 ? 2.0f : 0.0f);
       if (!o.passes)
@@ -132,7 +133,7 @@ struct Ended {
   bool caught() const { return codes[0] == fake_nccl::kOrdersDiffer || codes[1] == fake_nccl::kOrdersDiffer; }
 };
 
-/// Two processes. `hangs`: that the ranks do not end is to be expected.
+/// Two processes. `hangs`: the ranks are expected not to end.
 Ended end_of(const Program& rank_0, const Program& rank_1, bool hangs) {
   std::vector<ncclUniqueId> ids(2);
   for (ncclUniqueId& id : ids) {
@@ -195,10 +196,10 @@ TEST_CASE("operations recorded in one order on all ranks are replayed, in differ
   const std::vector<int> runs = {0, 0};
   const Program program{{{first, second, larger, pass, larger_pass}}, {0, 0, -1, 0}};
   check_ends(program, program);
-  // Of two communicators, on streams that nothing orders.
+  // On two communicators, on unordered streams.
   check_caught({{{first, second}}, runs}, {{{second, first}}, runs},
                {"rank 1 of", "all_reduce 4 f32, number 1 of recording 1"}, true);
-  // Of one.
+  // On one.
   check_caught({{{first, larger}}, runs}, {{{larger, first}}, runs},
                {"brings all_reduce 4 f32, number 1 of recording 1", "brings all_reduce 6 f32, number 1 of recording 1",
                 "ranks launch or record in different orders"});

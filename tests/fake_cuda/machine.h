@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The state of the fake machine, shared by the files that implement the runtime's calls. One lock for everything: it is
-// a model of order, not of speed.
+// The state of the fake machine, shared by the files that implement the runtime's calls. One lock for everything: the
+// fake models order, not speed.
 
 #include <sys/mman.h>
 
@@ -82,8 +82,8 @@ struct Guarded {
 };
 inline Guarded guarded;
 
-/// While one lives, device memory is open. (To all threads: a page has no owner. After a wait for the device none
-/// lives.)
+/// While an object exists, device memory is open. (To all threads: a page has no owner. After a wait for the device
+/// none exists.)
 struct Touch {
   Touch() {
     if (!current_settings.guard_memory) return;
@@ -102,7 +102,7 @@ struct Touch {
 /// Commands of a graph, by number in the order of their calls.
 using Nodes = std::set<size_t>;
 
-/// The commands of one captured stream, which run in their order, each behind others of the graph.
+/// The commands of one captured stream, which run in their order, each after others of the graph.
 struct Lane {
   struct Node {
     size_t number = 0;
@@ -114,14 +114,14 @@ struct Lane {
   std::vector<Node> nodes;
 };
 
-/// What begins on one stream and spreads to those that wait for it.
+/// Begins on one stream and spreads to those that wait for it.
 struct Capture {
   cudaStream_t origin = nullptr;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   std::thread::id thread;
   bool spoiled = false;
   std::map<cudaStream_t, Lane> lanes;
-  std::map<cudaStream_t, Nodes> awaited;  // what the next command of a captured stream is behind
+  std::map<cudaStream_t, Nodes> awaited;  // predecessors of the next command of a captured stream
   size_t nodes = 0;
   uint64_t number = 0;                          // of this capture
   std::vector<Op> at_launches;                  // called by every launch of the graph
@@ -156,7 +156,7 @@ struct CUstream_st {
       if (queue.empty()) return;
       const slipstream::fake_cuda::detail::Op op = std::move(queue.front());
       if (queue.size() >= slipstream::fake_cuda::detail::current_settings.queue_limit)
-        slipstream::fake_cuda::detail::changed.notify_all();  // who waits for room sees it when the lock is open
+        slipstream::fake_cuda::detail::changed.notify_all();  // threads that wait for room see it when the lock is open
       queue.pop_front();
       busy = true;
       lock.unlock();
@@ -185,7 +185,7 @@ inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
 inline uint64_t captures_begun = 0;
 inline std::vector<GraphNode> last_captured;
 
-/// Has every stream run what it was given?
+/// Has every stream run all its commands?
 inline bool are_idle() {
   return std::all_of(streams.begin(), streams.end(),
                      [](cudaStream_t stream) { return stream->queue.empty() && !stream->busy; });
@@ -196,7 +196,7 @@ inline cudaError_t leave(cudaError_t result) {
   return result;
 }
 
-/// Failures asked for, and the rule of host functions. Under the lock.
+/// Requested failures, and the rule of host functions. Under the lock.
 inline cudaError_t enter(const char* function) {
   if (in_host_function) return cudaErrorNotPermitted;
   if (lost != cudaSuccess) return lost;

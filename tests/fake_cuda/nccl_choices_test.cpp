@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each channel asks of NCCL, what its tuner answers and records, its memory, and what is registered from first to
-// last.
+// NCCL settings of each channel, its tuner's answers and records, its memory, and registrations from first to last.
 
 #include <atomic>
 #include <chrono>
@@ -84,7 +83,7 @@ TEST_CASE("the tuner takes the table's choice where the links allow it, and reco
   for (int64_t elems : {1024, 1000, 5000, 30000}) reduce.all_reduce(elems);
   other.all_reduce(1000);
   other.all_reduce(30000);
-  // The table's tree with Simple is ruled out by the (fake) links: NCCL's own choice stands.
+  // The (fake) links exclude the table's tree with Simple: NCCL's own choice stands.
   CHECK(uses() == std::vector<std::string>{"other all_reduce 4096 tree/ll", "other all_reduce 131072 ring/simple",
                                            "reduce all_reduce 4096 ring/ll of the table",
                                            "reduce all_reduce 32768 tree/ll", "reduce all_reduce 131072 ring/simple"});
@@ -151,7 +150,7 @@ TEST_CASE("memory of NCCL is zero, of whole pages, read in place, and goes back 
     const Alone reduce("reduce");
     CHECK(reduce.comm->register_memory(arena->data(), arena->size_bytes()) == "");
     CHECK(reduce.comm->register_memory(other->data(), other->size_bytes()) != "");
-    // Neither call takes the other's memory back.
+    // Neither call frees the other's memory.
     void *of_runtime = nullptr, *of_nccl = nullptr;
     REQUIRE(cudaMalloc(&of_runtime, 1) == cudaSuccess);
     REQUIRE(ncclMemAlloc(&of_nccl, 1) == ncclSuccess);
@@ -204,7 +203,7 @@ TEST_CASE("NCCL without memory is the device's own sentence, by what is free") {
                                             "cannot allocate it: an error of the fake") &&
                                 Catch::Contains("NCCL_CUMEM_ENABLE=0"));
   CHECK(cudaGetLastError() == cudaSuccess);
-  // A GPU that is lost is said as everywhere.
+  // A lost GPU gives the usual error.
   fake_cuda::fail_next("cudaMemGetInfo", cudaErrorDevicesUnavailable);
   CHECK_THAT(refused(kMiB), Catch::Contains("[cuda] ") && !Catch::Contains("NCCL"));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The verbs' laws on NCCL communicators over the fakes of NCCL and of CUDA, and what NCCL's errors become.
+// The verbs' laws on NCCL communicators over the fakes of NCCL and of CUDA, and the errors made from NCCL's.
 
 #include <condition_variable>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One meeting at a time: all bring, all take, the last one to take opens the next. What is sent waits in a ring per
-// pair of ranks.
+// One rendezvous at a time: all bring, all take, the last one to take opens the next. Messages wait in a ring per pair
+// of ranks.
 
 #include "tests/fake_cuda/shared_group.h"
 
@@ -36,7 +36,7 @@ struct SharedGroup::DeviceAssignment {
   size_t sent[kRanksMax][kRanksMax] = {}, received[kRanksMax][kRanksMax] = {};  // bytes so far, [from][to]
   char words[kRanksMax][kWordsBytes] = {};
   alignas(64) std::byte areas[kRanksMax][kAreaBytes];
-  alignas(64) std::byte mail[kRanksMax][kRanksMax][kMailBytes];  // pages that nobody touches take no memory
+  alignas(64) std::byte mail[kRanksMax][kRanksMax][kMailBytes];  // unused pages take no memory
 };
 
 std::string SharedGroup::make() {

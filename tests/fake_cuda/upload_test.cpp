@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host hands to the device during a step, over the fake runtime: every step sees its own bytes, nobody waits.
+// Uploads from host to device during a step, over the fake runtime: every step sees its own bytes, without waits.
 
 #include <cstring>
 #include <thread>
@@ -38,7 +38,7 @@ struct Uploads {
     work.prepare(host);
     stream->launch(work, frame);
   }
-  /// What the device holds.
+  /// The device's contents.
   std::pair<int, int> now() {
     unsigned char a = 0, b = 0;
     device->copy_to_host(&a, batch->data() + 39, 1);
@@ -100,7 +100,7 @@ TEST_CASE("a host one step ahead never waits for an upload") {
   for (int step = 0; step < 30; ++step) {
     u.upload_next();
     u.stream->record(*ends[step % 2]);
-    if (step > 0) ends[(step + 1) % 2]->synchronize();  // the step before this one
+    if (step > 0) ends[(step + 1) % 2]->synchronize();  // the previous step
   }
   CHECK(fake_cuda::counts().host_waits == before + 29);
   u.stream->synchronize();

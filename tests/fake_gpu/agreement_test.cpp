@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ranks of a run on GPUs must have in common, what fits on the GPUs, and that nobody waits for ever for a rank
-// that is gone: the whole program on fake GPUs.
+// Required agreement between the ranks of a run on GPUs, memory limits, and bounded waits for a rank that is gone: the
+// whole program on fake GPUs.
 
 #include <chrono>
 
@@ -18,7 +18,7 @@ std::string train(const Folder& folder, const std::string& more = "") {
 }
 Json run_json(const Folder& folder) { return Json::parse(read(folder.path("run") + "/run.json")); }
 
-/// What a rank of the last run takes of its GPU.
+/// Memory that a rank of the last run takes on its GPU.
 int64_t need_of(const Folder& folder) {
   const Json run = run_json(folder);
   int64_t bytes = run.at("memory_bytes").as_int();
@@ -60,7 +60,7 @@ TEST_CASE("ranks that share a GPU must fit on it together, with NCCL's buffers",
   check_refused(
       refused, 7,
       {"2 ranks on one GPU need ", "this one ", "Use fewer ranks on it", "max_ctas", "  NCCL buffers (estimate)"});
-  // Each on its own, the same memory is enough.
+  // For each alone, the same memory is enough.
   CHECK(shell("FAKE_GPU_MEMORY=" + std::to_string(16 * need) + " " + two).code == 0);
 }
 
@@ -85,7 +85,7 @@ TEST_CASE("ranks that read other tables than rank 0 are refused by name", "[cuda
   folder.write("b/products.json", "{\"format\": 1, \"card\": \"A third\", \"cublaslt\": 1, \"products\": {}}");
   check_refused(ranks("b", steps + "--set device.algorithms=products.json"), 2,
                 {"rank 1 finds a different device.algorithms = products.json than rank 0"});
-  // What a launcher hands to some ranks only.
+  // Settings that a launcher passes to some ranks only.
   check_refused(ranks("a", steps, "-x NCCL_ALGO=Tree"), 2,
                 {"rank 1 has NCCL_ALGO=Tree, rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
 }
@@ -160,7 +160,7 @@ TEST_CASE("a rank that is silent ends the run, also where the others' GPUs take 
       train(folder, "--set train.steps=1000 --set device.graph=false --set comm.timeout_seconds=4");
   // A short queue alone ends nothing.
   CHECK(shell("FAKE_GPU_QUEUE=16 " + mpirun() + "-np 2 " + each + " --set train.steps=5", 60).code == 0);
-  // The host of the first waits behind a step, that of the second for room in a queue.
+  // The host of the first waits after a step, that of the second for room in a queue.
   for (const char* commands : {"100000", "16"}) {
     INFO(commands << " commands");
     Result silent;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine of the program on fake GPUs: kernels become commands of the fake runtime's streams; the environment says
-// what the machine looks like and what breaks.
+// The machine of the program on fake GPUs: kernels become commands of the fake runtime's streams; environment variables
+// define the machine and its failures.
 //
 //   FAKE_GPU_COUNT         GPUs of this host (default 2)
 //   FAKE_GPU_DRIVER        version of the driver, 0 for none (default 13000)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A recorded step keeps the order of its plan: whatever a run of the graph happens to do, between any two works that
-// the plan orders there is a path of edges. Recorded as a rank records it, with kernels and NCCL communicators; nothing
+// A recorded step keeps the order of its plan: between any two works that the plan orders there is a path of edges, so
+// no run of the graph can reverse them. Recorded as a rank records it, with kernels and NCCL communicators; nothing
 // runs.
 
 #include <cstdio>
@@ -22,7 +22,7 @@ namespace {
 
 using Communicators = std::vector<std::vector<std::unique_ptr<comm::Communicator>>>;  // [rank][channel]
 
-/// Of all ranks, in this process: they connect, and nobody will meet.
+/// Of all ranks, in this process: they connect, and no operation runs.
 Communicators connect(const std::vector<std::unique_ptr<Job>>& jobs) {
   Communicators communicators(jobs.size()), connections(jobs.size());
   const auto axes = comm::wire_up(*jobs[0]).connections;
@@ -43,7 +43,7 @@ Communicators connect(const std::vector<std::unique_ptr<Job>>& jobs) {
   return communicators;
 }
 
-/// The commands of `work` are those of the item that it is launched for.
+/// The commands of `work` belong to the item that it is launched for.
 void name_commands_of(Work& work) {
   if (!work.fn) return;
   work.fn = [fn = std::move(work.fn)](LaunchContext& c) {
@@ -53,7 +53,7 @@ void name_commands_of(Work& work) {
   };
 }
 
-/// What a rank wires to record a step.
+/// The connections that a rank needs to record a step.
 class Recorder {
  public:
   Recorder(const Layout& layout, Job& job, const std::vector<std::unique_ptr<comm::Communicator>>& communicators)
@@ -82,7 +82,7 @@ class Recorder {
     for (const auto& stream : streams_) on_stream(*stream, kernels::release_stream);
   }
 
-  /// Step 1, 2, ..., `steps`, each of the next one of `plans`: what was recorded.
+  /// Steps 1, 2, ..., `steps`, each of the next plan in `plans`: the recordings.
   std::vector<std::vector<GraphNode>> record(const std::vector<const Plan*>& plans, uint32_t steps) {
     std::vector<std::vector<GraphNode>> nodes;
     std::vector<std::unique_ptr<Graph>> graphs;
@@ -134,11 +134,11 @@ class Recorder {
   std::unique_ptr<Step> step_;
 };
 
-/// Who is before whom, of things whose direct predecessors have lower numbers.
+/// Order between numbered objects whose direct predecessors have lower numbers.
 class Before {
  public:
   explicit Before(size_t size) : size_(size), words_((size + 63) / 64), bits_(size * words_) {}
-  /// To be called with ascending `later`, after all that `earlier` is behind.
+  /// Call with ascending `later`, after all its predecessors.
   void add(size_t earlier, size_t later) {
     for (size_t w = 0; w < words_; ++w) bits_[later * words_ + w] |= bits_[earlier * words_ + w];
     bits_[later * words_ + earlier / 64] |= uint64_t{1} << earlier % 64;
@@ -160,7 +160,7 @@ Before paths_of(const std::vector<GraphNode>& nodes) {
   return before;
 }
 
-/// By place in the host order: the waits that items declare, the order of every channel, and what follows from them.
+/// By place in the host order: the declared waits, the order of every channel, and their consequences.
 Before order_of(const Plan& plan) {
   Before before(plan.size());
   std::vector<size_t> assignment(plan.size());
@@ -184,7 +184,7 @@ bool conflict(const Item& a, const Item& b) {
   return meet(a.writes, b.writes) || meet(a.writes, b.reads) || meet(a.reads, b.writes);
 }
 
-/// What a graph must say of a plan. All of it is known before the graph is looked at.
+/// Requirements of a plan on its graph, all computed before the graph is read.
 struct Required {
   explicit Required(const Plan& plan_) : plan(plan_), said(order_of(plan_)), conflicts(plan_.size()) {
     for (size_t later = 0; later < plan.size(); ++later)
@@ -193,10 +193,10 @@ struct Required {
   }
   const Plan& plan;
   Before said;
-  std::vector<std::vector<size_t>> conflicts;  // by place: earlier ones that touch the same bytes, whatever is said
+  std::vector<std::vector<size_t>> conflicts;  // by place: earlier ones that use the same bytes, in any declared order
 };
 
-/// What the plan orders and the graph does not: the first such pair and how many, empty if none.
+/// The pairs that the plan orders and the graph does not: the first one and their number, empty if none.
 std::string unordered(const Required& required, const std::vector<GraphNode>& nodes, const Before& paths) {
   const Plan& plan = required.plan;
   std::vector<std::vector<size_t>> of_item(plan.size());

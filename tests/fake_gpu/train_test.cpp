@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole program on the cuda device, without a card: the same run files on the CPU and on fake GPUs train the same
-// model, and what goes wrong with a GPU is one sentence.
+// The whole program on the cuda device, without a GPU: the same run files on the CPU and on fake GPUs train the same
+// model, and every failure of a GPU is one error.
 //
-// Device memory of the fake can be touched only by commands of a stream: a host that reads a loss, a weight or a batch
-// directly faults here, as it would on a card.
+// Only commands of a stream can access the fake's device memory: a host that reads a loss, a weight or a batch directly
+// faults here, as it would on a GPU.
 
 #include <fmt/core.h>
 
@@ -33,7 +33,7 @@ struct Run {
   std::string hash() const { return lines.back().at("params_hash").as_string(); }
 };
 
-/// Trains `run` into the folder `name` and reads back what it wrote.
+/// Trains `run` into the folder `name` and reads its results.
 Run train(const Folder& folder, const std::string& exe, int ranks, const std::string& name, const std::string& more) {
   const std::string dir = folder.path(name);
   const std::string launcher = ranks > 1 ? mpirun() + "-np " + std::to_string(ranks) + " " : "";
@@ -151,12 +151,12 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     std::printf("%-60s loss %.1e, norm %.1e, validation %.1e, weights %.1e\n", row.name.c_str(), loss, norms,
                 validation, weights);
     CHECK(loss <= row.loss);
-    // What rounds on the wire turns the last bit of a float into 2^-8 of an element now and then, in the norm as in the
+    // Rounding on the wire sometimes turns the last bit of a float into 2^-8 of an element, in the norm as in the
     // weights.
     CHECK(norms <= std::max(10 * row.loss, row.weights));
     CHECK(validation <= 6 * row.loss);
     CHECK(weights <= row.weights);
-    // The tolerance sees one step of training: the comparison can fail.
+    // The tolerance detects one step of training: the comparison can fail.
     CHECK(std::abs(gpu.all("loss")[0] - cpu.all("loss")[1]) > 2 * row.loss);
     // A timeline on the host's clock: spans of compute, and of communication where there are ranks.
     const std::string trace = read(folder.path("gpu") + "/trace/rank0000.json");
@@ -177,7 +177,7 @@ TEST_CASE("what a run takes of its GPU is what the memory table says", "[cuda]")
                           bytes_after(run.result.text, "cuBLASLt workspaces "),
                  table = bytes_after(run.result.text, " taken, ");
     INFO(run.result.text);
-    CHECK(taken >= planned * 0.98);  // printed with one digit behind the point
+    CHECK(taken >= planned * 0.98);  // printed with one decimal
     CHECK(taken <= planned * 1.02 + 16 * 4096);
     CHECK(std::abs(table - planned - beside) < 0.1 * 0x1p20);
   }
@@ -186,7 +186,7 @@ TEST_CASE("what a run takes of its GPU is what the memory table says", "[cuda]")
 TEST_CASE("a run on the cuda device repeats its bits, with and without delays", "[cuda]") {
   Folder folder;
   run_file(folder);
-  // Ten steps: two as they are, four recorded, four replayed. An evaluation and hashes stand between them.
+  // Ten steps: two eager, four recorded, four replayed. An evaluation and hashes come between them.
   const std::string ten =
       " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
   const Run first = train(folder, kFake, 1, "a", ten);
@@ -200,7 +200,7 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
   same(" --set device.graph=false");
   same(" --inject-delays 5");
   same(" --check-hazards");  // every launch of the cuda device, none replayed
-  // What was trained on one device continues text on the other.
+  // A model trained on one device continues text on the other.
   const std::string generate = " generate " + folder.path("a") + " --prompt the --tokens 12 --temperature 0 --device ";
   const Result on_gpu = shell(kFake + generate + "cuda");
   CHECK(on_gpu.code == 0);
@@ -216,7 +216,7 @@ TEST_CASE("steps that cannot be recorded are issued task by task, with the same 
   const Run recorded = train(folder, kFake, ranks, "a", steps);
   CHECK(count(recorded.result.text, "could not be recorded") == 0);
   for (const char* captures : {"0", "2"}) {
-    // Of rank 0: the other one's would succeed, and goes too.
+    // Of rank 0: the other one's would succeed, and is freed too.
     const Run refused =
         train(folder, "env FAKE_GPU_CAPTURES=" + std::string(captures) + " " + kFake, ranks, "b", steps);
     CHECK(count(refused.result.text, "could not be recorded") == 1);
@@ -306,7 +306,7 @@ TEST_CASE("products are timed once, kept in a file, and every run says what it t
   for (const auto& [product, from] : taken.as_object())
     if (contains(product, "gradient")) CHECK(from.as_string() == "table");
   CHECK(train(folder, kFake, 1, "again", more).hash() == first.hash());
-  // A file that is not ours is said once and left alone; the run goes on without it.
+  // A foreign file gives one warning and stays unchanged; the run continues without it.
   folder.write("algorithms.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
   const Run without = train(folder, kFake, 1, "foreign", more);
   CHECK(count(without.result.text, "device.algorithms is ignored") == 1);
@@ -328,13 +328,13 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda");
   CHECK(contains(channels("own"), "\"from\": \"NCCL\""));
   CHECK(contains(channels("own"), "\"registered\": \"yes\""));
-  // Memory of all ranks or of none: run.json is of the first, and it is the second that cannot.
+  // Memory for all ranks or for none: run.json is of the first, and the second one cannot get it.
   const std::string alone =
       kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda --set output.dir=" + folder.path("alone");
   CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
   CHECK(contains(channels("alone"), "no: NCCL needs all ranks to register"));
   CHECK(!contains(channels("alone"), "\"registered\": \"yes\""));
-  // Arenas that the ranks' NCCL is to read in place are its own; one rank has nobody to read them.
+  // NCCL reads arenas in place only from its own memory; with one rank there is no reader.
   const std::string without = "env FAKE_NCCL_NO_MEMORY=1 " + kFake;
   check_refused(shell(mpirun() + "-np 2 " + without + " train " + folder.path("run.toml") + " --set device.kind=cuda"),
                 7, {"[memory] parameters needs ", "but NCCL cannot allocate it", "NCCL_CUMEM_ENABLE=0"});
@@ -342,7 +342,7 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   const Run tabled =
       train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
   CHECK(contains(channels("tabled"), "\"algorithm\": \"ring\", \"protocol\": \"ll\", \"from\": \"table\""));
-  CHECK(tabled.hash() == own.hash());  // the fake adds in one order whatever it is told
+  CHECK(tabled.hash() == own.hash());  // the fake adds in one order, whatever the choice
   folder.write("nccl.json", "{\"channels\": {\"*\": {\"ctas\": 2}}}");
   check_refused(shell(kFake + " train " + folder.path("run.toml") +
                       " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json")),
@@ -371,7 +371,7 @@ TEST_CASE("what a machine lacks is one sentence and a code", "[cuda]") {
   check_refused(on("FAKE_GPU_DRIVER=12000", train + "cuda"), 7, {"serves CUDA 12.0", "needs 13.0"});
   check_refused(on("FAKE_GPU_COUNT=0 CUDA_VISIBLE_DEVICES=", train + "cuda"), 7,
                 {"no GPU is visible with CUDA_VISIBLE_DEVICES="});
-  // The plan says so before anything is allocated, with the table.
+  // The plan reports it before anything is allocated, with the table.
   const Result small = on("FAKE_GPU_MEMORY=100000", train + "cuda");
   check_refused(small, 7, {"a rank needs ", "Fake GPU has 97.7 KiB free of 97.7 KiB", "  total "});
   CHECK(!fs::exists(folder.path("run")));
@@ -392,8 +392,8 @@ TEST_CASE("a GPU that is lost ends the run with one sentence", "[cuda]") {
   check_refused(lost, 7, {"The GPU may be lost"});
   CHECK(count(lost.text, "[cuda]") == 1);
   if (!has_mpirun()) return;
-  // One rank's GPU: the other is inside a collective and nobody else ends it.
-  // Some of these are while a step is recorded: what was recorded of it holds its communicators, and no abort ends.
+  // One rank's GPU fails: the other is inside a collective that nothing else ends. Some failures occur while a step is
+  // recorded: its recording holds the communicators, and no abort ends.
   for (const int after : {300, 330, 360, 370, 380}) {
     INFO("lost after " << after);
     const Result one =
@@ -407,7 +407,7 @@ TEST_CASE("a wire that breaks on all ranks at once ends the run, also where grap
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
-  // Gathers and reductions are on channels of their own; the operations of either stand until both are aborted.
+  // Gathers and reductions are on separate channels; the operations of either hang until both are aborted.
   const std::string train =
       kFake + " train " + run +
       " --set train.steps=1000 --set train.log_interval=1 --set zero.stage=2 --set device.kind=cuda";
@@ -415,7 +415,7 @@ TEST_CASE("a wire that breaks on all ranks at once ends the run, also where grap
   for (const std::string& more : {std::string(), std::string(" --set device.graph=false"), emulated}) {
     const Result broken = shell("FAKE_NCCL_BREAKS_AFTER=200 " + mpirun() + "-np 2 " + train + more, 60);
     check_refused(broken, 6, {"remote process exited"});
-    CHECK(contains(broken.text, "step 10/1000 "));  // beyond what is issued task by task
+    CHECK(contains(broken.text, "step 10/1000 "));  // beyond the steps issued task by task
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// On which device the golden values are compared.
+// Selects the device on which the golden values are compared.
 
 #include <memory>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two tiny models against what PyTorch computed for them once (scripts/make_golden.py).
+// Two tiny models against values that PyTorch computed once (scripts/make_golden.py).
 
 #include <cmath>
 #include <cstdio>
@@ -28,7 +28,7 @@ std::string bytes_of_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// A program that has moved is told.
+/// A program that has moved gets an error.
 std::string golden_dir() {
   const char* measured_ns = std::getenv("SLIPSTREAM_GOLDEN_DIR");
   return measured_ns ? measured_ns : GOLDEN_DIR;
@@ -92,7 +92,7 @@ struct Batch {
   }
 };
 
-/// What a test of the test does wrong; nothing by default.
+/// A mistake that a test of the test makes; none by default.
 struct Mutation {
   std::string transpose;  // a square weight
   std::string forget;     // a tensor left at zero
@@ -145,7 +145,7 @@ std::vector<float> first_weights(const Golden& g, const Mutation& m, const std::
   return values;
 }
 
-/// Does element i of this tensor shift all keys of a head alike? Softmax does not see it: its gradient is rounding.
+/// Does element i of this tensor shift all keys of a head alike? Softmax ignores that: its gradient is rounding.
 bool is_key_bias(const std::string& name, size_t i, size_t width) {
   return name.ends_with("attn.c_attn.bias") && i >= width && i < 2 * width;
 }
@@ -195,7 +195,7 @@ void compare_weights(const Golden& g, runtime::Rank& rank, Errors& errors) {
         ++errors.key_biases;
         continue;
       }
-      // A row of the embedding that no id names has no gradient at all: it only decays, and is compared.
+      // A row of the embedding without ids has no gradient: it only decays, and is compared.
       if (gradient[i] != 0 && std::abs(gradient[i]) <= 1e-6f) {
         ++errors.small;
         continue;

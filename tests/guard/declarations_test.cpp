@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What works declare is what they touch, for every work of every plan, collectives and micro-batches included: the
-// proof of a plan is worth as much as the declarations that it reads.
+// Declared accesses match actual ones, for every work of every plan, including collectives and micro-batches: the proof
+// of a plan depends on these declarations.
 
 #include <algorithm>
 #include <cstdio>
@@ -55,7 +55,7 @@ TEST_CASE("every declared read and write that is deleted is noticed", "[guard]")
   std::set<std::string> noticed, unnoticed;
   for (const Layout& row : strategies(test_everything())) {
     if (!test_everything() && (row.micro_batches == 1 || row.prefetch_depth != 1))
-      continue;  // what accumulates reads most
+      continue;  // an accumulating work reads most
     INFO(row.name);
     std::vector<guard::Counts> counts;
     train(guarded(row, {.removes_declarations = true}, counts), 1);
@@ -77,7 +77,7 @@ TEST_CASE("every declared read and write that is deleted is noticed", "[guard]")
 
 TEST_CASE("the guard names work, buffer and bytes of what is not declared", "[guard]") {
   Buffers buffers;
-  // x and y share a page, far has its own.
+  // x and y share a page, far has a separate one.
   const BufferId x = buffers.add({.name = "x", .size_bytes = 64}), y = buffers.add({.name = "y", .size_bytes = 64});
   const BufferId far = buffers.add({.name = "far", .size_bytes = 4096});
   const auto device = guard::make_guarded_device(buffers, {}, nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What works declare is what their CUDA kernels touch: the same plans as on the CPU, every work of a kernel run by the
-// emulated device on memory that is closed but for what the work declares.
+// Declared accesses match those of the CUDA kernels: the same plans as on the CPU, with every kernel's work run by the
+// emulated device on memory that is closed except for the declared bytes.
 
 #include <cstdio>
 #include <cstring>
@@ -14,7 +14,7 @@
 using namespace slipstream;
 using namespace slipstream::equivalence;
 
-// Copies and zeros are the runtime's.
+// The runtime performs copies and zeros.
 namespace slipstream::kernels {
 std::shared_ptr<UploadStaging> make_upload_staging() { return std::make_shared<UploadStaging>(); }
 void copy_cuda(LaunchContext&, const Copy& args) {
@@ -27,7 +27,7 @@ void prepare_upload_cuda(LaunchContext&, const Upload&) {}
 
 namespace {
 
-/// Both families and both types, with accumulation and clipping; everything that accumulates when everything is tested.
+/// Both families and both types, with accumulation and clipping; with the full set everything that accumulates.
 std::vector<Layout> layouts() {
   std::vector<Layout> rows = strategies(test_everything());
   std::erase_if(rows, [](const Layout& row) {
@@ -59,7 +59,7 @@ TEST_CASE("kernels touch what their works declare and nothing else", "[guard]") 
     train(guarded(row, {.runs_kernels = true}, counts), 1);
     for (const guard::Counts& c : counts) works += c.works;
   }
-  CHECK(emulation::launches() - before > works);  // it was the kernels that ran, each work twice
+  CHECK(emulation::launches() - before > works);  // the kernels did run, each work twice
   std::printf("  COUNTED %lld works guarded, %lld kernels\n", static_cast<long long>(works),
               static_cast<long long>(emulation::launches() - before));
 }
@@ -78,7 +78,7 @@ TEST_CASE("every declared read and write of a kernel that is deleted is noticed"
     }
   }
   for (const std::string& name : unnoticed) {
-    // Of the CPU's kernels; on a GPU these sums lie in scratch memory of the stream. declarations_test has them.
+    // For the CPU's kernels; on a GPU these sums are in scratch memory of the stream. declarations_test covers them.
     if (name.ends_with("norm_gradient writes norm.workspace")) continue;
     INFO(name);
     CHECK(noticed.contains(name));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page protection around every launch, and a signal handler that notes a forbidden access and lets it happen.
+// Page protection around every launch, and a signal handler that records a forbidden access and lets it happen.
 
 #include "tests/guard/guarded_device.h"
 
@@ -21,14 +21,13 @@ namespace slipstream::guard {
 namespace {
 
 constexpr size_t kPage = 4096;
-/// Poison: of what a work only writes in the first and in the second run, and of undeclared bytes in the second.
+/// Poison: of bytes that a work only writes, in the first and in the second run, and of undeclared bytes in the second.
 enum class Poison : uint8_t { first, second, undeclared };
 constexpr uint8_t kReads = 1, kWrites = 2, kAccess = 3;
-constexpr uint8_t kIndex =
-    4;  // the byte belongs to token ids: poison must be an id too, or the work would leave all arenas
+constexpr uint8_t kIndex = 4;  // token ids: poison must be an id too, or the work would leave all arenas
 
-/// Floats and doubles of some units that differ from byte to byte (a softmax does not see a constant) and from rank to
-/// rank (what a peer gathers must not look like poison of its own); NaN where nothing may be read.
+/// Floats and doubles of some units that differ from byte to byte (a softmax ignores a constant) and from rank to rank
+/// (gathered bytes must not look like a rank's own poison); NaN where nothing may be read.
 std::byte value_of(Poison poison, uint8_t declared, size_t at, uint8_t salt) {
   const auto kind = static_cast<uint8_t>(poison);
   if (declared & kIndex) return std::byte{at % 4 == 0 ? static_cast<uint8_t>(3 * salt + kind) : uint8_t{0}};
@@ -44,7 +43,7 @@ struct Arena {
   std::byte* end;
 };
 
-/// What the signal handler needs: no allocation, no lock.
+/// State of the signal handler: no allocation, no lock.
 struct Faults {
   std::vector<Arena> arenas;
   struct Fault {
@@ -71,8 +70,7 @@ void on_fault(int, siginfo_t* info, void* context) {
 #if defined(__x86_64__)
       writes = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
 #endif
-      // A page that is read first opens for reading only: a write to it is a violation of its own. What is written
-      // stays.
+      // A page that is read first opens for reading only: a write to it is a separate violation. Written data stays.
       mprotect(page, kPage, writes ? PROT_READ | PROT_WRITE : PROT_READ);
       if (number < kFaults) faults->faults[number] = {at, writes};
       return;
@@ -82,7 +80,7 @@ void on_fault(int, siginfo_t* info, void* context) {
   sigaction(SIGSEGV, &previous, nullptr);  // not ours: happens again, and is reported as any other
 }
 
-/// Again for every guard: a test framework puts handlers of its own around every case.
+/// Installed again for every guard: a test framework installs its own handlers around every case.
 void install() {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
@@ -129,7 +127,7 @@ class Guard {
   }
 
  private:
-  /// The pages that are open for a work, with what they held and which bytes it declares.
+  /// The pages that are open for a work, with their contents and the declared bytes.
   struct Page {
     std::byte was[kPage];
     uint8_t declared[kPage] = {};
@@ -148,7 +146,7 @@ class Guard {
         if (slice.size_bytes == 0) continue;
         slices.erase(slices.begin() + static_cast<std::ptrdiff_t>(i));
         ++counts_->removed;
-        // A kernel that refuses what it finds in undeclared memory has noticed too; the stream must not fail for it.
+        // A kernel that refuses undeclared memory has detected it too; the stream must not fail.
         std::atomic<bool> refused{false};
         copy.fn = [&work, &refused](LaunchContext& context) {
           try {
@@ -253,13 +251,12 @@ class Guard {
   void run(Stream& stream, const Work& as_declared, const Frame& frame, const Pages& pages,
            std::vector<Violation>& violations) {
     Work work = as_declared;
-    // What stages a batch and reports a loss is the runtime's, not a kernel's.
+    // The runtime stages batches and reports losses, not a kernel.
     if (options_.runs_kernels && work.name != "load_next_batch" && work.name != "report")
       work.fn = [fn = as_declared.fn, this](LaunchContext& context) {
         LaunchContext on_gpu = context;
         on_gpu.kind = DeviceKind::cuda;
-        on_gpu.native_stream =
-            this;  // ranks are threads here: each has scratch memory of its own, and one work at a time
+        on_gpu.native_stream = this;  // ranks are threads here: each has its own scratch memory, and one work at a time
         fn(on_gpu);
       };
     faults_->count = 0;
@@ -274,7 +271,7 @@ class Guard {
     for (size_t i = count; i-- > 0;) {
       const Faults::Fault& fault = faults_->faults[i];
       auto* page = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(fault.at) / kPage * kPage);
-      // The bytes up to the end of the page: it was forbidden as a whole.
+      // The bytes up to the end of the page: all of it was forbidden.
       violations.insert(violations.begin(),
                         violation(as_declared, fault.writes ? Violation::Kind::writes : Violation::Kind::reads,
                                   fault.at, page + kPage));
@@ -346,7 +343,7 @@ class GuardedDevice final : public Device {
     guard_->add_arena(allocation->data(), allocation->size_bytes());
     return allocation;
   }
-  /// Where results come to the host; no work declares it.
+  /// Where results arrive on the host; no work declares it.
   std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override {
     return inner_->allocate_host(size_bytes, name);
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A cpu device on which a work can touch nothing but what it declares.
+// A cpu device on which a work can access only its declared bytes.
 //
 // Works run one at a time, in host order, which the proof of a plan allows (launch gate "serial"). While one runs, the
-// pages of the arenas that hold none of its declared bytes are inaccessible and those that it only reads are read-only.
-// Inside the pages that are open it runs twice, from the same inputs but with other poison: what it only writes is
-// poisoned both times, undeclared bytes the second time. What it may not write must not change, and its results must be
+// pages of the arenas without its declared bytes are inaccessible, and those that it only reads are read-only. Inside
+// the open pages it runs twice, from the same inputs but with different poison: bytes that it only writes are poisoned
+// both times, undeclared bytes the second time. Bytes that it may not write must not change, and its results must be
 // the same.
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace slipstream::guard {
 
-/// A work did something that it did not declare.
+/// An access that a work did not declare.
 struct Violation {
   enum class Kind : uint8_t { reads, writes, depends };  // depends: on undeclared bytes, or on its output's old value
   Kind kind = Kind::reads;
@@ -30,9 +30,8 @@ struct Violation {
   std::string sentence() const;
 };
 
-/// What happened to declarations that were taken away one at a time: those that made a violation, and those that did
-/// not. A work that only some launches need a declaration for (sums over micro-batches read what they add to) is in
-/// both.
+/// Results of removing declarations one at a time: those whose removal caused a violation, and those that did not. A
+/// work that needs a declaration only in some launches (sums over micro-batches read their previous value) is in both.
 struct Counts {
   int64_t works = 0;                         // launches examined
   int64_t removed = 0;                       // declared reads and writes deleted
@@ -40,9 +39,9 @@ struct Counts {
 };
 
 struct Options {
-  bool removes_declarations = false;  // try every work without each of its declarations first
-  bool runs_kernels = false;          // works of kernels run as on a GPU, which tests/emulation stands in for
-  bool counts_waits = false;          // own up to the waits that running one work at a time takes
+  bool removes_declarations = false;  // run every work without each of its declarations first
+  bool runs_kernels = false;          // works of kernels run as on a GPU, which tests/emulation replaces
+  bool counts_waits = false;          // count the waits that running one work at a time causes
 };
 
 /// A launch throws PlanError with the first violation. `counts` may be null. Borrows `buffers` and `counts`.

@@ -15,7 +15,7 @@ using namespace slipstream;
 
 namespace {
 
-/// The loss of the batch of step 1, from a rank whose weights may be moved.
+/// The loss of the batch of step 1, from a rank whose weights may be changed.
 class Model {
  public:
   explicit Model(const equivalence::Layout& layout) : layout_(layout), rank_(make(layout_, staged_)) {
@@ -85,7 +85,7 @@ double slope(Model& model, size_t p, size_t t, size_t i, float step) {
     std::vector<float> moved = start;
     moved[i] += by;
     model.set(p, t, moved);
-    // What was really added, rounding included.
+    // The actual change, rounding included.
     return std::pair(model.loss(), static_cast<double>(moved[i]) - static_cast<double>(start[i]));
   };
   const auto [up, du] = at(step);

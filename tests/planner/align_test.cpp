@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which gradients of a pipeline travel when: in buckets where others wait for them, at once where nobody does, all
-// stages together if asked; and what that is worth where communication takes something from compute
+// Times at which gradients of a pipeline travel: in buckets where others wait for them, at once where none does, all
+// stages together if requested; and the benefit when communication slows compute
 // (docs/notes/0015-later-pipeline-stages-reduce-in-one-bucket.md).
 
 #include <algorithm>
@@ -44,9 +44,9 @@ FinishedJob planned(const std::string& schedule, const std::vector<std::string>&
   return build_finished_job({.config = default_run_config(sets), .world = 16, .machine = machine()});
 }
 
-/// The step when every computation takes `slowdown` times as long while gradients of its rank travel: what they take of
-/// the cores and memory of a GPU is reported as up to 1.8 (NVIDIA/nccl#1428). Times and overlaps are found in turn
-/// until they agree.
+/// The step when every computation takes `slowdown` times as long while gradients of its rank travel: the load on the
+/// cores and memory of a GPU is reported as up to 1.8 (NVIDIA/nccl#1428). Times and overlaps are computed in turn until
+/// they agree.
 double step_ms(const FinishedJob& finished, double slowdown) {
   const Job& first = *finished.job;
   const RunConfig config = default_run_config({"train.dtype=bfloat16"});
@@ -105,7 +105,7 @@ TEST_CASE("gradients are bucketed where others wait for them, and reduced at onc
       if (schedule != "zb_h1" && s == 0) CHECK(reductions(*finished.stages[s]) > 15);
     }
     if (schedule == "zb_h1") continue;
-    // In the rehearsal too: what travels at once has arrived when the first stage ends its backward pass.
+    // In the rehearsal too: gradients sent at once have arrived when the first stage ends its backward pass.
     const Job& first = *finished.job;
     const comm::Rehearsal played =
         comm::rehearse(first.mesh, first.channels, runs_of(finished.stages, 2),
@@ -137,8 +137,8 @@ TEST_CASE("stages that begin to reduce together lose no time, and win where comm
       CAPTURE(schedule, zero, free_ms, together_ms, free_slowed_ms, together_slowed_ms);
       CHECK(together_ms < 1.001 * free_ms);
       CHECK(together_slowed_ms < 1.001 * free_slowed_ms);
-      // Bucketed everywhere, every stage slows its last backward pass, for which the one before it waits; aligned, the
-      // first stage alone does.
+      // With buckets on every stage, each slows its last backward pass, for which the previous stage waits; aligned,
+      // only the first stage does.
       if (zero == 1 && schedule != "zb_h1") CHECK(together_slowed_ms - together_ms < 0.5 * (free_slowed_ms - free_ms));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the planner charges for work outside the model is what the card of its kernel says; and a step's operations are
-// the model's, whatever the layout.
+// The planner's cost of work outside the model equals that on the kernel's op card; a step's operations are the
+// model's, for every layout.
 
 #include <map>
 
@@ -27,7 +27,7 @@ FinishedJob planned(int world, const std::vector<std::string>& more) {
   return build_finished_job({.config = default_run_config(sets), .world = world, .machine = this_host(1)});
 }
 
-/// What the card of the op says about an item of the update or a sum of gradients; nothing of other items.
+/// The op card's cost of an item of the update or a sum of gradients; nothing for other items.
 std::optional<Cost> of_card(const Job& job, const Item& item) {
   const BucketStorage* storage = item.bucket >= 0 ? &job.storage[static_cast<size_t>(item.bucket)] : nullptr;
   switch (item.op) {
@@ -85,7 +85,7 @@ TEST_CASE("the operations of a step are the closed form of the model, on every l
   const double weights = layers * 12 * width * width + vocab * width;
   const double closed = 6 * weights * rows * tokens + layers * rows * (4 + 10) * width * tokens * (tokens + 1) / 2;
   const double alone = model_flops(planned(1, {}).stages);
-  CHECK(alone >= closed);  // norms, activations and the loss besides
+  CHECK(alone >= closed);  // plus norms, activations and the loss
   CHECK(alone <= 1.03 * closed);
   for (const auto& [world, sets] :
        std::initializer_list<std::pair<int, std::vector<std::string>>>{{1, {"train.recompute=full"}},

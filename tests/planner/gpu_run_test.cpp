@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run on GPUs takes beside its plan, and what an old driver does to its steps: arithmetic on plans, without a
-// GPU.
+// Memory of a run on GPUs outside its plan, and the effect of an old driver on its steps: arithmetic on plans, without
+// a GPU.
 
 #include <cstdlib>
 
@@ -24,7 +24,7 @@ using namespace slipstream::runtime;
 
 namespace {
 
-/// Sets a variable for as long as it lives.
+/// Sets a variable for its own lifetime.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -67,7 +67,7 @@ TEST_CASE("gpu_memory: NCCL's buffers are blocks x connections x the buffers of 
   CHECK(comm::nccl_buffer_bytes({}, false) == 24 * connection);
   CHECK(comm::nccl_buffer_bytes({.min_ctas = 32}, false) == 32 * connection);
   {
-    // What the user sets comes before the table.
+    // The user's settings take precedence over the table.
     const Variable blocks("NCCL_MAX_CTAS", "2"), size("NCCL_BUFFSIZE", "1048576");
     CHECK(comm::nccl_buffer_bytes({.max_ctas = 3}, false) == 2 * 8 * kMiB);
   }
@@ -97,14 +97,14 @@ TEST_CASE("gpu_memory: kernels, cuBLASLt and NCCL have a line each in the table,
   CHECK_THAT(printed, Catch::Contains("  cuBLASLt workspaces") && Catch::Contains("  NCCL buffers (estimate)") &&
                           Catch::Contains(format_bytes(job.buffers.total_bytes() + sum_of(beside)) + "\n"));
   CHECK(memory_table(job).find("cuBLASLt") == std::string::npos);
-  // One rank talks to nobody.
+  // One rank has no peer.
   CHECK(extra_memory_on_gpu(*build_finished_job(request({}, 1)).job, table, 8).size() == 2);
 }
 
 TEST_CASE(
     "gpu_memory: the planner does not choose two copies of the weights where only the libraries' memory is in the way",
     "[cli]") {
-  // Readers of the weights that are late: one layer, a large head.
+  // Late readers of the weights: one layer, a large head.
   const auto with = [](const std::string& choice) {
     return request({"model.family=llama", "model.layers=1", "model.vocab_size=200000", "optimizer.grad_clip=0",
                     "zero.stage=1", "overlap.bucket_size=8MiB", "optimizer.double_buffer=" + choice},
@@ -151,7 +151,7 @@ TEST_CASE(
   CHECK(old.taken == (old.graph_ns - old.task_by_task_ns <= old.launches_ns()));
   asked.driver = 12020;
   CHECK(build_finished_job(asked).replay.task_by_task_ns > now.task_by_task_ns);
-  // One rank has nothing to put in order.
+  // One rank has no order to keep.
   JobRequest alone = request({}, 1);
   alone.driver = 12080;
   CHECK(build_finished_job(alone).replay.serialised_by == 0);

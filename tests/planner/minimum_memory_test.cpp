@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is refused from its sizes alone: nothing that any plan could fit.
+// Requests that are refused by their sizes alone: only those that no plan could fit.
 
 #include <algorithm>
 #include <cstdio>
@@ -19,14 +19,14 @@ using namespace slipstream::planner;
 
 namespace {
 
-/// How much of the memory that a plan takes is known from sizes alone; above 1 it would be no lower bound.
+/// Share of a plan's memory that is known from sizes alone; above 1 it would not be a lower bound.
 double known_share(const JobRequest& request) {
   JobRequest asked = request;
   asked.machine.memory_bytes = int64_t{1} << 60;
   asked.proves = false;
   const FinishedJob finished = build_proved_job(asked);
   PlanOptions options = finished.job->options;
-  options.zero_stage = static_cast<int>(request.config.zero.stage);  // as asked: the planner may do with less
+  options.zero_stage = static_cast<int>(request.config.zero.stage);  // as requested: the planner may use less
   return static_cast<double>(minimum_bytes(model_options(asked), options)) /
          static_cast<double>(largest_stage(finished).buffers.total_bytes());
 }
@@ -130,7 +130,7 @@ TEST_CASE("a hopeless model is refused before it is planned, with its numbers", 
       std::string::npos);
   CHECK(refused.find("zero.stage = 3, ") != std::string::npos);
   CHECK(refusal(asked({"zero.stage=3"})).find("Use more ranks with parallel.pipeline") != std::string::npos);
-  // Whose memory is not known may have enough, and what misses by little is planned.
+  // A machine of unknown memory may have enough, and a request that misses by little is planned.
   const auto small = [&] { return asked({"model.layers=2"}); };
   const JobRequest probe = small();
   machine.memory_bytes = 0;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a job's proof is about: all its plans, in a row as a run has them; and that nobody is given a plan that does not
-// hold.
+// The subject of a job's proof: all its plans, in a row as in a run. A plan whose proof fails is not returned.
 
 #include "engine/base/check.h"
 #include "engine/config/load.h"
@@ -29,7 +28,7 @@ JobRequest request(const std::function<void(Job&)>& change = {}, const std::vect
                                 "zero.prefetch_depth=1"};
   sets.insert(sets.end(), more.begin(), more.end());
   JobRequest asked{.config = default_run_config(sets), .world = 2, .machine = this_host(1)};
-  // The planner asks for times of jobs that it still writes to.
+  // The planner asks for times of jobs that it is still writing.
   if (change)
     asked.spine_ns = [change](const Job& job) {
       change(const_cast<Job&>(job));
@@ -79,8 +78,8 @@ TEST_CASE("an order that no pass has said is found in the plan of evaluation, an
   const auto unsaid = [](Plan Job::*plan, const std::vector<std::string>& more) {
     return build_proved_job(request(
                                 [plan](Job& job) {
-                                  // Two tasks of one channel write the same bytes: their channel orders them, no wait
-                                  // does.
+                                  // Two tasks of one channel write the same bytes: only their channel orders them,
+                                  // without a wait.
                                   Task task = (job.*plan).tasks.front();
                                   task.name = "again";
                                   task.before.reset();

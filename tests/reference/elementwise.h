@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Rounding to float and bfloat16, sums and sums of squares in double, from what the formats say.
+// Rounding to float and bfloat16, sums and sums of squares in double, from the formats' definitions.
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@ namespace slipstream::reference {
 
 constexpr int kFloatBits = 24, kBfloat16Bits = 8;  // significant ones; the two formats have the same exponents
 
-/// The nearest number of so many significant bits; of two that are as near the one whose last bit is zero.
+/// The nearest number with this many significant bits; of two equally near ones the one whose last bit is zero.
 inline double rounded(double x, int significant_bits) {
   if (!std::isfinite(x) || x == 0) return x;
   const double unit = std::ldexp(1.0, std::max(std::ilogb(x), -126) + 1 - significant_bits);
@@ -19,7 +19,7 @@ inline double rounded(double x, int significant_bits) {
   return std::abs(y) < 0x1p128 ? y : std::copysign(INFINITY, y);
 }
 
-/// What the bits of a bfloat16 mean: a sign, eight bits of exponent, seven of fraction.
+/// The value of the bits of a bfloat16: a sign, eight bits of exponent, seven of fraction.
 inline double bfloat16_value(uint16_t bits) {
   const int exponent = bits >> 7 & 0xff, fraction = bits & 0x7f;
   const double size = exponent == 255 ? (fraction == 0 ? INFINITY : NAN)
@@ -35,7 +35,7 @@ inline std::vector<double> sum(const std::vector<double>& a, const std::vector<d
   return result;
 }
 
-/// In extended precision: in double the sum of millions of squares would be no nearer to the truth than a kernel's.
+/// In extended precision: in double the sum of millions of squares would be no more accurate than a kernel's.
 template <typename Range>
 double sum_squares(const Range& x) {
   long double total = 0.0L;

@@ -34,7 +34,7 @@ inline NormResult norm(const Doubles& x, const Doubles& weight, const Doubles& b
   return result;
 }
 
-/// Gradients of sum(dy * y). dx holds no residual.
+/// Gradients of sum(dy * y). dx has no residual.
 inline NormGradients norm_gradients(const Doubles& dy, const Doubles& x, const Doubles& weight, double eps,
                                     bool centre) {
   const size_t width = weight.size(), rows = x.size() / width;

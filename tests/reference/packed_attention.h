@@ -66,8 +66,8 @@ struct Share {
   int ranks, rank;
 };
 
-/// What one rank holds of rows of whole sequences: the chunk that is its number from the front and the one that is its
-/// number from the back, in the order of the sequence.
+/// One rank's part of rows of whole sequences: the chunk with its number from the front and the one with its number
+/// from the back, in the order of the sequence.
 inline Doubles rows_of_rank(const Doubles& whole, int64_t batch, const Share& share, int64_t width) {
   Doubles mine;
   for (int64_t row = 0; row < batch * share.tokens; ++row) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A linear layer with GELU in double, from the formulas on the card.
+// A linear layer with GELU in double, from the formulas on the op card.
 
 #include <Eigen/Core>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of tidy. A message says what to use instead.
+// The rules of tidy. A message names the remedy.
 
 #include "tests/tidy/rules.h"
 
@@ -61,7 +61,7 @@ std::vector<Include> includes_of(const File& file) {
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-/// Where `word` stands as a whole word in `code`, not behind '.' or "->" (somebody else's member).
+/// Position of `word` as a whole word in `code`, not after '.' or "->" (a member of another class).
 std::vector<size_t> words_in(const std::string& code, std::string_view word) {
   std::vector<size_t> found;
   for (size_t at = code.find(word); at != std::string::npos; at = code.find(word, at + 1)) {
@@ -78,7 +78,7 @@ int line_at(const std::string& text, size_t at) {
   return 1 + static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
 }
 
-constexpr int kColumns = 120;  // as .clang-format says
+constexpr int kColumns = 120;  // as in .clang-format
 
 /// Bytes of UTF-8 that continue a character take no column.
 int columns_of(const std::string& line) {
@@ -416,7 +416,7 @@ Findings check_markdown_width(const File& file) {
     ++number;
     const size_t begin = line.find_first_not_of(' ');
     const bool blank = begin == std::string::npos;
-    // An indented block begins behind a blank line; elsewhere indentation continues an item of a list.
+    // An indented block begins after a blank line; elsewhere indentation continues an item of a list.
     if (!blank) indented = begin >= 4 && (indented || after_blank);
     after_blank = blank;
     const bool fence = !blank && line.compare(begin, 3, "```") == 0;
@@ -434,7 +434,7 @@ Findings check_card(const File& file) {
   const std::filesystem::path path(file.path);
   if (!file.path.starts_with("kernels/") || path.parent_path().filename() != path.stem() || path.extension() != ".h")
     return {};
-  // Cards from before this rule, which say it in other words. This list only gets shorter.
+  // Op cards from before this rule, with other headings. This list only gets shorter.
   static const std::set<std::string> older = {"adamw",  "cast",         "cross_entropy", "embedding",
                                               "matmul", "step_scalars", "sum_squares"};
   if (older.contains(path.stem().string())) return {};

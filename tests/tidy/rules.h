@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The habits that a machine can judge, as functions of a file's path and text.
+// The rules that a machine can check, as functions of a file's path and text.
 
 #include <string>
 #include <string_view>
@@ -17,11 +17,11 @@ struct File {
 /// "path:line: what is wrong. What to do."
 using Findings = std::vector<std::string>;
 
-/// The text with comments, and what is inside string and character literals, replaced by blanks; lines stay lines.
-/// The names in #include lines are kept. Pure.
+/// Pure. The text with comments, and the contents of string and character literals, replaced by blanks; lines stay
+/// lines. The names in #include lines are kept.
 std::string code_only(std::string_view text);
 
-/// One file at a time. Pure.
+/// Pure. Checks one file at a time.
 Findings check_licence(const File& file);
 Findings check_header(const File& file);
 Findings check_arrows(const File& file);
@@ -33,12 +33,12 @@ Findings check_width(const File& file);
 Findings check_markdown_width(const File& file);
 Findings check_card(const File& file);
 
-/// Rules about all files together. Pure.
+/// Pure. Rules about all files together.
 Findings check_cycles(const std::vector<File>& files);
 Findings check_single_includes(const std::vector<File>& files);
 Findings check_built(const std::vector<File>& files);
 
-/// Lengths are reported, not judged. Pure.
+/// Pure. Lengths are reported, not judged.
 Findings long_files(const std::vector<File>& files, int lines_max);
 
 }  // namespace slipstream::tidy

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every file of the tree keeps the habits, and every rule notices what it is for.
+// Every file of the tree keeps the rules, and every rule detects its violation.
 
 #include <algorithm>
 #include <cstdio>

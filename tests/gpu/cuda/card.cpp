@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for the emulator where its tests run on a card: device memory between guard bytes, which the host reads and
-// writes by copies; nothing checks accesses but compute-sanitizer.
+// Replaces the emulator when its tests run on a GPU: device memory between guard bytes, which the host reads and writes
+// by copies; only compute-sanitizer checks accesses.
 
 #include "tests/gpu/cuda/card.h"
 
@@ -50,7 +50,7 @@ bool DeviceMemory::intact() const {
 
 bool DeviceMemory::protects(const void*) const { return false; }
 
-// The card has its own order and its own memory, and nobody counts its launches: tests that ask ask `on_card` first.
+// The GPU has its own order and memory, and launches are not counted: tests that use these check `on_card` first.
 void set_descending(bool) {}
 int64_t launches() { return 0; }
 

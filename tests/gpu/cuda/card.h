@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tests on a card share: they leave with Meson's code for "skipped" and a reason where there is none.
+// Shared by tests on a GPU: without one they exit with Meson's code for "skipped" and a reason.
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory of a card with random values in it, and how long work takes there.
+// GPU memory with random values, and the duration of works on it.
 //
-// Times are of CUDA events around enough calls to fill a turn; the median of the turns, and the spread between the
+// Times come from CUDA events around enough calls to fill a turn: the median of the turns, and the spread between the
 // fastest and the slowest.
 
 #include <cuda_runtime_api.h>
@@ -63,7 +63,7 @@ class CardStopwatch {
   template <typename T = bfloat16>
   T* values(int64_t elems, float scale = 1) {
     const int64_t piece = std::min<int64_t>(elems, (4 << 20) + 7);
-    // Kept: on a host, they take longer to make than most kernels take to be timed.
+    // Kept: on a host, making them takes longer than timing most kernels.
     static std::map<float, std::vector<T>> made;
     std::vector<T>& host = made[scale];
     const Philox random(1, "bench");
@@ -122,7 +122,7 @@ class CardStopwatch {
 
   cudaStream_t stream_ = nullptr;
   LaunchContext context_;
-  double copy_gbytes_ = 0;  // of the card's own copy; 0: not known yet
+  double copy_gbytes_ = 0;  // of the GPU's own copy; 0: not measured yet
 
  private:
   const int turns_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The golden values are compared on a card.
+// Compares the golden values on a GPU.
 
 #include "tests/golden/device.h"
 #include "tests/gpu/cuda/card.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream contract on a card.
+// The stream contract on a GPU.
 
 #include <cuda_runtime_api.h>
 
@@ -17,7 +17,7 @@ void CUDART_CB run_and_delete(void* body) {
   (*owned)();
 }
 
-/// Hands the body to the stream, as a kernel would be.
+/// Passes the body to the stream, as a kernel would be.
 void run_on_stream(LaunchContext& context, std::function<void()> body) {
   cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream), run_and_delete,
                      new std::function<void()>(std::move(body)));

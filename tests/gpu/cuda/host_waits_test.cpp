@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Issuing a step makes the host wait for nothing, and from the seventh step on it is one launch. Counted at the calls
-// of the CUDA runtime themselves, which the linker leads through here (--wrap); those inside cuBLAS and NCCL are not
-// seen.
+// Issuing a step never makes the host wait, and from the seventh step on it is one launch. The counters are in the
+// calls of the CUDA runtime, which the linker redirects here (--wrap); calls inside cuBLAS and NCCL are not counted.
 
 #include <cuda_runtime_api.h>
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel of a GPT-2 124M step on a card (and those of Llama), at sizes beyond the cache, beside the card's own
-// copy and product.
+// Every kernel of a GPT-2 124M step on a GPU (and those of Llama), at sizes beyond the cache, with the GPU's own copy
+// and product for comparison.
 //
 // Data is random: products of zeros run faster. A causal attention counts half the operations, backward 2.5 times
 // forward, as its papers do.
 //
 // usage: gpu_kernels_bench [CSV [trial | OP]]. Rows "op,shape,us,spread,tflops,gbytes" go to the file CSV:
-// scripts/bench_gpu_pytorch.py prints PyTorch's beside them. With OP only ops whose names hold this text are measured.
+// scripts/bench_gpu_pytorch.py prints PyTorch's next to them. With OP, only ops whose names contain this text are
+// measured.
 
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
@@ -41,7 +42,7 @@ using slipstream::test::CardStopwatch;
 
 namespace {
 
-/// Those of GPT-2 124M, or of a trial where a kernel takes the host's time (tests/fake_gpu).
+/// Sizes of GPT-2 124M, or of a trial in which a kernel takes the host's time (tests/fake_gpu).
 struct Sizes {
   int turns = 7;
   double turn_ms = 20;
@@ -197,7 +198,7 @@ class CardBench : private CardStopwatch {
     backward.workspace = values<float>(attention_backward_workspace_elems(backward));
     measure("attention_backward", shape, 2.5 * flops, static_cast<double>(attention_backward_cost(backward).bytes),
             [&] { attention_backward(context_, backward); });
-    // In the middle of a ring: all queries see half of the keys, as many pairs as above, and everything is carried.
+    // In the middle of a ring: all queries see half of the keys, as many pairs as above, and all state is carried.
     const AttentionBlock block{0, tokens, 0, tokens / 2, false};
     const AttentionBlockForward block_forward{
         .all = forward,

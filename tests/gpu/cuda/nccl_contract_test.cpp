@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator contract through NCCL between processes that share a card or have one each. NCCL adds in an order of
-// its own, so sums are of small whole numbers, and of any numbers it is asked for the same bits on every rank, and
-// again.
+// The communicator contract through NCCL between processes that share a GPU or have one each. NCCL adds in its own
+// order, so sums are of small whole numbers; for arbitrary numbers the test requires the same bits on every rank, and
+// in a repetition.
 
 #include <chrono>
 #include <thread>
@@ -30,7 +30,7 @@ void check_exact_verbs(RankTest& test) {
   VerbLaws<float>(test, 200003, Algorithm::direct, seed++, Values::exact).moves();
 }
 
-/// Any numbers: the same bits on all ranks, and in a second sum.
+/// Arbitrary numbers: the same bits on all ranks, and in a second sum.
 void check_same_bits(RankTest& test, runtime::World& world) {
   constexpr int64_t kElems = 70001;
   const Philox random(5, "values");
@@ -53,8 +53,7 @@ void check_same_bits(RankTest& test, runtime::World& world) {
   }
 }
 
-/// The last rank stays away; the others are inside a transfer, and must come out when they give up. Ends the
-/// communicator.
+/// The last rank stays away; the others are inside a transfer, and must return when they abort. Ends the communicator.
 void check_abort_in_flight(RankTest& test) {
   const auto group = test.comm.split(0, test.comm.rank());
   std::vector<std::byte> bytes(400);
@@ -81,7 +80,7 @@ int main(int argc, char** argv) {
   std::string failures;
   try {
     const contract::MakeDevice on_card = [card = test::card_of(world)] { return make_cuda_device(card); };
-    const auto connected = on_card();  // NCCL takes the current device
+    const auto connected = on_card();  // NCCL uses the current device
     const auto communicator = comm::make_nccl_communicator(
         world.rank(), world.size(), [&](const std::string& bytes) { return world.all_gather(bytes)[0]; },
         {.name = "contract", .timeout_seconds = 60});

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The equivalence table on cards, one process per rank and NCCL between them: every layout trains the model that the
-// CPU trains from the same plan, to a rounding error; and replayed steps, eager ones and delayed ones give the same
-// bits.
+// The equivalence table on GPUs, one process per rank and NCCL between them: every layout trains the model that the CPU
+// trains from the same plan, to a rounding error; and replayed steps, eager ones and delayed ones give the same bits.
 //
-// Which rows run is a matter of the number of ranks; "sample" instead of a group takes one of each. Seven steps: two
-// eager, four recorded, one replayed.
+// The number of ranks selects the rows; "sample" instead of a group runs one of each. Seven steps: two eager, four
+// recorded, one replayed.
 
 #include <algorithm>
 #include <cmath>
@@ -142,7 +141,7 @@ equivalence::detail::Outcome unpacked(const std::string& bytes) {
   return outcome;
 }
 
-/// Collective. This rank's part of the run on its card; the whole model on every rank.
+/// Collective. This rank's part of the run on its GPU; the whole model on every rank.
 Trained train_on_cards(runtime::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
   const Coordinates at = job->mesh.coordinates(world.rank());
@@ -161,7 +160,7 @@ Trained train_on_cards(runtime::World& world, int card, const Layout& layout) {
   return equivalence::detail::combine(layout, std::move(outcomes));
 }
 
-/// What differs, empty if nothing does.
+/// The differences; empty if there are none.
 std::string compare(const Trained& got, const Trained& expected, const Row& row) {
   const auto worst = [](const std::vector<double>& a, const std::vector<double>& b) {
     double largest = a.size() == b.size() ? 0 : 1;
@@ -173,7 +172,7 @@ std::string compare(const Trained& got, const Trained& expected, const Row& row)
                norms = worst(got.norms, expected.norms);
   std::string text =
       fmt::format("losses {:.1e}, norms {:.1e}, weights {:.1e} of {:.0e}", losses, norms, weights, row.tolerance);
-  // The comparison can fail: it sees one step of training.
+  // The comparison can fail: it detects one step of training.
   const bool sees = row.tolerance > kTolerance ||
                     std::abs(expected.losses[0] - expected.losses[1]) > 2 * row.tolerance * expected.losses[0];
   const bool same = losses <= row.tolerance && norms <= 10 * row.tolerance && weights <= row.tolerance;
@@ -182,7 +181,7 @@ std::string compare(const Trained& got, const Trained& expected, const Row& row)
   return (same && sees && text.find("ranks hold") == std::string::npos ? "ok      " : "FAILED  ") + text;
 }
 
-/// Collective. A rank that fails when its arenas are registered: NCCL lets go of them before they are freed. The fake
+/// Collective. A rank fails while its arenas are registered: NCCL must deregister them before they are freed. The fake
 /// ends a process that does not.
 void fail_while_made(runtime::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experiment of the plan's order on cards: three pipeline stages, 1F1B and interleaved, issued in the one global
-// order and as reached, through NCCL. The rehearsal says beforehand what should happen when channels launch in host
-// order; this says what does.
+// The experiment of the plan's order on GPUs: three pipeline stages, 1F1B and interleaved, issued in the one global
+// order and as reached, through NCCL. The rehearsal predicts the result for channels that launch in host order; this
+// test observes it.
 //
-// The global order must end: that is a test. As reached it is a finding, "deadlock" or not; either is printed and
-// passes.
+// The global order must end: that is a test. The order as reached is a finding, "deadlock" or not; either is printed
+// and passes.
 
 #include <condition_variable>
 #include <mutex>
@@ -48,7 +48,7 @@ Layout layout_of(const Experiment& experiment) {
   return layout;
 }
 
-/// "ends", or "deadlock: " and who waits for whom.
+/// "ends", or "deadlock: " and the chain of waits.
 std::string rehearsed(const Layout& layout, comm::Gate gate) {
   const auto jobs = make_jobs(layout, 0);
   std::vector<comm::RankRuns> runs;
@@ -86,7 +86,7 @@ class Watchdog {
   std::thread thread_;
 };
 
-/// Collective. "ends", or what stood still for so long that the rank gave up.
+/// Collective. "ends", or the items that hung until the rank gave up.
 std::string trained(runtime::World& world, int card, const Layout& layout) {
   std::unique_ptr<Job> job = make_job(layout, world.rank());
   std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
@@ -96,7 +96,7 @@ std::string trained(runtime::World& world, int card, const Layout& layout) {
   runtime::Rank rank(std::move(job), std::move(device), std::move(communicators),
                      equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank())),
                      equivalence::detail::loader(layout, 0, staged));
-  // NCCL's abort may itself wait: then the process leaves, and what was to be found out is said.
+  // NCCL's abort may itself wait: then the process prints the finding and exits.
   const Watchdog harder(2 * kPatienceSeconds, [&] {
     std::printf("%s: stands still on rank %d, and abort did not end it within %.0f s\n", layout.name.c_str(),
                 world.rank(), kPatienceSeconds);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the tests between processes share: a rank of this job on a card, which ranks share when there are fewer cards.
+// Shared by the tests between processes: a rank of this job on a GPU, which ranks share if there are fewer GPUs.
 
 #include <string>
 #include <vector>
@@ -11,22 +11,22 @@
 
 namespace slipstream::test {
 
-/// `--list RANKS` prints the groups that a test has for so many ranks, one a line, and needs neither a card nor a
-/// launcher. The name of a group as the one argument runs it alone.
+/// `--list RANKS` prints the groups that a test has for this number of ranks, one per line, and needs neither a GPU nor
+/// a launcher. The name of a group as the only argument runs it alone.
 inline bool lists(int argc, char** argv, const std::vector<std::string>& groups) {
   if (argc < 2 || std::string(argv[1]) != "--list") return false;
   for (const std::string& group : groups) std::puts(group.c_str());
   return true;
 }
 
-/// The index of this rank's card. Sets what NCCL reads; call it before the first communicator.
+/// The index of this rank's GPU. Sets NCCL's variables; call it before the first communicator.
 inline int card_of(runtime::World& world) {
   const int cards = find_cuda_devices().count();
   comm::prepare_nccl_environment({.world_rank = world.rank(), .shares_gpu = world.ranks_on_host() > cards});
   return world.rank_on_host() % cards;
 }
 
-/// Rank 0 prints what all ranks found. The exit code of the test.
+/// Rank 0 prints the findings of all ranks. Returns the exit code of the test.
 inline int report(runtime::World& world, const std::string& failures, const std::string& success) {
   std::string all;
   for (const std::string& text : world.all_gather(failures)) all += text;

@@ -19,7 +19,7 @@ namespace {
 constexpr float kBeta1 = 0.9f, kBeta2 = 0.95f, kEps = 1e-8f, kDecay = 0.1f, kRate = 1e-2f, kClip = 0.5f;
 constexpr int kSteps = 3;
 
-/// Of step `t`. AdamW does not see a factor that is the same in all steps.
+/// Gradient of step `t`. AdamW ignores a factor that is the same in all steps.
 float clip_of(int t, float clip) { return t == 2 ? clip : 1.0f; }
 
 AdamwScalars scalars(int t) {
@@ -50,7 +50,7 @@ struct State {
 
 std::vector<float> gradient(int64_t elems, int t) { return random<float>(elems, "g" + std::to_string(t)); }
 
-/// Parameters after kSteps steps in double. `coupled`: decay as a part of the gradient, as Adam had it before AdamW.
+/// Parameters after kSteps steps in double. `coupled`: decay as a part of the gradient, as in Adam before AdamW.
 std::vector<double> expected(int64_t elems, reference::AdamwRule rule, double clip, bool coupled = false) {
   const double in_gradient = coupled ? std::exchange(rule.weight_decay, 0.0) : 0.0;
   const auto start = random<float>(elems, "p");

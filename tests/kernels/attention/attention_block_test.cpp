@@ -23,7 +23,7 @@ struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   reference::Share share(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
 };
 
-/// The rows of one rank of rows of whole sequences.
+/// One rank's rows, from rows of whole sequences.
 Doubles rows_of(const Doubles& whole, const Shape& s, int rank, int64_t width) {
   return reference::rows_of_rank(whole, s.batch, s.share(rank), width);
 }
@@ -34,7 +34,7 @@ struct Functions {
   CpuFunction<ColumnsTake> take;
 };
 
-/// What one rank computes of a ring, and what it adds to the gradients of every owner's keys.
+/// One rank's results in a ring, and its contribution to the gradients of every owner's keys.
 struct RankResult {
   Tensor out, lse, dq;
   std::vector<Doubles> dkv;  // by owner
@@ -70,7 +70,7 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
       run.forward(context, args);
     }
   }
-  // Backward the own keys come last.
+  // In backward the own keys come last.
   Tensor dq_sum(rows * s.out_width(), DType::f32);
   for (int turn = 0; turn < s.ranks; ++turn) {
     const int owner = chunks.owner((turn + 1) % s.ranks);
@@ -151,7 +151,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
     }
     for (int owner = 0; owner < s.ranks; ++owner) {
       const Doubles expected = columns(rows_of(e.dqkv, s, owner, s.width()), s.width(), s.out_width(), s.width());
-      for (int part : {0, 1})  // dk and dv apart, so that a small one is not hidden by a large one
+      for (int part : {0, 1})  // dk and dv separately, so that a small one is not hidden by a large one
         CHECK(
             error_of(columns(dkv[static_cast<size_t>(owner)], kv_width, part * kv_width / 2, (part + 1) * kv_width / 2),
                      columns(expected, kv_width, part * kv_width / 2, (part + 1) * kv_width / 2)) < tolerance);
@@ -208,7 +208,7 @@ TEST_CASE("attention in a ring: one rank gives the bits of attention", "[kernels
   const AttentionForward args = {x.data(), x.data(16), x.data(32), whole.data(), lse.data<float>(), 2, 70, 2, 2, 8,
                                  48,       48,         16,         0.5f,         DType::f32};
   attention_forward(context, args);
-  // Cut at a tile of the kernel the same additions follow each other; the first tile is carried in float.
+  // Divided at a tile of the kernel, the same additions follow each other; the first tile is carried in float.
   Tensor out(whole.doubles(), DType::f32), carried(whole.doubles(), DType::f32), maximum(lse.doubles(), DType::f32),
       sum(lse.doubles(), DType::f32);
   AttentionBlockForward block = {.all = args,
@@ -224,7 +224,7 @@ TEST_CASE("attention in a ring: one rank gives the bits of attention", "[kernels
 }
 
 TEST_CASE("attention in a ring: the controls are seen", "[kernels]") {
-  // What would go wrong silently: the mask of another owner, and queries that are never finished.
+  // Silent mistakes: the mask of another owner, and queries that are never finished.
   const Shape s = {1, 24, 1, 1, 8, 3};
   const Doubles qkv = random_doubles(s.tokens * s.width(), DType::f32, 9),
                 dout = random_doubles(s.tokens * s.out_width(), DType::f32, 10);

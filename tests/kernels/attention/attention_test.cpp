@@ -15,7 +15,7 @@ using Shape = reference::AttentionShape;
 
 namespace {
 
-/// Of each of q, k, v alone, so that a small one is not hidden by a large one.
+/// For each of q, k, v separately, so that a small one is not hidden by a large one.
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
   Doubles g, e;
   for (size_t i = 0; i < got.size(); ++i)
@@ -42,7 +42,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
     Tensor out(rows * out_width, dtype), dqkv(rows * width, dtype), lse(rows * s.heads, DType::f32);
     forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads,
                       s.kv_heads, s.head_dim, width, width, out_width, scale, dtype});
-    // Catches a missing 1/sqrt(E), a mask off by one and a wrong key-value head: each is above 1e-2.
+    // Detects a missing 1/sqrt(E), a mask off by one and a wrong key-value head: each is above 1e-2.
     CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens));
     CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
     AttentionBackward args = {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions bit by bit against the scalar type and against what the formats say, sums, and copies.
+// Conversions bit by bit against the scalar type and against the formats' definitions, sums, and copies.
 
 #include "kernels/cast/cast.h"
 
@@ -16,7 +16,7 @@ using namespace slipstream::test;
 
 namespace {
 
-/// Equal, zeros with their signs; any NaN is like any other.
+/// Equal, including signs of zeros; any NaN equals any other.
 bool same_value(double a, double b) {
   return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the tests of the products, the loss and the optimizer share: instruction sets, thread pools, seeded values.
+// Shared by the tests of the products, the loss and the optimizer: instruction sets, thread pools, seeded values.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace slipstream::test {
 
 constexpr uint64_t kSeed = 20261121;
 
-/// The sets that this machine runs.
+/// The sets that this machine supports.
 inline std::vector<kernels::Isa> isas() {
   std::vector<kernels::Isa> all = {kernels::Isa::baseline};
 #if defined(__x86_64__)
@@ -32,7 +32,7 @@ inline std::vector<kernels::Isa> isas() {
   return all;
 }
 
-/// Calls the function of a named set, whatever the process chose.
+/// Calls the function of a named set, whatever set the process chose.
 #define SLIP_CALL_ON(set, call)                         \
   do {                                                  \
     if ((set) == ::slipstream::kernels::Isa::avx512)    \
@@ -77,7 +77,7 @@ template <typename T>
 double as_double(T value) {
   return static_cast<double>(static_cast<float>(value));
 }
-inline double as_double(double value) { return value; }  // of a reference: not by way of float
+inline double as_double(double value) { return value; }  // of a reference: not converted through float
 
 /// Largest difference relative to the largest element of `expected`; infinity if something is not finite.
 template <typename T, typename Expected>

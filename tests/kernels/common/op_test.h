@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the tests of ops share: tensors of either type with their exact doubles, threads and instruction sets to run on.
+// Shared by the tests of ops: tensors of either type with their exact doubles, threads and instruction sets to run on.
 
 #include <fmt/core.h>
 
@@ -20,7 +20,7 @@ namespace slipstream::test {
 
 using Doubles = std::vector<double>;
 
-/// Elements of `dtype` with guards of NaN after them: a read beyond shows as NaN, a write as a changed guard.
+/// Elements of `dtype` followed by guards of NaN: a read past the end shows as NaN, a write as a changed guard.
 class Tensor {
  public:
   Tensor(int64_t elems, DType dtype)
@@ -67,7 +67,7 @@ class Tensor {
   std::vector<uint8_t> bytes_;
 };
 
-/// Normal values, already rounded to `dtype`, so that the reference sees what the kernel sees.
+/// Normal values, already rounded to `dtype`, so that the reference uses the kernel's inputs.
 inline Doubles random_doubles(int64_t elems, DType dtype, uint32_t seed, double scale = 1.0) {
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal(0.0, scale);
@@ -88,8 +88,8 @@ inline double error_of(const Doubles& got, const Doubles& expected) {
   return difference == 0 ? 0 : difference / (largest > 0 ? largest : 1);
 }
 
-/// f32: 1e-6 sqrt(K) forward, 1e-5 sqrt(K) gradients, K the length of the sums. bf16: 2^-7 times `roundings` on the
-/// way.
+/// f32: 1e-6 sqrt(K) forward, 1e-5 sqrt(K) gradients, K the length of the sums. bf16: 2^-7 times the number of
+/// `roundings`.
 inline double forward_tolerance(DType dtype, int64_t k, double roundings = 1) {
   return dtype == DType::f32 ? 1e-6 * std::sqrt(static_cast<double>(k)) : std::ldexp(roundings, -7);
 }

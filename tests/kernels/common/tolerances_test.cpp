@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tolerances of these ops are narrow enough: what a wrong kernel would give is outside of each of them.
+// The tolerances of these ops are narrow enough: results of wrong kernels are outside each of them.
 //
-// A mutant is a formula with one mistake, in double. The kernel's own result must be further from it than the tolerance
-// of the op's test; the same result is inside of it for the true formula there.
+// A mutant is a formula with one mistake, in double. The kernel's own result must differ from it by more than the
+// tolerance of the op's test; from the true formula it differs by less.
 
 #include "engine/base/check.h"
 #include "kernels/attention/attention.h"
@@ -138,7 +138,7 @@ TEST_CASE("tolerances: attention without its scale, with a mask off by one, with
     REQUIRE(error_of(got_dq, flat(reference::attention_gradients(g, q, k, v, scale).dq)) < gradient);
     caught("scale 1", got, flat(reference::attention(q, k, v, 1.0).out), forward);
     caught("scale 1, dq", got_dq, flat(reference::attention_gradients(g, q, k, v, 1.0).dq), gradient);
-    // A query that does not see its own token: the answers of the row before, on the query of this row.
+    // A query that does not see its own token: the answers of the previous row, on the query of this row.
     Matrix blind = Matrix::Zero(tokens, dim);
     for (int64_t t = 1; t < tokens; ++t) {
       Eigen::VectorXd weights = (scale * (k.topRows(t) * q.row(t).transpose())).array().exp();
@@ -163,7 +163,7 @@ TEST_CASE("tolerances: attention without its scale, with a mask off by one, with
     caught("dv of one head of four", got_dv, flat(one_head.dv), gradient);
     caught("dv with the weights not transposed", got_dv, flat(sideways), gradient);
     caught("scale 1, dv", got_dv, flat(unscaled), gradient);
-    // Queries that do not see their own token give nothing to the last value, and more than is right to the others.
+    // Queries that do not see their own token contribute nothing to the last value, and too much to the others.
     Matrix blind_dv = Matrix::Zero(tokens, dim);
     for (int64_t h = 0; h < 4; ++h)
       for (int64_t t = 1; t < tokens; ++t) {

@@ -194,8 +194,8 @@ TEST_CASE("a target outside the vocabulary is refused before anything is written
 
 namespace {
 
-/// The columns of `whole` dealt to `ranks`, each with `held` columns of memory; what is over is padding full of numbers
-/// that must not count.
+/// The columns of `whole` distributed to `ranks`, each with `held` columns of memory; the rest is padding full of
+/// numbers that must not count.
 template <typename T>
 struct Shared {
   Shared(const Batch<T>& whole_, int64_t ranks_, int64_t held_)
@@ -238,7 +238,7 @@ struct Shared {
             dtype_of<T>::value,
             backward};
   }
-  /// After merge() of all ranks: of the columns of `whole`, whoever has them.
+  /// After merge() of all ranks: the columns of `whole`, from their owners.
   std::vector<T> gradient() {
     std::vector<T> gathered;
     for (int64_t r = 0; r < whole.rows; ++r)

@@ -173,8 +173,8 @@ TEST_CASE("packed rows of several ranks give the bits of the dense sum") {
                              row_ids.data() + rank * rows, packed.data() + rank * rows * width, rows, rows, width});
       embedding_rows_add(context, {row_ids.data(), packed.data(), total.data(), ranks, rows, width, vocab});
       CHECK(same_bits(total, want));
-      // Of a table in parts, the last of which has padding only where it does not divide: each part its own rows, and
-      // the same bits.
+      // A table in parts, the last of which has only padding if it does not divide: each part handles its own rows,
+      // with the same bits.
       for (int64_t part_rows : {(vocab + 1) / 2, vocab + 3}) {
         std::vector<float> whole = random<float>(vocab * width, "head");
         for (int64_t first = 0; first <= vocab; first += part_rows) {

@@ -25,8 +25,8 @@ void check(const Doubles& x, DType dtype, bool in_place) {
                                       Tensor from(x, dtype), other(elems, dtype);
                                       Tensor& to = in_place ? from : other;
                                       function(context, {from.data(), to.data(), elems, dtype});
-                                      // Catches the erf form (5e-4 apart where |x| is about 2) and a coefficient wrong
-                                      // in its third digit.
+                                      // Detects the erf form (5e-4 apart where |x| is about 2) and a coefficient with a
+                                      // wrong third digit.
                                       CHECK(error_of(to.doubles(), y) < forward_tolerance(dtype, 1));
                                       CHECK(to.guard_intact());
                                     });

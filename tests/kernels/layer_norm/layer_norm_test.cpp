@@ -36,7 +36,7 @@ void check_forward(int64_t rows, int64_t width, DType dtype, bool with_delta) {
           function(context, {from.data(), with_delta ? d.data() : nullptr, with_delta ? to.data() : nullptr, w.data(),
                              b.data(), y.data(), mean.data<float>(), inv.data<float>(), rows, width, kEps, dtype});
           if (with_delta) CHECK(to.doubles() == total);
-          // Catches eps left out (width 1: infinite), the bias left out, width - 1 in the variance at every width here.
+          // Detects a missing eps (width 1: infinite), a missing bias, width - 1 in the variance at every width here.
           CHECK(error_of(y.doubles(), expected.y) < forward_tolerance(dtype, width));
           CHECK(error_of(mean.doubles(), expected.mean) < forward_tolerance(DType::f32, width));
           CHECK(error_of(inv.doubles(), expected.inv) < forward_tolerance(DType::f32, width));

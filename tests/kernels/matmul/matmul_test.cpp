@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The linear layer against double: forward, both gradients, tiles, and what the tolerances see.
+// The linear layer against double: forward, both gradients, tiles, and the mistakes that the tolerances detect.
 
 #include "kernels/matmul/matmul.h"
 
@@ -178,7 +178,7 @@ TEST_CASE("the tolerances see a transposed weight, a wrong GELU and a dropped ro
   matmul_backward_input(context, {l.dy.data(), l.weight.data(), l.dx.data(), s.rows, s.in, s.out, l.dtype});
   CHECK(error_of(l.dx, reference::linear_dx(l.mdy, l.mw)) <= 0x1p-7);
   CHECK(error_of(l.dx, reference::linear_dx(l.mdy, l.mw.transpose())) > 0x1p-7);
-  // The float tolerances see a product whose operands lost the bits below bfloat16.
+  // The float tolerances detect a product whose operands lost the bits below bfloat16.
   Layer<float> f(s);
   matmul_forward(context, {f.x.data(), f.weight.data(), nullptr, f.y.data(), nullptr, s.rows, s.in, s.out});
   Matrix rounded = f.mx;

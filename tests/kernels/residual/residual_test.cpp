@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The residual sum is exact but for its one rounding.
+// The residual sum is exact except for its one rounding.
 
 #include "kernels/residual/residual.h"
 

@@ -38,7 +38,7 @@ void check(int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim, int64
           Rope args = {turned.data(), batch,  tokens,  heads, head_dim,           stride,
                        kTheta,        offset, inverse, dtype, table.data<float>()};
           function(context, args);
-          // Catches neighbours as pairs, a position off by one and a lost sign.
+          // Detects neighbours as pairs, a position off by one and a lost sign.
           CHECK(error_of(turned.doubles(), expected) < forward_tolerance(dtype, 2));
           args.inverse = !inverse;
           function(context, args);

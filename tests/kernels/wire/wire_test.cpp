@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels instead of floats: bounds on what rounding takes, laws of blocks and residuals, and sums in rank order.
+// Encoding for the wire: bounds on rounding errors, laws of blocks and residuals, and sums in rank order.
 
 #include "kernels/wire/wire.h"
 
@@ -13,10 +13,10 @@ using namespace slipstream::test;
 
 namespace {
 
-/// Of every size around a block, with and without a last one that is not whole.
+/// All sizes around a block, with and without a partial last one.
 const std::vector<int64_t> kSizes = {16, 112, 128, 144, 256, 128 * 70 + 16};
 
-/// Blocks of very different sizes of values, so that a scale of the wrong block shows.
+/// Blocks of very different magnitudes, so that the scale of a wrong block shows.
 std::vector<float> values(int64_t elems, int64_t parts, const std::string& name) {
   std::vector<float> x = random<float>(elems * parts, name);
   for (size_t i = 0; i < x.size(); ++i) x[i] *= std::ldexp(1.0f, static_cast<int>(i / 16 % 23) - 11);
@@ -59,7 +59,7 @@ TEST_CASE("what is decoded is what was encoded, up to the error of the card") {
           CHECK(wrong == 0);
           CHECK(exact < static_cast<int64_t>(x.size()));  // it did round
           CHECK(bytes.back() == std::byte{0x5a});
-          // The same bytes on every instruction set and number of threads (but for the padding, which is nobody's).
+          // The same bytes on every instruction set and number of threads (except for the padding, which has no value).
           if (first.empty()) first = bytes;
           CHECK(bytes == first);
           std::vector<bfloat16> rounded(x.size());
@@ -112,7 +112,7 @@ TEST_CASE("a part is encoded as if it were alone, and sums are made in the order
 TEST_CASE("error feedback keeps what rounding takes: over many steps nothing is lost") {
   constexpr int64_t kElems = 256;
   constexpr int kSteps = 64;
-  // A large value beside small ones: alone, the small ones would be rounded to zero in every step.
+  // A large value next to small ones: alone, the small ones would be rounded to zero in every step.
   std::vector<float> x(kElems, 1e-3f);
   x[0] = x[128] = 1.0f;
   for_each_machine([&](Isa isa, LaunchContext& context) {
