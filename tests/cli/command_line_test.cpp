@@ -199,7 +199,7 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"train.global_batch_size=5", {"5", "2", "4 or 6"}},
       {"parallel.data=3", {"3", "1"}},
       {"parallel.tensor=2", {"tensor 2", "1"}},
-      {"parallel.order=tp-pp-dp", {"tp-pp-dp", "no permutation"}},
+      {"parallel.order=tp-pp-dp", {"tp-pp-dp", "not a permutation"}},
       {"zero.stage=4", {"zero.stage", "4", "3"}},
       {"zero.prefetch_depth=2\" --set \"zero.stage=3", {"zero.prefetch_depth = 2", "at most 1"}},
       {"comm.quantize=int8\" --set \"comm.grad_dtype=bfloat16", {"int8", "bfloat16"}},

@@ -205,5 +205,5 @@ TEST_CASE("an imported schedule in which something is missing or comes twice is 
   folder.write("schedule.csv", rows.substr(0, at) + rows.substr(at + row.size()));
   check_refused(call(taken), 2, {"stage 1", "is missing", "schedule.csv"});
   folder.write("schedule.csv", rows + "1,99," + row.substr(4));
-  check_refused(call(taken), 2, {"stage 1", "comes twice", "schedule.csv"});
+  check_refused(call(taken), 2, {"stage 1", "appears twice", "schedule.csv"});
 }

@@ -47,7 +47,7 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   REQUIRE(call("train " + run).code == 0);
   CHECK(fs::exists(dir + ".old-2"));
   // A refusal before training leaves older runs unchanged.
-  check_refused(shell("SLIPSTREAM_ISA=avx3 " + exe() + " train " + run), 2, {"avx3", "baseline, avx2, avx512"});
+  check_refused(shell("SLIPSTREAM_ISA=avx3 " + exe() + " train " + run), 2, {"avx3", "baseline, avx2 or avx512"});
   CHECK(!fs::exists(dir + ".old-3"));
 
   // The resolved run file trains the same weights.

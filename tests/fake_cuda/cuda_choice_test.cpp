@@ -45,7 +45,7 @@ TEST_CASE("every way to have no GPU has a reason") {
   }
   SECTION("an old driver") {
     fake_cuda::settings().driver = 12040;
-    CHECK_THAT(find_cuda_devices().reason, Contains("serves CUDA 12.4") && Contains("needs"));
+    CHECK_THAT(find_cuda_devices().reason, Contains("supports CUDA 12.4") && Contains("needs"));
   }
   SECTION("no GPU") {
     unsetenv("CUDA_VISIBLE_DEVICES");

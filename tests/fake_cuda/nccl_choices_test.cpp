@@ -234,9 +234,9 @@ TEST_CASE("a table that says something unknown is one sentence with what there i
   refused(R"({"channels": {"reduce": {"max_ctas": 0}}})", "need 1 to 64");
   refused(R"({"channels": {"reduce": {"min_ctas": 9, "max_ctas": 8}}})", "min_ctas 9 exceeds max_ctas 8");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "rings", "protocol": "ll"}]}}})",
-          "none of tree, ring");
+          "need one of tree, ring");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "send", "algorithm": "ring", "protocol": "ll"}]}}})",
-          "none of all_reduce");
+          "need one of all_reduce");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "ring"}]}}})", "protocol");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "ring", )"
           R"("protocol": "ll", "to": "1KiB"}]}}})",

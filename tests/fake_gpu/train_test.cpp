@@ -368,7 +368,7 @@ TEST_CASE("what a machine lacks is one sentence and a code", "[cuda]") {
   const std::string run = run_file(folder), train = kFake + " train " + run + " --set train.steps=1 --set device.kind=";
   const auto on = [&](const std::string& machine, const std::string& rest) { return shell(machine + " " + rest); };
   check_refused(on("FAKE_GPU_DRIVER=0", train + "cuda"), 7, {"no NVIDIA driver", "device.kind = \"cpu\""});
-  check_refused(on("FAKE_GPU_DRIVER=12000", train + "cuda"), 7, {"serves CUDA 12.0", "needs 13.0"});
+  check_refused(on("FAKE_GPU_DRIVER=12000", train + "cuda"), 7, {"supports CUDA 12.0", "needs 13.0"});
   check_refused(on("FAKE_GPU_COUNT=0 CUDA_VISIBLE_DEVICES=", train + "cuda"), 7,
                 {"no GPU is visible with CUDA_VISIBLE_DEVICES="});
   // The plan reports it before anything is allocated, with the table.
