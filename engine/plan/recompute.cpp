@@ -143,8 +143,8 @@ class Layer {
     return -1;
   }
 
-  /// A work that repeats `action`, or its part `hit`, from kept data. Of several norms that write to the same memory
-  /// each has its own.
+  /// A work that repeats `action`, or its part `hit`, from kept data. Several norms that write to the same memory have
+  /// separate ones.
   const Action* replay_of(const Action& action, const std::vector<Slice>& hit) const {
     const auto within = [](const std::vector<Slice>& some, const std::vector<Slice>& all) {
       return std::all_of(some.begin(), some.end(),

@@ -110,7 +110,7 @@ std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Play
                                     const std::function<int64_t(int chunk)>& reduce_ns);
 
 /// Stage x time, one column per `tick_ns`: "F0 F1 . B0"; capital letters for passes, the chunk after a dot if there are
-/// several. Of more than 2 x `ends` columns the first and the last `ends`, with "..." between them; 0: all.
+/// several. A table of more than 2 x `ends` columns has the first and the last `ends`, with "..." between; 0: all.
 std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns, size_t ends = 0);
 
 /// "stage,position,pass,chunk,micro_batch" and one line per action.
