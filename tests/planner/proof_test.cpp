@@ -56,7 +56,7 @@ std::string refusal(const JobRequest& asked) {
 
 }  // namespace
 
-TEST_CASE("a plan that does not hold is not run: not of training, not of evaluation", "[proof]") {
+TEST_CASE("a training or evaluation plan that fails its proof is not run", "[proof]") {
   CHECK(build_finished_job(request()).proof.holds());
   for (Plan Job::*plan : {&Job::train, &Job::evaluate}) {
     // Compute no longer waits for the layer that it reads.
@@ -74,8 +74,7 @@ TEST_CASE("a plan that does not hold is not run: not of training, not of evaluat
   }
 }
 
-TEST_CASE("an order that no pass has said is found in the plan of evaluation, and with two copies of the weights",
-          "[proof]") {
+TEST_CASE("an implicit order is found in the plan of evaluation, and with two copies of the weights", "[proof]") {
   const auto unsaid = [](Plan Job::*plan, const std::vector<std::string>& more) {
     return build_proved_job(request(
                                 [plan](Job& job) {
@@ -100,7 +99,7 @@ TEST_CASE("an order that no pass has said is found in the plan of evaluation, an
   }
 }
 
-TEST_CASE("what ranks compare before step 0 changes with any of the plans", "[proof]") {
+TEST_CASE("the hash that ranks compare before step 0 changes with every plan", "[proof]") {
   const uint64_t plain = build_finished_job(request()).proof.order_hash;
   CHECK(build_finished_job(request()).proof.order_hash == plain);
   for (Plan Job::*plan : {&Job::train, &Job::evaluate, &Job::prime})
