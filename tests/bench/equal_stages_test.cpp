@@ -78,7 +78,9 @@ TEST_CASE("the ideal step of stages that differ is played, and the shortest upda
   CHECK(ideal_step_ms(finished.stages, spine_ns) == 17 + 5);
 }
 
-TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is not as published", "[pipeline]") {
+TEST_CASE(
+    "a ZB-H1 plan takes its lags from the times of its passes, and prints lags that differ from the published ones",
+    "[pipeline]") {
   const auto line = [](const FinishedJob& finished) {
     RunConfig config;
     config.pipeline.schedule = Schedule::zb_h1;
@@ -106,9 +108,8 @@ TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is n
         std::string::npos);
 }
 
-TEST_CASE(
-    "ZB-H1 lags further where hops keep more micro-batches alive, in the memory that its first stage takes anyway",
-    "[pipeline]") {
+TEST_CASE("slow transfers make ZB-H1 keep more micro-batches alive, within the memory of its first stage",
+          "[pipeline]") {
   Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
   machine.ranks_per_node = 1;  // transfers cross nodes
   const FinishedJob finished = build_finished_job(
@@ -130,7 +131,7 @@ TEST_CASE(
   CHECK(largest_stage(finished).stage() == 0);
 }
 
-TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the first and the last of them",
+TEST_CASE("transfers of up to half a pass cost less than 2 % of a step besides the first and the last one",
           "[pipeline]") {
   for (Schedule schedule : {Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
     for (int stages : {2, 4}) {

@@ -44,8 +44,7 @@ const std::string kStagesOf4 =
 
 }  // namespace
 
-TEST_CASE("bench overlap measures the four ways beside their bounds, in the columns that other programs read",
-          "[cli]") {
+TEST_CASE("bench overlap measures the four reduce modes beside their bounds, in the documented CSV columns", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder), csv = folder.path("table.csv");
@@ -108,7 +107,7 @@ TEST_CASE("bench pipeline measures every schedule beside the rehearsal and its i
   }
 }
 
-TEST_CASE("bench pipeline runs the kernels, and rehearses with what they took", "[cli][pipeline]") {
+TEST_CASE("bench pipeline runs the kernels and rehearses with their measured times", "[cli][pipeline]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder), csv = folder.path("table.csv");
@@ -162,7 +161,7 @@ TEST_CASE("bench layers measures chunks and rings beside the plan and their idea
   }
 }
 
-TEST_CASE("bench kernels times every op of a size beside its bound, in the columns that other programs read", "[cli]") {
+TEST_CASE("bench kernels times every op of a size beside its bound, in the documented CSV columns", "[cli]") {
   Folder folder;
   const std::string csv = folder.path("table.csv");
   const Result result = call("bench kernels --only \"float32 small\" --rounds 1 --csv " + csv);
@@ -216,7 +215,7 @@ TEST_CASE("bench kernels times every op of a size beside its bound, in the colum
   check_refused(call("bench kernels --only nothing --rounds 1"), 2, {"--only", "nothing"});
 }
 
-TEST_CASE("bench step times whole steps beside a plain loop and the bound of a link, and writes what it starts from",
+TEST_CASE("bench step times whole steps beside a plain loop and the bound of a link, and writes its initial weights",
           "[cli]") {
   constexpr int64_t kVocab = 65, kWidth = 16, kTokens = 16, kLayers = 2, kBatch = 2;
   // Table, positions, two norms, four products and their biases a layer, the last norm.
@@ -291,7 +290,7 @@ TEST_CASE("bench step times whole steps beside a plain loop and the bound of a l
   CHECK(check_batch(1) != first);
 }
 
-TEST_CASE("what a benchmark refuses on all ranks is printed once", "[cli]") {
+TEST_CASE("an error that all ranks of a benchmark raise is printed once", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);

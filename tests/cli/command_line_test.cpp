@@ -29,7 +29,7 @@ std::set<std::string> names_in(const std::string& help) {
 
 }  // namespace
 
-TEST_CASE("subcommands and flags are frozen: more may come, none may go", "[cli]") {
+TEST_CASE("subcommands and flags may be added but not removed", "[cli]") {
   const struct {
     const char* command;
     std::vector<std::string> words;
@@ -78,7 +78,7 @@ TEST_CASE("commands and flags of a later version are refused by name, and --help
   }
 }
 
-TEST_CASE("a wrong command line is code 2", "[cli]") {
+TEST_CASE("a wrong command line exits with code 2", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   for (const std::string& line :
@@ -120,7 +120,7 @@ TEST_CASE("a wrong command line is code 2", "[cli]") {
   check_refused(call("bench kernels --only nothing --rounds 1"), 2, {"'nothing'"});
 }
 
-TEST_CASE("every shipped run file passes --dry-run, and fits where it says that it is planned", "[cli]") {
+TEST_CASE("every shipped run file passes --dry-run, and fits its machine where it is planned for one", "[cli]") {
   Folder folder;
   folder.write("text.txt", english());
   int files = 0;
@@ -176,7 +176,7 @@ TEST_CASE("gpt2_xl is legal on 1 to 128 data ranks", "[cli]") {
   check_refused(call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --ranks 256"), 2, {"512", "4 x 256", "1024"});
 }
 
-TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
+TEST_CASE("an impossible run file is refused with its numbers", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   const struct {
@@ -226,7 +226,7 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
   check_refused(call("train " + folder.path("binary.toml")), 2, {"binary.toml"});
 }
 
-TEST_CASE("data that cannot be trained on is code 3", "[cli]") {
+TEST_CASE("unusable training data exits with code 3", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   const auto train = [&](const std::string& sets) { return call("train " + run + " " + sets); };
@@ -321,7 +321,7 @@ TEST_CASE("ids outside the vocabulary are found before training", "[cli]") {
   CHECK(text.code == 0);
 }
 
-TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
+TEST_CASE("a lack of memory or an unwritable output exits with code 7", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   std::string small = read(SOURCE_DIR "/configs/machines/laptop.toml");
@@ -389,7 +389,7 @@ TEST_CASE("what does not fit or cannot be written is code 7", "[cli]") {
   CHECK(!contains(unsaved.text, "step 6/6"));  // before the first step, not after the last
 }
 
-TEST_CASE("a folder named with slashes behind it is the same folder: the run in it is moved beside it", "[cli]") {
+TEST_CASE("trailing slashes do not change an output folder: an earlier run in it is moved aside", "[cli]") {
   Folder folder;
   const std::string train = "train " + run_file(folder) + " --set train.steps=1 --set output.dir=" + folder.path("run");
   for (const char* slashes : {"", "/", "//"}) {
@@ -402,7 +402,7 @@ TEST_CASE("a folder named with slashes behind it is the same folder: the run in 
   for (const char* name : {"run", "run.old-1", "run.old-2"}) CHECK(fs::exists(folder.path(name) + "/run.json"));
 }
 
-TEST_CASE("processes that a launcher started and that do not know each other are refused", "[cli]") {
+TEST_CASE("processes of one launcher that cannot reach each other are refused", "[cli]") {
   Folder folder;
   const std::string train = exe() + " train " + run_file(folder) + " --set train.steps=1";
   check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6,

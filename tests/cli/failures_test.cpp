@@ -40,7 +40,7 @@ std::string best_instructions() {
 
 }  // namespace
 
-TEST_CASE("ranks that cannot train together say so once", "[cli]") {
+TEST_CASE("ranks that cannot train together print one error", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
@@ -109,7 +109,7 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
 }
 
-TEST_CASE("a loss that is not a number ends every rank", "[cli]") {
+TEST_CASE("a NaN loss ends every rank", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   const std::string sets =
@@ -162,7 +162,7 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   CHECK(metrics(dir).size() > 1);  // whole lines only
 }
 
-TEST_CASE("a disk or a file that may not grow ends the run with a sentence, and every line of metrics is whole",
+TEST_CASE("a full disk or a file size limit ends the run with one error, and every line of metrics is complete",
           "[cli]") {
   Folder folder;
   const std::string run = run_file(folder) + " --set train.steps=4000 --set train.eval_batches=0";

@@ -71,7 +71,7 @@ TEST_CASE("a schedule file with a pass too few or too many is refused by the pas
   check_refused(call("check " + run + own), 2, {"stage 0: forward of micro-batch 0 appears twice", csv});
 }
 
-TEST_CASE("a plan tells the bubble of a pipeline from communication that compute waits for", "[cli][pipeline]") {
+TEST_CASE("a plan separates the bubble of a pipeline from exposed communication", "[cli][pipeline]") {
   Folder folder;
   const std::string plan =
       "plan " + run_file(folder) + " --ranks 2 --set train.micro_batch_size=1 --set parallel.pipeline=";
@@ -107,7 +107,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("one --set takes an axis out of a run file: what belonged to it is noted, and the run is of the others",
+TEST_CASE("one --set removes an axis from a run file: notes name the settings without effect, the other axes remain",
           "[cli][pipeline]") {
   for (const auto& [set, notes] : std::initializer_list<std::pair<std::string, std::vector<std::string>>>{
            {"parallel.pipeline=1",
@@ -141,7 +141,7 @@ TEST_CASE("one --set takes an axis out of a run file: what belonged to it is not
   CHECK(contains(read(dir + "/run.json"), "has no effect with parallel.tensor = 1"));
 }
 
-TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipeline]") {
+TEST_CASE("impossible pipelines are refused with their numbers", "[cli][pipeline]") {
   Folder folder;
   const std::string run = "check " + run_file(folder);
   struct Row {
@@ -217,7 +217,7 @@ TEST_CASE("ranks that share sequences train and evaluate the model of one rank, 
   }
 }
 
-TEST_CASE("rings that cannot be are refused with their numbers", "[cli][context]") {
+TEST_CASE("impossible rings are refused with their numbers", "[cli][context]") {
   Folder folder;
   const std::string run = run_file(folder);
   check_refused(call("plan " + run + " --ranks 3 --set parallel.context=3"), 2,
@@ -235,7 +235,7 @@ TEST_CASE("rings that cannot be are refused with their numbers", "[cli][context]
   CHECK(call("check " + run + " --ranks 8 --set parallel.context=4 --set zero.stage=3").code == 0);
 }
 
-TEST_CASE("which ranks are next to each other does not change bits", "[cli]") {
+TEST_CASE("the order of ranks does not change bits", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder) + " --set train.micro_batch_size=1", dir = folder.path("run");

@@ -9,7 +9,7 @@
 using namespace slipstream;
 using namespace slipstream::program;
 
-TEST_CASE("plan and check print what was planned", "[cli]") {
+TEST_CASE("plan and check print the plan", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   const Result json = call("plan " + run + " --ranks 2 --json");
@@ -61,7 +61,7 @@ TEST_CASE("plan and check print what was planned", "[cli]") {
   CHECK(contains(both.text, wanted[1]));
 }
 
-TEST_CASE("plan says which group crosses which link, and what recomputation saves and costs", "[cli]") {
+TEST_CASE("plan prints the link that each group crosses, and the memory and time of recomputation", "[cli]") {
   Folder folder;
   const std::string plan = "plan " + run_file(folder) +
                            " --ranks 16 --machine " SOURCE_DIR
@@ -96,7 +96,7 @@ TEST_CASE("plan says which group crosses which link, and what recomputation save
                 {"4", "6", "2x1x3x1, 1x1x3x2, 1x2x3x1, or start 4 or 8 ranks"});
 }
 
-TEST_CASE("layouts that a refusal offers are planned, and those that it does not are refused", "[cli]") {
+TEST_CASE("the layouts that an error offers can be planned, and all others are refused", "[cli]") {
   Folder folder;
   const std::string sizes = run_file(folder) + " --set model.layers=12 --set train.global_batch_size=24",
                     csv = folder.path("schedule.csv");
@@ -131,7 +131,7 @@ TEST_CASE("layouts that a refusal offers are planned, and those that it does not
   }
 }
 
-TEST_CASE("plan, --dry-run and their files note what the planner has decided", "[cli]") {
+TEST_CASE("plan, --dry-run and their files note the planner's decisions", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), plan = "plan " + run + " --ranks 2 --set train.micro_batch_size=1 ";
   const std::string once = "zero.stage 2: 2 micro-batches accumulate in whole gradients",
@@ -165,7 +165,7 @@ TEST_CASE("plan, --dry-run and their files note what the planner has decided", "
   CHECK(call(uneven + " --set pipeline.layers=[1,2,1,1]").code == 0);
 }
 
-TEST_CASE("plan prints every pass of a schedule, or says where to find it, and the link that groups are priced at",
+TEST_CASE("plan prints every pass of a schedule or the file that has them, and the link that groups are priced at",
           "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);

@@ -97,7 +97,7 @@ TEST_CASE("a text without a line break generates too", "[cli]") {
   CHECK(result.code == 0);
 }
 
-TEST_CASE("weights that are missing or damaged are code 4", "[cli]") {
+TEST_CASE("missing or damaged weights exit with code 4", "[cli]") {
   Folder folder;
   REQUIRE(call("train " + run_file(folder)).code == 0);
   const std::string final = folder.path("run") + "/checkpoints/final";
@@ -251,7 +251,7 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
   CHECK(collectives >= 4);
 }
 
-TEST_CASE("delays and the way of reducing do not change the weights of three processes", "[cli]") {
+TEST_CASE("delays and the reduce mode do not change the weights of three processes", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
@@ -333,7 +333,7 @@ TEST_CASE("gradients and parameters that travel as int8 and bfloat16 train nearl
   CHECK(quantised.first == Approx(exact.first).epsilon(1e-2));
 }
 
-TEST_CASE("a pipeline says what the stage that needs most takes, and at the end what rank 0 took", "[cli][pipeline]") {
+TEST_CASE("a pipeline prints the memory of its largest stage, and at the end that of rank 0", "[cli][pipeline]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string sets =
@@ -381,7 +381,7 @@ TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks"
   }
 }
 
-TEST_CASE("memory grows by what the plan says, and the rest is small", "[cli]") {
+TEST_CASE("memory grows by the planned bytes and little more", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   struct Memory {

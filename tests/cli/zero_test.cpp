@@ -20,7 +20,7 @@ std::string set(const std::vector<std::string>& values) {
 
 }  // namespace
 
-TEST_CASE("a run sends the bytes that its plan says, counted where they leave, and both print them", "[cli][zero]") {
+TEST_CASE("a run sends the bytes of its plan, counted in the transport, and both print them", "[cli][zero]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
@@ -67,7 +67,7 @@ TEST_CASE("a run sends the bytes that its plan says, counted where they leave, a
   }
 }
 
-TEST_CASE("memory of a rank grows by what the plan says in every stage, within 2 %", "[cli][zero]") {
+TEST_CASE("the memory of a rank grows by the planned bytes within 2 % in every ZeRO stage", "[cli][zero]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
@@ -98,7 +98,8 @@ TEST_CASE("memory of a rank grows by what the plan says in every stage, within 2
   }
 }
 
-TEST_CASE("plan prints the table of the paper, what small buckets mean, and where the update runs", "[cli][zero]") {
+TEST_CASE("plan prints the memory table of the ZeRO paper, the effect of small buckets, and where the update runs",
+          "[cli][zero]") {
   Folder folder;
   const std::string run = run_file(folder);
   const Result plan = call("plan " + run + " --ranks 2 --set zero.stage=1 --set overlap.bucket_size=64B");
@@ -120,8 +121,7 @@ TEST_CASE("plan prints the table of the paper, what small buckets mean, and wher
                  "double-buffered: not with zero.stage = 3, where no update waits for a reader of weights"));
 }
 
-TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one copy where that is as fast",
-          "[cli][zero]") {
+TEST_CASE("optimizer.double_buffer = auto takes the faster rehearsal, and one copy in a tie", "[cli][zero]") {
   Folder folder;
   const std::string run = run_file(folder), machine = " --machine " SOURCE_DIR "/configs/machines/h100x8.toml";
   // The head is most of the model and its update most of the step; with two copies it begins before its last readers
@@ -185,8 +185,7 @@ TEST_CASE("optimizer.double_buffer = auto takes what rehearses faster, and one c
   CHECK(!Json::parse(between.text).at("update").at("double_buffer").as_bool());
 }
 
-TEST_CASE("a step as a graph is rehearsed with the barrier behind it, and auto takes what its numbers say",
-          "[cli][zero]") {
+TEST_CASE("a step as a graph is rehearsed with a barrier after it, and auto takes the faster form", "[cli][zero]") {
   const std::string gpus = " --machine " SOURCE_DIR "/configs/machines/h100x8.toml --set device.kind=cuda";
   const std::string gpt2 = "plan " SOURCE_DIR "/configs/runs/gpt2_124m.toml --ranks 8" + gpus + " --set zero.stage=1";
   Folder folder;

@@ -11,7 +11,7 @@ using namespace slipstream;
 
 TEST_CASE("the cpu device keeps the stream contract") { contract::check_stream_contract(make_cpu_device); }
 
-TEST_CASE("a wait for what is done leaves no span") {
+TEST_CASE("a wait for completed work leaves no span") {
   const auto device = make_cpu_device();
   const auto a = device->make_stream({.name = "a"});
   const auto b = device->make_stream({.name = "b"});

@@ -57,7 +57,7 @@ TEST_CASE("a transfer that joins later shares from then on") {
   CHECK(port.predicted_end_ns(b) == 6000);
 }
 
-TEST_CASE("a transfer that is told late counts from its true begin") {
+TEST_CASE("a transfer reported late counts from its true begin") {
   PortSchedule port(1e9);
   const auto a = port.add(0, 0, 1000);
   port.advance(5000);
@@ -72,9 +72,7 @@ TEST_CASE("a transfer that is told late counts from its true begin") {
   CHECK(port.predicted_end_ns(c) == 4100);
 }
 
-TEST_CASE(
-    "a port is full duplex: what is sent and what is received do not disturb each other, what does both is disturbed "
-    "by either") {
+TEST_CASE("a port is full duplex: only a transfer in both directions shares it with transfers of either direction") {
   comm::PortSchedule port(1e9);
   const auto out = port.add(0, 0, 4000, true, false), in = port.add(0, 0, 4000, false, true);
   CHECK(port.predicted_end_ns(out) == 4000);

@@ -78,7 +78,7 @@ TEST_CASE("every form takes at least the link's time and moves the same bytes") 
   }
 }
 
-TEST_CASE("blocks of two channels are released in the order in which their bytes have left") {
+TEST_CASE("blocks of two channels are released in the order in which their bytes are sent") {
   Seen seen;
   const auto port = std::make_shared<LinkPort>(comm::Link{1e8, 0});
   const int64_t begin_ns = monotonic_ns();
@@ -94,7 +94,7 @@ TEST_CASE("blocks of two channels are released in the order in which their bytes
   CHECK(ended_ns[1] - begin_ns >= 40'000'000);
 }
 
-TEST_CASE("parts of a transfer are told in order, with the port shared, and none sleeps in the caller") {
+TEST_CASE("parts of a transfer are reported in order on a shared port, and none sleeps in the caller") {
   const auto port = std::make_shared<LinkPort>(comm::Link{1e8, 0});
   const int64_t begin_ns = monotonic_ns();
   const auto a = port->begin(begin_ns, 0, 2'000'000), b = port->begin(begin_ns, 0, 500'000);
@@ -123,7 +123,7 @@ TEST_CASE("parts of a transfer are told in order, with the port shared, and none
   CHECK(at.at("quarter") <= at.at("half"));
 }
 
-TEST_CASE("what is held is released when the run is aborted") {
+TEST_CASE("held blocks are released when the run is aborted") {
   Seen seen;
   const auto lone = comm::emulate(comm::make_imitated_communicator(0, 2), std::make_shared<LinkPort>(comm::Link{1, 0}),
                                   traffic(LinkForm::blocks, seen));
@@ -136,7 +136,7 @@ TEST_CASE("what is held is released when the run is aborted") {
   CHECK(seen.holds == 1);
 }
 
-TEST_CASE("an imitated rank gets what the others would send if they held zeros") {
+TEST_CASE("an imitated rank receives zeros from the other ranks") {
   for (int rank : {0, 1, 2}) {
     const auto lone = comm::make_imitated_communicator(rank, 3);
     CHECK((lone->rank() == rank && lone->size() == 3));

@@ -38,7 +38,7 @@ TEST_CASE("virtual times are those of the costs") {
   CHECK(device->now_ns() == 13000);
 }
 
-TEST_CASE("a petabyte is counted and not taken") {
+TEST_CASE("a simulated petabyte is counted and not allocated") {
   const auto device = make_sim_device({});
   const auto memory = device->allocate(int64_t{1} << 50, "weights");
   CHECK(memory->size_bytes() == int64_t{1} << 50);

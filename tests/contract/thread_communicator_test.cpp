@@ -83,7 +83,7 @@ TEST_CASE("the last entry is known after a collective, and lies between the rank
   CHECK(joined(failures) == "");
 }
 
-TEST_CASE("ranks that disagree are told, and nobody hangs") {
+TEST_CASE("ranks whose calls disagree get an error, and no rank hangs") {
   auto world = comm::make_thread_world(2);
   const auto failures = contract::on_all_ranks(world, [](RankTest& test) {
     std::vector<std::byte> bytes(400);

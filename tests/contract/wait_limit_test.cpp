@@ -27,8 +27,7 @@ TEST_CASE("wait_limit: a wait over the limit is named, once, while it still last
   CHECK(calls == 1);
 }
 
-TEST_CASE("wait_limit: waits that end in time are left alone, however many, and what they throw comes through",
-          "[comm]") {
+TEST_CASE("wait_limit: waits that end in time are not reported, and their exceptions pass through", "[comm]") {
   std::atomic<int> calls{0};
   WaitLimit limit(0.5, [&](const std::string&) { ++calls; });
   // Together longer than the limit.

@@ -79,7 +79,7 @@ TEST_CASE("a wait that is too long names the work in flight and what to do") {
   CHECK(wire.aborted);
 }
 
-TEST_CASE("a host that cannot issue is told the same, and nobody asks what is in flight") {
+TEST_CASE("a host that cannot issue work gets the same error without a query of the work in flight") {
   Wire wire;
   const auto in_flight_now = [] {
     FAIL("asked");
@@ -92,7 +92,7 @@ TEST_CASE("a host that cannot issue is told the same, and nobody asks what is in
   CHECK(wire.aborted);
 }
 
-TEST_CASE("waits that end are left alone, however many, and their own errors come through") {
+TEST_CASE("waits that end in time are not aborted, and their own errors pass through") {
   Wire wire;
   Watchdog watchdog({&wire}, in_flight, kFast);
   for (int i = 0; i < 100; ++i) watchdog.watch([] {});
@@ -119,7 +119,7 @@ TEST_CASE("communicators whose aborts wait for each other are all aborted") {
   CHECK_THROWS_AS(watchdog.watch([&] { first.hang(); }), CommError);
 }
 
-TEST_CASE("trouble that somebody else has seen aborts, and the first sentence counts") {
+TEST_CASE("a failure reported by another rank aborts, and the first message is kept") {
   Wire wire;
   Watchdog watchdog({&wire}, in_flight, kFast);
   CHECK_THROWS_WITH(watchdog.watch([&] {
@@ -131,7 +131,7 @@ TEST_CASE("trouble that somebody else has seen aborts, and the first sentence co
   CHECK_THROWS_WITH(watchdog.rethrow(), Catch::Contains("[cuda] lost."));
 }
 
-TEST_CASE("a device that no abort frees is left with the sentence, but not while the host is elsewhere") {
+TEST_CASE("a device that stays blocked after an abort ends the process with the message while the host waits for it") {
   Wire wire;
   std::promise<std::string> left;
   std::atomic<bool> may_leave{false};

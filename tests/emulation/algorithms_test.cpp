@@ -122,7 +122,7 @@ TEST_CASE("a fused gradient is taken where the table says that it is faster, and
     }
 }
 
-TEST_CASE("the search takes the fastest candidate that runs, and says what the first one took") {
+TEST_CASE("the search takes the fastest candidate that runs, and reports the time of the first one") {
   use_algorithms({});
   emulation::fake_cublaslt() = {};
   Layer(DType::bf16).run();
@@ -256,7 +256,7 @@ TEST_CASE("the file reads back as it was written") {
   CHECK(warning == "");
 }
 
-TEST_CASE("a file that is broken or of another card or version is left alone, with one sentence") {
+TEST_CASE("a broken file or one of another GPU or version is not used, with one warning") {
   const Folder folder;
   use_algorithms({});
   Layer(DType::f32).run();
@@ -295,7 +295,7 @@ TEST_CASE("a file that is broken or of another card or version is left alone, wi
   for (size_t size = 0; size + 2 < good.size(); size += 97) said(good.substr(0, size), library);
 }
 
-TEST_CASE("the default file is of the card and the version, in the user's cache") {
+TEST_CASE("the default file is named by GPU and version, in the user's cache") {
   const GemmLibrary library{"NVIDIA H100 80GB", 130101};
   setenv("XDG_CACHE_HOME", "/cache", 1);
   CHECK(algorithms_path("auto", library) == "/cache/slipstream/nvidia-h100-80gb-cublaslt-130101.json");

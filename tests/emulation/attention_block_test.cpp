@@ -155,11 +155,11 @@ TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whol
   check({2, 70, 2, 2, 64, 1}, DType::bf16);  // one block that is first and last, with gradients that travel
 }
 
-TEST_CASE("attention in a ring: what is carried means the same to the general path and to the tensor cores") {
+TEST_CASE("attention in a ring: the carried state is the same for the general path and the tensor cores") {
   for (int64_t head_dim : {64, 128}) check({1, 4 * 18, 2, 1, head_dim, 4}, DType::bf16, 1);
 }
 
-TEST_CASE("attention in a ring: a block without keys, or without queries, still writes what it must") {
+TEST_CASE("attention in a ring: a block without keys or without queries still writes its outputs") {
   constexpr int64_t kTokens = 3;
   for (int64_t head_dim : {32, 64})  // the general path and the tensor cores
     for (const AttentionBlock& block :

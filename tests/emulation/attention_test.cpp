@@ -153,7 +153,7 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
   CHECK_FALSE((taken_backward(DType::bf16, 0, 1, 0) || taken_backward(DType::bf16, 0, 0, 1)));
 }
 
-TEST_CASE("attention, general path: what is not whole 16 bytes is read element by element, to the same bits") {
+TEST_CASE("attention, general path: rows that are no multiple of 16 bytes are read by element, with the same bits") {
   constexpr int64_t kTokens = 18;
   enum Odd { none, q, k, v, out, dout, q_stride, kv_stride, out_stride, only_head, all_odd };
   const auto attend = [&](int64_t head_dim, DType dtype, Odd odd) {
@@ -221,7 +221,7 @@ TEST_CASE("attention, general path: what is not whole 16 bytes is read element b
     }
 }
 
-TEST_CASE("a held block takes the shared memory that there is") {
+TEST_CASE("hold_blocks launches with the shared memory that the device has") {
   if (on_card) return;  // the flag is in the host's memory
   OnDevice x(Doubles(2048), DType::f32, "x");
   LaunchContext context = cuda_context();

@@ -99,7 +99,7 @@ TEST_CASE("embedding: dense gradients have the CPU's bits") {
       }
 }
 
-TEST_CASE("embedding: thousands of rows, ids that lie far apart or are taken for each other") {
+TEST_CASE("embedding: thousands of rows, distant ids and ids that are equal modulo 65536") {
   // 34 chunks of 256 rows, so that their bits take two words; ids equal modulo 65536 share the bits for their position.
   constexpr int64_t kRows = 33 * 256 + 7, kVocab = 140'000;
   std::vector<int32_t> ids;

@@ -240,7 +240,7 @@ TEST_CASE("a missing barrier is a race, whatever the order of the threads") {
   CHECK_FALSE(error_of(warp_kernel<false>, dim3(2), dim3(kThreads), 0, as<int>(lanes)).empty());
 }
 
-TEST_CASE("shared memory that no one wrote, or outside its array, is an error") {
+TEST_CASE("a read of unwritten shared memory or outside its array is an error") {
   DeviceMemory out(kThreads * 4);
   has(error_of(unwritten_kernel, dim3(1), dim3(kThreads), 0, as<int>(out)),
       "thread (7, 0, 0): read of shared memory that no one wrote");

@@ -195,7 +195,7 @@ TEST_CASE("a ring whose forward runs again gives the bits of one that keeps ever
       }
 }
 
-TEST_CASE("what moves only the time of a ring does not move bits", "[context]") {
+TEST_CASE("settings that change only the timing of a ring do not change bits", "[context]") {
   for (bool llama : {false, true}) {
     const Layout ring = with(layout_of(llama), [](Layout& l) { l.context = 4, l.micro_batch = 2; });
     const Trained expected = train(ring, kSteps);
@@ -340,7 +340,7 @@ TEST_CASE("without any one wait for a hop random delays can change the model, an
   CHECK(!changed_by.empty());
 }
 
-TEST_CASE("every hop of a ring has something to travel under", "[context]") {
+TEST_CASE("every transfer of a ring has compute to travel under", "[context]") {
   // The exchange of step s + 1 may begin when block s - 1 is done, and block s + 1 waits for it; the addition after the
   // next block waits for gradients.
   struct Case {
@@ -388,7 +388,7 @@ TEST_CASE("every hop of a ring has something to travel under", "[context]") {
   }
 }
 
-TEST_CASE("a ring carries what its busiest rank needs, and every byte of it is counted", "[context]") {
+TEST_CASE("a ring is charged the bytes of its busiest rank, all of them", "[context]") {
   for (int context : {2, 3, 4}) {
     const Layout layout = with(layout_of(true, 24), [&](Layout& l) { l.context = context; });
     const auto job = make_job(layout, 0);
@@ -421,7 +421,7 @@ TEST_CASE("a ring carries what its busiest rank needs, and every byte of it is c
   }
 }
 
-TEST_CASE("the ring hides at least 90 % of itself while a block computes longer than it travels", "[context]") {
+TEST_CASE("a ring hides at least 90 % of its communication when a block computes longer than it travels", "[context]") {
   // In virtual time, at sizes where attention dominates: 4 ranks of one sequence of 4096 tokens. The ratio sets the
   // link's speed.
   struct Exposed {

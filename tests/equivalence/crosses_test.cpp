@@ -274,7 +274,7 @@ bool names(const std::string& refusal, const Level& level) {
 
 }  // namespace
 
-TEST_CASE("every two settings that may meet do, and every two that may not are refused by name", "[crosses]") {
+TEST_CASE("every legal pair of settings is in a row, and every illegal pair is refused by name", "[crosses]") {
   const Table& t = table();
   for (const Row& row : t.rows) {
     INFO(name_of(row));
@@ -297,8 +297,7 @@ TEST_CASE("every two settings that may meet do, and every two that may not are r
               t.refused.size(), t.too_large, kRanks);
 }
 
-TEST_CASE("a covering array without one of its rows misses a pair, and with a constraint holds none that is denied",
-          "[crosses]") {
+TEST_CASE("a covering array without one of its rows misses a pair, and contains no excluded pair", "[crosses]") {
   const std::vector<size_t> levels{3, 2, 4, 2};
   const std::vector<SettingPair> pairs = all_pairs(levels);
   CHECK(pairs.size() == 3 * 2 + 3 * 4 + 3 * 2 + 2 * 4 + 2 * 2 + 4 * 2);

@@ -87,7 +87,7 @@ TEST_CASE("more ranks train the same model", "[equivalence]") {
   }
 }
 
-TEST_CASE("the four ways of reducing give the same bits", "[equivalence]") {
+TEST_CASE("the four reduce modes give the same bits", "[equivalence]") {
   for (const auto& make : {gpt2, gpt2_dense, llama})
     for (int ranks : {3, 4}) {
       const Layout base = make(ranks);
@@ -118,7 +118,7 @@ TEST_CASE("bucket sizes do not change bits", "[equivalence]") {
   }
 }
 
-TEST_CASE("what moves only the time does not move bits", "[equivalence]") {
+TEST_CASE("settings that change only timing do not change bits", "[equivalence]") {
   for (const auto& make : {gpt2, gpt2_dense, llama}) {
     const Layout base = make(3);
     const Trained expected = train(base, kSteps);
@@ -142,7 +142,7 @@ TEST_CASE("what moves only the time does not move bits", "[equivalence]") {
   }
 }
 
-TEST_CASE("what moves only the time does not move bits without clipping", "[equivalence]") {
+TEST_CASE("settings that change only timing do not change bits without clipping", "[equivalence]") {
   for (const auto& make : {gpt2, llama}) {
     const Layout base = with(make(3), [](Layout& l) { l.max_norm = 0; });
     const Trained expected = train(base, kSteps);
@@ -233,7 +233,7 @@ TEST_CASE("sharding optimizer, gradients and parameters gives the bits of data p
     }
 }
 
-TEST_CASE("sharding survives random delays, and no clipping", "[equivalence][zero]") {
+TEST_CASE("sharding gives the same bits under random delays and without clipping", "[equivalence][zero]") {
   const auto unsplit = with(gpt2(3), [](Layout& l) { l.model.split_tied_embedding = false, l.max_norm = 0; });
   const Trained whole = train(unsplit, kSteps);
   for (uint64_t seed : {1, 2, 3}) {
@@ -407,7 +407,7 @@ TEST_CASE("the control: adding ranks in reverse order changes the bits", "[equiv
   CHECK(train(with(llama(2), [](Layout& l) { l.reverse_ranks = true; }), kSteps).hash == train(llama(2), kSteps).hash);
 }
 
-TEST_CASE("what waits for the embedding's share comes after what does not", "[equivalence]") {
+TEST_CASE("updates that wait for the embedding's share come after the others", "[equivalence]") {
   // The share arrives last: a norm or an update of another bucket after it would wait for nothing.
   for (float max_norm : {0.0f, 1.0f}) {
     const auto job = make_job(with(gpt2(3), [&](Layout& l) { l.max_norm = max_norm; }), 0);

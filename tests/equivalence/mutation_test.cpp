@@ -25,7 +25,7 @@ void print(const char* what, const comm::Mutations& m) {
 
 }  // namespace
 
-TEST_CASE("the plans of every rank of every layout hold", "[mutation]") {
+TEST_CASE("the plans of every rank of every layout pass the proof", "[mutation]") {
   for (const Layout& row : strategies(true))
     for (int rank = 0; rank < row.world(); ++rank) {
       INFO(row.name << ", rank " << rank);

@@ -162,7 +162,7 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
     }
 }
 
-TEST_CASE("a wait for the item before is not enough, nor is none: interleaved and zero-bubble with sharded layers",
+TEST_CASE("each wait is needed, and for that item: interleaved and zero-bubble with sharded layers",
           "[pipeline][mutation]") {
   comm::Mutations found;
   for (ScheduleKind kind : {ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})

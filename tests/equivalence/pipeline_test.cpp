@@ -116,7 +116,7 @@ TEST_CASE("where the layers are cut does not change bits", "[pipeline]") {
   }
 }
 
-TEST_CASE("what moves only the time of a pipeline does not move bits", "[pipeline]") {
+TEST_CASE("settings that change only the timing of a pipeline do not change bits", "[pipeline]") {
   const Layout whole = layout_of(false, 4, 4);
   for (float max_norm : {0.5f, 0.0f}) {
     const Trained expected = train(with(whole, [&](Layout& l) { l.max_norm = max_norm; }), kSteps);
@@ -329,7 +329,7 @@ TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") 
   std::printf("  %lld waits\n", static_cast<long long>(waits));
 }
 
-TEST_CASE("what crosses stages has as many slots as are alive, and one for each wire at its ends", "[pipeline]") {
+TEST_CASE("tensors between stages have one slot per live micro-batch, and one per wire at its ends", "[pipeline]") {
   for (ScheduleKind kind :
        {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int p : {2, 3, 4})
@@ -373,7 +373,7 @@ TEST_CASE("what crosses stages has as many slots as are alive, and one for each 
         }
 }
 
-TEST_CASE("receives are posted early, and no task of a pipeline waits for what it does not need", "[pipeline]") {
+TEST_CASE("receives are posted early, and no task of a pipeline has an unneeded wait", "[pipeline]") {
   const auto jobs = make_jobs(with(layout_of(true, 4, 6), [](Layout& l) { l.stages = 2; }), 0);
   const Plan& plan = jobs[1]->train;
   // The second micro-batch's activations may arrive while the first is computed: nothing on the spine comes before.

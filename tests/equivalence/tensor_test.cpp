@@ -148,7 +148,7 @@ TEST_CASE("tensor ranks cross with pipelines: the bits of the same tensor ranks 
     }
 }
 
-TEST_CASE("what moves only the time of tensor ranks does not move bits", "[tensor]") {
+TEST_CASE("settings that change only the timing of tensor ranks do not change bits", "[tensor]") {
   for (bool sequence : {false, true}) {
     const Layout shared = with(layout_of(false), [&](Layout& l) {
       l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 4, l.micro_batch = 2, l.micro_batches = 2;
@@ -317,8 +317,7 @@ TEST_CASE("bytes of sequence parallelism: those of sums, and each norm's output 
   }
 }
 
-TEST_CASE("no rank has the logits of the whole vocabulary, and padding has no weights, no gradient and no logits",
-          "[tensor]") {
+TEST_CASE("no rank has the logits of the whole vocabulary; padding has no weights, gradients or logits", "[tensor]") {
   const Layout layout = with(layout_of(true), [](Layout& l) { l.tensor = 4; });
   for (int rank = 0; rank < 4; ++rank) {
     const auto job = make_job(layout, rank);
@@ -330,7 +329,7 @@ TEST_CASE("no rank has the logits of the whole vocabulary, and padding has no we
   }
 }
 
-TEST_CASE("what stands in padding reaches no softmax, no loss, no gradient, no norm and no weight", "[tensor]") {
+TEST_CASE("values in padding reach no softmax, loss, gradient, norm or weight", "[tensor]") {
   for (bool llama : {false, true})
     for (bool sequence : {false, true}) {
       // 151 words: of four ranks with 64 rows the third has 23 words, the last none.
@@ -367,7 +366,7 @@ TEST_CASE("what stands in padding reaches no softmax, no loss, no gradient, no n
     }
 }
 
-TEST_CASE("chunks of tokens are equal, and fewer than asked for where they cannot be as many", "[tensor]") {
+TEST_CASE("chunks of tokens are equal; fewer are made where the requested number does not divide", "[tensor]") {
   CHECK(models::token_chunks(24, 4, 2, false) == 4);
   CHECK(models::token_chunks(24, 5, 2, false) == 4);
   CHECK(models::token_chunks(24, 8, 2, true) == 6);

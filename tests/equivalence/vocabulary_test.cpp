@@ -109,8 +109,7 @@ TEST_CASE("rows behind the last token stay zero, and their gradients are zero", 
     }
 }
 
-TEST_CASE("what stands in the padding of a whole table reaches no loss, no gradient, no norm and no weight",
-          "[vocabulary]") {
+TEST_CASE("values in the padding of a whole table reach no loss, gradient, norm or weight", "[vocabulary]") {
   for (bool llama : {false, true})
     for (int ranks : {1, 2}) {
       CAPTURE(llama, ranks);

@@ -102,7 +102,7 @@ Seen rehearse(const Case& c) {
 
 }  // namespace
 
-TEST_CASE("ZeRO-3: the plan is within 8 % of what any plan could reach, gathers from a fifth of a layer to all of it",
+TEST_CASE("ZeRO-3: a plan is within 8 % of the lower bound, for gathers of a fifth of a layer up to a whole layer",
           "[zero][overlap]") {
   for (bool clip : {true, false})
     for (int depth : {1, 2})
@@ -139,7 +139,7 @@ TEST_CASE("embedding and head as large as two layers travel under layers, in eve
     }
 }
 
-TEST_CASE("int8 hides under compute as floats do, on links of a quarter of their rate", "[zero][overlap]") {
+TEST_CASE("int8 on a quarter of the bandwidth is hidden as well as float", "[zero][overlap]") {
   for (int stage : {1, 3})
     for (double gather : {0.2, 0.6, 1.0}) {
       CAPTURE(stage, gather);
@@ -173,7 +173,8 @@ TEST_CASE("24 layers with 2 ms gathers under 8 ms layers: depth 1 hides all but 
   CHECK(exposed.exposed_ms > 0.8 * exposed.gather_ms);
 }
 
-TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where it can be hidden at all", "[zero][overlap]") {
+TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where compute is long enough to hide it",
+          "[zero][overlap]") {
   for (auto [clip, on_spine] : {std::pair{true, true}, {true, false}, {false, true}})
     for (double gather : {0.2, 0.5, 0.8, 1.0}) {
       CAPTURE(clip, on_spine, gather);
@@ -196,7 +197,7 @@ TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where it can b
     }
 }
 
-TEST_CASE("bench overlap --ablate turns every key of [overlap], but those that have one value only", "[overlap]") {
+TEST_CASE("bench overlap --ablate changes every key of [overlap] that has more than one value", "[overlap]") {
   std::set<std::string> turned;
   for (const bench::Ablation& knob : bench::ablations()) {
     INFO(knob.key << " = " << knob.value);

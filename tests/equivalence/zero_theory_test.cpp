@@ -56,7 +56,7 @@ int64_t sent(const Job& job, Op op) {
 
 }  // namespace
 
-TEST_CASE("states of a rank: what is whole, and an n-th of what is shared", "[zero]") {
+TEST_CASE("states of a rank: whole ones in full, and 1/n of sharded ones", "[zero]") {
   for (DType dtype : {DType::f32, DType::bf16})
     for (int stage : {0, 1, 2, 3})
       for (int ranks : {2, 4, 8})
@@ -134,8 +134,7 @@ TEST_CASE("hybrid sharding sends shards across, and gathers inside only", "[zero
     if (task.op == Op::all_gather) CHECK(job->mesh.group_size(job->channels[task.channel].axis) == 2);
 }
 
-TEST_CASE("a slot is released by its last reader and by nothing else: a lease cannot be had without being counted",
-          "[zero]") {
+TEST_CASE("a slot is released by its last reader only, and every lease is counted", "[zero]") {
   for (int depth : {0, 1, 2})
     for (int micro_batches : {1, 2}) {
       CAPTURE(depth, micro_batches);
@@ -185,7 +184,7 @@ TEST_CASE("a slot is released by its last reader and by nothing else: a lease ca
   CHECK(slots.lease(8, 5).tenant_last_use == ItemId{3});
 }
 
-TEST_CASE("a second buffer for whole gradients would free nobody: no backward item waits for the step before",
+TEST_CASE("a second buffer for whole gradients has no use: no backward item waits for the previous step",
           "[zero][double_buffer]") {
   // Backward writes gradients after a forward pass that has waited for every update, and updates are the last readers
   // of gradients.
@@ -210,8 +209,7 @@ TEST_CASE("a second buffer for whole gradients would free nobody: no backward it
       }
 }
 
-TEST_CASE("a second copy of the weights would free no update of stage 3: none waits for a reader",
-          "[zero][double_buffer]") {
+TEST_CASE("a second copy of the weights has no use in stage 3: no update waits for a reader", "[zero][double_buffer]") {
   // What updates write are shards; layers read slots, and the last gather of a shard comes before the layer's gradient.
   const auto job = make_job(with(wide(3, 3, 2), [](Layout& l) { l.max_norm = 0, l.update_on_spine = false; }), 1);
   int updates = 0;

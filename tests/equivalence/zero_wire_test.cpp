@@ -55,7 +55,7 @@ double root_mean_square_off(const std::vector<std::vector<float>>& a, const std:
 
 }  // namespace
 
-TEST_CASE("bfloat16 gradients add in float: every stage, way and bucket size gives the same bits", "[wire]") {
+TEST_CASE("bfloat16 gradients add in float: every stage, reduce mode and bucket size gives the same bits", "[wire]") {
   for (models::Family family : kFamilies)
     for (int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
@@ -268,7 +268,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("small parameters that stay on every rank change what is gathered when, and no bit", "[wire]") {
+TEST_CASE("small parameters that stay on every rank change the gathers and no bit", "[wire]") {
   for (models::Family family : kFamilies)
     for (int micro_batches : {1, 2}) {
       const Layout passing =
@@ -299,7 +299,7 @@ TEST_CASE("small parameters that stay on every rank change what is gathered when
     }
 }
 
-TEST_CASE("two copies of the weights that change places give the bits of one", "[double_buffer]") {
+TEST_CASE("double-buffered weights give the bits of one copy", "[double_buffer]") {
   for (models::Family family : kFamilies)
     for (int stage : {0, 1, 2})
       for (float max_norm : {0.5f, 0.0f})

@@ -44,7 +44,7 @@ struct Captured {
 
 }  // namespace
 
-TEST_CASE("what is captured does not run until the graph is launched") {
+TEST_CASE("captured work runs only when the graph is launched") {
   Captured c;
   CHECK(cudaLaunchHostFunc(c.a, count, &c.counter) == cudaSuccess);
   c.fork();
@@ -68,7 +68,7 @@ TEST_CASE("a forked stream must be joined") {
   CHECK(c.end() == cudaErrorStreamCaptureUnjoined);
 }
 
-TEST_CASE("a join before the last work is no join") {
+TEST_CASE("a stream joined before its last work is not joined") {
   Captured c;
   c.fork();
   CHECK(cudaEventRecord(c.joined, c.b) == cudaSuccess);

@@ -29,7 +29,7 @@ TEST_CASE("a GPU per process from the launcher is served") {
   CHECK_NOTHROW(require_own_gpus({"GPU-a", "GPU-b", "GPU-c"}, false));
 }
 
-TEST_CASE("more ranks than GPUs is one sentence, unless it is asked for") {
+TEST_CASE("more ranks than GPUs give one error unless sharing is enabled") {
   const std::vector<std::string> ids = {"GPU-a", "GPU-b", "GPU-a", "GPU-b"};
   CHECK_THROWS_WITH(require_own_gpus(ids, false), Contains("4 ranks on this host have 2 GPUs") &&
                                                       Contains("ranks 0 and 2") && Contains("SLIPSTREAM_SHARE_GPU=1"));
@@ -37,7 +37,7 @@ TEST_CASE("more ranks than GPUs is one sentence, unless it is asked for") {
   CHECK_NOTHROW(require_own_gpus(ids, true));
 }
 
-TEST_CASE("every way to have no GPU has a reason") {
+TEST_CASE("every cause of a missing GPU has its own message") {
   fake_cuda::reset();
   SECTION("no driver") {
     fake_cuda::settings().driver = 0;

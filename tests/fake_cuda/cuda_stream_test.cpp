@@ -92,7 +92,7 @@ TEST_CASE("timing events are used again") {
   CHECK(std::count_if(spans.begin(), spans.end(), [](const Span& s) { return s.kind == Span::Kind::work; }) == 400);
 }
 
-TEST_CASE("nothing is left behind") {
+TEST_CASE("all resources are released") {
   fake_cuda::reset();
   const fake_cuda::Counts before = fake_cuda::counts();
   {
@@ -114,7 +114,7 @@ TEST_CASE("nothing is left behind") {
   CHECK(after.pinned_blocks == before.pinned_blocks);
 }
 
-TEST_CASE("times stay those of the host's clock while the GPU's drifts, and no stream goes back") {
+TEST_CASE("times follow the host's clock while the GPU's clock drifts, and never decrease in a stream") {
   for (double ppm : {-2000.0, 2000.0}) {
     StreamFixture f = fixture();
     fake_cuda::settings().clock_ppm = ppm;
@@ -157,7 +157,7 @@ TEST_CASE("copies of all sizes come back") {
   }
 }
 
-TEST_CASE("an error of the GPU is a sentence, and the first one stays") {
+TEST_CASE("an error of the GPU gives one message, and the first one is kept") {
   StreamFixture f = fixture();
   const auto a = f.device->make_stream({.name = "a"});
   const auto b = f.device->make_stream({.name = "b"});
@@ -170,13 +170,13 @@ TEST_CASE("an error of the GPU is a sentence, and the first one stays") {
   CHECK(f.position(1) == -1);
 }
 
-TEST_CASE("memory that is not there is asked for and counted in a sentence") {
+TEST_CASE("a failed allocation names the requested and the free bytes") {
   StreamFixture f = fixture();
   CHECK_THROWS_WITH(f.device->allocate(int64_t{1} << 40, "weights"),
                     Catch::Contains("weights needs") && Catch::Contains("on GPU 0") && Catch::Contains("are free"));
 }
 
-TEST_CASE("a question that is answered with not ready leaves no error behind") {
+TEST_CASE("a query that returns not ready leaves no error") {
   StreamFixture f = fixture();
   const auto stream = f.device->make_stream({.name = "a"});
   const auto event = f.device->make_event(1);
@@ -199,7 +199,7 @@ TEST_CASE("a launch that fails names the work") {
   CHECK_THROWS_WITH(stream->synchronize(), Catch::Contains("layer 3 attention on stream compute"));
 }
 
-TEST_CASE("guarded memory is closed to the host, open to commands of a stream") {
+TEST_CASE("guarded memory is accessible to commands of a stream and not to the host") {
   fake_cuda::reset();
   fake_cuda::settings().guard_memory = true;
   // The kernel refuses to read what this process may not: no fault, an error.

@@ -151,7 +151,7 @@ TEST_CASE("replayed commands have the priority of their streams, as those that a
   CHECK(priorities == issued);
 }
 
-TEST_CASE("a launch is a barrier: after all that was given before, before all that is given after") {
+TEST_CASE("a graph launch is a barrier between all earlier and all later commands") {
   Step s;
   auto graph = s.record();
   s.f.work(4, 3000);
@@ -232,7 +232,7 @@ TEST_CASE("spans of a replay have the step of the launch and the times of the ru
   }
 }
 
-TEST_CASE("a graph that goes leaves the times of its runs") {
+TEST_CASE("a destroyed graph leaves the times of its runs") {
   Step s;
   auto graph = s.record();
   graph->launch(7);
@@ -248,7 +248,7 @@ TEST_CASE("a graph that goes leaves the times of its runs") {
   CHECK(compute[2].end_ns <= compute[3].begin_ns);
 }
 
-TEST_CASE("a graph that goes before it was launched leaves its events as recorded") {
+TEST_CASE("a graph destroyed before its launch leaves its events as recorded") {
   Step s;
   s.record().reset();
   s.other->wait(*s.reduced, s.f.frame);
@@ -260,7 +260,7 @@ TEST_CASE("a graph that goes before it was launched leaves its events as recorde
   CHECK(s.ran() == Order{5, 0, 1, 2});
 }
 
-TEST_CASE("what cannot be recorded is a sentence, and runs without a graph") {
+TEST_CASE("work that cannot be recorded gives one warning and runs without a graph") {
   Step s;
   s.issue();
   const auto recordable = std::exchange(s.f.works[1].fn, [&](LaunchContext&) { s.f.device->allocate(100, "more"); });
@@ -277,7 +277,7 @@ TEST_CASE("what cannot be recorded is a sentence, and runs without a graph") {
   CHECK(s.ran() == Order{0, 1, 2, 0, 1, 2, 3, 0, 1, 2});
 }
 
-TEST_CASE("the host's part of a work is the caller's, its function of the stream is replayed") {
+TEST_CASE("the host part of a work runs once in the caller, the stream part in every replay") {
   Step s;
   int prepared = 0, called = 0, on_host = 0;
   s.f.works[1].prepare = [&](LaunchContext&) { ++prepared; };

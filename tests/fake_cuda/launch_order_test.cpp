@@ -207,7 +207,7 @@ TEST_CASE("operations recorded in one order on all ranks are replayed, in differ
                {"rank 1 of first receives 6 f32, number 1 of recording 1 from rank 0, which sends 4 f32, number 1"});
 }
 
-TEST_CASE("an operation that one rank does not record is missed, also the last one") {
+TEST_CASE("an operation that one rank does not record is reported, also the last one") {
   check_caught({{{first, first}}, {0, 0}}, {{{first}}, {0, 0}},
                {"rank 0 of first brings all_reduce 4 f32, number 2 of recording 1"});
   check_caught({{{first, second}}, {0}}, {{{first}}, {0}},

@@ -108,7 +108,7 @@ TEST_CASE("one algorithm and protocol for all sizes are recorded as NCCL's, and 
   unsetenv("NCCL_TUNER_PLUGIN");
 }
 
-TEST_CASE("registered memory is let go before the communicator ends and before it is freed") {
+TEST_CASE("registered memory is deregistered before the communicator ends and before it is freed") {
   start();
   const auto device = make_cuda_device(0, comm::nccl_device_memory());
   auto arena = device->allocate(1 << 20, "gradients");
@@ -126,7 +126,7 @@ TEST_CASE("registered memory is let go before the communicator ends and before i
   CHECK((end.ended_with_registered == 0 && end.freed_while_registered == 0));
 }
 
-TEST_CASE("the fake sees memory that is freed while a communicator knows it") {
+TEST_CASE("the fake reports memory that is freed while registered") {
   start();
   const auto device = make_cuda_device(0, comm::nccl_device_memory());
   auto arena = device->allocate(1 << 20, "gradients");
@@ -180,7 +180,7 @@ TEST_CASE("memory of NCCL is given back when the device has ended what uses it")
   CHECK_NOTHROW(stream->synchronize());
 }
 
-TEST_CASE("NCCL without memory is the device's own sentence, by what is free") {
+TEST_CASE("an allocation that NCCL refuses gives the device's error with the free bytes") {
   start();
   const auto device = make_cuda_device(0, comm::nccl_device_memory());
   const auto refused = [&](int64_t bytes) -> std::string {
@@ -208,7 +208,7 @@ TEST_CASE("NCCL without memory is the device's own sentence, by what is free") {
   CHECK_THAT(refused(kMiB), Catch::Contains("[cuda] ") && !Catch::Contains("NCCL"));
 }
 
-TEST_CASE("memory that NCCL does not register is a reason and no error") {
+TEST_CASE("memory that NCCL does not register gives a reason and no error") {
   start();
   const auto device = make_cuda_device(0, comm::nccl_device_memory());
   const auto arena = device->allocate(1000, "gradients");
@@ -222,7 +222,7 @@ TEST_CASE("memory that NCCL does not register is a reason and no error") {
   CHECK(fake_nccl::registered().ever == 0);
 }
 
-TEST_CASE("a table that says something unknown is one sentence with what there is") {
+TEST_CASE("a table with an unknown word is refused with the list of known words") {
   const auto refused = [](const std::string& text, const std::string& part) {
     INFO(text);
     CHECK_THROWS_WITH(NcclTable::parse(text, "table.json"), Catch::Contains(part));

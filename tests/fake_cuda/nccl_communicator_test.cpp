@@ -108,7 +108,7 @@ TEST_CASE("each verb is the NCCL call of its name, on elements") {
         }) == "");
 }
 
-TEST_CASE("an asynchronous error is a sentence with NCCL's words") {
+TEST_CASE("an asynchronous error is reported with NCCL's message") {
   const std::string failures = on_ranks(2, [](RankTest& test) {
     test.comm.check_for_errors();
     if (test.comm.rank() == 1) return;
@@ -139,7 +139,7 @@ TEST_CASE("works after an abort throw in their stream") {
         }) == "");
 }
 
-TEST_CASE("an abort lasts until graphs let go, and meanwhile works and checks say that the connection is gone") {
+TEST_CASE("an abort lasts until graphs are destroyed; works and checks report the lost connection meanwhile") {
   CHECK(on_ranks(1, [](RankTest& test) {
           const auto device = make_cuda_device(0);
           const auto stream = device->make_stream({.name = "reduce"});

@@ -34,7 +34,7 @@ double seconds_of(const std::function<void()>& what) {
 
 }  // namespace
 
-TEST_CASE("the memory of the GPU must hold what kernels and cuBLASLt take, too", "[cuda]") {
+TEST_CASE("the memory of the GPU must also hold the buffers of kernels and cuBLASLt", "[cuda]") {
   Folder folder;
   run_file(folder);
   CHECK(shell(train(folder, "--set train.steps=1")).code == 0);
@@ -90,7 +90,7 @@ TEST_CASE("ranks that read other tables than rank 0 are refused by name", "[cuda
                 {"rank 1 has NCCL_ALGO=Tree, rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
 }
 
-TEST_CASE("ranks with another library than the table's are refused, or all go without where nobody named it",
+TEST_CASE("ranks with another library than the table's are refused; if no run file names the table, no rank uses it",
           "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
@@ -115,7 +115,7 @@ TEST_CASE("ranks with another library than the table's are refused, or all go wi
   CHECK(run_json(folder).at("products").at("table").as_string().empty());
 }
 
-TEST_CASE("a driver that makes NCCL serialise what graphs hold is named once, and in run.json", "[cuda]") {
+TEST_CASE("a driver with which NCCL serialises operations of graphs is reported once, and in run.json", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);
@@ -138,7 +138,7 @@ TEST_CASE("a driver that makes NCCL serialise what graphs hold is named once, an
   CHECK(with("12080", "--set device.graph=false").empty());
 }
 
-TEST_CASE("a rank that stands still while the others agree ends the run with what they waited for", "[cuda]") {
+TEST_CASE("a rank that hangs during an agreement ends the run with an error that names the agreement", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);
@@ -152,7 +152,7 @@ TEST_CASE("a rank that stands still while the others agree ends the run with wha
   CHECK(seconds < 60);
 }
 
-TEST_CASE("a rank that is silent ends the run, also where the others' GPUs take no more commands meanwhile", "[cuda]") {
+TEST_CASE("a rank that stops answering ends the run, also when the other GPUs accept no more commands", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);
@@ -174,7 +174,7 @@ TEST_CASE("a rank that is silent ends the run, also where the others' GPUs take 
   }
 }
 
-TEST_CASE("a rank that fails while the others wait for its word ends them within seconds", "[cuda]") {
+TEST_CASE("a rank that fails during an agreement ends the other ranks within seconds", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);

@@ -283,7 +283,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("an edge of a recorded step that is dropped is noticed, whichever it is, if no other path replaces it") {
+TEST_CASE("any dropped edge of a recorded step is reported unless another path replaces it") {
   for (const Layout& layout : layouts()) {
     int64_t edges = 0, noticed = 0;
     for_recorded(layout, false, [&](const Plan& plan, const std::vector<GraphNode>& nodes) {
@@ -317,7 +317,7 @@ TEST_CASE("an edge of a recorded step that is dropped is noticed, whichever it i
   }
 }
 
-TEST_CASE("a graph that loses the order between its streams is seen without a run") {
+TEST_CASE("a graph that loses the order between its streams is reported without a run") {
   fake_cuda::settings().drop_captured_waits = true;
   for (const Layout& layout : layouts())
     for_recorded(layout, true, [](const Plan& plan, const std::vector<GraphNode>& nodes) {

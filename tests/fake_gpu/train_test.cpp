@@ -164,7 +164,7 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
   }
 }
 
-TEST_CASE("what a run takes of its GPU is what the memory table says", "[cuda]") {
+TEST_CASE("a run takes the GPU memory that its memory table lists", "[cuda]") {
   // A fake loads no code, and its kernels keep their scratch and workspaces on the host: the plan's buffers are left.
   // Blocks are rounded up to pages.
   Folder folder;
@@ -267,7 +267,7 @@ TEST_CASE("one process measures the overlap of several ranks on every form of a 
                 {"comm.emulate.form", "on the CPU"});
 }
 
-TEST_CASE("products are timed once, kept in a file, and every run says what it takes", "[cuda]") {
+TEST_CASE("products are timed once and kept in a file, and every run prints the table that it uses", "[cuda]") {
   Folder folder;
   const std::string run = run_file(folder), table = folder.path("algorithms.json");
   const std::string more = " --set device.kind=cuda --set device.algorithms=" + table;
@@ -315,7 +315,7 @@ TEST_CASE("products are timed once, kept in a file, and every run says what it t
   check_refused(shell(kFake + " bench products " + run + " --set device.kind=cpu"), 2, {"on the CPU"});
 }
 
-TEST_CASE("what NCCL takes per channel and size is in run.json, and a table changes it", "[cuda]") {
+TEST_CASE("NCCL's choices per channel and size are in run.json, and a table changes them", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
   run_file(folder);
@@ -363,7 +363,7 @@ TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
       {"--compute real"});
 }
 
-TEST_CASE("what a machine lacks is one sentence and a code", "[cuda]") {
+TEST_CASE("a machine without GPU or NCCL gives one error and an exit code", "[cuda]") {
   Folder folder;
   const std::string run = run_file(folder), train = kFake + " train " + run + " --set train.steps=1 --set device.kind=";
   const auto on = [&](const std::string& machine, const std::string& rest) { return shell(machine + " " + rest); };
@@ -385,7 +385,7 @@ TEST_CASE("what a machine lacks is one sentence and a code", "[cuda]") {
   check_refused(on("FAKE_GPU_DRIVER=0", train + "auto --set comm.backend=nccl"), 7, {"no NVIDIA driver"});
 }
 
-TEST_CASE("a GPU that is lost ends the run with one sentence", "[cuda]") {
+TEST_CASE("a lost GPU ends the run with one error", "[cuda]") {
   Folder folder;
   const std::string run = run_file(folder);
   const Result lost = shell("FAKE_GPU_LOST_AFTER=300 " + kFake + " train " + run + " --set device.kind=cuda");
@@ -403,7 +403,7 @@ TEST_CASE("a GPU that is lost ends the run with one sentence", "[cuda]") {
   }
 }
 
-TEST_CASE("a wire that breaks on all ranks at once ends the run, also where graphs hold its operations", "[cuda]") {
+TEST_CASE("a connection that breaks on all ranks ends the run, also when graphs hold its operations", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);

@@ -261,7 +261,7 @@ void check_model(const std::string& name) {
 TEST_CASE("a tied GPT-2 equals PyTorch", "[golden]") { check_model("gpt2"); }
 TEST_CASE("a Llama with grouped key-value heads equals PyTorch", "[golden]") { check_model("llama"); }
 
-TEST_CASE("the tolerances see what they should", "[golden]") {
+TEST_CASE("the tolerances detect wrong formulas", "[golden]") {
   const Golden gpt2("gpt2"), llama("llama");
   for (const Mutation& m :
        {Mutation{.transpose = "transformer.h.1.attn.c_proj.weight"},

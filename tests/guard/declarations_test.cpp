@@ -27,7 +27,7 @@ Layout guarded(Layout layout, const guard::Options& options, std::vector<guard::
 
 }  // namespace
 
-TEST_CASE("works touch what they declare and nothing else, and the same bits come out", "[guard]") {
+TEST_CASE("works access only their declared memory, and the bits are the same", "[guard]") {
   const int steps = test_everything() ? 2 : 1;
   int64_t works = 0;
   std::vector<Layout> rows = strategies(test_everything());
@@ -44,13 +44,13 @@ TEST_CASE("works touch what they declare and nothing else, and the same bits com
   std::printf("  COUNTED %zu layouts, %lld launches guarded\n", rows.size(), static_cast<long long>(works));
 }
 
-TEST_CASE("a step that makes the host wait while it is issued is a bug that is said", "[guard]") {
+TEST_CASE("a step that makes the host wait while it is issued is reported as a bug", "[guard]") {
   std::vector<guard::Counts> counts;
   const Layout row{.name = "one rank", .model = tiny_gpt2()};
   CHECK_THROWS_WITH(train(guarded(row, {.counts_waits = true}, counts), 1), Catch::Contains("host_wait_count"));
 }
 
-TEST_CASE("every declared read and write that is deleted is noticed", "[guard]") {
+TEST_CASE("every deleted declaration of a read or write is reported", "[guard]") {
   int64_t removed = 0;
   std::set<std::string> noticed, unnoticed;
   for (const Layout& row : strategies(test_everything())) {
@@ -75,7 +75,7 @@ TEST_CASE("every declared read and write that is deleted is noticed", "[guard]")
                                                                  [&](const auto& n) { return !noticed.contains(n); })));
 }
 
-TEST_CASE("the guard names work, buffer and bytes of what is not declared", "[guard]") {
+TEST_CASE("the guard names work, buffer and bytes of an undeclared access", "[guard]") {
   Buffers buffers;
   // x and y share a page, far has a separate one.
   const BufferId x = buffers.add({.name = "x", .size_bytes = 64}), y = buffers.add({.name = "y", .size_bytes = 64});

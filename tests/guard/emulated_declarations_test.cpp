@@ -50,7 +50,7 @@ Layout guarded(Layout layout, const guard::Options& options, std::vector<guard::
 
 }  // namespace
 
-TEST_CASE("kernels touch what their works declare and nothing else", "[guard]") {
+TEST_CASE("kernels access only the memory that their works declare", "[guard]") {
   int64_t works = 0;
   const int64_t before = emulation::launches();
   for (const Layout& row : layouts()) {
@@ -64,7 +64,7 @@ TEST_CASE("kernels touch what their works declare and nothing else", "[guard]") 
               static_cast<long long>(emulation::launches() - before));
 }
 
-TEST_CASE("every declared read and write of a kernel that is deleted is noticed", "[guard]") {
+TEST_CASE("every deleted declaration of a kernel's read or write is reported", "[guard]") {
   int64_t removed = 0;
   std::set<std::string> noticed, unnoticed;
   for (const Layout& row : layouts()) {

@@ -92,7 +92,7 @@ constexpr const char* kSchedules[] = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h
 
 }  // namespace
 
-TEST_CASE("gradients are bucketed where others wait for them, and reduced at once where nobody does", "[pipeline]") {
+TEST_CASE("gradients are bucketed on the critical path and reduced at once elsewhere", "[pipeline]") {
   for (const std::string schedule : kSchedules) {
     const FinishedJob finished = planned(schedule, {"zero.stage=0"}), everywhere = planned(schedule, {"zero.stage=1"});
     const int64_t chunks = std::ssize(finished.job->chunks);

@@ -53,7 +53,7 @@ std::optional<Cost> of_card(const Job& job, const Item& item) {
 
 }  // namespace
 
-TEST_CASE("the planner charges what the cards of the kernels say", "[plan]") {
+TEST_CASE("the planner charges the costs that the kernels declare", "[plan]") {
   std::map<Op, int> seen;
   const std::pair<int, std::vector<std::string>> jobs[] = {
       {1, {}},

@@ -157,7 +157,7 @@ TEST_CASE(
   CHECK(build_finished_job(alone).replay.serialised_by == 0);
 }
 
-TEST_CASE("tables: what the table of NCCL says of a job's connections is one line each", "[nccl]") {
+TEST_CASE("tables: the plan prints one line of NCCL's table per connection of a job", "[nccl]") {
   const FinishedJob finished = build_finished_job(request({"zero.stage=0"}));
   const comm::NcclTable table = comm::NcclTable::parse(
       R"({"channels": {"reduce": {"max_ctas": 4, "choices": [{"verb": "all_reduce", "up_to": "1MiB", )"

@@ -111,7 +111,7 @@ TEST_CASE("the least memory of a model is never more than its plan takes: layout
   CHECK(least > 0.05);
 }
 
-TEST_CASE("a hopeless model is refused before it is planned, with its numbers", "[least_memory]") {
+TEST_CASE("a model that cannot fit is refused before it is planned, with its numbers", "[least_memory]") {
   Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
   const auto asked = [&](const std::vector<std::string>& more) {
     std::vector<std::string> sets{"model.layers=60000",       "model.heads=8",

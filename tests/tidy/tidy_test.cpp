@@ -59,7 +59,7 @@ std::string joined(const Findings& findings) {
 
 }  // namespace
 
-TEST_CASE("the tree is the one that is meant", "[tidy]") {
+TEST_CASE("the tree has the expected files", "[tidy]") {
   CHECK(tree().size() > 200);
   for (const char* path : {"cli/main.cpp", "engine/plan/plan.h", "kernels/matmul/matmul.h", "comm/scheduler.cpp",
                            "scripts/test.sh", ".ci/run"}) {
@@ -69,18 +69,22 @@ TEST_CASE("the tree is the one that is meant", "[tidy]") {
 }
 
 TEST_CASE("every file begins with its licence", "[tidy]") { CHECK(all_findings(check_licence) == ""); }
-TEST_CASE("every header says once what it is", "[tidy]") { CHECK(all_findings(check_header) == ""); }
+TEST_CASE("every header begins with #pragma once and its purpose", "[tidy]") {
+  CHECK(all_findings(check_header) == "");
+}
 TEST_CASE("include arrows point down", "[tidy]") { CHECK(all_findings(check_arrows) == ""); }
 TEST_CASE("includes form no cycle", "[tidy]") { CHECK(joined(check_cycles(tree())) == ""); }
 TEST_CASE("every vendor stays in its folder", "[tidy]") { CHECK(all_findings(check_vendors) == ""); }
 TEST_CASE("no banned call", "[tidy]") { CHECK(all_findings(check_calls) == ""); }
-TEST_CASE("nothing is left for later without a number", "[tidy]") { CHECK(all_findings(check_leftovers) == ""); }
-TEST_CASE("no line is wider than a page", "[tidy]") { CHECK(all_findings(check_width) == ""); }
-TEST_CASE("no line of Markdown is wider than a page", "[tidy]") { CHECK(all_findings(check_markdown_width) == ""); }
-TEST_CASE("every source is as scripts/format.sh leaves it", "[tidy]") {
+TEST_CASE("every note of later work has an issue number", "[tidy]") { CHECK(all_findings(check_leftovers) == ""); }
+TEST_CASE("no line of a source is wider than 120 columns", "[tidy]") { CHECK(all_findings(check_width) == ""); }
+TEST_CASE("no line of Markdown is wider than 120 columns", "[tidy]") {
+  CHECK(all_findings(check_markdown_width) == "");
+}
+TEST_CASE("scripts/format.sh changes no source", "[tidy]") {
   CHECK(std::system(SLIPSTREAM_SOURCE_ROOT "/scripts/format.sh --check") == 0);
 }
-TEST_CASE("every op has its card", "[tidy]") { CHECK(all_findings(check_card) == ""); }
+TEST_CASE("every op documents shapes, cost and source", "[tidy]") { CHECK(all_findings(check_card) == ""); }
 TEST_CASE("header-heavy libraries have one user", "[tidy]") { CHECK(joined(check_single_includes(tree())) == ""); }
 TEST_CASE("every source is built", "[tidy]") { CHECK(joined(check_built(tree())) == ""); }
 

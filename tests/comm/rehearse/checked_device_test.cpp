@@ -90,7 +90,7 @@ TEST_CASE("the host copies only when it has waited for every stream that was giv
     }
 }
 
-TEST_CASE("an event recorded too early orders nothing behind it, and the sentence says where it was", "[hazards]") {
+TEST_CASE("an event recorded too early does not order later work, and the error names its position", "[hazards]") {
   Bench bench;
   bench.launch(*bench.a, "early", {}, {bench.whole(bench.y)}, 7);
   bench.a->record(*bench.event);
@@ -109,7 +109,7 @@ TEST_CASE("an event recorded too early orders nothing behind it, and the sentenc
   CHECK(said([&] { bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8); }) == "");
 }
 
-TEST_CASE("an order that passes through a chain of ten events holds, and not without one of them", "[hazards]") {
+TEST_CASE("a chain of ten events orders its ends, and no order is left without one of its waits", "[hazards]") {
   for (int missing : {-1, 0, 4, 9}) {
     CAPTURE(missing);
     Bench bench;
@@ -163,7 +163,7 @@ TEST_CASE("waits for two streams join: one of them is not enough", "[hazards]") 
   }
 }
 
-TEST_CASE("what the host has waited for is complete for all that it launches later", "[hazards]") {
+TEST_CASE("work that the host has waited for is complete for all later launches", "[hazards]") {
   for (int how : {0, 1, 2, 3}) {
     CAPTURE(how);
     Bench bench;

@@ -59,7 +59,7 @@ TEST_CASE("ZeRO-1: updates and gathers hide under the next step's forward, by li
   CHECK(of({.gather_ns = 150, .clip = true}) == 8 * 200 + 60 + 2 + 20 + 10 + 8 * 150 + 100);
 }
 
-TEST_CASE("ZeRO-1 as a graph: what is gathered behind the norm is exposed, all of it, for a graph is a barrier") {
+TEST_CASE("ZeRO-1 as a graph: all gathers after the norm are exposed, because a graph is a barrier") {
   constexpr int64_t kBarrier = 1;
   auto of = [](const Zero1Shape& shape) {
     ToyJob job;
@@ -72,7 +72,7 @@ TEST_CASE("ZeRO-1 as a graph: what is gathered behind the norm is exposed, all o
   CHECK(of({.gather_ns = 150, .clip = true}) == 8 * 300 + 60 + 2 + 20 + 10 + 8 * 150 + kBarrier);
 }
 
-TEST_CASE("ZeRO-3: one slot gathers in the open; two hide all but the first gather") {
+TEST_CASE("ZeRO-3: with one slot every gather is exposed, with two only the first") {
   auto of = [](int slots) {
     ToyJob job;
     return period(job, toy_zero3(job, {.slots = slots}), 2);
@@ -140,7 +140,7 @@ TEST_CASE("hybrid sharding: two channels overlap the inner and the outer reducti
   CHECK(backward(false) == 50 + 8 * 150);
 }
 
-TEST_CASE("context ring: the hop of a block's K and V travels under the block before it") {
+TEST_CASE("context ring: the keys and values of a block travel while the previous block computes") {
   const int ranks = 4;
   ToyJob job;
   ToyPlan plan(job);
@@ -163,7 +163,7 @@ TEST_CASE("context ring: the hop of a block's K and V travels under the block be
   CHECK(rehearse_in_a_row(job, {&built}, mesh, 1, {.collapse = false}).makespan_ns == ranks * 50);
 }
 
-TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what its hops cost is exposed") {
+TEST_CASE("idle time of a pipeline: waiting for compute is a bubble, waiting for a transfer is exposed communication") {
   // 1F1B as published, forward 100, backward 200, p = 4 stages, m = 8 micro-batches: (p-1)(f+b) idle on every stage of
   // a step. Pipeline transfers lengthen it, and none of that is a bubble of the schedule.
   for (int64_t transfer_ns : {1, 10}) {

@@ -224,7 +224,8 @@ TEST_CASE("the checker agrees with the transitive closure over all pairs, with a
   CHECK(with_hazards > 20);
 }
 
-TEST_CASE("an order that no pass has said is an error, whichever way the rehearsal sorts it", "[hazards]") {
+TEST_CASE("an order that no pass has declared is an error, in whatever order the rehearsal sorts the tasks",
+          "[hazards]") {
   // Reduced shards of two layers pass through one buffer before they are added: docs/notes/0006.
   for (const char* said : {"", "add A"})
     for (int64_t first_ns : {1, 500}) {
@@ -408,7 +409,7 @@ TEST_CASE("compact keeps the last of every plan, the last 6 runs, and at most 3 
   CHECK(kept("aabcdefgh") == "abcdefgh");
 }
 
-TEST_CASE("compact is sound: waits over the kept runs order all that waits over the full history order") {
+TEST_CASE("compact is sound: waits over the kept runs imply all waits over the full history") {
   const uint64_t seed = 31337;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);

@@ -93,7 +93,7 @@ TEST_CASE("one rank and local ops are free; an unlimited link has no wire time; 
   CHECK(wire_cost(Op::send, Algorithm::direct, 2, 0, DType::u8, {3e9, 5}).wire_ns == 0);
 }
 
-TEST_CASE("what would take for ever takes the longest that virtual time counts with") {
+TEST_CASE("durations beyond the range of virtual time become its longest transfer") {
   for (int64_t elems : {int64_t{1} << 20, int64_t{1} << 40, int64_t{1} << 50}) {
     const WireCost cost = wire_cost(Op::all_reduce, Algorithm::direct, 512, elems, DType::f32, {1, 60'000'000'000});
     CHECK(cost.wire_ns == kLongestTransferNs);

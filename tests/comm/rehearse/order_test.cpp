@@ -33,7 +33,7 @@ std::vector<int64_t> under_all_gates(const ToyJob& job, const std::vector<Plan*>
 
 }  // namespace
 
-TEST_CASE("pipelines: issued as reached they deadlock, in the global order they never do") {
+TEST_CASE("pipelines deadlock when tasks are issued as reached, and never in the global order") {
   struct Row {
     int chunks, channels;
     std::vector<int64_t> reached, global;
@@ -61,7 +61,7 @@ TEST_CASE("pipelines: issued as reached they deadlock, in the global order they 
   }
 }
 
-TEST_CASE("a deadlock is told by rank and item") {
+TEST_CASE("a deadlock is reported by rank and item") {
   ToyJob job;
   const std::vector<Plan*> plans = toy_pipeline(job, {});
   for (Plan* plan : plans) order_as_reached(*plan, job.channels.size());
@@ -207,7 +207,7 @@ TEST_CASE("fuzz: random plans never deadlock in the global order, nominal or jit
   CHECK(reached_stuck > 50);  // the fuzz is hard enough to tell the two orders apart
 }
 
-TEST_CASE("ties broken differently on two ranks: the hash differs and serial launches deadlock") {
+TEST_CASE("two ranks that break ties differently have different hashes, and serial launches deadlock") {
   auto build = [](ToyJob& job) {
     std::vector<Plan*> plans;
     for (int stage = 0; stage < 2; ++stage) {
@@ -383,7 +383,7 @@ TEST_CASE("waits that contradict each other are refused, naming the cycle") {
   }
 }
 
-TEST_CASE("a receive that nobody sends, and collectives that do not match, are refused by name") {
+TEST_CASE("a receive without a send and collectives that do not match are refused by name") {
   const Mesh mesh(MeshSizes{.pipeline = 2});
   auto refusal = [&](const std::string& op_of_stage_1) {
     ToyJob job;
@@ -418,7 +418,7 @@ TEST_CASE("a receive that nobody sends, and collectives that do not match, are r
   CHECK(refusal("bigger").find("7") != std::string::npos);
 }
 
-TEST_CASE("plans that name what is not there are refused, not crashed on") {
+TEST_CASE("plans that name missing channels, items or peers are refused without a crash") {
   const Mesh mesh(MeshSizes{.data = 2});
   auto broken = [&](auto&& breaks) {
     ToyJob job;

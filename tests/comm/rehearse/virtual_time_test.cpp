@@ -70,7 +70,7 @@ std::vector<int64_t> fixed_point_ends(const RandomGraph& g) {
 
 }  // namespace
 
-TEST_CASE("random graphs end when a fixed point says") {
+TEST_CASE("the end times of random graphs equal those of a fixed-point iteration") {
   const uint64_t seed = 20240611;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
@@ -122,7 +122,7 @@ TEST_CASE("two transfers on one port take twice as long; opposite directions and
   }
 }
 
-TEST_CASE("a meeting ends when its slowest member is done") {
+TEST_CASE("a rendezvous ends with its slowest member") {
   VirtualTime time(true);
   const uint32_t rendezvous = time.add_rendezvous(2);
   const uint32_t a = time.join(rendezvous, {.port = 0, .wire_ns = 100});

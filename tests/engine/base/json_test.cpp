@@ -138,7 +138,7 @@ TEST_CASE("json: truncating or flipping any byte of a text never crashes", "[bas
   }
 }
 
-TEST_CASE("json: accessors say what they needed", "[base]") {
+TEST_CASE("json: accessors name the type that they require", "[base]") {
   const Json value = Json::parse(R"({"dtype": 5, "shape": [1, 2], "x": 1.5})");
   CHECK(value.at("dtype").as_int() == 5);
   CHECK(value.at("dtype").as_double() == 5.0);

@@ -33,7 +33,7 @@ std::string stderr_of(F speak) {
 
 }  // namespace
 
-TEST_CASE("log: rank 0 speaks, others are silent", "[base]") {
+TEST_CASE("log: only rank 0 prints", "[base]") {
   const auto speak = [] {
     log_info("loss {:.2f}", 2.314);
     log_warn("{{}} {}", "%d");

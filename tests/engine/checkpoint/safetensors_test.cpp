@@ -152,7 +152,7 @@ TEST_CASE("safetensors: unusual files that the format allows are read", "[checkp
   CHECK(count(R"({"a":{"dtype":"BOOL","shape":[)" + dims + R"(],"data_offsets":[0,1]}})", 1) == 1);
 }
 
-TEST_CASE("safetensors: every attack is refused by a CheckpointError", "[checkpoint]") {
+TEST_CASE("safetensors: every malformed file is refused by a CheckpointError", "[checkpoint]") {
   const TempFolder folder;
   const auto refused = [&](const std::string& bytes, const std::string& part) {
     put(folder / "m", bytes);

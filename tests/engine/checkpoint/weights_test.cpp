@@ -92,7 +92,7 @@ TEST_CASE("weights: while it is replaced a reader always finds a whole folder", 
   CHECK(content(read_final(dir)) == std::string(4 * 1039, 'b'));
 }
 
-TEST_CASE("weights: what cannot be read is named", "[checkpoint]") {
+TEST_CASE("weights: an unreadable file is named", "[checkpoint]") {
   const TempFolder folder;
   CHECK_REFUSED(CheckpointError, read_final(folder / "none"), "none", "does not exist");
   const std::string dir = folder / "final";

@@ -157,7 +157,7 @@ TEST_CASE("fields: docs/reference/config.md is current", "[config]") {
   CHECK(read(page) == config_reference_markdown());
 }
 
-TEST_CASE("nearest: swaps and slips are found, strangers are not", "[config]") {
+TEST_CASE("nearest: swapped and mistyped letters are corrected, unrelated words are not", "[config]") {
   const std::vector<std::string_view> names{"steps", "seed", "heads", "kv_heads"};
   CHECK(nearest("stpes", names) == "steps");
   CHECK(nearest("step", names) == "steps");
@@ -239,7 +239,7 @@ TEST_CASE("machines: every shipped machine file loads, and its numbers are what 
   CHECK(h100.launch_ns == 3000);
 }
 
-TEST_CASE("machines: a machine file that leaves something out or says too much is refused", "[config]") {
+TEST_CASE("machines: a machine file with missing or unknown keys is refused", "[config]") {
   const auto path =
       std::filesystem::temp_directory_path() / ("slipstream_machine_" + std::to_string(getpid()) + ".toml");
   const std::string good = read(kRoot / "configs/machines/laptop.toml");
@@ -277,8 +277,7 @@ TEST_CASE("machines: this host has at least one core and one rank, whatever the 
   CHECK(this_host(1).memory_bytes * this_host(1).ranks_per_node <= this_host(1000).memory_bytes);
 }
 
-TEST_CASE("machines: ranks that were started here share this host, however many cores it has for their threads",
-          "[config]") {
+TEST_CASE("machines: ranks of one host share its memory, whatever its number of cores", "[config]") {
   const Machine alone = this_host(1, 1);
   CHECK(alone.ranks_per_node == 1);
   CHECK(alone.memory_bytes == this_host(1000, 1).memory_bytes);  // all of it
@@ -288,7 +287,7 @@ TEST_CASE("machines: ranks that were started here share this host, however many 
   }
 }
 
-TEST_CASE("machines: what ranks have in common is the least memory, and nodes that cross none of theirs", "[config]") {
+TEST_CASE("machines: the common machine has the smallest memory, and nodes that divide every host", "[config]") {
   // Ranks in a row on each host, and the longest rows that divide all hosts.
   const std::vector<std::pair<std::vector<int>, int>> hosts{{{1}, 1},       {{4}, 4},    {{4, 4}, 4}, {{8, 4}, 4},
                                                             {{4, 8, 8}, 4}, {{3, 5}, 1}, {{6, 4}, 2}, {{1, 1, 1}, 1}};

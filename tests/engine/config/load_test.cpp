@@ -92,7 +92,7 @@ TEST_CASE("load: units become bytes, bytes per second and nanoseconds", "[config
   CHECK(load_run_config("run.toml", {"comm.emulate.bandwidth=\"\""}).comm.emulate.bandwidth_bytes_per_second == 0);
 }
 
-TEST_CASE("load: every word is the enum value of its name", "[config]") {
+TEST_CASE("load: every word gives the enum value of its name", "[config]") {
   const auto with = [](const std::string& set) { return default_run_config({set}); };
   const auto piped = [](const std::string& set) { return default_run_config({set, "parallel.pipeline=2"}); };
   CHECK(with("model.family=gpt2").model.family == Family::gpt2);
@@ -141,7 +141,7 @@ TEST_CASE("load: unknown keys name their place and the nearest key", "[config]")
   CHECK(refusal_of("zero.stpes = 1\nmodel.layesr = 2\n").find("run.toml:1:") == 0);
 }
 
-TEST_CASE("load: wrong types and values out of range say what is needed and what was got", "[config]") {
+TEST_CASE("load: errors about types and ranges name the required and the given value", "[config]") {
   CHECK(refusal_of("[train]\nsteps = \"10\"\n") ==
         "run.toml:2:1 train.steps needs an integer of at least 1, got the text \"10\".");
   CHECK(refusal_of("[train]\nsteps = 1.5\n") == "run.toml:2:1 train.steps needs an integer of at least 1, got 1.5.");
@@ -211,7 +211,7 @@ TEST_CASE("load: a malformed --set is refused with itself in the sentence", "[co
   CHECK(set_refusal("output.dir=5") == "accepted");
 }
 
-TEST_CASE("load: files that are no run files are refused, each with one sentence", "[config]") {
+TEST_CASE("load: files that are no run files are refused with one error each", "[config]") {
   Folder folder;
   CHECK(refusal("missing.toml") ==
         "missing.toml does not exist. Give the path of a run file, for example configs/runs/quickstart.toml.");

@@ -36,7 +36,7 @@ RunConfig with(const std::vector<std::string>& sets) { return default_run_config
 
 }  // namespace
 
-TEST_CASE("resolve: what follows from the rest is filled in, once", "[config]") {
+TEST_CASE("resolve: derived values are filled in, and resolving again changes nothing", "[config]") {
   const RunConfig gpt2 = with({"output.dir=runs/x", "train.steps=77"});
   CHECK(gpt2.model.kv_heads == 12);
   CHECK(gpt2.model.ffn_width == 3072);
@@ -176,7 +176,7 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "pipeline.layers sums to 11, but model.layers = 12. Make them equal.");
 }
 
-TEST_CASE("layout: the axes multiply to the world, or the sentence has all of them", "[config]") {
+TEST_CASE("layout: the product of the axes is the world size, or the error lists all axes", "[config]") {
   for (int world = 1; world <= 64; ++world) {
     CHECK(resolve_layout(with({}), world).data == world);
     const RunConfig mixed = with({"parallel.tensor=2", "parallel.pipeline=3"});
@@ -222,7 +222,7 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
             .find(", or start 20 or 40 ranks.") != std::string::npos);
 }
 
-TEST_CASE("layout: what is offered instead is legal, and all that is legal is offered or counted", "[config]") {
+TEST_CASE("layout: errors offer only legal layouts, and list or count all of them", "[config]") {
   // Sizes that tensor, pipeline, context, data and the schedule each allow in part.
   constexpr int64_t kLayers = 12, kHeads = 6, kTokens = 48, kMicro = 2, kGlobal = 24;
   const std::vector<std::string> sizes{"model.layers=12",
@@ -304,7 +304,7 @@ TEST_CASE("layout: what is offered instead is legal, and all that is legal is of
   CHECK(counted > 0);
 }
 
-TEST_CASE("no effect: settings of an axis of one rank are said and left out, one at a time", "[config]") {
+TEST_CASE("no effect: each setting of an axis of one rank is noted and left out", "[config]") {
   const std::vector<std::string> sets{"parallel.sequence_parallel=true",
                                       "overlap.p2p=false",
                                       "overlap.tensor_chunks=8",
@@ -363,7 +363,8 @@ TEST_CASE("tensor parallelism: sizes that ranks cannot share are refused with th
         "train.sequence_length.");
 }
 
-TEST_CASE("batch: micro-batch x data ranks divides the global batch, or the sentence has the nearest", "[config]") {
+TEST_CASE("batch: micro-batch x data ranks divides the global batch, or the error names the nearest batch",
+          "[config]") {
   CHECK(resolve_batch(with({}), 3).global_batch_size == 24);
   CHECK(resolve_batch(with({}), 3).micro_batches == 1);
   const RunConfig config = with({"train.global_batch_size=24", "train.micro_batch_size=3"});
@@ -384,7 +385,7 @@ TEST_CASE("batch: micro-batch x data ranks divides the global batch, or the sent
         "(0 means 48), or change micro_batch_size or the ranks.");
 }
 
-TEST_CASE("supported: the defaults are, and each row refuses its key by name and value", "[config]") {
+TEST_CASE("supported: the defaults pass, and each row refuses its key by name and value", "[config]") {
   require_supported(with({}));
   require_supported(RunConfig{});
   require_supported(with({"train.dtype=bfloat16"}));

@@ -68,7 +68,7 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
                 "different vocabularies");
 }
 
-TEST_CASE("dataset: shards of a tokenizer that is elsewhere go with any word, and with each other", "[data]") {
+TEST_CASE("dataset: shards of an external tokenizer combine with any data.tokenizer and with each other", "[data]") {
   const TempFolder folder;
   const auto shard = [&](const std::string& name, const std::string& tokenizer, int64_t vocab_size,
                          const std::string& hash = "") {

@@ -76,7 +76,7 @@ TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targe
   }
 }
 
-TEST_CASE("loader: ranks that share sequences have their chunks of them, and together every token once", "[data]") {
+TEST_CASE("loader: ranks that share sequences load their chunks, and together every token once", "[data]") {
   constexpr int32_t kCount = 3001;
   const auto source = counting(kCount);
   const TrainSampler sampler(kCount, {.sequence_length = 12, .micro_batch_size = 2, .global_batch_size = 4, .seed = 3});
@@ -144,7 +144,7 @@ TEST_CASE("loader: the newest `held` batches stay valid, and the thread runs ahe
   }
 }
 
-TEST_CASE("loader: it stops cleanly at any time", "[data]") {
+TEST_CASE("loader: the thread stops cleanly at any time", "[data]") {
   std::atomic<int> filled = 0;
   for (int taken = 0; taken < 6; ++taken) {
     Loader loader(numbering(filled), {.shape = {}, .first = 1, .last = 5});

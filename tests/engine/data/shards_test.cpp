@@ -67,7 +67,7 @@ std::string mixed_text() {
 
 }  // namespace
 
-TEST_CASE("text: what cannot be a text is refused", "[data]") {
+TEST_CASE("text: invalid text files are refused", "[data]") {
   const TempFolder folder;
   put(folder / "ok.txt", std::string("a\0b", 3));
   CHECK(read_text(folder / "ok.txt") == std::string("a\0b", 3));

@@ -39,7 +39,7 @@ std::string random_utf8(std::mt19937_64& random, size_t points) {
 
 }  // namespace
 
-TEST_CASE("utf8: every code point comes back, and nothing else is one", "[data]") {
+TEST_CASE("utf8: every code point round-trips, and all other bytes are refused", "[data]") {
   std::string text;
   for (uint32_t value = 0; value < 0x110000; ++value) {
     if (value >= 0xd800 && value <= 0xdfff) continue;
@@ -174,7 +174,7 @@ TEST_CASE("tokenizers: the sidecar brings them back, a damaged one is refused", 
   CHECK_REFUSED(DataError, load_tokenizer(folder / "none.json"), "does not exist");
 }
 
-TEST_CASE("tokenizers: one that is elsewhere has a name and a number of ids, and no text", "[data]") {
+TEST_CASE("tokenizers: an external tokenizer has a name and a number of ids, and no text", "[data]") {
   const TempFolder folder;
   const std::string path = folder / kTokenizerFile;
   put(path, write_tokenizer(*restore_tokenizer("gpt2", {}, 50257, "here")));
@@ -206,7 +206,7 @@ TEST_CASE("hash: published values, and pieces equal the whole", "[data]") {
   }
 }
 
-TEST_CASE("files::shown: what an error prints has no control characters", "[data]") {
+TEST_CASE("files::shown: errors print no control characters", "[data]") {
   CHECK(files::shown(std::string("a\0b\n\xff\xc3\xa9", 7)) == "\"a\\x00b\\x0a\\xff\xc3\xa9\"");
   CHECK(files::shown(std::string(1000, 'x')).size() < 120);
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kSecond = 1'000'000'000, kStart = 123 * kSecond;
 }
 
-TEST_CASE("clock_map: a clock that drifts for twelve hours is read to what the readings prove", "[device]") {
+TEST_CASE("clock_map: after twelve hours of drift the error is within the bounds of the readings", "[device]") {
   for (double ppm : {-50.0, -7.0, 0.0, 7.0, 50.0}) {
     std::mt19937_64 random(42);
     const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); };
@@ -40,14 +40,14 @@ TEST_CASE("clock_map: a clock that drifts for twelve hours is read to what the r
   }
 }
 
-TEST_CASE("clock_map: what is inside the bracket is left as it is", "[device]") {
+TEST_CASE("clock_map: an estimate inside the bracket of a reading stays", "[device]") {
   ClockMap map(0, kStart);
   map.correct(kSecond, kStart + kSecond - 1000, kStart + kSecond + 1'000'000);
   CHECK(map.at_ns(kSecond) == kStart + kSecond);
   CHECK(map.at_ns(5 * kSecond) == kStart + 5 * kSecond);
 }
 
-TEST_CASE("clock_map: small errors are taken back over a second, and no further", "[device]") {
+TEST_CASE("clock_map: small errors are corrected over one second", "[device]") {
   for (int64_t error_ns : {-100'000, 100'000}) {
     ClockMap map(0, kStart);
     map.correct(kSecond, kStart + kSecond + error_ns, kStart + kSecond + error_ns);
@@ -59,7 +59,7 @@ TEST_CASE("clock_map: small errors are taken back over a second, and no further"
   }
 }
 
-TEST_CASE("clock_map: large errors end at once; a line that was ahead stands still", "[device]") {
+TEST_CASE("clock_map: large errors are corrected at once; a clock that was ahead stands still", "[device]") {
   ClockMap behind(0, kStart);
   behind.correct(kSecond, kStart + 3 * kSecond, kStart + 3 * kSecond + 10);
   CHECK(behind.at_ns(kSecond - 1) == kStart + kSecond - 1);
@@ -72,7 +72,7 @@ TEST_CASE("clock_map: large errors end at once; a line that was ahead stands sti
   CHECK(ahead.at_ns(kSecond + 20'000'000) == kStart + kSecond + 10'000'000);
 }
 
-TEST_CASE("clock_map: under any readings no answer goes back", "[device]") {
+TEST_CASE("clock_map: times never decrease, whatever the readings", "[device]") {
   std::mt19937_64 random(7);
   const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); };
   ClockMap map(0, kStart);

@@ -74,15 +74,15 @@ TEST_CASE("layout: buckets follow each other and hold every gradient once", "[la
       }
 }
 
-TEST_CASE("layout: the first bucket is small, and towards the end each takes a quarter of what is left", "[layout]") {
+TEST_CASE("layout: the first bucket is small, and towards the end each takes a quarter of the remaining bytes",
+          "[layout]") {
   const ParameterLayout layout = cut(even_model(100, 256), 1 << 10, 16 << 10);  // of 1 KiB each
   std::vector<int64_t> kib;
   for (const Bucket& bucket : layout.buckets) kib.push_back(bucket.elems * 4 >> 10);
   CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 13, 9, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1});
 }
 
-TEST_CASE("layout: of parameters that differ each bucket takes what comes nearest to a quarter of what is left",
-          "[layout]") {
+TEST_CASE("layout: with unequal parameters each bucket comes nearest to a quarter of the remaining bytes", "[layout]") {
   const uint64_t seed = 31;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);

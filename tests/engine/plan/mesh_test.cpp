@@ -94,7 +94,7 @@ TEST_CASE("data_inner x data_outer = data x context, for every divisor and every
   } while (std::next_permutation(std::begin(names), std::end(names)));
 }
 
-TEST_CASE("the order says which neighbours are adjacent") {
+TEST_CASE("the mesh order decides which ranks are adjacent") {
   CHECK(Mesh({2, 1, 2, 2}, "tp-cp-pp-dp").group(Axis::tensor, 0) == std::vector<int>{0, 1});
   CHECK(Mesh({2, 1, 2, 2}, "tp-cp-pp-dp").group(Axis::data, 1) == std::vector<int>{1, 5});
   CHECK(Mesh({2, 1, 2, 2}, "dp-tp-cp-pp").group(Axis::data, 0) == std::vector<int>{0, 1});
@@ -117,7 +117,7 @@ TEST_CASE("a group crosses nodes when, and only when, two of its ranks are on di
   CHECK(Mesh({.data = 8, .data_inner = 4}).crosses_nodes(Axis::data_outer, 4));
 }
 
-TEST_CASE("meshes that cannot be are refused with a sentence") {
+TEST_CASE("impossible meshes are refused with an error") {
   CHECK_THROWS_AS(Mesh({0, 1, 1, 1}), ConfigError);
   CHECK_THROWS_AS(Mesh({1, 1, 1, -4}), ConfigError);
   CHECK_THROWS_AS(Mesh({65536, 65536, 1, 1}), ConfigError);

@@ -71,7 +71,7 @@ TEST_CASE("the span of ZB-H1 is M(f+b+w) + (P-1)(f+b-w) for unequal halves", "[s
       }
 }
 
-TEST_CASE("hops of up to half a forward pass are hidden, at the price of one more micro-batch alive per stage behind",
+TEST_CASE("transfers of up to half a forward pass are hidden at the cost of one more live micro-batch per later stage",
           "[schedule]") {
   constexpr int64_t f = 1200;
   for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1, ScheduleKind::interleaved_1f1b})
@@ -99,7 +99,7 @@ TEST_CASE("hops of up to half a forward pass are hidden, at the price of one mor
       }
 }
 
-TEST_CASE("chunks that end early reduce at once: as long as nobody waits for it", "[schedule]") {
+TEST_CASE("chunks that end early reduce at once if no item waits for the result", "[schedule]") {
   constexpr int64_t f = 1200;
   const auto off = [&](ScheduleKind kind, int p, int stage, int v, int64_t reduce_ns) {
     const PipelineSchedule schedule = make_schedule(kind, {p, 4 * p, v});
@@ -125,8 +125,8 @@ TEST_CASE("chunks that end early reduce at once: as long as nobody waits for it"
 }
 
 TEST_CASE(
-    "by random search: valid, as many micro-batches alive as theory says, and whatever passes and hops take, each pass "
-    "begins as soon as its stage is free and its input is there",
+    "random schedules are valid, keep the theoretical number of micro-batches alive, and begin each pass as soon as "
+    "its stage and input are ready",
     "[schedule]") {
   const uint64_t seed = 52;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
@@ -233,7 +233,7 @@ Chosen choose(const ScheduleShape& shape, const StageTimes& ns, int64_t transfer
 
 }  // namespace
 
-TEST_CASE("ZB-H1 lags as published where stages are equal: a third of the bubble, or what weight gradients leave of it",
+TEST_CASE("ZB-H1 keeps the published lags for equal stages, with a third of the bubble of 1F1B for equal passes",
           "[schedule]") {
   for (int p : {1, 2, 3, 4, 8})
     for (int m : {1, p, 2 * p, 5 * p})
@@ -245,9 +245,7 @@ TEST_CASE("ZB-H1 lags as published where stages are equal: a third of the bubble
       }
 }
 
-TEST_CASE(
-    "ZB-H1 lags by what passes take: where a stage would keep weight gradients for later and idle now, it does not",
-    "[schedule]") {
+TEST_CASE("ZB-H1 takes its lags from pass times, and then ends earlier than with published lags", "[schedule]") {
   // The second micro-batch is late: the last stage has time for the weights of the first one, and as published it
   // waits.
   const Chosen early = choose({2, 2, 1}, {{100, 10, 10}, {10, 10, 80}}, 0);
@@ -261,7 +259,7 @@ TEST_CASE(
   CHECK(further.chosen_ns < further.published_ns);
 }
 
-TEST_CASE("ZB-H1 with any times, by random search: never longer than as published or 1F1B, and never more alive",
+TEST_CASE("ZB-H1 with random times: never longer than with published lags or 1F1B, and never more micro-batches alive",
           "[schedule]") {
   const uint64_t seed = 53;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));

@@ -92,7 +92,7 @@ TEST_CASE("one tensor crosses a cut in each direction, and both ends name it ali
     }
 }
 
-TEST_CASE("by random search: every piece runs once, every parameter is updated once, a tied table twice", "[stages]") {
+TEST_CASE("random models: every piece runs once, every parameter is updated once, a tied table twice", "[stages]") {
   const uint64_t seed = 9;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
   const Philox random(seed, "cuts");

@@ -88,7 +88,7 @@ const std::vector<uint32_t> kAll{0, 1, 2, 3, 4, 5};
 
 }  // namespace
 
-TEST_CASE("communication follows its piece, in its instances, and the first that touches the same memory waits",
+TEST_CASE("communication follows its piece in every instance, and the next access to the same memory waits for it",
           "[sublayer]") {
   const Example ring(2);
   const Plan plan = ring.plan(kAll);
@@ -114,7 +114,7 @@ TEST_CASE("communication follows its piece, in its instances, and the first that
   }
 }
 
-TEST_CASE("the order that the pass says is complete, and no wait of it can be left out", "[sublayer][mutation]") {
+TEST_CASE("the waits of the pass are complete, and each of them is needed", "[sublayer][mutation]") {
   for (int micro_batches : {1, 2, 3, 5})
     for (const std::vector<uint32_t>& pieces :
          {kAll, std::vector<uint32_t>{0, 1, 2, 3, 5}, std::vector<uint32_t>{0, 4, 1, 2, 3}}) {

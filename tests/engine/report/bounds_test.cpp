@@ -73,7 +73,7 @@ struct Example {
 
 }  // namespace
 
-TEST_CASE("ideal bound: behind the last gradient come its bytes, a latency and its update", "[report]") {
+TEST_CASE("ideal bound: the last gradient is followed by its transfer, one latency and its update", "[report]") {
   const IdealBound bound = Example{}.bound();
   CHECK(bound.compute_ns == 900 + 30);
   CHECK(bound.wire_ns == 300);
@@ -138,7 +138,7 @@ TEST_CASE("ideal bound: the rows of a tied table travel last, and its update fol
   CHECK(tied.bound().bound_ns == 900 + 100 + 24 + 50 + 20);
 }
 
-TEST_CASE("ideal bound: a rank alone waits for nobody", "[report]") {
+TEST_CASE("ideal bound: a single rank has no communication", "[report]") {
   CHECK(Example{.clip_ns = 7, .ranks = 1}.bound().bound_ns == 900 + 3 + 7 + 30);
   // Of two, each sends every element twice, half of it each time.
   CHECK(Example{.elems = {120, 120, 120}, .ranks = 2}.bound().bound_ns == 900 + 80 + 50 + 12);

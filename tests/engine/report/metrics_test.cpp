@@ -32,7 +32,7 @@ StepMetrics example() {
 
 }  // namespace
 
-TEST_CASE("the line of a person", "[metrics]") {
+TEST_CASE("the step line as printed", "[metrics]") {
   CHECK(metrics_line(example(), 2000, 92) ==
         "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | "
         "eta 1m32s");
@@ -43,7 +43,7 @@ TEST_CASE("the line of a person", "[metrics]") {
   CHECK(metrics_line(alone, 120, 0) == "step 120/120 | loss 2.314 | val 1.900 | 45.2 ms | 17.0k tok/s | eta 0s");
 }
 
-TEST_CASE("the time that is left", "[metrics]") {
+TEST_CASE("the remaining time", "[metrics]") {
   CHECK(format_eta(0) == "0s");
   CHECK(format_eta(59.4) == "59s");
   CHECK(format_eta(59.6) == "1m00s");
@@ -95,7 +95,7 @@ TEST_CASE("docs/reference/metrics.md names every field of a line", "[metrics]") 
   }
 }
 
-TEST_CASE("what is not known is null or absent, never a number", "[metrics]") {
+TEST_CASE("unknown values are null or absent, never a number", "[metrics]") {
   StepMetrics m = example();
   m.grad_norm.reset();
   m.bound_ms.reset();
@@ -110,7 +110,7 @@ TEST_CASE("what is not known is null or absent, never a number", "[metrics]") {
   CHECK(Json::parse(metrics_json(zero)).at("tokens_per_s").as_double() == 0);
 }
 
-TEST_CASE("hidden is what was not exposed", "[metrics]") {
+TEST_CASE("hidden communication is all communication less the exposed part", "[metrics]") {
   StepMetrics m;
   m.comm_ms = 120;
   m.exposed_ms = 60;

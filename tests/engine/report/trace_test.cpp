@@ -120,7 +120,7 @@ TEST_CASE("a timeline without spans is a valid file", "[trace]") {
   std::filesystem::remove_all(dir);
 }
 
-TEST_CASE("a timeline that cannot be written is a sentence", "[trace]") {
+TEST_CASE("a timeline that cannot be written gives an error", "[trace]") {
   const Job job = tiny_job();
   TraceWriter writer(job, 0, 1, 1, "/dev/null/trace/rank0000.json");
   CHECK_THROWS_AS(writer.finish(), ResourceError);

@@ -25,6 +25,6 @@ void run_on_stream(LaunchContext& context, std::function<void()> body) {
 
 }  // namespace
 
-TEST_CASE("the cuda device keeps the stream contract on a card", "[gpu]") {
+TEST_CASE("the cuda device keeps the stream contract on a GPU", "[gpu]") {
   contract::check_stream_contract([] { return make_cuda_device(0); }, run_on_stream);
 }

@@ -223,7 +223,7 @@ TEST_CASE("attention in a ring: one rank gives the bits of attention", "[kernels
   CHECK(out == whole);
 }
 
-TEST_CASE("attention in a ring: the controls are seen", "[kernels]") {
+TEST_CASE("attention in a ring: the checks detect every wrong control", "[kernels]") {
   // Silent mistakes: the mask of another owner, and queries that are never finished.
   const Shape s = {1, 24, 1, 1, 8, 3};
   const Doubles qkv = random_doubles(s.tokens * s.width(), DType::f32, 9),
@@ -249,7 +249,7 @@ TEST_CASE("attention in a ring: the controls are seen", "[kernels]") {
   CHECK(error_of(r.out.doubles(), rows_of(e.out, s, 1, s.out_width())) > 1e-2);
 }
 
-TEST_CASE("attention in a ring: blocks that cannot be are sentences", "[kernels]") {
+TEST_CASE("attention in a ring: impossible blocks are refused", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;
@@ -272,7 +272,7 @@ TEST_CASE("attention in a ring: blocks that cannot be are sentences", "[kernels]
   CHECK(attention_block_forward_cost(args).bytes == 2 * 4 * (2 * 2 + 2 * 2) + 4 * 2);
 }
 
-TEST_CASE("columns: taken as they are, summed in float and rounded once", "[kernels]") {
+TEST_CASE("columns: copied bit for bit, summed in float and rounded once", "[kernels]") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     const int64_t rows = 5, width = 19, stride = 23;
     Tensor packed(random_doubles(rows * stride, dtype, 1), dtype), taken(rows * width, dtype);

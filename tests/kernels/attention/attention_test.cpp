@@ -131,7 +131,7 @@ TEST_CASE("attention: NaN reaches the output", "[kernels]") {
   CHECK_FALSE(std::isnan(lse.doubles()[0]));
 }
 
-TEST_CASE("attention: shapes that cannot be are sentences", "[kernels]") {
+TEST_CASE("attention: impossible shapes are refused", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;
@@ -157,7 +157,7 @@ TEST_CASE("attention: shapes that cannot be are sentences", "[kernels]") {
   CHECK_THROWS_AS(attention_forward(context, args), ResourceError);
 }
 
-TEST_CASE("attention: the cost is the card's", "[kernels]") {
+TEST_CASE("attention: the cost equals the formula in its header", "[kernels]") {
   AttentionForward args;
   args.batch = 2, args.tokens = 3, args.heads = 4, args.kv_heads = 2, args.head_dim = 5;
   CHECK(attention_forward_cost(args).flops == 4 * 2 * 4 * 5 * 6);

@@ -67,7 +67,7 @@ TEST_CASE("gelu: equals the reference on a fine grid", "[kernels]") {
   check(grid, DType::f32, false);
 }
 
-TEST_CASE("gelu: far values are 0 or themselves, their slopes 0 or 1, NaN stays NaN", "[kernels]") {
+TEST_CASE("gelu: large inputs give 0 or the input, with slopes 0 or 1; NaN stays NaN", "[kernels]") {
   const Doubles far = {-3e38, -1e20, -100, -30, 30, 100, 1e20, 3e38, NAN};
   for_isas_and_threads<GeluBackward>(SLIP_EVERY_ISA(gelu_backward_cpu),
                                      [&](LaunchContext& context, auto function, const std::string&) {
@@ -87,7 +87,7 @@ TEST_CASE("gelu: far values are 0 or themselves, their slopes 0 or 1, NaN stays 
                                     });
 }
 
-TEST_CASE("gelu: operands that cannot be are sentences, costs are the card's", "[kernels]") {
+TEST_CASE("gelu: impossible operands are refused, costs equal the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;

@@ -127,7 +127,7 @@ TEST_CASE("layer norm: no rows give no gradient", "[kernels]") {
   CHECK((dweight[2] == 0 && dbias[0] == 0));
 }
 
-TEST_CASE("layer norm: operands that cannot be are sentences, costs are the card's", "[kernels]") {
+TEST_CASE("layer norm: impossible operands are refused, costs equal the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;

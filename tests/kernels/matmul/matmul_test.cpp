@@ -300,7 +300,7 @@ TEST_CASE("tiles cover the result, are no more than the threads, and cut the lon
   CHECK(split_tiles(4, 4, 4, 8).m_tiles * split_tiles(4, 4, 4, 8).n_tiles == 1);
 }
 
-TEST_CASE("what does not fit is refused with a sentence, and costs count flops and bytes") {
+TEST_CASE("operands that do not fit are refused with an error, and costs count flops and bytes") {
   LaunchContext context = context_of(1);
   float value = 0.0f;
   CHECK_THROWS_AS(matmul_forward(context, {&value, &value, nullptr, &value, nullptr, -1, 1, 1}), ShapeError);

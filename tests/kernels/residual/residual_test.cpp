@@ -31,7 +31,7 @@ TEST_CASE("residual: every element is the rounded sum, in place or not", "[kerne
     }
 }
 
-TEST_CASE("residual: operands that cannot be are sentences, the cost is the card's", "[kernels]") {
+TEST_CASE("residual: impossible operands are refused, the cost equals the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;

@@ -119,7 +119,7 @@ TEST_CASE("RMS norm: no rows give no gradient", "[kernels]") {
   CHECK(dweight[2] == 0);
 }
 
-TEST_CASE("RMS norm: operands that cannot be are sentences, costs are the card's", "[kernels]") {
+TEST_CASE("RMS norm: impossible operands are refused, costs equal the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;

@@ -75,7 +75,7 @@ TEST_CASE("rope: equals the reference, inverse undoes it, elements between rows 
   }
 }
 
-TEST_CASE("rope: operands that cannot be are sentences, the cost is the card's", "[kernels]") {
+TEST_CASE("rope: impossible operands are refused, the cost equals the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;

@@ -99,7 +99,7 @@ TEST_CASE("an upload on cpu fills the parts themselves") {
   CHECK(scalars[3] == std::byte{9});
 }
 
-TEST_CASE("wrong operands are sentences") {
+TEST_CASE("wrong operands are refused") {
   LaunchContext context = cpu();
   double x = 0;
   CHECK_THROWS_AS(kernels::add_loss(context, {.part = &x}), ShapeError);

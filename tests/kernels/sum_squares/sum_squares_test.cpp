@@ -29,7 +29,7 @@ TEST_CASE("the sum equals extended precision and does not depend on threads or i
   }
 }
 
-TEST_CASE("every part has the sum that it would have alone, at its own place") {
+TEST_CASE("every part has the same sum as alone, at its own place") {
   const auto x = random<float>(20000, "x");
   const std::vector<SumSquaresPart> parts = {{3, 5000, 4}, {5003, 0, 0}, {5003, 1, 3}, {5004, 14996, 1}};
   for_each_machine([&](Isa isa, LaunchContext& context) {

@@ -67,7 +67,7 @@ TEST_CASE("swiglu: equals the reference at any shape, in place or not", "[kernel
         for (bool in_place : {false, true}) check(rows, width, dtype, in_place);
 }
 
-TEST_CASE("swiglu: operands that cannot be are sentences, costs are the card's", "[kernels]") {
+TEST_CASE("swiglu: impossible operands are refused, costs equal the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
   context.pool = &pool;

@@ -38,7 +38,7 @@ float largest_of_block(const std::vector<float>& x, size_t i, int64_t elems) {
 
 }  // namespace
 
-TEST_CASE("what is decoded is what was encoded, up to the error of the card") {
+TEST_CASE("decoded values equal the encoded ones within the error bound in the header") {
   for (DType wire : {DType::bf16, DType::u8})
     for (int64_t elems : kSizes)
       for (int64_t parts : {1, 3}) {
@@ -109,7 +109,7 @@ TEST_CASE("a part is encoded as if it were alone, and sums are made in the order
     }
 }
 
-TEST_CASE("error feedback keeps what rounding takes: over many steps nothing is lost") {
+TEST_CASE("error feedback: decoded values and the residual add up to the sum of all steps") {
   constexpr int64_t kElems = 256;
   constexpr int kSteps = 64;
   // A large value next to small ones: alone, the small ones would be rounded to zero in every step.
@@ -139,7 +139,7 @@ TEST_CASE("error feedback keeps what rounding takes: over many steps nothing is 
   });
 }
 
-TEST_CASE("zeros stay zeros, the smallest are dropped, and what is not finite is seen") {
+TEST_CASE("zeros stay zeros, the smallest values become zero, and non-finite values become NaN in their block") {
   for_each_machine([&](Isa isa, LaunchContext& context) {
     for (float odd : {0.0f, 1e-40f, 1e-31f, INFINITY, -INFINITY, NAN}) {
       std::vector<float> x(256, odd == 0.0f || std::abs(odd) < 1e-20f ? 0.0f : 1.0f), back(256);
@@ -153,7 +153,7 @@ TEST_CASE("zeros stay zeros, the smallest are dropped, and what is not finite is
   });
 }
 
-TEST_CASE("what cannot be encoded is refused with its numbers") {
+TEST_CASE("operands that cannot be encoded are refused with their numbers") {
   LaunchContext context = context_of(1);
   std::vector<float> x(32);
   std::vector<std::byte> bytes(256);
