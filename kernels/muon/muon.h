@@ -20,7 +20,8 @@
 //          rows > cols                                                            <- equals muon_cost()
 // Bits:    those of kernels/matmul for the products, which depend on the number of threads, the instruction set and the
 //          library; the norm and the element-wise passes have the same bits for any number of threads
-// Errors:  ShapeError (negative size or steps, null operand, product_dtype, workspace too small), ResourceError (device)
+// Errors:  ShapeError (negative size or steps, null operand, product_dtype, workspace too small),
+//          ResourceError (device)
 // Source:  Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
 //          scalable for LLM training", arXiv:2502.16982; both as torch.optim.Muon computes them
 
