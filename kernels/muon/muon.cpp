@@ -41,7 +41,7 @@ struct Areas {
   int64_t direction = 0;  // float, and every second X
   int64_t x = 0;
   int64_t gram = 0, square = 0;
-  int64_t float_gram = 0;  // where the product gives it in float and it is needed in bf16
+  int64_t float_gram = 0;  // for products in bf16 of a tall X, whose gram matrix comes in float
   int64_t end = 0;
 };
 
@@ -123,8 +123,10 @@ void muon(LaunchContext& context, const Muon& args) {
   require_pointers("muon", {args.parameters, args.momentum, args.gradient, args.scalars, args.workspace});
   const Areas areas = areas_of(args);
   if (args.workspace_bytes < areas.end)
-    throw ShapeError("[muon] the workspace is too small: got {}, need {} for {} x {}. Take muon_workspace_bytes().",
-                     format_bytes(args.workspace_bytes), format_bytes(areas.end), args.rows, args.cols);
+    throw ShapeError(
+        "[muon] the workspace is too small: got {} bytes, need {} for {} x {}. Take "
+        "muon_workspace_bytes().",
+        args.workspace_bytes, areas.end, args.rows, args.cols);
   auto* workspace = static_cast<std::byte*>(args.workspace);
   auto* sum = reinterpret_cast<double*>(workspace + areas.sum);
   auto* direction = reinterpret_cast<float*>(workspace + areas.direction);
@@ -162,9 +164,9 @@ Cost muon_cost(const Muon& args) {
 }
 
 double muon_scale(MuonScaling scaling, int64_t rows, int64_t cols) {
-  const auto tall = static_cast<double>(rows), wide = static_cast<double>(cols);
-  return scaling == MuonScaling::original ? std::sqrt(std::max(1.0, tall / wide))
-                                          : 0.2 * std::sqrt(std::max(tall, wide));
+  const auto height = static_cast<double>(rows), width = static_cast<double>(cols);
+  return scaling == MuonScaling::original ? std::sqrt(std::max(1.0, height / width))
+                                          : 0.2 * std::sqrt(std::max(height, width));
 }
 
 }  // namespace slipstream::kernels
