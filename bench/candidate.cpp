@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Issues steps, drains their spans, and carries times from one plan over to another.
+// Issues steps, collects their spans, and transfers times from one plan to another.
 
 #include "bench/candidate.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 double bytes_of_item(const SpineItem& item) { return static_cast<double>(item.cost.bytes); }
 
-/// What the spine items of every step took together on this rank.
+/// Total time of the spine items of every step on this rank.
 std::vector<int64_t> work_ns_of_steps(const Candidate& candidate) {
   std::vector<int64_t> steps_ns;
   for (const StepTimes& t : candidate.times) {

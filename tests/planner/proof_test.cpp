@@ -66,7 +66,7 @@ TEST_CASE("a plan that does not hold is not run: not of training, not of evaluat
     CHECK(!found.proof.holds());
     const std::string sentence = refusal(broken);
     INFO(sentence);
-    CHECK(sentence.find("does not hold") != std::string::npos);
+    CHECK(sentence.find("failed its proof") != std::string::npos);
     CHECK(sentence.find("parameters.slots") != std::string::npos);
     JobRequest compared = broken;
     compared.proves = false;
