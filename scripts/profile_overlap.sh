@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Nsight Systems over a few steps of a run, once reducing after the backward pass (naive) and once under it (bucketed).
+# Profiles a few steps of a run with Nsight Systems, once reducing after the backward pass (naive) and once during it
+# (bucketed).
 set -euo pipefail
 
 usage() {
@@ -30,15 +31,15 @@ while (($#)); do
   esac
 done
 [[ -n $run ]] || { usage >&2; exit 2; }
-[[ -x $program ]] || { echo "profile_overlap: $program is not there. Build first, or name it with --program." >&2; exit 7; }
+[[ -x $program ]] || { echo "profile_overlap: $program does not exist. Build first, or give its path with --program." >&2; exit 7; }
 nsys=$(command -v nsys || true)
 for place in /usr/local/cuda/bin /opt/nvidia/nsight-systems/*/bin; do
   [[ -z $nsys && -x $place/nsys ]] && nsys=$place/nsys
 done
-[[ -n $nsys ]] || { echo "profile_overlap: nsys is not on this machine. Install Nsight Systems, or set trace.steps for the program's own timeline." >&2; exit 7; }
+[[ -n $nsys ]] || { echo "profile_overlap: this machine has no nsys. Install Nsight Systems, or set trace.steps for the program's own timeline." >&2; exit 7; }
 command -v nvidia-smi >/dev/null || { echo "profile_overlap: this machine has no NVIDIA driver." >&2; exit 7; }
 mkdir -p "$out"
-# Open MPI refuses root unless told otherwise.
+# Open MPI refuses root without these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 for way in naive bucketed; do
