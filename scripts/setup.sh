@@ -6,8 +6,8 @@ set -euo pipefail
 usage() {
   echo "usage: scripts/setup.sh [--tests] [--docs] [--optional]"
   echo "  Installs the compiler, the build tools, Open MPI, oneDNN and the other libraries with apt-get (root or sudo)."
-  echo "  --tests     also what the tests need"
-  echo "  --docs      also what the pages from header comments need"
+  echo "  --tests     also the packages of the tests"
+  echo "  --docs      also the packages of the Doxygen pages"
   echo "  --optional  tries the optional packages also where nothing else is missing"
 }
 
