@@ -69,7 +69,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
                      const std::vector<int64_t>& paced_item_ns)
     : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
   world.limit_waits(static_cast<double>(config.comm.timeout_seconds));
-  // First: communicators between GPUs connect the device that is current.
+  // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   runtime::WireOptions wire = assignment.wire(config, *device);
   wire.imitated = job->mesh.world() > 1 && world.size() == 1;

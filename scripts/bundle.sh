@@ -8,10 +8,10 @@ usage() {
 usage: scripts/bundle.sh [--build DIR] [--out FILE] [--results DIR]
   --build DIR    a build made with -Dcuda=enabled -Dtests=true (default: build)
   --out FILE     the bundle (default: slipstream-gpu.tar.xz)
-  --results DIR  what an earlier gpu_check.sh brought back: the next one continues from it
+  --results DIR  results of an earlier gpu_check.sh, which the next call continues
 
 Inside: the program, the tests and benchmarks whose names begin with "gpu_" and those of the suite "gpu", run files,
-Open MPI's runtime, and the shared libraries that a bare machine lacks. Not inside: the driver, cudart, cuBLAS and NCCL,
+Open MPI's runtime, and the shared libraries that a bare machine lacks. Excluded: the driver, cudart, cuBLAS and NCCL,
 which the GPU machine has; gpu_check.sh finds them there. The bundle may have at most 60 MB.
 TEXT
 }

@@ -33,8 +33,8 @@ for test in "${tests[@]}"; do
   code=0
   said=$("$build/$test" 2>&1) || code=$?
   if [[ $code != 77 || $said != skipped:* ]]; then
-    echo "$test without a card: code $code, need 77 and the reason; it said: $said"
+    echo "$test without a GPU: exit code $code, need 77 and the reason. Its output: $said"
     exit 1
   fi
 done
-echo "${#tests[@]} tests for a card skip themselves without one"
+echo "${#tests[@]} GPU tests skip themselves without a GPU"

@@ -6,8 +6,8 @@ set -euo pipefail
 usage() {
   cat <<'TEXT'
 usage: scripts/gpu_check.sh [--call 1|2|3]... [--stage STAGE]... [--out DIR] [--from DIR] [--again]
-  --call N       parts in the order of their worth, for a machine that runs one command of at most 600 s; each ends within 570 s:
-                 1  tests of kernels, GPT-2 124M a step, PyTorch beside it, kernels beside their bounds and PyTorch's, the table of
+  --call N       runs the parts of a call, most important first, for machines with a limit of 600 s per command; each call ends within 570 s:
+                 1  tests of kernels, a GPT-2 124M step and PyTorch's, kernels with their bounds and PyTorch's, the table of
                     products, the step with that table, profiles of four kernels and of one overlapped step
                  2  two NCCL ranks on one GPU, the order of tasks on three, emulated links in three forms, overlap on two ranks
                  3  compute-sanitizer: memcheck, racecheck, initcheck, synccheck
@@ -15,18 +15,18 @@ usage: scripts/gpu_check.sh [--call 1|2|3]... [--stage STAGE]... [--out DIR] [--
                  nccl      the communicator's laws, the equivalence table and a training run on 1, 2 and 4 ranks of one GPU, and
                            the order of tasks on 3
                  sanitize  compute-sanitizer over the kernel tests
-                 bench     kernels, GPT-2 124M and overlap, beside PyTorch where python3 has it
+                 bench     kernels, GPT-2 124M and overlap, compared with PyTorch if python3 has it
                  all       all four, in this order (default)
-  --out DIR      where the results go (default: gpu_check)
+  --out DIR      folder of the results (default: gpu_check)
   --from DIR     results of an earlier call to continue from (default: results/ of the bundle, if it has that folder)
-  --again        forget earlier results of the parts asked for
+  --again        discard earlier results of the requested parts
   In the environment: SLIPSTREAM_BUILD=DIR, a build directory to use outside of a bundle (default: build);
-  SLIPSTREAM_STAGE_SECONDS=N, after so many a stage begins no test (default: 420); SLIPSTREAM_CHECK_SCALE=F, a factor on every
+  SLIPSTREAM_STAGE_SECONDS=N, seconds after which a stage starts no test (default: 420); SLIPSTREAM_CHECK_SCALE=F, a factor on every
   time limit (default: 1); SLIPSTREAM_CHECK_FILE_MIB=N, the largest file that a test may write (default: 4096)
 
 Results, at most 8 files: DIR/found.txt; kernels.txt, nccl.txt, sanitize.txt and bench.txt with a line per test, its numbers and the
 end of its output; kernels.csv; measured.csv ("what,value,unit", a later line replaces an earlier one); products.json. Each is
-written before the next test begins. Call again and it goes on where it stopped: tests that never ran come first, then those that
+written before the next test begins. The next call continues: tests that never ran come first, then those that
 failed or were refused. scripts/gpu_summary.py DIR makes a page of them. Exit code: 0 all passed, 1 something failed, 2 a wrong argument, or DIR
 holds results of another bundle or GPU, 3 not finished, 7 something is missing on this machine.
 TEXT
@@ -35,21 +35,21 @@ TEXT
 out=gpu_check
 from=""
 again=0
-plans=()  # "call N" and "stage NAME", in the order asked for
+plans=()  # "call N" and "stage NAME", in the requested order
 while (($#)); do
   case "$1" in
     -h | --help) usage; exit 0 ;;
     --call)
       case "${2:-}" in
         1 | 2 | 3) plans+=("call $2") ;;
-        *) echo "gpu_check: there is no call '${2:-}'. Use 1, 2 or 3." >&2; usage >&2; exit 2 ;;
+        *) echo "gpu_check: unknown call '${2:-}'. Use 1, 2 or 3." >&2; usage >&2; exit 2 ;;
       esac
       shift 2 ;;
     --stage)
       case "${2:-}" in
         kernels | nccl | sanitize | bench) plans+=("stage $2") ;;
         all) plans+=("stage kernels" "stage nccl" "stage sanitize" "stage bench") ;;
-        *) echo "gpu_check: there is no stage '${2:-}'" >&2; usage >&2; exit 2 ;;
+        *) echo "gpu_check: unknown stage '${2:-}'" >&2; usage >&2; exit 2 ;;
       esac
       shift 2 ;;
     --out) out=${2:?--out needs a directory}; shift 2 ;;

@@ -9,11 +9,11 @@ usage() {
 usage: scripts/profile_overlap.sh [--ranks N] [--program PATH] [--out DIR] RUN.toml [--set KEY=VALUE]...
   --ranks N        ranks under mpirun (default: 2)
   --program PATH   the program (default: build/slipstream)
-  --out DIR        where the reports go (default: profile)
+  --out DIR        folder of the reports (default: profile)
 
 Profiles rank 0 with `nsys`: kernels, copies, NCCL, and the program's own NVTX ranges (one per step, "step 7", the launches in it)
-and stream names. Every step is run as it is (device.graph = false), because the launches' ranges are lost inside a graph. Two reports, DIR/naive.nsys-rep and DIR/bucketed.nsys-rep, open in
-Nsight Systems one above the other; the summaries of kernels are beside them as text. Exit code: 7 without nsys or a GPU.
+and stream names. Steps run task by task (device.graph = false), because graphs lose the launches' ranges. Open the two reports, DIR/naive.nsys-rep and DIR/bucketed.nsys-rep, in
+Nsight Systems one above the other. Text files beside them summarize the kernels. Exit code: 7 without nsys or a GPU.
 TEXT
 }
 
