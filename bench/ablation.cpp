@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The run file as it is against the run file with one knob turned: the same paced layers, the same link, interleaved.
+// Compares the unchanged run file with the run file after one changed setting: same paced layers, same link,
+// interleaved.
 
 #include "bench/ablation.h"
 
@@ -37,7 +38,8 @@ class AblationBench {
   void run() {
     if (world_.size() < 2)
       throw ConfigError(
-          "[bench] --ablate needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2.",
+          "[bench] --ablate needs at least 2 ranks, because one rank has no communication, got {}. Start it with "
+          "mpirun -np 2.",
           world_.size());
     world_.together([&] {
       if (options_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
@@ -51,9 +53,8 @@ class AblationBench {
     world_.together([&] {
       if (gather_bytes == 0)
         throw ConfigError(
-            "[bench] --ratios with one data rank: no layer is gathered that a ratio could be of. Leave --ratios out "
-            "and "
-            "set comm.emulate.bandwidth.");
+            "[bench] --ratios needs at least 2 data ranks, because a ratio is a layer's gather / its forward pass. "
+            "Leave --ratios out and set comm.emulate.bandwidth.");
     });
     for (double ratio : options_.ratios)
       run_link(static_cast<double>(gather_bytes) / (ratio * static_cast<double>(layer_ns_) * 1e-9), ratio);
@@ -122,8 +123,7 @@ class AblationBench {
   void print_header() {
     if (world_.rank() != 0) return;
     fmt::print(
-        "{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved "
-        "steps\n",
+        "{} ranks, {} paced layers of {:.3g} ms forward and twice that backward; medians of {} interleaved steps\n",
         world_.size(), config_.model.layers, options_.layer_ms, options_.steps);
     fmt::print("{:<44}{:>7}{:>10}{:>11}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}\n", "run file", "ratio", "step ms", "of it",
                "compute", "comm", "exposed", "hidden", "plan bd", "/ plan");
@@ -162,14 +162,14 @@ class AblationBench {
 
 const std::vector<Ablation>& ablations() {
   const auto always = [](R) { return true; };
-  // Stages 2 and 3 reduce a layer as one.
+  // Stages 2 and 3 reduce each layer in one bucket.
   const auto any_way = [](R c) { return c.zero.stage < 2; };
   static const std::vector<Ablation> list = {
       {"overlap.grad_reduce", "naive", any_way},
       {"overlap.grad_reduce", "flat", any_way},
       {"overlap.grad_reduce", "per_parameter", any_way},
       {"overlap.bucket_size", "1GiB", always},
-      {"overlap.first_bucket_size", "1GiB", any_way},  // as large as the others
+      {"overlap.first_bucket_size", "1GiB", any_way},  // the size of the other buckets
       {"overlap.param_gather", "false", [](R c) { return c.zero.stage > 0; }},
       {"overlap.optimizer_per_bucket", "false", always},
       {"overlap.p2p", "false", has_stages},

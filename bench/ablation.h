@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench overlap --ablate: what each knob of the overlap is worth, one at a time.
+// slipstream bench overlap --ablate: the effect of each overlap setting, one at a time.
 
 #include <functional>
 #include <string>
@@ -13,18 +13,18 @@
 
 namespace slipstream::bench {
 
-/// A knob and the value that takes away what it does for overlap.
+/// A setting, and the value that turns its overlap off.
 struct Ablation {
   std::string key, value;
-  std::function<bool(const RunConfig&)> has_effect;  // beside the run file's other values
+  std::function<bool(const RunConfig&)> has_effect;  // with the run file's other values
 };
 
-/// Every key of [overlap] that has a second value, and those of [zero] and [optimizer] that decide when something may
-/// travel.
+/// Every key of [overlap] with a second value, and the keys of [zero] and [optimizer] that decide when communication
+/// may start.
 const std::vector<Ablation>& ablations();
 
-/// Blocks. Collective. Paced steps of the run file as it is, twice, and without each knob, interleaved; one table for
-/// every ratio of a layer's gather to its forward pass, or for the run file's emulated link.
+/// Blocks. Collective. Interleaved paced steps of the unchanged run file, twice, and with each setting turned off. One
+/// table for every ratio of a layer's gather to its forward pass, or for the run file's emulated link.
 /// Throws: ConfigError: one rank, or neither a ratio nor a link.
 void bench_ablation(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
                     const RunConfig& config);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Issues steps, drains their spans, and carries times from one plan over to another.
+// Issues steps, collects their spans, and transfers times from one plan to another.
 
 #include "bench/candidate.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 double bytes_of_item(const SpineItem& item) { return static_cast<double>(item.cost.bytes); }
 
-/// What the spine items of every step took together on this rank.
+/// Total time of the spine items of every step on this rank.
 std::vector<int64_t> work_ns_of_steps(const Candidate& candidate) {
   std::vector<int64_t> steps_ns;
   for (const StepTimes& t : candidate.times) {
@@ -69,7 +69,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
                      const std::vector<int64_t>& paced_item_ns)
     : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
   world.limit_waits(static_cast<double>(config.comm.timeout_seconds));
-  // First: communicators between GPUs connect the device that is current.
+  // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   runtime::WireOptions wire = assignment.wire(config, *device);
   wire.imitated = job->mesh.world() > 1 && world.size() == 1;

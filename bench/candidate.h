@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A step under measurement: one way of doing it, with its own memory and communicators, fed with random tokens.
+// One measured variant of a step, with its own memory and communicators, on random tokens.
 
 #include <cstdint>
 #include <functional>
@@ -21,16 +21,16 @@ namespace slipstream::bench {
 /// 0 for none. Pure.
 double median(std::vector<double> values);
 
-/// The batch of one rank, ids and targets as the plan holds them; what a step costs does not depend on the tokens. The
-/// update is AdamW's of step 1 at a learning rate that changes little. Pure.
+/// The batch of one rank, ids and targets in the plan's layout. The tokens do not affect a step's time. The update is
+/// AdamW's step 1 with a tiny learning rate. Pure.
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 
-/// The machine that benchmarks plan for, as train does. Blocks. Collective.
+/// The machine of the benchmark's plans, chosen as in train. Blocks. Collective.
 Machine bench_machine(runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config,
                       int threads);
 
-/// The job of the benchmarks: as train plans it at this place, with the bytes tokenizer where the run file leaves the
-/// vocabulary open. `spine_ns` as in JobRequest. Pure.
+/// The benchmark's job, planned as in train. Uses the bytes tokenizer if the run file sets no vocabulary. `spine_ns` as
+/// in JobRequest. Pure.
 planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment, const Machine& machine,
                                      const RunConfig& config, int world, int rank,
                                      std::function<std::vector<int64_t>(const Job&)> spine_ns = {});
@@ -50,8 +50,8 @@ struct Candidate {
             const RunConfig& config, planner::FinishedJob finished, double bytes_per_second,
             const std::vector<int64_t>& paced_item_ns = {});
 
-  /// Blocks. `steps` back to back. The last but one is timed, so that what it leaves for the next one counts; with
-  /// three, what the one before has left for it, too: gathers that travel under the next forward pass.
+  /// Blocks. Runs `steps` steps back to back and times the last but one, so that work left for the next step counts.
+  /// With three steps, work left by the previous step counts, too: gathers that travel under the next forward pass.
   void run(int steps, bool counted);
 
   double median_of(double runtime::StepMeans::*member) const;
@@ -59,25 +59,24 @@ struct Candidate {
   std::vector<int64_t> spine_ns() const;
 };
 
-/// Times of items in these proportions that add up to the median step. Medians of items alone leave out what strikes
-/// another item in every step: up to 3 % of it on a shared machine. Pure.
+/// Scales item times to sum to the median step. The sum of item medians misses disturbances that hit a different item
+/// in each step, up to 3 % on a shared machine. Pure.
 std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const std::vector<int64_t>& steps_ns);
 
-/// Blocks. Collective. What every spine item takes: the largest median of any rank, adding up to what the slowest rank
-/// takes for a step, because ranks that communicate wait for it.
+/// Blocks. Collective. Time of every spine item: the largest median of any rank, scaled to the slowest rank's step,
+/// because communicating ranks wait for it.
 std::vector<int64_t> spine_ns_of_slowest(runtime::World& world, const Candidate& candidate);
 
-/// Blocks. Collective, one rank per stage. What every spine item of every stage takes, adding up to what the stage
-/// takes for a step.
+/// Blocks. Collective, one rank per stage. Time of every spine item of every stage, scaled to the stage's step.
 std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate,
                                                      const std::vector<std::shared_ptr<const Job>>& stages);
 
-/// What the items of a plan take, by measurements of another plan of the same model: pieces by their names, updates and
-/// sums of squares, which are cut into other buckets, by their bytes.
+/// Times of a plan's items, from measurements of another plan of the same model: pieces by name; updates and sums of
+/// squares, whose buckets differ, by bytes.
 class ItemTimes {
  public:
   ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns);
-  /// Of every spine item of `plan`; 0 for one that the measured plan does not have. Pure.
+  /// Time of every spine item of `plan`; 0 for items that the measured plan lacks. Pure.
   std::vector<int64_t> of(const Plan& plan) const;
 
  private:

@@ -16,7 +16,7 @@ namespace slipstream::bench {
 
 class CsvFile {
  public:
-  /// Begins the file with `header`, a line. An empty path means no file: rows go nowhere. Throws: ResourceError.
+  /// Begins the file with the line `header`. An empty path: no file, and rows are discarded. Throws: ResourceError.
   void open(const std::string& path, std::string_view header) {
     if (path.empty()) return;
     file_.reset(std::fopen(path.c_str(), "w"));
@@ -27,7 +27,7 @@ class CsvFile {
   void row(fmt::format_string<Args...> format, Args&&... args) {
     if (!file_) return;
     fmt::print(file_.get(), format, std::forward<Args>(args)...);
-    std::fflush(file_.get());  // minutes may pass until the next one, and who interrupts keeps what was measured
+    std::fflush(file_.get());  // the next row may take minutes; an interrupted run keeps its rows
   }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals the time of a pass to its first item: what it waits for has arrived by then, and what it sends is complete
-// after its last.
+// Assigns the time of a pass to its first item. Its inputs have arrived by then, and its outputs are complete after its
+// last item.
 
 #include "bench/equal_stages.h"
 
@@ -12,7 +12,7 @@
 namespace slipstream::bench {
 namespace {
 
-/// Every hop between neighbours takes the same; everything else on a wire takes nothing.
+/// Every hop between neighbours takes the same time; all other communication takes none.
 class HopPrice : public comm::RooflinePrice {
  public:
   explicit HopPrice(int64_t transfer_ns) : RooflinePrice({}, {}), hop_ns_(transfer_ns) {}
@@ -25,7 +25,7 @@ class HopPrice : public comm::RooflinePrice {
   int64_t hop_ns_;
 };
 
-/// `visit`(use, its time): the uses of a stage are its first spine items, one after the other.
+/// `visit`(use, its time): the uses of a stage are its first spine items, in order.
 template <typename Visit>
 void for_passes(const Job& job, const std::vector<int64_t>& spine_ns, const Visit& visit) {
   size_t at = job.takes_batch ? 1 : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts a benchmark on all ranks, and interleaves its candidates.
+// Starts a benchmark on all ranks and interleaves its candidates.
 
 #include "bench/harness.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times ops in turns with what bounds them.
+// Times ops interleaved with their bounds.
 
 #include "bench/kernel_timer.h"
 
@@ -17,13 +17,13 @@
 namespace slipstream::bench {
 namespace {
 
-// A turn lasts about so long; OpenMP's idle threads poll a few milliseconds before they sleep, which a pause outlasts.
-// Threads that wake may share a core until the kernel's next look at the cores, some milliseconds later: so long the
-// body runs before it is timed.
+// Approximate duration of a turn. The pause outlasts the polling of OpenMP's idle threads, which lasts a few
+// milliseconds. Woken threads may share a core until the kernel rebalances some milliseconds later, so the body runs
+// that long before it is timed.
 constexpr int64_t kTurnNs = 4'000'000, kWarmNs = 10'000'000;
 constexpr auto kPause = std::chrono::milliseconds(6);
 
-/// Median times of one call, the bodies taking turns.
+/// Median times of one call; the bodies are interleaved.
 std::vector<double> interleaved_ns(const std::vector<KernelTimer::Body>& bodies, int rounds) {
   std::vector<std::vector<double>> seen(bodies.size());
   std::vector<int64_t> calls(bodies.size(), 1);
@@ -111,8 +111,8 @@ void KernelTimer::measure_rates(const Size& any) {
   flops_per_ns_ = 2.0 * static_cast<double>(n * n * n) / ns[1];
   fmt::print(
       "{}, {}, {} thread{}: copy through memory {:.1f} GB/s (read and written), product of 1024 x 1024 x 1024 {:.1f} "
-      "GFLOP/s; medians of {} rounds in "
-      "turn\n{:<26}{:<10}{:<8}{:<28}{:>12}{:>10}{:>9}{:>12}{:>9}  {}\n",
+      "GFLOP/s; medians of {} interleaved rounds\n"
+      "{:<26}{:<10}{:<8}{:<28}{:>12}{:>10}{:>9}{:>12}{:>9}  {}\n",
       product_library(), name_of(isa()), threads, threads == 1 ? "" : "s",
       2.0 * static_cast<double>(from_.size()) / ns[0], flops_per_ns_, options_.rounds, "op", "dtype", "size", "shape",
       "us", "GFLOP/s", "GB/s", "bound us", "share", "bound by");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Times ops in turns with what bounds them.
+// Times ops interleaved with their bounds.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace slipstream::bench {
 
-/// A product is bounded by the library called directly at the same shape and threads. Every other op is bounded by the
-/// larger of two times: a copy that reads and writes as many bytes, and its operations at the rate of a large product.
-/// The bound takes turns with the op, so that a busy machine slows both. Prints a line and writes a row of each.
+/// The bound of a product is the library called directly with the same shape and threads. The bound of every other op
+/// is the larger of two times: a copy of the same bytes, and its operations at the rate of a large product. Bound and
+/// op are interleaved, so that a busy machine slows both. Prints a line and writes a row for each op.
 class KernelTimer {
  public:
   struct Size {
@@ -31,17 +31,17 @@ class KernelTimer {
   explicit KernelTimer(const KernelsOptions& options);
 
  protected:
-  /// What a copy and a large product reach on the threads of the context.
+  /// Rates of a copy and of a large product on the context's threads.
   void measure_rates(const Size& any);
   bool wanted(const std::string& op);
 
-  /// Memory with small values of this size's dtype, of float, or ids below `vocab`; lives until the size is done.
+  /// Memory with small values of this size's dtype, of float, or ids below `vocab`. Lives until the size is finished.
   void* values(int64_t elems, DType dtype);
   void* values(int64_t elems) { return values(elems, dtype_); }
   float* floats(int64_t elems) { return static_cast<float*>(values(elems, DType::f32)); }
   const int32_t* ids(int64_t elems, int64_t vocab);
 
-  /// Ops that see memory are beside a copy of as many bytes. One that stays in cache is beside a copy that does too.
+  /// The copy has as many bytes as the op, so that both stay in cache or both use memory.
   void compare(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours);
   void compare_product(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours,
                        const kernels::Product& direct);
@@ -53,7 +53,7 @@ class KernelTimer {
   LaunchContext context_;
   const Size* size_ = nullptr;
   DType dtype_ = DType::f32;
-  bool found_ = false;  // a row that --only holds
+  bool found_ = false;  // a row that --only selects
   std::vector<std::vector<Line>> memory_;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench kernels: every op at the sizes of three models, beside what bounds it (kernel_timer.h).
-// T tokens of a sequence, D width, F hidden, V vocabulary.
+// Runs slipstream bench kernels: every op at the sizes of three models, with its bound (kernel_timer.h). T tokens of a
+// sequence, D width, F hidden, V vocabulary.
 
 #include "bench/kernels.h"
 
@@ -57,7 +57,7 @@ class KernelBench : KernelTimer {
     }
     if (!found_)
       throw ConfigError(
-          "[bench] no row of 'op dtype size' holds --only '{}'. Use a part of one, for instance matmul or 'float32 "
+          "[bench] no row of 'op dtype size' contains --only '{}'. Use part of a row, for instance matmul or 'float32 "
           "gpt2'.",
           options_.only);
   }
@@ -327,7 +327,7 @@ class KernelBench : KernelTimer {
     memory_.clear();
   }
 
-  /// Over the parameters of one block; these see float whatever the activations are.
+  /// Over the parameters of one block. These ops use float for every activation type.
   void update() {
     const int64_t elems = 12 * size_->width * size_->width + 13 * size_->width;
     const std::string shape = fmt::format("{}", elems);

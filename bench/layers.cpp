@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench layers: what travels inside layers (sums and gathers of tensor parallelism, the ring of context
-// parallelism) beside its plan.
+// Runs slipstream bench layers: measures communication inside layers (sums and gathers of tensor parallelism, the ring
+// of context parallelism) and compares it with the plan.
 //
 // Compute sleeps in proportion to its operations and the link is emulated, so ranks may share cores: the schedule is
 // measured.
@@ -22,7 +22,7 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping: the layers are what counts
+constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping, kept negligible beside the layers
 
 class LayersBench {
  public:
@@ -36,11 +36,12 @@ class LayersBench {
   void run() {
     world_.together([&] {
       if (world_.size() < 2)
-        throw ConfigError("[bench] layers needs at least 2 ranks that share them, got {}. Start it with mpirun -np 2.",
-                          world_.size());
+        throw ConfigError(
+            "[bench] layers needs at least 2 ranks that share layers, got {}. Start it with mpirun -np 2.",
+            world_.size());
       if (config_.parallel.pipeline > 1)
         throw ConfigError(
-            "[bench] layers measures what travels inside layers: parallel.pipeline = {} adds hops. Use 1.",
+            "[bench] layers measures communication inside layers, but parallel.pipeline = {} adds hops. Use 1.",
             config_.parallel.pipeline);
     });
     std::vector<double> ratios = options_.ratios;
@@ -72,8 +73,8 @@ class LayersBench {
                                         .spine_ns = [this](const Job& job) { return paced_ns(job); }});
   }
 
-  /// An operation takes as long in every row: a layer's forward pass and twice as much backward in the plainest of
-  /// them.
+  /// An operation takes the same time in every row. In the plainest row, a layer takes its forward time, and twice that
+  /// backward.
   std::vector<int64_t> paced_ns(const Job& job) {
     if (ns_per_flop_ == 0) {
       double flops = 0;
@@ -90,7 +91,7 @@ class LayersBench {
     return ns;
   }
 
-  /// Of the plainest row. Tensor: all that travels inside layers takes `ratio` of all compute. Ring: a hop takes
+  /// In the plainest row. Tensor: all communication inside layers takes `ratio` of all compute. Ring: a hop takes
   /// `ratio` of a block.
   double bytes_per_second(double ratio) {
     const planner::FinishedJob finished = build(config_);
@@ -140,7 +141,7 @@ class LayersBench {
     std::vector<Candidate*> candidates;
     for (Row& row : rows) candidates.push_back(row.candidate.get());
     take_turns(world_, candidates, {.warm_up = 1, .counted = options_.steps, .steps = 2});
-    const double noise_floor = step_ms(rows.back()) / step_ms(rows.front());  // the first one against itself
+    const double noise_floor = step_ms(rows.back()) / step_ms(rows.front());  // the first row against itself
     rows.pop_back();
     for (const Row& row : rows) report(row, ratio, bandwidth, noise_floor);
     if (world_.rank() == 0)
@@ -170,7 +171,7 @@ class LayersBench {
       exposed_ns.push_back(exposed);
     }
     const double step_ms = this->step_ms(row),
-                 exposed_ms =  // of the rank that waited longest
+                 exposed_ms =  // the rank that waited longest
                  static_cast<double>(
                      runtime::largest_over_ranks(world_, {static_cast<int64_t>(median(exposed_ns))})[0]) /
                  1e6;
@@ -193,7 +194,7 @@ class LayersBench {
     price.set(job.train, item_ns);
     constexpr size_t kRuns = 3;
     const comm::Rehearsal played = comm::rehearse(job.mesh, job.channels, planner::runs_of({c.job}, kRuns), price);
-    if (!played.finished) throw PlanError("[bench] {} does not end in the rehearsal: {}", row.name, played.deadlock);
+    if (!played.finished) throw PlanError("[bench] the rehearsal of {} does not end: {}", row.name, played.deadlock);
     double plan_exposed_ns = 0;
     for (const comm::Exposed& exposed : played.ranks[0].exposed)
       if (!job.train.is_spine(exposed.awaited) && is_inside(job, job.train.task(exposed.awaited)))
@@ -214,9 +215,9 @@ class LayersBench {
   void print_header() {
     if (world_.rank() != 0) return;
     fmt::print(
-        "{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved "
-        "steps, of the rank that waited longest\n"
-        "ratio: {}; comm: what travels inside layers, at line rate; ideal: the longer of compute and that\n",
+        "{} ranks, {} paced layers of {:.3g} ms forward and twice that backward; medians of {} interleaved steps on "
+        "the rank that waited longest\n"
+        "ratio: {}; comm: communication inside layers at line rate; ideal: the longer of compute and comm\n",
         world_.size(), config_.model.layers, options_.layer_ms, options_.steps,
         is_ring() ? "a hop of the ring / a block of attention"
                   : "communication inside layers / compute, without sequence parallelism");
@@ -239,15 +240,14 @@ class LayersBench {
 }  // namespace
 
 int bench_layers(const LayersOptions& options) {
-  return on_world(
-      options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config) {
-        world.together([&] {
-          if (assignment.kind == DeviceKind::cuda)
-            throw ConfigError(
-                "[bench] layers makes a CPU's stream sleep, and device.kind is \"cuda\". Use --set device.kind=cpu.");
-        });
-        LayersBench(options, world, assignment, config).run();
-      });
+  return on_world(options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment,
+                               const RunConfig& config) {
+    world.together([&] {
+      if (assignment.kind == DeviceKind::cuda)
+        throw ConfigError("[bench] layers runs on a CPU only, but device.kind is \"cuda\". Use --set device.kind=cpu.");
+    });
+    LayersBench(options, world, assignment, config).run();
+  });
 }
 
 }  // namespace slipstream::bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench layers: communication inside layers, of tensor and context parallelism.
+// slipstream bench layers: communication inside layers, for tensor and context parallelism.
 
 #include <vector>
 

@@ -9,7 +9,7 @@
 
 namespace slipstream::bench {
 
-/// Every benchmark of a run file.
+/// Options of every benchmark of a run file.
 struct BenchOptions : RunSource {
   int steps = 30;   // interleaved, counted
   std::string csv;  // path; empty: none
@@ -25,14 +25,14 @@ struct KernelsOptions {
 
 /// slipstream bench overlap.
 struct OverlapOptions : BenchOptions {
-  std::string compute = "real";  // real | paced
-  std::vector<double> ratios;    // communication / compute; empty: the link of the run file
-  std::vector<int> zero;         // stages of ZeRO to measure instead; a ratio is then a layer's gather / its forward
-                                 // pass
+  std::string compute = "real";        // real | paced
+  std::vector<double> ratios;          // communication / compute; empty: the link of the run file
+  std::vector<int> zero;               // ZeRO stages to measure instead; a ratio is then a layer's gather / its forward
+                                       // pass
   std::vector<int> prefetch = {1, 2};  // depths of stage 3
-  bool ablate = false;                 // one knob at a time instead, paced as with `zero`
+  bool ablate = false;                 // one changed setting at a time instead, paced as with `zero`
   double layer_ms = 8;                 // forward pass of a paced layer, with `zero` and `ablate`
-  int ranks = 0;                       // that one process imitates; 0: the ranks of the launcher
+  int ranks = 0;                       // imitated by one process; 0: the ranks of the launcher
   std::vector<std::string> forms;      // of the emulated link, one table each; empty: the run file's
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench overlap: the four ways of reducing gradients, interleaved, beside their bounds.
+// Runs slipstream bench overlap: the four gradient reduce modes, interleaved, with their bounds.
 
 #include "bench/overlap.h"
 
@@ -43,30 +43,27 @@ class OverlapBench {
   void run() {
     world_.together([&] {
       if (options_.ranks > 0 && world_.size() > 1)
-        throw ConfigError("[bench] --ranks {} imitates ranks, and {} were started. Start one, or leave --ranks out.",
-                          options_.ranks, world_.size());
+        throw ConfigError(
+            "[bench] --ranks {} imitates ranks in one process, but {} were started. Start one, or leave --ranks out.",
+            options_.ranks, world_.size());
       if (ranks_ < 2)
         throw ConfigError(
-            "[bench] overlap needs at least 2 ranks to have something to overlap, got {}. Start it with mpirun -np 2, "
-            "or "
-            "with --ranks 2 "
-            "imitate the others on an emulated link.",
+            "[bench] overlap needs at least 2 ranks, because one rank has no communication, got {}. Start it "
+            "with mpirun -np 2, or imitate ranks on an emulated link with --ranks 2.",
             ranks_);
       if (options_.ranks > 0 && options_.ratios.empty() && config_.comm.emulate.bandwidth_bytes_per_second == 0)
         throw ConfigError(
-            "[bench] ranks that are imitated move no bytes: only an emulated link takes time. Set "
-            "comm.emulate.bandwidth, or give --ratios.");
+            "[bench] imitated ranks move no bytes and need an emulated link. Set comm.emulate.bandwidth, or give "
+            "--ratios.");
       if (config_.parallel.pipeline > 1)
         throw ConfigError(
-            "[bench] overlap compares ways of reducing gradients among ranks that all do the same: the stages of "
-            "parallel.pipeline = {} idle for each "
-            "other too. Use 1, or slipstream bench pipeline.",
+            "[bench] overlap compares gradient reduce modes among equal ranks, but the stages of "
+            "parallel.pipeline = {} also idle for each other. Use 1, or slipstream bench pipeline.",
             config_.parallel.pipeline);
       if (config_.parallel.tensor > 1 || config_.parallel.context > 1)
         throw ConfigError(
-            "[bench] overlap compares ways of reducing gradients with a rank that communicates with nobody, and "
-            "parallel.tensor x parallel.context = {} x "
-            "{} ranks share sequences. Use 1 and 1, or slipstream bench layers.",
+            "[bench] overlap compares gradient reduce modes with one rank alone, but parallel.tensor x "
+            "parallel.context = {} x {} ranks share sequences. Use 1 and 1, or slipstream bench layers.",
             config_.parallel.tensor, config_.parallel.context);
     });
     if (world_.rank() == 0) print_header();
@@ -74,7 +71,7 @@ class OverlapBench {
     if (paced) measure_for_pacing();
     if (options_.ratios.empty())
       return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
-    // The link that makes communication / compute what was asked for.
+    // The link rate for the requested communication / compute.
     auto alone = make("no_communication", GradReduce::bucketed, 0, false);
     take_turns(world_, {alone.get()}, {.warm_up = 3, .counted = 5, .steps = 2});
     const double compute_ms = alone->median_of(&runtime::StepMeans::compute_ms);
@@ -109,7 +106,7 @@ class OverlapBench {
                                        paced);
   }
 
-  /// Ranks measure one after the other, so that more ranks than cores do not disturb each other.
+  /// Ranks measure in turn, so that more ranks than cores do not disturb each other.
   void measure_for_pacing() {
     auto alone = make("no_communication", GradReduce::bucketed, 0, false);
     for (int turn = 0; turn < world_.size(); ++turn) {
@@ -160,7 +157,7 @@ class OverlapBench {
       std::vector<int64_t> item_ns = spine_ns;
       item_ns.resize(job.train.size(), 0);
       const bool communicates = job.mesh.world() > 1;
-      // Nobody knows what a real link can do: then there are no bounds.
+      // The rate of a real link is unknown, so it has no bounds.
       const bool bounded = !communicates || bytes_per_second > 0;
       const std::optional<double> plan_bound_ms =
           bounded ? std::optional<double>(planner::rehearsed_step_ms({c->job}, {item_ns}, link, c->replayed))
@@ -188,10 +185,10 @@ class OverlapBench {
     std::fflush(stdout);
   }
 
-  /// docs/notes/0007 says why the second of these columns is out of reach, and the third usually.
+  /// docs/notes/0007 explains why the second column is out of reach, and usually the third.
   void print_speed_ups() {
     if (world_.rank() != 0 || speed_ups_.empty()) return;
-    fmt::print("speed-up over computing first and communicating then\n{:>8}{:>24}{:>24}{:>24}{:>20}\n", "ratio",
+    fmt::print("speed-up over compute followed by communication\n{:>8}{:>24}{:>24}{:>24}{:>20}\n", "ratio",
                "all hidden (promised)", "max(compute, wire)", "with dependencies", "bucketed / naive");
     for (const SpeedUp& s : speed_ups_)
       fmt::print("{:>8.2f}{:>23.2f}x{:>23.2f}x{:>23.2f}x{:>19.2f}x\n", s.ratio, s.promised, s.larger_of_both,
@@ -205,7 +202,8 @@ class OverlapBench {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (options_.compute == "real" && world_.ranks_on_host() * threads_ > cores)
       fmt::print(
-          "{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n",
+          "{} ranks x {} threads share {} cores, so times include their contention. --compute paced measures the "
+          "schedule alone.\n",
           world_.ranks_on_host(), threads_, cores);
     fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks",
                "MB sent (largest task)", "link", "step ms", "x naive", "compute", "comm", "exposed", "hidden",
@@ -261,7 +259,7 @@ class OverlapBench {
   RunConfig config_;
   int threads_;
   Machine machine_;
-  int ranks_;  // of the plan; this is the only one that exists with --ranks
+  int ranks_;  // of the plan; with --ranks only this rank exists
   std::optional<ItemTimes> paced_;
   struct SpeedUp {
     double ratio, promised, larger_of_both, with_dependencies, reached;
@@ -278,14 +276,12 @@ int bench_overlap(const OverlapOptions& options) {
     world.together([&] {
       if (assignment.kind == DeviceKind::cuda &&
           (options.compute == "paced" || !options.zero.empty() || options.ablate))
-        throw ConfigError(
-            "[bench] paced compute makes a CPU's stream sleep, and device.kind is \"cuda\". Use --compute real.");
+        throw ConfigError("[bench] paced compute runs on a CPU only, but device.kind is \"cuda\". Use --compute real.");
     });
     world.together([&] {
       if (assignment.kind != DeviceKind::cuda && std::any_of(options.forms.begin(), options.forms.end(),
                                                              [](const std::string& form) { return form != "gate"; }))
-        throw ConfigError(
-            "[bench] --forms other than gate take what a GPU has, and this run is on the CPU. Use --forms gate.");
+        throw ConfigError("[bench] --forms other than gate need a GPU, but this run is on the CPU. Use --forms gate.");
     });
     if (options.ablate) return bench_ablation(options, world, assignment, config);
     if (!options.zero.empty()) return bench_zero(options, world, assignment, config);

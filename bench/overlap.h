@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench overlap: the reduce modes of gradients beside their bounds.
+// slipstream bench overlap: the gradient reduce modes with their bounds.
 
 #include "bench/options.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench pipeline: every schedule on stages that sleep for equal times, beside the closed form of its bubble
-// and beside the rehearsal; or on stages that compute, beside the rehearsal with what their works took.
+// Runs slipstream bench pipeline: every schedule on stages that sleep for equal times, compared with the closed form of
+// its bubble and with the rehearsal; or on stages that compute, compared with the rehearsal of their measured times.
 
 #include "bench/pipeline.h"
 
@@ -39,15 +39,14 @@ class PipelineBench {
     config_.parallel.pipeline = world.size();
     config_.parallel.data = 1;
     config_.comm.emulate.latency_ns = 0;
-    config_.model.tie_embeddings = Choice::no;  // the two ends of a shared table would exchange it behind the last
-                                                // backward pass, which no closed form counts
+    config_.model.tie_embeddings = Choice::no;  // the ends of a tied table would exchange it after the last
+                                                // backward pass, which the closed forms omit
   }
 
   void run() {
     if (world_.size() < 2)
-      throw ConfigError(
-          "[bench] pipeline needs at least 2 ranks, one for each stage, got {}. Start it with mpirun -np 2.",
-          world_.size());
+      throw ConfigError("[bench] pipeline needs at least 2 ranks, one per stage, got {}. Start it with mpirun -np 2.",
+                        world_.size());
     if (world_.rank() == 0) print_header();
     run_ratio(0);
     for (double ratio : options_.ratios) run_ratio(ratio);
@@ -80,7 +79,8 @@ class PipelineBench {
     const double bytes_per_second =
         ratio > 0 ? static_cast<double>(hop_bytes()) / (static_cast<double>(transfer_ns) * 1e-9) : 0;
     config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
-    std::function<std::vector<int64_t>(const Job&)> measured_ns;  // stages that compute are planned as train plans them
+    std::function<std::vector<int64_t>(const Job&)>
+        measured_ns;  // for stages that compute, which are planned as in train
     if (paced_) measured_ns = [this](const Job& job) { return equal_stage_ns(job, forward_ns_); };
     planner::FinishedJob finished =
         build_bench_job(assignment_, machine_, config, world_.size(), world_.rank(), measured_ns);
@@ -107,7 +107,7 @@ class PipelineBench {
 
   struct Measured {
     double ratio = 0, step_ms = 0, alone_ms = 0, busy_ms = 0, rehearsed_ms = 0, ideal_ms = 0, noise_floor = 0;
-    double exposed_ms = 0;  // compute waited for hops that were on their way, mean over stages
+    double exposed_ms = 0;  // compute waited for hops in transit, mean over stages
     PassMs took;            // on the first stage
   };
 
@@ -119,10 +119,10 @@ class PipelineBench {
     else
       spine_ns = spine_ns_of_stages(world_, c, row.stages);
     if (ratio == 0) alone_ms_[row.name] = row.step_ms();
-    int64_t busy_ns = 0;  // of the stage that computes most
+    int64_t busy_ns = 0;  // of the stage with the longest compute
     for (size_t s = 0; s < row.stages.size(); ++s) {
       busy_ns = std::max(busy_ns, std::accumulate(spine_ns[s].begin(), spine_ns[s].end(), int64_t{0}));
-      if (!paced_ && ratio == 0)  // what hops will be a part of
+      if (!paced_ && ratio == 0)  // the base of later ratios
         forward_ns_ = std::max(forward_ns_, static_cast<int64_t>(1e6 * pass_ms(*row.stages[s], spine_ns[s]).forward));
     }
     if (world_.rank() != 0) return;
@@ -149,12 +149,12 @@ class PipelineBench {
           "{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n",
           world_.ranks_on_host(), threads_, cores);
     fmt::print(
-        "bubble: (step - compute) / compute{}; hops: of the step, beyond the step without a link; exposed: of the "
-        "step, waits for hops on their way;\n"
-        "rehearsed: the plan{}; ideal: the schedule alone, no hop exposed; F, B, W: what forward, backward (with W: of "
-        "inputs only) and weight gradients of a micro-batch took on the first stage\n",
-        paced_ ? "" : " of the stage that computes most",
-        paced_ ? "" : ", every work as long as it took in these steps");
+        "bubble: (step - compute) / compute{}; hops: excess over the step without a link / step; exposed: waits for "
+        "hops in transit / step;\n"
+        "rehearsed: the plan{}; ideal: the schedule alone, without exposed hops; F, B, W: forward, backward (with W: "
+        "of inputs only) and weight-gradient times of a micro-batch on the first stage\n",
+        paced_ ? "" : " of the stage with the longest compute",
+        paced_ ? "" : ", with the work times measured in these steps");
     fmt::print("{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>10}{:>9}{:>26}\n", "schedule", "micro",
                "hop", "step ms", "bubble", paced_ ? "closed form" : "ideal", "rehearsed ms", "/ rehearsed", "hops",
                "of which ends", "exposed", "ideal bd", "/ ideal", "F + B + W ms");
@@ -170,7 +170,7 @@ class PipelineBench {
     const double bubble = m.step_ms / m.busy_ms - 1,
                  ideal = paced_ ? closed_form_bubble(row.schedule()) : m.ideal_ms / m.busy_ms - 1;
     const double hops = m.ratio > 0 ? (m.step_ms - m.alone_ms) / m.step_ms : 0, exposed = m.exposed_ms / m.step_ms;
-    // The first micro-batch on its way there and the last one on its way back: nothing can be computed meanwhile.
+    // Hops of the first micro-batch forward and of the last one backward cannot overlap with compute.
     const double fill = 2.0 * (row.schedule().parts() - 1) * static_cast<double>(row.transfer_ns) / 1e6 / m.step_ms;
     fmt::print(
         "{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>10.2f}{:>9."
@@ -193,8 +193,8 @@ class PipelineBench {
   bool paced_;
   int threads_;
   Machine machine_;
-  int64_t forward_ns_;  // of a stage and micro-batch, of which ratios are; that compute: of the slowest, once measured
-  std::map<std::string, double> alone_ms_;  // by schedule: the step without a link
+  int64_t forward_ns_;  // of a stage and micro-batch, base of the ratios; with real compute the slowest measured one
+  std::map<std::string, double> alone_ms_;  // step without a link, by schedule
   CsvFile csv_;
 };
 
@@ -206,7 +206,7 @@ int bench_pipeline(const PipelineOptions& options) {
         world.together([&] {
           if (assignment.kind == DeviceKind::cuda)
             throw ConfigError(
-                "[bench] pipeline times the stages of CPUs, and device.kind is \"cuda\". Use --set device.kind=cpu.");
+                "[bench] pipeline runs on a CPU only, but device.kind is \"cuda\". Use --set device.kind=cpu.");
         });
         PipelineBench(options, world, assignment, config).run();
       });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench pipeline: the bubble of every schedule beside its closed form.
+// slipstream bench pipeline: the bubble of every schedule, compared with its closed form.
 
 #include <string>
 #include <vector>

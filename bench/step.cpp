@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench step: whole training steps by the host's clock, beside the same works called in a plain loop.
+// Runs slipstream bench step: whole training steps by the host's clock, compared with a plain loop over the same works.
 //
-// A step is timed from before it is issued to after it has ended, one step at a time: what a loop in another framework
-// would measure. Beside the plain loop a few steps are issued in a row, as a training issues them, and as many loops
-// follow. The weights and the batch can be written down, so that another program starts from the same.
+// Each step is timed from before its issue to after its end, one step at a time, as a loop in another framework would
+// measure it. With the plain loop, several steps are issued in a row, as in training, and as many loops follow. The
+// weights and the batch can be exported, so that another program starts from the same values.
 
 #include "bench/step.h"
 
@@ -31,7 +31,7 @@ namespace {
 
 double ms(double ns) { return ns / 1e6; }
 
-/// When forward and the first gradient are complete, by the times of the spine.
+/// Times at which the forward pass and the first gradient are complete, from the spine's times.
 struct Front {
   int64_t forward_ns = 0, first_gradient_ns = 0;
 };
@@ -108,9 +108,8 @@ class StepBench {
     world_.together([&] {
       if (job.options.zero_stage > 0 || job.buffers.micro_batches > 1)
         throw ConfigError(
-            "[bench] --export needs zero.stage 0 and one micro-batch, got stage {} and {} micro-batches. Set "
-            "zero.stage = 0 and "
-            "train.global_batch_size to micro_batch_size x ranks.",
+            "[bench] --export needs zero.stage = 0 and one micro-batch, got stage {} and {} micro-batches. Set "
+            "zero.stage = 0 and train.global_batch_size to micro_batch_size x ranks.",
             job.options.zero_stage, job.buffers.micro_batches);
       if (world_.rank() != 0) return;
       const auto read = [&](size_t p, size_t t, int64_t begin, std::span<float> out) {
@@ -131,7 +130,7 @@ class StepBench {
       const std::string path = fmt::format("{}/batch_{}.bin", options_.export_dir, world_.rank());
       const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
       if (!file || std::fwrite(ids.data(), sizeof(int32_t), ids.size(), file.get()) != ids.size())
-        throw ResourceError("[bench] {} cannot be written. Give --export a folder that can.", path);
+        throw ResourceError("[bench] {} cannot be written. Give --export a writable folder.", path);
     });
   }
 
@@ -148,7 +147,7 @@ class StepBench {
                c.median_of(&runtime::StepMeans::comm_ms), c.median_of(&runtime::StepMeans::exposed_ms), other);
     double loop = 0, overhead = 0;
     if (!loop_ns.empty()) {
-      // Neighbours in time are compared, so that a busy machine slows both.
+      // Compares measurements that are adjacent in time, so that a busy machine slows both.
       std::vector<double> longer;
       for (size_t i = 0; i < loop_ns.size(); ++i) longer.push_back(step_ns[i] / loop_ns[i] - 1);
       loop = ms(median(loop_ns)), overhead = median(longer);
@@ -197,8 +196,7 @@ int bench_step(const StepOptions& options) {
         world.together([&] {
           if (assignment.kind == DeviceKind::cuda && options.plain_loop)
             throw ConfigError(
-                "[bench] --plain-loop calls the kernels of a CPU, and device.kind is \"cuda\". Leave it out, or use "
-                "\"cpu\".");
+                "[bench] --plain-loop runs on a CPU only, but device.kind is \"cuda\". Leave it out, or use \"cpu\".");
         });
         StepBench(options, world, assignment, config).run();
       });

@@ -9,10 +9,10 @@
 namespace slipstream::bench {
 
 struct StepOptions : BenchOptions {
-  std::string export_dir;   // receives the first weights and the batches; empty: nothing is written
-  bool plain_loop = false;  // time the same works in a plain loop beside the steps
-  double line_rate = 0;     // bytes per second of the link for which a bound is printed; 0: none
-  int ranks = 0;            // that this link joins; 0: the ranks of the launcher
+  std::string export_dir;   // folder of the exported initial weights and batches; empty: no export
+  bool plain_loop = false;  // time the same works in a plain loop, too
+  double line_rate = 0;     // bytes per second of the link of the printed bound; 0: no bound
+  int ranks = 0;            // connected by this link; 0: the ranks of the launcher
 };
 
 /// Blocks. Collective. Returns the exit code. Throws: Error in a world of one rank.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paced steps of ZeRO's stages on an emulated link: what a layer takes is told, so ranks may share cores and machines
-// compare.
+// Runs paced steps of ZeRO's stages on an emulated link. Layer times are given, so ranks may share cores and results
+// compare across machines.
 
 #include "bench/zero.h"
 
@@ -21,7 +21,7 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping of a model whose layers are what counts
+constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping, kept negligible beside the layers
 
 class ZeroBench {
  public:
@@ -38,7 +38,7 @@ class ZeroBench {
   void run() {
     world_.together([&] {
       if (world_.size() < 2)
-        throw ConfigError("[bench] --zero needs at least 2 ranks to share states, got {}. Start it with mpirun -np 4.",
+        throw ConfigError("[bench] --zero needs at least 2 ranks to divide states, got {}. Start it with mpirun -np 4.",
                           world_.size());
       if (config_.parallel.pipeline > 1 || config_.zero.shard_size > 0)
         throw ConfigError(
@@ -58,7 +58,7 @@ class ZeroBench {
     std::string name;
     RunConfig config;
     std::unique_ptr<Candidate> candidate;
-    bool again = false;  // as the row before the first of these: what it differs by is noise
+    bool again = false;  // repeats the first row; the difference is noise
   };
 
   planner::FinishedJob build(const RunConfig& config) {
@@ -120,8 +120,7 @@ class ZeroBench {
 
   void print_header() {
     fmt::print(
-        "{} ranks, {} layers that take {:.3g} ms forward and twice as much backward, paced; medians of {} interleaved "
-        "steps\n",
+        "{} ranks, {} paced layers of {:.3g} ms forward and twice that backward; medians of {} interleaved steps\n",
         world_.size(), config_.model.layers, options_.layer_ms, options_.steps);
     fmt::print("{:<36}{:>7}{:>10}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}{:>10}{:>8}{:>12}{:>9}\n", "implementation", "ratio",
                "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal",
@@ -148,8 +147,8 @@ class ZeroBench {
         gather_ms +=
             static_cast<double>(comm::wire_bytes(task.op, task.algorithm, world_.size(), task.elems, task.dtype)) /
             bandwidth * 1e3;
-    // Of the plan: beyond the ideal bound, because what that has no schedule can hide. On the clock: what compute
-    // waited for gathers by name, the first one, which nothing can hide, included.
+    // In the plan: the excess over the ideal bound, which no schedule can hide. Measured: compute's waits for gathers
+    // by name, including the first gather, which cannot be hidden.
     const double gather_exposed = gather_ms > 0 ? std::max(0.0, plan_ms - ideal_ms) / gather_ms : 0;
     std::vector<double> waits_ms;
     for (const runtime::StepMeans& step : c.means) {

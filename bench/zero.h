@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench overlap --zero: stages, prefetch depths and exposed gathers beside their bounds.
+// slipstream bench overlap --zero: stages, prefetch depths and exposed gathers with their bounds.
 
 #include <cstdint>
 #include <vector>
@@ -13,15 +13,15 @@
 
 namespace slipstream::bench {
 
-/// Times of the spine items of the training plan for a model whose layers take `layer_ns` forward and twice as much
-/// backward, what is before and after the layers half of that, and everything else next to nothing. Pure.
+/// Times of the training plan's spine items: layers take `layer_ns` forward and twice that backward, the pieces before
+/// and after the layers half of that, and all other items almost none. Pure.
 std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns);
 
-/// Bytes that a rank sends when the largest layer is gathered. Pure.
+/// Bytes that a rank sends in the gather of the largest layer. Pure.
 int64_t layer_gather_bytes(const Job& job);
 
-/// Blocks. Collective. Paced steps of every stage that the command names, interleaved, one table for every ratio of a
-/// layer's gather to its forward pass.
+/// Blocks. Collective. Interleaved paced steps of every requested stage, with one table for every ratio of a layer's
+/// gather to its forward pass.
 void bench_zero(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
                 const RunConfig& config);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream bench: the flags of every benchmark.
+// Flags of slipstream bench and its benchmarks.
 
 #include <memory>
 
@@ -22,7 +22,7 @@ void add_bench_flags(CLI::App* command, bench::BenchOptions& options) {
   command->add_option("--csv", options.csv, "write the table to this file");
 }
 
-/// One flag, several values behind it with commas between them.
+/// Adds a flag with a comma-separated list of values.
 template <typename T>
 CLI::Option* add_list(CLI::App* command, const std::string& name, std::vector<T>& values, const std::string& help) {
   return command->add_option(name, values, help)->delimiter(',')->allow_extra_args(false);
@@ -30,7 +30,7 @@ CLI::Option* add_list(CLI::App* command, const std::string& name, std::vector<T>
 
 void add_overlap(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::OverlapOptions>();
-  CLI::App* command = bench.add_subcommand("overlap", "the four reduce modes of gradients beside their bounds");
+  CLI::App* command = bench.add_subcommand("overlap", "measure the four gradient reduce modes and their bounds");
   add_bench_flags(command, *options);
   command->add_option("--compute", options->compute, "real: run the kernels; paced: sleep for their measured time")
       ->check(CLI::IsMember({"real", "paced"}));
@@ -38,7 +38,7 @@ void add_overlap(CLI::App& bench, Run& chosen) {
       ->check(positive())
       ->type_name("RATIO,...");
   add_list(command, "--zero", options->zero,
-           "stages of ZeRO to measure instead, for instance 1,3: paced, a ratio is a layer's gather / its forward pass")
+           "ZeRO stages to measure instead, for instance 1,3; paced; a ratio is a layer's gather / its forward pass")
       ->check(CLI::Range(0, 3))
       ->type_name("STAGE,...");
   add_list(command, "--prefetch", options->prefetch, "with --zero: depths of stage 3, for instance 1,2")
@@ -48,15 +48,14 @@ void add_overlap(CLI::App& bench, Run& chosen) {
       ->check(positive());
   command
       ->add_flag("--ablate", options->ablate,
-                 "the run file as it is, and with one knob of the overlap turned at a time: paced, ratios as with "
-                 "--zero")
+                 "compare the run file with one changed overlap setting at a time; paced; ratios as with --zero")
       ->excludes("--zero");
   command
       ->add_option("--ranks", options->ranks,
-                   "of the plan: one process measures it on an emulated link and imitates the other ranks; 0: the "
+                   "ranks of the plan: one process runs one rank on an emulated link and imitates the others; 0: the "
                    "ranks of the launcher")
       ->check(CLI::Range(2, 65536));
-  add_list(command, "--forms", options->forms, "of the emulated link, for instance gate,copies,blocks")
+  add_list(command, "--forms", options->forms, "forms of the emulated link, for instance gate,copies,blocks")
       ->check(CLI::IsMember({"gate", "copies", "blocks"}))
       ->type_name("FORM,...");
   command->callback([&chosen, options] { chosen = [options] { return bench::bench_overlap(*options); }; });
@@ -65,7 +64,7 @@ void add_overlap(CLI::App& bench, Run& chosen) {
 void add_pipeline(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::PipelineOptions>();
   CLI::App* command =
-      bench.add_subcommand("pipeline", "the bubble of every schedule on stages that sleep, beside its closed form");
+      bench.add_subcommand("pipeline", "compare the bubble of every schedule on sleeping stages with its closed form");
   add_bench_flags(command, *options);
   command
       ->add_option("--compute", options->compute,
@@ -81,8 +80,7 @@ void add_pipeline(CLI::App& bench, Run& chosen) {
     chosen = [options, paces = forward_ms->count() > 0] {
       if (paces && options->compute == "real")
         throw ConfigError(
-            "[bench] --forward-ms {} sets the time of stages that sleep, but --compute real runs the kernels. Leave "
-            "one "
+            "[bench] --forward-ms {} sets the time of sleeping stages, but --compute real runs the kernels. Leave one "
             "of them out.",
             options->forward_ms);
       return bench::bench_pipeline(*options);
@@ -93,11 +91,11 @@ void add_pipeline(CLI::App& bench, Run& chosen) {
 void add_layers(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::LayersOptions>();
   CLI::App* command = bench.add_subcommand(
-      "layers", "communication inside layers that sleep: sums of tensor parallelism by chunks, the ring");
+      "layers", "measure communication inside sleeping layers: tensor-parallel sums in chunks, the context ring");
   add_bench_flags(command, *options);
   command->add_option("--layer-ms", options->layer_ms, "forward pass of a layer")->check(positive());
   add_list(command, "--ratios", options->ratios,
-           "communication / compute, for instance 0.3,1; of a ring alone: transfer / block of attention")
+           "communication / compute, for instance 0.3,1; for a ring alone: transfer / attention block")
       ->check(positive())
       ->type_name("RATIO,...");
   add_list(command, "--chunks", options->chunks, "values of overlap.tensor_chunks")
@@ -108,10 +106,11 @@ void add_layers(CLI::App& bench, Run& chosen) {
 
 void add_kernels(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::KernelsOptions>();
-  CLI::App* command = bench.add_subcommand("kernels", "every op at the sizes of three models beside its bound");
+  CLI::App* command = bench.add_subcommand("kernels", "measure every op at the sizes of three models and its bound");
   command->add_option("--only", options->only,
                       "rows of 'op dtype size' that contain this text, for instance matmul or 'float32 gpt2'");
-  add_list(command, "--threads", options->threads, "threads of the compute stream, for instance 1,2; one table each")
+  add_list(command, "--threads", options->threads,
+           "threads of the compute stream, for instance 1,2; one table per value")
       ->check(CLI::Range(1, 1024))
       ->type_name("N,...");
   command->add_option("--rounds", options->rounds, "counted turns");
@@ -125,14 +124,14 @@ void add_products(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::ProductsOptions>();
   const auto rotate = std::make_shared<std::string>("256MiB");
   CLI::App* command =
-      bench.add_subcommand("products", "time cuBLASLt's algorithms for every product of a run, and keep the table");
+      bench.add_subcommand("products", "time cuBLASLt's algorithms for every product of a run and save the table");
   add_bench_flags(command, *options);
-  command->add_option("--ranks", options->ranks, "of the layout whose products are timed; 0: one")
+  command->add_option("--ranks", options->ranks, "ranks of the layout whose products are timed; 0: one")
       ->check(CLI::Range(1, 65536));
-  command->add_option("--rotate", *rotate, "operands come from this much memory in turn, more than the caches hold");
+  command->add_option("--rotate", *rotate, "operands rotate through this much memory; use more than the caches hold");
   command
       ->add_option("--seconds", options->seconds,
-                   "time limit: no product begins after it, and the next call continues; 0: none")
+                   "time limit: no product starts after it, and the next call continues; 0: none")
       ->check(positive());
   command->add_flag("--again", options->again, "time the products of the table again");
   command->callback([&chosen, options, rotate] {
@@ -146,14 +145,13 @@ void add_products(CLI::App& bench, Run& chosen) {
 void add_step(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::StepOptions>();
   const auto line_rate = std::make_shared<std::string>();
-  CLI::App* command = bench.add_subcommand("step", "whole training steps by the host's clock");
+  CLI::App* command = bench.add_subcommand("step", "measure whole training steps by the host's clock");
   add_bench_flags(command, *options);
   command->add_option("--export", options->export_dir, "write the first weights and each rank's batch to this folder");
-  command->add_flag(
-      "--plain-loop", options->plain_loop,
-      "issue eight steps in a row, and time as many plain loops of the same works beside them (one rank)");
-  command->add_option("--line-rate", *line_rate, "print the least time on a link of this rate, for instance 1Gbit/s");
-  command->add_option("--ranks", options->ranks, "ranks that the link joins; 0: the ranks of the launcher");
+  command->add_flag("--plain-loop", options->plain_loop,
+                    "issue eight steps in a row, then time eight plain loops of the same works (one rank)");
+  command->add_option("--line-rate", *line_rate, "print the lower bound for a link of this rate, for instance 1Gbit/s");
+  command->add_option("--ranks", options->ranks, "ranks that the link connects; 0: the ranks of the launcher");
   command->callback([&chosen, options, line_rate] {
     chosen = [options, line_rate] {
       if (!line_rate->empty()) options->line_rate = static_cast<double>(parse_bytes_per_second(*line_rate));
@@ -169,7 +167,7 @@ void add_bench(CLI::App& app, Run& chosen) {
   bench->require_subcommand(1);
   for (const auto add : {add_overlap, add_pipeline, add_layers, add_kernels, add_products, add_step})
     add(*bench, chosen);
-  add_missing(*bench, chosen, "comm", "collectives beside their bounds",
+  add_missing(*bench, chosen, "comm", "collectives and their bounds",
               "scripts/bench_collectives.sh measures sums over links of a given rate.");
 }
 

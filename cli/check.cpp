@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream check: the proof of a plan; the exit code is the verdict.
+// Runs slipstream check: prints the proof of a plan and returns its result as exit code.
 
 #include <memory>
 
@@ -15,7 +15,7 @@ int check(const PlanFlags& options) {
   const planner::Planned planned = planner::make_plan(options);
   options.json ? planner::print_proof_json(planned) : planner::print_proof(planned);
   if (!planned.finished.proof.holds())
-    throw PlanError("[check] the plan does not hold; see above. Please report it with the run file.");
+    throw PlanError("[check] the plan failed its proof; see above. Please report it with the run file.");
   planner::require_fits(planned);
   return 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CLI11's own validators print the largest double in 309 digits, and accept an empty element between two commas.
+// Replaces CLI11's validators, which print the largest double in 309 digits and accept an empty element between commas.
 
 #include "cli/command_line.h"
 
@@ -32,7 +32,7 @@ class HelpFormat : public CLI::Formatter {
   }
 
  private:
-  static constexpr std::string_view kHidden[] = {"=[]", " ..."};  // an empty default; more values behind the flag
+  static constexpr std::string_view kHidden[] = {"=[]", " ..."};  // an empty default; the suggestion of several values
 };
 
 }  // namespace
@@ -43,7 +43,7 @@ void add_run_source(CLI::App* command, RunSource& source) {
   command->add_option("run", source.run_file, "run file (TOML); docs/reference/config.md lists its keys")->required();
   command->add_option("--set", source.sets, "override one key, for instance overlap.bucket_size=10MiB; repeatable")
       ->take_all()
-      ->allow_extra_args(false)  // so that the run file may stand behind it
+      ->allow_extra_args(false)  // so that the run file may follow it
       ->type_name("KEY=VALUE");
 }
 
@@ -86,11 +86,11 @@ int in_agreement(const std::function<void(int ranks)>& stage) {
   }
 }
 
-// MPI starts once in a process, so a command that has a World of its own refuses several ranks itself.
+// MPI starts once per process, so a command with its own World refuses several ranks itself.
 int alone(const std::string& command, const Run& run) {
   const int code = in_agreement([&](int ranks) {
     if (ranks > 1)
-      throw ConfigError("[{}] runs in one process, and {} were started. Start it without mpirun.", command, ranks);
+      throw ConfigError("[{}] runs in one process, but {} were started. Start it without mpirun.", command, ranks);
   });
   return code != 0 ? code : run();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream generate: its flags.
+// Flags of slipstream generate.
 
 #include <memory>
 #include <sstream>
@@ -16,16 +16,16 @@ void add_generate(CLI::App& app, Run& chosen) {
   CLI::App* command = app.add_subcommand("generate", "continue a prompt with trained weights");
   command->add_option("checkpoint", options->checkpoint, "folder of weights, or a run folder")->required();
   command->add_option("--prompt", options->prompt, "text to continue");
-  command->add_option("--prompt-ids", *prompt_ids, "ids to continue, for instance 15496,995; prints ids")
+  command->add_option("--prompt-ids", *prompt_ids, "token ids to continue, for instance 15496,995; prints ids")
       ->check(whole_numbers(INT32_MAX))
       ->type_name("ID,...")
       ->excludes("--prompt");
-  command->add_option("--tokens", options->tokens, "tokens to add")->check(CLI::Range(1, 1000000));
-  command->add_option("--temperature", options->temperature, "of the sampling; 0: always the likeliest token")
+  command->add_option("--tokens", options->tokens, "number of tokens to generate")->check(CLI::Range(1, 1000000));
+  command->add_option("--temperature", options->temperature, "sampling temperature; 0: always the most likely token")
       ->check(CLI::Range(0.0, 10.0));
-  command->add_option("--top-k", options->top_k, "sample among the K likeliest tokens; 0: among all");
-  command->add_option("--seed", options->seed, "of the sampling")->check(whole_numbers(INT64_MAX));
-  command->add_option("--device", options->device, "auto, cpu or cuda; auto: a GPU if there is one")
+  command->add_option("--top-k", options->top_k, "sample among the K most likely tokens; 0: all tokens");
+  command->add_option("--seed", options->seed, "seed of the sampling")->check(whole_numbers(INT64_MAX));
+  command->add_option("--device", options->device, "device: auto, cpu or cuda; auto: a GPU if available")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command->callback([&chosen, options, prompt_ids] {
     chosen = [options, prompt_ids] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line: parses, calls one command, prints one sentence when it fails. The only place that exits.
+// Parses the command line, runs one command, and prints one sentence if it fails. Only this file exits.
 
 #include <csignal>
 #include <cstdio>
@@ -18,7 +18,7 @@
 namespace slipstream::cli {
 namespace {
 
-/// A wrong command line as one sentence, with the unknown word and the nearest known one.
+/// The error of a command line as one sentence, with the unknown word and the nearest known one.
 std::string refusal(const CLI::App* app, const CLI::Error& error) {
   const std::vector<std::string> unknown = app->remaining(true);
   std::string command = "slipstream";
@@ -64,11 +64,11 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using slipstream::ExitCode;
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of its write, which has a sentence
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a file limit returns an error, which has a message
   try {
     return slipstream::cli::run(argc, argv);
   } catch (const slipstream::Error& error) {
-    std::fflush(stdout);  // earlier output comes before the reason of the end
+    std::fflush(stdout);  // prints earlier output before the error
     std::fprintf(stderr, "slipstream: %s\n", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {

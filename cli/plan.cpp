@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream plan: the plan printed and priced without running it.
+// Runs slipstream plan: prints the plan and its rehearsed times without running it.
 
 #include <memory>
 
@@ -14,12 +14,12 @@ namespace {
 
 struct PlanOptions : PlanFlags {
   bool search = false;
-  std::string schedule_csv;  // path to write the pipeline's schedule to; empty: none
+  std::string schedule_csv;  // output path of the pipeline's schedule; empty: none
 };
 
 int plan(const PlanOptions& options) {
   if (options.search)
-    throw ConfigError("[plan] --search is not in this version. Try layouts by hand with --set parallel.data=N.");
+    throw ConfigError("[plan] --search is not in this version. Compare layouts with --set parallel.data=N.");
   const planner::Planned planned = planner::make_plan(options);
   const comm::Rehearsal rehearsal = planner::rehearse_step(planned);
   if (!options.schedule_csv.empty())
@@ -38,7 +38,7 @@ void add_plan(CLI::App& app, Run& chosen) {
   add_plan_flags(command, *options);
   command->add_flag("--search", options->search, "search for a faster layout (not in this version)")->group("");
   command->add_option("--schedule-csv", options->schedule_csv,
-                      "write the pipeline's schedule to this file, as pipeline.schedule_file reads it");
+                      "write the pipeline's schedule to this file, in the format of pipeline.schedule_file");
   command->callback(
       [&chosen, options] { chosen = [options] { return alone("plan", [&] { return plan(*options); }); }; });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The flags that plan and check share.
+// Flags of both plan and check.
 
 #include <CLI/CLI.hpp>
 
@@ -15,9 +15,9 @@ struct PlanFlags : planner::PlanRequest {
 
 inline void add_plan_flags(CLI::App* command, PlanFlags& flags) {
   add_run_source(command, flags);
-  command->add_option("--ranks", flags.ranks, "world size")->check(CLI::Range(1, 1 << 24));
+  command->add_option("--ranks", flags.ranks, "number of ranks")->check(CLI::Range(1, 1 << 24));
   command->add_option("--machine", flags.machine,
-                      "machine file; default: device.machine of the run file, else this host");
+                      "path of a machine file; default: device.machine of the run file, else this host");
   command->add_flag("--json", flags.json, "print JSON");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream tokenize: text to token shards.
+// Runs slipstream tokenize: converts text to token shards.
 
 #include <memory>
 
@@ -20,7 +20,7 @@ struct TokenizeOptions {
 
 int tokenize(const TokenizeOptions& options) {
   if (options.out.empty())
-    throw ConfigError("[tokenize] the path of the shards is empty. Name one, such as data/text.");
+    throw ConfigError("[tokenize] the path of the shards is empty. Give one, such as data/text.");
   const data::TokenizeSummary summary =
       data::tokenize({.text = options.text, .out = options.out, .tokenizer = options.tokenizer});
   fmt::print("{} tokens of {} bytes of text, tokenizer {} with {} ids\n", summary.count, summary.text_bytes,
@@ -34,7 +34,7 @@ int tokenize(const TokenizeOptions& options) {
 
 void add_tokenize(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<TokenizeOptions>();
-  CLI::App* command = app.add_subcommand("tokenize", "text to token shards");
+  CLI::App* command = app.add_subcommand("tokenize", "convert text to token shards");
   command->add_option("text", options->text, "text file")->required();
   command->add_option("out", options->out, "path of the shards, without .bin")->required();
   command->add_option("--tokenizer", options->tokenizer, "bytes or chars");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream train: its flags.
+// Flags of slipstream train.
 
 #include <memory>
 
@@ -14,14 +14,14 @@ void add_train(CLI::App& app, Run& chosen) {
   add_run_source(command, *options);
   command->add_flag("--resume", options->resume, "continue from the newest checkpoint (not in this version)")
       ->group("");
-  command->add_flag("--dry-run", options->dry_run, "print the plan and the memory table, train nothing");
+  command->add_flag("--dry-run", options->dry_run, "print the plan and the memory table without training");
   command
       ->add_option("--inject-delays", options->delay_seed,
                    "seed of random pauses before works; results must not change")
       ->check(whole_numbers(INT64_MAX))
       ->type_name("SEED");
   command->add_flag("--check-hazards", options->check_hazards,
-                    "stop at the first work that touches bytes of another one without an event between them");
+                    "stop at the first work that accesses another work's bytes without an event between them");
   command->callback([&chosen, options] { chosen = [options] { return runtime::train(*options); }; });
 }
 

@@ -16,13 +16,13 @@
 namespace slipstream::planner {
 namespace {
 
-/// "h100x8 (--machine)", with who chose it; this host says so itself.
+/// "h100x8 (--machine)": the machine's name with its source; this host's name contains no source.
 std::string machine_text(const Planned& planned) {
   return planned.machine_source == "this host" ? planned.machine.name
                                                : fmt::format("{} ({})", planned.machine.name, planned.machine_source);
 }
 
-/// What it saves that the two shares of a tied table's gradient travel apart.
+/// The saving of sending the two shares of a tied table's gradient separately.
 void print_tied(const Planned& planned) {
   const Job& job = *planned.finished.job;
   if (!job.model.tied.split || job.mesh.group_size(Axis::replica) == 1) return;
@@ -44,7 +44,7 @@ void print_tied(const Planned& planned) {
       ms_of_a_step(together.exposed_ns), static_cast<double>(together.step_period_ns(1)) / 1e6);
 }
 
-/// The table of the ZeRO paper for this model: what a rank keeps of parameters, gradients and optimizer states.
+/// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
 void print_zero_memory(const Planned& planned) {
   fmt::print("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
   int stage = -1;
@@ -68,7 +68,7 @@ void print_zero_memory(const Planned& planned) {
         format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
 }
 
-/// Which group crosses which link, and who is in the first of them.
+/// The link of each group, and the ranks of the first group.
 void print_groups(const Planned& planned) {
   const Mesh& mesh = planned.finished.job->mesh;
   const Machine& machine = planned.machine;
@@ -99,7 +99,7 @@ int64_t step_flops(const Job& job) {
   return flops;
 }
 
-/// What recomputation saves and costs, on the stage where it saves most.
+/// The saving and the cost of recomputation on the stage with the largest saving.
 void print_recomputation(const Planned& planned) {
   const Job* most = planned.finished.job.get();
   for (const auto& stage : planned.finished.stages)
@@ -130,13 +130,13 @@ void print_sequence_parallelism(const Planned& planned) {
       ranks, format_bytes(saved));
 }
 
-/// "+1.25"; nothing is "0.00", without a sign.
+/// "+1.25"; zero is "0.00" without a sign.
 std::string signed_percent(double share) {
   const std::string text = fmt::format("{:+.2f}", 100 * share);
   return text.substr(1) == "0.00" ? "0.00" : text;
 }
 
-/// Where the update may run, what each place takes and gains, and which one a run with this device.kind takes.
+/// The possible streams of the update, their memory and step times, and the choice for this device.kind.
 void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const std::vector<UpdateOption> places = update_options(
@@ -148,7 +148,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
       planned.finished, rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
   fmt::print("update (optimizer.double_buffer = {}):\n", field_text(planned.config, "optimizer.double_buffer"));
   for (size_t i = 0; i < places.size(); ++i) {
-    // Two copies against one in the same place: under the next forward pass.
+    // Compares two copies with one copy on the same stream, under the next forward pass.
     const double before = places[i == 2 ? 1 : 0].step_ms;
     fmt::print("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name,
                format_bytes(places[i].memory_bytes), places[i].step_ms,
@@ -164,7 +164,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
     fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
 
-/// Whether steps are launched as graphs, and what speaks for it and against it.
+/// The launch mode of steps, with the rehearsed times of both modes.
 void print_replay(const Planned& planned) {
   const Replay& replay = planned.finished.replay;
   if (replay.graph_ns == 0) return;
@@ -217,7 +217,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                      ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
                                    ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
                      : "");
-    // A column is no longer than the shortest pass: none is written over.
+    // A column is at most as long as the shortest pass, so no pass overwrites another.
     int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
     for (const auto& passes : played.stages)
       for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));

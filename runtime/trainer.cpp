@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop: the host issues step k + 1 while step k runs, and reads step k - 1.
+// Runs the training loop: the host issues step k + 1 while step k runs, and reads step k - 1.
 
 #include "runtime/trainer.h"
 
@@ -24,9 +24,9 @@
 namespace slipstream::runtime {
 namespace {
 
-// Steps whose op times are not counted: first touches of memory and caches.
+// Steps without counted op times, because they touch memory and caches for the first time.
 constexpr int64_t kWarmSteps = 2;
-// After this many steps the run's own op times give the bound that the step line is compared with.
+// After this many steps, the run's own op times give the bound in the step line.
 constexpr int64_t kBoundStep = 8;
 
 /// The largest first.
@@ -71,7 +71,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const RunConf
       .micro_batches = finished.micro_batches, .rows = train.micro_batch_size, .sequence_length = job.model.tokens};
   const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()),
             context_ranks = job.mesh.group_size(Axis::context);
-  // Each step stages the batch of the next, the last one too.
+  // Each step stages the next step's batch, including the last step.
   loader_ = std::make_unique<data::Loader>(
       data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
       data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
@@ -91,7 +91,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const RunConf
     std::memcpy(staged.scalars, &scalars, sizeof scalars);
   };
   world.limit_waits(static_cast<double>(config_.comm.timeout_seconds));
-  // First: communicators between GPUs connect the device that is current.
+  // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                            config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
@@ -210,9 +210,9 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
 void Trainer::rehearse_bound() {
   const Job& job = rank_->job();
   const comm::RooflinePrice machine = planner::price_of(config_, machine_, job.mesh);
-  // Without an emulated link nothing says what the wire can do; then there is no bound to compare with.
+  // Without an emulated link, the rate of the wire is unknown and there is no bound.
   if (job.mesh.world() > 1 && config_.comm.emulate.bandwidth_bytes_per_second == 0) return;
-  // The same on all ranks: of every item of a stage, the fastest time of the slowest of its ranks.
+  // Equal on all ranks: for every item of a stage, the fastest time on the stage's slowest rank.
   std::vector<std::vector<int64_t>> item_ns;
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
     const bool own = static_cast<int>(stage) == job.stage();
@@ -287,7 +287,7 @@ double Trainer::evaluate() {
   const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks,
                                                          job.mesh.index_in_group(Axis::context, world_.rank()),
                                                          job.mesh.group_size(Axis::context));
-  const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // ranks that share layers all have their losses
+  const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // all tensor ranks have the same losses
   data::Batch batch =
       data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
   std::vector<double> sums;
@@ -302,12 +302,12 @@ double Trainer::evaluate() {
   const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
   double total = 0;
   for (const std::string& theirs : world_.all_gather(bytes, "the losses of an evaluation")) {
-    SLIP_ASSERT(theirs.size() == bytes.size());  // all ranks have the same data: train has compared its hash
+    SLIP_ASSERT(theirs.size() == bytes.size());  // all ranks have the same data, because train compared its hash
     std::memcpy(sums.data(), theirs.data(), theirs.size());
     total = std::accumulate(sums.begin(), sums.end(), total);
   }
   rank_->drain();
-  if (before) *sent_before_ += *rank_->sent_bytes() - *before;  // evaluations are no steps
+  if (before) *sent_before_ += *rank_->sent_bytes() - *before;  // evaluations do not count as steps
   return total / static_cast<double>(sampler.target_count());
 }
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Sums of a tensor over links of a given rate: our direct exchange, our ring and MPI_Allreduce in turns, by size and number of hosts.
-# The bound beside them is 2 (n-1)/n of the bytes at the rate that TCP leaves of the line's.
+# Measures sums of a tensor over links of a given rate: our direct exchange, our ring and MPI_Allreduce, interleaved, by
+# size and number of hosts. The bound is 2 (n-1)/n of the bytes at TCP's share of the line rate.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 usage() {
   echo "usage: scripts/bench_collectives.sh [--hosts 2,3,4] [--rate 1Gbit]"
-  echo "  Needs root (namespaces, tc) and the tests' build: scripts/test.sh makes build-tests; BUILD chooses another."
+  echo "  Needs root (namespaces, tc) and the test build build-tests, which scripts/test.sh creates. BUILD selects another build."
 }
 hosts=2,3,4 rate=1Gbit
 while (($#)); do
@@ -22,7 +22,7 @@ done
 source scripts/netlab.sh
 netlab_require bench_collectives
 build=${BUILD:-build-tests}
-[[ -f $build/build.ninja ]] || { echo "bench_collectives: $build has no build. Run scripts/test.sh, or set BUILD." >&2; exit 2; }
+[[ -f $build/build.ninja ]] || { echo "bench_collectives: $build contains no build. Run scripts/test.sh, or set BUILD." >&2; exit 2; }
 ninja -C "$build" tests/bench/mpi_bench >/dev/null
 program=$(realpath -- "$build/tests/bench/mpi_bench")
 trap netlab_down EXIT

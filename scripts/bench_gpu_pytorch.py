@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch on a GPU beside our numbers, on the same card in the same run.
+"""Compares PyTorch on a GPU with our numbers, on the same GPU in the same run.
 
-  bench_gpu_pytorch.py kernels OURS.csv   every op that PyTorch has, beside gpu_kernels_bench's table; attention by each backend of SDPA
+  bench_gpu_pytorch.py kernels OURS.csv   every op that PyTorch has, compared with gpu_kernels_bench's table; attention by each backend of SDPA
   bench_gpu_pytorch.py step OURS.csv      GPT-2 124M, 64 x 1024 tokens a step: eager and torch.compile, fused AdamW, SDPA; OURS.csv is
                                           bench step's, and may be missing
 
 Prints tables. --csv FILE writes the rows too, --measured FILE adds lines "what,value,unit" for gpu_summary.py; both after each row,
-so that a run that is cut off leaves what it has. PyTorch's time is of CUDA events, the median of seven turns of 20 ms, as ours.
+so that an interrupted run keeps its rows. PyTorch's times come from CUDA events, the median of seven turns of 20 ms, like ours.
 """
 import argparse
 import contextlib
@@ -39,7 +39,7 @@ except (ImportError, AttributeError):
 on_gpu = options.device == "cuda"
 BF16 = torch.bfloat16
 written = []
-# Of the ops, in the order of what a reader wants first; a run may be cut off.
+# Order of the ops by importance, because a run may be interrupted.
 FIRST = ["copy", "attention", "norm", "cross_entropy", "adamw", "matmul"]
 
 

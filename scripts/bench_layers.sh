@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What hides of the communication inside layers that sleep: tensor parallelism by chunks of tokens, and the ring of context parallelism.
+# Measures hidden communication inside sleeping layers: tensor parallelism by token chunks, and the ring of context
+# parallelism.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 usage() {
   echo "usage: scripts/bench_layers.sh [--steps 10] [--tensor 2,4] [--context 4] [--out runs/bench_layers] [-- FLAGS]"
-  echo "  Writes a text and a CSV per number of ranks to --out. Goals: with communication at 0.3 of compute at least 80 % hidden by some number of"
-  echo "  chunks; at least 90 % of a ring whose hops take less than a block. FLAGS go to slipstream bench layers. SLIPSTREAM chooses another"
+  echo "  Writes a text and a CSV per number of ranks to --out. Goals: with communication at 0.3 of compute, at least 80 % hidden with the best number of"
+  echo "  chunks; at least 90 % of a ring whose hops take less than a block. FLAGS go to slipstream bench layers. SLIPSTREAM selects another"
   echo "  program than build/slipstream."
 }
 steps=10 tensor=2,4 context=4 out=runs/bench_layers
@@ -19,7 +20,7 @@ mkdir -p "$out"
 bench() {
   local name=$1 ranks=$2
   shift 2
-  # Small layers: what they take is told, and moving their bytes must not need the cores of all ranks.
+  # Small layers with given times, because moving their bytes must not need the cores of all ranks.
   on_ranks "$ranks" bench layers configs/runs/quickstart.toml --steps "$steps" --csv "$out/$name.csv" --set model.width=64 --set model.heads=4 \
     --set comm.emulate.latency=50us "$@" | tee "$out/$name.txt"
 }

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Data parallelism over a real 1 Gbit/s link on one machine: two processes of one thread, each in a network namespace of its own.
+# Measures data parallelism over a real 1 Gbit/s link on one machine: two processes of one thread, each in its own
+# network namespace.
 #
-# Ours, with float32 and with bfloat16 on the wire, takes turns with PyTorch's DDP (gloo) and its flat all-reduce: the same
-# weights and batches, the same clock, one core each. Beside all stands the bound: the gradients of each moment at the line rate.
+# Interleaves our steps (float32 and bfloat16 on the wire) with PyTorch's DDP (gloo) and its flat all-reduce: same
+# weights and batches, same clock, one core each. The bound transfers gradients at the line rate as soon as each is
+# complete.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 usage() {
   echo "usage: scripts/bench_netlab.sh [--model gpt2|small] [--rounds 3] [--steps 4] [--rate 1Gbit] [--only ours,bf16,ddp,flat] [--csv FILE]"
   echo "  gpt2   GPT-2 124M, batch 4 x 64 tokens per process, vocabulary 50257"
-  echo "  small  6 layers, width 384, batch 8 x 64: whether everything works, in a minute"
-  echo "  Needs root (namespaces, tc). PYTHON and SLIPSTREAM choose others than python3 and build/slipstream."
+  echo "  small  6 layers, width 384, batch 8 x 64; a functional test of one minute"
+  echo "  Needs root (namespaces, tc). PYTHON and SLIPSTREAM replace python3 and build/slipstream."
 }
 model=gpt2 rounds=3 steps=4 rate=1Gbit only=ours,bf16,ddp,flat csv=
 while (($#)); do
@@ -32,7 +34,7 @@ case "$model" in # layers heads width batch vocabulary
   *) usage >&2; exit 2 ;;
 esac
 program=$(realpath -- "${SLIPSTREAM:-build/slipstream}")
-[[ -x $program ]] || { echo "bench_netlab: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
+[[ -x $program ]] || { echo "bench_netlab: $program does not exist. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
 wants() { [[ ,$only, == *,$1,* ]]; }
 # shellcheck source=scripts/netlab.sh
 source scripts/netlab.sh
@@ -41,7 +43,7 @@ source scripts/pytorch.sh
 if wants ddp || wants flat; then require_pytorch; fi
 
 netlab_require bench_netlab
-(($(nproc) >= 2)) || { echo "bench_netlab: needs 2 cores, one for each process; this machine has $(nproc)." >&2; exit 7; }
+(($(nproc) >= 2)) || { echo "bench_netlab: needs 2 cores, one per process, but this machine has $(nproc)." >&2; exit 7; }
 
 work=$(mktemp -d)
 trap 'netlab_down; rm -rf "$work"' EXIT
@@ -82,7 +84,7 @@ for ((r = 0; r < rounds; ++r)); do
     echo "$bytes" >>"$work/wire.$wire"
     echo "$step" >>"$work/alone"
   done
-  # Ours comes first: it writes the weights and batches that PyTorch starts from.
+  # Our run comes first and writes the weights and batches for PyTorch.
   for way in ours bf16 ddp flat; do
     wants "$way" || continue
     case "$way" in
@@ -120,5 +122,5 @@ done
 for way in bf16 ddp flat; do
   [[ -n ${loss[$way]:-} && -n ${loss[ours]:-} ]] || continue
   awk -v a="${loss[ours]}" -v b="${loss[$way]}" 'BEGIN {d = a - b; exit !(d < 1e-4 && d > -1e-4)}' ||
-    { echo "bench_netlab: the losses of step 1 are ${loss[ours]} (ours) and ${loss[$way]} ($way), more than 1e-4 apart: they did not do the same work." >&2; exit 1; }
+    { echo "bench_netlab: the losses of step 1 are ${loss[ours]} (ours) and ${loss[$way]} ($way), more than 1e-4 apart. The runs did not do the same work." >&2; exit 1; }
 done

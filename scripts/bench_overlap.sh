@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The overlap table: the four ways of reducing gradients at communication / compute = 0.25, 0.5, 1 and 2, on 2 and 4 ranks.
+# Measures the overlap table: the four gradient reduce modes at communication / compute = 0.25, 0.5, 1 and 2, on 2 and 4
+# ranks.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 usage() {
   echo "usage: scripts/bench_overlap.sh [--steps 30] [--ranks 2,4] [--ratios 0.25,0.5,1,2] [--out runs/bench_overlap] [-- FLAGS]"
-  echo "  Compute is real where every rank has a core of its own, else paced. Writes a text and a CSV per number of ranks to --out."
-  echo "  FLAGS go to slipstream bench overlap, for instance --set model.layers=12. SLIPSTREAM chooses another program than build/slipstream."
+  echo "  Compute is real if every rank has its own core, else paced. Writes a text and a CSV per number of ranks to --out."
+  echo "  FLAGS go to slipstream bench overlap, for instance --set model.layers=12. SLIPSTREAM replaces build/slipstream."
 }
 steps=30 ranks=2,4 ratios=0.25,0.5,1,2 out=runs/bench_overlap
 # shellcheck source=scripts/on_ranks.sh

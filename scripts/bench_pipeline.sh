@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The bubble of every schedule on stages that sleep for equal times, and what hops of 0.1 to 0.5 of a forward pass cost.
+# Measures the bubble of every schedule on stages that sleep for equal times, and the cost of hops of 0.1 to 0.5 of a
+# forward pass.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 usage() {
   echo "usage: scripts/bench_pipeline.sh [--steps 5] [--stages 2,4] [--micro-batches 16] [--compute paced|real] [--forward-ms 20] [--ratios 0.1,0.25,0.5] [--out runs/bench_pipeline] [-- FLAGS]"
-  echo "  Writes a text and a CSV per number of stages to --out. Stages sleep for --forward-ms, so there may be more of them than cores; with --compute real they"
-  echo "  run the kernels, and more than cores measure their sharing. FLAGS go to slipstream bench pipeline. SLIPSTREAM chooses another program than"
+  echo "  Writes a text and a CSV per number of stages to --out. Stages sleep for --forward-ms and may outnumber the cores. With --compute real they"
+  echo "  run the kernels, and times include contention for cores. FLAGS go to slipstream bench pipeline. SLIPSTREAM replaces"
   echo "  build/slipstream."
 }
 steps=5 stages=2,4 micro_batches=16 compute=paced forward_ms=20 ratios=0.1,0.25,0.5 out=runs/bench_pipeline

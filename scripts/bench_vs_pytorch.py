@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PyTorch side of the benchmarks: whole GPT-2 training steps (forward, backward, AdamW) by the same clock.
 
-Starts from what `slipstream bench step --export DIR` wrote, so that both sides have the same weights and batch. Prints the
+Starts from the output of `slipstream bench step --export DIR`, so that both sides have the same weights and batch. Prints the
 loss of step 1 and the median time of a step in ms. With --rank and --world it is one process of a data-parallel job.
 """
 import argparse
@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn import functional as F
 
 arguments = argparse.ArgumentParser(description=__doc__)
-arguments.add_argument("folder", help="what bench step --export wrote")
+arguments.add_argument("folder", help="output folder of bench step --export")
 arguments.add_argument("--steps", type=int, default=10)
 arguments.add_argument("--threads", type=int, default=1)
-arguments.add_argument("--way", choices=["ddp", "flat"], default="ddp", help="of reducing gradients")
+arguments.add_argument("--way", choices=["ddp", "flat"], default="ddp", help="method of reducing gradients")
 arguments.add_argument("--rank", type=int, default=0)
 arguments.add_argument("--world", type=int, default=1)
-arguments.add_argument("--meet", default="tcp://127.0.0.1:29500", help="where the processes find each other")
-arguments.add_argument("--about", action="store_true", help="print versions, BLAS and threads, measure nothing")
+arguments.add_argument("--meet", default="tcp://127.0.0.1:29500", help="address at which the processes meet")
+arguments.add_argument("--about", action="store_true", help="print versions, BLAS and threads without measuring")
 options = arguments.parse_args()
 torch.set_num_threads(options.threads)
 
@@ -100,7 +100,7 @@ def main():
     with open(os.path.join(options.folder, f"batch_{options.rank}.bin"), "rb") as file:
         batch = torch.frombuffer(bytearray(file.read()), dtype=torch.int32).long().reshape(2, -1, config["n_positions"])
     ids, targets = batch[0], batch[1]
-    # An argument and no buffer of the module: gloo refuses to broadcast booleans.
+    # An argument instead of a module buffer, because gloo refuses to broadcast booleans.
     mask = torch.triu(torch.ones(config["n_positions"], config["n_positions"], dtype=torch.bool), 1)
     groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == decay], "weight_decay": 0.1 if decay else 0.0} for decay in (True, False)]
     optimizer = torch.optim.AdamW(groups, lr=1e-5, betas=(0.9, 0.95), eps=1e-8)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Whole training steps (forward, backward, AdamW) beside PyTorch's on this machine: same weights, same batch, same clock, in turn.
+# Compares whole training steps (forward, backward, AdamW) with PyTorch's on this machine: same weights, batch and
+# clock, interleaved.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -9,8 +10,8 @@ usage() {
   echo "  small   4 layers, 4 heads, width 128, context 64, batch 12, vocabulary 65"
   echo "  middle  6 layers, 6 heads, width 384, context 256, batch 8, vocabulary 256"
   echo "  gpt2    GPT-2 124M: 12 layers, 12 heads, width 768, context 64, batch 4, vocabulary 50257"
-  echo "  bf16    the same beside our own float32 instead of PyTorch"
-  echo "  Installs python3-torch, python3-numpy and libopenblas0-openmp if they are missing and it may. PYTHON and SLIPSTREAM choose others."
+  echo "  bf16    the same model compared with our own float32 instead of PyTorch"
+  echo "  Installs python3-torch, python3-numpy and libopenblas0-openmp if they are missing and the user may install. PYTHON and SLIPSTREAM select other programs."
 }
 rows=small,middle,gpt2,bf16 threads=1,2 rounds=5 csv=
 while (($#)); do
@@ -24,7 +25,7 @@ while (($#)); do
   esac
 done
 program=${SLIPSTREAM:-build/slipstream}
-[[ -x $program ]] || { echo "bench_vs_pytorch: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
+[[ -x $program ]] || { echo "bench_vs_pytorch: $program does not exist. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
 # shellcheck source=scripts/pytorch.sh
 source scripts/pytorch.sh
 require_pytorch
@@ -56,7 +57,7 @@ theirs() { # threads steps
 }
 
 OMP_NUM_THREADS=${threads##*,} "${pytorch[@]}" scripts/bench_vs_pytorch.py - --about --threads "${threads##*,}"
-echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), medians of $rounds rounds in turn; ratio: how many times faster than the first column"
+echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), medians of $rounds interleaved rounds; ratio: speed relative to the first column"
 printf '%-8s%-36s%8s%14s%14s%8s%12s%12s%12s\n' row "layers heads width context batch vocab" threads "peer ms" "ours ms" ratio "peer loss" "our loss" differ
 [[ -z $csv ]] || echo "row,threads,peer,peer_ms,ours_ms,ratio,peer_loss,our_loss" >"$csv"
 failed=0

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# ZeRO's overlap on an emulated link, paced: 12 layers with gathers of 0.2 to 1 of a layer at prefetch depth 1 and 2, then 24
-# layers of 8 ms with gathers of 2 ms at depth 1; then stages 0 and 2, and int8 on the wire; then what every knob of the overlap is worth, one at a time.
+# Measures ZeRO's overlap on an emulated link with paced layers: 12 layers with gathers of 0.2 to 1 of a layer at
+# prefetch depths 1 and 2; 24 layers of 8 ms with gathers of 2 ms at depth 1; stages 0 and 2; int8 on the wire; and each
+# overlap setting changed, one at a time.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 usage() {
   echo "usage: scripts/bench_zero.sh [--steps 30] [--ranks 4] [--out runs/bench_zero] [-- FLAGS]"
-  echo "  Writes tables and their CSV to --out. Goals: step / plan at most 1.03, step / ideal at most 1.08, of ZeRO-1's gather at"
-  echo "  most 5 % exposed. FLAGS go to slipstream bench overlap. SLIPSTREAM chooses another program than build/slipstream."
+  echo "  Writes tables and their CSV to --out. Goals: step / plan at most 1.03, step / ideal at most 1.08, exposed gathers of ZeRO-1 at"
+  echo "  most 5 %. FLAGS go to slipstream bench overlap. SLIPSTREAM replaces build/slipstream."
 }
 steps=30 ranks=4 out=runs/bench_zero
 # shellcheck source=scripts/on_ranks.sh
@@ -20,7 +21,7 @@ bench() {
   local name=$1
   shift
   {
-    # Small layers: what they take is told, and moving their bytes must not need the cores of four ranks.
+    # Small layers with given times, because moving their bytes must not need the cores of four ranks.
     on_ranks "$ranks" bench overlap configs/runs/quickstart.toml \
       --steps "$steps" --csv "$out/$name.csv" --set model.width=64 --set model.heads=4 --set train.micro_batch_size=1 --set train.global_batch_size="$ranks" \
       --set overlap.bucket_size=256KiB --set overlap.first_bucket_size=64KiB --set comm.emulate.latency=50us "$@"
@@ -35,7 +36,7 @@ bench int8_12_layers --zero 1,3 --prefetch 1 --ratios 0.2,0.6,1 "${layers[@]}" -
 for stage in 0 1 2 3; do
   bench "ablation_stage$stage" --ablate --ratios 0.5 "${layers[@]}" --set zero.stage="$stage" "$@"
 done
-# Knobs that need groups of data ranks, stages of a pipeline, or ranks that share layers.
+# Settings that need groups of data ranks, pipeline stages, or tensor ranks.
 bench ablation_groups --ablate --ratios 0.5 "${layers[@]}" --set zero.stage=3 --set zero.shard_size=2 --set zero.persistence_threshold=2KiB "$@"
 link=(--set comm.emulate.bandwidth=100Mbit/s)
 bench ablation_pipeline --ablate "${link[@]}" "${layers[@]}" --set parallel.pipeline=2 --set train.global_batch_size=$((ranks * 2)) "$@"

@@ -8,10 +8,10 @@ usage() {
 usage: scripts/bundle.sh [--build DIR] [--out FILE] [--results DIR]
   --build DIR    a build made with -Dcuda=enabled -Dtests=true (default: build)
   --out FILE     the bundle (default: slipstream-gpu.tar.xz)
-  --results DIR  what an earlier gpu_check.sh brought back: the next one continues from it
+  --results DIR  results of an earlier gpu_check.sh, which the next call continues
 
 Inside: the program, the tests and benchmarks whose names begin with "gpu_" and those of the suite "gpu", run files,
-Open MPI's runtime, and the shared libraries that a bare machine lacks. Not inside: the driver, cudart, cuBLAS and NCCL,
+Open MPI's runtime, and the shared libraries that a bare machine lacks. Excluded: the driver, cudart, cuBLAS and NCCL,
 which the GPU machine has; gpu_check.sh finds them there. The bundle may have at most 60 MB.
 TEXT
 }
@@ -33,8 +33,8 @@ readonly limit_bytes=60000000
 build=$(realpath -- "$build")
 out=$(realpath -m -- "$out")
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-[[ -z $results || -f $results/found.txt ]] || { echo "bundle: $results has no found.txt. Name a folder that gpu_check.sh wrote." >&2; exit 2; }
-[[ -x $build/slipstream ]] || { echo "bundle: $build/slipstream is not there. Build first: ninja -C $build" >&2; exit 3; }
+[[ -z $results || -f $results/found.txt ]] || { echo "bundle: $results has no found.txt. Give an output folder of gpu_check.sh." >&2; exit 2; }
+[[ -x $build/slipstream ]] || { echo "bundle: $build/slipstream does not exist. Build first: ninja -C $build" >&2; exit 3; }
 command -v xz >/dev/null || { echo "bundle: xz is needed to pack (Debian: xz-utils)" >&2; exit 7; }
 command -v python3 >/dev/null || { echo "bundle: python3 is needed to read the list of tests" >&2; exit 7; }
 
@@ -44,14 +44,14 @@ root=$stage/slipstream-gpu
 mkdir -p "$root"/{bin,lib,tests,bench,scripts}
 
 cp -- "$build/slipstream" "$root/bin/"
-# "tests PATH", "nccl PATH" or "bench PATH" for everything that is meant for a GPU.
+# "tests PATH", "nccl PATH" or "bench PATH" for every GPU program.
 list_gpu_programs() {
   python3 - "$build" <<'PY'
 import json, os, subprocess, sys
 build = sys.argv[1]
 for kind, folder in (("--tests", "tests"), ("--benchmarks", "bench")):
     for test in json.loads(subprocess.run(["meson", "introspect", kind, build], check=True, capture_output=True).stdout):
-        # Behind a launcher the program is its last argument, and relative to the build.
+        # With a launcher, the program is its last argument, relative to the build.
         path = os.path.join(build, test["cmd"][-1] if os.path.basename(test["cmd"][0]).startswith("mpi") else test["cmd"][0])
         gpu = os.path.basename(path).startswith("gpu_") or any(s.split(":")[-1] == "gpu" for s in test["suite"])
         if gpu and os.access(path, os.X_OK):
@@ -73,7 +73,7 @@ fi
 mkdir "$root/tests/golden"
 cp tests/golden/*.json tests/golden/*.bin "$root/tests/golden/"
 
-# Open MPI, by its own list of paths, at the same places below another prefix: OPAL_PREFIX names that one.
+# Open MPI, from its own list of paths, under the same relative paths; OPAL_PREFIX names the new prefix.
 if command -v ompi_info >/dev/null; then
   mpi_path() { ompi_info --path "$1" --parsable | sed 's/^path:[a-z]*://'; }
   prefix=$(mpi_path prefix)
@@ -95,7 +95,7 @@ else
   echo "bundle: no Open MPI here, so several ranks on the GPU machine need its own mpirun" >&2
 fi
 
-# Libraries: what the programs load, less the C library and what belongs to the GPU machine.
+# Libraries that the programs load, except the C library and the GPU driver's libraries.
 readonly not_bundled='^(linux-vdso|ld-linux|libc\.so|libm\.so|libpthread|libdl\.so|librt\.so|libresolv|libutil|libcuda|libcudart|libcublas|libnccl|libnvidia|libnvrtc|libnvJitLink)'
 find "$root" -type f \( -perm -u+x -o -name '*.so' \) ! -name '*.sh' -print0 \
   | xargs -0 -n 1 ldd 2>/dev/null \
@@ -105,7 +105,7 @@ find "$root" -type f \( -perm -u+x -o -name '*.so' \) ! -name '*.sh' -print0 \
     done
 find "$root" -type f \( -perm -u+x -o -name '*.so*' \) ! -name '*.sh' -exec strip --strip-unneeded -- {} + 2>/dev/null || true
 
-# Which major version of CUDA the GPU machine must have.
+# Major version of CUDA that the GPU machine needs.
 cuda_major=$(ldd "$build/slipstream" | sed -n 's/.*libcudart\.so\.\([0-9]*\).*/\1/p' | head -n 1)
 if [[ -z $cuda_major ]]; then
   cuda_major=$(ldd "$build/slipstream" | sed -n 's/.*libcublas\.so\.\([0-9]*\).*/\1/p' | head -n 1)
@@ -117,12 +117,13 @@ fi
 } >"$root/MANIFEST"
 [[ -n $cuda_major ]] || echo "bundle: warning: this build does not use CUDA; configure with -Dcuda=enabled" >&2
 
-# Every program has the same kernels: a dictionary that is larger than two of them keeps one. gzip's made three times as much.
+# All programs contain the same kernels, so a dictionary larger than two programs stores them once. gzip's output is
+# three times larger.
 tar -C "$stage" -cf - slipstream-gpu | xz -T1 --lzma2=preset=1,dict=256MiB >"$out"
 size=$(stat -c %s -- "$out")
 echo "$out: $(((size + 999999) / 1000000)) MB of at most $((limit_bytes / 1000000)), $(find "$root/tests" "$root/nccl" "$root/bench" -type f -perm -u+x 2>/dev/null | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"
 if ((size > limit_bytes)); then
   rm -f -- "$out"
-  echo "bundle: the bundle has $size bytes, and at most $limit_bytes can be carried. Build with -Dbuildtype=release and fewer gpu_archs." >&2
+  echo "bundle: the bundle has $size bytes, but the limit is $limit_bytes. Build with -Dbuildtype=release and fewer gpu_archs." >&2
   exit 7
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compiles the whole program and the tests for a card with CUDA, warnings as errors, and starts them: without a driver they say so.
-# Without nvcc: skipped with the reason (code 77).
+# Compiles the whole program and the GPU tests with CUDA, warnings as errors, and starts them. Without a driver, they
+# skip themselves with the reason. Without nvcc: skipped with the reason (code 77).
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
@@ -23,7 +23,7 @@ if [[ ! -f $build/build.ninja ]]; then
   mv "$build.log" "$build/setup.log"
 fi
 mapfile -t tests < <(ninja -C "$build" -t targets all | sed -n 's|^\(tests/gpu/gpu_[a-z_]*\): .*|\1|p')
-((${#tests[@]})) || { echo "cuda_build: the build has no tests for a card"; exit 1; }
+((${#tests[@]})) || { echo "cuda_build: the build has no GPU tests"; exit 1; }
 started=$SECONDS
 ninja -C "$build" slipstream "${tests[@]}"
 echo "compiled with $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/CUDA \1/p') in $((SECONDS - started)) s"
@@ -33,8 +33,8 @@ for test in "${tests[@]}"; do
   code=0
   said=$("$build/$test" 2>&1) || code=$?
   if [[ $code != 77 || $said != skipped:* ]]; then
-    echo "$test without a card: code $code, need 77 and the reason; it said: $said"
+    echo "$test without a GPU: exit code $code, need 77 and the reason. Its output: $said"
     exit 1
   fi
 done
-echo "${#tests[@]} tests for a card skip themselves without one"
+echo "${#tests[@]} GPU tests skip themselves without a GPU"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Formats every C++ and CUDA source as .clang-format says, or says which are not.
+# Formats every C++ and CUDA source by .clang-format, or lists the sources that differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage() {
   echo "usage: scripts/format.sh [--check]"
-  echo "  Formats all sources in place with clang-format 14 (other versions break lines elsewhere)."
-  echo "  --check  changes nothing; exit code 1 if a source would change. Without clang-format 14 it says so and passes."
+  echo "  Formats all sources in place with clang-format 14 (other versions break lines differently)."
+  echo "  --check  changes nothing; exit code 1 if a source would change. Without clang-format 14 it prints a message and passes."
 }
 
 options=(-i)
@@ -25,5 +25,5 @@ for tool in clang-format-14 clang-format; do
     exit
   fi
 done
-echo "format: no clang-format 14 here; scripts/setup.sh --tests installs it where the distribution has it" >&2
+echo "format: clang-format 14 is missing; scripts/setup.sh --tests installs it if the distribution has it" >&2
 [[ "${1:-}" == --check ]]

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks a GPU machine, from a bundle (scripts/bundle.sh) or a build: needs neither network nor package manager.
+# Checks a GPU machine, from a bundle (scripts/bundle.sh) or a build. Needs neither network nor package manager.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: scripts/gpu_check.sh [--call 1|2|3]... [--stage STAGE]... [--out DIR] [--from DIR] [--again]
-  --call N       parts in the order of their worth, for a machine that runs one command of at most 600 s; each ends within 570 s:
-                 1  tests of kernels, GPT-2 124M a step, PyTorch beside it, kernels beside their bounds and PyTorch's, the table of
+  --call N       runs the parts of a call, most important first, for machines with a limit of 600 s per command; each call ends within 570 s:
+                 1  tests of kernels, a GPT-2 124M step and PyTorch's, kernels with their bounds and PyTorch's, the table of
                     products, the step with that table, profiles of four kernels and of one overlapped step
                  2  two NCCL ranks on one GPU, the order of tasks on three, emulated links in three forms, overlap on two ranks
                  3  compute-sanitizer: memcheck, racecheck, initcheck, synccheck
@@ -15,18 +15,18 @@ usage: scripts/gpu_check.sh [--call 1|2|3]... [--stage STAGE]... [--out DIR] [--
                  nccl      the communicator's laws, the equivalence table and a training run on 1, 2 and 4 ranks of one GPU, and
                            the order of tasks on 3
                  sanitize  compute-sanitizer over the kernel tests
-                 bench     kernels, GPT-2 124M and overlap, beside PyTorch where python3 has it
+                 bench     kernels, GPT-2 124M and overlap, compared with PyTorch if python3 has it
                  all       all four, in this order (default)
-  --out DIR      where the results go (default: gpu_check)
+  --out DIR      folder of the results (default: gpu_check)
   --from DIR     results of an earlier call to continue from (default: results/ of the bundle, if it has that folder)
-  --again        forget earlier results of the parts asked for
+  --again        discard earlier results of the requested parts
   In the environment: SLIPSTREAM_BUILD=DIR, a build directory to use outside of a bundle (default: build);
-  SLIPSTREAM_STAGE_SECONDS=N, after so many a stage begins no test (default: 420); SLIPSTREAM_CHECK_SCALE=F, a factor on every
+  SLIPSTREAM_STAGE_SECONDS=N, seconds after which a stage starts no test (default: 420); SLIPSTREAM_CHECK_SCALE=F, a factor on every
   time limit (default: 1); SLIPSTREAM_CHECK_FILE_MIB=N, the largest file that a test may write (default: 4096)
 
 Results, at most 8 files: DIR/found.txt; kernels.txt, nccl.txt, sanitize.txt and bench.txt with a line per test, its numbers and the
 end of its output; kernels.csv; measured.csv ("what,value,unit", a later line replaces an earlier one); products.json. Each is
-written before the next test begins. Call again and it goes on where it stopped: tests that never ran come first, then those that
+written before the next test begins. The next call continues: tests that never ran come first, then those that
 failed or were refused. scripts/gpu_summary.py DIR makes a page of them. Exit code: 0 all passed, 1 something failed, 2 a wrong argument, or DIR
 holds results of another bundle or GPU, 3 not finished, 7 something is missing on this machine.
 TEXT
@@ -35,21 +35,21 @@ TEXT
 out=gpu_check
 from=""
 again=0
-plans=()  # "call N" and "stage NAME", in the order asked for
+plans=()  # "call N" and "stage NAME", in the requested order
 while (($#)); do
   case "$1" in
     -h | --help) usage; exit 0 ;;
     --call)
       case "${2:-}" in
         1 | 2 | 3) plans+=("call $2") ;;
-        *) echo "gpu_check: there is no call '${2:-}'. Use 1, 2 or 3." >&2; usage >&2; exit 2 ;;
+        *) echo "gpu_check: unknown call '${2:-}'. Use 1, 2 or 3." >&2; usage >&2; exit 2 ;;
       esac
       shift 2 ;;
     --stage)
       case "${2:-}" in
         kernels | nccl | sanitize | bench) plans+=("stage $2") ;;
         all) plans+=("stage kernels" "stage nccl" "stage sanitize" "stage bench") ;;
-        *) echo "gpu_check: there is no stage '${2:-}'" >&2; usage >&2; exit 2 ;;
+        *) echo "gpu_check: unknown stage '${2:-}'" >&2; usage >&2; exit 2 ;;
       esac
       shift 2 ;;
     --out) out=${2:?--out needs a directory}; shift 2 ;;
@@ -70,7 +70,8 @@ began_ms=$(now_ms)
 readonly began_ms
 # A stage begins no test after stage_seconds and ends last_seconds later; no test gets more than test_seconds.
 readonly stage_seconds=${SLIPSTREAM_STAGE_SECONDS:-420} last_seconds=40 test_seconds=300 call_seconds=570
-# A test that does not end when asked to is killed so much later. CUDA and NCCL use files of memory beyond what tests write.
+# A test that ignores its termination signal is killed after this time. CUDA and NCCL use memory files in addition to
+# the tests' files.
 readonly kill_seconds=3 file_kib=$((${SLIPSTREAM_CHECK_FILE_MIB:-4096} * 1024))
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -97,7 +98,7 @@ if [[ -f $root/MANIFEST ]]; then
   tests_of() { find "$root/$1" -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort; }
   cuda_major=$(sed -n 's/^cuda_major=//p' "$root/MANIFEST")
   note "bundle of commit $(sed -n 's/^commit=//p' "$root/MANIFEST")"
-  # Of the machine that built it; the oldest of the two must be that one.
+  # Version of the build machine, which must not be newer than this machine's.
   glibc_needed=$(sed -n 's/^glibc=//p' "$root/MANIFEST")
   glibc_here=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed -n 's/.* //p')
   if [[ -n $glibc_needed && $(printf '%s\n' "$glibc_needed" "${glibc_here:-0}" | sort -V | head -n 1) != "$glibc_needed" ]]; then
@@ -122,7 +123,7 @@ if [[ ! -x $program ]]; then
   exit 7
 fi
 if [[ -z $cuda_major ]]; then
-  # grep reads all of its input: a reader that leaves early would fail the pipe.
+  # grep reads all of its input, because a reader that stops early would fail the pipe.
   cuda_major=$(ldd "$program" 2>/dev/null | sed -n 's/.*libcublas\.so\.\([0-9]*\).*/\1/p; s/.*libcudart\.so\.\([0-9]*\).*/\1/p' | sort -u | tail -n 1)
 fi
 if [[ -z $cuda_major || $cuda_major == none ]]; then
@@ -140,11 +141,11 @@ for place in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda "/usr/local/cuda-
 done
 places+=(/usr/lib/x86_64-linux-gnu /usr/lib64 /usr/local/lib /usr/lib/aarch64-linux-gnu)
 while read -r packages; do
-  # PyTorch's wheels: one folder for all of CUDA 13, one per library before.
+  # PyTorch's wheels: one folder for all of CUDA 13, one folder per library in older versions.
   [[ -d $packages/nvidia ]] && for place in "$packages"/nvidia/cu"$cuda_major"/lib "$packages"/nvidia/*/lib; do places+=("$place"); done
 done < <(python_packages)
 
-# Finds a library by its file name; puts its folder behind those that are already there.
+# Finds a library by its file name and appends its folder to the list.
 find_library() {
   local place
   for place in "${places[@]}"; do
@@ -180,7 +181,7 @@ if [[ -n $origin_before && $(origin_of "$found") != "$origin_before" ]]; then
     for file in "${result_files[@]}"; do [[ $file == products.json ]] || rm -f -- "$out/$file"; done
   else
     printf '%s\n' "$found_before" >"$found"
-    echo "gpu_check: $out holds results of another bundle or GPU. Name another folder with --out, or forget them with --again." >&2
+    echo "gpu_check: $out holds results of another bundle or GPU. Choose another folder with --out, or discard the results with --again." >&2
     exit 2
   fi
 fi
@@ -198,7 +199,7 @@ fi
 
 # --- one test
 
-# From here on no failure ends the script: a part that breaks must not stop the next one.
+# From here on, failures do not end the script, because a broken part must not stop the next one.
 set +e
 failed=0   # a test that failed or hung in this call
 cut=0      # a test that this call began and did not finish
@@ -208,7 +209,7 @@ work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 readonly measured_csv=$out/measured.csv products_json=$out/products.json scratch=$work/scratch
 
-# Keeps a number, in a test's own process: WHAT VALUE UNIT. It stands above the test's output.
+# Records a number in a test's own process: WHAT VALUE UNIT. It is printed above the test's output.
 measured() {
   printf '%s,%s,%s\n' "$1" "$2" "$3" >>"$measured_csv"
   printf '%s: %s %s\n' "$1" "$2" "$3" >>"$work/headline"
@@ -218,7 +219,7 @@ measured() {
 results_without() {
   awk -v name="s  $1" '/^    \|/ { if (!drop) print; next } { drop = substr($0, length($0) - length(name) + 1) == name } !drop' "$results"
 }
-# Replaces the file of results by standard input, or leaves it as it was where the disk has no room.
+# Replaces the file of results by standard input, or leaves it unchanged if the disk is full.
 replace_results() {
   local text
   text=$(cat)
@@ -253,8 +254,8 @@ run_test() {
   limit=$((left < cap ? left : cap))
   rm -rf -- "$scratch" "$work/headline"
   mkdir -p "$scratch"
-  # Not its standard input: mpirun would read the list of tests. Files of the test go where they are removed behind it.
-  # The outer redirection is for this shell's own line about a killed test.
+  # Without standard input, from which mpirun would read the list of tests. The test's files go to a folder that is
+  # removed afterwards. The outer redirection is for this shell's own line about a killed test.
   {
     (
       ulimit -f "$file_kib"
@@ -268,7 +269,7 @@ run_test() {
     77 | 99) result=refused ;;  # 77: the test skips itself and prints the reason
     98) result=cut cut=1 ;;     # the test saved a part of its work, and continues in the next call
     124 | 137)
-      # Cut by the end of the part: the next call may give it more. The start of a part takes a little of its time.
+      # Ended by the part's time limit; the next call may give it more. The start of a part takes a little of its time.
       if ((10 * limit < 9 * cap)); then result=cut cut=1; else result=timeout failed=1; fi ;;
     *) result=failed failed=1 ;;
   esac
@@ -280,7 +281,7 @@ run_test() {
       if [[ $result != ok ]]; then tail -n 40 "$work/log"; elif [[ ${keep_output:-0} == 1 ]]; then head -n 400 "$work/log"; fi
     } | cut -c 1-400 | sed 's/^/    | /'
   )
-  # One line per test: a later run replaces what was not ok.
+  # One line per test; a later run replaces results other than ok.
   { results_without "$name"; printf '%s\n' "$text"; } | replace_results
   printf '%s\n' "$text"
 }
@@ -334,18 +335,19 @@ train_on() {
   sed -n 's/.*"loss": *\([-+.0-9e]*\).*/\1/p' "$work/run.$ranks/metrics.jsonl" >"$work/losses.$ranks"
   [[ -s $work/losses.$ranks ]]
 }
-# The losses of two runs agree step by step: ranks add gradients in another order, so not bit for bit.
+# The losses of two runs agree step by step, but not bit for bit, because ranks add gradients in a different order.
 same_losses() {
   paste "$work/losses.$1" "$work/losses.$2" | awk '
     { d = $1 - $2; if (d < 0) d = -d; if (d > worst) worst = d; if (NF != 2 || !(d <= 1e-3 * $1)) bad = 1 }
     END { printf "%d steps, largest difference %g\n", NR, worst; exit bad || NR == 0 }'
 }
 equivalence() {
-  # A later call has not got the losses of one rank any more.
+  # A later call no longer has the losses of one rank.
   if [[ ! -s $work/losses.1 ]]; then train_on 1 || return; fi
   if [[ $1 != 1 ]]; then train_on "$1" && same_losses 1 "$1"; fi
 }
-# Tests through NCCL whose file names match the pattern, on so many ranks each. `--list RANKS` names the groups of a test.
+# NCCL tests whose file names match the pattern, on the given number of ranks. `--list RANKS` names the groups of a
+# test.
 nccl_tests() {
   local results=$out/nccl.txt pattern=$1 path ranks group
   shift
@@ -429,7 +431,8 @@ bench_step() {
   done
   return 1
 }
-# The fastest algorithm of every product of that step. The program writes the table after each, and continues one that is not whole.
+# The fastest algorithm of every product of that step. The program writes the table after each product and continues an
+# incomplete table.
 bench_products() {
   local micro_batch
   micro_batch=$(micro_batch_before)
@@ -451,7 +454,7 @@ part_tabled() {
   keep_output=1 run_test "GPT-2 124M" bash -c 'if [[ -s $products_json ]]; then bench_step "$products_json" "GPT-2 124M"; else echo "skipped: there is no table of products"; exit 77; fi'
 }
 
-# PyTorch of this machine, where it sees the GPU; asked once.
+# This machine's PyTorch, if it sees the GPU; checked once.
 torch_state=""
 has_torch() {
   if [[ -z $torch_state ]]; then
@@ -490,7 +493,7 @@ part_compare() {
   torch_test "PyTorch: kernels" kernels "$out/kernels.csv"
 }
 
-# The kernels of one op under Nsight Compute: the bench's first call of it launches so many.
+# The kernels of one op under Nsight Compute: the number of launches in the benchmark's first call.
 profile_kernels() {
   local ncu=$1 op=$2 launches=$3 path=$4
   "$ncu" --launch-count "$launches" --kill yes --section SpeedOfLight --section MemoryWorkloadAnalysis --section Occupancy \
@@ -527,11 +530,11 @@ part_profile() {
   fi
 }
 
-# The plan of 8 ranks on this one card, the others imitated: a link of this share of compute, by what it takes of the card.
+# The plan of 8 ranks on this GPU, with 7 imitated ranks and an emulated link of the given form.
 bench_link() {
   gpt2 overlap 8 "$([[ -s $products_json ]] && echo "$products_json")" --ranks 8 --forms "$1" --ratios 0.25,0.5,1 --steps 6 \
     --csv "$scratch/link.csv" || return
-  # From the columns by name: the hidden share, and compute beside that without communication.
+  # From the columns by name: the hidden fraction, and compute relative to the run without communication.
   while IFS=, read -r what value unit; do measured "$what" "$value" "$unit"; done < <(awk -F, -v form="$1" '
     NR == 1 { for (i = 1; i <= NF; ++i) at[$i] = i; next }
     $1 == "no_communication" { alone = $at["compute_ms"] }
@@ -540,7 +543,7 @@ bench_link() {
       if (alone > 0) printf "overlap %s %s compute slow-down,%.1f,%%\n", form, $at["ratio"], 100 * ($at["compute_ms"] / alone - 1)
     }' "$scratch/link.csv")
 }
-# Through NCCL; the ranks take turns on the card, so only the order is real.
+# Through NCCL. The ranks share the GPU, so only the order is realistic.
 bench_overlap_shared() {
   launch_on 2 "$program" bench overlap "$work/run.toml" --steps 6 --set "device.kind=$kind" --set train.micro_batch_size=4
 }
@@ -582,7 +585,7 @@ forget() {
 }
 
 # "PART:SECONDS:SECONDS OF A TEST" in order, each within its own limits: a test that hangs leaves time for the part's others.
-# The time that is left in the end goes to tests that never ran.
+# The remaining time goes to tests that never ran.
 run_call() {
   local row part seconds of_a_test pass
   call_end=$((began_ms + $(scaled_ms "$call_seconds")))

@@ -13,10 +13,10 @@ The forecast is a Markdown page (default: docs/benchmarks/h200-forecast.md). Eve
   | `attention_forward B32 T1024 H12/12 x 64`  |      270 | TFLOP/s  | shared memory     |
   | `layer_norm_backward 32768 x 768`          |       85 | % of copy| bytes             |
 
-"what" is a name of measured.csv, or op and shape of kernels.csv; backticks are dropped. A kernel has the units us, TFLOP/s, GB/s
+"what" is a name in measured.csv, or op and shape in kernels.csv; backticks are dropped. A kernel has the units us, TFLOP/s, GB/s
 and "% of copy". "forecast" is a positive number; commas may separate thousands.
 
-The ratio is the share of the forecast speed that was reached, so 1 or more meets it: forecast / measured for times and slow-downs,
+The ratio is the reached fraction of the forecast speed; 1 or more meets it: forecast / measured for times and slow-downs,
 measured / forecast for everything else. Exit code: 2 if DIR or a row of the forecast cannot be read.
 """
 import argparse
@@ -88,7 +88,7 @@ def read_forecast(path):
         elif inside and not set(cells[0]) <= set("-: "):
             value = positive(cells[1].replace(",", "")) if len(cells) >= 3 else None
             if not value:
-                refuse(f"{path}:{number}: the forecast of '{cells[0]}' is no positive number with a unit behind it.")
+                refuse(f"{path}:{number}: the forecast of '{cells[0]}' is not a positive number with a unit.")
             rows.append((cells[0], value, cells[2]))
     return rows
 
@@ -115,7 +115,7 @@ def table(columns, rows):
 def print_forecast(path, measured):
     print("## Forecast and measurement, worst first\n")
     if not path.exists():
-        print(f"There is no forecast at {path.name}, so no measurement has one beside it.\n")
+        print(f"{path.name} has no forecast, so the measurements have no comparison.\n")
         return set()
     forecast = read_forecast(path)
     both = [(ratio_of(what, unit, value, measured[what, unit]), what, value, measured[what, unit], unit)
@@ -168,7 +168,7 @@ def main():
     options = arguments.parse_args()
     found = options.folder / "found.txt"
     if not found.exists():
-        refuse(f"{options.folder} has no found.txt. Name a folder that gpu_check.sh wrote.")
+        refuse(f"{options.folder} has no found.txt. Give an output folder of gpu_check.sh.")
     lines = found.read_text().splitlines()
     gpus = [line.removeprefix("found: GPU ") for line in lines if line.startswith("found: GPU ")]
     print("<!-- SPDX-License-Identifier: Apache-2.0 -->")

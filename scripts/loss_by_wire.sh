@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What rounding on the wire does to the loss: the same model, text, seed and batches with gradients as float32, bfloat16 and int8, with and without
-# error feedback, and with int8 parameters.
+# Measures the effect of rounding on the wire on the loss: same model, text, seed and batches with gradients as float32,
+# bfloat16 and int8, with and without error feedback, and with int8 parameters.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/golden/{gpt2,llama}.{json,bin}: what PyTorch says about two tiny models.
+"""Writes tests/golden/{gpt2,llama}.{json,bin}: PyTorch's results for two tiny models.
 
 Initial weights, ids, logits, loss, every gradient and the weights after three AdamW steps. The models are written here
 from their papers, in the names and shapes of Hugging Face (all matrices as [out, in]), and computed in float64, so that

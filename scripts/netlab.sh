@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by benchmarks: hosts on one machine, joined by links of a given rate. Needs root.
 #
-# A host is a network namespace with a host name; all hang at one bridge, and each sends at the line rate (tc tbf), so bytes
-# really pass a TCP stack and a queue, in both directions at once. netlab_up makes them, netlab_down removes them.
+# A host is a network namespace with a host name. All hosts connect to one bridge, and each sends at the line rate (tc
+# tbf), so bytes pass a real TCP stack and queue, in both directions at once. netlab_up creates the hosts, netlab_down
+# removes them.
 
 netlab_net=10.201.0  # host i has the address .(i + 1)
 netlab_hosts=0
@@ -34,7 +35,7 @@ netlab_make() { # HOSTS RATE
   for ((i = 0; i < $1; ++i)); do
     host=$(netlab_host $i)
     ip netns add "$host" || return 1
-    # Without names of their own the launcher asks a name server that nobody can reach, and waits for it.
+    # Without a hosts file, the launcher waits for an unreachable name server.
     mkdir -p "/etc/netns/$host"
     : >"/etc/netns/$host/resolv.conf"
     echo 127.0.0.1 localhost >"/etc/netns/$host/hosts"
@@ -44,7 +45,7 @@ netlab_make() { # HOSTS RATE
     ip -n "$host" addr add "$netlab_net.$((i + 1))/24" dev wire
     ip -n "$host" link set lo up
     ip -n "$host" link set wire up
-    # A smaller burst than 256 kB does not reach the line rate: a segment of TCP's is 64 kB.
+    # A burst below 256 kB does not reach the line rate, because a TCP segment has 64 kB.
     tc -n "$host" qdisc add dev wire root tbf rate "$2" burst 256kb latency 50ms || return 1
   done
 }
@@ -60,7 +61,7 @@ netlab_up() { # NAME of the benchmark, HOSTS, RATE as tc spells it (1Gbit)
 while [[ $1 == -* ]]; do shift; done
 exec ip netns exec "$1" unshare --uts bash -c "hostname $1 && ${*:2}"
 AGENT
-  # One core for each process and all its threads, on both sides, as long as there are cores.
+  # One core for each process and all its threads, on both sides, if there are enough cores.
   printf '#!/usr/bin/env bash\nexec taskset -c "$((OMPI_COMM_WORLD_RANK %% %d))" "$@"\n' "$(nproc)" >"$netlab_work/pinned"
   chmod +x "$netlab_work/agent" "$netlab_work/pinned"
 }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by the scripts that start ranks. A script says `usage` and its variables with their defaults first.
+# Sourced by the scripts that start ranks. A script first defines `usage` and its variables with their defaults.
 
-# take_options "NAMES" ARGUMENTS: --some-name VALUE sets the variable some_name; what follows -- is left in the array flags.
+# take_options "NAMES" ARGUMENTS: --some-name VALUE sets the variable some_name; arguments after -- go to the array
+# flags.
 take_options() {
   local names=" $1 " name
   shift
@@ -19,12 +20,12 @@ take_options() {
   done
 }
 
-# on_ranks N ARGUMENTS: slipstream ARGUMENTS on N ranks; first a line with what is measured where.
+# on_ranks N ARGUMENTS: slipstream ARGUMENTS on N ranks, after a line with version, cores, load and date.
 program=${SLIPSTREAM:-build/slipstream}
 on_ranks() {
   local ranks=$1
   shift
-  [[ -x $program ]] || { echo "${0##*/}: $program is not there. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
+  [[ -x $program ]] || { echo "${0##*/}: $program does not exist. Build it (ninja -C build) or set SLIPSTREAM." >&2; exit 2; }
   command -v mpirun >/dev/null || { echo "${0##*/}: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
   echo "$("$program" --version), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg), $(date -u +%F)"
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none -np "$ranks" "$program" "$@"

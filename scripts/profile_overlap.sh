@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Nsight Systems over a few steps of a run, once reducing after the backward pass (naive) and once under it (bucketed).
+# Profiles a few steps of a run with Nsight Systems, once reducing after the backward pass (naive) and once during it
+# (bucketed).
 set -euo pipefail
 
 usage() {
@@ -8,11 +9,11 @@ usage() {
 usage: scripts/profile_overlap.sh [--ranks N] [--program PATH] [--out DIR] RUN.toml [--set KEY=VALUE]...
   --ranks N        ranks under mpirun (default: 2)
   --program PATH   the program (default: build/slipstream)
-  --out DIR        where the reports go (default: profile)
+  --out DIR        folder of the reports (default: profile)
 
 Profiles rank 0 with `nsys`: kernels, copies, NCCL, and the program's own NVTX ranges (one per step, "step 7", the launches in it)
-and stream names. Every step is run as it is (device.graph = false), because the launches' ranges are lost inside a graph. Two reports, DIR/naive.nsys-rep and DIR/bucketed.nsys-rep, open in
-Nsight Systems one above the other; the summaries of kernels are beside them as text. Exit code: 7 without nsys or a GPU.
+and stream names. Steps run task by task (device.graph = false), because graphs lose the launches' ranges. Open the two reports, DIR/naive.nsys-rep and DIR/bucketed.nsys-rep, in
+Nsight Systems one above the other. Text files beside them summarize the kernels. Exit code: 7 without nsys or a GPU.
 TEXT
 }
 
@@ -30,15 +31,15 @@ while (($#)); do
   esac
 done
 [[ -n $run ]] || { usage >&2; exit 2; }
-[[ -x $program ]] || { echo "profile_overlap: $program is not there. Build first, or name it with --program." >&2; exit 7; }
+[[ -x $program ]] || { echo "profile_overlap: $program does not exist. Build first, or give its path with --program." >&2; exit 7; }
 nsys=$(command -v nsys || true)
 for place in /usr/local/cuda/bin /opt/nvidia/nsight-systems/*/bin; do
   [[ -z $nsys && -x $place/nsys ]] && nsys=$place/nsys
 done
-[[ -n $nsys ]] || { echo "profile_overlap: nsys is not on this machine. Install Nsight Systems, or set trace.steps for the program's own timeline." >&2; exit 7; }
+[[ -n $nsys ]] || { echo "profile_overlap: this machine has no nsys. Install Nsight Systems, or set trace.steps for the program's own timeline." >&2; exit 7; }
 command -v nvidia-smi >/dev/null || { echo "profile_overlap: this machine has no NVIDIA driver." >&2; exit 7; }
 mkdir -p "$out"
-# Open MPI refuses root unless told otherwise.
+# Open MPI refuses root without these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 for way in naive bucketed; do

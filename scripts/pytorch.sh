@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by benchmarks: finds PyTorch with the best BLAS that the distribution has, and installs both where it may.
-# After require_pytorch, "${pytorch[@]}" starts its Python.
+# Sourced by benchmarks. Finds PyTorch with the distribution's best BLAS, and installs both if the user may. After
+# require_pytorch, "${pytorch[@]}" starts its Python.
 
-# The first Python that has numpy and PyTorch: PYTHON alone if it is set, else that of the path, else the distribution's.
+# The first Python with numpy and PyTorch: only PYTHON if it is set, else python3 in PATH, else the distribution's.
 python_with_torch() {
   local candidate
   for candidate in ${PYTHON:-python3 /usr/bin/python3}; do
@@ -22,8 +22,8 @@ require_pytorch() {
     fi
   fi
   python=$(python_with_torch) || { echo "none of ${PYTHON:-python3 /usr/bin/python3} has numpy and torch. Install python3-torch, or set PYTHON to a Python that has them." >&2; exit 2; }
-  # Debian's PyTorch calls whatever BLAS it finds; with the reference BLAS it is twenty times slower, which proves nothing.
-  # A PyTorch from elsewhere brings its own and ignores the path.
+  # Debian's PyTorch uses the installed BLAS, and the reference BLAS is twenty times slower. Other PyTorch builds
+  # contain their own BLAS and ignore the path.
   openmp=$(find /usr/lib -maxdepth 2 -type d -name openblas-openmp 2>/dev/null | head -n 1)
   [[ -n $openmp ]] || { echo "no OpenBLAS for PyTorch. Install libopenblas0-openmp." >&2; exit 2; }
   pytorch=(env "LD_LIBRARY_PATH=$openmp${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$python")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# From a fresh clone to a trained model: installs, builds, trains a small GPT on two processes, and lets it write.
+# Installs, builds, trains a small GPT on two processes, and generates text.
 set -euo pipefail
 
 usage() {
@@ -40,7 +40,7 @@ if [[ -t 1 ]]; then
 else
   ninja -C build --quiet
 fi
-echo "build/slipstream is there after $((SECONDS - started)) s"
+echo "build/slipstream is ready after $((SECONDS - started)) s"
 
 say "text"
 prompt="The "
@@ -49,12 +49,12 @@ if [[ -z $text ]]; then
   if [[ ! -s $text ]]; then
     mkdir -p data
     echo '*' >data/.gitignore
-    # One verse a line behind its reference, "Ge1:1 ", which a model of letters need not learn.
+    # Each line is a reference, "Ge1:1 ", and a verse. The references are removed.
     if command -v bible >/dev/null && bible -f 'gen1:1-rev22:21' </dev/null | sed -E 's/^[1-3]?[A-Za-z]+[0-9]+:[0-9]+ //; /^$/d' >$text.new \
         && (($(wc -c <$text.new) > 4000000)); then
       echo "the King James Bible, from the package bible-kjv"
     else
-      echo "bible-kjv is not to be had here: the licence texts of the distribution instead"
+      echo "bible-kjv is not available; using the licence texts of the distribution"
       find -L /usr/share/common-licenses -type f -print0 | sort -z | xargs -0 cat >$text.new
     fi
     mv $text.new $text
@@ -65,16 +65,16 @@ echo "$text: $(wc -c <"$text") bytes"
 
 command -v mpirun >/dev/null || { echo "quickstart: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
 say "train: mpirun --bind-to none -np 2 build/slipstream train configs/runs/quickstart.toml --set data.train=$text"
-# Open MPI refuses root, and more ranks than cores, unless told otherwise.
+# Open MPI refuses root, and more ranks than cores, without these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 if (($(nproc) < 2)); then export OMPI_MCA_rmaps_base_oversubscribe=1; fi
 log=build/quickstart.log
 started=$SECONDS
-# Both ranks may use all cores; by default Open MPI would give each a single one.
+# Both ranks may use all cores; by default, Open MPI binds each rank to one core.
 mpirun --bind-to none -np 2 build/slipstream train configs/runs/quickstart.toml --set "data.train=$text" 2>&1 | tee "$log"
 echo "trained in $((SECONDS - started)) s"
 
-# Not beyond the 128 tokens of its context: its last position has learned least.
+# At most the 128 tokens of its context.
 say "a sample: build/slipstream generate runs/quickstart --prompt \"$prompt\""
 build/slipstream generate runs/quickstart --prompt "$prompt" --tokens 112
 

@@ -33,7 +33,7 @@ section() {
     for file in "${fragments[@]}"; do
       grep -qx "kind: ${kind%%:*}" "$file" || continue
       ((heading++)) || printf '\n### %s\n\n' "${kind#*:}"
-      # What follows the head, as one item of a list.
+      # The text after the head, as one list item.
       awk '/^---$/ { rules++; next } rules >= 2 && NF { printf "%s%s", n++ ? "\n  " : "- ", $0 } END { print "" }' "$file"
     done
   done

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests that Meson knows, counts Catch2 test cases, and ends with `N passed, N failed, N skipped`.
+"""Runs Meson's tests, counts Catch2 test cases, and ends with `N passed, N failed, N skipped`.
 
 A script that runs such programs counts as their cases. A case skips by printing a line `SKIPPED what: reason` (or with Catch2 3's SKIP); a program that is not Catch2 is one case
-and may also exit with 77. A program that crashes, hangs, or says less than it should is a failed case. Of what passes, lines `COUNTED what` are shown: how much a law was held against.
+and may also exit with 77. A program that crashes, hangs, or prints less than it should is a failed case. Lines `COUNTED what` of passed tests are shown: the number of cases of a law.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import xml.etree.ElementTree as xml
 
 SKIP_EXIT_CODE = 77
 TAIL_LINES = 60
-# Meson's own limits are for quiet machines; here a test that hangs must end, and a slow one must not fail.
+# Meson's own limits suit quiet machines. Here, a hanging test must end and a slow one must not fail.
 TIMEOUT_S_MIN = 300
 TIMEOUT_FACTOR = 4
 
@@ -49,7 +49,7 @@ def tests_of(build, names, everything):
 
 
 def is_catch(program, build):
-    """Known by its symbols: a program with another main() must not be asked, it would run."""
+    """Detected by its symbols, because a program with another main() would run when queried."""
     program = pathlib.Path(program)
     if not program.is_relative_to(pathlib.Path(build).resolve()):
         return False
@@ -116,7 +116,7 @@ def run(test, build, everything):
             environment["SLIPSTREAM_TEST_ALL"] = "1"
         limit = max(TIMEOUT_S_MIN, TIMEOUT_FACTOR * (test["timeout"] or 0))
         started = time.monotonic()
-        # A session of its own: a launcher that hangs takes its ranks with it when it is ended.
+        # Its own session, so that ending a hanging launcher also ends its ranks.
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                        cwd=test["workdir"] or build, env=environment, start_new_session=True)
@@ -137,7 +137,7 @@ def run(test, build, everything):
                 return [Case(program, "skipped", seconds, reason or tail or "no reason given")]
             if code != 0:
                 return [Case(program, "failed", seconds, f"{ended}\n{tail}")]
-            # A script that runs Catch2 programs says how many cases each had.
+            # A script that runs Catch2 programs prints the number of cases of each.
             count = sum(int(n) for n in re.findall(r"^All tests passed \(.* in (\d+) test cases?\)$", text, re.MULTILINE)) or 1
             return [Case(f"{program}{f' {i + 1} of {count}' if count > 1 else ''}", "passed", seconds / count) for i in range(count)]
         cases, running, complete = cases_in(report, program)

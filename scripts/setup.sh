@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what the build needs on Debian 12 or Ubuntu 24.04, and nothing that is already there.
+# Installs the missing packages of the build on Debian 12 or Ubuntu 24.04.
 set -euo pipefail
 
 usage() {
   echo "usage: scripts/setup.sh [--tests] [--docs] [--optional]"
   echo "  Installs the compiler, the build tools, Open MPI, oneDNN and the other libraries with apt-get (root or sudo)."
-  echo "  --tests     also what the tests need"
-  echo "  --docs      also what the pages from header comments need"
+  echo "  --tests     also the packages of the tests"
+  echo "  --docs      also the packages of the Doxygen pages"
   echo "  --optional  tries the optional packages also where nothing else is missing"
 }
 
 # docs/dependencies.md has the purpose of each.
 needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev libeigen3-dev libtomlplusplus-dev libcli11-dev
   nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev)
-# Without these everything still works: another text is trained on, builds take longer.
+# Optional packages: without them, the quickstart trains on another text and builds take longer.
 optional=(bible-kjv)
 asked_for_optional=0
 for argument in "$@"; do
@@ -51,7 +51,7 @@ if ((EUID != 0)); then
   if command -v sudo >/dev/null; then
     as_root=(sudo)
   elif ((${#missing[@]} == 0)); then
-    echo "setup: everything needed is installed; going on without ${missing_optional[*]}"
+    echo "setup: all required packages are installed; continuing without ${missing_optional[*]}"
     exit 0
   else
     echo "setup: neither root nor sudo, so ${#missing[@]} packages cannot be installed. Ask for: apt-get install ${missing[*]}" >&2
@@ -69,5 +69,5 @@ if ((${#missing[@]})); then
   fi
 fi
 for package in "${missing_optional[@]}"; do
-  apt install --no-install-recommends "$package" || echo "setup: going on without $package"
+  apt install --no-install-recommends "$package" || echo "setup: continuing without $package"
 done

@@ -5,7 +5,7 @@ set -euo pipefail
 
 usage() {
   echo "usage: scripts/test.sh [--all] [NAME...]"
-  echo "  Runs a covering sample of every suite. The build is in build-tests/."
+  echo "  Runs a representative sample of every suite. The build is in build-tests/."
   echo "  --all    every row and every mutation: hidden cases and the tests of the suite 'all' too"
   echo "  NAME     only the tests whose name or suite contains NAME"
 }
@@ -37,6 +37,6 @@ fi
 started=$SECONDS
 ninja -C "$build"
 echo "built in $((SECONDS - started)) s"
-# Open MPI refuses root, and more ranks than cores, unless told otherwise.
+# Open MPI refuses root, and more ranks than cores, without these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 exec python3 scripts/run_tests.py "$build" "${all[@]}" "${names[@]}"

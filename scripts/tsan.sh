@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the cpu device and the thread communicator under ThreadSanitizer and runs their contracts and the table of ZeRO with them.
-# Eigen makes the products and no OpenMP is linked: the sanitizer does not see into either of the other.
+# Builds the cpu device and the thread communicator under ThreadSanitizer and runs their contracts and the table of
+# ZeRO. Eigen computes the products, and OpenMP is not linked, because the sanitizer cannot observe oneDNN and OpenMP.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -21,7 +21,8 @@ for argument in "$@"; do
   esac
 done
 
-# The sanitizer wants its memory where a kernel with much address randomisation may put a library: then without randomisation, or not at all.
+# With strong address randomisation, a library may occupy the sanitizer's memory range. The script then disables
+# randomisation, or skips the run.
 probe=$(mktemp -d)
 trap 'rm -rf "$probe"' EXIT
 echo '#include <thread>
@@ -44,7 +45,7 @@ fi
 build=build-tsan
 if [[ ! -f $build/build.ninja ]]; then
   rm -rf "$build"
-  # Lines are enough for a report, and half of the time that variables take.
+  # Line numbers suffice for a report and take half the time of variables.
   meson setup "$build" -Dtests=true -Dmpi=disabled -Dcuda=disabled -Dnccl=disabled -Ddnnl=disabled -Doptimization=1 -Dcpp_args=-g1 \
     -Db_sanitize=thread -Db_lundef=false >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
   mv "$build.log" "$build/setup.log"
@@ -55,7 +56,7 @@ if [[ $all || ${#names[@]} -gt 0 ]]; then tests+=(equivalence/equivalence_test);
 started=$SECONDS
 ninja -C "$build" "${tests[@]/#/tests/}"
 echo "built in $((SECONDS - started)) s"
-# A race ends the program with this exit code, at once.
+# A race ends the program immediately with this exit code.
 export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}" SLIPSTREAM_ISA=baseline
 if [[ $all ]]; then export SLIPSTREAM_TEST_ALL=1; fi
 for test in "${tests[@]}"; do
@@ -67,7 +68,7 @@ for test in "${tests[@]}"; do
   fi
   echo "$test: $((SECONDS - began)) s"
 done
-# The control: the sanitizer sees what a missing wait does.
+# Control test: the sanitizer detects a missing wait.
 if ((${#names[@]} == 0)); then
   code=0
   "${run[@]}" "$build/tests/equivalence/zero_table_test" "[race]" >"$probe/control" 2>&1 || code=$?

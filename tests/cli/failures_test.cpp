@@ -55,12 +55,12 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
   for (const std::string& line :
        {"tokenize " + folder.path("text.txt") + " " + folder.path("t"), "plan " + run, "check " + run,
         "generate " + folder.path("none"), std::string("bench kernels"), "bench products " + run})
-    once(on_ranks(2, line), 2, {"on all ranks: ", "runs in one process, and 2 were started. Start it without mpirun."});
+    once(on_ranks(2, line), 2, {"on all ranks: ", "runs in one process, but 2 were started. Start it without mpirun."});
   // One rank of a launcher is one process: each starts MPI once.
   for (const std::string& line : {"plan " + run, "check " + run}) CHECK(on_ranks(1, line).code == 0);
   const Result products = on_ranks(1, "bench products " + run);
   CHECK(products.code == 2);
-  CHECK(contains(products.text, "slipstream: [bench] products are timed on a GPU"));
+  CHECK(contains(products.text, "slipstream: [bench] products needs a GPU"));
   for (const std::string& line : {std::string("trian"), "train " + run + " --fast",
                                   "train " + run + " --inject-delays x", std::string("bench comm")})
     once(on_ranks(2, line), 2, {"on all ranks: "});

@@ -260,7 +260,7 @@ TEST_CASE("one process measures the overlap of several ranks on every form of a 
   for (const char* form : {"Gbit/s copies", "Gbit/s blocks"}) CHECK(count(result.text, form) >= 4);
   CHECK(count(read(folder.path("table.csv")), "\nbucketed,") == 2);
   check_refused(shell(bench + "--ranks 4 --set train.global_batch_size=0"), 2,
-                {"only an emulated link takes time", "comm.emulate.bandwidth"});
+                {"need an emulated link", "comm.emulate.bandwidth"});
   check_refused(shell(kFake + " bench overlap " + run + " --ranks 2 --forms blocks --ratios 1 --set device.kind=cpu"),
                 2, {"--forms gate"});
   check_refused(shell(kFake + " train " + run + " --set comm.emulate.form=copies --set device.kind=cpu"), 2,

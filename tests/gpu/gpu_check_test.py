@@ -218,7 +218,7 @@ with tempfile.TemporaryDirectory() as folder:
     check(all(result in ("ok", "refused") for result, _ in results("bench")), results("bench"))
     check(2 <= seconds <= 570 * SCALE + 3, seconds)
     check(len(list(out.iterdir())) <= 8, list(out.iterdir()))
-    check("# GPU check: A GPU" in said and "There is no forecast" in said and "- timeout: gpu_a_test" in said, said)
+    check("# GPU check: A GPU" in said and "has no forecast" in said and "- timeout: gpu_a_test" in said, said)
     # Numbers stand above a test's output, and the step comes before everything that may take long.
     text = (out / "bench.txt").read_text().splitlines()
     check(text[1] == "    | GPT-2 124M without a table: 436907 tokens/s", text[:4])
@@ -319,7 +319,7 @@ with tempfile.TemporaryDirectory() as folder:
     (results_folder / "measured.csv").write_text("GPT-2 124M,100,tokens/s\nGPT-2 124M,600000,tokens/s\ntorch adamw 7,20,us\noverlap gate 1 hidden,0.0,%\ncut off li")
     (results_folder / "kernels.txt").write_text("failed      3 s  gpu_b_test\n    | ok          0 s  not a result\nok          0 s  gpu_a_test\n")
     code, said = summary()
-    check(code == 0 and "There is no forecast at forecast.md" in said, said)
+    check(code == 0 and "forecast.md has no forecast" in said, said)
     forecast.write_text("# Forecast\n\n| what | forecast | unit | from |\n|---|---:|---|---|\n| `GPT-2 124M` | 640,000 | tokens/s | a sum |\n"
                         "| adamw 7 | 8 | us | bytes |\n| adamw 7 | 60 | % of copy | |\n| `other` | 1 | us | |\n\n| key | forecast |\n|---|---|\n| x | y |\n")
     code, said = summary()
@@ -332,5 +332,5 @@ with tempfile.TemporaryDirectory() as folder:
     check(["GPT-2 124M", "100", "tokens/s"] not in rows and ["overlap gate 1 hidden", "0", "%"] in rows, said)
     forecast.write_text("| what | forecast | unit |\n|---|---|---|\n| adamw 7 | soon | us |\n")
     code, said = summary()
-    check(code == 2 and "forecast.md:3: the forecast of 'adamw 7' is no positive number" in said, said)
+    check(code == 2 and "forecast.md:3: the forecast of 'adamw 7' is not a positive number" in said, said)
 print(f"{checked} checks of gpu_check.sh and gpu_summary.py hold")

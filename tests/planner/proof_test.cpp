@@ -65,7 +65,7 @@ TEST_CASE("a training or evaluation plan that fails its proof is not run", "[pro
     CHECK(!found.proof.holds());
     const std::string sentence = refusal(broken);
     INFO(sentence);
-    CHECK(sentence.find("does not hold") != std::string::npos);
+    CHECK(sentence.find("failed its proof") != std::string::npos);
     CHECK(sentence.find("parameters.slots") != std::string::npos);
     JobRequest compared = broken;
     compared.proves = false;
