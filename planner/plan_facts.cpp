@@ -167,7 +167,7 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
 WireBytes wire_bytes_of_step(const Job& job) {
   WireBytes bytes;
   for (const Task& task : job.train.tasks)
-    if (is_communication(task.op) && carries_states(job.channels[task.channel]))
+    if (is_communication(task.op) && carries_states(job.channels[task.channel].role))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                      task.elems, task.dtype);
   const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),

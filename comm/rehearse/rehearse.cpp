@@ -132,13 +132,6 @@ const char* name_of(Gate gate) {
   return "?";
 }
 
-std::string wire_name(const Channel& channel) {
-  std::string_view name = channel.name;
-  for (std::string_view suffix : {"_in", "_out"})
-    if (name.ends_with(suffix)) return std::string(name.substr(0, name.size() - suffix.size()));
-  return channel.name;
-}
-
 Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                    const Price& price, const RehearseOptions& options) {
   Graph graph(mesh, channels, ranks, price, {.rehearse = options});

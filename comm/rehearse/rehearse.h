@@ -20,10 +20,6 @@ enum class Gate : uint8_t {
 };
 const char* name_of(Gate gate);
 
-/// The wire that a channel uses. Two channels that differ only in a trailing "_in" or "_out" are the two ends of one: a
-/// send on "pipe_fwd_out" meets the recv on its peer's "pipe_fwd_in". Pure.
-std::string wire_name(const Channel& channel);
-
 /// What one rank runs in a row. `seams` may be shorter than `runs`; SeamWait::run indexes `runs`.
 struct RankRuns {
   int rank = 0;

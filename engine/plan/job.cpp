@@ -21,7 +21,7 @@ namespace {
 
 void add_channel_of(const Communication& c, Job& job) {
   const auto same = std::find_if(job.channels.begin(), job.channels.end(),
-                                 [&](const Channel& channel) { return channel.name == c.channel; });
+                                 [&](const Channel& channel) { return channel.role == c.channel; });
   if (job.mesh.group_size(c.axis) == 1)
     throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
   // In a ring all would send first, and none would be there to receive.
@@ -35,30 +35,30 @@ void add_channel_of(const Communication& c, Job& job) {
     job.channels.push_back({c.channel, c.axis});
   else if (same->axis != c.axis)
     throw PlanError("[plan] {} would travel on channel {} along axis {}, but the channel connects axis {}.", c.name,
-                    c.channel, name_of(c.axis), name_of(same->axis));
+                    name_of(c.channel), name_of(c.axis), name_of(same->axis));
 }
 
 /// The same list on every stage: what a stage does not use costs it nothing but a connection.
 void add_channels(Job& job) {
-  job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}};
-  if (!job.options.update_on_spine) job.channels.push_back({"update", Axis::self});
+  job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}};
+  if (!job.options.update_on_spine) job.channels.push_back({Role::update, Axis::self});
   const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::replica) > 1;
   if (piped)
-    for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"})
-      job.channels.push_back({name, Axis::pipeline});
-  if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
-  if (piped && shared && job.options.align_grad_reduce) job.channels.push_back({"align", Axis::pipeline});
-  if (job.mesh.world() > 1) job.channels.push_back({"scalars", job.scalars_axis()});
+    for (Role role : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
+      job.channels.push_back({role, Axis::pipeline});
+  if (job.has_tied_copies) job.channels.push_back({Role::tied, Axis::pipeline});
+  if (piped && shared && job.options.align_grad_reduce) job.channels.push_back({Role::align, Axis::pipeline});
+  if (job.mesh.world() > 1) job.channels.push_back({Role::scalars, job.scalars_axis()});
   if (job.norm_axis() != Axis::self && job.norm_axis() != job.scalars_axis())
-    job.channels.push_back({"norm", job.norm_axis()});
+    job.channels.push_back({Role::norm, job.norm_axis()});
   for (const Piece& piece : job.model.pieces)
     for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (!shared) return;
-  job.channels.push_back({"reduce", job.shard_axis()});
-  // Apart from "reduce": two collectives of one communicator never overlap each other.
-  if (job.options.zero_stage > 0) job.channels.push_back({"gather", job.shard_axis()});
+  job.channels.push_back({Role::reduce, job.shard_axis()});
+  // Apart from Role::reduce: two collectives of one communicator never overlap each other.
+  if (job.options.zero_stage > 0) job.channels.push_back({Role::gather, job.shard_axis()});
   // Across the groups that share: the sum of a shard.
-  if (job.is_hybrid()) job.channels.push_back({"reduce_across", Axis::data_outer});
+  if (job.is_hybrid()) job.channels.push_back({Role::reduce_across, Axis::data_outer});
 }
 
 /// Whether what is before the first layer and what is behind the last share no parameter. A table that they share is in
@@ -160,10 +160,10 @@ Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dty
   return {buffer, bytes_of(offset_elems, dtype), bytes_of(elems, dtype)};
 }
 
-ChannelId Job::channel(const std::string& name) const {
+ChannelId Job::channel(Role role) const {
   for (ChannelId c = 0; c < channels.size(); ++c)
-    if (channels[c].name == name) return c;
-  throw PlanError("[plan] there is no channel named {}.", name);
+    if (channels[c].role == role) return c;
+  throw PlanError("[plan] there is no channel named {}.", name_of(role));
 }
 
 std::pair<uint32_t, uint32_t> Job::backward_positions(int chunk) const {
@@ -259,10 +259,6 @@ std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside)
   for (const ExtraMemory& row : rows)
     if (row.size_bytes > 0) table += fmt::format("  {:<{}}{:>12}\n", row.owner, width, format_bytes(row.size_bytes));
   return table + fmt::format("  {:<{}}{:>12}\n", "total", width, format_bytes(total_bytes));
-}
-
-bool carries_states(const Channel& channel) {
-  return channel.name == "reduce" || channel.name == "gather" || channel.name == "reduce_across";
 }
 
 }  // namespace slipstream

@@ -127,7 +127,7 @@ struct Job {
   /// Where the pieces of `chunk` are in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
-  ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
+  ChannelId channel(Role role) const;  // Throws PlanError if there is none.
   /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same
   /// parameters.
   Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
@@ -168,8 +168,5 @@ struct ExtraMemory {
 
 /// The memory table: one line per owner, those `beside` the plan after those in it, then the total of all.
 std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside = {});
-
-/// Gradients and parameters travel on it: what the ZeRO paper counts. Pure.
-bool carries_states(const Channel& channel);
 
 }  // namespace slipstream

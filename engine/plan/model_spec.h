@@ -117,9 +117,9 @@ struct GradientPart {
 /// waits for it: the planner finds out who. What stands between the two on the spine hides it. Of temporaries, not of
 /// parameters' gradients: those are the planner's.
 struct Communication {
-  std::string name;          // "all_reduce.attention"
-  std::string channel;       // a stream of its own, shared by all that name it
-  Axis axis = Axis::tensor;  // of more than one rank; the same for all of a channel
+  std::string name;                    // "all_reduce.attention"
+  Role channel = Role::tensor_reduce;  // a stream of its own, shared by all of one role
+  Axis axis = Axis::tensor;            // of more than one rank; the same for all of a channel
   Op op = Op::all_reduce;
   int16_t peer = 0;  // as Task::peer
   Slice from, to;    // as pieces name memory; a send has no `to`, a recv no `from`; equal: in place, where the op can

@@ -22,7 +22,7 @@ class UpdatePass {
         reduced_(reduced),
         plan_(plan),
         on_spine_(job.options.update_on_spine),
-        channel_(on_spine_ ? kComputeChannel : job.channel("update")) {}
+        channel_(on_spine_ ? kComputeChannel : job.channel(Role::update)) {}
 
   std::vector<Point> run() {
     stage_scalars();
@@ -189,7 +189,7 @@ class UpdatePass {
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
-    task.channel = job_.channel(job_.norm_axis() == job_.scalars_axis() ? "scalars" : "norm");
+    task.channel = job_.channel(job_.norm_axis() == job_.scalars_axis() ? Role::scalars : Role::norm);
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
     task.elems = job_.norm_parts;

@@ -22,7 +22,7 @@ namespace {
 Job tiny_job() {
   Job job;
   job.mesh = Mesh({.data = 2});
-  job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}, {"reduce", Axis::data}};
+  job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}, {Role::reduce, Axis::data}};
   SpineItem backward, update;
   backward.name = "mlp_out_gradient.3";
   update.name = "adamw.bucket0";
