@@ -22,7 +22,7 @@ namespace slipstream::bench {
 double median(std::vector<double> values);
 
 /// The batch of one rank, ids and targets as the plan holds them; what a step costs does not depend on the tokens. The
-/// update is AdamW's of step 1 at a learning rate that changes little. Pure.
+/// update is that of step 1 at a learning rate that changes little. Pure.
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 
 /// The machine that benchmarks plan for, as train does. Blocks. Collective.
@@ -82,7 +82,7 @@ class ItemTimes {
 
  private:
   std::map<std::string, int64_t> by_name_;
-  double adamw_ns_per_byte_ = 0, sum_squares_ns_per_byte_ = 0;
+  double update_ns_per_byte_ = 0, sum_squares_ns_per_byte_ = 0;
 };
 
 }  // namespace slipstream::bench

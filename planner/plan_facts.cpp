@@ -78,7 +78,7 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
           row.outside_bytes += (stage >= 2 ? job.storage[b].gradients.size_bytes : 0) +
                                (stage >= 3 ? job.storage[b].values.size_bytes : 0);
       const int64_t elems = job.model.parameter_elems();
-      const StateBytes states = state_bytes(job.model.dtype, stage);
+      const StateBytes states = state_bytes(job.model.dtype, stage, *job.options.optimizer);
       row.formula_bytes = elems * states.whole + elems * states.shared / ranks;
       table.push_back(row);
     }

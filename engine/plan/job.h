@@ -10,6 +10,7 @@
 #include "engine/plan/layout.h"
 #include "engine/plan/mesh.h"
 #include "engine/plan/model_spec.h"
+#include "engine/plan/optimizer.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/recompute.h"
 #include "engine/plan/stages.h"
@@ -29,7 +30,8 @@ struct PlanOptions {
   Algorithm algorithm = Algorithm::direct;
   bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are made from parts that are exchanged, in float
                                   // and rank order; else by the collective
-  bool clip = true;               // the update waits for the norm of the whole gradient
+  const OptimizerSpec* optimizer = &optimizers().front();
+  bool clip = true;  // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
   int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
   int prefetch_depth = 1;  // stage 3: layers gathered ahead of the one in use
@@ -52,15 +54,14 @@ struct PlanOptions {
 /// Where a bucket lives on this rank. The shard is what this rank updates: all of the bucket without ZeRO, else its
 /// part number (index among data ranks). Absent slices are empty.
 struct BucketStorage {
-  Slice values;        // whole bucket, training dtype; empty when only the shard is resident (stage 3)
-  Slice gradients;     // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
-  Slice master;        // shard, float: what AdamW moves
-  Slice working;       // shard, as it travels: the rounded master; == master where float is computed with and gathered
-  Slice gradient;      // shard, float: the sum over ranks
-  Slice momentum;      // shard, float: first moment
-  Slice variance;      // shard, float: second moment
-  Slice residual;      // whole bucket, float: what encoding has kept back of gradients (error feedback)
-  Slice sum_residual;  // shard, float: the same of the sum, where that is encoded too (stage 0)
+  Slice values;     // whole bucket, training dtype; empty when only the shard is resident (stage 3)
+  Slice gradients;  // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
+  Slice master;     // shard, float: what the optimizer moves
+  Slice working;    // shard, as it travels: the rounded master; == master where float is computed with and gathered
+  Slice gradient;   // shard, float: the sum over ranks
+  std::vector<Slice> states;       // shard: OptimizerSpec::states
+  Slice residual;                  // whole bucket, float: what encoding has kept back of gradients (error feedback)
+  Slice sum_residual;              // shard, float: the same of the sum, where that is encoded too (stage 0)
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
   int64_t shard_elems = 0;
 };
@@ -84,8 +85,8 @@ struct JobBuffers {
   BufferId gradient_slots = 0;  // stages 2 and 3: two layers
   BufferId end_gradients = 0;   // stages 2 and 3: one slot as end_values
   BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard on its way to being added
-  BufferId scalars_next = 0;    // AdamwScalars of the next step, staged with its batch
-  BufferId scalars = 0;         // AdamwScalars of this step
+  BufferId scalars_next = 0;    // OptimizerSpec::scalars of the next step, staged with its batch
+  BufferId scalars = 0;         // those of this step
   BufferId norm_parts = 0;  // double per part of the whole model: sum of squares; zero where another stage has the part
   BufferId norm = 0;        // double: the gradient's norm before clipping
   BufferId batch_next = 0;

@@ -15,8 +15,6 @@
 namespace slipstream {
 namespace {
 
-constexpr int64_t kScalarsBytes = 16;  // kernels::AdamwScalars
-
 /// Hands out consecutive elements of a buffer that is added when all of them are known.
 class Region {
  public:
@@ -60,8 +58,9 @@ void place_buckets(Job& job) {
   Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
   Region gradient_shards(job.buffers, "gradients.shard", DType::f32, Owner::gradients);
   Region masters(job.buffers, "master", DType::f32, Owner::optimizer);
-  Region momentum(job.buffers, "momentum", DType::f32, Owner::optimizer);
-  Region variance(job.buffers, "variance", DType::f32, Owner::optimizer);
+  std::vector<Region> states;
+  for (const OptimizerState& state : job.options.optimizer->states)
+    states.emplace_back(job.buffers, state.name, state.dtype, Owner::optimizer);
   Region residuals(job.buffers, "gradients.residual", DType::f32, Owner::communication);
   Region sum_residuals(job.buffers, "gradients.sum_residual", DType::f32, Owner::communication);
   const bool feeds_back =
@@ -80,15 +79,15 @@ void place_buckets(Job& job) {
     if (storage.gradients.size_bytes == 0 || bucket.persistent)
       gradient_shards.take(storage.gradient, storage.shard_elems);
     if (separate) masters.take(storage.master, storage.shard_elems);
-    momentum.take(storage.momentum, storage.shard_elems);
-    variance.take(storage.variance, storage.shard_elems);
+    storage.states.resize(states.size());
+    for (size_t s = 0; s < states.size(); ++s) states[s].take(storage.states[s], storage.shard_elems);
     if (feeds_back) residuals.take(storage.residual, bucket.elems);
     if (feeds_back && stage == 0)
       sum_residuals.take(storage.sum_residual, bucket.elems / job.mesh.group_size(Axis::replica));
   }
-  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance,
-                         &residuals, &sum_residuals})
-    region->close();
+  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters}) region->close();
+  for (Region& region : states) region.close();
+  for (Region* region : {&residuals, &sum_residuals}) region->close();
   for (BucketStorage& storage : job.storage) {
     if (storage.working.size_bytes == 0) storage.working = part_of(storage.values, index, ranks);
     if (storage.gradient.size_bytes == 0) storage.gradient = part_of(storage.gradients, index, ranks);
@@ -188,8 +187,9 @@ void place_wires(Job& job) {
 
 }  // namespace
 
-StateBytes state_bytes(DType dtype, int zero_stage) {
-  const int64_t value = size_of(dtype), gradient = 4, optimizer = dtype == DType::f32 ? 8 : 12;  // and the master
+StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& spec) {
+  const int64_t value = size_of(dtype), gradient = 4, master = dtype == DType::f32 ? 0 : 4,
+                optimizer = master + spec.state_bytes_per_elem();
   const int64_t whole =
       (zero_stage < 3 ? value : 0) + (zero_stage < 2 ? gradient : 0) + (zero_stage < 1 ? optimizer : 0);
   return {.whole = whole, .shared = value + gradient + optimizer - whole};
@@ -256,8 +256,8 @@ void place_memory(Job& job) {
     ids.values = job.buffers.find("parameters");
     ids.values_next = add("parameters.next", job.buffers[ids.values].size_bytes, Owner::parameters);
   }
-  ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
-  ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
+  ids.scalars_next = add("scalars.next", job.options.optimizer->scalars_bytes(), Owner::batch);
+  ids.scalars = add("scalars", job.options.optimizer->scalars_bytes(), Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
   if (job.options.align_grad_reduce) ids.aligned = add("aligned", 4, Owner::communication);
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);

@@ -15,7 +15,7 @@ struct StateBytes {
   int64_t whole = 0;
   int64_t shared = 0;
 };
-StateBytes state_bytes(DType dtype, int zero_stage);
+StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& spec);
 
 /// Adds all buffers of `job` (layout known) and fills homes and ids.
 void place_memory(Job& job);

@@ -29,8 +29,8 @@ const char* name_of(Op op) {
       return "sum_squares";
     case Op::clip:
       return "clip";
-    case Op::adamw:
-      return "adamw";
+    case Op::update:
+      return "update";
     case Op::add:
       return "add";
     case Op::add_rows:

@@ -30,7 +30,7 @@ enum class Op : uint8_t {
   exchange,
   sum_squares,
   clip,
-  adamw,
+  update,
   add,
   add_rows,
   encode,

@@ -16,8 +16,7 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
   };
   UpdateShard shard{.master = storage.master,
                     .gradient = storage.gradient,
-                    .momentum = storage.momentum,
-                    .variance = storage.variance,
+                    .states = storage.states,
                     .working = moved_to(storage.working),
                     .updated = moved_to(storage.master),
                     .elems = storage.shard_elems,
@@ -41,14 +40,13 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
 
 /// Takes `next` into `shard` if it lies right behind it in every buffer.
 bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
-  const auto follows = [&](Slice UpdateShard::*which) {
-    const Slice &a = shard.*which, &b = next.*which;
+  const auto follows = [](const Slice& a, const Slice& b) {
     return a.buffer == b.buffer && a.begin_bytes + a.size_bytes == b.begin_bytes;
   };
-  if (rounds && !follows(&UpdateShard::working)) return false;
-  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::momentum,
-                                    &UpdateShard::variance, &UpdateShard::updated})
-    if (!follows(which)) return false;
+  if (rounds && !follows(shard.working, next.working)) return false;
+  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::updated})
+    if (!follows(shard.*which, next.*which)) return false;
+  if (!std::equal(shard.states.begin(), shard.states.end(), next.states.begin(), follows)) return false;
   const auto turn = [&edges = shard.decay_edges](int64_t at) {  // twice at one place is not at all
     if (!edges.empty() && edges.back() == at)
       edges.pop_back();
@@ -57,14 +55,19 @@ bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
   };
   if (shard.decay_edges.size() % 2 == 1) turn(shard.elems);  // a shard begins with decay
   for (int64_t edge : next.decay_edges) turn(shard.elems + edge);
-  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::working, &UpdateShard::gradient,
-                                    &UpdateShard::momentum, &UpdateShard::variance, &UpdateShard::updated})
+  for (Slice UpdateShard::*which :
+       {&UpdateShard::master, &UpdateShard::working, &UpdateShard::gradient, &UpdateShard::updated})
     (shard.*which).size_bytes += (next.*which).size_bytes;
+  for (size_t s = 0; s < shard.states.size(); ++s) shard.states[s].size_bytes += next.states[s].size_bytes;
   shard.elems += next.elems;
   return true;
 }
 
 }  // namespace
+
+Slice clip_factor_of(const Job& job) {
+  return flat_slice(job.ids.scalars, static_cast<int64_t>(job.options.optimizer->clip_scalar), 1, DType::f32);
+}
 
 bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; }
 

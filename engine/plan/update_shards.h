@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What AdamW updates: contiguous ranges of this rank's shards, as few as there can be, each one launch.
+// What the optimizer updates: contiguous ranges of this rank's shards, as few as there can be, each one launch.
 
 #include <cstdint>
 #include <vector>
@@ -10,12 +10,16 @@
 namespace slipstream {
 
 struct UpdateShard {
-  Slice master, gradient, momentum, variance;  // float
-  Slice working;                               // as it travels; to be written if rounds_updates(job)
-  Slice updated;                               // where the master goes, == master unless weights have a second buffer
+  Slice master, gradient;     // float
+  std::vector<Slice> states;  // OptimizerSpec::states
+  Slice working;              // as it travels; to be written if rounds_updates(job)
+  Slice updated;              // where the master goes, == master unless weights have a second buffer
   int64_t elems = 0;
   std::vector<int64_t> decay_edges;  // elements where weight decay ends, begins again and so on; it begins on
 };
+
+/// Where the clip factor is among the scalars of a step. Pure.
+Slice clip_factor_of(const Job& job);
 
 /// Does the update write rounded weights (bf16)? What travels as int8 is made on the way, in blocks.
 bool rounds_updates(const Job& job);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What AdamW is told to update, against the layout element by element: each one once, in the same place of every
-// buffer, with the weight decay of its parameter.
+// What the optimizer is told to update, against the layout element by element: each one once, in the same place of
+// every buffer, with the weight decay of its parameter.
 
 #include "engine/plan/update_shards.h"
 
@@ -36,11 +36,11 @@ Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
       while (passed < shard.decay_edges.size() && shard.decay_edges[passed] <= e) ++passed;
       const Element element{at(shard.master, e),
                             at(shard.gradient, e),
-                            at(shard.variance, e),
+                            at(shard.states[1], e),
                             at(shard.updated, e),
                             working_bytes ? at(shard.working, e, working_bytes) : 0,
                             passed % 2 == 0};
-      once &= elements.emplace(std::pair{shard.momentum.buffer, at(shard.momentum, e)}, element).second;
+      once &= elements.emplace(std::pair{shard.states[0].buffer, at(shard.states[0], e)}, element).second;
     }
     CHECK(std::is_sorted(shard.decay_edges.begin(), shard.decay_edges.end()));
   }
@@ -59,10 +59,10 @@ Elements placed(const Job& job, int64_t working_bytes) {
       while (part + 1 < bucket.first_part + bucket.part_count &&
              job.layout.parts[part + 1].offset_elems <= storage.shard_offset_elems + e)
         ++part;
-      elements[{storage.momentum.buffer, at(storage.momentum, e)}] = {
+      elements[{storage.states[0].buffer, at(storage.states[0], e)}] = {
           at(storage.master, e),
           at(storage.gradient, e),
-          at(storage.variance, e),
+          at(storage.states[1], e),
           at(storage.master, e),  // the second buffer has the places of the first
           working_bytes ? at(storage.working, e, working_bytes) : 0,
           job.model.parameters[job.layout.parts[part].part.parameter].decay};

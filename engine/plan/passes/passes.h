@@ -67,9 +67,9 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
 /// stage, is added to the embedding's, and the sum comes back. Both copies then take the same update.
 void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 
-/// Gradient norm and clip factor, then AdamW per bucket; on the spine or beside it. With ZeRO the updated shards are
-/// gathered afterwards, in forward order, under the next step's forward: whoever reads them waits by link. Returns the
-/// points of the tasks that make of updated shards what forward reads.
+/// Gradient norm and clip factor, then the optimizer per bucket; on the spine or beside it. With ZeRO the updated
+/// shards are gathered afterwards, in forward order, under the next step's forward: whoever reads them waits by link.
+/// Returns the points of the tasks that make of updated shards what forward reads.
 std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan);
 
 /// Sums the loss over ranks, copies what the host reads, stages the next batch under this step. The step ends after

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to summed gradients: the tied share is added, the norm decides the clip factor, AdamW moves the weights.
+// What happens to summed gradients: the tied share is added, the norm decides the clip factor, the optimizer moves the
+// weights.
 
 #include <algorithm>
 #include <functional>
@@ -46,7 +47,7 @@ class UpdatePass {
         add_tied_before(b, complete);
         std::vector<Point> after = complete[b];
         after.insert(after.end(), clip.begin(), clip.end());
-        const Point point = adamw(fmt::format("adamw.bucket{}", b), {b}, after);
+        const Point point = update(fmt::format("{}.bucket{}", optimizer_.name, b), {b}, after);
         if (holds_back)
           updated[b] = point;
         else
@@ -62,7 +63,7 @@ class UpdatePass {
     if (!order_.empty()) add_tied_before(order_.back(), complete);
     std::vector<Point> all = clip;
     for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
-    const Point updated = adamw("adamw", order_, all);
+    const Point updated = update(optimizer_.name, order_, all);
     for (size_t b = job_.layout.buckets.size(); b-- > 0;) publish(b, {updated});
     return gathered_;
   }
@@ -177,7 +178,7 @@ class UpdatePass {
     task.name = "clip";
     task.op = Op::clip;
     task.reads = {job_.buffers.whole(job_.ids.norm_sums)};
-    task.writes = {job_.buffers.whole(job_.ids.norm), {job_.ids.scalars, 12, 4}};
+    task.writes = {job_.buffers.whole(job_.ids.norm), clip_factor_of(job_)};
     task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
     task.after.push_back(staged_);  // its factor goes into the staged scalars
@@ -199,22 +200,24 @@ class UpdatePass {
     return append_task(plan_, std::move(task));
   }
 
-  Point adamw(const std::string& name, const std::vector<size_t>& buckets, const std::vector<Point>& after) {
+  Point update(const std::string& name, const std::vector<size_t>& buckets, const std::vector<Point>& after) {
     Task task;
     task.name = name;
-    task.op = Op::adamw;
+    task.op = Op::update;
     if (buckets.size() == 1) task.bucket = static_cast<int32_t>(buckets[0]);
     task.reads = {job_.buffers.whole(job_.ids.scalars)};
     for (size_t b : buckets) {
       const BucketStorage& storage = job_.storage[b];
       task.reads.push_back(storage.gradient);
-      for (const Slice& moved : {storage.master, storage.momentum, storage.variance}) {
-        task.reads.push_back(moved);
-        task.writes.push_back(next(moved));
+      std::vector<Slice> moved = storage.states;
+      moved.insert(moved.begin(), storage.master);
+      for (const Slice& slice : moved) {
+        task.reads.push_back(slice);
+        task.writes.push_back(next(slice));
       }
       const bool rounds = rounds_updates(job_);
       if (rounds) task.writes.push_back(next(storage.working));
-      task.cost += {16 * storage.shard_elems, (rounds ? 30 : 28) * storage.shard_elems};  // adamw_cost()
+      task.cost += optimizer_.cost(storage.shard_elems, rounds);
     }
     task.after = after;
     task.after.push_back(staged_);
@@ -248,6 +251,7 @@ class UpdatePass {
   const Job& job_;
   const Reduced& reduced_;
   Plan& plan_;
+  const OptimizerSpec& optimizer_ = *job_.options.optimizer;
   bool on_spine_;
   ChannelId channel_;
   bool sharded_ = job_.options.zero_stage > 0;

@@ -81,7 +81,7 @@ struct ToyTask {
   std::string name;
   std::string channel;
   Axis axis = Axis::self;
-  Op op = Op::adamw;
+  Op op = Op::update;
   int64_t time_ns = 1;
   Names after;
   std::string before;

@@ -26,7 +26,7 @@ Job tiny_job() {
   SpineItem backward, update;
   backward.name = "mlp_out_gradient.3";
   update.name = "adamw.bucket0";
-  update.op = Op::adamw;
+  update.op = Op::update;
   job.train.spine = {backward, update};
   Task reduce;
   reduce.name = "all_reduce.bucket0";
