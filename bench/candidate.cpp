@@ -45,7 +45,7 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
       ids[i] = static_cast<int32_t>(
           random.below(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
   }
-  job.options.optimizer->write_scalars({}, 1e-5, 1, staged.scalars);
+  write_scalars(job, {}, 1e-5, 1, staged.scalars);
 }
 
 Machine bench_machine(runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config,

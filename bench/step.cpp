@@ -123,7 +123,7 @@ class StepBench {
     });
     world_.together([&] {
       std::vector<int32_t> ids(static_cast<size_t>(2 * job.model.batch * job.model.tokens));
-      std::vector<float> scalars(job.options.optimizer->scalars.size());
+      std::vector<float> scalars(static_cast<size_t>(job.scalars()));
       load_random(job, world_.rank(), {.batch = reinterpret_cast<std::byte*>(ids.data()), .scalars = scalars});
       const std::string path = fmt::format("{}/batch_{}.bin", options_.export_dir, world_.rank());
       const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);

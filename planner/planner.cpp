@@ -3,6 +3,7 @@
 // a graph.
 
 #include "planner/planner.h"
+#include "engine/plan/build_job.h"
 #include "planner/plan_options.h"
 
 #include <algorithm>

@@ -79,14 +79,14 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const RunConf
                              .eps = config_.optimizer.eps,
                              .weight_decay = config_.optimizer.weight_decay,
                              .max_norm = static_cast<float>(config_.optimizer.grad_clip)};
-  const auto load = [this, update, &optimizer = *job.options.optimizer](const StagedBatch& staged) {
+  const auto load = [this, update, &job](const StagedBatch& staged) {
     const data::Batch& batch = loader_->next();
     const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
     for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {
       std::memcpy(staged.batch + m * staged.stride_bytes, batch.inputs_of(m), half);
       std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
     }
-    optimizer.write_scalars(update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
+    write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
   };
   world.limit_waits(static_cast<double>(config_.comm.timeout_seconds));
   // First: communicators between GPUs connect the device that is current.

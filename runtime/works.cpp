@@ -24,7 +24,8 @@ constexpr Fn (*kUpdates[])(const Job&, const Item&, const UpdateOptions&) = {ker
 
 Fn update_work(const Job& job, const Item& item, const UpdateOptions& update) {
   SLIP_ASSERT(std::size(kUpdates) == optimizers().size());
-  return kUpdates[job.options.optimizer - optimizers().data()](job, item, update);
+  const OptimizerSpec* optimizer = job.groups[static_cast<size_t>(item.group)].optimizer;
+  return kUpdates[optimizer - optimizers().data()](job, item, update);
 }
 
 /// One sum per gradient part, of what this rank has of it.
@@ -51,15 +52,18 @@ Fn sum_squares_work(const Job& job, const Item& item) {
   };
 }
 
-Fn clip_work(const Job& job, const UpdateOptions& update) {
-  return [ids = job.ids, parts = job.norm_parts, factor = clip_factor_of(job),
-          max_norm = update.max_norm](LaunchContext& c) {
-    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}),
-                      .count = parts,
-                      .max_norm = max_norm,
-                      .norm = c.as<double>({ids.norm, 0, 8}),
-                      .factor = c.as<float>(factor)});
-  };
+Fn clip_work(const Job& job, const Item& item, const UpdateOptions& update) {
+  return
+      [ids = job.ids, parts = job.norm_parts, factors = std::vector<Slice>(item.writes.begin() + 1, item.writes.end()),
+       max_norm = update.max_norm](LaunchContext& c) {
+        kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}),
+                          .count = parts,
+                          .max_norm = max_norm,
+                          .norm = c.as<double>({ids.norm, 0, 8}),
+                          .factor = c.as<float>(factors[0])});
+        for (size_t i = 1; i < factors.size(); ++i)
+          kernels::copy(c, {.from = c.at(factors[0]), .to = c.at(factors[i]), .size_bytes = sizeof(float)});
+      };
 }
 
 Fn add_rows_work(const Job& job, const Item& item) {
@@ -143,7 +147,7 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std
     case Op::sum_squares:
       return sum_squares_work(job, item);
     case Op::clip:
-      return clip_work(job, update);
+      return clip_work(job, item, update);
     case Op::add_rows:
       return add_rows_work(job, item);
     case Op::add:

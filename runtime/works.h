@@ -17,7 +17,7 @@ namespace slipstream::runtime {
 struct StagedBatch {
   std::byte* batch = nullptr;  // [micro_batches] x (ids int32 [batch, tokens], targets int32 [batch, tokens])
   int64_t stride_bytes = 0;    // between micro-batches
-  std::span<float> scalars;    // OptimizerSpec::scalars
+  std::span<float> scalars;    // of all groups, see write_scalars()
 };
 using LoadBatch = std::function<void(const StagedBatch&)>;
 

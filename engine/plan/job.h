@@ -3,6 +3,7 @@
 // A job as one rank sees it: the model, the layout of memory, the channels and one plan per kind of step.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,23 @@
 
 namespace slipstream {
 
+/// Which parameters form a group: those that no rule before it takes and that it holds (null: all).
+struct GroupRule {
+  std::string name;
+  const OptimizerSpec* optimizer = nullptr;
+  bool (*holds)(const ParameterSpec& parameter) = nullptr;
+};
+
+/// Parameters that are reduced, sharded and updated alike. A bucket holds parameters of one group.
+struct ParameterGroup {
+  std::string name;
+  std::vector<uint32_t> parameters;  // indices into ModelSpec::parameters
+  Axis reduce_axis = Axis::replica;  // gradients are summed along it
+  Axis shard_axis = Axis::replica;   // states (and more) are shared out along it, with ZeRO
+  const OptimizerSpec* optimizer = nullptr;
+  int64_t first_scalar = 0;  // its scalars among those of a step
+};
+
 /// What the planner decides from; the run file says the same things in its own words.
 struct PlanOptions {
   MeshSizes sizes;
@@ -30,7 +48,7 @@ struct PlanOptions {
   Algorithm algorithm = Algorithm::direct;
   bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are made from parts that are exchanged, in float
                                   // and rank order; else by the collective
-  const OptimizerSpec* optimizer = &optimizers().front();
+  std::vector<GroupRule> groups = {{"all", &optimizers().front()}};
   bool clip = true;  // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
   int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
@@ -115,6 +133,7 @@ struct Job {
   bool has_tied_copies = false;  // embedding and head are on different stages and share a table
   std::string tied_name;         // of that table
   Buffers buffers;
+  std::vector<ParameterGroup> groups;
   ParameterLayout layout;
   std::vector<BucketStorage> storage;  // by bucket
   std::vector<Channel> channels;       // 0 is compute
@@ -128,6 +147,11 @@ struct Job {
   /// Where the pieces of `chunk` are in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
+  const ParameterGroup& group_of(size_t bucket) const { return groups[layout.buckets[bucket].group]; }
+  /// Scalars of a step, of all groups.
+  int64_t scalars() const {
+    return groups.back().first_scalar + static_cast<int64_t>(groups.back().optimizer->scalars.size());
+  }
   ChannelId channel(Role role) const;  // Throws PlanError if there is none.
   /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same
   /// parameters.
@@ -148,26 +172,11 @@ struct Job {
   bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
-/// Places memory and runs the passes. Training: spine -> sub-layer -> hops between stages -> reduction -> residency ->
-/// tied copies -> norm and optimizer -> report and input; then evaluation, and what comes before the first step. The
-/// plans still need comm::finish() for their order. Pure.
-/// Throws: PlanError, ConfigError.
-Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
-
-/// With double_buffer: makes of the finished plans of `job` those of every other step. The same items in the same order
-/// with the same waits, the two copies of the weights in exchanged places. Call after comm::finish().
-void swap_buffers(Job& job);
-
 /// Bytes of the flat range [offset, offset + elems) of a buffer.
 Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);
 
-/// Memory that somebody takes beside a plan.
-struct ExtraMemory {
-  std::string owner;
-  int64_t size_bytes = 0;
-};
-
-/// The memory table: one line per owner, those `beside` the plan after those in it, then the total of all.
-std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside = {});
+/// Fills in the scalars of all groups for `step`, counted from 1; `scalars` has Job::scalars(). Pure.
+void write_scalars(const Job& job, const UpdateOptions& update, double learning_rate, int64_t step,
+                   std::span<float> scalars);
 
 }  // namespace slipstream

@@ -30,7 +30,8 @@ struct LayoutOptions {
   std::vector<uint32_t>
       passes;  // by_layer: ready positions where another pass begins: what it makes of a layer is a bucket of its own
   std::vector<std::pair<uint32_t, uint32_t>>
-      whole;  // ready positions [begin, end): what becomes ready there is one bucket, alone in it
+      whole;                       // ready positions [begin, end): what becomes ready there is one bucket, alone in it
+  std::vector<uint32_t> group_of;  // by parameter; a bucket holds one group, and groups follow each other. Empty: one
   int64_t persistent_elems =
       0;  // by_layer: but those up to so many elements are in buckets of no layer, behind all others
 };
@@ -50,6 +51,7 @@ struct Bucket {
   uint32_t first_part = 0;
   uint32_t part_count = 0;
   uint32_t ready_position = 0;  // the latest of its parts
+  uint32_t group = 0;           // of its parameters
   bool persistent = false;      // holds small parameters of layers and nothing else (persistent_elems)
   std::optional<int> unit;  // by_layer: what it is gathered and reduced with: a layer's number, -1 before the first,
                             // `layers` behind the last; none: stays whole

@@ -15,7 +15,7 @@ struct StateBytes {
   int64_t whole = 0;
   int64_t shared = 0;
 };
-StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& spec);
+StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& optimizer);
 
 /// Adds all buffers of `job` (layout known) and fills homes and ids.
 void place_memory(Job& job);
@@ -40,5 +40,14 @@ Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t el
 /// Where the gradients of a bucket are in slot number `slot`: that of a layer, or (number kGradientSlots) the one of
 /// the model's two ends, which has all buckets of one end. Pure.
 Slice gradient_slot_slice(const Job& job, int slot, size_t bucket);
+
+/// Memory that somebody takes beside a plan.
+struct ExtraMemory {
+  std::string owner;
+  int64_t size_bytes = 0;
+};
+
+/// The memory table: one line per owner, those `beside` the plan after those in it, then the total of all.
+std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside = {});
 
 }  // namespace slipstream

@@ -100,7 +100,8 @@ struct Item {
   std::vector<Slice> writes;
   std::vector<Point> after;     // may begin when all are complete (beside its channel's order); pruned by finish()
   std::vector<Rebind> rebinds;  // where buffers are for this item alone
-  int32_t bucket = -1;          // that a reduction or an update is about; -1: none, or all of them
+  int32_t bucket = -1;          // that a reduction or an update is about; -1: none, or all of its group
+  int32_t group = -1;           // that an update is about; -1: no update
 };
 
 /// A piece of the model for one micro-batch, in order on the compute stream.

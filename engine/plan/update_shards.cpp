@@ -65,16 +65,24 @@ bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
 
 }  // namespace
 
-Slice clip_factor_of(const Job& job) {
-  return flat_slice(job.ids.scalars, static_cast<int64_t>(job.options.optimizer->clip_scalar), 1, DType::f32);
+Slice scalars_of(const Job& job, const ParameterGroup& group) {
+  return flat_slice(job.ids.scalars, group.first_scalar, static_cast<int64_t>(group.optimizer->scalars.size()),
+                    DType::f32);
+}
+
+Slice clip_factor_of(const Job& job, const ParameterGroup& group) {
+  return flat_slice(job.ids.scalars, group.first_scalar + static_cast<int64_t>(group.optimizer->clip_scalar), 1,
+                    DType::f32);
 }
 
 bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; }
 
-std::vector<UpdateShard> update_shards(const Job& job, int32_t bucket) {
+std::vector<UpdateShard> update_shards(const Job& job, const Item& update) {
   std::vector<UpdateShard> shards;
   for (size_t b = 0; b < job.storage.size(); ++b) {
-    if (bucket >= 0 && bucket != static_cast<int32_t>(b)) continue;
+    if (update.bucket >= 0 ? update.bucket != static_cast<int32_t>(b)
+                           : update.group != static_cast<int32_t>(job.layout.buckets[b].group))
+      continue;
     UpdateShard shard = update_shard(job, b);
     if (shards.empty() || !join(shards.back(), shard, rounds_updates(job))) shards.push_back(std::move(shard));
   }

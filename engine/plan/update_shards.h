@@ -18,14 +18,15 @@ struct UpdateShard {
   std::vector<int64_t> decay_edges;  // elements where weight decay ends, begins again and so on; it begins on
 };
 
-/// Where the clip factor is among the scalars of a step. Pure.
-Slice clip_factor_of(const Job& job);
+/// The scalars of a group, and where the clip factor is among them. Pure.
+Slice scalars_of(const Job& job, const ParameterGroup& group);
+Slice clip_factor_of(const Job& job, const ParameterGroup& group);
 
 /// Does the update write rounded weights (bf16)? What travels as int8 is made on the way, in blocks.
 bool rounds_updates(const Job& job);
 
-/// The shards of bucket `bucket`, or of all if it is negative, in flat order; neighbours in every buffer are one.
-/// Padding is among them: its gradient is zero, so it stays zero. Pure.
-std::vector<UpdateShard> update_shards(const Job& job, int32_t bucket);
+/// The shards that `update` moves: of its bucket, or of all buckets of its group, in flat order; neighbours in every
+/// buffer are one. Padding is among them: its gradient is zero, so it stays zero. Pure.
+std::vector<UpdateShard> update_shards(const Job& job, const Item& update);
 
 }  // namespace slipstream

@@ -8,8 +8,8 @@
 namespace slipstream::kernels {
 
 std::function<void(LaunchContext&)> adamw_update(const Job& job, const Item& item, const UpdateOptions& update) {
-  return [shards = update_shards(job, item.bucket), rounds = rounds_updates(job), update,
-          scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
+  return [shards = update_shards(job, item), rounds = rounds_updates(job), update,
+          scalars = scalars_of(job, job.groups[static_cast<size_t>(item.group)])](LaunchContext& c) {
     for (const UpdateShard& shard : shards) {
       Adamw args{.parameters = c.as<float>(shard.master),
                  .m = c.as<float>(shard.states[0]),

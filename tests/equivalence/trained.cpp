@@ -16,6 +16,7 @@
 #include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
+#include "engine/plan/build_job.h"
 #include "runtime/weights.h"
 #include "tests/held.h"
 
@@ -128,6 +129,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
                    .error_feedback = layout.error_feedback,
                    .algorithm = layout.algorithm,
                    .sums_by_exchange = layout.sums_by_exchange,
+                   .groups = layout.groups,
                    .clip = layout.max_norm > 0,
                    .optimizer_per_bucket = layout.optimizer_per_bucket,
                    .zero_stage = layout.zero_stage,
@@ -280,7 +282,13 @@ runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int con
         }
       }
     }
-    optimizers().front().write_scalars(update_of(layout), layout.learning_rate, step, staged.scalars);
+    size_t first = 0;
+    for (const GroupRule& group : layout.groups) {
+      const size_t count = group.optimizer->scalars.size();
+      group.optimizer->write_scalars(update_of(layout), layout.learning_rate, step,
+                                     staged.scalars.subspan(first, count));
+      first += count;
+    }
   };
 }
 

@@ -11,6 +11,7 @@
 
 #include "comm/rehearse/finish.h"
 #include "engine/base/json.h"
+#include "engine/plan/build_job.h"
 #include "engine/plan/optimizer.h"
 #include "models/model.h"
 #include "runtime/rank.h"

@@ -192,7 +192,8 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
     task.before = what.before;
     return {append_task(plan, std::move(task))};
   }
-  const Slice in{job.ids.gather_wire, 0, what.from.size_bytes * job.mesh.group_size(job.shard_axis())};
+  const Slice in{job.ids.gather_wire, 0,
+                 what.from.size_bytes * job.mesh.group_size(job.group_of(what.bucket).shard_axis)};
   task.writes = {in};
   // One bucket at a time: what was gathered before has been decoded.
   for (size_t i = plan.tasks.size(); i-- > 0;)
