@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/overlap.h"
+#include "bench/options.h"
 #include "engine/config/config.h"
 #include "runtime/device_assignment.h"
 #include "runtime/world.h"

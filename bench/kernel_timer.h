@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bench/csv_file.h"
-#include "bench/kernels.h"
+#include "bench/options.h"
 #include "engine/device/work.h"
 #include "kernels/matmul/product.h"
 

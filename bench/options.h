@@ -1,16 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every benchmark of a run file takes.
+// Options of the benchmarks.
 
 #include <string>
+#include <vector>
 
 #include "engine/config/load.h"
 
 namespace slipstream::bench {
 
+/// Every benchmark of a run file.
 struct BenchOptions : RunSource {
   int steps = 30;   // interleaved, counted
   std::string csv;  // path; empty: none
+};
+
+/// slipstream bench kernels.
+struct KernelsOptions {
+  int rounds = 30;           // counted turns
+  std::string csv;           // path; empty: none
+  std::string only;          // rows of "op dtype size" that contain this text; empty: all
+  std::vector<int> threads;  // one table each; empty: 1
+};
+
+/// slipstream bench overlap.
+struct OverlapOptions : BenchOptions {
+  std::string compute = "real";  // real | paced
+  std::vector<double> ratios;    // communication / compute; empty: the link of the run file
+  std::vector<int> zero;         // stages of ZeRO to measure instead; a ratio is then a layer's gather / its forward
+                                 // pass
+  std::vector<int> prefetch = {1, 2};  // depths of stage 3
+  bool ablate = false;                 // one knob at a time instead, paced as with `zero`
+  double layer_ms = 8;                 // forward pass of a paced layer, with `zero` and `ablate`
+  int ranks = 0;                       // that one process imitates; 0: the ranks of the launcher
+  std::vector<std::string> forms;      // of the emulated link, one table each; empty: the run file's
 };
 
 }  // namespace slipstream::bench

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bench/overlap.h"
+#include "bench/options.h"
 #include "engine/config/config.h"
 #include "engine/plan/job.h"
 #include "runtime/device_assignment.h"

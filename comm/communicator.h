@@ -13,8 +13,8 @@
 
 namespace slipstream::comm {
 
-/// What a verb moves. `from` and `to` may be the same memory where the verb says so. Sums: f32 and bf16 add in float,
-/// f64 in double, in rank order 0, 1, ..., n-1, rounded to dtype once; i32 and u8 travel but are not summed.
+/// The operands of a verb. `from` and `to` may be the same memory where the verb allows it. Sums: f32 and bf16 add in
+/// float, f64 in double, in rank order 0, 1, ..., n-1, rounded to dtype once; i32 and u8 are moved but not summed.
 struct Transfer {
   Slice from;
   Slice to;
@@ -23,13 +23,13 @@ struct Transfer {
   Algorithm algorithm = Algorithm::direct;
 };
 
-/// One group, seen from one of its ranks. No plan uses broadcast and split yet: they are verbs of the design, which
-/// every wire keeps.
+/// One group, seen from one of its ranks. No plan uses broadcast and split yet; every backend implements them because
+/// the design defines them.
 ///
 /// Every member must launch the same verbs with the same elems, dtype and algorithm in the same order; send, recv and
 /// exchange pair up per (sender, receiver). Works may be launched any number of times, one at a time.
-/// Owns its connection; works borrow the communicator. Throws CommError when built wrongly; a work that cannot finish
-/// (peer gone, abort, timeout) throws CommError inside its stream.
+/// Owns its connection; works borrow the communicator. Throws CommError when built from invalid arguments; a work that
+/// cannot finish (peer gone, abort, timeout) throws CommError inside its stream.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -48,28 +48,30 @@ class Communicator {
   virtual Work all_to_all(const Transfer& transfer) = 0;
   virtual Work send(const Transfer& transfer, int peer) = 0;  // reads from
   virtual Work recv(const Transfer& transfer, int peer) = 0;  // writes to
-  /// Sends `from` to `to_peer` and receives `to` from `from_peer` as one: a ring of exchanges cannot deadlock.
+  /// Sends `from` to `to_peer` and receives `to` from `from_peer` as one operation, so that a ring of exchanges cannot
+  /// deadlock.
   virtual Work exchange(const Transfer& transfer, int to_peer, int from_peer) = 0;
 
-  /// Bytes of operands that the works of this rank have sent so far; none where the library does not say. From any
-  /// thread.
+  /// Operand bytes that this rank's works have sent so far; none where the library does not report it. Callable from
+  /// any thread.
   virtual std::optional<int64_t> sent_bytes() const { return {}; }
 
   /// Blocks. Collective: members with the same color form a group, ordered by (key, rank).
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
   /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once. May
-  /// block until the other communicators of the device are aborted, too, and graphs with works of this one are gone
-  /// (see comm/watchdog.h).
+  /// block until the other communicators of the device are also aborted and all graphs that hold works of this one are
+  /// gone (see comm/watchdog.h).
   virtual void abort() = 0;
 
-  /// Has the wire seen an error since it was made (a peer gone, a link down) that no work has thrown? Never blocks;
-  /// from any thread.
-  /// Throws: CommError with the wire's own words.
+  /// Never blocks. Reports an error that the wire has seen since it was made (a peer gone, a link down) and that no
+  /// work has thrown. Callable from any thread.
+  /// Throws: CommError with the wire's own message.
   virtual void check_for_errors() {}
-  /// Blocks. Tells the wire of memory that its works will name, so that it may reach it without copies; it must outlive
-  /// this communicator. Collective. Returns why the wire does without, empty when it knows the memory or needs nothing.
+  /// Blocks. Collective. Registers memory that later works use, so that the wire can reach it without copies; the
+  /// memory must outlive this communicator. Returns the reason if the wire does not use registered memory; empty if it
+  /// does or needs none.
   virtual std::string register_memory(std::byte* /*base*/, int64_t /*size_bytes*/) { return {}; }
-  /// As if it had been told of no memory. A wire may want to know that of all ranks or of none; before the first work.
+  /// Undoes register_memory. Call it on all ranks or on none, before the first work.
   virtual void forget_memory() {}
 };
 

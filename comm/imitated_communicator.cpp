@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is left of each verb when the others are silent: at most one copy.
+// With absent peers each verb reduces to at most one copy.
 
 #include "comm/imitated_communicator.h"
 
@@ -35,7 +35,7 @@ class ImitatedCommunicator final : public Communicator {
     return nothing({.op = Op::exchange, .transfer = t, .to_peer = to_peer, .from_peer = from_peer});
   }
   std::unique_ptr<Communicator> split(int, int) override {
-    throw CommError("[comm] an imitated group does not split. Make each group of its own.");
+    throw CommError("[comm] an imitated group cannot be split. Make every group from its own rank and size.");
   }
   void abort() override {}
 

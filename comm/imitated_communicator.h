@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A group of which only this rank exists: so that one device can measure the plan of many.
+// A group in which only this rank exists, so that one device can measure the plan of many ranks.
 
 #include <functional>
 #include <memory>
@@ -13,9 +13,9 @@ namespace slipstream::comm {
 using DeviceCopy =
     std::function<void(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes)>;
 
-/// Rank `rank` of `size` whose other members hold zeros in every sum, and send what is already where it would arrive.
-/// Moves this rank's own part where that is not in place, and no other byte; time is the business of emulate(). `copy`
-/// null: memcpy (cpu).
+/// Makes rank `rank` of `size`. The absent members contribute zeros to every sum; what they send is already at its
+/// destination. Moves only this rank's own part, and only where the verb is not in place. Takes no time on a link:
+/// emulate() adds that. A null `copy` means memcpy (cpu).
 std::unique_ptr<Communicator> make_imitated_communicator(int rank, int size, DeviceCopy copy = {});
 
 }  // namespace slipstream::comm

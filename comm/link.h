@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a link charges for a collective: the one formula that the emulated link and the rehearsal share.
+// Cost of a collective on a link: the one formula that the emulated link and the rehearsal share.
 
 #include <cstdint>
 
@@ -32,10 +32,10 @@ int wire_rounds(Op op, Algorithm algorithm, int ranks);
 ///   send, recv, exchange   elems
 int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype);
 
-/// The longest that virtual time counts with, 19 hours: what would take longer takes this.
+/// The longest transfer in virtual time, 19 hours; longer ones are cut to it.
 constexpr int64_t kLongestTransferNs = int64_t{1} << 46;
 
-/// What one task of a group of `ranks` costs on `link`. Zero for one rank and for local ops. Pure.
+/// Pure. Cost of one task of a group of `ranks` on `link`. Zero for one rank and for local ops.
 WireCost wire_cost(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype, const Link& link);
 
 }  // namespace slipstream::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks the host order: everything a task needs is known before the run, so issuing is waits, a launch and a record.
+// Walks the host order. The plan fixes everything that a task needs, so issuing is waits, a launch and a record.
 
 #include "comm/scheduler.h"
 
@@ -20,8 +20,8 @@ void Scheduler::bind(const Plan& plan, const BoundWorks& works) {
   Bound& bound = bound_[&plan];
   bound.plan = &plan;
   bound.works = &works;
-  // Events for what another stream waits for: all tasks, spine items that are waited for, and the end of the spine.
-  // A seam that waits for another spine item waits for the next recorded one, which is complete no earlier.
+  // Events exist for items that another stream waits for: all tasks, awaited spine items, and the end of the spine. A
+  // seam wait on any other spine item waits for the next recorded one, which completes no earlier.
   bound.recorded.assign(plan.size(), 0);
   for (ItemId i = 0; i < plan.size(); ++i) {
     if (!plan.is_spine(i)) bound.recorded[i] = 1;
@@ -58,8 +58,8 @@ std::string Scheduler::in_flight() const {
     const Plan& plan = *run.bound->plan;
     for (ItemId i : plan.order) {
       if (!run.bound->recorded[i] || run.bound->events[run.parity][i]->query()) continue;
-      // All events of a replay are those of its end.
-      if (run.replayed) return "a step that is replayed as one graph (device.graph = false shows which task)";
+      // All items of a replayed run share the event at its end.
+      if (run.replayed) return "a step that is replayed as one graph (set device.graph = false to see which task)";
       return fmt::format("{} on channel {}", plan.is_spine(i) ? plan.spine[i].name : (*run.bound->works)[i].name,
                          job_.channels[plan[i].channel].name);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Consumes points with one cursor into the plan's host order: waits, launches, records. It knows tasks, channels and
-// points; it has never heard of ZeRO, pipelines or tensor parallelism.
+// points, and nothing about ZeRO, pipelines or tensor parallelism.
 
 #include <deque>
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace slipstream::comm {
 
-/// Tag of the event of an item: what timelines know of a wait.
+/// Tag of an item's event, by which timelines identify what a wait waited for.
 constexpr uint64_t event_tag(ChannelId channel, ItemId item) { return uint64_t{channel} << 32 | item; }
 
 class Scheduler final : public PointListener {
@@ -22,18 +22,19 @@ class Scheduler final : public PointListener {
   /// `streams[c]` is the stream of channel c. Borrows all.
   Scheduler(const Job& job, Device& device, std::vector<Stream*> streams);
 
-  /// Makes the events of `plan`, two for each item so that a run never overwrites what the next one waits for.
+  /// Makes the events of `plan`, two for each item, so that a run never overwrites an event that the next run waits
+  /// for.
   void bind(const Plan& plan, const BoundWorks& works);
 
   void begin(const Plan& plan, const Frame& frame) override;
   void before(ItemId item, Stream& compute, const Frame& frame) override;
   void reached(ItemId item, Stream& compute, const Frame& frame) override;
 
-  /// A run of `plan` was not walked but replayed by the device: what comes after follows it as any other.
+  /// Registers a run of `plan` that the device replayed as a graph; later runs follow it like any other.
   void replayed(const Plan& plan);
 
-  /// The first work in the plan's order of which the device has not said that it has ended, such as "all_reduce of 7
-  /// float32 on channel reduce"; empty if all have. Only while nobody issues; from any thread.
+  /// The first work in the plan's order that the device has not reported as ended, such as "all_reduce of 7 float32 on
+  /// channel reduce"; empty if all have ended. Callable from any thread while no thread issues work.
   std::string in_flight() const;
 
   /// The event that ends the latest run of `plan`: its last spine item.
@@ -51,14 +52,14 @@ class Scheduler final : public PointListener {
   struct Seam {
     std::multimap<ItemId, std::pair<uint32_t, ItemId>> waits;  // to -> (run of the history, from)
   };
-  /// One run that has been issued: which plan, and which of its two sets of events.
+  /// One issued run: its plan, and which of the plan's two sets of events it uses.
   struct Run {
     Bound* bound = nullptr;
     int parity = 0;
     bool replayed = false;
   };
 
-  /// The next run is of `bound`: which events it uses, and what it waits for of the runs before.
+  /// Starts a run of `bound`: chooses its events and the waits on earlier runs.
   void enter(Bound& bound);
   void wait_for_points(ItemId item, Stream& stream, const Frame& frame);
   void issue_tasks(const Frame& frame);
@@ -69,7 +70,7 @@ class Scheduler final : public PointListener {
   Device& device_;
   std::vector<Stream*> streams_;
   std::map<const Plan*, Bound> bound_;
-  std::deque<Run> history_;  // compacted: what link() looks at
+  std::deque<Run> history_;  // compacted: the input of link()
   std::map<std::vector<const Plan*>, Seam> seams_;
   Run current_;
   const Seam* seam_ = nullptr;

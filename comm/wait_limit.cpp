@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread sleeps until a wait begins, and then until it ends or is over the limit.
+// The supervising thread sleeps until a wait begins, then until the wait ends or exceeds the limit.
 
 #include "comm/wait_limit.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread that sleeps: it asks the wires, and the clock.
+// One thread that polls the wires for errors and the clock for timeouts.
 
 #include "comm/watchdog.h"
 
@@ -34,16 +34,16 @@ void Watchdog::run() {
       sentence = error.what();
     }
     lock.lock();
-    // Read after the check: who began to wait meanwhile is told what it waits for.
+    // Read after the check, so that a wait that began meanwhile gets an error that names its work.
     const bool late = host_ != Host::works &&
                       std::chrono::duration<double>(Clock::now() - host_since_).count() > options_.timeout_seconds;
-    // Only while the host waits does nobody move what is in flight, and under the lock its wait does not end.
+    // While the host waits, no thread issues work, and the lock keeps that wait from ending.
     const std::string work = host_ == Host::waits && (late || !sentence.empty()) ? in_flight_() : "";
     lock.unlock();
     if (!sentence.empty() && !work.empty()) sentence += fmt::format(" In flight: {}.", work);
     if (sentence.empty() && late)
       sentence = fmt::format(
-          "[comm] {} has not ended within {} s. A rank may be gone or late: look for the first error among the ranks, "
+          "[comm] {} has not ended within {} s. A rank may be gone or late. Look for the first error among the ranks, "
           "or raise "
           "comm.timeout_seconds.",
           work.empty() ? "the work in flight" : work, options_.timeout_seconds);
@@ -66,7 +66,7 @@ void Watchdog::abort_all() {
       changed_.notify_all();
     });
   {
-    // The owner has been told when it is back from its wait, or ends; what it does meanwhile may take its time.
+    // The owner sees the error when it returns from its wait or ends; the patience counts only while it waits.
     std::unique_lock lock(mutex_);
     auto since = Clock::now();
     while (!(ends_ && left == 0)) {
@@ -76,7 +76,7 @@ void Watchdog::abort_all() {
           ends_ ? std::min(options_.farewell_seconds, options_.patience_seconds) : options_.patience_seconds;
       if (!options_.leave || std::chrono::duration<double>(Clock::now() - since).count() <= patience_seconds) continue;
       const std::string sentence =
-          fmt::format("{} The communicators were told to abort, and the GPU has not become free within {} s.", trouble_,
+          fmt::format("{} The communicators were aborted, and the GPU did not become free within {} s.", trouble_,
                       patience_seconds);
       lock.unlock();
       options_.leave(sentence, trouble_code_);

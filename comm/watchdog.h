@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Looks after works whose end only the device sees: an error of the wire or a hang ends the run with a sentence that
-// names the task.
+// Supervises works whose end only the device sees: a wire error or a hang ends the run with an error that names the
+// task.
 //
-// On a CPU a work that cannot finish throws in its stream. On a GPU nobody would notice: the stream stands, and the
-// host waits for it.
+// On a CPU a work that cannot finish throws in its stream. On a GPU its stream stops and the host would wait forever.
 
 #include <chrono>
 #include <condition_variable>
@@ -20,25 +19,25 @@
 namespace slipstream::comm {
 
 struct WatchdogOptions {
-  double timeout_seconds = 600;  // that the host may wait at one place, or take to issue a step
+  double timeout_seconds = 600;  // limit for one wait of the host, and for issuing one step
   std::chrono::milliseconds poll{100};
-  double patience_seconds = 60;  // that the host may go on waiting after the communicators were told to abort
+  double patience_seconds = 60;  // how long the host may keep waiting after the abort of the communicators
   double farewell_seconds =
-      5;  // the same once the owner ends: on a lost GPU a recording that broke off keeps its communicators for ever
-  /// What is left then: called with the sentence and the code of the trouble, from the watchdog's thread; should end
-  /// the process. Empty: it waits on.
+      5;  // the same at the owner's end: on a lost GPU an interrupted recording keeps its communicators forever
+  /// Last resort, called on the watchdog's thread with the message and exit code; should end the process. Empty: the
+  /// watchdog keeps waiting.
   std::function<void(const std::string& sentence, ExitCode code)> leave = {};
 };
 
-/// Aborts all communicators at the first trouble, so that whoever waits for the device returns; rethrow() then says
-/// why.
+/// Aborts all communicators at the first error, so that a thread that waits for the device returns; rethrow() then
+/// throws the error.
 ///
-/// Each is aborted from a thread of its own: an abort may wait for the device, where the operations of the other
-/// communicators stand until they are aborted, too.
+/// A separate thread aborts each communicator: an abort may wait for the device, which waits for the operations of the
+/// other communicators until they are aborted, too.
 class Watchdog {
  public:
-  /// Borrows `communicators` (null ones are skipped). `in_flight` names the oldest work that has not ended, or is
-  /// empty; called from the watchdog's thread, while the host waits.
+  /// Borrows `communicators` and skips null ones. `in_flight` returns the name of the oldest work that has not ended,
+  /// or an empty string; it is called on the watchdog's thread while the host waits.
   Watchdog(std::vector<Communicator*> communicators, std::function<std::string()> in_flight,
            const WatchdogOptions& options);
   /// Blocks while communicators are being aborted.
@@ -46,17 +45,17 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Blocks. Runs `wait`, which blocks until the device is done with something, under the time limit.
-  /// Throws: CommError of the wire or of the limit, naming the work in flight; else what `wait` throws.
+  /// Blocks. Runs `wait`, which waits for the device, under the time limit.
+  /// Throws: CommError of the wire or of the limit, naming the work in flight; otherwise what `wait` throws.
   void watch(const std::function<void()>& wait);
-  /// Blocks where a stream takes no more commands. As watch, for what gives the device more to do: in_flight is not
-  /// asked meanwhile, so trouble names no work.
+  /// Blocks where a stream takes no more commands. Like watch, for a function that issues work; in_flight is not called
+  /// meanwhile, so the error names no work.
   void watch_issue(const std::function<void()>& issue);
-  /// Blocks. As watch, for what must be done in spite of trouble: throws only what `wait` throws.
+  /// Blocks. Like watch, for work that must finish even after an error: throws only what `wait` throws.
   void watch_to_the_end(const std::function<void()>& wait);
-  /// Throws what was seen, if anything.
+  /// Throws the recorded error, if there is one.
   void rethrow();
-  /// Trouble that somebody else has seen; the first counts. `code` is for `leave`. Returns at once.
+  /// Reports an error found elsewhere and returns at once; the first report counts. `code` is passed to `leave`.
   void give_up(const std::string& sentence, ExitCode code = ExitCode::communication);
 
  private:

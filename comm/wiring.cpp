@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Colours the hops of every wire.
+// Colours the pairs of neighbours of every wire.
 
 #include "comm/wiring.h"
 
@@ -15,7 +15,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// Offset to the peer of this rank's tasks on a channel, 0 if it has none.
+/// Offset to the peer of this rank's tasks on a channel; 0 if it has none.
 int peer_of(const Job& job, ChannelId channel) {
   for (const Plan* plan : {&job.train, &job.evaluate})
     for (const Task& task : plan->tasks)
@@ -43,7 +43,7 @@ Wiring wire_up(const Job& job) {
     const int peer = peer_of(job, c);
     if (peer == 0) continue;
     const int index = job.mesh.index_in_group(channel.axis, job.options.rank);
-    const int hop = peer > 0 ? index : (index + size - 1) % size;  // between hop and hop + 1
+    const int hop = peer > 0 ? index : (index + size - 1) % size;  // the pair (hop, hop + 1)
     wiring.connection_of[c] = found->second + (size % 2 == 1 && hop + 1 == size ? 2 : hop % 2);
   }
   return wiring;
@@ -65,7 +65,7 @@ std::vector<uint64_t> rendezvous_of(const Job& job) {
     const Task& task = plan.task(id);
     const Channel& channel = job.channels[task.channel];
     const std::vector<int> group = job.mesh.group(channel.axis, job.options.rank);
-    // Who meets whom: one after the other.
+    // The group or pair, then a sequence number within it.
     std::string line = fmt::format("{} {}", name_of(wire_of(channel.role)), group[0]);
     if (task.op == Op::send || task.op == Op::recv) {
       const auto n = static_cast<int>(group.size());

@@ -1,10 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA side of every op in a build without CUDA: one sentence.
+// The CUDA side of every op in a build without CUDA: every call throws.
 
 #include "engine/base/check.h"
+#include "kernels/adamw/adamw_cuda.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/cast/cast_cuda.h"
+#include "kernels/columns/columns_cuda.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda/algorithms.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/gelu/gelu_cuda.h"
+#include "kernels/hold/hold_cuda.h"
+#include "kernels/layer_norm/layer_norm_cuda.h"
+#include "kernels/matmul/matmul_cuda.h"
+#include "kernels/muon/muon_passes.h"
+#include "kernels/residual/residual_cuda.h"
+#include "kernels/rms_norm/rms_norm_cuda.h"
+#include "kernels/rope/rope_cuda.h"
+#include "kernels/sum_squares/sum_squares_cuda.h"
+#include "kernels/swiglu/swiglu_cuda.h"
+#include "kernels/wire/wire_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -57,6 +73,10 @@ void layer_norm_backward_cuda(LaunchContext&, const LayerNormBackward&) { refuse
 void matmul_forward_cuda(LaunchContext&, const MatmulForward&) { refuse("matmul_forward"); }
 void matmul_backward_input_cuda(LaunchContext&, const MatmulBackwardInput&) { refuse("matmul_backward_input"); }
 void matmul_backward_weight_cuda(LaunchContext&, const MatmulBackwardWeight&) { refuse("matmul_backward_weight"); }
+void muon_momentum_cuda(LaunchContext&, const MuonMomentum&) { refuse("muon"); }
+void muon_normalize_cuda(LaunchContext&, const MuonNormalize&) { refuse("muon"); }
+void muon_polynomial_cuda(LaunchContext&, const MuonPolynomial&) { refuse("muon"); }
+void muon_step_cuda(LaunchContext&, const MuonStep&) { refuse("muon"); }
 void residual_cuda(LaunchContext&, const Residual&) { refuse("residual"); }
 void rms_norm_forward_cuda(LaunchContext&, const RmsNormForward&) { refuse("rms_norm_forward"); }
 void rms_norm_backward_cuda(LaunchContext&, const RmsNormBackward&) { refuse("rms_norm_backward"); }

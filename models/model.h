@@ -29,39 +29,39 @@ struct ModelOptions {
   DType dtype = DType::f32;  // of weights in use and activations; gradients are float
 
   int64_t batch = 0;   // sequences of a micro-batch
-  int64_t tokens = 0;  // of a sequence, <= context; those that this rank holds
+  int64_t tokens = 0;  // of a sequence, <= context; this rank's share
   int context_ranks =
-      1;  // that hold a sequence together, this one as number context_rank: tokens x context_ranks <= context
+      1;  // ranks that share a sequence, this one as number context_rank: tokens x context_ranks <= context
   int context_rank = 0;
   int64_t global_tokens = 0;  // of a step: the gradient is the mean over these
   int micro_batches = 1;      // of a step, on this rank
-  int ranks = 1;              // that exchange embedding rows: all with the same parameters
+  int ranks = 1;              // ranks that exchange embedding rows; all hold the same parameters
   bool split_tied_embedding = true;
   std::vector<int> cuts;  // layers before which another pipeline stage begins
   bool split_backward =
-      false;       // gradients of outputs outlive the backward pass, so that weight gradients can wait (zero-bubble)
-  int tensor = 1;  // ranks that share out heads, hidden units and vocabulary
+      false;       // output gradients outlive the backward pass, so that weight gradients can be delayed (zero-bubble)
+  int tensor = 1;  // ranks that share heads, hidden units and vocabulary
   int tensor_index = 0;            // of this rank among them
-  bool sequence_parallel = false;  // they share out the tokens of norms and residuals too
-  int tensor_chunks = 1;           // of the tokens: one travels under the next; see token_chunks()
-  bool whole_layers = false;  // chunks of one layer are done before the next begins: where layers pass through slots of
-                              // memory (ZeRO stages 2 and 3)
-  int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: how early the wire may start
+  bool sequence_parallel = false;  // they share the tokens of norms and residuals, too
+  int tensor_chunks = 1;           // of the tokens: one travels while the next is computed; see token_chunks()
+  bool whole_layers = false;  // chunks of one layer end before the next begins: for layers in slots of memory (ZeRO
+                              // stages 2 and 3)
+  int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: smaller chunks can be sent earlier
 
   ContextChunks chunks() const {
     return {.tokens = tokens * context_ranks, .ranks = context_ranks, .rank = context_rank};
   }
 };
 
-/// Chunks that the tokens of a micro-batch are cut into: the most up to `asked` that are equal, and with sequence
-/// parallelism divide among the ranks. Pure.
+/// Pure. Number of chunks of a micro-batch's tokens: the largest up to `asked` into which they divide equally, with
+/// sequence parallelism also among the ranks.
 int token_chunks(int64_t rows, int asked, int ranks, bool sequence_parallel);
 
-/// Adds the model's buffers to `buffers` and returns its spec. Pure but for that.
-/// Throws: ConfigError with the two numbers when sizes do not fit each other.
+/// Pure, except that it adds the model's buffers to `buffers`. Returns the model's spec.
+/// Throws: ConfigError with the two numbers when sizes do not fit.
 ModelSpec build_model(const ModelOptions& options, Buffers& buffers);
 
-/// config.json of the model as Hugging Face's libraries read it.
+/// config.json of the model, for Hugging Face's libraries.
 std::string hugging_face_config(const ModelOptions& options);
 
 }  // namespace slipstream::models

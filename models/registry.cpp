@@ -24,16 +24,15 @@ ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {
   if (options.width % options.heads != 0)
     throw ConfigError("[model] heads {} must divide width {}.", options.heads, options.width);
   if (options.tokens > options.context)
-    throw ConfigError(
-        "[model] train.sequence_length {} is longer than model.context {}. Lower the one or raise the other.",
-        options.tokens, options.context);
-  // The run file's laws (engine/config/validate.h).
+    throw ConfigError("[model] train.sequence_length {} exceeds model.context {}. Lower the one or raise the other.",
+                      options.tokens, options.context);
+  // The rules of the run file (engine/config/validate.h).
   SLIP_ASSERT(options.heads % options.tensor == 0 && options.kv_heads % options.tensor == 0 &&
               options.ffn_width % options.tensor == 0);
   SLIP_ASSERT(!options.sequence_parallel || options.batch * options.tokens % options.tensor == 0);
   for (const Row& row : kFamilies)
     if (row.family == options.family) return row.build(options, buffers);
-  throw InternalError("[model] a family without a row in models/registry.cpp.");
+  throw InternalError("[model] the model family has no row in models/registry.cpp.");
 }
 
 std::string hugging_face_config(const ModelOptions& o) {

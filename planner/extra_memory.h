@@ -11,8 +11,8 @@
 
 namespace slipstream::planner {
 
-/// Of kernels, cuBLASLt and NCCL (an estimate), one entry for each that takes something. Reads NCCL_* of the
-/// environment: the same on all ranks that agree about those.
+/// One entry for each of kernels, cuBLASLt and NCCL (an estimate) that takes memory. Reads NCCL_* from the environment,
+/// so ranks with equal variables get equal results.
 std::vector<ExtraMemory> extra_memory_on_gpu(const Job& job, const comm::NcclTable& table, int64_t ranks_per_node);
 
 int64_t sum_of(const std::vector<ExtraMemory>& beside);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a job is planned from: a configuration, a rank of a world, and the machine.
+// The inputs of a plan: a configuration, a rank of a world, and the machine.
 
 #include <cstdint>
 #include <functional>
@@ -18,16 +18,16 @@ struct JobRequest {
   int rank = 0;
   int64_t vocab = 0;  // of the tokenizer; the model's when model.vocab_size is 0
   Machine machine;
-  /// The update may have a stream of its own, which takes nothing from the compute stream; a step may be launched as
-  /// one graph; collectives are NCCL's.
+  /// True: the update may use its own stream without slowing the compute stream, a step may be launched as one graph,
+  /// and NCCL runs the collectives.
   bool on_gpus = false;
-  int driver =
-      0;  // the oldest of all ranks: older ones serialise NCCL's operations (comm/nccl/launch_order.h); 0: not known
-  bool update_beside = false;                      // build_finished_job() says
-  bool proves = true;                              // false: a plan that is only compared
-  std::function<int64_t(const Job&)> extra_bytes;  // memory that a rank takes beside its plan; empty: none
+  int driver = 0;              // oldest driver of all ranks, because old drivers serialise NCCL's operations
+                               // (comm/nccl/launch_order.h); 0: unknown
+  bool update_beside = false;  // set by build_finished_job()
+  bool proves = true;          // false: a plan that is only compared
+  std::function<int64_t(const Job&)> extra_bytes;  // memory of a rank outside its plan; empty: none
   std::function<std::vector<int64_t>(const Job&)>
-      spine_ns;  // what spine items of training take; empty: what the machine says
+      spine_ns;  // durations of the training's spine items; empty: modelled from the machine
 };
 
 }  // namespace slipstream::planner

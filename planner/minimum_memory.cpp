@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the parameters of two small models and multiplies.
+// Extrapolates the parameter count from two small models.
 
 #include "planner/minimum_memory.h"
 
@@ -12,7 +12,7 @@
 namespace slipstream::planner {
 namespace {
 
-/// Floating point: a run file may ask for more than 64 bits count in bytes.
+/// Floating point, because a run file may request more bytes than 64 bits can count.
 struct Parameters {
   double of_layer = 0, besides = 0;
 };
@@ -29,7 +29,7 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
   return {.of_layer = layer, .besides = one - layer};
 }
 
-/// On the mean of the pipeline's stages, and no more than on the one that has most.
+/// Bytes on the mean pipeline stage, at most those of the largest stage.
 int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions& sizes, const PlanOptions& options) {
   const Mesh mesh(options.sizes, options.mesh_order);
   const Axis sharing = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
@@ -52,7 +52,7 @@ int64_t minimum_bytes(const models::ModelOptions& sizes, const PlanOptions& opti
 }
 
 void check_minimum_memory(const models::ModelOptions& sizes, const PlanOptions& options, const Machine& machine) {
-  // Ranks of several hosts plan with the least memory that any has, and others may have some more.
+  // Ranks of several hosts plan with the smallest memory of any host; other hosts may have more.
   constexpr double kHopeless = 4;
   if (machine.memory_bytes <= 0) return;
   const Parameters parameters = count_parameters(sizes);
@@ -60,10 +60,9 @@ void check_minimum_memory(const models::ModelOptions& sizes, const PlanOptions& 
   const double times = static_cast<double>(need) / static_cast<double>(machine.memory_bytes);
   if (times <= kHopeless) return;
   throw ResourceError(
-      "[plan] {} layers of {} parameters, {} besides: those with their gradients and optimizer states alone are at "
-      "least {} on a rank, {:.0f} times the {} that "
-      "{} has, and nothing was planned. Use {}more ranks with parallel.pipeline or parallel.tensor, or a smaller "
-      "model.",
+      "[plan] {} layers of {} parameters and {} other parameters need at least {} per rank with their gradients and "
+      "optimizer states, {:.0f} times the {} of {}. No plan was made. Use {}more ranks with parallel.pipeline or "
+      "parallel.tensor, or a smaller model.",
       sizes.layers, format_count(parameters.of_layer), format_count(parameters.besides), format_bytes(need), times,
       format_bytes(machine.memory_bytes), machine.name, options.zero_stage < 3 ? "zero.stage = 3, " : "");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a model needs on a layout at the very least, from its sizes alone, so that hopeless ones are refused before they
-// are planned.
+// The minimum memory of a model on a layout, from its sizes alone. Models far beyond the memory are refused before
+// planning.
 
 #include <cstdint>
 
@@ -11,12 +11,12 @@
 
 namespace slipstream::planner {
 
-/// Parameters, gradients and optimizer states of the rank that has most, shared out as `options` say; no plan of them
-/// needs less. Extrapolated from models of one and two layers. Pure. Throws: what build_model throws.
+/// Bytes of parameters, gradients and optimizer states on the largest rank, sharded by `options`. No plan needs less.
+/// Extrapolated from models of one and two layers. Pure. Throws: the errors of build_model.
 int64_t minimum_bytes(const models::ModelOptions& sizes, const PlanOptions& options);
 
-/// Refuses what needs several times the memory of a rank of `machine` whatever its plan, where that memory is known.
-/// What misses by less is planned, so that the table of its memory can say where. Throws: ResourceError.
+/// Refuses models whose minimum exceeds a rank's memory on `machine` several times, if that memory is known. A smaller
+/// excess is planned, so that the error can print the memory table. Throws: ResourceError.
 void check_minimum_memory(const models::ModelOptions& sizes, const PlanOptions& options, const Machine& machine);
 
 }  // namespace slipstream::planner

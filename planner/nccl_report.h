@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the table of comm.nccl chooses for the connections of a job, as text.
+// Prints the choices of the comm.nccl table for the connections of a job.
 
 #include <string>
 #include <vector>
@@ -13,8 +13,8 @@ namespace slipstream::planner {
 /// A table by name and content, "nccl.json (xxh3 0123...)"; empty of "". Blocks. Throws: ConfigError.
 std::string nccl_table_name(const std::string& path);
 
-/// What comm.nccl says of the connections of `job`, one line each as "reduce: 2 to 4 blocks; all_reduce up to 1.0 MiB
-/// tree ll"; none without a table. Pure.
+/// The choices of comm.nccl for the connections of `job`, one line each, such as "reduce: 2 to 4 blocks; all_reduce up
+/// to 1.0 MiB tree ll"; none without a table. Pure.
 std::vector<std::string> nccl_choices(const Job& job, const comm::NcclTable& table);
 
 }  // namespace slipstream::planner

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sentences and tables over finished jobs; nothing here decides anything.
+// Formats sentences and tables about finished jobs; makes no decisions.
 
 #include "planner/plan_facts.h"
 
@@ -57,9 +57,9 @@ int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJ
 std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   std::vector<ZeroMemory> table;
   JobRequest asked = request;
-  asked.config.zero = Zero{};  // as in the paper: parameters travel as they are computed with, and none persists
+  asked.config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
   asked.config.comm.error_feedback = false;
-  asked.config.overlap.split_tied_embedding = false;  // whose second share arrives from all ranks: not a state
+  asked.config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
   asked.config.optimizer.double_buffer = Choice::no;
   asked.config.parallel = Parallel{};
   asked.config.train.global_batch_size = 0;
@@ -116,24 +116,23 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
   const Job& job = *finished.job;
   if (config.optimizer.warmup_steps > config.train.steps)
     lines.push_back(
-        fmt::format("optimizer.warmup_steps = {} is more than train.steps = {}: the learning rate never reaches "
+        fmt::format("optimizer.warmup_steps = {} exceeds train.steps = {}, so the learning rate never reaches "
                     "optimizer.learning_rate",
                     config.optimizer.warmup_steps, config.train.steps));
   const int64_t stage = job.options.zero_stage;
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
-    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit, "
-                                            "and are reduced once (the bits of stage 0)",
+    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit "
+                                            "in memory, and are reduced once (same bits as stage 0)",
                                             finished.micro_batches)
                               : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in "
-                                            "shards, because {} (rounded in another order than "
-                                            "stage 0)",
+                                            "shards, because {} (rounding order differs from stage 0)",
                                             finished.micro_batches,
                                             machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
                                                                                    format_bytes(machine.memory_bytes))
-                                                                     : "nothing says how much memory a rank has"));
+                                                                     : "the memory of a rank is unknown"));
   if (const PipelineSchedule& schedule = job.options.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
     const ScheduleShape& shape = schedule.shape;
-    // Of stages that take the same, backward twice as long as forward, and no hops.
+    // Stages of equal duration, backward twice as long as forward, without hops.
     const Played played =
         play(schedule, {.action_ns =
                             [&](int, const Action& action) {
@@ -141,14 +140,14 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
                             },
                         .transfer_ns = {}});
     lines.push_back(fmt::format(
-        "{} micro-batch{} too few to fill {} stages: equal ones idle for {:.0f} % of their compute time. "
+        "{} micro-batch{} too few to fill {} stages: stages of equal duration idle for {:.0f} % of their compute time. "
         "Raise train.global_batch_size or lower train.micro_batch_size",
         shape.micro_batches, shape.micro_batches == 1 ? " is" : "es are", shape.stages, 100 * played.bubble()));
   }
   if (job.mesh.crosses_nodes(Axis::tensor, machine.ranks_per_node) &&
       config.comm.emulate.bandwidth_bytes_per_second == 0)
     lines.push_back(
-        fmt::format("tensor groups communicate in every layer and cross nodes of {} ranks: use parallel.tensor that "
+        fmt::format("tensor groups communicate in every layer and cross nodes of {} ranks; use a parallel.tensor that "
                     "divides {}, and put tp first in parallel.order",
                     machine.ranks_per_node, machine.ranks_per_node));
   const std::vector<Bucket>& buckets = job.layout.buckets;
@@ -157,13 +156,14 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
                                     [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
   if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(),
                                 [&](const Bucket& b) { return b.unit && 4 * b.elems > job.options.bucket_bytes; }))
-    lines.push_back(fmt::format("zero.stage {}: a layer is one bucket; overlap.bucket_size = {} cuts the rest only",
-                                stage, format_bytes(job.options.bucket_bytes)));
+    lines.push_back(fmt::format(
+        "zero.stage {}: each layer is one bucket; overlap.bucket_size = {} applies only to the other parameters", stage,
+        format_bytes(job.options.bucket_bytes)));
   else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && stage < 2 &&
            job.mesh.group_size(Axis::replica) > 1)
     lines.push_back(
-        fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}: each travels as one bucket, with "
-                    "what is before it",
+        fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}; each travels in one bucket with the "
+                    "parameters before it",
                     larger, parameters.size(), format_bytes(job.options.bucket_bytes)));
   return lines;
 }
@@ -180,7 +180,7 @@ WireBytes wire_bytes_of_step(const Job& job) {
   const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
   const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
   bytes.theory = (gradients + parameters) * (ranks - 1) / ranks;
-  // Across groups that share: all of a shard, once in a step.
+  // Across sharding groups: the whole shard, once per step.
   if (const int64_t groups = job.mesh.group_size(Axis::data_outer); job.is_hybrid())
     bytes.theory += 2 * elems / ranks * (job.options.wire_dtype == DType::bf16 ? 2 : 4) * (groups - 1) / groups;
   return bytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translates the run file's words one by one; what is decided here needs costs, never a plan.
+// Translates the keys of the run file. Decisions here use costs, never a plan.
 
 #include "planner/plan_options.h"
 
@@ -89,7 +89,7 @@ std::string read_schedule(const std::string& path) {
 }  // namespace
 
 void require_layout(const RunConfig& config, int world) {
-  std::optional<std::string> text;  // of the schedule's file, read once for all that are tried
+  std::optional<std::string> text;  // of the schedule file, read once for all candidate layouts
   resolve_layout(config, world, [&](const RunConfig& written, const slipstream::Batch& batch) {
     const RunConfig tried = in_effect(written);
     const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
@@ -108,7 +108,7 @@ PipelineSchedule schedule_of(const RunConfig& written, int micro_batches, bool h
   if (const std::string& file = config.pipeline.schedule_file; !file.empty())
     return parse_schedule(read_schedule(file), shape, file);
   const ScheduleKind kind = kind_of(config.pipeline.schedule);
-  // How many are alive is of the others' own making.
+  // The other schedules fix the number of live micro-batches.
   shape.hides_transfers = hides_transfers && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);
   return make_schedule(kind, shape);
 }
@@ -119,13 +119,13 @@ std::string schedule_name(const RunConfig& config) {
 }
 
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
-  constexpr double kWorthHiding = 0.01;  // of a micro-batch's pass through a stage
+  constexpr double kWorthHiding = 0.01;  // fraction of a micro-batch's pass through a stage
   const RunConfig config = in_effect(request.config);
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
   ModelSpec model = models::build_model(sizes, buffers);
-  // What layers compute again counts: embedding and head do not.
+  // Recomputed work counts for layers; embedding and head recompute nothing.
   std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
   recompute(model, buffers, whole, recomputation_of(config.train.recompute));
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
@@ -198,8 +198,8 @@ models::ModelOptions model_options(const JobRequest& request) {
   const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
   if (request.vocab > vocab)
     throw ConfigError(
-        "[model] vocab_size {} is smaller than the tokenizer's {}: ids would not fit. Set model.vocab_size = 0 "
-        "to take the tokenizer's.",
+        "[model] vocab_size = {} is smaller than the tokenizer's {} ids. Set model.vocab_size = 0 to use the "
+        "tokenizer's size.",
         vocab, request.vocab);
   return {.family = config.model.family == Family::gpt2 ? models::Family::gpt2 : models::Family::llama,
           .layers = config.model.layers,
@@ -220,7 +220,7 @@ models::ModelOptions model_options(const JobRequest& request) {
           .global_tokens = batch.global_batch_size * config.train.sequence_length,
           .micro_batches = static_cast<int>(batch.micro_batches),
           .ranks = layout.data * layout.context,
-          // With sharded updates both shares of a tied table travel together.
+          // With sharded updates, both shares of a tied table travel together.
           .split_tied_embedding =
               config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
           .tensor = layout.tensor,
@@ -258,7 +258,7 @@ Machine machine_of(const RunConfig& config, const std::string& path, int threads
 
 namespace {
 
-/// That this process may run on.
+/// Cores that this process may run on.
 int cores_here() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
@@ -276,9 +276,8 @@ std::string remark_on_threads(const RunConfig& config) {
   const int cores = cores_here();
   if (config.device.threads <= cores) return "";
   return fmt::format(
-      "device.threads = {} on {} core{}: the threads of a kernel wait for each other, so that a step takes many times "
-      "as "
-      "long. Use at most {}",
+      "device.threads = {} on {} core{}: the threads of a kernel wait for each other, so a step takes many times "
+      "longer. Use at most {}",
       config.device.threads, cores, cores == 1 ? "" : "s", cores);
 }
 

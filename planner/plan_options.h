@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a run file says, in the words of the models, the planner and the rehearsal.
+// Translates a run file into the options of the models, the planner and the rehearsal.
 
 #include <cstdint>
 #include <string>
@@ -15,44 +15,44 @@
 
 namespace slipstream::planner {
 
-/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards must read the
-/// data for it. Blocks.
+/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards read the data.
+/// Blocks.
 /// Throws: DataError.
 int64_t vocab_of(const RunConfig& config);
 
-/// Blocks. Throws: ConfigError unless the axes multiply to `world` ranks, with the layouts of them that every law of
-/// the run file allows, those of the schedule and of its file among them.
+/// Blocks. Throws: ConfigError unless the axes multiply to `world` ranks, with the legal layouts, including the rules
+/// of the schedule and its file.
 void require_layout(const RunConfig& config, int world);
 
-/// Sizes of the model on one rank; how its layers are dealt to stages is not in it. Pure. Throws: ConfigError.
+/// Sizes of the model on one rank, without the partition of layers. Pure. Throws: ConfigError.
 models::ModelOptions model_options(const JobRequest& request);
 
-/// The planner's options; the schedule and the dealing of layers are not in it. Pure. Throws: ConfigError.
+/// The planner's options, without the schedule and the partition of layers. Pure. Throws: ConfigError.
 PlanOptions plan_options(const JobRequest& request);
 
-/// How a model is dealt to stages, from what its pieces cost at the machine's rates.
+/// The partition of a model's layers among stages, by the costs of its pieces at the machine's rates.
 struct LayerPartition {
-  std::vector<int> layers;       // of each part: as the run file says, else balanced
-  bool hides_transfers = false;  // a hop takes long enough to be worth one more micro-batch alive per stage
+  std::vector<int> layers;       // of each part: from the run file, else balanced
+  bool hides_transfers = false;  // hops are long enough to justify one more live micro-batch per stage
   int64_t transfer_ns = 0;
 };
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh);
 
 /// pipeline.schedule, or pipeline.schedule_file. Blocks. Throws: ConfigError, PlanError.
 PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_transfers);
-/// What pipeline.schedule is called where it is printed: the file's name, or the schedule's. Pure.
+/// The printed name of the schedule: the schedule's name, or its file's name. Pure.
 std::string schedule_name(const RunConfig& config);
 
-/// What the machine and the run file's emulated link cost in virtual time.
+/// Prices of the machine and of the run file's emulated link in virtual time.
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh);
 
-/// device.machine of the run file or `path`, else this host; `threads` of the compute stream, `ranks_on_host` as
-/// this_host() takes them.
+/// The machine file at `path` or device.machine, else this host. `threads`: of the compute stream; `ranks_on_host`: as
+/// in this_host().
 Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host = 0);
 
 /// Threads of the compute stream: device.threads, or cores of the affinity mask / ranks that share it, at least 1.
 int threads_of(const RunConfig& config, int ranks_on_host);
-/// What is wrong with device.threads on the cores that this process may run on; empty: nothing. Reads the affinity.
+/// The problem of device.threads with this process's cores; empty: none. Reads the affinity mask.
 std::string remark_on_threads(const RunConfig& config);
 
 }  // namespace slipstream::planner

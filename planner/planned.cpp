@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kRehearsedSteps = 3;
 
-/// What GPUs hold beside the plan of a stage.
+/// GPU memory outside the plan of a stage.
 std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job) {
   return computes_on_gpus(planned.config) ? extra_memory_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
                                           : std::vector<ExtraMemory>{};
@@ -38,7 +38,7 @@ Planned make_plan(const PlanRequest& request) {
   const int ranks = request.ranks;
   require_layout(planned.config, ranks);
   const int threads = threads_of(planned.config, ranks);
-  // Of a cluster that is not here this host is a node, with as many ranks as it has cores for.
+  // This host serves as one node of the cluster, with as many ranks as its cores hold.
   planned.machine = machine_of(planned.config, request.machine, threads,
                                std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
   planned.machine_source = !request.machine.empty()                 ? "--machine"

@@ -33,17 +33,17 @@ struct Planned {
 /// Reads files, blocks. Throws: ConfigError, DataError, PlanError.
 Planned make_plan(const PlanRequest& request);
 
-/// Of a machine that is not here nobody says what it computes on, so that only a run file that asks for GPUs has their
-/// streams and graphs.
+/// A machine file does not declare its device type, so only a run file with device.kind = "cuda" gets the streams and
+/// graphs of GPUs.
 bool computes_on_gpus(const RunConfig& config);
 
-/// What GPUs hold beside the plan of the largest stage. Pure.
+/// GPU memory outside the plan of the largest stage. Pure.
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned);
 
-/// On the largest stage, with what is beside it. Pure.
+/// Memory of the largest stage, including memory outside the plan. Pure.
 int64_t most_bytes(const Planned& planned);
 
-/// Memory that one rank may use: ranks of one node share a host, each card has its own. Pure.
+/// Memory that one rank may use. Ranks of one node share a host's memory; every GPU has its own. Pure.
 bool fits(const Planned& planned);
 
 /// Throws: ResourceError with the table of memory unless it fits.
@@ -51,18 +51,17 @@ void require_fits(const Planned& planned);
 
 /// Three steps in a row in virtual time, in launch order. Pure.
 comm::Rehearsal rehearse_step(const Planned& planned);
-/// Milliseconds of one, of what was summed over the rehearsed steps. Pure.
+/// Milliseconds per step, from a sum over the rehearsed steps. Pure.
 double ms_of_a_step(int64_t total_ns);
 
 struct ChannelLoad {
   int64_t tasks = 0;
   int64_t bytes = 0;  // sent by one rank in a step
-  // Rehearsed, of a mean step: how long the channel was busy with anything, and how long compute waited for its
-  // communication alone.
+  // Rehearsed times of a mean step: the channel was busy, and compute waited for this channel's communication alone.
   double busy_ms = 0;
   double exposed_ms = 0;
 };
-/// By name of the channel. Pure.
+/// Keyed by the channel's name. Pure.
 std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal);
 
 /// To stdout.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What slipstream plan and slipstream check print for people.
+// Prints slipstream plan and slipstream check as text.
 
 #include <algorithm>
 #include <cstdio>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds the job of every stage, gives the plans their order and chooses where the update runs and what is launched as
-// a graph.
+// Builds the job of every stage, orders the plans, and chooses the stream of the update and the launch mode.
 
 #include "planner/planner.h"
 #include "engine/plan/build_job.h"
@@ -21,7 +20,7 @@
 namespace slipstream::planner {
 namespace {
 
-/// The job of one pipeline stage; that of the rank that asked as it sees it.
+/// The job of one pipeline stage; for the requesting rank's stage, that rank's own job.
 std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
                                  int stage) {
   const Mesh mesh(options.sizes, options.mesh_order);
@@ -41,8 +40,8 @@ std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const 
   return jobs;
 }
 
-/// ZB-H1 with the lags that suit what passes of these stages take. No stage takes more memory for it than the largest
-/// one takes with the published lags.
+/// ZB-H1 with lags for the measured durations of these stages' passes. No stage needs more memory than the largest
+/// stage with the published lags.
 void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
                   const comm::RooflinePrice& price, int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
   if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() ||
@@ -76,9 +75,9 @@ void lag_by_times(const JobRequest& request, PlanOptions& options, const models:
   }
 }
 
-/// Buckets are for gradients that others wait for. Stages that end early have time to reduce a chunk at once: fewer,
-/// larger messages, and none under their last backward pass. Not for what is encoded, which takes a buffer as wide as a
-/// bucket, nor for shards, whose parameters come back bucket by bucket.
+/// Stages that end early reduce a whole chunk at once: fewer, larger messages, and none under their last backward pass.
+/// Exceptions are encoded gradients, whose buffer is as wide as a bucket, and shards, whose parameters return bucket by
+/// bucket.
 void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
                                    const comm::RooflinePrice& price, int64_t transfer_ns,
                                    std::vector<std::shared_ptr<Job>>& jobs) {
@@ -105,7 +104,7 @@ void bucket_the_critical_path_only(const JobRequest& request, PlanOptions option
   }
 }
 
-/// A step that would take days is a mistake in a unit, and virtual time ends soon after.
+/// A step of several days indicates a wrong unit and nearly overflows virtual time.
 void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs, const comm::RooflinePrice& price,
                                   bool emulated) {
   constexpr double kDay_s = 86400;
@@ -123,20 +122,20 @@ void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs,
       slowest = slowest > 0 ? std::min(slowest, rate) : rate;
     }
     if (seconds > kDay_s)
-      throw ConfigError("[plan] the {} that a rank sends in a step would travel for {:.3g} days at {}/s. Raise {}.",
+      throw ConfigError("[plan] the {} that a rank sends in a step need {:.3g} days at {}/s. Raise {}.",
                         format_bytes(static_cast<int64_t>(bytes)), seconds / kDay_s,
                         format_bytes(static_cast<int64_t>(slowest)),
                         emulated ? "comm.emulate.bandwidth" : "the rates of the machine's links");
   }
 }
 
-/// Does a rank of this job have the memory that it takes?
+/// True if a rank has enough memory for this job.
 bool fits(const JobRequest& request, const Job& job) {
   return job.buffers.total_bytes() + (request.extra_bytes ? request.extra_bytes(job) : 0) <=
          request.machine.memory_bytes;
 }
 
-/// Jobs whose plans have no order yet; what is known of `finished` before that.
+/// Builds jobs without plan order, and the parts of `finished` that need no order.
 std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& finished) {
   const Layout layout = resolve_layout(request.config, request.world);
   const slipstream::Batch batch = resolve_batch(request.config, layout.data);
@@ -151,7 +150,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   sizes.cuts = cuts_of(options.layers);
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
-  // Whole gradients are reduced once in a step and add in the order of stage 0; shards are reduced in every
+  // Whole gradients are reduced once per step, in the summation order of stage 0. Shards are reduced in every
   // micro-batch.
   options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
   std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
@@ -170,7 +169,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   return jobs;
 }
 
-/// The update where the request says, with as many copies of the weights.
+/// Places the update on the requested stream, with the requested number of weight copies.
 FinishedJob finish_job(const JobRequest& request) {
   FinishedJob finished;
   const std::vector<std::shared_ptr<Job>> jobs = draft(request, finished);
@@ -194,7 +193,7 @@ JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool 
   return asked;
 }
 
-/// Does NCCL run the operations of this job one after the other, of whatever channels?
+/// True if NCCL runs this job's operations one by one across all channels.
 bool serialises(const JobRequest& request, const Job& job, bool captured) {
   const comm::Wiring wiring = comm::wire_up(job);
   const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(),
@@ -202,7 +201,7 @@ bool serialises(const JobRequest& request, const Job& job, bool captured) {
   return several > 1 && comm::nccl_serialises(request.driver, captured);
 }
 
-/// Works that a step launches, on the stage that launches most.
+/// Works that a step launches on the stage with the most launches.
 int64_t launches_of_step(const FinishedJob& finished) {
   int64_t most = 0;
   for (const auto& job : finished.stages) {
@@ -238,8 +237,8 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
   if (!proves) return ordered;
   std::vector<comm::StageRuns> rows;
   for (const auto& job : stages) {
-    // Three steps and three evaluations in a row, and every seam between them. Evaluations after an odd number of steps
-    // find two copies of the weights exchanged.
+    // Three steps and three evaluations in a row, and every seam between them. After an odd number of steps,
+    // evaluations find the two copies of the weights exchanged.
     const bool swaps = job->options.double_buffer;
     const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step,
                *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
@@ -253,8 +252,8 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
 void require_holds(const comm::Proof& proof) {
   if (proof.holds()) return;
   throw PlanError(
-      "[plan] the plan does not hold and nothing was run: {}. Please report it with the run file; slipstream check "
-      "prints all that was found.",
+      "[plan] the plan failed its proof, and nothing was run: {}. Please report it with the run file. slipstream check "
+      "prints the whole proof.",
       !proof.deadlock.empty() ? "deadlock under " + proof.deadlock : proof.hazards[0].sentence());
 }
 
@@ -267,7 +266,7 @@ FinishedJob build_finished_job(const JobRequest& request) {
 FinishedJob build_proved_job(const JobRequest& request) {
   const Choice copies = request.config.optimizer.double_buffer, graph = request.config.device.graph;
   const bool two_asked = copies == Choice::yes;
-  // On a CPU's compute stream an update comes after every reader of the weights anyway (docs/notes/0002, 0014).
+  // On a CPU's compute stream, an update always follows every reader of the weights (docs/notes/0002, 0014).
   FinishedJob first = finish_job(with_update(request, two_asked, two_asked, request.proves));
   if (!request.on_gpus) return first;
   struct UpdateCandidate {
@@ -276,7 +275,7 @@ FinishedJob build_proved_job(const JobRequest& request) {
   };
   std::vector<UpdateCandidate> candidates{{two_asked, two_asked}};
   if (!two_asked) candidates.push_back({true, false});
-  // In stage 3 no update waits for a reader.
+  // In stage 3, no update waits for a reader.
   if (copies == Choice::automatic && first.job->options.zero_stage < 3) candidates.push_back({true, true});
   const UpdateCandidate *by_graph = candidates.data(), *by_task = candidates.data();
   for (UpdateCandidate& candidate : candidates) {

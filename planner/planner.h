@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// From a run file to a finished job: the plans of all stages, in their global order, proved.
+// Builds a finished job from a run file: the plans of all stages in their global order, with their proof.
 
 #include <cstdint>
 #include <memory>
@@ -13,51 +13,50 @@
 
 namespace slipstream::planner {
 
-/// Builds and finishes the job of one rank, and those of the other stages, which must agree with it. Where the update
-/// may have a stream of its own it has the place whose step rehearses shortest; with optimizer.double_buffer = "auto"
-/// two copies of the weights are such a place, if they fit. Where steps may be launched as graphs, they are with
-/// device.graph = "auto" unless the barrier costs more than launching task by task. Pure: the same on all ranks that
-/// name the same machine.
+/// Builds and finishes the job of one rank and those of the other stages, which must agree with it. If the update may
+/// have its own stream, the fastest rehearsed place is chosen. optimizer.double_buffer = "auto" adds two copies of the
+/// weights as a place, if they fit. If steps may be launched as graphs, device.graph = "auto" uses graphs unless the
+/// barrier costs more than launching task by task. Pure: equal on all ranks with the same machine.
 /// Throws: ConfigError (sizes, layout, batch), PlanError; with `proves` also if the plans do not hold.
 FinishedJob build_finished_job(const JobRequest& request);
 
-/// The same, but plans that do not hold are an answer: for those who print the proof and run nothing.
+/// The same, but returns plans that fail their proof, for commands that print the proof and run nothing.
 FinishedJob build_proved_job(const JobRequest& request);
 
-/// The job with the update where it is told to run, `beside` the compute stream or on it, with one or two copies of the
-/// weights: to compare places. Pure.
+/// The job with the update on the requested stream (`beside` the compute stream or on it) and one or two copies of the
+/// weights, to compare places. Pure.
 FinishedJob build_job_with_update(const JobRequest& request, bool beside, bool twice);
 
-/// Jobs whose plans have no order yet: their memory is known. Pure.
+/// Jobs without plan order; their memory is known. Pure.
 FinishedJob build_drafted_job(const JobRequest& request);
 
-/// Gives the plans of one job, of all its stages, their order. With `proves`: and proves the first batch, steps and
-/// evaluations in a row; the proof may not hold. Throws: PlanError.
+/// Orders the plans of all stages of one job. With `proves`, also proves the first batch, steps and evaluations in a
+/// row; the proof may fail. Throws: PlanError.
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves = true);
 
-/// Throws: PlanError with what the proof found, if it does not hold.
+/// Throws: PlanError with the findings of a failed proof.
 void require_holds(const comm::Proof& proof);
 
-/// The pipeline stage whose ranks need most memory; the first of equals. Pure.
+/// The pipeline stage with the largest memory; the first of equal stages. Pure.
 const Job& largest_stage(const FinishedJob& finished);
 
 /// Memory that its ranks need. Pure.
 int64_t most_bytes(const FinishedJob& finished);
 
-/// The schedule played with what the pieces of every stage and hops between stages should take. Pure.
+/// The schedule in virtual time with the modelled durations of every stage's pieces and of hops between stages. Pure.
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns);
 
 /// The training plans of all stages, `runs` times in a row, ready for a rehearsal. Pure.
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs);
 
-/// Steps in a row in virtual time at the machine's prices: from one's first work to the next one's. Pure. Negative: the
-/// rehearsal deadlocks.
+/// Step period in virtual time at the machine's prices: from a step's first work to the next step's. Pure. Negative if
+/// the rehearsal deadlocks.
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed);
 
-/// Step period of the training plans in virtual time when every local item of stage s takes item_ns[s][i] (negative: as
-/// `otherwise` says) and communication takes what `otherwise` says, `replayed` as a graph or not. Pure. Negative if the
-/// rehearsal deadlocks.
+/// Step period of the training plans in virtual time when every local item of stage s takes item_ns[s][i] (negative:
+/// the time of `otherwise`) and communication takes the time of `otherwise`, `replayed` as a graph or not. Pure.
+/// Negative if the rehearsal deadlocks.
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
                          const std::vector<std::vector<int64_t>>& item_ns, const comm::Price& otherwise,
                          bool replayed = false);

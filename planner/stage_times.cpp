@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums what items of the spine take over the passes that they belong to.
+// Sums the durations of spine items over their passes.
 
 #include "planner/stage_times.h"
 

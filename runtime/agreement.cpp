@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares texts of all ranks.
+// Compares a text across all ranks.
 
 #include "runtime/agreement.h"
 
@@ -11,7 +11,7 @@
 namespace slipstream::runtime {
 namespace {
 
-/// The first lines in which two texts differ; empty where one ends.
+/// The first differing lines of two texts; empty if one text ends there.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_a(a), lines_b(b);
   while (true) {
@@ -29,7 +29,7 @@ void require_same(World& world, const std::string& what, const std::string& valu
     for (size_t r = 1; r < values.size(); ++r)
       if (values[r] != values[0]) {
         const auto [theirs, ours] = first_difference(values[r], values[0]);
-        throw ConfigError("[train] rank {} has another {} than rank 0 ({} against {}). {}", r, what, theirs, ours,
+        throw ConfigError("[train] rank {} and rank 0 disagree on the {} ({} and {}). {}", r, what, theirs, ours,
                           remedy);
       }
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice is exchanged between ranks before anybody acts on it: one kind of device for all.
+// Ranks exchange their choice of device first, so that all use one kind.
 
 #include "runtime/device_assignment.h"
 
@@ -19,22 +19,21 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Why "auto" does not look for a GPU at all; empty when it does.
+/// The reason for which "auto" does not look for a GPU; empty if it does.
 std::string ruled_out(const RunConfig& config) {
   if (config.comm.backend == Backend::mpi) return "comm.backend = \"mpi\" moves host memory";
   return "";
 }
 
-/// Why this rank cannot train on a GPU of `devices` among `ranks` ranks; empty when it can.
+/// The reason for which this rank cannot train on a GPU of `devices` among `ranks` ranks; empty if it can.
 std::string reason_against(const CudaDevices& devices, int ranks) {
   if (devices.count() == 0) return devices.reason;
   if (ranks > 1 && comm::nccl_version() == 0)
-    return "this build has no NCCL, which several ranks need; configure with -Dnccl=enabled";
-  // Before, it does not order launches of several communicators (NCCL_LAUNCH_ORDER_IMPLICIT), and ranks can wait for
-  // each other for ever.
+    return "this build has no NCCL, which several ranks need. Configure with -Dnccl=enabled";
+  // Older versions do not order launches of several communicators (NCCL_LAUNCH_ORDER_IMPLICIT), and ranks can deadlock.
   constexpr int kOldestNccl = 22700;
   if (ranks > 1 && comm::nccl_version() < kOldestNccl)
-    return fmt::format("NCCL is {}, several ranks need {} (2.27) or newer; install it", comm::nccl_version(),
+    return fmt::format("NCCL is {}, but several ranks need {} (2.27) or newer. Install it", comm::nccl_version(),
                        kOldestNccl);
   return "";
 }
@@ -51,7 +50,8 @@ namespace {
 DeviceAssignment choose(World& world, const RunConfig& config) {
   if (config.device.kind == DeviceChoice::cpu || !ruled_out(config).empty()) return {};
   const bool asked = config.device.kind == DeviceChoice::cuda || config.comm.backend == Backend::nccl;
-  // Before the first call of CUDA: by default streams share 8 queues of the GPU, and those of one wait for each other.
+  // Set before the first CUDA call: by default, streams share 8 queues of the GPU, and streams of one queue wait for
+  // each other.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const CudaDevices devices = find_cuda_devices();
   const std::string reason = reason_against(devices, world.size());
@@ -71,7 +71,7 @@ DeviceAssignment choose(World& world, const RunConfig& config) {
       throw ResourceError("[cuda] no GPU can be used: {}. Set device.kind = \"cpu\" to train without a GPU.", reason);
     assignment.gpu = cuda_device_of(devices, world.rank_on_host());
   });
-  // "HOST ID" of every rank; those of one host may not name a GPU twice.
+  // "HOST ID" of every rank. Ranks of one host must not name a GPU twice.
   const std::string& id = devices.ids[static_cast<size_t>(assignment.gpu)];
   const std::vector<std::string> versions = world.all_gather(fmt::format("{}", comm::nccl_version()));
   const std::vector<std::string> taken = world.all_gather(fmt::format("{} {}", world.host(), id));
@@ -86,8 +86,8 @@ DeviceAssignment choose(World& world, const RunConfig& config) {
     for (size_t r = 1; r < versions.size(); ++r)
       if (versions[r] != versions[0])
         throw CommError(
-            "[nccl] rank {} has NCCL {}, rank 0 has {} (22809 is 2.28.9). Install the same version on all machines.", r,
-            versions[r], versions[0]);
+            "[nccl] rank {} has NCCL {}, but rank 0 has {} (22809 is 2.28.9). Install the same version on all hosts.",
+            r, versions[r], versions[0]);
     const CudaGpu gpu = describe_cuda_device(assignment.gpu);
     assignment.name = gpu.name;
     assignment.driver = gpu.driver;
@@ -109,16 +109,15 @@ DeviceAssignment assign_device(World& world, const RunConfig& config) {
     world.together([&] {
       require_settings_of_cpu(config);
       if (config.comm.emulate.form == EmulateForm::gate) return;
-      throw ConfigError(
-          "[config] comm.emulate.form = \"{}\" takes what a GPU has, and this run is on the CPU. Use \"gate\".",
-          config.comm.emulate.form == EmulateForm::copies ? "copies" : "blocks");
+      throw ConfigError("[config] comm.emulate.form = \"{}\" needs a GPU, but this run is on the CPU. Use \"gate\".",
+                        config.comm.emulate.form == EmulateForm::copies ? "copies" : "blocks");
     });
   }
   return assignment;
 }
 
 namespace {
-// Of an emulated link: memory that copies go through, and words that release what is held.
+// Memory of the emulated link: staging for copies, and flags that release held blocks.
 constexpr int64_t kStagingBytes = kMiB;
 constexpr size_t kFlags = 65536;
 }  // namespace
@@ -126,7 +125,7 @@ constexpr size_t kFlags = 65536;
 WireOptions DeviceAssignment::wire(const RunConfig& config, Device& device) const {
   WireOptions wire{.nccl = nccl};
   if (kind != DeviceKind::cuda) return wire;
-  // Taken once, shared by all channels: what is copied here nobody reads.
+  // Allocated once and shared by all channels, because the copied bytes are never read.
   struct Memory {
     std::unique_ptr<Allocation> staging, scratch, flags;
     size_t flags_taken = 0;
@@ -135,7 +134,7 @@ WireOptions DeviceAssignment::wire(const RunConfig& config, Device& device) cons
   memory->flags = device.allocate_host(static_cast<int64_t>(kFlags * sizeof(uint32_t)), "flags of the emulated link");
   wire.traffic.make_flag = [memory] {
     if (memory->flags_taken == kFlags)
-      throw ConfigError("[config] comm.emulate serves {} tasks. Use larger buckets.", kFlags);
+      throw ConfigError("[config] comm.emulate supports at most {} tasks. Use larger buckets.", kFlags);
     return reinterpret_cast<uint32_t*>(memory->flags->data()) + memory->flags_taken++;
   };
   const auto limit_ns = config.comm.timeout_seconds * 1'000'000'000;
@@ -192,7 +191,7 @@ Machine machine_at(const DeviceAssignment& assignment, const RunConfig& config, 
           .memory_bytes = gpu.free_bytes / std::max<int64_t>(1, std::ssize(assignment.ranks_on_gpu)),
           .launch_ns = 4 * kMicrosecond,
           .ranks_per_node = ranks_on_host,
-          // PCIe 4 and 100 Gbit/s: what is known to be there without NVLink or a file that says more.
+          // PCIe 4 and 100 Gbit/s: conservative rates without a machine file.
           .intra_bytes_per_second = 20'000'000'000,
           .intra_latency_ns = 10 * kMicrosecond,
           .inter_bytes_per_second = 12'500'000'000,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a rank computes: the CPU, or which GPU.
+// The device of a rank: the CPU or one GPU.
 
 #include <memory>
 #include <string>
@@ -9,46 +9,42 @@
 #include "engine/config/config.h"
 #include "engine/config/machine.h"
 #include "engine/device/device.h"
+#include "runtime/library_tables.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
 
-/// The device of this rank. All ranks of a run have the same kind.
-struct DeviceAssignment {
+/// The device of this rank and the tables of its libraries. All ranks of a run have the same kind.
+struct DeviceAssignment : LibraryTables {
   DeviceKind kind = DeviceKind::cpu;
-  int gpu = 0;                    // index among those that this process sees
+  int gpu = 0;                    // index among the GPUs visible to this process
   int ranks = 1;                  // of the run
-  std::vector<int> ranks_on_gpu;  // of the world, this one among them; more than one only where GPUs are shared
-  std::string name = "cpu";       // for run.json and people: "cpu" or the GPU's own name
-  int driver = 0;                 // the oldest of all ranks, as CudaGpu has it
-  comm::NcclTable nccl;           // of comm.nccl, rank 0's
-  std::string nccl_hash;          // of its text, XXH3-128; empty: no table
-  std::string algorithms;         // path of the table of timed products that rank 0 has read; empty: none
-  std::string algorithms_hash;
-  size_t timed_products = 0;
+  std::vector<int> ranks_on_gpu;  // of the world, including this rank; more than one only on shared GPUs
+  std::string name = "cpu";       // for run.json and messages: "cpu" or the GPU's name
+  int driver = 0;                 // oldest of all ranks, as in CudaGpu
 
-  /// Its memory is NCCL's where several ranks talk through it. Throws: ResourceError when the GPU does not start.
+  /// If several ranks communicate through it, NCCL allocates its memory. Throws: ResourceError if the GPU does not
+  /// start.
   std::unique_ptr<Device> make_device() const;
-  /// How the channels of a run on `device` are wired.
+  /// The wires of a run's channels on `device`.
   WireOptions wire(const RunConfig& config, Device& device) const;
 };
 
-/// Blocks. Collective. The device that device.kind asks for. With "auto" it is a GPU where every rank has one, and one
-/// line says why it is not; nothing is said when the run file itself rules the GPU out. Before the first communicator
-/// it also sets what NCCL reads from the environment.
-/// Throws: AgreedFailure: no GPU where "cuda" was asked for, more ranks than GPUs, no NCCL for several ranks, unequal
-/// ones.
+/// Blocks. Collective. The device for device.kind. "auto" chooses GPUs if every rank has one. Otherwise one line prints
+/// the reason, unless the run file itself excludes GPUs. Also sets NCCL's environment variables before the first
+/// communicator.
+/// Throws: AgreedFailure: no GPU for "cuda", more ranks than GPUs, no NCCL for several ranks, different NCCL versions.
 DeviceAssignment assign_device(World& world, const RunConfig& config);
 
-/// Blocks. The same for a command of one process that no launcher started; says nothing when "auto" takes the CPU.
-/// Throws: ResourceError: no GPU where "cuda" was asked for.
+/// Blocks. The same for a command of one process without a launcher. Prints nothing when "auto" chooses the CPU.
+/// Throws: ResourceError: no GPU for "cuda".
 DeviceAssignment assign_device_alone(DeviceChoice kind);
 
-/// The machine file of the run, else what is believed of the chosen GPU or of this host with `threads` threads, with a
-/// node of the `ranks_on_host` ranks that were started here. Blocks. Throws: ConfigError.
+/// The machine file of the run, else built-in rates of the chosen GPU or of this host with `threads` threads. A node
+/// has the `ranks_on_host` ranks of this host. Blocks. Throws: ConfigError.
 Machine machine_at(const DeviceAssignment& assignment, const RunConfig& config, int threads, int ranks_on_host);
 
-/// Blocks. Collective. The machine that all ranks have in common: what plans are made for must be the same everywhere.
+/// Blocks. Collective. The common machine of all ranks, because all ranks must plan for the same one.
 Machine agreed_machine(World& world, const Machine& machine);
 
 }  // namespace slipstream::runtime

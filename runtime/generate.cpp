@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream generate: text from trained weights, one token at a time.
+// Runs slipstream generate: text from trained weights, one token at a time.
 
 #include "runtime/generate.h"
 
@@ -27,28 +27,26 @@ std::string weights_folder(const std::string& path) {
   for (const char* inside : {"", "/checkpoints/final", "/final"})
     if (std::filesystem::exists(path + inside + "/" + checkpoint::kWeightsFile)) return path + inside;
   throw CheckpointError(
-      "[generate] {} has no {}: neither there nor in checkpoints/final. Give the folder that training wrote.", path,
-      checkpoint::kWeightsFile);
+      "[generate] {} has no {}, and neither has its checkpoints/final. Give the folder of a run or of its weights.",
+      path, checkpoint::kWeightsFile);
 }
 
-/// Sizes beyond these are damage: they would not fit anywhere.
+/// Larger sizes indicate a damaged file.
 constexpr int64_t kMaxLayers = 65536, kMaxSize = int64_t{1} << 24;
 
 template <typename T>
 T entry(const Json& config, const std::string& key, const std::string& folder) {
   const Json* value = config.find(key);
   if (value == nullptr)
-    throw CheckpointError("[generate] {}/config.json lacks {}. Name a folder of checkpoints that train has written.",
-                          folder, key);
+    throw CheckpointError("[generate] {}/config.json lacks {}. Give the folder of a run or of its weights.", folder,
+                          key);
   const bool right = std::is_same_v<T, bool>      ? value->is_bool()
                      : std::is_same_v<T, int64_t> ? value->is_int()
                      : std::is_same_v<T, double>  ? value->is_number()
                                                   : value->is_string();
   if (!right)
     throw CheckpointError(
-        "[generate] {}/config.json: {} has another type than expected. Name a folder of checkpoints that train has "
-        "written.",
-        folder, key);
+        "[generate] {}/config.json: {} has the wrong type. Give the folder of a run or of its weights.", folder, key);
   if constexpr (std::is_same_v<T, bool>)
     return value->as_bool();
   else if constexpr (std::is_same_v<T, int64_t>)
@@ -64,8 +62,9 @@ models::ModelOptions options_of(const Json& config, const std::string& folder) {
     const auto value = entry<int64_t>(config, key, folder);
     const int64_t most = key == "n_layer" || key == "num_hidden_layers" ? kMaxLayers : kMaxSize;
     if (value < 1 || value > most)
-      throw CheckpointError("[generate] {}/config.json: {} is {}, need 1 to {}. Give the folder that training wrote.",
-                            folder, key, value, most);
+      throw CheckpointError(
+          "[generate] {}/config.json: {} is {}, need 1 to {}. Give the folder of a run or of its weights.", folder, key,
+          value, most);
     return value;
   };
   const auto family = entry<std::string>(config, "model_type", folder);
@@ -94,7 +93,7 @@ models::ModelOptions options_of(const Json& config, const std::string& folder) {
                .rope_theta = static_cast<float>(entry<double>(config, "rope_theta", folder)),
                .norm_eps = static_cast<float>(entry<double>(config, "rms_norm_eps", folder))};
   else
-    throw CheckpointError("[generate] {}/config.json: model_type \"{}\" is neither gpt2 nor llama.", folder, family);
+    throw CheckpointError("[generate] {}/config.json: model_type is \"{}\", need gpt2 or llama.", folder, family);
   options.batch = 1;
   options.tokens = options.context;
   options.global_tokens = options.context;
@@ -109,7 +108,7 @@ ModelSpec model_of(const models::ModelOptions& options, Buffers& buffers, const 
   }
 }
 
-/// What an empty prompt starts from: a line break, where there is one.
+/// First token of an empty prompt: a line break, if the tokenizer has one.
 int32_t first_token(const data::Tokenizer& tokenizer) {
   try {
     return tokenizer.encode("\n").front();
@@ -127,7 +126,7 @@ void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
       std::vector<int64_t> shape = named.whole_shape();
       if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
       if (info.shape != shape)
-        throw CheckpointError("[generate] {} in {} has {} elements, the model of config.json needs {}.", named.name,
+        throw CheckpointError("[generate] {} in {} has {} elements, but the model of config.json needs {}.", named.name,
                               file.path(), info.elems(), named.whole_elems());
       std::vector<float> values(static_cast<size_t>(named.whole_elems()));
       file.read_floats(info, values);
@@ -142,7 +141,7 @@ void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
     }
 }
 
-/// Samples from softmax(logits / temperature) among the top_k likeliest (0: all).
+/// Samples from softmax(logits / temperature) among the top_k most likely tokens (0: all).
 int32_t sample(std::vector<float> logits, double temperature, int top_k, double uniform) {
   const auto best = std::max_element(logits.begin(), logits.end());
   if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
@@ -169,21 +168,20 @@ int32_t sample(std::vector<float> logits, double temperature, int top_k, double 
 
 int generate(const GenerateOptions& options) {
   if (!(options.temperature >= 0)) throw ConfigError("--temperature {} must be at least 0.", options.temperature);
-  if (options.top_k < 0) throw ConfigError("--top-k {} must be at least 0 (0: among all).", options.top_k);
+  if (options.top_k < 0) throw ConfigError("--top-k {} must be at least 0 (0: all tokens).", options.top_k);
   const std::string folder = weights_folder(options.checkpoint);
   const checkpoint::FinalWeights weights = checkpoint::read_final(folder);
   const auto tokenizer = data::load_tokenizer(folder + "/" + data::kTokenizerFile);
   const models::ModelOptions model_options = options_of(weights.config, folder);
   if (tokenizer->vocab_size() > model_options.vocab)
     throw CheckpointError(
-        "[generate] the tokenizer of {} has {} ids, but its model {}. Give the folder that training wrote.", folder,
-        tokenizer->vocab_size(), model_options.vocab);
+        "[generate] the tokenizer of {} has {} ids, but its model has {}. Give the folder of a run or of its weights.",
+        folder, tokenizer->vocab_size(), model_options.vocab);
 
   if (options.prompt_ids.empty() && !tokenizer->knows_text())
     throw ConfigError(
-        "[generate] {} was trained on ids of the tokenizer \"{}\", which is not here. Encode the prompt with it and "
-        "give the ids, for instance "
-        "--prompt-ids 15496,995; what follows is printed as ids.",
+        "[generate] {} was trained on ids of the external tokenizer \"{}\". Encode the prompt with it and give the "
+        "ids, for instance --prompt-ids 15496,995. The continuation is printed as ids.",
         folder, tokenizer->name());
   for (const int32_t id : options.prompt_ids)
     if (id >= tokenizer->vocab_size())
@@ -220,7 +218,7 @@ int generate(const GenerateOptions& options) {
     rank.evaluate(window, targets);
     rank.drain();
     std::vector<float> logits = rank.logits(static_cast<int64_t>(used) - 1);
-    logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // a padded vocabulary has ids that mean nothing
+    logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // ids of the padding have no meaning
     const int32_t next =
         sample(std::move(logits), options.temperature, options.top_k, random.uniform(static_cast<uint64_t>(n)));
     text.push_back(next);

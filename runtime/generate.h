@@ -11,9 +11,9 @@ namespace slipstream::runtime {
 struct GenerateOptions {
   std::string checkpoint;  // folder of weights, or a run folder
   std::string prompt;
-  std::vector<int32_t> prompt_ids;  // instead of a prompt; then ids are printed, too
-  int tokens = 200;                 // to add
-  double temperature = 0.8;         // 0: always the likeliest token
+  std::vector<int32_t> prompt_ids;  // instead of a prompt; the continuation is printed as ids, too
+  int tokens = 200;                 // tokens to generate
+  double temperature = 0.8;         // 0: always the most likely token
   int top_k = 0;                    // 0: all
   uint64_t seed = 1;
   std::string device = "auto";  // auto | cpu | cuda

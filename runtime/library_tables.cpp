@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contents are compared by hash before anybody acts on them: ranks that were told different things would hang, or give
-// other bits.
+// Ranks compare the tables by hash before using them, because different tables would cause hangs or different bits.
 
 #include "runtime/library_tables.h"
 
@@ -20,9 +19,9 @@ namespace {
 
 constexpr int64_t kLimitBytes = int64_t{64} << 20;
 
-// What the ranks of a communicator must have in common, or they run different algorithms, or wait for blocks that
-// nobody launches, or read memory in place that one rank does not have. NCCL's other variables (interfaces, adapters,
-// logs) may differ between hosts.
+// Variables that must be equal on all ranks of a communicator. Otherwise ranks run different algorithms, wait for
+// blocks that are never launched, or read memory in place that one rank lacks. NCCL's other variables (interfaces,
+// adapters, logs) may differ between hosts.
 constexpr const char* kAgreed[] = {"NCCL_ALGO",
                                    "NCCL_PROTO",
                                    "NCCL_BUFFSIZE",
@@ -49,7 +48,7 @@ std::string ranks_text(const std::vector<size_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-/// Of what this rank finds at `path`; empty where there is nothing: then rank 0's is taken.
+/// Hash of this rank's file at `path`; empty without a file, which means rank 0's table.
 std::string hash_here(const std::string& path) {
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return "";
@@ -69,15 +68,14 @@ void require_same_file(World& world, const std::string& key, const std::string& 
       if (!hashes[r].empty() && hashes[r] != hashes[0]) other.push_back(r);
     if (other.empty()) return;
     throw ConfigError(
-        "[tables] {} {} another {} = {} than rank 0 (xxh3 {} against {}). Copy rank 0's file to every host, or remove "
-        "the others: a rank without "
-        "the file takes rank 0's.",
+        "[tables] {} {} a different {} = {} than rank 0 (xxh3 {} and {}). Copy rank 0's file to every host, or remove "
+        "the other files: a rank without the file uses rank 0's.",
         ranks_text(other), other.size() == 1 ? "finds" : "find", key, path, hashes[other[0]],
         hashes[0].empty() ? "none" : hashes[0]);
   });
 }
 
-/// Blocks. Collective. A launcher may hand a variable to the ranks of its own host only.
+/// Blocks. Collective. A launcher may pass a variable only to the ranks of its own host.
 void require_same_variables(World& world) {
   for (const char* name : kAgreed) {
     const char* own = std::getenv(name);
@@ -89,14 +87,14 @@ void require_same_variables(World& world) {
         if (values[r] != values[0]) other.push_back(r);
       if (other.empty()) return;
       throw ConfigError(
-          "[tables] {} ha{} {}, rank 0 has {}: their collectives would not match. Give all ranks the same, for "
-          "instance with mpirun -x {}.",
+          "[tables] {} ha{} {}, but rank 0 has {}, so their collectives would not match. Set the same value on all "
+          "ranks, for instance with mpirun -x {}.",
           ranks_text(other), other.size() == 1 ? "s" : "ve", values[other[0]], values[0], name);
     });
   }
 }
 
-void read_nccl(World& world, const RunConfig& config, DeviceAssignment& assignment) {
+void read_nccl(World& world, const RunConfig& config, LibraryTables& tables) {
   const std::string& path = config.comm.nccl;
   std::string text;
   world.together([&] {
@@ -104,17 +102,17 @@ void read_nccl(World& world, const RunConfig& config, DeviceAssignment& assignme
   });
   require_same_file(world, "comm.nccl", path);
   text = world.all_gather(text)[0];
-  world.together([&] { assignment.nccl = comm::NcclTable::parse(text, path); });
-  if (!path.empty()) assignment.nccl_hash = hash_of(text);
+  world.together([&] { tables.nccl = comm::NcclTable::parse(text, path); });
+  if (!path.empty()) tables.nccl_hash = hash_of(text);
 }
 
-void read_products(World& world, const RunConfig& config, DeviceAssignment& assignment) {
+void read_products(World& world, const RunConfig& config, LibraryTables& tables) {
   const kernels::GemmLibrary library = kernels::gemm_library();
   const bool named = config.device.algorithms != "auto";
-  assignment.algorithms = kernels::algorithms_path(config.device.algorithms, library);
-  if (named) require_same_file(world, "device.algorithms", assignment.algorithms);
+  tables.algorithms = kernels::algorithms_path(config.device.algorithms, library);
+  if (named) require_same_file(world, "device.algorithms", tables.algorithms);
   std::string warning, text;
-  if (world.rank() == 0) text = kernels::read_algorithms(assignment.algorithms, library, warning).text();
+  if (world.rank() == 0) text = kernels::read_algorithms(tables.algorithms, library, warning).text();
   if (!warning.empty()) log_warn("{}", warning);
   text = world.all_gather(text)[0];
   kernels::AlgorithmTable table(library);
@@ -124,40 +122,39 @@ void read_products(World& world, const RunConfig& config, DeviceAssignment& assi
   } catch (const Error& error) {
     refusal = error.what();
   }
-  // An empty table is everybody's.
+  // An empty table suits every rank.
   const bool empty = world.all_gather(table.size() > 0 ? "" : "empty")[0] == "empty";
   const std::vector<std::string> refusals = world.all_gather(empty ? "" : refusal);
   std::vector<size_t> refusing;
   for (size_t r = 0; r < refusals.size(); ++r)
     if (!refusals[r].empty()) refusing.push_back(r);
   if (!refusing.empty()) {
-    const std::string who = fmt::format("{} cannot take rank 0's device.algorithms = {}: {}", ranks_text(refusing),
-                                        assignment.algorithms, refusals[refusing[0]]);
+    const std::string who = fmt::format("{} cannot use rank 0's device.algorithms = {}: {}", ranks_text(refusing),
+                                        tables.algorithms, refusals[refusing[0]]);
     world.together([&] {
       if (named)
         throw ConfigError(
-            "[tables] {} Products would not be the same on all ranks: set device.algorithms = \"\", or start ranks on "
-            "one kind of card and with one "
-            "version of cuBLASLt.",
+            "[tables] {} Products would differ between ranks. Set device.algorithms = \"\", or use one GPU model and "
+            "one version of cuBLASLt on all ranks.",
             who);
     });
-    if (world.rank() == 0) log_warn("[cuda] {} The products of all ranks take cuBLASLt's first choice.", who);
+    if (world.rank() == 0) log_warn("[cuda] {} The products of all ranks use cuBLASLt's first choice.", who);
     table = kernels::AlgorithmTable(library);
   }
-  assignment.timed_products = table.size();
-  if (assignment.timed_products == 0)
-    assignment.algorithms.clear();
+  tables.timed_products = table.size();
+  if (tables.timed_products == 0)
+    tables.algorithms.clear();
   else
-    assignment.algorithms_hash = hash_of(text);
+    tables.algorithms_hash = hash_of(text);
   kernels::use_algorithms(std::move(table));
 }
 
 }  // namespace
 
-void read_tables(World& world, const RunConfig& config, DeviceAssignment& assignment) {
+void read_tables(World& world, const RunConfig& config, LibraryTables& tables) {
   require_same_variables(world);
-  read_nccl(world, config, assignment);
-  read_products(world, config, assignment);
+  read_nccl(world, config, tables);
+  read_products(world, config, tables);
 }
 
 }  // namespace slipstream::runtime

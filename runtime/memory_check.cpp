@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the need of all ranks that share a memory with its size.
+// Compares the memory of ranks that share a device or host with its size.
 
 #include "runtime/memory_check.h"
 
@@ -29,7 +29,7 @@ planner::JobRequest request_at(const DeviceAssignment& assignment, const RunConf
 void require_host_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
                          int64_t text_bytes) {
   const int64_t need = job.buffers.total_bytes() + text_bytes;
-  // Stages of a pipeline need different amounts, and ranks of one host share its memory.
+  // Pipeline stages need different amounts, and ranks of one host share its memory.
   const std::vector<std::string> needs = world.all_gather(fmt::format("{} {}", world.host(), need));
   world.together([&] {
     if (!config.device.machine.empty()) {

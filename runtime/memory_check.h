@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Does the memory of the GPU or of the host hold the ranks of a run, and how much did they take?
+// Checks that the memory of GPU or host holds the ranks of a run, and reports their use.
 
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace slipstream::runtime {
 
-/// What a job is planned from that runs at `place`, on a machine that all ranks agree on. Pure.
+/// The inputs of the plan for a run at `place`, on the machine common to all ranks. Pure.
 planner::JobRequest request_at(const DeviceAssignment& assignment, const RunConfig& config, const Machine& machine,
                                int world, int rank, int64_t vocab);
 
@@ -21,15 +21,15 @@ planner::JobRequest request_at(const DeviceAssignment& assignment, const RunConf
 void require_host_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
                          int64_t text_bytes);
 
-/// The peak of this process's resident memory, as the kernel counts it; 0 where it does not report it.
+/// The peak of this process's resident memory as the kernel reports it; 0 if unknown.
 int64_t peak_resident_bytes();
 
-/// Blocks. Collective. What all ranks of one GPU take together must be free on it.
+/// Blocks. Collective. The sum over all ranks of one GPU must be free on it.
 /// Throws: AgreedFailure (code 7), with the table.
 void require_gpu_memory(World& world, const DeviceAssignment& assignment, const Job& job, int64_t ranks_per_node);
 
-/// What is taken of the GPU beyond what was in use when `free_at_start` bytes of it were free, beside what the table
-/// says: the difference is code that libraries have loaded since, graphs, and what NCCL takes beyond the estimate.
+/// Prints the GPU memory taken since `free_at_start` bytes were free, and the memory in the table. The difference is
+/// code loaded by libraries, graphs, and NCCL memory beyond the estimate.
 std::string gpu_memory_line(const DeviceAssignment& assignment, const Job& job, int64_t ranks_per_node,
                             int64_t free_at_start);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wires one rank: arenas by owner, a stream per channel, works bound once.
+// Assembles one rank: arenas by owner, one stream per channel, works bound once.
 
 #include "runtime/rank.h"
 
@@ -18,8 +18,7 @@
 namespace slipstream::runtime {
 namespace {
 
-// Tensors are filled piece by piece: a second copy of a large one would raise the most memory that the process ever
-// has.
+// Tensors are filled piece by piece, because a second copy of a large tensor would raise the process's peak memory.
 constexpr int64_t kPieceElems = 1 << 18;
 
 /// One arena per owner; views resolved to addresses.
@@ -42,20 +41,20 @@ Memory assignment(const Buffers& buffers, Device& device, std::vector<std::uniqu
   return Memory(std::move(entries));
 }
 
-// Before a step is recorded: libraries choose their algorithms, NCCL connects, kernels are loaded.
+// Steps before the recording, in which libraries choose their algorithms, NCCL connects and kernels are loaded.
 constexpr int64_t kEagerSteps = 2;
 
-/// What a kernel needs besides its operands belongs to its stream: taken before the first step, given back after the
-/// last. Only a work sees the stream of the device, so these are works.
+/// Scratch memory of kernels belongs to their stream. It is allocated before the first step and freed after the last.
+/// Both are works, because only works have access to the device's stream.
 Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {
   return {name, {}, {}, {}, [of_stream](LaunchContext& c) {
             if (c.kind == DeviceKind::cuda) of_stream(c.native_stream);
           }};
 }
 
-/// Sleeps for `ns`, less by what the one before took too long. A wake-up is late by 50 to 450 us, and whoever waits for
-/// what is computed would be as late; a computation that ends is awake. So is this one for its last twentieth, at most
-/// 300 us, and lets go of the core to whoever wants it: stages that share cores end their passes at the same instant.
+/// Sleeps for `ns` minus the previous excess. Waking up takes 50 to 450 us, which a real computation does not add. The
+/// last twentieth, at most 300 us, therefore polls and yields the core, because stages that share cores end their
+/// passes at the same time.
 void pace(int64_t ns, int64_t& late_ns) {
   constexpr int64_t kMostMadeUpNs = 500'000, kMostAwakeNs = 300'000;
   const int64_t end_ns = monotonic_ns() - late_ns + ns;
@@ -85,7 +84,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   std::vector<comm::Communicator*> verbs;
   for (const auto& communicator : communicators_) verbs.push_back(communicator.get());
   reports_ = device_->allocate_host(static_cast<int64_t>(sizeof(Report)) * kReportSlots, "reports");
-  // What a graph replays passes no stream, where the checker listens.
+  // A replayed graph bypasses the streams that the checker observes.
   all_agree_ = options.all_agree;
   graph_ = options.graph && !options.check_hazards && device_->kind() == DeviceKind::cuda;
   const auto bound_works = [&](const Plan& plan) {
@@ -147,14 +146,14 @@ void Rank::register_arenas() {
       if (named && reason.empty()) reason = communicators_[c]->register_memory(arena->data(), arena->size_bytes());
     }
   }
-  // NCCL leaves open what happens where one rank's memory is registered and another's is not.
+  // NCCL does not define the case of memory that only some ranks registered.
   const bool known = std::all_of(unregistered_.begin(), unregistered_.end(),
                                  [](const auto& channel) { return channel.second.empty(); });
   if (all_agree_(known, "whether their memory is registered")) return;
   for (const auto& communicator : communicators_)
     if (communicator) communicator->forget_memory();
   for (auto& [channel, reason] : unregistered_)
-    if (reason.empty()) reason = "NCCL wants all ranks to register, and one could not, or not for another channel";
+    if (reason.empty()) reason = "NCCL needs all ranks to register, and one rank or another channel could not";
 }
 
 void Rank::watch(const std::function<void()>& wait) { watchdog_ ? watchdog_->watch(wait) : wait(); }
@@ -172,10 +171,10 @@ Rank::~Rank() {
   try {
     synchronize();
   } catch (const std::exception& error) {
-    // A stream has failed; the error has been or will be reported by whoever waited for it.
+    // A stream failed; the thread that waited for it reports the error.
     const auto* known = dynamic_cast<const Error*>(&error);
     abort(error.what(), known != nullptr ? known->code() : ExitCode::bug);
-    // An abort makes a graph's run end, and ends itself when no graph holds its communicator any more.
+    // An abort ends a running graph, and completes when no graph holds its communicator.
     if (watchdog_) watchdog_->watch_to_the_end([&] { graphs_ = {}; });
   }
   watchdog_.reset();
@@ -183,10 +182,10 @@ Rank::~Rank() {
   try {
     for (const auto& stream : streams_) stream->launch(release_stream_, {});
   } catch (...) {
-    // As above: what a failed stream holds goes with the process.
+    // As above: the process's end frees the memory of a failed stream.
   }
   streams_.clear();
-  communicators_.clear();  // they let go of registered memory, which goes next
+  communicators_.clear();  // releases registered memory, which is freed next
 }
 
 void Rank::initialise(uint64_t seed) {
@@ -228,14 +227,14 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   const int64_t count = static_cast<int64_t>(values.size());
   SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
-  // Parameters that travel encoded: the rounded ones come with the first gathers (Job::prime), int8 also on the owner.
+  // The first gathers (Job::prime) bring encoded parameters in rounded form, int8 also on the owner.
   const DType travels = job_->gather_dtype();
   const bool encoded = job_->gathers_encoded();
   std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
   if (travels == DType::bf16)
     std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
   const void* working = travels == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
-  // The part of the values inside [begin, begin + elems) of the flat order goes to `where`.
+  // Copies the values inside [begin, begin + elems) of the flat order to `where`.
   const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
     const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + count);
     if (where.size_bytes == 0 || first >= last) return;
@@ -293,7 +292,7 @@ void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int
   SLIP_ASSERT(begin >= 0 && begin + elems <= named.elems());
   const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin;
   int64_t copied = 0;
-  // Not by way of held: a second copy of a whole matrix would be in no plan.
+  // Does not use held, because no plan counts a second copy of a whole matrix.
   for_held(what, from, from + elems, [&](int64_t first, int64_t count) {
     copied += count;
     return out.data() + (first - from);
@@ -326,14 +325,14 @@ void Rank::prepare(const BoundWorks& works, uint32_t step) {
 
 void Rank::issue(uint32_t step) {
   const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
-  prepare(train_works_, step);  // takes the memory that a graph records
+  prepare(train_works_, step);  // allocates the memory that a graph records
   std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
   if (graph)
     scheduler_->replayed(plan);
   else if (graph_ && issued_ >= kEagerSteps)
     graph = record(plan, step);
   const int64_t host_waits = device_->host_wait_count();
-  // A stream takes some thousand commands: behind a rank that is gone the host blocks here, too.
+  // A stream queues a few thousand commands. If a rank is gone, the host blocks here, too.
   watch_issue([&] {
     if (graph)
       graph->launch(step);
@@ -354,15 +353,14 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
   } catch (const Error& error) {
     refusal = error.what();
   }
-  // NCCL wants the same of all ranks: each operation recorded, or none.
+  // NCCL needs the same mode on all ranks: every operation recorded, or none.
   if (all_agree_(graph != nullptr, fmt::format("whether step {} was recorded as a graph", step))) return graph;
   if (!refusal.empty())
     log_warn(
-        "{} The step could not be recorded as a graph, so every rank issues every step task by task, which costs the "
-        "host "
-        "more (device.graph = false says so from the start).",
+        "{} The step could not be recorded as a graph, so all ranks issue every step task by task, which costs more "
+        "host time. device.graph = false avoids the attempt.",
         refusal);
-  // The scheduler has seen a step that did not run; with everything before it done, nobody needs to wait for that one.
+  // The scheduler issued a step that did not run. All earlier work is done, so no wait for that step is needed.
   synchronize();
   graph_ = false;
   graphs_ = {};

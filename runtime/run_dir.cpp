@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creates the run folder and writes into it without ever leaving a half file under its final name.
+// Creates the run folder and writes complete files into it.
 
 #include "runtime/run_dir.h"
 
@@ -18,13 +18,12 @@ namespace slipstream::runtime {
 namespace {
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
-  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a folder that you may write to.", path,
-                      reason);
+  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a writable folder.", path, reason);
 }
 [[noreturn]] void refuse_at(const std::string& path, int error) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
-    throw ResourceError("[output] {} cannot be written: {}. Free some space, or set output.dir to a folder elsewhere.",
-                        path, std::strerror(error));
+    throw ResourceError("[output] {} cannot be written: {}. Free space, or set output.dir to another folder.", path,
+                        std::strerror(error));
   refuse(path, std::strerror(error));
 }
 

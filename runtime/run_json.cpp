@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathers what a reader of a run must know to repeat it.
+// Collects the facts that a reader needs to repeat a run.
 
 #include "runtime/run_json.h"
 
@@ -25,12 +25,11 @@ std::string driver_note(const RunConfig& config, const planner::FinishedJob& fin
   const int needed = comm::nccl_serialises(driver, false) ? comm::kConcurrentLaunches : comm::kConcurrentCaptures;
   if (needed == comm::kConcurrentCaptures && config.device.graph == Choice::no) return "";
   const std::string text = fmt::format(
-      "this driver serves CUDA {}; before {} NCCL ends the collectives of one channel before it begins those of "
-      "another in steps that are "
-      "replayed as graphs",
+      "this driver supports CUDA {}; with drivers before {}, NCCL runs the collectives of different channels one by "
+      "one in steps that are replayed as graphs",
       version(driver), version(comm::kConcurrentCaptures));
   if (needed == comm::kConcurrentLaunches)
-    return text + fmt::format(", and before {} in all steps. Install a newer driver.", version(needed));
+    return text + fmt::format(", and with drivers before {} in all steps. Install a newer driver.", version(needed));
   return finished.replay.taken ? text + ". Install a newer driver, or set device.graph = false."
                                : text + ". Steps are launched task by task.";
 }
@@ -62,8 +61,8 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const RunC
     run["cublaslt"] = kernels::gemm_library().version;
     run["graph"] = finished.replay.taken               ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
-                   : finished.replay.is_too_large()    ? "eager: graphs of so many launches would take too much memory"
-                                                       : "eager: a graph's barrier would cost more than the launches";
+                   : finished.replay.is_too_large() ? "eager: graphs of this many launches would take too much memory"
+                                                    : "eager: a graph's barrier would cost more than the launches";
     run["timed_products"] = static_cast<int64_t>(assignment.timed_products);
   } else {
     run["device"] = "cpu";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// run.json: versions, host, layout, plan hash, and the choices of libraries.
+// Writes run.json: versions, host, layout, plan hash, and the libraries' choices.
 
 #include <string>
 
@@ -14,15 +14,15 @@
 
 namespace slipstream::runtime {
 
-/// The cost of an old driver: NCCL's operations of different channels do not overlap each other in replayed steps, or
-/// in any step. Empty: none. Pure.
+/// A warning about an old driver, with which NCCL's operations of different channels do not overlap in replayed steps,
+/// or in any step. Empty: no such driver. Pure.
 std::string driver_note(const RunConfig& config, const planner::FinishedJob& finished);
 
 /// The content of run.json before the first step.
 Json run_json(const World& world, const DeviceAssignment& assignment, const RunConfig& config,
               const planner::FinishedJob& finished, const Machine& machine, int threads);
 
-/// `run` with the choices of the GPU's libraries: functions of the tables, the libraries and the card.
+/// `run` with the choices of the GPU's libraries, which depend on the tables, the libraries and the GPU.
 Json with_choices(Json run, const DeviceAssignment& assignment, const Rank& rank);
 
 }  // namespace slipstream::runtime

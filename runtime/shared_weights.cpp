@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0 asks for a range of the flat order of a stage; everybody answers with what it has of it.
+// Rank 0 requests a range of a stage's flat order, and every rank answers with its part.
 
 #include "runtime/shared_weights.h"
 
@@ -12,12 +12,12 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Elements [begin, end) of the flat order of a tensor-parallel part of a stage; empty: that was all.
+/// Elements [begin, end) of the flat order of a tensor-parallel part of a stage; empty: no further request.
 struct Request {
   int64_t stage = 0, part = 0, begin = 0, end = 0;
 };
 
-/// The ranks that together have all of a part of a stage, in the order of their shards; others have the same once more.
+/// The ranks that together hold a whole part of a stage, in the order of their shards. Other ranks hold replicas.
 std::vector<int> holders_of(const Job& job, int64_t stage, int64_t part) {
   const int first = job.mesh.rank({.pipeline = static_cast<int>(stage), .tensor = static_cast<int>(part)});
   return job.options.zero_stage > 0 ? job.mesh.group(job.shard_axis(), first) : std::vector<int>{first};
@@ -28,7 +28,7 @@ class SharedWeights {
   SharedWeights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages)
       : world_(world), rank_(rank), stages_(stages) {}
 
-  /// Of the whole tensor: each part has runs of it, which lie together where it holds them.
+  /// Reads the whole tensor. Each part holds runs of it, stored one after another.
   void read(size_t stage, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
     const NamedTensor& named = stages_[stage]->model.parameters[parameter].tensors[tensor];
     const int64_t end = begin + static_cast<int64_t>(out.size());
@@ -54,7 +54,7 @@ class SharedWeights {
 
   void stop() { ask({}); }
 
-  /// Answers until rank 0 stops.
+  /// Answers requests until rank 0 stops.
   void answer() {
     std::exception_ptr failure;
     for (;;) {
@@ -75,7 +75,7 @@ class SharedWeights {
   }
 
  private:
-  /// Of the tensor as one part holds it.
+  /// Reads the tensor in one part's layout.
   void read_part(Request request, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
     const Job& job = *stages_[static_cast<size_t>(request.stage)];
     const std::vector<int> holders = holders_of(job, request.stage, request.part);
@@ -84,7 +84,7 @@ class SharedWeights {
     request.begin = from, request.end = from + static_cast<int64_t>(out.size());
     const std::vector<std::string> answers = ask(request);
     std::vector<size_t> taken(answers.size(), 0);
-    // Everybody answers bucket by bucket.
+    // Every rank answers bucket by bucket.
     for (size_t b = 0; b < job.storage.size(); ++b)
       for (size_t i = 0; i < holders.size(); ++i) {
         const int64_t shard = job.layout.buckets[b].offset_elems + static_cast<int64_t>(i) * job.storage[b].shard_elems;
@@ -94,7 +94,7 @@ class SharedWeights {
         const auto holder = static_cast<size_t>(holders[i]);
         const auto size_bytes = static_cast<size_t>(4 * (last - first));
         if (taken[holder] + size_bytes > answers[holder].size())
-          throw CommError("[weights] rank {} did not give its part of stage {}.", holder, request.stage);
+          throw CommError("[weights] rank {} did not send its part of stage {}.", holder, request.stage);
         std::memcpy(out.data() + (first - from), answers[holder].data() + taken[holder], size_bytes);
         taken[holder] += size_bytes;
       }
@@ -105,7 +105,7 @@ class SharedWeights {
     return request.begin == request.end ? std::vector<std::string>{} : world_.all_gather(held(request));
   }
 
-  /// What this rank has of it, if it is one of those that are asked.
+  /// This rank's part of the range, if the request addresses it.
   std::string held(const Request& request) {
     const std::vector<int> holders = holders_of(rank_.job(), request.stage, request.part);
     if (std::find(holders.begin(), holders.end(), world_.rank()) == holders.end()) return {};

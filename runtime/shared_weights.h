@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Weights of which every rank has a part, read piece by piece: no rank ever holds more of the others' than one piece.
+// Reads distributed weights piece by piece, so that no rank holds more than one piece of other ranks' weights.
 
 #include <functional>
 #include <memory>
@@ -12,9 +12,9 @@
 
 namespace slipstream::runtime {
 
-/// Blocks. Collective. Calls use(reads) on rank 0, with the weights (&BucketStorage::master) of every stage as they are
-/// now; the other ranks meanwhile answer its reads. What `use` throws leaves rank 0, and what fails while answering
-/// leaves the rank it fails on, when all have stopped.
+/// Blocks. Collective. Calls use(reads) on rank 0 with the current weights (&BucketStorage::master) of every stage,
+/// while the other ranks answer its reads. Rank 0 rethrows errors of `use`, and every other rank its own errors, after
+/// all ranks have stopped.
 void with_weights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages,
                   const std::function<void(const std::vector<ReadWeights>&)>& use);
 

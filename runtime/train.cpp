@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// slipstream train: sets up in agreement with all ranks, then hands over to the training loop.
+// Runs slipstream train: sets up in agreement with all ranks, then runs the training loop.
 
 #include "runtime/train.h"
 
@@ -39,7 +39,7 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Every setting in a line, and the flags of train that all ranks must have.
+/// Every setting on one line, and the flags that must be equal on all ranks.
 std::string lines_of(const RunConfig& config, const TrainOptions& options) {
   std::string lines;
   for (const Field<RunConfig>& field : run_fields())
@@ -49,13 +49,13 @@ std::string lines_of(const RunConfig& config, const TrainOptions& options) {
                              options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
 }
 
-/// The weights are written last: a folder that cannot be is found out before the first step.
+/// Weights are written last, so an unwritable folder is detected before the first step.
 void require_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error || ::access(path.c_str(), W_OK) != 0)
-    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a folder that you may write to.",
-                        path, error ? error.message() : std::strerror(errno));
+    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a writable folder.", path,
+                        error ? error.message() : std::strerror(errno));
 }
 
 void print_start(const World& world, const DeviceAssignment& assignment, const RunConfig& config,
@@ -105,16 +105,16 @@ int train(const TrainOptions& options) {
     world.together([&] {
       if (options.resume)
         throw ConfigError(
-            "[train] --resume is not supported by this version: it keeps final weights only. Start without it.");
+            "[train] --resume is not supported by this version, which saves only final weights. Start without it.");
       config = load_run_config(options.run_file, options.sets);
       require_supported(config);
       planner::require_layout(config, world.size());
-      kernels::isa();  // a set asked for that cannot run here is refused before an older run is moved aside
+      kernels::isa();  // refuses an unusable SLIPSTREAM_ISA before an older run is renamed
       threads = planner::threads_of(config, world.ranks_on_host());
     });
     require_same(world, "configuration", lines_of(config, options));
     if (!options.dry_run) assignment = assign_device(world, config);
-    if (assignment.kind == DeviceKind::cpu)  // the copies that ranks have of the weights would drift apart
+    if (assignment.kind == DeviceKind::cpu)  // otherwise the ranks' copies of the weights would diverge
       require_same(world, "instruction set", std::string(kernels::name_of(kernels::isa())),
                    "Set SLIPSTREAM_ISA to the lower one on all hosts.");
     int64_t vocab = 0;
@@ -136,7 +136,7 @@ int train(const TrainOptions& options) {
     require_same(world, "data", dataset.hash, "Give all hosts the same files.");
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
-      if (options.dry_run && config.device.kind == DeviceChoice::cuda) {  // as on a GPU that is not here
+      if (options.dry_run && config.device.kind == DeviceChoice::cuda) {  // plans for a GPU that this host lacks
         assignment.kind = DeviceKind::cuda;
         assignment.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(config.comm.nccl), config.comm.nccl);
       }
@@ -175,7 +175,7 @@ int train(const TrainOptions& options) {
     std::unique_ptr<RunDir> run_dir;
     Json written;
     world.together([&] {
-      // Refused before an older run is moved aside; a folder inside it would be moved, too.
+      // Refused before an older run is renamed. A folder inside output.dir would be renamed, too.
       if (world.rank() == 0 && !config.checkpoint.dir.starts_with(config.output.dir + "/"))
         require_folder(config.checkpoint.dir);
       run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
@@ -204,10 +204,10 @@ int train(const TrainOptions& options) {
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());
   } catch (const Error& error) {
-    // The others may be inside a collective: nobody else will end them.
+    // The other ranks may be inside a collective and cannot end by themselves.
     if (world.size() == 1) throw;
-    // Losses and norms are sums over ranks: what one rank sees of them all see, and the lowest speaks for all. The
-    // others leave by themselves only if it does not.
+    // Losses and norms are sums over ranks, so all ranks see the same error and the lowest rank prints it. The others
+    // leave by themselves only if it does not.
     const bool shared = error.code() == ExitCode::numerics;
     if (shared && world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
     std::fprintf(stderr, "slipstream: %s: %s\n",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A training run: all ranks agree on what to run, then each enters the training loop.
+// A training run: all ranks agree on its inputs, then each enters the training loop.
 
 #include <cstdint>
 #include <optional>

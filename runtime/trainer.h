@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The training loop of one rank: issue, look back one step, evaluate, write metrics.
+// The training loop of one rank: issues steps, reads finished ones, evaluates and writes metrics.
 
 #include <cstdio>
 #include <functional>
@@ -27,19 +27,19 @@ namespace slipstream::runtime {
 
 class Trainer {
  public:
-  /// Builds everything that a step needs; trains nothing. Collective. `resolved` has no automatic value left.
+  /// Builds everything that a step needs, without training. Collective. `resolved` contains no automatic value.
   Trainer(World& world, const DeviceAssignment& assignment, const RunConfig& resolved, const data::Dataset& dataset,
           planner::FinishedJob finished, const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
-  /// `chosen` is called when libraries have chosen what they do: after the first step was issued, and at the end.
+  /// Calls `chosen` when libraries have made their choices: after issuing the first step, and at the end.
   void run(RunDir& run_dir, const std::function<void()>& chosen = {});
 
   Rank& rank() { return *rank_; }
 
  private:
-  /// Of a step whose end has been reached but whose line is not written yet.
+  /// A finished step whose line is not written yet.
   struct Pending {
     StepTimes times;
     Rank::Report report;
@@ -51,7 +51,7 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
-  /// Of all weights; on rank 0, empty elsewhere. Collective.
+  /// The hash of all weights on rank 0; empty elsewhere. Collective.
   std::string params_hash();
   void save_final();
   void rehearse_bound();
@@ -73,7 +73,7 @@ class Trainer {
   std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
   std::optional<double> bound_ms_;
   double model_flops_ = 0;              // of a step, all ranks
-  double peak_flops_per_second_ = 0;    // of a rank, as the machine file says; 0 without one
+  double peak_flops_per_second_ = 0;    // of a rank, from the machine file; 0 without one
   std::optional<int64_t> sent_before_;  // the first step, and by evaluations
   int64_t global_batch_ = 0;
   int64_t started_ns_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the build has written down about itself.
+// Version and compiler recorded by the build.
 
 #include "runtime/version.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What this program is and what it was built with.
+// Version of the program and of the tools that built it.
 
 #include <string>
 
@@ -12,7 +12,7 @@ std::string version();
 /// "GCC 12.2.0". Pure.
 std::string compiler();
 
-/// What multiplies matrices on the CPU: "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
+/// The library of the CPU matrix products: "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
 std::string products_library();
 
 }  // namespace slipstream::runtime

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hands named tensors on in pieces, turned where the format wants them turned.
+// Passes named tensors on in pieces, transposed where the format requires it.
 
 #include "runtime/weights.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kPieceElems = kMiB / static_cast<int64_t>(sizeof(float));
 
-/// [rows, columns] as it is held goes out as [columns, rows], row by row; only matrices of blocks are stored so, never
+/// Writes a [rows, columns] matrix as [columns, rows], row by row. Only matrices of blocks are stored transposed, never
 /// a vocabulary.
 void write_turned(const ReadWeights& read, size_t p, size_t t, const NamedTensor& named,
                   const checkpoint::TensorSink& sink) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The weights of a job as other programs hold them: named tensors, read piece by piece so that no second copy of a
-// model is made.
+// The weights of a job as named tensors in the format of other programs, read piece by piece to avoid a second copy of
+// the model.
 
 #include <functional>
 #include <memory>
@@ -13,14 +13,14 @@
 
 namespace slipstream::runtime {
 
-/// Elements [begin, begin + out.size()) of the whole of tensor `tensor` of parameter `parameter`.
+/// Reads elements [begin, begin + out.size()) of the whole tensor `tensor` of parameter `parameter`.
 using ReadWeights = std::function<void(size_t parameter, size_t tensor, int64_t begin, std::span<float> out)>;
 
 /// Calls take(values) with consecutive pieces of a named tensor, of at most 1 MiB.
 void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor,
                 const std::function<void(std::span<const float>)>& take);
 
-/// Every named tensor of the model, read when it is written by the `reads` of its stage. Pure.
+/// Every named tensor of the model. The `reads` of its stage supply the values during the write. Pure.
 std::vector<checkpoint::TensorToSave> tensors_to_save(const std::vector<std::shared_ptr<const Job>>& stages,
                                                       const std::vector<ReadWeights>& reads);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One function per op of a plan: the only place where plans meet kernels and communicators.
+// One function per op of a plan: binds plans to kernels and communicators.
 
 #include "runtime/works.h"
 
@@ -28,7 +28,7 @@ Fn update_work(const Job& job, const Item& item, const UpdateOptions& update) {
   return kUpdates[optimizer - optimizers().data()](job, item, update);
 }
 
-/// One sum per gradient part, of what this rank has of it.
+/// One sum per gradient part, over this rank's elements.
 Fn sum_squares_work(const Job& job, const Item& item) {
   const auto bucket = static_cast<size_t>(item.bucket);
   const Bucket& b = job.layout.buckets[bucket];
@@ -112,7 +112,7 @@ Fn report_work(const Item& item, std::byte* reports) {
   };
 }
 
-/// Tasks between floats and what travels: task.elems of a part, as many parts as the encoded side has.
+/// Tasks between floats and their encoded form: task.elems elements per part, as many parts as the encoded side has.
 Fn coding_work(const Task& task) {
   const DType wire = task.dtype;
   const int64_t elems = task.elems;
@@ -163,7 +163,7 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std
     default:
       break;
   }
-  throw PlanError("[plan] item {} has op {}, which no work of this device does.", item.name, name_of(item.op));
+  throw PlanError("[plan] item {} has op {}, for which this device has no work.", item.name, name_of(item.op));
 }
 
 Work communication_work(const Task& task, comm::Communicator& communicator) {
@@ -194,7 +194,7 @@ Work communication_work(const Task& task, comm::Communicator& communicator) {
     default:
       break;
   }
-  throw PlanError("[plan] task {} has op {}, which is not communication.", task.name, name_of(task.op));
+  throw PlanError("[plan] task {} has op {}, which is not a communication op.", task.name, name_of(task.op));
 }
 
 }  // namespace

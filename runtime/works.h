@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The work table: what each local op of a plan does, bound to the kernels, and each collective, bound to a
-// communicator.
+// The work table: binds each local op of a plan to a kernel, and each collective to a communicator.
 
 #include <functional>
 #include <span>
@@ -13,7 +12,7 @@
 
 namespace slipstream::runtime {
 
-/// Fills the staged batch and the scalars of the next step; called on the h2d stream's thread, once per run.
+/// Fills the staged batch and the scalars of the next step. Called on the h2d stream's thread, once per run.
 struct StagedBatch {
   std::byte* batch = nullptr;  // [micro_batches] x (ids int32 [batch, tokens], targets int32 [batch, tokens])
   int64_t stride_bytes = 0;    // between micro-batches
@@ -21,9 +20,9 @@ struct StagedBatch {
 };
 using LoadBatch = std::function<void(const StagedBatch&)>;
 
-/// Works for all items of `plan` that are not pieces of the model. `reports`: host memory of the device (allocate_host)
-/// that gets the report of every step, kReportSlots of {double loss sum, double norm}; may be null when the plan
-/// reports nothing. `communicators[c]` serves channel c, null for local channels; borrowed, as is `job`.
+/// Works for all items of `plan` that are not pieces of the model. `reports`: host memory (allocate_host) for the
+/// report of every step, kReportSlots of {double loss sum, double norm}; may be null if the plan reports nothing.
+/// `communicators[c]` serves channel c, null for local channels; borrowed, as is `job`.
 BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
                       const std::vector<comm::Communicator*>& communicators, const LoadBatch& load, std::byte* reports);
 

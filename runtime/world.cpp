@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agreement between ranks: failures are exchanged before anybody leaves, so that each sentence is printed once.
+// Agreement between ranks. Ranks exchange failures before they end, so that each message is printed once.
 
 #include "runtime/world.h"
 
@@ -34,9 +34,8 @@ void World::limit_waits(double seconds) {
   if (seconds <= 0 || size() == 1) return;
   limit_ = std::make_unique<comm::WaitLimit>(seconds, [this, seconds](const std::string& awaited) {
     leave(
-        fmt::format("[mpi] not all ranks have come within {} s to exchange {}. One may be gone, stuck or late: look "
-                    "for the first error among the ranks, or "
-                    "raise comm.timeout_seconds.",
+        fmt::format("[mpi] not all ranks joined within {} s to exchange {}. A rank may be gone, stuck or late. Look "
+                    "for the first error among the ranks, or raise comm.timeout_seconds.",
                     seconds, awaited));
   });
 }
@@ -106,9 +105,9 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
     if (wire.imitated) {
       connections[i] = comm::make_imitated_communicator(mine, static_cast<int>(group.size()), kernels::copy_on_device);
     } else if (kind == DeviceKind::cuda) {
-      if (group.size() == 1) continue;  // its plan has no task here, and needs no NCCL
+      if (group.size() == 1) continue;  // its plan has no task here and needs no NCCL
       const std::string name = comm::name_of_connection(job, wiring, i);
-      // All ranks make all connections in the same order, so all share at once.
+      // All ranks create all connections in the same order, so they share them immediately.
       const auto share = [&](const std::string& bytes) { return all_gather(bytes)[static_cast<size_t>(group[0])]; };
       connections[i] =
           comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,

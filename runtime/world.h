@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ranks of this run: who we are, what we agree on, and how we leave together.
+// The ranks of this run: identity, agreement and a common end.
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ class MpiWorld;
 
 namespace slipstream::runtime {
 
-/// A failure that all ranks know about and that one of them has already printed.
+/// A failure that all ranks know and one rank has already printed.
 class AgreedFailure : public Error {
  public:
   using Error::Error;
@@ -30,9 +30,9 @@ class AgreedFailure : public Error {
 
 /// How channels are wired.
 struct WireOptions {
-  comm::NcclTable nccl;       // what NCCL may use on each channel
+  comm::NcclTable nccl;       // NCCL's resources on each channel
   comm::LinkTraffic traffic;  // of an emulated link
-  bool imitated = false;      // this rank is the only one of its job: the others are imitated
+  bool imitated = false;      // this rank is the only real one of its job; the others are imitated
 };
 
 class World {
@@ -46,24 +46,23 @@ class World {
   int rank_on_host() const;
   int host() const;  // names this machine: the lowest rank on it
 
-  /// Blocks. Collective. Runs `stage` on every rank; if it throws an Error anywhere, each distinct sentence is printed
-  /// once, by the lowest rank that has it, and AgreedFailure leaves every rank.
+  /// Blocks. Collective. Runs `stage` on every rank. If it throws an Error on any rank, the lowest rank with each
+  /// distinct message prints it once, and every rank throws AgreedFailure.
   void together(const std::function<void()>& stage);
-  /// Blocks. Collective. Every rank's bytes, by rank. One that says what is awaited is under the limit of
-  /// limit_waits().
+  /// Blocks. Collective. Every rank's bytes, by rank. With `awaited`, the limit of limit_waits() applies.
   std::vector<std::string> all_gather(const std::string& bytes, const std::string& awaited = {});
-  /// Blocks. Collective. Do all ranks say yes?
+  /// Blocks. Collective. True if it is true on all ranks.
   bool all_agree(bool mine, const std::string& awaited = {});
-  /// From now on an exchange that has a name ends this process (code 6, at which the launcher ends the others) when it
-  /// waits longer for other ranks. 0: no limit. Nothing in a world of one.
+  /// From now on, a named exchange that waits longer for other ranks ends this process with code 6, and the launcher
+  /// ends the others. 0: no limit. No effect in a world of one.
   void limit_waits(double seconds);
   void barrier();
   /// Blocks. Collective. Nanoseconds to add to this rank's clock to get rank 0's.
   int64_t clock_offset_ns();
-  /// Ends all ranks with this code; does not return when there are several.
+  /// Ends all ranks with this code. Does not return if there are several.
   [[noreturn]] void abort(ExitCode code);
-  /// Prints the sentence and ends this process with this code, at which the launcher ends the others. From any thread:
-  /// for a rank whose own is stuck, and with it MPI.
+  /// Prints the sentence and ends this process with this code; the launcher ends the others. Callable from any thread,
+  /// for a rank whose main thread is stuck, in MPI as well.
   [[noreturn]] void leave(const std::string& sentence, ExitCode code = ExitCode::communication);
 
   /// Blocks. Collective, in the same order on all ranks: a communicator for every communication channel of `job`, on

@@ -25,7 +25,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 say() { printf '\n== %s\n' "$*"; }
 
 say "install"
-scripts/setup.sh
+scripts/setup.sh --optional
 
 say "build"
 started=$SECONDS

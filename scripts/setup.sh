@@ -4,10 +4,11 @@
 set -euo pipefail
 
 usage() {
-  echo "usage: scripts/setup.sh [--tests] [--docs]"
+  echo "usage: scripts/setup.sh [--tests] [--docs] [--optional]"
   echo "  Installs the compiler, the build tools, Open MPI, oneDNN and the other libraries with apt-get (root or sudo)."
-  echo "  --tests  also what the tests need"
-  echo "  --docs   also what the pages from header comments need"
+  echo "  --tests     also what the tests need"
+  echo "  --docs      also what the pages from header comments need"
+  echo "  --optional  tries the optional packages also where nothing else is missing"
 }
 
 # docs/dependencies.md has the purpose of each.
@@ -15,10 +16,12 @@ needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev lib
   nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev)
 # Without these everything still works: another text is trained on, builds take longer.
 optional=(bible-kjv)
+asked_for_optional=0
 for argument in "$@"; do
   case "$argument" in
     --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14) ;;
     --docs) needed+=(doxygen) ;;
+    --optional) asked_for_optional=1 ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -35,6 +38,11 @@ mapfile -t missing < <(missing_of "${needed[@]}")
 mapfile -t missing_optional < <(missing_of "${optional[@]}")
 if ((${#missing[@]} + ${#missing_optional[@]} == 0)); then
   echo "setup: everything is installed"
+  exit 0
+fi
+# A distribution may lack an optional package for good, so that it alone is no reason to run apt-get on every call.
+if ((${#missing[@]} == 0 && !asked_for_optional)); then
+  echo "setup: everything needed is installed; scripts/setup.sh --optional tries ${missing_optional[*]}"
   exit 0
 fi
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every work: learn the last entry, join the port as of then, move the bytes, wait until the port is done. A stream's
-// thread sleeps; on a GPU a word says how far the port is, and a kernel of one thread, or one that holds
-// multiprocessors, waits for it.
+// Every work: learn the last entry time, join the port from that time, move the bytes, wait until the port is done. On
+// a CPU the stream's thread sleeps; on a GPU the port writes its progress into a word, and a kernel of one thread, or
+// one that occupies multiprocessors, waits for it.
 
 #include "comm/emulate/emulate.h"
 
@@ -15,9 +15,9 @@
 namespace slipstream::comm {
 namespace {
 
-// Entries further apart than this come from clocks of different machines, not from a late rank.
+// A larger difference of entry times comes from clocks of different machines, not from a late rank.
 constexpr int64_t kSameClockNs = int64_t{3600} * 1000000000;
-// A piece of a copy is worth the kernel that it waits for.
+// Pieces of a copy: large enough to be worth the kernel that each waits for.
 constexpr int64_t kPieceBytes = int64_t{1} << 20, kMostPieces = 16;
 
 class EmulatedCommunicator final : public Communicator {
@@ -63,7 +63,7 @@ class EmulatedCommunicator final : public Communicator {
   std::optional<int64_t> sent_bytes() const override { return inner_->sent_bytes(); }
   void abort() override {
     aborted_->store(true);
-    port_->wake_all();  // first: the inner one may wait for what sleeps on the port
+    port_->wake_all();  // first: the inner one may wait for a thread that sleeps on the port
     inner_->abort();
   }
 
@@ -72,18 +72,18 @@ class EmulatedCommunicator final : public Communicator {
     const Transfer& transfer = verb.transfer;
     const WireCost cost = wire_cost(verb.op, transfer.algorithm, size(), transfer.elems, transfer.dtype, port_->link());
     Rendezvous* rendezvous = dynamic_cast<Rendezvous*>(inner_.get());
-    // Of one launch at a time: works are launched one after the other.
+    // State of one launch: launches of a work never overlap.
     struct Flight {
       int64_t entry_ns = 0;
       LinkPort::Ticket ticket;
     };
-    // What the traffic goes through: the bytes of this rank.
+    // The bytes of this rank that the traffic moves.
     const bool reads = from_bytes(verb, size()) > 0;
     const Slice touched = reads ? transfer.from : transfer.to;
     const int64_t touched_bytes = reads ? from_bytes(verb, size()) : to_bytes(verb, size());
     const LinkTraffic traffic = peers_of(verb, rank(), size()).empty() ? LinkTraffic{} : traffic_;
     uint32_t* flag = traffic.make_flag ? traffic.make_flag() : nullptr;
-    // In pieces, each when the link has got so far: an engine at full speed would be done long before the link.
+    // In pieces that follow the link's progress: a copy engine at full speed would finish long before the link.
     const int64_t pieces =
         traffic.form == LinkForm::copies ? std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces) : 1;
     auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send,
@@ -119,7 +119,7 @@ class EmulatedCommunicator final : public Communicator {
       context.on_host([=] {
         if (!port->wait(flight->ticket, [&] { return aborted->load(); }))
           throw CommError(
-              "[comm] {}: aborted on the emulated link after {:.3f} s. The first error of the run says why.", what,
+              "[comm] {}: aborted on the emulated link after {:.3f} s. Look for the first error of the run.", what,
               static_cast<double>(monotonic_ns() - flight->entry_ns) * 1e-9);
       });
     };

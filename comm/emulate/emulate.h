@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A link that is slower than the machine's memory and costs no core, so that overlap can be measured on one machine.
+// A link that is slower than the machine's memory and uses no core, so that overlap can be measured on one machine.
 
 #include <cstdint>
 #include <functional>
@@ -11,35 +11,35 @@
 
 namespace slipstream::comm {
 
-/// What a busy link does to the device besides making its stream wait. Their differences separate what overlap costs:
-/// gate is a matter of order alone, copies add memory traffic, blocks add multiprocessors.
+/// Load that a busy link puts on the device in addition to the wait of its stream. The differences between the forms
+/// separate the costs of overlap: gate costs only order, copies add memory traffic, blocks add multiprocessors.
 enum class LinkForm : uint8_t { gate, copies, blocks };
 
-/// The forms other than gate exist on cuda; whoever wires gives them their works. There nothing sleeps on the host,
-/// where functions of different streams may run one after the other: the port writes how far it is into a word, and the
-/// device waits for it.
+/// Device side of the link forms; cuda only, supplied by the runtime. Nothing sleeps on the host there, because host
+/// functions of different streams may run one after the other: the port writes its progress into a word, and the device
+/// waits for that word.
 struct LinkTraffic {
   LinkForm form = LinkForm::gate;
-  /// A word that the host writes and kernels read, 0 at first; lives as long as the works. Empty on cpu: a stream's
-  /// thread sleeps.
+  /// A word, initially 0, that the host writes and kernels read; lives as long as the works. Empty on cpu, where a
+  /// stream's thread sleeps.
   std::function<uint32_t*()> make_flag;
-  /// gate, copies. Enqueues: waits until *flag is at least `value`.
+  /// gate, copies. Enqueues. Waits until *flag is at least `value`.
   std::function<void(LaunchContext&, const uint32_t* flag, uint32_t value)> await;
-  /// copies. Enqueues: moves `size_bytes` of `device` out of the device and back in, past the multiprocessors; changes
-  /// nothing.
+  /// copies. Enqueues. Copies `size_bytes` of `device` out of the device and back without multiprocessors; the contents
+  /// stay the same.
   std::function<void(LaunchContext&, const std::byte* device, int64_t size_bytes)> copy;
-  /// blocks. Enqueues: holds multiprocessors, which read `device` meanwhile, about `wire_ns` long and until *release is
-  /// not 0.
+  /// blocks. Enqueues. Occupies multiprocessors, which read `device` meanwhile, for about `wire_ns` and until *release
+  /// is not 0.
   std::function<void(LaunchContext&, const std::byte* device, int64_t size_bytes, int64_t wire_ns,
                      const uint32_t* release)>
       hold;
 };
 
-/// A communicator whose transfers also pass `port`, which all channels of the rank share. A work ends no earlier than
-/// wire_cost (comm/link.h) after its last member entered, longer while other transfers share the port, and no earlier
-/// than the transfer of `inner`. `traffic` is made meanwhile. Members tell each other when they entered; communicators
-/// that cannot (no Rendezvous), and clocks of several machines, fall back to this rank's entry. A port that other ranks
-/// keep busy is seen only by them.
+/// A communicator whose transfers also pass through `port`, which all channels of the rank share. A work ends no
+/// earlier than wire_cost (comm/link.h) after its last member entered, later while other transfers share the port, and
+/// no earlier than the transfer of `inner`. `traffic` loads the device meanwhile. Members exchange their entry times;
+/// communicators without a Rendezvous, and clocks of several machines, use this rank's entry time. A port does not see
+/// the load on the ports of other ranks; only those ranks do.
 std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port,
                                       const LinkTraffic& traffic = {});
 

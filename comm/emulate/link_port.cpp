@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between two moments at which a transfer starts to send or ends, all rates are constant: time moves in such pieces.
+// Between two moments at which a transfer starts to send or ends, all rates are constant; time advances in such pieces.
 
 #include "comm/emulate/link_port.h"
 
@@ -18,7 +18,7 @@ constexpr double kNothingBytes = 1e-3;
 
 int64_t ceil_ns(double ns) { return static_cast<int64_t>(std::ceil(ns)); }
 
-/// Moves `transfers` from `from_ns` to `to_ns`. Pure but for its argument.
+/// Pure, except that it advances `transfers` from `from_ns` to `to_ns`.
 void share(std::vector<PortSchedule::Transfer*>& transfers, double bytes_per_ns, int64_t from_ns, int64_t to_ns) {
   while (true) {
     int64_t next_ns = to_ns;
@@ -70,7 +70,7 @@ PortSchedule::Ticket PortSchedule::add(int64_t begin_ns, int64_t latency_ns, int
   if (busy)
     given_until_ns = now_ns_;
   else
-    now_ns_ = std::max(begin_ns, given_until_ns);  // nothing moved since then, whatever the clock was
+    now_ns_ = std::max(begin_ns, given_until_ns);  // nothing moved since then, whatever the clock's value
   const int64_t sends_from_ns = std::max(begin_ns + latency_ns, given_until_ns);
   return transfers_.insert(transfers_.end(), Transfer{.sends_from_ns = sends_from_ns,
                                                       .left_bytes = static_cast<double>(bytes),
@@ -123,7 +123,7 @@ bool LinkPort::sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, bo
     const int64_t now_ns = monotonic_ns();
     schedule_.advance(now_ns);
     if (ticket->done) return true;
-    // A change of membership moves the end: whoever joins or leaves wakes the others.
+    // A transfer that joins or leaves changes the end; it wakes the others.
     const int64_t end_ns = schedule_.predicted_end_ns(ticket);
     const uint64_t seen = membership_;
     const auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns));
@@ -164,7 +164,7 @@ void LinkPort::release() {
   while (!ends_) {
     const int64_t now_ns = monotonic_ns();
     schedule_.advance(now_ns);
-    // Of those that are done, who was done first: a thread that comes late keeps their order.
+    // Transfers that are done are released in the order of their ends, even if this thread is late.
     int64_t next_ns = kNever;
     auto first = released_.end();
     for (auto at = released_.begin(); at != released_.end();) {
@@ -188,7 +188,7 @@ void LinkPort::release() {
       released_.erase(first);
       ++membership_;
       changed_.notify_all();
-      continue;  // who left makes the others faster
+      continue;  // the remaining transfers become faster
     }
     const uint64_t seen = membership_;
     const auto moved = [&] { return ends_ || membership_ != seen || (woken_ && !released_.empty()); };

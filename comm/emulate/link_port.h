@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One full-duplex port that several transfers share: who is how far, as exact arithmetic on times.
+// Progress of several transfers that share one full-duplex port, as exact arithmetic on times.
 
 #include <condition_variable>
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace slipstream::comm {
 
-/// Processor sharing: n transfers in flight in one direction get 1/n of its bandwidth each, one that needs both the
-/// less of the two. A transfer of b bytes that begins at time t first lets its latency pass (which takes no bandwidth),
-/// then sends. Pure bookkeeping, no clock of its own; not locked.
+/// Processor sharing: n transfers in flight in one direction get 1/n of its bandwidth each; a transfer in both
+/// directions gets the smaller of its two rates. A transfer of b bytes first spends its latency, which takes no
+/// bandwidth, then sends. Pure bookkeeping without a clock of its own; not locked.
 class PortSchedule {
  public:
   struct Transfer {
@@ -24,28 +24,28 @@ class PortSchedule {
     double left_bytes = 0;
     bool sends = true, receives = true;
     bool done = false;
-    int64_t end_ns = 0;  // when done
+    int64_t end_ns = 0;  // time of completion
   };
   using Ticket = std::list<Transfer>::iterator;
 
   explicit PortSchedule(double bytes_per_second) : bytes_per_ns_(bytes_per_second * 1e-9) {}
 
-  /// `begin_ns` may lie in the past, but what the port has already given to others is not taken back.
+  /// `begin_ns` may be in the past, but bandwidth that other transfers have already used stays used.
   Ticket add(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends = true, bool receives = true);
   void remove(Ticket ticket);
   /// Moves all transfers on to `now_ns` (never back).
   void advance(int64_t now_ns);
-  /// When `ticket` has only `left_bytes` to send if nobody else joins; 0: when it ends.
+  /// Time at which `ticket` has `left_bytes` left to send if no other transfer joins; with 0, its end.
   int64_t predicted_end_ns(Ticket ticket, double left_bytes = 0) const;
 
  private:
   double bytes_per_ns_;  // 0: infinite
   int64_t now_ns_ = INT64_MIN;
-  int64_t busy_until_ns_ = INT64_MIN;  // of the transfers that are gone
+  int64_t busy_until_ns_ = INT64_MIN;  // of the transfers that have left
   std::list<Transfer> transfers_;
 };
 
-/// The port of one rank, shared by its channels' threads. Waiting costs no core.
+/// The port of one rank, shared by its channels' threads. Waiting uses no core.
 class LinkPort {
  public:
   explicit LinkPort(const Link& link) : link_(link), schedule_(link.bytes_per_second) {}
@@ -55,9 +55,9 @@ class LinkPort {
   const Link& link() const { return link_; }
 
   using Ticket = PortSchedule::Ticket;
-  /// Joins the port as of `begin_ns`, when the last member entered.
+  /// Joins the port from `begin_ns`, the time at which the last member entered.
   Ticket begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends = true, bool receives = true);
-  /// Blocks. Until the transfer's last byte has left; false if `cancelled` became true (see wake_all).
+  /// Blocks until the transfer's last byte has left; returns false if `cancelled` became true (see wake_all).
   template <typename Cancelled>
   bool wait(Ticket ticket, Cancelled cancelled) {
     std::unique_lock lock(mutex_);
@@ -69,10 +69,11 @@ class LinkPort {
     changed_.notify_all();
     return done;
   }
-  /// Instead of wait: `done` is called from a thread of the port when the last byte has left, or at once after
-  /// wake_all. With `left_bytes`, before that one, when it has only so many to send; the transfer stays.
+  /// Alternative to wait: a thread of the port calls `done` when the last byte has left, or at once after wake_all.
+  /// With `left_bytes` it calls `done` earlier, when that many bytes are left to send; the transfer then stays on the
+  /// port.
   void when_done(Ticket ticket, std::function<void()> done, int64_t left_bytes = 0);
-  /// The transfer failed elsewhere: leaves the port.
+  /// Removes a transfer that failed elsewhere.
   void leave(Ticket ticket);
   void wake_all();
 

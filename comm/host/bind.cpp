@@ -10,7 +10,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// The function of a bound work; Work::fn keeps its type, so that its state can be found again.
+/// The function of a bound work, a named type so that last_entry_ns can find its state inside Work::fn.
 struct BoundFunction {
   std::shared_ptr<BoundState> state;
   BoundBody body;
@@ -21,19 +21,19 @@ bool sums(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter; }
 
 void check_peer(const Verb& verb, const char* what, int peer, int size) {
   if (peer < 0 || peer >= size)
-    throw CommError("[comm] {}: {} is {}, but the group has ranks 0 to {}. Give a rank of the group.", describe(verb),
+    throw CommError("[comm] {}: {} is {}, but the group has ranks 0 to {}. Use a rank of the group.", describe(verb),
                     what, peer, size - 1);
 }
 
 void check_slice(const Verb& verb, const char* what, const Slice& slice, int64_t need_bytes) {
   if (slice.size_bytes < need_bytes || slice.begin_bytes % size_of(verb.transfer.dtype) != 0)
     throw CommError(
-        "[comm] {}: `{}` has {} bytes at byte {}, need {} bytes aligned to {}. Give the whole buffer of the "
+        "[comm] {}: `{}` has {} bytes at byte {}, need {} bytes aligned to {}. Pass the whole buffer of the "
         "verb.",
         describe(verb), what, slice.size_bytes, slice.begin_bytes, need_bytes, size_of(verb.transfer.dtype));
 }
 
-/// The one way in which `from` and `to` of this verb may share bytes.
+/// Do `from` and `to` overlap exactly as this verb requires for an operation in place?
 bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank) {
   switch (verb.op) {
     case Op::all_reduce:
@@ -85,16 +85,18 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   const Transfer& transfer = verb.transfer;
   if (transfer.elems < 0) throw CommError("[comm] {}: the number of elements is negative.", describe(verb));
   if (sums(verb.op) && !can_sum(transfer.dtype))
-    throw CommError("[comm] {}: this type travels but is not summed. Use float32, bfloat16 or float64.",
+    throw CommError("[comm] {}: this type can be moved but not summed. Use float32, bfloat16 or float64.",
                     describe(verb));
   if (verb.op == Op::broadcast) check_peer(verb, "the root", verb.root, size);
   if (verb.op == Op::send || verb.op == Op::exchange) check_peer(verb, "the receiver", verb.to_peer, size);
   if (verb.op == Op::recv || verb.op == Op::exchange) check_peer(verb, "the sender", verb.from_peer, size);
   if ((verb.op == Op::send && verb.to_peer == rank) || (verb.op == Op::recv && verb.from_peer == rank))
-    throw CommError("[comm] {}: rank {} cannot do it with itself alone. Use exchange.", describe(verb), rank);
+    throw CommError("[comm] {}: rank {} cannot send to or receive from itself. Use exchange.", describe(verb), rank);
   if (verb.op == Op::exchange && (verb.to_peer == rank) != (verb.from_peer == rank))
-    throw CommError("[comm] {}: rank {} sends to rank {} and receives from rank {}; with itself it must do both.",
-                    describe(verb), rank, verb.to_peer, verb.from_peer);
+    throw CommError(
+        "[comm] {}: rank {} sends to rank {} and receives from rank {}; a rank that exchanges with itself must do "
+        "both.",
+        describe(verb), rank, verb.to_peer, verb.from_peer);
 
   const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || rank == verb.root);
   const bool writes = verb.op != Op::send;
@@ -105,8 +107,8 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   to.size_bytes = to_bytes(verb, size);
   if (reads && writes && from.overlaps(to) && !is_in_place(verb, from, to, rank))
     throw CommError(
-        "[comm] {}: `from` [{}, {}) and `to` [{}, {}) of one buffer overlap, and not in the way that is in "
-        "place for this verb. Give separate memory.",
+        "[comm] {}: `from` [{}, {}) and `to` [{}, {}) of one buffer overlap, but not as this verb "
+        "requires for an operation in place. Use separate memory.",
         describe(verb), from.begin_bytes, from.end_bytes(), to.begin_bytes, to.end_bytes());
 
   Work work{.name = describe(verb)};

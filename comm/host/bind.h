@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every communicator shares when it binds a verb: the checks, the accesses, the cost, and entry times.
+// What all communicators share when they bind a verb: checks, accesses, cost and entry times.
 
 #include <atomic>
 #include <cstdint>
@@ -13,12 +13,12 @@
 namespace slipstream::comm {
 
 struct CommOptions {
-  double timeout_seconds = 600;  // a transfer that moves nothing for so long throws CommError
+  double timeout_seconds = 600;  // a transfer without progress for so long throws CommError
   bool share_memory =
-      true;  // processes: peers of one machine copy through shared memory; false: MPI carries their messages, too
+      true;  // processes: peers on one machine copy through shared memory; false: MPI carries their messages, too
 };
 
-/// A verb as it was bound.
+/// A verb with its operands.
 struct Verb {
   Op op = Op::all_reduce;
   Transfer transfer;
@@ -30,34 +30,34 @@ struct Verb {
 /// "all_reduce of 1024 float32". Pure.
 std::string describe(const Verb& verb);
 
-/// State of a bound work that outlives copies of it.
+/// State of a bound work that its copies share.
 struct BoundState {
   std::atomic<int64_t> last_entry_ns{0};
 };
 using BoundBody = std::function<void(LaunchContext&, BoundState&)>;
 
-/// Checks the verb, and makes a Work with its name, accesses and cost that runs `body`. Pure.
+/// Pure. Checks the verb and makes a Work with its name, accesses and cost that runs `body`.
 /// Throws: CommError if a rank, a size, a type or an overlap is wrong.
 Work bind(const Verb& verb, int rank, int size, BoundBody body);
 
-/// When the last member entered the work's most recent launch, on CLOCK_MONOTONIC; 0 if its communicator does not know.
-/// Read it after an event that covers the launch. Pure.
+/// Pure. Time on CLOCK_MONOTONIC at which the last member entered the work's most recent launch; 0 if its communicator
+/// does not know. Read it after an event that covers the launch.
 int64_t last_entry_ns(const Work& work);
 
-/// Bytes that the verb reads from `from` and writes to `to`, per rank. Pure.
+/// Pure. Bytes per rank that the verb reads from `from` and writes to `to`.
 int64_t from_bytes(const Verb& verb, int size);
 int64_t to_bytes(const Verb& verb, int size);
 
-/// Communicators whose members can tell each other when they entered.
+/// A communicator whose members can exchange their entry times.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
-  /// Blocks. Collective among the caller and `peers`: the latest of their `entry_ns`.
+  /// Blocks. Collective among the caller and `peers`. Returns the latest of their `entry_ns`.
   /// Throws: CommError on abort and timeout.
   virtual int64_t meet(int64_t entry_ns, const std::vector<int>& peers) = 0;
 };
 
-/// The ranks that a verb of `rank` moves bytes with. Pure.
+/// Pure. The ranks that exchange bytes with `rank` in this verb.
 std::vector<int> peers_of(const Verb& verb, int rank, int size);
 
 }  // namespace slipstream::comm

@@ -11,17 +11,17 @@
 namespace slipstream::comm {
 namespace {
 
-// Fewer polls than a hand-over between two cores takes; then sleep until a peer rings.
+// Fewer polls than a hand-over between two cores takes; after that, sleep until a peer rings.
 constexpr int kPolls = 16;
-// A sleeper looks for an abort and for its timeout this often.
+// Interval at which a sleeping rank checks for an abort and for its timeout.
 constexpr int64_t kLongestSleepNs = 20'000'000;
 
 void check_alive(const HostTransport& transport, const std::string& what, int64_t begin_ns) {
   if (!transport.is_aborted()) return;
   const double elapsed = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
-  throw CommError("[comm] {}: aborted on rank {} after {:.3f} s{}. The first error of the run says why.", what,
+  throw CommError("[comm] {}: aborted on rank {} after {:.3f} s{}. Look for the first error of the run.", what,
                   transport.rank(), elapsed,
-                  transport.outstanding() > 0 ? " of waiting for " + transport.waiting_for() : "");
+                  transport.outstanding() > 0 ? " waiting for " + transport.waiting_for() : "");
 }
 
 void move_all(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
@@ -45,7 +45,7 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
       const std::string whom = transport.waiting_for();
       transport.abort();
       throw CommError(
-          "[comm] {}: rank {} waited {:.3f} s for {}, {:.3f} s after it began. Look at what that rank does, or "
+          "[comm] {}: rank {} waited {:.3f} s for {}, {:.3f} s after it began. Check the output of that rank, or "
           "raise the timeout ({} s).",
           what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9, whom,
           static_cast<double>(now_ns - begin_ns) * 1e-9, timeout_seconds);
@@ -53,7 +53,7 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
   }
 }
 
-/// Blocks. Until no message is outstanding.
+/// Blocks until no message is outstanding.
 void drive(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
   try {
     move_all(transport, post, script, what, timeout_seconds);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // All verbs on top of a HostTransport. The stream's thread drives the messages: it polls, then yields, then sleeps for
-// growing times, so that it does not take the core from a computing thread.
+// growing times, so that it does not take a core from compute.
 
 #include <atomic>
 #include <memory>
@@ -15,7 +15,7 @@
 namespace slipstream::comm {
 
 /// `direct` adds in rank order; `ring` in ring order (see make_ring). abort reaches this rank only: its own works
-/// throw, the peers' run into their timeout or are ended by the process that ends.
+/// throw, the peers' works time out, or end when this process ends the run.
 class HostCommunicator final : public Communicator, public Rendezvous {
  public:
   HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options);
@@ -41,9 +41,9 @@ class HostCommunicator final : public Communicator, public Rendezvous {
 
   std::shared_ptr<HostTransport> transport_;
   CommOptions options_;
-  std::vector<std::byte> staging_;  // of the verb that runs; verbs are bound before any of them runs
+  std::vector<std::byte> staging_;  // of the running verb; all verbs are bound before the first one runs
   std::atomic<int64_t> sent_bytes_{0};
-  std::vector<int64_t> times_;  // of a rendezvous: one per peer, the last one mine
+  std::vector<int64_t> times_;  // of a rendezvous: one per peer, this rank's own last
 };
 
 }  // namespace slipstream::comm

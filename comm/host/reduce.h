@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The additions of host collectives, and how a message is cut into one part per rank.
+// The additions of host collectives, and the division of a message into one part per rank.
 
 #include <cstddef>
 #include <cstdint>

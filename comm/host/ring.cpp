@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings and chains of neighbours. Chunk c travels all its hops before chunk c + kChunksInFlight starts, so that a rank
-// never waits for a slot that waits for it.
+// Rings and chains of neighbours. Chunk c makes all its steps before chunk c + kChunksInFlight starts, so that a rank
+// never waits for a slot that in turn waits for that rank.
 
 #include <algorithm>
 #include <array>
@@ -18,8 +18,8 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
   if (to != from && size_bytes > 0) std::memcpy(to, from, static_cast<size_t>(size_bytes));
 }
 
-/// Message number chunk * hops + hop. In the reduce phase rank r receives part r - 2 - hop, in the gather phase part
-/// r - 1 - hop; what it receives at a hop it sends on at the next.
+/// Message number chunk * hops + hop. In the reduce phase rank r receives part r - 2 - hop, in the gather phase part r
+/// - 1 - hop; it sends on at each step what it received at the one before.
 class Ring final : public Script {
  public:
   Ring(const Verb& verb, int rank, int size)
@@ -120,7 +120,7 @@ class Ring final : public Script {
   int chunks_;
   int64_t slot_bytes_ = 0;
   std::byte* staging_ = nullptr;             // [chunk in flight][hop][chunk]
-  std::array<int, kChunksInFlight> left_{};  // messages of the chunk's phase that are not done
+  std::array<int, kChunksInFlight> left_{};  // messages of the chunk's phase that are not complete
   const std::byte* from_ = nullptr;
   std::byte* to_ = nullptr;
 };

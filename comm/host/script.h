@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A collective as reactions to completed messages: what to post at the start, and what each completion allows.
+// A collective as reactions to completed messages: what to post at the start and after each completion.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace slipstream::comm {
 
-/// Why a message travels; tells messages of one pair of ranks apart.
+/// Purpose of a message; distinguishes messages between one pair of ranks.
 enum class Phase : uint8_t { reduce, gather, whole, rendezvous };
 
 /// A completed message: number `index` of its phase, sent to or received from `peer`.
@@ -35,7 +35,7 @@ class Poster {
   void recv(Phase phase, int peer, int index, std::byte* data, int64_t size_bytes) {
     transport_.recv(peer, tag(phase, index), data, size_bytes, token({true, phase, peer, index}));
   }
-  /// As send and recv, in pieces of kLargestMessageBytes.
+  /// Like send and recv, in pieces of kLargestMessageBytes.
   void send_whole(int peer, const std::byte* data, int64_t size_bytes);
   void recv_whole(int peer, std::byte* data, int64_t size_bytes);
 
@@ -51,35 +51,35 @@ class Poster {
   }
 
  private:
-  // MPI promises tags up to 32767; far fewer than 4096 messages of a phase are in flight.
+  // MPI guarantees tags up to 32767; far fewer than 4096 messages of a phase are in flight.
   static int tag(Phase phase, int index) { return static_cast<int>(phase) * 4096 + index % 4096; }
   HostTransport& transport_;
   int64_t sent_bytes_ = 0;
 };
 
-/// One bound verb. start is called once per launch; the launch ends when no message is outstanding. `staging` is memory
-/// of staging_bytes() for as long: the verbs of a communicator run one after another and share it.
+/// One bound verb. start is called once per launch; the launch ends when no message is outstanding. `staging` points to
+/// staging_bytes() bytes for the whole launch: the verbs of a communicator run one after another and share it.
 class Script {
  public:
   virtual ~Script() = default;
   virtual void start(Poster& post, const std::byte* from, std::byte* to, std::byte* staging) = 0;
   virtual void arrived(Poster& post, const Arrival& arrival) = 0;
-  /// Memory that a launch needs beside its operands.
+  /// Memory that a launch needs in addition to its operands.
   virtual int64_t staging_bytes() const { return 0; }
-  /// Messages in flight at once, at most.
+  /// Largest number of messages in flight at once.
   virtual int messages() const = 0;
 };
 
 /// all_reduce and reduce_scatter: every rank sends part j to rank j, which adds in rank order; all_reduce then sends
-/// the sums back. Chunked: a chunk is added, and its sum sent, while the next is on its way.
+/// the sums back. Chunked: while one chunk is added and its sum sent, the next one is in flight.
 std::unique_ptr<Script> make_direct_reduce(const Verb& verb, int rank, int size);
 /// all_reduce, reduce_scatter and all_gather along the ring rank -> rank + 1. Part j starts at rank j + 1 and ends at
-/// rank j: the sum is ((x[j+1] + x[j+2]) + ...) + x[j], rounded to the type at each hop. Deterministic, but for more
-/// than two ranks not the bits of `direct`.
+/// rank j: the sum is ((x[j+1] + x[j+2]) + ...) + x[j], rounded to the type at each step. Deterministic, but with more
+/// than two ranks the bits differ from `direct`.
 std::unique_ptr<Script> make_ring(const Verb& verb, int rank, int size);
 /// broadcast along the chain that starts at the root.
 std::unique_ptr<Script> make_ring_broadcast(const Verb& verb, int rank, int size);
-/// The verbs that only move bytes, every pair of ranks at once.
+/// The verbs without sums; all pairs of ranks exchange at once.
 std::unique_ptr<Script> make_direct_moves(const Verb& verb, int rank, int size);
 
 std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size);

@@ -25,7 +25,7 @@
 namespace slipstream::comm {
 namespace {
 
-// All rings into a rank together: enough for two chunks of a pipelined collective between two ranks, small beside many.
+// All rings into a rank together: enough for two chunks of a pipelined collective between two ranks, little with many.
 constexpr int64_t kAreaBytes = int64_t{1} << 20;
 constexpr int64_t kLargestRingBytes = 2 * kChunkBytes;
 constexpr int64_t kSmallestRingBytes = int64_t{16} << 10;
@@ -34,7 +34,7 @@ struct alignas(64) Bell {
   std::atomic<uint32_t> rung{0};
   std::atomic<uint32_t> asleep{0};
 
-  /// Once per sweep over the rings, after the positions are published.
+  /// Called once per sweep over the rings, after the positions are published.
   void ring() {
     rung.fetch_add(1, std::memory_order_seq_cst);
     if (asleep.load(std::memory_order_seq_cst) != 0)
@@ -43,7 +43,7 @@ struct alignas(64) Bell {
   void sleep(uint32_t seen, int64_t at_most_ns) {
     asleep.store(1, std::memory_order_seq_cst);
     const timespec limit{0, static_cast<long>(at_most_ns)};
-    // The kernel compares again: a bell rung in between does not let us fall asleep.
+    // The kernel compares again: a ring in between keeps this rank awake.
     syscall(SYS_futex, &rung, FUTEX_WAIT, seen, &limit, nullptr, 0);
     asleep.store(0, std::memory_order_seq_cst);
   }
@@ -68,7 +68,7 @@ int64_t ring_bytes(int size) {
 }
 int64_t ring_stride(int size) { return static_cast<int64_t>(sizeof(Ring)) + round_up(ring_bytes(size), 64); }
 
-/// One end of a ring: bytes in or out, as far as they go.
+/// One end of a ring: moves as many bytes as are there.
 class End {
  public:
   End(std::byte* area, int sender, int size)
@@ -86,7 +86,7 @@ class End {
     });
   }
   void publish() { ring_->written.store(here_, std::memory_order_release); }
-  /// The reader will ring when it has made room; room may have come while we asked.
+  /// Asks the reader to ring when it has made room; room may have come meanwhile.
   void ask_for_room() { ring_->full.store(1, std::memory_order_seq_cst); }
 
   // The reader's side.
@@ -97,7 +97,7 @@ class End {
     });
   }
   void skip(int64_t size_bytes) { here_ += static_cast<uint64_t>(size_bytes); }
-  /// Gives the room back; says whether the writer waits for it.
+  /// Gives the room back; returns true if the writer waits for it.
   bool release() {
     if (ring_->taken.load(std::memory_order_relaxed) == here_) return false;
     ring_->taken.store(here_, std::memory_order_seq_cst);
@@ -105,7 +105,7 @@ class End {
   }
 
  private:
-  /// Up to the end of the ring, and from its beginning.
+  /// Copies up to the end of the ring, then from its beginning.
   template <typename Copy>
   void in_two(int64_t size_bytes, const Copy& copy) {
     const int64_t at = static_cast<int64_t>(here_ % static_cast<uint64_t>(capacity_));
@@ -146,7 +146,7 @@ class SharedTransport final : public HostTransport {
     Inbox& box = in_[static_cast<size_t>(peer)];
     ++outstanding_;
     const Posted posted{tag, static_cast<std::byte*>(data), size_bytes, token};
-    // A message that came before anybody asked for it.
+    // A message that arrived before its receive was posted.
     const auto early =
         std::find_if(box.early.begin(), box.early.end(), [&](const Early& e) { return !e.claimed && e.tag == tag; });
     if (early == box.early.end()) return box.posted.push_back(posted);
@@ -204,7 +204,7 @@ class SharedTransport final : public HostTransport {
   }
   bool is_aborted() const override { return aborted_.load(std::memory_order_acquire); }
   std::unique_ptr<HostTransport> split(int, int) override {
-    throw CommError("[comm] memory between ranks is not split. Split the communicator that it belongs to.");
+    throw CommError("[comm] a transport in shared memory cannot be split. Split its communicator.");
   }
 
  private:
@@ -218,7 +218,7 @@ class SharedTransport final : public HostTransport {
     Outbox(std::byte* area, int sender, int size) : end(area, sender, size) {}
     End end;
     std::deque<Sending> messages;
-    int64_t sent_bytes = -1;  // of the first; -1: not even its header
+    int64_t sent_bytes = -1;  // of the first; -1: not yet its header
   };
   struct Posted {
     int tag = 0;
@@ -233,7 +233,7 @@ class SharedTransport final : public HostTransport {
     bool claimed = false;
     Posted posted;
   };
-  /// The message that flows out of the ring now.
+  /// The message that is flowing out of the ring now.
   struct Current {
     std::byte* data = nullptr;
     int64_t size_bytes = 0, taken_bytes = 0;
@@ -246,7 +246,7 @@ class SharedTransport final : public HostTransport {
     std::vector<Posted> posted;
     std::deque<Early> early;
     Current current;
-    bool has_header = false;  // of a message that nobody has asked for yet
+    bool has_header = false;  // of a message without a posted receive
     Header header;
   };
 
@@ -272,7 +272,7 @@ class SharedTransport final : public HostTransport {
         moved = true;
       }
       if (count < left) break;
-      // Headers stay aligned: room is a multiple of kAlign once the padding is in, and there is always room for it.
+      // Headers stay aligned: after the padding the room is a multiple of kAlign, and a header always fits.
       box.end.skip(padded(message.size_bytes) - message.size_bytes);
       finished_.push_back(message.token);
       box.sent_bytes = -1;
@@ -314,11 +314,11 @@ class SharedTransport final : public HostTransport {
         std::find_if(box.posted.begin(), box.posted.end(), [&](const Posted& p) { return p.tag == box.header.tag; });
     if (posted != box.posted.end()) {
       check_size(peer, posted->size_bytes, box.header.size_bytes);
-      // A message without bytes needs an address all the same, to be told from none.
+      // An empty message needs an address as well, because null means no message.
       box.current = {posted->data ? posted->data : &nowhere_, posted->size_bytes, 0, posted->token, false};
       box.posted.erase(posted);
     } else {
-      // It stays in the ring while completions are on their way that may ask for it.
+      // The message stays in the ring while completions are pending that may post its receive.
       if (patient_ || !finished_.empty()) return false;
       Early& early = box.early.emplace_back();
       early.tag = box.header.tag;
@@ -329,7 +329,7 @@ class SharedTransport final : public HostTransport {
     return true;
   }
 
-  /// Hands early messages over that are complete and asked for. One that is still flowing is the last.
+  /// Delivers early messages that are complete and whose receives are posted. A message still flowing is the last.
   void settle(Inbox& box) {
     for (auto early = box.early.begin(); early != box.early.end();) {
       if (!early->claimed || !early->complete) {
@@ -357,14 +357,14 @@ class SharedTransport final : public HostTransport {
   std::vector<Outbox> out_;
   std::vector<Inbox> in_;
   std::vector<uint64_t> finished_;  // completed, not yet handed out
-  int outstanding_ = 0;             // finished ones among them
-  uint32_t seen_ = 0;               // how often our bell had rung before the last look
-  bool patient_ = false;            // the last poll handed something out
+  int outstanding_ = 0;             // includes the finished ones
+  uint32_t seen_ = 0;               // how often our bell had rung at the last look
+  bool patient_ = false;            // the last poll returned completions
   std::byte nowhere_{};
   std::atomic<bool> aborted_{false};
 };
 
-/// Every page is touched now, so that what a process takes does not depend on how much it says.
+/// Every page is touched now, so that a process's memory does not depend on how much it sends.
 std::shared_ptr<std::byte> map_and_close(int file, int64_t size_bytes) {
   void* base = MAP_FAILED;
   if (size_bytes > 0)
@@ -380,7 +380,7 @@ std::shared_ptr<std::byte> map_and_close(int file, int64_t size_bytes) {
 std::shared_ptr<std::byte> create_shared_memory(const std::string& name, int64_t size_bytes) {
   const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
   if (file < 0) return nullptr;
-  // Taken now: a page that is missing later would be a signal in the middle of a step.
+  // Allocated now: a missing page would later raise a signal in the middle of a step.
   const bool has_room = posix_fallocate(file, 0, size_bytes) == 0;
   if (!has_room) shm_unlink(name.c_str());
   return map_and_close(file, has_room ? size_bytes : 0);

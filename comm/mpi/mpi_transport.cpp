@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between machines Isend, Irecv and Testsome; MPI moves bytes only inside these calls. Inside a machine shared memory,
-// so that nobody polls and no core is taken for it.
+// Between machines: Isend, Irecv and Testsome; MPI moves bytes only inside these calls. Within a machine: shared
+// memory, so that no thread polls and no core is taken for it.
 
 #include "comm/mpi/mpi_transport.h"
 
@@ -23,7 +23,7 @@ void check_mpi(int code, const std::string& what) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw CommError("[mpi] {}: {}. Look at the output of the other ranks; a peer or the network may be gone.", what,
+  throw CommError("[mpi] {}: {}. Check the output of the other ranks; a peer or the network may be gone.", what,
                   std::string(text, static_cast<size_t>(length)));
 }
 
@@ -40,7 +40,7 @@ class MpiTransport final : public HostTransport {
     cancel();
     int finalized = 0;
     MPI_Finalized(&finalized);
-    // Freeing is collective: after a failure the peers may never come.
+    // Freeing is collective: after a failure the peers may never call it.
     if (!finalized && !is_aborted()) MPI_Comm_free(&connection_);
   }
   MpiTransport(const MpiTransport&) = delete;
@@ -136,7 +136,7 @@ class MpiTransport final : public HostTransport {
     messages_.push_back(message);
     if (indices_.size() < requests_.size()) reserve(static_cast<int>(2 * requests_.size()));
   }
-  /// Index of the `completed`-th completed message, after a look at what really came.
+  /// Index of the `completed`-th completed message, after a check of its received size.
   int check_size(int completed) const {
     const int index = indices_[static_cast<size_t>(completed)];
     const Message& message = messages_[static_cast<size_t>(index)];
@@ -161,20 +161,20 @@ class MpiTransport final : public HostTransport {
   }
 
   MPI_Comm connection_;
-  const bool share_memory_;  // of the parts that it is split into
+  const bool share_memory_;  // of the transports that a split makes
   int rank_ = 0;
   int size_ = 1;
   int64_t moved_ns_ = 0;  // when a message last completed, or the first was posted
   std::vector<MPI_Request> requests_;
   std::vector<Message> messages_;   // same index as requests_
-  std::vector<uint64_t> finished_;  // completed, not yet handed out
+  std::vector<uint64_t> finished_;  // completed, not yet returned
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
   std::atomic<bool> aborted_{false};
 };
 
-/// Memory that the ranks of `local` share; null when the machine has no room for it: messages then go through MPI.
-/// Collective. Not a window of MPI: freeing one waits for all ranks, and after a failure they do not come.
+/// Collective. Memory that the ranks of `local` share; null when the machine has no room for it: messages then use MPI.
+/// Not an MPI window: freeing one waits for all ranks, and after a failure they do not call it.
 std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   static std::atomic<int> count{0};
   int rank = 0;
@@ -188,11 +188,11 @@ std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   const int mine = memory ? 1 : 0;
   int all = 0;
   check_mpi(MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, local), "share memory");
-  if (rank == 0) remove_shared_memory(name);  // whatever happens to the ranks from now on, nothing stays behind
+  if (rank == 0) remove_shared_memory(name);  // from here on nothing stays behind, however the ranks end
   return all == 1 ? memory : nullptr;
 }
 
-/// Peers of this machine through shared memory, the others through MPI.
+/// Peers on this machine through shared memory, the others through MPI.
 class NearAndFar final : public HostTransport {
  public:
   NearAndFar(std::unique_ptr<HostTransport> near, std::unique_ptr<HostTransport> far, std::vector<int> near_of)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Messages over an MPI communicator of their own.
+// Messages over a separate MPI communicator.
 
 #include <mpi.h>
 
@@ -10,8 +10,8 @@
 
 namespace slipstream::comm {
 
-/// Takes ownership of `connection`, whose errors are returned. MPI must allow several threads. Peers of this machine
-/// use memory that they share, unless `share_memory` is false. Collective.
+/// Collective. Takes ownership of `connection`, whose errors are returned. MPI must allow several threads. Peers on
+/// this machine use shared memory, unless `share_memory` is false.
 std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, bool share_memory);
 
 }  // namespace slipstream::comm

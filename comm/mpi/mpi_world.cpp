@@ -30,7 +30,7 @@ bool started_by_launcher() {
   return false;
 }
 
-/// Processes that the launcher says it has started; 1 where it says nothing.
+/// Number of processes that the launcher reports; 1 if it reports none.
 int told_by_launcher() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
     if (const char* text = std::getenv(name)) {
@@ -41,13 +41,13 @@ int told_by_launcher() {
   return 1;
 }
 
-/// Every process would train alone, and all would write the same files.
+/// Throws if MPI knows one process of several: each would train alone, and all would write the same files.
 void require_acquaintance(int size) {
   const int told = told_by_launcher();
   if (told > 1 && size == 1)
     throw CommError(
-        "[mpi] the launcher started {} processes, but this program's MPI knows of one: they do not speak the same "
-        "language. Use the mpirun "
+        "[mpi] the launcher started {} processes, but this program's MPI sees only one: launcher and MPI do not "
+        "match. Use the mpirun "
         "of the MPI that the program was built with; with Slurm srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for "
         "MPICH.",
         told);
@@ -68,7 +68,7 @@ std::string mpi_version() {
   int length = 0;
   if (MPI_Get_library_version(text, &length) != MPI_SUCCESS) return {};
   const std::string whole(text, static_cast<size_t>(length));
-  return whole.substr(0, whole.find_first_of(",\n"));  // then come who built it, where and when
+  return whole.substr(0, whole.find_first_of(",\n"));  // after that: builder, place and date
 }
 
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
@@ -76,7 +76,7 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
     require_acquaintance(1);
     return;
   }
-  // A rank that waits inside MPI must give its core to a computing thread. Open MPI reads this at its start.
+  // A rank that waits inside MPI must leave its core to a computing thread. Open MPI reads this at its start.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int provided = MPI_THREAD_SINGLE;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "start MPI");
@@ -86,8 +86,8 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
         "an MPI that was built with it.",
         provided, int{MPI_THREAD_MULTIPLE});
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  // Ranks are numbered machine by machine, however the launcher dealt them: the axes that come first in the order of
-  // the mesh stay inside.
+  // Ranks are numbered machine by machine, whatever the launcher's order: the first axes of the mesh stay within a
+  // machine.
   MPI_Comm machine = MPI_COMM_NULL;
   int first = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &first);
@@ -113,7 +113,7 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
 
 MpiWorld::~MpiWorld() {
   if (state_->control == MPI_COMM_NULL) return;
-  // A world of one leaves nobody behind: its error goes on to who prints it.
+  // In a world of one no rank waits: the error propagates to the code that prints it.
   if (state_->size > 1 && std::uncaught_exceptions() > state_->exceptions)
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
   if (state_->leaders != MPI_COMM_NULL) MPI_Comm_free(&state_->leaders);
@@ -132,7 +132,7 @@ void MpiWorld::barrier() {
   if (state_->size == 1) return;
   MPI_Request request;
   check_mpi(MPI_Ibarrier(state_->control, &request), "barrier");
-  // A rank that is early sleeps: MPI_Barrier would poll on a core that a late rank may be computing on.
+  // An early rank sleeps: MPI_Barrier would poll on a core that a late rank may need for computing.
   for (int done = 0; check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "barrier"), done == 0;)
     std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
@@ -163,7 +163,7 @@ std::vector<std::string> MpiWorld::gather(const std::string& bytes, int root) {
     total += counts[r];
   }
   if (total > INT32_MAX)
-    throw CommError("[mpi] gather of {} bytes is more than one call can carry. Gather in parts.", total);
+    throw CommError("[mpi] gather of {} bytes exceeds the limit of one call. Gather in parts.", total);
   std::string all(static_cast<size_t>(mine ? total : 0), '\0');
   check_mpi(MPI_Gatherv(bytes.data(), count, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE, root,
                         state_->control),
@@ -226,7 +226,7 @@ std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::
           "layout.",
           rank, world.size() - 1);
   if (std::count(ranks.begin(), ranks.end(), world.rank()) != 1)
-    throw CommError("[mpi] rank {} makes a communicator of {} ranks that does not have it once.", world.rank(),
+    throw CommError("[mpi] rank {} makes a communicator of {} ranks in which it is not exactly one.", world.rank(),
                     ranks.size());
   if (ranks.size() == 1) return std::make_unique<HostCommunicator>(make_self_transport(), options);
   MPI_Group all, members;

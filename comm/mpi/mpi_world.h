@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The processes of a job: who and how many, small exchanges for set-up, and communicators between them.
+// The processes of a job: ranks and size, small exchanges for set-up, and communicators between them.
 
 #include <memory>
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace slipstream::comm {
 
-/// MPI from start to end. A process that no launcher started is a world of one and does not touch MPI.
+/// Owns MPI from start to end. A process that no launcher started is a world of one and does not call MPI.
 ///
-/// The small exchanges are Blocking and collective over all ranks; one thread calls them. A world destroyed while an
-/// exception unwinds ends the whole job, because the other ranks would wait for ever.
+/// The small exchanges block and are collective over all ranks; one thread calls them. A world destroyed while an
+/// exception unwinds ends the whole job, because the other ranks would wait forever.
 class MpiWorld {
  public:
   /// Blocks. Throws: CommError if a launcher started this process but MPI cannot serve several threads, or this build
@@ -26,19 +26,19 @@ class MpiWorld {
 
   int rank() const;
   int size() const;
-  int local_rank() const;  // among the ranks of this machine
+  int local_rank() const;  // among the ranks on this machine
   int local_size() const;
-  int host() const;  // names this machine: the lowest rank on it
+  int host() const;  // identifies this machine: its lowest rank
 
   void barrier();
-  /// `bytes` of `root`, on every rank.
+  /// Returns the `bytes` of `root` on every rank.
   std::string broadcast(const std::string& bytes, int root);
-  /// One string per rank on `root`, empty elsewhere.
+  /// Returns one string per rank on `root`, nothing elsewhere.
   std::vector<std::string> gather(const std::string& bytes, int root);
   std::vector<std::string> all_gather(const std::string& bytes);
   /// Nanoseconds to add to this rank's monotonic_ns() to get rank 0's; 0 on the machine of rank 0. One rank of every
-  /// other machine asks rank 0, machine after machine, in 8 round trips. Clocks drift apart by some 10 us a second: ask
-  /// again before use.
+  /// other machine asks rank 0, machine after machine, in 8 round trips. Clocks drift apart by about 10 us a second:
+  /// call again before use.
   int64_t clock_offset_ns();
 
   /// Ends all ranks with this exit code.
@@ -51,12 +51,12 @@ class MpiWorld {
   std::unique_ptr<State> state_;
 };
 
-/// The MPI that this program runs with, in its own words, such as "Open MPI v4.1.4"; empty in a build without. Pure.
+/// Pure. Name and version of the MPI library, such as "Open MPI v4.1.4"; empty in a build without MPI.
 std::string mpi_version();
 
-/// Blocks. Collective among `ranks` (world ranks in group order, the caller among them): a communicator with a
-/// connection of its own. Every member makes its communicators in the same order; `channel` tells apart groups that are
-/// made at once.
+/// Blocks. Collective among `ranks` (world ranks in group order, the caller among them). Makes a communicator with a
+/// connection of its own. Every member makes its communicators in the same order; `channel` distinguishes groups that
+/// are made at the same time.
 /// Throws: CommError.
 std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::vector<int>& ranks, int channel,
                                                     const CommOptions& options = {});

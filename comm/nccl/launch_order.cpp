@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule of the header.
+// Decides by driver version and environment.
 
 #include "comm/nccl/launch_order.h"
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// When NCCL lets operations of different communicators run beside each other, by the driver.
+// When NCCL lets operations of different communicators run concurrently, by driver version.
 
 namespace slipstream::comm {
 
-// As the driver numbers its CUDA: 12090 is 12.9. With NCCL_LAUNCH_ORDER_IMPLICIT older ones end one operation before
-// the next of any communicator begins; newer ones only let them begin in order. Source: NCCL 2.27, src/enqueue.cc,
-// getImplicitOrder; its user guide, "Using multiple NCCL communicators concurrently".
+// Driver version as CUDA numbers it: 12090 is 12.9. With NCCL_LAUNCH_ORDER_IMPLICIT older drivers end one operation
+// before the next one of any communicator begins; newer ones only make them begin in order. Source: NCCL 2.27,
+// src/enqueue.cc, getImplicitOrder; its user guide, "Using multiple NCCL communicators concurrently".
 constexpr int kConcurrentLaunches = 12030;
-constexpr int kConcurrentCaptures = 12090;  // while a step is recorded as a graph, and whenever that is replayed
+constexpr int kConcurrentCaptures = 12090;  // while a step is recorded as a graph, and whenever that graph is replayed
 
-/// `driver` 0: not known, so nothing is said against it. Reads NCCL_LAUNCH_ORDER_IMPLICIT: whoever turns it off has no
-/// such order.
+/// Does NCCL run operations one after the other? `driver` 0 means unknown and returns false, as does a user's
+/// NCCL_LAUNCH_ORDER_IMPLICIT=0. Reads that environment variable.
 bool nccl_serialises(int driver, bool captured);
 
 }  // namespace slipstream::comm

@@ -18,10 +18,10 @@ namespace slipstream::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A call that is handed to NCCL's own thread is accepted within some tens of microseconds; then the wait is for a peer.
+// NCCL's own thread accepts a call within some tens of microseconds; a longer wait is for a peer.
 constexpr int kQuickLooks = 2000;
 constexpr auto kPollPause = std::chrono::microseconds(100);
-// At the end of a run nobody should wait long for a peer that has left without a word.
+// At the end of a run a rank should not wait long for a peer that left without notice.
 constexpr double kLongestEndSeconds = 30;
 
 ncclDataType_t type_of(DType dtype) {
@@ -43,26 +43,26 @@ ncclDataType_t type_of(DType dtype) {
 const char* what_to_do(ncclResult_t result) {
   switch (result) {
     case ncclRemoteError:
-      return "Another rank has failed or left: look for the first error among the ranks.";
+      return "Another rank has failed or left. Look for the first error among the ranks.";
     case ncclSystemError:
-      return "Look at the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO) and at the limits of the system.";
+      return "Check the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO) and the limits of the system.";
     case ncclUnhandledCudaError:
-      return "Look at nvidia-smi and the kernel log: a GPU may be lost or out of memory.";
+      return "Check nvidia-smi and the kernel log: a GPU may be lost or out of memory.";
     case ncclInvalidUsage:
-      return "Two ranks may be on one GPU: set SLIPSTREAM_SHARE_GPU=1 to test with that; else set NCCL_DEBUG=WARN.";
+      return "Two ranks may be on one GPU: set SLIPSTREAM_SHARE_GPU=1 to test that, otherwise set NCCL_DEBUG=WARN.";
     default:
-      return "Set NCCL_DEBUG=WARN and start again to see NCCL's own words.";
+      return "Set NCCL_DEBUG=WARN and start again to see NCCL's own message.";
   }
 }
 
 [[noreturn]] void fail_with(ncclComm_t comm, const std::string& name, ncclResult_t result, const std::string& what) {
   const char* last = ncclGetLastError(comm);
   throw CommError("[nccl] {}: {} failed: {}{}. {}", name, what, ncclGetErrorString(result),
-                  last && *last ? fmt::format(" (NCCL's last words, which may be of something else: {})", last) : "",
+                  last && *last ? fmt::format(" (NCCL's last error, possibly unrelated: {})", last) : "",
                   what_to_do(result));
 }
 
-/// Polls until NCCL is done with what it has begun on `comm`. `pause(look)` is called between two looks. Returns
+/// Polls until NCCL has finished what it began on `comm`. `pause(look)` is called between two polls. Returns
 /// ncclInProgress at the deadline.
 template <typename Pause>
 ncclResult_t settle(ncclComm_t comm, ncclResult_t result, double timeout_seconds, const Pause& pause) {
@@ -84,7 +84,7 @@ void rest(int look) {
     std::this_thread::sleep_for(kPollPause);
 }
 
-/// NCCL keeps the pointer for as long as the communicator and those that are split from it.
+/// NCCL keeps the pointer as long as the communicator and those split from it exist.
 const char* kept_name(const std::string& name) {
   static std::mutex& mutex = *new std::mutex;
   static std::set<std::string>& names = *new std::set<std::string>;
@@ -183,7 +183,7 @@ ncclResult_t NcclCommunicator::enqueue(const Verb& verb, LaunchContext& context)
     default:
       break;
   }
-  // As a group, or a ring of ranks that all send first would wait for ever.
+  // As a group: a ring in which all ranks send first would wait forever.
   ncclResult_t worst = ncclGroupStart();
   const auto call = [&](ncclResult_t result) {
     if (worst == ncclSuccess || worst == ncclInProgress) worst = result;
@@ -202,7 +202,7 @@ ncclResult_t NcclCommunicator::enqueue(const Verb& verb, LaunchContext& context)
 }
 
 void NcclCommunicator::finish(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& what) {
-  // Between two looks the lock is open, so that abort gets in.
+  // Between two polls the lock is open, so that abort can take it.
   result = settle(comm_, result, options_.timeout_seconds, [&](int look) {
     lock.unlock();
     rest(look);
@@ -211,7 +211,7 @@ void NcclCommunicator::finish(std::unique_lock<std::mutex>& lock, ncclResult_t r
   });
   if (result == ncclInProgress)
     throw CommError(
-        "[nccl] {}: {} was not accepted within {} s. A rank may be gone or late: look for the first error among "
+        "[nccl] {}: {} was not accepted within {} s. A rank may be gone or late. Look for the first error among "
         "the ranks, or raise comm.timeout_seconds.",
         options_.name, what, options_.timeout_seconds);
   if (result != ncclSuccess) fail_with(comm_, options_.name, result, what);
@@ -220,14 +220,15 @@ void NcclCommunicator::finish(std::unique_lock<std::mutex>& lock, ncclResult_t r
 void NcclCommunicator::require_alive(const std::string& what) const {
   if (!comm_)
     throw CommError(
-        "[nccl] {}: {} was given up, because the connection of rank {} was aborted. Look for the first error "
+        "[nccl] {}: {} was cancelled, because the connection of rank {} was aborted. Look for the first error "
         "among the ranks.",
         options_.name, what, rank_);
 }
 
 std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
   if (color < 0)
-    throw CommError("[nccl] {}: split with color {}, need at least 0. Give every rank a group.", options_.name, color);
+    throw CommError("[nccl] {}: split with color {}, need at least 0. Pass a group for every rank.", options_.name,
+                    color);
   std::unique_lock lock(mutex_);
   require_alive("split");
   const TunedChannel tuned(options_.name, options_.channel);
@@ -245,7 +246,7 @@ void NcclCommunicator::abort() {
     std::lock_guard lock(mutex_);
     comm = std::exchange(comm_, nullptr);
   }
-  // Unlocked: until NCCL has let go, whoever asks for the connection is told that it is gone.
+  // Unlocked: until NCCL has released the communicator, other threads get an error that it is gone.
   if (comm) ncclCommAbort(comm);
 }
 
@@ -255,9 +256,9 @@ std::string NcclCommunicator::register_memory(std::byte* base, int64_t size_byte
   void* handle = nullptr;
   const ncclResult_t result = settle(comm_, ncclCommRegister(comm_, base, static_cast<size_t>(size_bytes), &handle),
                                      options_.timeout_seconds, rest);
-  if (result != ncclSuccess) return fmt::format("NCCL does not register memory here: {}", ncclGetErrorString(result));
-  // Success without a handle: this transport has no use for it.
-  if (!handle) return "NCCL has no use for registered memory on these links";
+  if (result != ncclSuccess) return fmt::format("NCCL cannot register memory here: {}", ncclGetErrorString(result));
+  // Success without a handle: this transport does not use registered memory.
+  if (!handle) return "NCCL does not use registered memory on these links";
   registered_.push_back(handle);
   return {};
 }
@@ -270,12 +271,11 @@ void NcclCommunicator::forget_memory() {
 void NcclCommunicator::deregister_all() {
   for (void* handle : std::exchange(registered_, {}))
     if (const ncclResult_t result = ncclCommDeregister(comm_, handle); result != ncclSuccess)
-      log_warn("[nccl] {}: rank {} could not let go of registered memory: {}", options_.name, rank_,
-               ncclGetErrorString(result));
+      log_warn("[nccl] {}: rank {} could not deregister memory: {}", options_.name, rank_, ncclGetErrorString(result));
 }
 
 void NcclCommunicator::check_for_errors() {
-  // Not behind a call that stands in NCCL: whoever asks looks after such calls, too.
+  // Does not wait behind a call that blocks in NCCL: the watchdog supervises such calls, too.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   require_alive("the run");
@@ -298,7 +298,7 @@ void prepare_nccl_environment(const NcclEnvironment& environment) {
     set_if_unset("NCCL_PROTO", "Simple");
   }
   if (!environment.shares_gpu) return;
-  // NCCL refuses two ranks of one host on one GPU, so each rank calls itself another host; then only sockets remain.
+  // NCCL refuses two ranks of one host on one GPU, so each rank claims another host; then only sockets remain.
   set_if_unset("NCCL_HOSTID", fmt::format("slipstream-rank-{}", environment.world_rank));
   for (const auto& [name, value] : {std::pair{"NCCL_NET", "Socket"},
                                     {"NCCL_IB_DISABLE", "1"},
@@ -319,11 +319,11 @@ void prepare_nccl_environment(const NcclEnvironment& environment) {
 std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const ShareBytes& share,
                                                      const NcclOptions& options) {
   if (size < 1 || rank < 0 || rank >= size)
-    throw CommError("[nccl] {}: rank {} of a group of {} was asked for, need a rank from 0 to size - 1.", options.name,
+    throw CommError("[nccl] {}: rank {} of a group of {} was requested, need a rank from 0 to size - 1.", options.name,
                     rank, size);
   ncclUniqueId id{};
   ncclResult_t made = rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
-  // Rank 0 shares even what it could not make, or the others would wait.
+  // Rank 0 shares its failure as well; otherwise the others would wait.
   const std::string version = fmt::format("{:>8}", nccl_version());
   const std::string shared =
       share(rank == 0 ? version + (made == ncclSuccess ? std::string(id.internal, sizeof id.internal) : "") : "");
@@ -344,7 +344,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const S
   if (made == ncclInProgress) {
     ncclCommAbort(comm);
     throw CommError(
-        "[nccl] {}: {} took more than {} s. See that all ranks have started and reach each other "
+        "[nccl] {}: {} took more than {} s. Check that all ranks have started and reach each other "
         "(NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO).",
         options.name, what, options.timeout_seconds);
   }

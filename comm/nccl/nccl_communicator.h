@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The verbs on one NCCL communicator, which never blocks: what it has not finished is polled, with a limit.
+// The verbs on one NCCL communicator, which never blocks: calls that NCCL has not finished are polled, with a limit.
 //
-// NCCL lets one thread at a time use a communicator; the mutex keeps that. abort() takes it from all of them first.
+// NCCL allows one thread at a time in a communicator; the mutex ensures that. abort() first takes the communicator
+// away.
 
 #include <nccl.h>
 
@@ -21,7 +22,7 @@ class NcclCommunicator final : public Communicator {
  public:
   /// Takes `comm`, which is connected.
   NcclCommunicator(ncclComm_t comm, const NcclOptions& options);
-  /// Blocks until NCCL has let go, at most the timeout. The caller has waited for all works.
+  /// Blocks until NCCL has released the communicator, at most the timeout. The caller has waited for all works.
   ~NcclCommunicator() override;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -44,12 +45,12 @@ class NcclCommunicator final : public Communicator {
   void forget_memory() override;
 
  private:
-  /// Under mutex_, with a connection.
+  /// The caller holds mutex_, and the connection exists.
   void deregister_all();
   Work bind_verb(const Verb& verb);
   void run(const Verb& verb, LaunchContext& context);
   ncclResult_t enqueue(const Verb& verb, LaunchContext& context);
-  /// Waits while `result` is "in progress". Throws: CommError on every other result but success, and on timeout.
+  /// Waits while `result` is "in progress". Throws: CommError on every result other than success, and on timeout.
   void finish(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& what);
   void require_alive(const std::string& what) const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclMemAlloc and ncclMemFree with NCCL's words. What it takes is rounded up to kNcclPieceBytes.
+// ncclMemAlloc and ncclMemFree with NCCL's error messages. Allocations are rounded up to kNcclPieceBytes.
 
 #include <nccl.h>
 
@@ -12,23 +12,22 @@ namespace {
 
 std::string words_of(ncclResult_t result) {
   const char* last = ncclGetLastError(nullptr);
-  return fmt::format(
-      "{}{}", ncclGetErrorString(result),
-      last && *last ? fmt::format(" (NCCL's last words, which may be of something else: {})", last) : "");
+  return fmt::format("{}{}", ncclGetErrorString(result),
+                     last && *last ? fmt::format(" (NCCL's last error, possibly unrelated: {})", last) : "");
 }
 
 std::string take(void** block, size_t size_bytes) {
   const ncclResult_t result = ncclMemAlloc(block, size_bytes);
   if (result == ncclSuccess) return "";
   return fmt::format(
-      "NCCL does not give it: {}; set NCCL_DEBUG=WARN to see why, or NCCL_CUMEM_ENABLE=0 for memory that NVLink does "
+      "NCCL cannot allocate it: {}; set NCCL_DEBUG=WARN to see why, or NCCL_CUMEM_ENABLE=0 for memory that NVLink does "
       "not read in place",
       words_of(result));
 }
 
 std::string give_back(void* block) {
   const ncclResult_t result = ncclMemFree(block);
-  return result == ncclSuccess ? "" : fmt::format("NCCL does not take memory back: {}", words_of(result));
+  return result == ncclSuccess ? "" : fmt::format("NCCL cannot free memory: {}", words_of(result));
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's own arithmetic, read from its source (2.27) and checked against nothing but that.
+// NCCL's own arithmetic, read from its source (2.27); not measured.
 //
 // src/init.cc, computeBuffSizes: a connection has buffers for all three protocols, whichever is used; NCCL_BUFFSIZE,
-// NCCL_LL_BUFFSIZE and NCCL_LL128_BUFFSIZE set them. src/transport/p2p.cc, p2pRecvSetup: they are one allocation of the
-// rank that receives (or, for reads, the one that sends), a multiple of 2 MiB. src/transport/net.cc: to other nodes,
-// those of what is sent and of what is received are on the GPU where it talks to the network itself. src/allocator.cc,
-// ncclMemAlloc: a multiple of what cuMemGetAllocationGranularity recommends, in 2.27.3 and 2.30.7 alike.
+// NCCL_LL_BUFFSIZE and NCCL_LL128_BUFFSIZE set them. src/transport/p2p.cc, p2pRecvSetup: they are one allocation on the
+// receiving rank (or, for reads, the sending one), a multiple of 2 MiB. src/transport/net.cc: to other nodes, send and
+// receive buffers are on the GPU if it talks to the network itself. src/allocator.cc, ncclMemAlloc: a multiple of what
+// cuMemGetAllocationGranularity recommends, in 2.27.3 and 2.30.7 alike.
 
 #include "comm/nccl/nccl_memory.h"
 
@@ -23,11 +23,10 @@ constexpr int64_t kSimpleBytes = 4 * kMiB;
 constexpr int64_t kLlBytes = int64_t{8} * 512 * 8 * 16;  // lines of a thread, threads, steps, bytes of a line
 constexpr int64_t kLl128Bytes =
     int64_t{120} * 640 * 8 * 8;  // elements of a thread, threads, steps, bytes of an element
-// Observed in NCCL's log on eight H100 behind NVSwitch ("24 coll channels"); its documentation says only that it
-// chooses.
+// Observed in NCCL's log on eight H100 behind NVSwitch ("24 coll channels"); its documentation gives no number.
 constexpr int64_t kWidestBlocks = 24;
 
-/// A variable of the user; `otherwise` where it is not set or no number, as NCCL takes it.
+/// A variable of the user; `otherwise` if it is not set or not a number, as NCCL reads it.
 int64_t variable(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   int64_t value = 0;
@@ -38,7 +37,7 @@ int64_t variable(const char* name, int64_t otherwise) {
 int64_t blocks_of(const NcclChannel& channel) {
   int64_t most = channel.max_ctas > 0 ? channel.max_ctas : kWidestBlocks;
   if (channel.max_ctas == 0 && channel.min_ctas > most) most = channel.min_ctas;
-  // Variables of the user come before the table.
+  // The user's variables take precedence over the table.
   most = variable("NCCL_MAX_CTAS", most);
   return std::max<int64_t>(1, std::min(most, variable("NCCL_MAX_NCHANNELS", most)));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// GPU memory that NCCL takes for itself, estimated before there is a communicator.
+// GPU memory that NCCL allocates for itself, estimated before a communicator exists.
 
 #include <cstdint>
 
@@ -8,14 +8,14 @@
 
 namespace slipstream::comm {
 
-/// NCCL takes GPU memory in multiples of it, for itself and for ncclMemAlloc: the granularity that CUDA recommends for
-/// allocations, not that of multicast objects.
+/// NCCL allocates GPU memory in multiples of this, for itself and for ncclMemAlloc: the granularity that CUDA
+/// recommends for allocations, not that of multicast objects.
 constexpr int64_t kNcclPieceBytes = int64_t{2} << 20;
 
-/// Bytes that one communicator of several ranks takes for what travels: blocks x connections x the buffers of all
-/// protocols. The blocks are those that the user's variables or the table allow, else as many as NCCL takes where links
-/// are widest, so that it is rather too much than too little. Trees and NVLink SHARP take more. Reads the environment,
-/// and nothing else: the same on ranks whose NCCL_* agree.
+/// Bytes that one communicator of several ranks allocates for transfers: blocks x connections x the buffers of all
+/// protocols. The number of blocks is what the user's variables or the table allow, otherwise NCCL's number on the
+/// widest links, so that the estimate is rather too high. Trees and NVLink SHARP need more. Reads only the environment:
+/// ranks with the same NCCL_* get the same result.
 int64_t nccl_buffer_bytes(const NcclChannel& channel, bool crosses_nodes);
 
 }  // namespace slipstream::comm

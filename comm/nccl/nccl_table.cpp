@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of NCCL's settings, read strictly: a word that nobody knows is an error with the words that there are.
+// The table of NCCL's settings, read strictly: an unknown word is an error that lists the known words.
 
 #include "comm/nccl/nccl_table.h"
 
@@ -26,7 +26,7 @@ size_t index_of(const std::vector<std::string>& words, const Json& value, const 
   const std::string& word = value.as_string(what);
   const auto found = std::find(words.begin(), words.end(), word);
   if (found == words.end())
-    throw ConfigError("{} is {}, which is none of {}.", what, files::shown(word), fmt::join(words, ", "));
+    throw ConfigError("{} is {}, need one of {}.", what, files::shown(word), fmt::join(words, ", "));
   return static_cast<size_t>(found - words.begin());
 }
 
@@ -45,7 +45,8 @@ NcclChoice choice_of(const Json& entry, const std::string& what) {
     if (key == "up_to")
       choice.up_to_bytes = parse_bytes(value.as_string(what + ".up_to"));
     else if (key != "verb" && key != "algorithm" && key != "protocol")
-      throw ConfigError("{}: unknown key {}; there are verb, up_to, algorithm and protocol.", what, files::shown(key));
+      throw ConfigError("{}: unknown key {}. The keys are verb, up_to, algorithm and protocol.", what,
+                        files::shown(key));
   }
   return choice;
 }
@@ -66,11 +67,11 @@ NcclChannel channel_of(const Json& entry, const std::string& what) {
       for (const Json& choice : value.as_array(at))
         channel.choices.push_back(choice_of(choice, fmt::format("{}[{}]", at, channel.choices.size())));
     else
-      throw ConfigError("{}: unknown key {}; there are min_ctas, max_ctas, cluster_size, traffic_class and choices.",
+      throw ConfigError("{}: unknown key {}. The keys are min_ctas, max_ctas, cluster_size, traffic_class and choices.",
                         what, files::shown(key));
   }
   if (channel.max_ctas > 0 && channel.min_ctas > channel.max_ctas)
-    throw ConfigError("{}: min_ctas {} is more than max_ctas {}.", what, channel.min_ctas, channel.max_ctas);
+    throw ConfigError("{}: min_ctas {} exceeds max_ctas {}.", what, channel.min_ctas, channel.max_ctas);
   return channel;
 }
 
@@ -92,7 +93,8 @@ NcclTable NcclTable::parse(const std::string& text, const std::string& source) {
   try {
     const Json file = Json::parse(text, source);
     for (const auto& [key, value] : file.as_object(source)) {
-      if (key != "channels") throw ConfigError("{}: unknown key {}; there is channels.", source, files::shown(key));
+      if (key != "channels")
+        throw ConfigError("{}: unknown key {}. The only key is channels.", source, files::shown(key));
       for (const auto& [name, entry] : value.as_object(source))
         table.channels_[name] = channel_of(entry, source + ": " + name);
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What NCCL may use on each channel, and which algorithm and protocol a collective takes: a table that belongs to the
-// plan.
+// The plan's NCCL table: resources of each channel, and algorithm and protocol of each collective.
 //
 //   {"channels": {"*":      {"max_ctas": 8},
 //                 "reduce": {"min_ctas": 2, "max_ctas": 4, "cluster_size": 0, "traffic_class": 1,
@@ -9,8 +8,8 @@
 //                            "ll"},
 //                                        {"verb": "all_reduce", "algorithm": "ring", "protocol": "simple"}]}}}
 //
-// A channel that is not named has what "*" has; what is not set is NCCL's own choice. Variables NCCL_* of the user come
-// first.
+// A channel without an entry uses "*"; NCCL chooses every value that is not set. The user's NCCL_* variables take
+// precedence.
 
 #include <cstdint>
 #include <map>
@@ -22,7 +21,7 @@
 
 namespace slipstream::comm {
 
-/// In NCCL's order: their numbers are columns and rows of its cost table.
+/// In NCCL's order: the values index its cost table.
 enum class NcclAlgorithm : uint8_t { tree, ring, collnet_direct, collnet_chain, nvls, nvls_tree, pat };
 enum class NcclProtocol : uint8_t { ll, ll128, simple };
 std::string name_of(NcclAlgorithm algorithm);
@@ -30,13 +29,13 @@ std::string name_of(NcclProtocol protocol);
 
 struct NcclChoice {
   Op op = Op::all_reduce;
-  int64_t up_to_bytes = INT64_MAX;  // of the larger of what a rank gives and gets
+  int64_t up_to_bytes = INT64_MAX;  // of the larger of a rank's input and output
   NcclAlgorithm algorithm = NcclAlgorithm::ring;
   NcclProtocol protocol = NcclProtocol::simple;
 };
 
 struct NcclChannel {
-  int min_ctas = 0;  // blocks that a collective takes from the compute kernels; 0: not set
+  int min_ctas = 0;  // blocks that a collective takes from compute kernels; 0: not set
   int max_ctas = 0;
   int cluster_size = -1;   // blocks of a cluster; -1: not set, 0: no clusters
   int traffic_class = -1;  // of the network; -1: not set
@@ -48,9 +47,9 @@ struct NcclChannel {
 
 class NcclTable {
  public:
-  /// "" is the empty table. Throws: ConfigError that names what is wrong. Pure.
+  /// Pure. "" is the empty table. Throws: ConfigError that names the wrong entry.
   static NcclTable parse(const std::string& text, const std::string& source);
-  /// Blocks. "" of path "". Throws: ConfigError.
+  /// Blocks. Returns "" for path "". Throws: ConfigError.
   static std::string read_text(const std::string& path);
   const NcclChannel& of(const std::string& channel) const;
 
@@ -58,7 +57,7 @@ class NcclTable {
   std::map<std::string, NcclChannel> channels_;
 };
 
-/// What one size class of a verb took on a channel; classes end at powers of two.
+/// What NCCL used for one size class of a verb on a channel; classes end at powers of two.
 struct NcclUse {
   std::string channel;
   Op op = Op::all_reduce;
@@ -67,7 +66,7 @@ struct NcclUse {
   NcclProtocol protocol = NcclProtocol::simple;
   bool from_table = false;
 };
-/// Of all communicators so far, in order of channel, verb and size. Empty where NCCL did not take our tuner.
+/// Of all communicators so far, in order of channel, verb and size. Empty if NCCL did not load our tuner.
 std::vector<NcclUse> nccl_uses();
 
 }  // namespace slipstream::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The factory of a build without NCCL: one sentence.
+// The factory of a build without NCCL throws one error.
 
 #include "comm/nccl/nccl.h"
 #include "engine/base/check.h"
@@ -16,7 +16,7 @@ CudaMemory nccl_device_memory() { return {}; }
 
 std::unique_ptr<Communicator> make_nccl_communicator(int, int size, const ShareBytes&, const NcclOptions& options) {
   throw CommError(
-      "[nccl] {} of {} ranks was asked for, but this build has no NCCL. Use the cpu device with MPI, or "
+      "[nccl] {} of {} ranks was requested, but this build has no NCCL. Use the cpu device with MPI, or "
       "configure with -Dnccl=enabled where NCCL is installed.",
       options.name, size);
 }

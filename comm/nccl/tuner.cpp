@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL asks before every new size of a collective. What it is told is a function of the table, what it takes is
-// recorded.
+// NCCL asks before every new size of a collective. The answer is a function of the table; NCCL's choice is recorded.
 
 #include "comm/nccl/tuner.h"
 
@@ -61,7 +60,7 @@ int get_coll_info(void* context, int function, size_t bytes, int, float** costs,
   NcclUse use{.channel = tuned.name, .op = *op, .up_to_bytes = static_cast<int64_t>(std::bit_ceil(bytes))};
   if (const std::optional<NcclChoice> asked = tuned.channel.choice(*op, static_cast<int64_t>(bytes))) {
     const int a = static_cast<int>(asked->algorithm), p = static_cast<int>(asked->protocol);
-    // A pair that NCCL rules out on these links stays out: then its own choice is recorded.
+    // A pair that NCCL excludes on these links stays excluded; then NCCL's own choice is recorded.
     if (a < algorithms && p < protocols && cost(a, p) >= 0) {
       cost(a, p) = 0;
       use.from_table = true;

@@ -14,7 +14,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// Works of each stream that are known to be complete.
+/// Per stream, the number of works that are known to be complete.
 using Clock = std::vector<uint32_t>;
 
 void join(Clock& clock, const Clock& other) {
@@ -22,7 +22,7 @@ void join(Clock& clock, const Clock& other) {
   for (size_t i = 0; i < other.size(); ++i) clock[i] = std::max(clock[i], other[i]);
 }
 
-/// What one stream has been given.
+/// The works and records of one stream.
 struct StreamHistory {
   std::string name;
   Clock clock;
@@ -41,7 +41,7 @@ class Followed {
 
   void launch(uint32_t stream, const Work& work, const Frame& frame) {
     StreamHistory& history = streams_[stream];
-    // The host launches after everything that it has waited for.
+    // A launch comes after everything that the host has waited for.
     join(history.clock, host);
     history.clock.resize(streams_.size(), 0);
     const auto number = static_cast<uint32_t>(works_.size());
@@ -68,15 +68,15 @@ class Followed {
   void wait(uint32_t stream, const Clock& event) { join(streams_[stream].clock, event); }
   void host_waits(uint32_t stream) { join(host, streams_[stream].clock); }
 
-  /// The host touches memory itself, outside every step: it must know that all works given to streams are complete.
+  /// The host accesses memory outside every step: it must have waited for all works on streams.
   void host_copies() const {
     for (uint32_t stream = 0; stream < streams_.size(); ++stream) {
       const std::vector<uint32_t>& works = streams_[stream].works;
       if (works.size() <= (stream < host.size() ? host[stream] : 0)) continue;
       const Launched& last = works_[works.back()];
       throw PlanError(
-          "[hazard] the host copies memory of the device while {} (channel {}, step {}) may still be running: "
-          "synchronize the streams before.",
+          "[hazard] the host copies device memory while {} (channel {}, step {}) may still be running. "
+          "Synchronize the streams first.",
           last.work->name, streams_[stream].name, last.step);
     }
   }

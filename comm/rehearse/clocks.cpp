@@ -27,7 +27,7 @@ void Clocks::wait(uint32_t node, uint32_t earlier) {
 
 void require_finished(const Plan& plan) {
   if (plan.order.size() != plan.size())
-    throw PlanError("[plan] {} has {} items but a host order of {}. Call finish() first.", plan.kind, plan.size(),
+    throw PlanError("[plan] {} has {} items, but its host order has {}. Call finish() first.", plan.kind, plan.size(),
                     plan.order.size());
   std::vector<bool> issued(plan.size(), false);
   for (ItemId id : plan.order) {
@@ -37,7 +37,8 @@ void require_finished(const Plan& plan) {
     for (const Point& point : plan[id].after)
       if (point.item >= plan.size() || !issued[point.item])
         throw PlanError("[plan] the host order of {} issues {} before {}, which it waits for.", plan.kind,
-                        plan[id].name, point.item < plan.size() ? plan[point.item].name : "an item that is not there");
+                        plan[id].name,
+                        point.item < plan.size() ? plan[point.item].name : "an item that does not exist");
     issued[id] = true;
   }
 }

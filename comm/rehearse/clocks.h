@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who is complete before whom on one rank: vector clocks over its channels, fed in host order (Fidge, Mattern 1988).
+// Completion order of the items of one rank: vector clocks over its channels, fed in host order (Fidge, Mattern 1988).
 
 #include <algorithm>
 #include <cstdint>
@@ -16,18 +16,18 @@ class Clocks {
  public:
   explicit Clocks(size_t channels) : channels_(channels), tails_(channels, kNone), lengths_(channels, 0) {}
 
-  /// The next item of `channel`, behind all earlier ones of that channel. Nodes count from 0 in the order of the calls.
+  /// Adds the next item of `channel`, after all earlier ones of that channel. Nodes count from 0 in call order.
   uint32_t begin(ChannelId channel);
-  /// `node`, the last one begun on its channel, also waits for `earlier`.
+  /// Adds a wait of `node`, the last one begun on its channel, for `earlier`.
   void wait(uint32_t node, uint32_t earlier);
-  /// Is `earlier` complete before `later` begins (or the same)? Pure.
+  /// Pure. Is `earlier` the same as `later`, or complete before `later` begins?
   bool ordered(uint32_t earlier, uint32_t later) const {
     return clocks_[later * channels_ + channel_of_[earlier]] >= position_[earlier];
   }
   ChannelId channel(uint32_t node) const { return channel_of_[node]; }
-  /// Items of `channel` that are complete before `node` begins, or it itself. Pure.
+  /// Pure. Number of items of `channel` that are complete before `node` begins, `node` itself included.
   uint32_t complete(uint32_t node, ChannelId channel) const { return clocks_[node * channels_ + channel]; }
-  /// Of a node on its channel, from 1. Pure.
+  /// Pure. Position of a node on its channel, from 1.
   uint32_t position(uint32_t node) const { return position_[node]; }
   size_t size() const { return channel_of_.size(); }
   bool operator==(const Clocks& other) const { return clocks_ == other.clocks_; }
@@ -42,17 +42,18 @@ class Clocks {
   std::vector<uint32_t> clocks_;    // channels_ numbers per node: items of that channel complete before it
 };
 
-/// Throws PlanError unless `plan.order` holds every item once, behind all items that it waits for.
+/// Throws PlanError unless `plan.order` holds every item once, after all items that it waits for.
 void require_finished(const Plan& plan);
 
 /// The last accesses to every byte: an interval map per buffer. Slices may overlap in part.
 class AccessMap {
  public:
   /// Calls conflict(earlier node, whether it wrote, begin_bytes, end_bytes) for each earlier access that conflicts with
-  /// reading or writing `slice`. Does not change what is remembered.
+  /// reading or writing `slice`. Does not change the record.
   template <typename Conflict>
   void conflicts(const Slice& slice, bool writes, Conflict&& conflict) const;
-  /// Remembers an access. A write forgets what it must be ordered after; a read replaces one of the same channel.
+  /// Records an access. A write drops the accesses that it must be ordered after; a read replaces one of the same
+  /// channel.
   void record(const Slice& slice, bool writes, uint32_t node, ChannelId channel);
 
  private:

@@ -14,7 +14,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// One rank of every pipeline stage, which stands for the others of its stage.
+/// One rank per pipeline stage, which represents the others of its stage.
 std::vector<RankRuns> representatives(std::span<const StageRuns> stages, const Mesh& mesh) {
   if (stages.size() != static_cast<size_t>(mesh.sizes().pipeline))
     throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.sizes().pipeline);
@@ -30,7 +30,7 @@ std::vector<StageRuns> in_a_row(std::span<const Stage> stages, size_t runs) {
   return rows;
 }
 
-/// Every plan once, in the order of its first run.
+/// Every plan once, in the order of first runs.
 std::vector<const Plan*> distinct(const std::vector<const Plan*>& runs) {
   std::vector<const Plan*> plans;
   for (const Plan* plan : runs)
@@ -50,8 +50,8 @@ void add_waits_of_before(Plan& plan) {
   }
 }
 
-/// Sorts every stage's items by (start, key equal on all members). Local items come first among equals: nothing but
-/// their own rank sees them.
+/// Sorts every stage's items by (start, key equal on all members). Local items come first among equals: only their own
+/// rank sees them.
 void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
   constexpr RendezvousKey kLocal{};
   for (size_t s = 0; s < stages.size(); ++s) {
@@ -76,7 +76,7 @@ void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
   }
 }
 
-/// Throws unless the tasks that met when matched by append order still meet when matched by the sorted order.
+/// Throws unless tasks that are matched by append order are also matched by the sorted order.
 void require_same_rendezvous(std::span<const Stage> stages, const Graph& appended, const Graph& sorted) {
   std::map<uint32_t, uint32_t> was;
   for (size_t s = 0; s < stages.size(); ++s)
@@ -90,7 +90,7 @@ void require_same_rendezvous(std::span<const Stage> stages, const Graph& appende
     }
 }
 
-/// Vector clocks of the plan as it stands, to drop the waits of one item after the other.
+/// Vector clocks of the current plan, for dropping the waits of one item after the other.
 class Pruner {
  public:
   Pruner(Plan& plan, size_t channel_count) : plan_(plan), clocks_(channel_count), node_of_(plan.size()) {}
@@ -105,7 +105,7 @@ class Pruner {
   int64_t prune_item(ItemId id) {
     std::vector<Point>& after = plan_[id].after;
     const uint32_t node = node_of_[id] = clocks_.begin(plan_[id].channel);
-    // Latest first: it may imply the others, never the other way round.
+    // Latest first: it may imply the others, never the reverse.
     std::sort(after.begin(), after.end(), [this](Point a, Point b) { return node_of_[a.item] > node_of_[b.item]; });
     return static_cast<int64_t>(std::erase_if(after, [&](Point point) {
       const uint32_t earlier = node_of_[point.item];
@@ -209,7 +209,8 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
 
   Proof ordered;
   for (const Stage& stage : stages) {
-    if (checks != Checks::none) {  // before pruning: channel order implies what a pass should have said
+    if (checks !=
+        Checks::none) {  // before pruning: afterwards channel order hides an order that a pass should have declared
       HazardReport implicit_order = find_implicit_order(*stage.plan, channels, stage.buffers);
       ordered.hazard_count += implicit_order.count;
       std::move(implicit_order.hazards.begin(), implicit_order.hazards.end(), std::back_inserter(ordered.hazards));

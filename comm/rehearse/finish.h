@@ -20,34 +20,33 @@ struct Stage {
   const Buffers* buffers = nullptr;
 };
 
-/// What one pipeline stage runs in a row: finished plans, as many runs on all stages. Borrows, as Stage.
+/// Consecutive runs of one pipeline stage: finished plans, equally many runs on all stages. Borrows, as Stage.
 struct StageRuns {
   std::vector<const Plan*> runs;
   const Buffers* buffers = nullptr;
 };
 
 struct Proof {
-  std::string deadlock;         // empty: none under any gate, all runs in a row with the waits between them
-  std::vector<Hazard> hazards;  // of all runs in a row, all stages; if none, orders that no pass has said
+  std::string deadlock;         // empty: none under any gate, with all runs in a row and their seam waits
+  std::vector<Hazard> hazards;  // of all runs in a row on all stages; if none, implicit orders
   int64_t hazard_count = 0;
   int64_t items = 0;         // of all stages, each plan once
   int64_t waits = 0;         // left in the plans
-  int64_t pruned_count = 0;  // dropped as implied
+  int64_t pruned_count = 0;  // dropped because others imply them
   int64_t seam_waits = 0;    // of the last run, all stages
   uint64_t order_hash = 0;   // of host order, names, channels and sizes of all plans of all stages; equal on all ranks
 
   bool holds() const { return deadlock.empty() && hazard_count == 0; }
-  /// Takes over what finish() found of one of the plans with Checks::orders. An access that nothing orders at all is in
-  /// there, too, and in a proof of runs with what it would take: so orders that no pass has said count only beside
-  /// their like.
+  /// Adds the result of finish() for one plan with Checks::orders. A completely unordered access appears in that result
+  /// and, with its suggested wait, in a proof of runs; implicit orders therefore count only if no other hazards exist.
   void include(Proof finished);
 };
 
-/// What finish() looks for besides the order.
+/// Checks of finish() in addition to the order.
 enum class Checks : uint8_t {
-  none,    // plans that are compared and never run
-  orders,  // orders that no pass has said; the rest is for prove(), over several plans
-  all,     // and prove() of three runs in a row: one cannot show a wait between runs, two cannot show a steady state
+  none,    // for plans that are compared and never run
+  orders,  // implicit orders; prove() checks the rest, over several plans
+  all,     // and prove() of three runs: one has no wait between runs, two have no steady state
 };
 
 /// Turns each Task::before into a wait of that item, orders all items, drops implied waits, and proves the result.
@@ -57,20 +56,20 @@ enum class Checks : uint8_t {
 /// the same way. Starts strictly increase along every wait and channel, and the key is equal on all members of a
 /// rendezvous, so the rehearsal is itself a schedule that satisfies every launch gate: no gate can deadlock, at any
 /// real speed. Append order matters only as the sequence that matches the tasks of one channel and group across ranks.
-/// Writes Plan::order and Item::after. Throws: PlanError naming the cycle if waits contradict each other, or if the
-/// groups' tasks cannot be matched.
-/// The proof has what `checks` asks for, and the number of waits dropped.
+/// Writes Plan::order and Item::after.
+/// Throws: PlanError naming the cycle if waits contradict each other, or if the groups' tasks cannot be matched.
+/// The proof contains the results of `checks` and the number of dropped waits.
 Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price,
              Checks checks = Checks::all);
 
-/// Deadlocks under any gate and hazards of finished plans that run in a row. Changes nothing.
+/// Proves finished plans that run in a row: deadlocks under any gate, and hazards. Changes nothing.
 Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels,
             const Price& price);
 
-/// Hash of what ranks must agree on before the first step. Pure.
+/// Pure. Hash of the values on which ranks must agree before the first step.
 uint64_t order_hash(std::span<const Plan* const> plans);
 
-/// Drops waits that channel order and other waits imply; `plan` must be finished. Returns how many.
+/// Drops waits that channel order and other waits imply; `plan` must be finished. Returns their number.
 int64_t prune(Plan& plan, size_t channel_count);
 
 }  // namespace slipstream::comm

@@ -19,7 +19,7 @@ constexpr uint32_t kPair = 1;
 
 bool is_pair(Op op) { return op == Op::send || op == Op::recv; }
 
-/// The order in which a run's nodes are made: rendezvous are matched by their sequence in it.
+/// The order in which a run's nodes are made; rendezvous are matched by their sequence in it.
 std::vector<ItemId> issue_order(const Plan& plan, bool in_order_channels) {
   if (in_order_channels) return plan.order;
   std::vector<ItemId> appended(plan.size());
@@ -95,8 +95,8 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
   const std::vector<uint32_t>& nodes = nodes_[rank_index][run];
   for (ItemId id : order) {
     const Item& item = plan[id];
-    // Updates on a stream of their own begin as appended: were all to begin at once, the smallest would be done first
-    // and gathered first, whatever the next forward pass needs.
+    // Updates on a separate stream begin in append order: if all began at once, the smallest would end first and be
+    // gathered first, whatever the next forward pass needs.
     if (options_.in_order_channels || channels_[item.channel].axis == Axis::self) {
       uint32_t& tail = state.tails[item.channel];
       if (tail != kNoNode) time_.edge(tail, nodes[id], After::end);
@@ -117,8 +117,7 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
       time_.edge(nodes_[rank_index][wait.run][wait.from], nodes[wait.to], After::end);
     }
   if (!options_.rehearse.replayed || order.empty()) return;
-  // The tails of channels are what everything else of the run has ended before; who asks for a name of the barrier gets
-  // that of the last item.
+  // The tails of channels end after everything else of the run. In messages the barrier has the name of the last item.
   const uint32_t barrier = time_.add_local(1);
   origin_.push_back({static_cast<uint32_t>(rank_index), run, order.back()});
   for (uint32_t& tail : state.tails) {
@@ -140,7 +139,7 @@ uint32_t Graph::rendezvous_for(size_t rank_index, const Task& task, RankState& s
   const auto size = static_cast<int>(group.size());
   const int own = mesh_.index_in_group(axis, ranks_[rank_index].rank);
   std::array<uint32_t, 4> line{task.channel, kCollective, static_cast<uint32_t>(group[0]), 0};
-  std::array<uint32_t, 2> ends{task.channel, 0};  // what makes the key of a collective unique on a rank
+  std::array<uint32_t, 2> ends{task.channel, 0};  // makes the key of a collective unique on a rank
   uint32_t expected = represented(axis, group);
   if (is_pair(task.op)) {
     const int other = ((own + task.peer) % size + size) % size;
@@ -153,7 +152,8 @@ uint32_t Graph::rendezvous_for(size_t rank_index, const Task& task, RankState& s
   }
   const uint32_t sequence = state.counts[line]++;
   const auto [found, is_new] = rendezvous_.try_emplace({line[0], line[1], line[2], line[3], sequence}, 0u);
-  // A pair whose other end is not represented meets alone: send and recv then share a line but never a rendezvous.
+  // A pair whose other end is not represented forms a rendezvous of one: send and recv then share a wire but no
+  // rendezvous.
   if (is_new || expected == 1) {
     found->second = time_.add_rendezvous(expected);
     keys_.push_back({wire_of_[task.channel], sequence, line[1], ends[0], ends[1]});

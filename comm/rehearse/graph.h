@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The graph of all items of all ranks that virtual time is solved over: who waits for whom, who meets whom.
+// The graph of all items of all ranks over which virtual time is solved: waits and rendezvous.
 
 #include <array>
 #include <cstdint>
@@ -9,24 +9,25 @@
 #include <string>
 #include <vector>
 
-#include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/price.h"
+#include "comm/rehearse/runs.h"
 #include "comm/rehearse/virtual_time.h"
 
 namespace slipstream::comm {
 
-/// A name of a rendezvous that is equal on all its members and different for any two rendezvous of one rank: ties in
-/// time break by it. wire, sequence within it, then sender and receiver (positions on the axis; collectives: 0, 0).
+/// A name of a rendezvous, equal on all its members and different for any two rendezvous of one rank; it breaks ties in
+/// time. wire, sequence on it, then sender and receiver (positions on the axis; collectives: 0, 0).
 using RendezvousKey = std::array<uint32_t, 5>;
 
 struct GraphOptions {
   RehearseOptions rehearse;
-  bool in_order_channels = true;  // false: of communication not, and plans need no host order yet
+  bool in_order_channels = true;  // false: communication channels have no order, and plans need no host order yet
 };
 
 class Graph {
  public:
   /// Borrows everything. Throws PlanError if a plan is not finished (in_order_channels) or names a channel, item or
-  /// rank that is not there.
+  /// rank that does not exist.
   Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks, const Price& price,
         const GraphOptions& options);
 

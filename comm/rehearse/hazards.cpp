@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checker: one walk in host order; an access must be ordered after the last conflicting ones.
+// The checker: one walk in host order; an access must come after the last conflicting ones.
 
 #include "comm/rehearse/hazards.h"
 
@@ -15,7 +15,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// A wait to leave out, or to take for the item before.
+/// A wait to remove, or to move to the item before.
 struct Change {
   Mutation mutation = Mutation::deleted;
   const Plan* plan = nullptr;  // of an Item::after entry
@@ -81,7 +81,7 @@ class Checker {
   void wait(uint32_t node, uint32_t earlier) {
     if (earlier != kNobody) clocks_.wait(node, earlier);
   }
-  /// The node that a wait for `earlier` is for when the mutation has hit it.
+  /// The node that a wait for `earlier` refers to after the mutation.
   uint32_t changed(uint32_t earlier, bool is_hit) const {
     if (!is_hit) return earlier;
     const uint32_t position = clocks_.position(earlier);
@@ -148,7 +148,7 @@ Walk walk(const Sequence& sequence, const std::vector<Channel>& channels, const 
   return Checker(sequence, channels, buffers, change).walk();
 }
 
-/// Who comes before whom by waits and the spine alone, whatever the order of the channels.
+/// The order that waits and the spine alone define, whatever the order of the channels.
 class SaidOrder {
  public:
   explicit SaidOrder(const Plan& plan)
@@ -165,7 +165,7 @@ class SaidOrder {
     }
   }
 
-  /// Through the spine, or through tasks alone.
+  /// Ordered through the spine, or through tasks alone?
   bool ordered(ItemId earlier, ItemId later) {
     if (spine_after_[earlier] <= spine_before_[later]) return true;
     ++query_;
@@ -197,8 +197,9 @@ std::string Hazard::sentence() const {
   };
   if (by_chance)
     return fmt::format(
-        "{} {} {} bytes {}..{} that {} {}, and only the computed order of the plan puts it second: say that {} waits "
-        "for {}, or the other way round.",
+        "{} {} {} bytes {}..{} that {} {}, and only the computed order of the plan puts it second. Declare that {} "
+        "waits "
+        "for {}, or the reverse.",
         at(later, later_channel, later_run), later_writes ? "writes" : "reads", buffer, begin_bytes, end_bytes,
         at(earlier, earlier_channel, earlier_run), earlier_writes ? "writes" : "reads", later, earlier);
   return fmt::format(
@@ -242,7 +243,7 @@ HazardReport find_implicit_order(const Plan& plan, const std::vector<Channel>& c
     };
     for (const Slice& slice : item.reads) check(slice, false);
     for (const Slice& slice : item.writes) check(slice, true);
-    // Every task is a channel of its own here: the last reader of a channel does not stand for those before it.
+    // Here every task is a channel of its own: the last reader of a channel does not stand for the earlier ones.
     const ChannelId own = plan.is_spine(id) ? 0 : id;
     for (const Slice& slice : item.reads) accesses.record(slice, false, id, own);
     for (const Slice& slice : item.writes) accesses.record(slice, true, id, own);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Finds pairs of conflicting accesses that nothing orders, in a sequence of runs of one rank; and pairs that only the
-// computed order of a channel orders, where the planner forgot to say which comes first.
+// Finds pairs of conflicting accesses without an order in a sequence of runs of one rank, and pairs that only the
+// computed order of a channel orders, although no pass declared an order.
 
 #include <cstdint>
 #include <span>
@@ -19,10 +19,10 @@ struct Hazard {
   bool earlier_writes = false, later_writes = false;
   std::string buffer;
   int64_t begin_bytes = 0, end_bytes = 0;
-  std::string behind;      // the last item of the earlier channel that `later` is ordered behind; empty: none
-  std::string event;       // the first item from `earlier` on, on its channel, that records an event; empty: none yet
-  bool by_chance = false;  // ordered, but by the computed order of their channel alone
-  const char* counted = "run";  // what earlier_run and later_run count
+  std::string behind;  // the last item of the earlier channel that `later` is ordered after; empty: none
+  std::string event;   // the first item from `earlier` on, on its channel, that records an event; empty: none so far
+  bool by_chance = false;       // only the computed order of their channel orders them
+  const char* counted = "run";  // unit of earlier_run and later_run
 
   /// "adamw/3 (channel update, run 1) writes params bytes 0..64 while forward/3 (channel compute, run 0) may still be
   /// reading them: add a wait of adamw/3 for forward/3. The nearest event is that of forward/4; of channel compute it
@@ -37,24 +37,24 @@ struct HazardReport {
 };
 constexpr size_t kHazardsKept = 32;
 
-/// What one rank runs in a row: seams[i] are the waits of runs[i] on earlier ones; SeamWait::run indexes `runs`.
+/// The runs of one rank in a row: seams[i] are the waits of runs[i] on earlier ones; SeamWait::run indexes `runs`.
 struct Sequence {
   std::span<const Plan* const> runs;
   std::span<const std::vector<SeamWait>> seams;
 };
 
-/// Walks the sequence with vector clocks over channels, waits and seam waits; compares byte ranges. `buffers` names
-/// what it finds and may be null. Pure. Throws: PlanError if a plan is not finished.
+/// Pure. Walks the sequence with vector clocks over channels, waits and seam waits; compares byte ranges. `buffers`
+/// names the slices in the report and may be null. Throws: PlanError if a plan is not finished.
 HazardReport find_hazards(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers);
 
-/// Conflicting accesses of `plan` that its waits and its spine leave unordered: then a computed order decides which
-/// comes first, and with other prices it may decide otherwise, without a race and with other results (docs/notes/0006).
-/// For a plan with an order but not pruned: pruning drops what channel order implies. Pure. Throws: PlanError if it has
-/// no order.
+/// Pure. Conflicting accesses of `plan` that its waits and its spine leave unordered. A computed order decides which
+/// access comes first; with other prices it may decide otherwise, without a race but with other results
+/// (docs/notes/0006). Expects a plan with an order that is not pruned: pruning drops waits that channel order implies.
+/// Throws: PlanError if it has no order.
 HazardReport find_implicit_order(const Plan& plan, const std::vector<Channel>& channels, const Buffers* buffers);
 
-/// What changing one wait at a time did. A wait is `redundant` if the change alters no clock; `missed` if it does but
-/// no hazard appears: then the wait orders something that no declared access needs.
+/// Result of changing one wait at a time. A wait is `redundant` if the change alters no clock; `missed` if it alters
+/// one but no hazard appears: then the wait orders something that no declared access needs.
 struct Mutations {
   int64_t waits = 0, caught = 0, redundant = 0, missed = 0;
   std::vector<std::string> redundant_names, missed_names;  // "later <- earlier"
@@ -63,7 +63,7 @@ struct Mutations {
 };
 enum class Mutation : uint8_t {
   deleted,    // the wait is gone
-  one_early,  // it is for the item before, on the channel of the one waited for: a release too early
+  one_early,  // it waits for the previous item of that channel: a release that is too early
 };
 
 /// Changes every Item::after entry (in all runs of its plan) and every seam wait, one at a time. waits x find_hazards.

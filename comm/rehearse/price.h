@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What items cost in virtual time: local work by roofline or by measurement, communication by its link.
+// Cost of items in virtual time: local work by roofline or by measurement, communication by its link.
 
 #include <array>
 #include <cstdint>
@@ -12,20 +12,20 @@
 
 namespace slipstream::comm {
 
-/// Pure: the same plan, item and axis always cost the same, on every rank that asks.
+/// Pure: the same plan, item and axis always have the same cost, on every rank.
 class Price {
  public:
   virtual ~Price() = default;
-  /// Of a compute item or local task.
+  /// Time of a compute item or local task.
   virtual int64_t local_ns(const Plan& plan, ItemId item) const = 0;
   virtual Link link(Axis axis) const = 0;
-  /// Channels whose axes share a port share its bandwidth: 0 for all, or one number per level of links.
+  /// Channels whose axes have the same port share its bandwidth: 0 for all, or one number per level of links.
   virtual uint32_t port(Axis /*axis*/) const { return 0; }
-  /// Of a communication task in a group of `ranks`: wire_cost() on link(axis) unless overridden.
+  /// Cost of a communication task in a group of `ranks`: wire_cost() on link(axis) unless overridden.
   virtual WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const;
 };
 
-/// What a rank can do at best.
+/// Upper limits of a rank's speed.
 struct Rates {
   double flops_per_second = 0;  // 0: unlimited
   double bytes_per_second = 0;  // 0: unlimited
@@ -37,7 +37,7 @@ class RooflinePrice : public Price {
  public:
   RooflinePrice(const Rates& rates, const Link& link) : rates_(rates) { links_.fill(link); }
   void set_link(Axis axis, const Link& link, uint32_t port);
-  /// Without the launch. Pure.
+  /// Pure. Time without the launch.
   double seconds(const Cost& cost) const;
   int64_t local_ns(const Plan& plan, ItemId item) const override;
   Link link(Axis axis) const override { return links_[static_cast<size_t>(axis)]; }
@@ -50,11 +50,11 @@ class RooflinePrice : public Price {
   std::array<uint32_t, kAxes> ports_{};
 };
 
-/// Measured durations where there are any, another price elsewhere. Borrows `otherwise`.
+/// Measured durations where they exist, another price elsewhere. Borrows `otherwise`.
 class MeasuredPrice : public Price {
  public:
   explicit MeasuredPrice(const Price& otherwise) : otherwise_(otherwise) {}
-  /// One duration per item of `plan`; negative: not measured. A communication task's counts as wire time.
+  /// One duration per item of `plan`; negative: not measured. For a communication task it is the wire time.
   void set(const Plan& plan, std::vector<int64_t> item_ns) { measured_[&plan] = std::move(item_ns); }
   int64_t local_ns(const Plan& plan, ItemId item) const override;
   Link link(Axis axis) const override { return otherwise_.link(axis); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Solves the graph, then reads spans, busy time and exposed time off it.
+// Solves the graph, then derives spans, busy time and exposed time.
 
 #include "comm/rehearse/rehearse.h"
 
@@ -119,18 +119,6 @@ RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index,
 }
 
 }  // namespace
-
-const char* name_of(Gate gate) {
-  switch (gate) {
-    case Gate::none:
-      return "independent";
-    case Gate::launch_order:
-      return "launch order";
-    case Gate::serial:
-      return "serial";
-  }
-  return "?";
-}
 
 Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                    const Price& price, const RehearseOptions& options) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs plans of all ranks in virtual time: start and end of every item, what is exposed, and deadlocks by name.
+// Runs plans of all ranks in virtual time: start and end of every item, exposed time, and deadlocks by name.
 
 #include <cstdint>
 #include <span>
@@ -8,34 +8,10 @@
 #include <vector>
 
 #include "comm/rehearse/price.h"
+#include "comm/rehearse/runs.h"
 #include "engine/plan/plan.h"
 
 namespace slipstream::comm {
-
-/// What the device adds to the plan's own waits between communication tasks, in host order.
-enum class Gate : uint8_t {
-  none,          // channels are independent
-  launch_order,  // one enters only after every one issued before it on its rank has entered
-  serial,        // one enters only after the one issued before it on its rank has ended
-};
-const char* name_of(Gate gate);
-
-/// What one rank runs in a row. `seams` may be shorter than `runs`; SeamWait::run indexes `runs`.
-struct RankRuns {
-  int rank = 0;
-  std::vector<const Plan*> runs;
-  std::vector<std::vector<SeamWait>> seams;
-};
-
-struct RehearseOptions {
-  Gate gate = Gate::none;
-  /// Ranks that differ only in axes other than pipeline do the same at the same time: one representative stands for
-  /// them, alone in its groups; it still pays for the whole group. Otherwise all ranks of the mesh must be given.
-  bool collapse = true;
-  bool contention = true;  // transfers in flight on a port share it
-  bool replayed = false;   // a device launches every run as one graph, which is a barrier: nothing of a run begins
-                           // before all of the last one has ended
-};
 
 struct Span {
   int64_t start_ns = 0;  // of communication: when its last member entered
@@ -44,8 +20,8 @@ struct Span {
 };
 
 /// Idle time of a compute stream, charged to the task that the next item waited for longest, while it ran or travelled;
-/// what was idle before is charged to what it waited for in turn. Where a communication could not begin because a peer
-/// had not come, idle time is a bubble and charged to nobody.
+/// earlier idle time is charged to what that task waited for. Where a communication could not begin because a peer was
+/// late, idle time is a bubble and charged to no task.
 struct Exposed {
   uint32_t run = 0;  // of the compute item that waited
   ItemId item = 0;
@@ -59,22 +35,22 @@ struct RankTimes {
   std::vector<int64_t> busy_ns;         // by channel: union of its spans over all runs
   std::vector<Exposed> exposed;         // in the order of the items that waited
   int64_t exposed_ns = 0;               // sum of those charged to communication
-  int64_t bubble_ns = 0;  // idle because other stages still computed: what the schedule costs, whatever the links
-  int64_t communication_ns = 0;  // union over all communication channels
+  int64_t bubble_ns = 0;                // idle because other stages still computed: a cost of the schedule on any link
+  int64_t communication_ns = 0;         // union over all communication channels
 
-  /// Start of run + 1's first spine item less that of run's. Both plans must have a spine.
+  /// Start of the first spine item of `run + 1` less that of `run`. Both plans must have a spine.
   int64_t step_period_ns(size_t run) const { return runs[run + 1][0].start_ns - runs[run][0].start_ns; }
 };
 
 struct Rehearsal {
   bool finished = false;
-  std::string deadlock;  // if not finished: who waits for whom, by rank and item
+  std::string deadlock;  // if not finished: the chain of waits, by rank and item
   int64_t makespan_ns = 0;
   std::vector<RankTimes> ranks;  // as given; empty if not finished
 };
 
-/// Rehearses. Plans must be finished: the order of a channel is the projection of Plan::order. Pure.
-/// Throws: PlanError if a plan is not finished or a rank is missing. A deadlock is an answer, not an error.
+/// Pure. Rehearses finished plans: the order of a channel is the projection of Plan::order.
+/// Throws: PlanError if a plan is not finished or a rank is missing. A deadlock is a result, not an error.
 Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                    const Price& price, const RehearseOptions& options = {});
 

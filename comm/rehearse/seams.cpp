@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks runs in host order with vector clocks and last accesses, and adds the waits that are missing between runs.
+// Walks runs in host order with vector clocks and last accesses, and adds the missing waits between runs.
 
 #include "comm/rehearse/seams.h"
 
@@ -35,7 +35,7 @@ class Linker {
       };
       for (const Slice& slice : item.reads) accesses_.conflicts(slice, false, want);
       for (const Slice& slice : item.writes) accesses_.conflicts(slice, true, want);
-      // Latest first: it may imply the others, never the other way round.
+      // Latest first: it may imply the others, never the reverse.
       std::sort(wanted.begin(), wanted.end(), std::greater<>());
       for (uint32_t earlier : wanted) {
         if (clocks_.ordered(earlier, node)) continue;

@@ -10,9 +10,9 @@
 
 namespace slipstream::comm {
 
-/// Waits that `next` needs on the runs of `history` (oldest first), pruned by vector clocks: none is implied by channel
-/// order, by waits inside the plans or by another of these. Byte ranges are compared, so views that overlap in part
-/// are seen. All plans must be finished, and each free of hazards of its own. Pure.
+/// Pure. Waits that `next` needs on the runs of `history` (oldest first), pruned by vector clocks: none is implied by
+/// channel order, by waits inside the plans or by another of these. Byte ranges are compared, so partly overlapping
+/// views are found. All plans must be finished, and each free of hazards of its own.
 /// Throws: PlanError if a plan is not finished.
 std::vector<SeamWait> link(std::span<const Plan* const> history, const Plan& next,
                            const std::vector<Channel>& channels);
@@ -20,14 +20,14 @@ std::vector<SeamWait> link(std::span<const Plan* const> history, const Plan& nex
 /// The same for every run of a sequence, each against all earlier ones: seams[i] are the waits of runs[i].
 std::vector<std::vector<SeamWait>> link_all(std::span<const Plan* const> runs, const std::vector<Channel>& channels);
 
-/// The runs of `history` that the next plan can need to wait for, as indices into it, oldest first: the last 3 of each
-/// row of repeats; of those the last 6; and of every plan at least its last run. Pure.
+/// Pure. The runs of `history` that the next plan may have to wait for, as indices into it, oldest first: the last 3 of
+/// each row of repeats; of those the last 6; and at least the last run of every plan.
 ///
 /// Dropping the others is sound: if an item of an older run of plan P touches some bytes, then the same item of P's
 /// last run touches the same bytes, later on the same in-order channel, so a wait for the later one covers the earlier.
-/// The waits inside the kept history that link() then assumes are implied by those that were really placed (induction
-/// over runs). So link() over the kept runs orders every pair that link() over all runs orders. The size is bounded by
-/// 6 + the number of distinct plans, so the kept sequence of plans is a key for a cache of link()'s answers: there
+/// The waits inside the kept history that link() then assumes are implied by those that were placed (induction over
+/// runs). So link() over the kept runs orders every pair that link() over all runs orders. The size is bounded by 6 +
+/// the number of distinct plans, so the kept sequence of plans is a cache key for the results of link(): there
 /// SeamWait::run counts kept runs, and compact()[run] is the index into `history`.
 std::vector<uint32_t> compact(std::span<const Plan* const> history);
 

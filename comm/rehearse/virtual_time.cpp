@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The event loop: nodes enter when nothing holds them, rendezvous when all members have, ports are shared equally.
+// The event loop: a node enters when no edge holds it, a rendezvous starts with its last member, ports are shared
+// equally.
 
 #include "comm/rehearse/virtual_time.h"
 

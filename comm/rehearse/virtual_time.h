@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// When everything happens: an event-driven solver over the items of all ranks, in integer nanoseconds.
+// Times of all items: an event-driven solver over the items of all ranks, in integer nanoseconds.
 //
 // A node is local (a duration) or a member of a rendezvous (one communication of a group or a pair). A node *enters*
 // when its edges allow; a rendezvous *starts* when its last member has entered, spends its latency, then moves each
@@ -16,7 +16,7 @@ namespace slipstream::comm {
 
 constexpr uint32_t kNoNode = UINT32_MAX;
 
-/// What one member of a rendezvous asks of its rank's port.
+/// The load that one member of a rendezvous puts on its rank's port.
 struct PortUse {
   uint32_t port = 0;       // numbered by the caller; full duplex: sending and receiving do not disturb each other
   int64_t latency_ns = 0;  // a rendezvous takes the largest of its members
@@ -30,17 +30,17 @@ enum class After : uint8_t {
   enter,  // `to` enters no earlier than `from` has entered: launch order
 };
 
-/// Why a node cannot go on.
+/// The reason why a node cannot proceed.
 struct Blocked {
   enum class Why : uint8_t { end, enter, member, missing };
   uint32_t node = kNoNode;
-  uint32_t awaited = kNoNode;  // kNoNode if `missing`: nobody joins the rest of the rendezvous
+  uint32_t awaited = kNoNode;  // kNoNode if `missing`: no node joins the rest of the rendezvous
   Why why = Why::end;
 };
 
 class VirtualTime {
  public:
-  /// Without contention a rendezvous lasts latency + its longest wire time. With it, transfers in flight on one
+  /// Without contention a rendezvous lasts latency + its longest wire time. With it, transfers in flight in one
   /// direction of a port share it equally, and a rendezvous ends when its slowest member is done.
   explicit VirtualTime(bool contention) : contention_(contention) {}
 
@@ -49,7 +49,7 @@ class VirtualTime {
   uint32_t join(uint32_t rendezvous, const PortUse& use);
   void edge(uint32_t from, uint32_t to, After after);
 
-  /// True if every node ended. O((n + e) log n); call once.
+  /// Returns true if every node ended. O((n + e) log n); call once.
   bool solve();
 
   size_t size() const { return entered_ns_.size(); }

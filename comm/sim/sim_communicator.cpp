@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same checks and accesses as the real communicators, and nothing behind them.
+// The same checks and accesses as the real communicators, without transfers.
 
 #include "comm/sim/sim_communicator.h"
 
@@ -34,7 +34,7 @@ class SimCommunicator final : public Communicator {
   }
   std::unique_ptr<Communicator> split(int, int) override {
     throw CommError(
-        "[sim] rank {} of {} cannot be split: a simulated rank has no peers to agree with. Make the group with "
+        "[sim] rank {} of {} cannot be split: a simulated rank has no peers. Make the group with "
         "make_sim_communicator from its rank and size in the mesh.",
         rank_, size_);
   }
@@ -43,7 +43,7 @@ class SimCommunicator final : public Communicator {
  private:
   Work charge(const Verb& verb) const {
     return bind(verb, rank_, size_, [what = describe(verb)](LaunchContext&, BoundState&) {
-      throw InternalError("[sim] {} was run, but simulated works only carry their cost.", what);
+      throw InternalError("[sim] {} was run, but simulated works only have a cost.", what);
     });
   }
   int rank_, size_;
@@ -53,7 +53,7 @@ class SimCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_sim_communicator(int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size)
-    throw CommError("[sim] rank {} of a group of {} was asked for, need a rank from 0 to size - 1.", rank, size);
+    throw CommError("[sim] rank {} of a group of {} was requested, need a rank from 0 to size - 1.", rank, size);
   return std::make_unique<SimCommunicator>(rank, size);
 }
 

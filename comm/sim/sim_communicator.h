@@ -8,7 +8,7 @@
 
 namespace slipstream::comm {
 
-/// Rank `rank` of a group of `size`. Needs no peers. split throws CommError: groups are made from the mesh.
+/// Makes rank `rank` of a group of `size` without peers. split throws CommError: the mesh defines the groups.
 std::unique_ptr<Communicator> make_sim_communicator(int rank, int size);
 
 }  // namespace slipstream::comm

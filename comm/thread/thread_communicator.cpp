@@ -61,7 +61,7 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
   }
 
  private:
-  /// What a sum needs beside the ranks' memory; taken when the verb is bound.
+  /// Memory that a sum needs in addition to the ranks' memory; allocated when the verb is bound.
   struct Scratch {
     std::vector<const std::byte*> from;
     std::vector<std::byte> partial;  // ring in bfloat16: the sum that travels
@@ -166,7 +166,7 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
     }
   }
 
-  /// direct: ranks 0, 1, ..., rounded once. ring: from the right neighbour round to this rank, rounded at each hop.
+  /// direct: ranks 0, 1, ..., rounded once. ring: from the right neighbour round to this rank, rounded at each step.
   static void sum_part(ThreadGroup& group, int rank, const Verb& verb, Scratch& scratch, std::byte* to, Part part) {
     const int size = group.size();
     const DType dtype = verb.transfer.dtype;
@@ -190,7 +190,7 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks, const CommOptions& options) {
-  if (ranks < 1) throw CommError("[comm] a world of {} ranks was asked for, need at least 1.", ranks);
+  if (ranks < 1) throw CommError("[comm] a world of {} ranks was requested, need at least 1.", ranks);
   const auto group = std::make_shared<ThreadGroup>(ranks, options);
   std::vector<std::unique_ptr<Communicator>> world;
   for (int rank = 0; rank < ranks; ++rank)

@@ -30,7 +30,7 @@ void ThreadGroup::abort() {
 void ThreadGroup::show(int rank, const Post& post, const std::string& what) {
   std::lock_guard lock(mutex_);
   if (aborted_)
-    throw CommError("[comm] {}: aborted before rank {} came. The first error of the run says why.", what, rank);
+    throw CommError("[comm] {}: aborted before rank {} arrived. Look for the first error of the run.", what, rank);
   posts_[static_cast<size_t>(rank)] = post;
 }
 
@@ -42,14 +42,13 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::function<b
   const auto waited = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   changed_.wait_until(lock, deadline, [&] { return aborted_ || ready(); });
   if (aborted_)
-    throw CommError(
-        "[comm] {}: aborted on rank {} after {:.3f} s of waiting for {}. The first error of the run says why.", what,
-        rank, waited(), whom());
+    throw CommError("[comm] {}: aborted on rank {} after {:.3f} s waiting for {}. Look for the first error of the run.",
+                    what, rank, waited(), whom());
   if (!ready()) {
     aborted_ = true;  // the others cannot finish either
     changed_.notify_all();
     throw CommError(
-        "[comm] {}: rank {} waited {:.3f} s for {}. Look at what that rank does, or raise the timeout ({} s).", what,
+        "[comm] {}: rank {} waited {:.3f} s for {}. Check the output of that rank, or raise the timeout ({} s).", what,
         rank, waited(), whom(), options_.timeout_seconds);
   }
 }
@@ -145,7 +144,7 @@ ThreadGroup::Member ThreadGroup::split(int rank, int color, int key) {
   std::vector<int> members;
   for (int r = 0; r < size_; ++r)
     if (requests_[static_cast<size_t>(r)].color == color) members.push_back(r);
-  if (members.front() == rank) {  // the first of a color makes the group
+  if (members.front() == rank) {  // the first member of a color makes the group
     std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
       return requests_[static_cast<size_t>(a)].key < requests_[static_cast<size_t>(b)].key;
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the ranks of a thread communicator share: a barrier and mailboxes that abort and time out.
+// State that the ranks of a thread communicator share: a barrier and mailboxes, with abort and timeout.
 
 #include <condition_variable>
 #include <cstdint>
@@ -18,8 +18,8 @@ class ThreadGroup {
  public:
   ThreadGroup(int size, const CommOptions& options);
 
-  /// What a rank shows the others while a collective runs; stable from its first barrier to its last. The verb is a
-  /// copy: a rank that leaves early, aborted, takes its own with it while others still compare.
+  /// The operands that a rank publishes while a collective runs; stable from its first barrier to its last. The verb is
+  /// a copy: a rank that leaves early after an abort destroys its own while others still compare.
   struct Post {
     Verb verb;
     const std::byte* from = nullptr;
@@ -30,20 +30,20 @@ class ThreadGroup {
   int size() const { return size_; }
   void abort();
 
-  /// Shows `post` to the others, who may read it after the next barrier. Throws: CommError if the group was aborted,
-  /// because others may still read what this rank showed before.
+  /// Publishes `post`, which the others may read after the next barrier. Throws: CommError if the group was aborted,
+  /// because others may still read this rank's previous post.
   void show(int rank, const Post& post, const std::string& what);
   const std::vector<Post>& posts() const { return posts_; }
 
-  /// Blocks. Returns when all ranks are here.
+  /// Blocks. Returns when all ranks have arrived.
   void barrier(int rank, const std::string& what);
-  /// Blocks. Offers bytes to `to`; returns at once, but not before the offer before it was taken.
+  /// Blocks until `to` has taken the previous offer, then offers bytes and returns.
   void offer(int from, int to, const void* data, int64_t size_bytes, const std::string& what);
-  /// Blocks. Returns when the last offer from `from` to `to` has been taken.
+  /// Blocks. Returns when `to` has taken the last offer from `from`.
   void wait_taken(int from, int to, const std::string& what);
   /// Blocks. Copies the next offer from `from`. Throws: CommError if its size differs.
   void take(int from, int to, void* data, int64_t size_bytes, const std::string& what);
-  /// Blocks. As offer and take, for one number that travels by value, in boxes of its own.
+  /// Blocks. Like offer and take, for one number that travels by value, in separate mailboxes.
   void offer_time(int from, int to, int64_t time_ns, const std::string& what);
   int64_t take_time(int from, int to, const std::string& what);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Errors as sentences: typed exceptions that carry the documented exit code, and assertions that stay on.
+// Typed exceptions with documented exit codes, and assertions that are active in every build.
 
 #include <stdexcept>
 #include <string>
@@ -21,7 +21,7 @@ enum class ExitCode : int {
   communication = 6,
   resources = 7,
   bug = 70,
-  preempted = 75,  // and resumable; nothing leaves with it yet (checkpoints: a later version)
+  preempted = 75,  // reserved for resumable runs; no error uses it yet
 };
 
 /// Base of every error that a user may see. `what()` is one sentence of the form
@@ -43,14 +43,14 @@ class Error : public std::runtime_error {
         : Error(ExitCode::Code, fmt::format(format, std::forward<Args>(args)...)) {} \
   }
 
-SLIP_DEFINE_ERROR(ConfigError, config);          // a run file, a flag, a layout that cannot be
+SLIP_DEFINE_ERROR(ConfigError, config);          // an invalid run file, flag or layout
 SLIP_DEFINE_ERROR(DataError, data);              // text, token shards, vocabularies
 SLIP_DEFINE_ERROR(CheckpointError, checkpoint);  // weights on disk
 SLIP_DEFINE_ERROR(NumericsError, numerics);      // NaN, Inf
 SLIP_DEFINE_ERROR(CommError, communication);     // a peer, a link, a collective
 SLIP_DEFINE_ERROR(ResourceError, resources);     // memory, disk, devices
-SLIP_DEFINE_ERROR(PlanError, bug);               // a plan that breaks its own laws
-SLIP_DEFINE_ERROR(ShapeError, bug);              // operands that do not fit
+SLIP_DEFINE_ERROR(PlanError, bug);               // a plan that violates its own rules
+SLIP_DEFINE_ERROR(ShapeError, bug);              // operands of mismatched shapes
 SLIP_DEFINE_ERROR(InternalError, bug);           // an assertion
 
 #undef SLIP_DEFINE_ERROR
@@ -61,7 +61,7 @@ namespace detail {
 
 }  // namespace slipstream
 
-/// One property that must hold; stays on in every build.
+/// Asserts one property. Active in every build.
 #define SLIP_ASSERT(condition)                                                \
   do {                                                                        \
     if (!(condition)) [[unlikely]]                                            \

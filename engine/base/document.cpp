@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A document's errors are its owner's, whatever found them.
+// Reads small JSON documents and throws their owner's error type.
 
 #include "engine/base/document.h"
 
@@ -14,15 +14,14 @@ Json parse_object(const Document& document) {
   const size_t first = document.text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos)
     files::refuse(document.owner,
-                  fmt::format("{} is empty, need a JSON object. Make the file again, or restore it.", document.where));
+                  fmt::format("{} is empty, need a JSON object. Regenerate or restore the file.", document.where));
   if (document.text[first] != '{')
-    files::refuse(document.owner,
-                  fmt::format("{} does not begin with {{ at byte {}. Make the file again, or restore it.",
-                              document.where, first));
+    files::refuse(document.owner, fmt::format("{} does not begin with {{ at byte {}. Regenerate or restore the file.",
+                                              document.where, first));
   try {
     return Json::parse(document.text, document.where);
   } catch (const DataError& error) {
-    files::refuse(document.owner, fmt::format("{} Make the file again, or restore it.", error.what()));
+    files::refuse(document.owner, fmt::format("{} Regenerate or restore the file.", error.what()));
   }
 }
 
@@ -32,7 +31,7 @@ Fields::Fields(const Document& document, const Json& object, std::string place)
 }
 
 void Fields::fail(const std::string& problem) const {
-  files::refuse(document_.owner, fmt::format("{} {}. Make the file again, or restore it.", document_.where, problem));
+  files::refuse(document_.owner, fmt::format("{} {}. Regenerate or restore the file.", document_.where, problem));
 }
 
 void Fields::allow_only(std::initializer_list<std::string_view> known) const {

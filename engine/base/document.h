@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Small JSON documents beside data and weights, read strictly: every complaint names the document, the key and what is
-// needed.
+// Strict reader of the small JSON documents beside data and weights. Errors name the document, the key and the required
+// value.
 
 #include <cstdint>
 #include <initializer_list>
@@ -16,11 +16,12 @@ namespace slipstream {
 
 struct Document {
   std::string_view text;
-  std::string where;  // names it in errors: "PATH" or "the header of PATH"
+  std::string where;  // its name in errors: "PATH" or "the header of PATH"
   files::Owner owner = files::Owner::data;
 };
 
-/// The document's one object. Throws: the owner's error, for text that is no JSON object or that Json::parse refuses.
+/// The document's one object. Throws: the owner's error, for text that is not a JSON object or that Json::parse
+/// refuses.
 Json parse_object(const Document& document);
 
 /// The members of one object of a document. Keeps references to both.

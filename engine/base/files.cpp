@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files through POSIX calls: pread instead of mmap, because a file that shrinks under a map kills the process.
+// File access through POSIX calls. pread replaces mmap, because truncating a mapped file kills the process.
 
 #include "engine/base/files.h"
 
@@ -55,7 +55,7 @@ InputFile::InputFile(const std::string& path, Owner owner) : path_(path), owner_
   if (descriptor_ < 0) {
     const int error = errno;
     if (error == ENOENT || error == ENOTDIR)
-      refuse(owner, fmt::format("{} does not exist. Check the path, or make the file first.", shown(path)));
+      refuse(owner, fmt::format("{} does not exist. Check the path, or create the file first.", shown(path)));
     refuse(owner, fmt::format("{} cannot be read: {}. Check its permissions.", shown(path), reason(error)));
   }
   struct stat info {};
@@ -63,7 +63,7 @@ InputFile::InputFile(const std::string& path, Owner owner) : path_(path), owner_
   if (!known || !S_ISREG(info.st_mode)) {
     const bool folder = known && S_ISDIR(info.st_mode);
     ::close(descriptor_);
-    refuse(owner, fmt::format("{} is {}, need a regular file. Name the file itself.", shown(path),
+    refuse(owner, fmt::format("{} is {}, need a regular file. Give the path of the file itself.", shown(path),
                               folder ? "a folder" : "a pipe or a device"));
   }
   size_bytes_ = info.st_size;
@@ -92,10 +92,9 @@ void InputFile::read(int64_t offset_bytes, void* out, int64_t size_bytes) const 
       refuse(owner_, fmt::format("{} cannot be read at byte {}: {}. Check the disk.", shown(path_),
                                  offset_bytes + done_bytes, reason(errno)));
     if (got == 0)
-      refuse(owner_,
-             fmt::format("{} ends at byte {}, need {} bytes from byte {} on (it had {} bytes when it was opened). "
-                         "It was cut while in use; restore it and start again.",
-                         shown(path_), offset_bytes + done_bytes, size_bytes, offset_bytes, size_bytes_));
+      refuse(owner_, fmt::format("{} ends at byte {}, need {} bytes from byte {} on (it had {} bytes when it was "
+                                 "opened). It was truncated while in use. Restore it and start again.",
+                                 shown(path_), offset_bytes + done_bytes, size_bytes, offset_bytes, size_bytes_));
     done_bytes += got;
   }
 }
@@ -103,7 +102,7 @@ void InputFile::read(int64_t offset_bytes, void* out, int64_t size_bytes) const 
 std::string read_file(const std::string& path, Owner owner, int64_t limit_bytes) {
   const InputFile file(path, owner);
   if (file.size_bytes() > limit_bytes)
-    refuse(owner, fmt::format("{} has {}, need at most {}. It is not what this program writes there.", shown(path),
+    refuse(owner, fmt::format("{} has {}, need at most {}. This program did not write it.", shown(path),
                               format_bytes(file.size_bytes()), format_bytes(limit_bytes)));
   std::string bytes(static_cast<size_t>(file.size_bytes()), '\0');
   file.read(0, bytes.data(), file.size_bytes());
@@ -119,8 +118,8 @@ std::string folder_of(const std::string& path) {
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(fmt::format("{}.tmp-{}", path, ::getpid())) {
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0)
-    throw ResourceError("[disk] {} cannot be written: {}. Make its folder, or choose one that you may write to.",
-                        shown(path), reason(errno));
+    throw ResourceError("[disk] {} cannot be written: {}. Create its folder, or choose a writable one.", shown(path),
+                        reason(errno));
 }
 
 OutputFile::~OutputFile() {
@@ -168,7 +167,7 @@ void sync_folder(const std::string& folder) {
   const int result = ::fsync(descriptor);
   const int error = errno;
   ::close(descriptor);
-  // Some network file systems cannot sync a folder and say EINVAL; the rename itself is still whole there.
+  // Some network file systems cannot sync a folder and return EINVAL. The rename itself is still atomic there.
   if (result != 0 && error != EINVAL && error != EROFS)
     throw ResourceError("[disk] {} cannot be written to disk: {}. Check the disk.", shown(folder), reason(error));
 }

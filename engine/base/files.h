@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Files on disk: reads that never trust a size, writes that appear under their final name whole or not at all.
+// Files on disk. Reads check every size. Written files appear complete under their final name, or not at all.
 
 #include <cstdint>
 #include <string>
@@ -8,15 +8,14 @@
 
 namespace slipstream::files {
 
-/// Whose file it is decides which error a failing read throws: DataError or CheckpointError.
+/// The owner of a file selects the error of a failed read: DataError or CheckpointError.
 enum class Owner : uint8_t { data, checkpoint };
 
 /// Throws DataError or CheckpointError with `sentence` behind its "[data] " or "[checkpoint] ".
 [[noreturn]] void refuse(Owner owner, const std::string& sentence);
 
-/// `text` as an error may print it: in double quotes, control characters and broken UTF-8 as two hexadecimal digits
-/// behind a backslash and an x, cut at 80 bytes.
-/// Pure.
+/// `text` for error messages: in double quotes, cut at 80 bytes, with control characters and broken UTF-8 as \x and two
+/// hexadecimal digits. Pure.
 std::string shown(std::string_view text);
 
 /// A regular file opened for reading; offsets are 64 bits wide. Safe to read from several threads.
@@ -70,7 +69,7 @@ class OutputFile {
 /// Blocks. Writes `bytes` as one committed OutputFile.
 void write_file(const std::string& path, std::string_view bytes);
 
-/// Blocks. Makes renames inside `folder` survive a power cut. Throws: ResourceError.
+/// Blocks. Makes renames inside `folder` survive a power failure. Throws: ResourceError.
 void sync_folder(const std::string& folder);
 
 /// The folder part of `path`, "." if it has none. Pure.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads JSON through the events of nlohmann's parser (the only file that includes it) and writes it.
+// Reads JSON through the events of nlohmann's parser (only this file includes it) and writes JSON.
 
 #include "engine/base/json.h"
 
@@ -15,7 +15,7 @@ namespace slipstream {
 namespace {
 
 constexpr size_t kMaxDepth = 64;
-constexpr size_t kMaxValues = 4'000'000;  // bounds the memory that a hostile text can ask for
+constexpr size_t kMaxValues = 4'000'000;  // limits the memory that a hostile text can request
 
 std::string place(std::string_view text, std::string_view source, size_t offset) {
   const std::string_view before = text.substr(0, std::min(offset, text.size()));
@@ -25,7 +25,7 @@ std::string place(std::string_view text, std::string_view source, size_t offset)
   return fmt::format("{}:{}:{}", source, line, std::max<size_t>(column, 1));
 }
 
-/// Reads characters and tells how far the parser has come, which its events do not.
+/// Reads characters and counts them, because the parser's events carry no position.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -48,7 +48,7 @@ class CountingIterator {
   size_t* read_;
 };
 
-/// Builds the value; throws at the first thing that this program refuses.
+/// Builds the value. Throws at the first unsupported value.
 class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
   Builder(std::string_view text, std::string_view source, const size_t& read)
@@ -107,7 +107,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     }
     return true;
   }
-  // Duplicates were refused in key(), so that appending needs no search among the members.
+  // key() refuses duplicates, so appending needs no search.
   static Json::Object& members_of(Level& level) { return const_cast<Json::Object&>(level.value.as_object()); }
   bool open(Json value) {
     if (open_.size() == kMaxDepth) refuse(fmt::format("nests deeper than {} levels", kMaxDepth));
@@ -189,7 +189,7 @@ Json Json::parse(std::string_view text, std::string_view source) {
   Builder builder(text, source, read);
   const char* begin = text.data();
   if (text.empty()) throw DataError("{} is empty, a JSON text needs a value.", source);
-  // The parser takes a NUL byte for the end of the text.
+  // The parser treats a NUL byte as the end of the text.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     throw DataError("{} is not JSON: a NUL byte.", place(text, source, nul + 1));
   if (!nlohmann::json::sax_parse(CountingIterator(begin, &read), CountingIterator(begin + text.size(), &read),
@@ -199,7 +199,7 @@ Json Json::parse(std::string_view text, std::string_view source) {
 }
 
 void Json::refuse_integer(uint64_t value) {
-  throw DataError("the integer {} does not fit into 64 signed bits, which JSON values here have.", value);
+  throw DataError("the integer {} does not fit into 64 signed bits, the range of JSON integers here.", value);
 }
 
 std::string_view Json::type_name() const {
@@ -256,7 +256,7 @@ const Json& Json::at(std::string_view key) const {
     }
     names += (names.empty() ? "" : ", ") + member.first;
   }
-  throw DataError("a JSON object has no member '{}', only: {}.", key, names.empty() ? "(none)" : names);
+  throw DataError("a JSON object has no member '{}'. Its members: {}.", key, names.empty() ? "(none)" : names);
 }
 
 Json& Json::operator[](std::string_view key) {

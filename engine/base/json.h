@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// JSON values that keep the order of their members, read strictly and written so that every real reads back the same.
+// JSON values with ordered members and strict reading. Written reals read back exactly.
 
 #include <concepts>
 #include <cstdint>
@@ -37,9 +37,9 @@ class Json {
   /// double, nesting deeper than 64, and more than 4 million values.
   static Json parse(std::string_view text, std::string_view source = "JSON");
 
-  /// The text of this value. `indent` 0: one line; else members on their own lines, indented by that many spaces a
-  /// level. Reals are the shortest digits that read back the same and always look like reals ("1.0"); NaN and
-  /// infinities are null; bytes that are not UTF-8 become U+FFFD. Pure.
+  /// The text of this value. `indent` 0: one line; else one member per line, indented by that many spaces per level.
+  /// Reals are the shortest digits that read back the same and always look like reals ("1.0"); NaN and infinities are
+  /// null; bytes that are not UTF-8 become U+FFFD. Pure.
   std::string dump(int indent = 0) const;
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
@@ -52,20 +52,20 @@ class Json {
 
   /// "null", "a boolean", "an integer", "a real", "a string", "an array" or "an object".
   std::string_view type_name() const;
-  /// Each throws a DataError that begins with `what` and says which type was needed and which was got.
+  /// Each throws a DataError that begins with `what` and names the required and the actual type.
   bool as_bool(std::string_view what = "a JSON value") const;
-  int64_t as_int(std::string_view what = "a JSON value") const;  // a real is refused even when it is whole
+  int64_t as_int(std::string_view what = "a JSON value") const;  // refuses every real, even a whole one
   double as_double(std::string_view what = "a JSON value") const;
   const std::string& as_string(std::string_view what = "a JSON value") const;
   const Array& as_array(std::string_view what = "a JSON value") const;
   const Object& as_object(std::string_view what = "a JSON value") const;
 
-  /// The member, or null when there is none. Linear in the number of members: iterate over large objects instead.
+  /// The member, or null if it is absent. Linear in the number of members; iterate over large objects instead.
   /// Throws: DataError when this is not an object.
   const Json* find(std::string_view key) const;
-  /// Throws: DataError naming the key and the members that there are.
+  /// Throws: DataError with the key and the existing members.
   const Json& at(std::string_view key) const;
-  /// The member, appended as null when there is none; a null value becomes an object first.
+  /// The member; an absent one is appended as null. A null value becomes an object first.
   Json& operator[](std::string_view key);
   /// Appends to an array; a null value becomes an array first.
   void push_back(Json value);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Lines for the person at the terminal, on stderr, by rank 0. What ends a rank is printed by main, whoever it is.
+// Messages of rank 0 on stderr. main prints the error that ends a rank, on every rank.
 
 #include <fmt/core.h>
 
@@ -9,7 +9,8 @@
 
 namespace slipstream {
 
-/// Who this process is: ranks but 0 are silent. Called once, when the rank is known; before that the process is rank 0.
+/// Sets this process's rank; ranks other than 0 print nothing. Called once, when the rank is known. Until then, the
+/// process acts as rank 0.
 void log_setup(int rank);
 
 namespace detail {

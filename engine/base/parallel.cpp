@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers that spin briefly for the next range, then sleep, so that an idle pool costs no core.
+// Workers spin briefly for the next range, then sleep, so that an idle pool uses no core.
 
 #include "engine/base/parallel.h"
 
@@ -15,7 +15,7 @@
 namespace slipstream {
 namespace {
 
-// Long enough to bridge the gap between two ops of one layer, short enough to be invisible when a stream idles.
+// Long enough for the gap between two ops of one layer, short enough to be negligible when a stream idles.
 constexpr int kSpins = 4000;
 
 inline void relax() {
@@ -65,7 +65,7 @@ std::thread start_thread(std::string_view what, std::function<void()> body) {
     return std::thread(std::move(body));
   } catch (const std::system_error& error) {
     throw ResourceError(
-        "[host] {} could not start a thread: {}. Allow more threads or memory, or use fewer ranks here.", what,
+        "[host] {} could not start a thread: {}. Allow more threads or memory, or use fewer ranks on this host.", what,
         error.what());
   }
 }

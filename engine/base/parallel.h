@@ -11,8 +11,8 @@
 
 namespace slipstream {
 
-/// Starts `body` on a thread of its own. Throws: ResourceError naming `what`, where the system has no thread or no
-/// memory for its stack.
+/// Starts `body` on a new thread. Throws: ResourceError naming `what` if the system has no thread or no memory for its
+/// stack.
 std::thread start_thread(std::string_view what, std::function<void()> body);
 
 /// A borrowed reference to a callable `void(int64_t begin, int64_t end)`; never allocates.
@@ -29,7 +29,7 @@ class RangeFunction {
   void (*call_)(void*, int64_t, int64_t);
 };
 
-/// `threads` workers, the caller among them. Used by one thread at a time (the stream that owns it).
+/// `threads` workers, including the caller. One thread at a time (the owning stream) uses the pool.
 class ThreadPool {
  public:
   /// `threads` >= 1; starts threads - 1 workers.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Philox4x32-10, a counter-based generator: the same (key, counter) gives the same numbers in any order on any rank.
+// Philox4x32-10, a counter-based generator: the same (key, counter) gives the same numbers in any call order on any
+// rank.
 // Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
 
 #include <array>

@@ -28,7 +28,7 @@ int64_t parse_with_units(std::string_view text, const std::array<Unit, N>& units
     if (error == std::errc() && candidate.name == unit) {
       const double value = number * candidate.factor;
       if (!(value >= 0) || value > 9.2e18)
-        throw ConfigError("\"{}\" is not a {}: it must be between 0 and 9.2e18. Write a smaller one.", text, what);
+        throw ConfigError("\"{}\" is not a {}: it must be between 0 and 9.2e18. Use a smaller value.", text, what);
       return static_cast<int64_t>(std::llround(value));
     }
     names += (names.empty() ? "" : ", ") + std::string(candidate.name);

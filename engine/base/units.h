@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sizes, rates and times as people write them ("25MiB", "1Gbit/s", "50us") and as the program keeps them (int64).
+// Conversion between texts of sizes, rates and times ("25MiB", "1Gbit/s", "50us") and int64 values.
 
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ constexpr int64_t kMillisecond = 1000 * kMicrosecond;
 constexpr int64_t kSecond = 1000 * kMillisecond;
 
 /// "25MiB" -> 26214400. Units: B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB. Pure.
-/// Throws: ConfigError naming the text and the units that are understood.
+/// Throws: ConfigError naming the text and the known units.
 int64_t parse_bytes(std::string_view text);
 
 /// "1Gbit/s" -> 125000000 bytes per second. Units: bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, B/s, kB/s, MB/s, GB/s, TB/s.

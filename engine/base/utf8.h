@@ -52,8 +52,7 @@ inline void append_code_point(std::string& out, uint32_t value) {
   }
 }
 
-/// Offset of the first byte that does not begin a well-formed UTF-8 sequence; text.size() when all of it is UTF-8.
-/// Pure.
+/// Offset of the first byte that does not begin a well-formed UTF-8 sequence; text.size() for valid text. Pure.
 inline size_t valid_utf8_prefix(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many bytes floats take while they travel: as float32, as bfloat16, or as int8 in blocks with a scale each.
+// Bytes of floats on the wire: float32, bfloat16, or int8 in blocks with one scale each.
 
 #include <cstdint>
 
@@ -9,12 +9,12 @@
 
 namespace slipstream {
 
-/// On a wire DType::u8 means this: a part of `elems` values is int8[elems], then one float scale per block of
+/// On the wire, DType::u8 has this layout: a part of `elems` values is int8[elems], then one float scale per block of
 /// kWireBlockElems, then padding to 16 bytes. Value i is int8[i] x scale[i / kWireBlockElems]. Blocks never straddle
 /// parts.
 constexpr int64_t kWireBlockElems = 128;
 
-/// Parts of what is encoded are multiples of this, as buckets are padded to.
+/// Encoded parts are multiples of this; buckets are padded to it.
 constexpr int64_t kWirePartElems = 16;
 
 /// Bytes of one part on the wire: f32, bf16, or u8 as above. Pure.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Safetensors: every size is compared before it is used in arithmetic.
+// Reads and writes safetensors. Every size is checked before it is used in arithmetic.
 
 #include "engine/checkpoint/safetensors.h"
 
@@ -34,11 +34,11 @@ constexpr KnownType kTypes[] = {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 
                                 {"I64", 64},        {"U64", 64}};
 
 [[noreturn]] void broken(const std::string& path, const std::string& problem) {
-  throw CheckpointError("[checkpoint] {} is not a safetensors file: {}. Restore it or save again.", files::shown(path),
-                        problem);
+  throw CheckpointError("[checkpoint] {} is not a valid safetensors file: {}. Restore it or save the weights again.",
+                        files::shown(path), problem);
 }
 
-/// One tensor of the header, as written there: nothing but the JSON types is checked.
+/// One tensor of the header, with only its JSON types checked.
 struct Entry {
   std::string name;
   std::string dtype;
@@ -54,7 +54,7 @@ struct Header {
 
 std::string quoted(const std::string& text) { return Json(text).dump(); }
 
-/// Compact, metadata first, without padding: the text that the reference library writes, byte for byte.
+/// Compact JSON, metadata first, without padding: byte for byte the reference library's output.
 std::string header_text(const Header& header) {
   std::string out = "{";
   const auto open = [&](const std::string& key) {
@@ -102,7 +102,7 @@ Header parse_header(const Document& document) {
   return header;
 }
 
-/// Says what is wrong with a name, or nothing.
+/// Describes the error in a tensor's name; empty if the name is valid.
 std::string name_problem(std::string_view name) {
   if (name.empty() || name.size() > kNameBytesMax)
     return fmt::format("a tensor's name has {} bytes, need 1 to {}", name.size(), kNameBytesMax);
@@ -115,7 +115,7 @@ std::string name_problem(std::string_view name) {
   return "";
 }
 
-/// Bytes of one tensor from its type and shape; refuses what does not fit 64 bits.
+/// Bytes of one tensor from its type and shape. Refuses sizes beyond 64 bits.
 uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
   const auto type =
       std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == entry.dtype; });
@@ -126,7 +126,7 @@ uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
                              entry.shape.size(), kDimsMax));
   uint64_t bits = type->bits;
   for (const uint64_t dim : entry.shape) {
-    // Each dimension on its own too: [0, 2^64 - 1] has no elements, yet int64 cannot hold its shape.
+    // Each dimension is checked too: [0, 2^64 - 1] has no elements, but int64 cannot hold its shape.
     if (dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) || __builtin_mul_overflow(bits, dim, &bits))
       broken(path,
              fmt::format("the shape of tensor {} has more elements than 64 bits can count", files::shown(entry.name)));
@@ -136,7 +136,7 @@ uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
   return bits / 8;
 }
 
-/// Entries sorted by place; together they must cover the buffer of `buffer_bytes` without holes and overlaps.
+/// Entries sorted by position. Together they must cover the buffer of `buffer_bytes` without holes or overlaps.
 std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<Entry> entries, uint64_t header_end_bytes,
                                         uint64_t buffer_bytes) {
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
@@ -148,7 +148,7 @@ std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<Ent
   for (const Entry& entry : entries) {
     if (const std::string problem = name_problem(entry.name); !problem.empty()) broken(path, problem);
     if (entry.begin_bytes != covered_bytes)
-      broken(path, fmt::format("tensor {} begins at byte {}, need {} where the one before ends",
+      broken(path, fmt::format("tensor {} begins at byte {}, need {}, the end of the previous tensor",
                                files::shown(entry.name), entry.begin_bytes, covered_bytes));
     if (entry.end_bytes < entry.begin_bytes || entry.end_bytes > buffer_bytes)
       broken(path, fmt::format("tensor {} covers the bytes {} to {} of a buffer of {}", files::shown(entry.name),
@@ -186,8 +186,7 @@ int64_t TensorInfo::elems() const { return elems_of(shape); }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, files::Owner::checkpoint) {
   const auto size_bytes = static_cast<uint64_t>(file_.size_bytes());
-  if (size_bytes < 8)
-    broken(path, fmt::format("it has {} bytes, need at least 8 for the size of its header", size_bytes));
+  if (size_bytes < 8) broken(path, fmt::format("it has {} bytes, need at least 8 for the header size", size_bytes));
   uint64_t header_bytes = 0;
   file_.read(0, &header_bytes, 8);
   if (header_bytes > kHeaderBytesMax || header_bytes > size_bytes - 8)
@@ -209,8 +208,9 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
 
 const TensorInfo& SafetensorsFile::get(std::string_view name) const {
   if (const TensorInfo* tensor = find(name)) return *tensor;
-  throw CheckpointError("[checkpoint] {} has {} tensors, but not {}. It is of another model; name its own config.json.",
-                        files::shown(path()), tensors_.size(), files::shown(name));
+  throw CheckpointError(
+      "[checkpoint] {} has {} tensors, but not {}. It belongs to another model. Use the config.json of this file.",
+      files::shown(path()), tensors_.size(), files::shown(name));
 }
 
 void SafetensorsFile::read(const TensorInfo& tensor, int64_t offset_bytes, void* out, int64_t size_bytes) const {

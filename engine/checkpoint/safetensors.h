@@ -4,8 +4,8 @@
 //
 // Layout: u64 N little-endian, N bytes of JSON, the tensors back to back, row-major, little-endian, until the end of
 // the file. Source: github.com/huggingface/safetensors, README "Format". The writer's order (alignment of the type,
-// largest first, then name) and padding (spaces, 8 + N a multiple of 8) are those of that library, so equal tensors
-// give equal bytes.
+// largest first, then name) and padding (spaces, 8 + N a multiple of 8) match that library, so equal tensors give equal
+// bytes.
 
 #include <cstdint>
 #include <functional>
@@ -20,20 +20,20 @@
 
 namespace slipstream::checkpoint {
 
-/// Takes the next bytes of a tensor, row-major.
+/// Receives the next bytes of a tensor, row-major.
 using TensorSink = std::function<void(const void* bytes, int64_t size_bytes)>;
 
 struct TensorToSave {
   std::string name;          // unique in the file; no control characters, 1 to 1024 bytes of UTF-8
   DType dtype = DType::f32;  // f32 or bf16
   std::vector<int64_t> shape;
-  /// Called once, in file order; must hand the sink all bytes of the tensor, in as many pieces as it likes.
+  /// Called once, in file order. Must pass all bytes of the tensor to the sink, in any number of pieces.
   std::function<void(const TensorSink& sink)> write;
 };
 
 /// Blocks. Writes under a temporary name in the same folder, then renames. Returns the size of the file in bytes.
 /// Throws: ResourceError (disk); what a callback throws; InternalError (two equal names, a callback with too many or
-/// too few bytes). In all of these an older file at `path` stays as it was.
+/// too few bytes). After an error, an older file at `path` is unchanged.
 int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> tensors);
 
 struct TensorInfo {
@@ -46,21 +46,21 @@ struct TensorInfo {
   int64_t elems() const;
 };
 
-/// A file whose header has been checked whole; tensors are read when asked for. Safe to read from several threads.
+/// A file with a validated header. Tensors are read on request. Safe to read from several threads.
 class SafetensorsFile {
  public:
-  /// Blocks. Throws: CheckpointError naming what in the file breaks the format.
+  /// Blocks. Throws: CheckpointError naming the violation of the format.
   explicit SafetensorsFile(const std::string& path);
 
   /// In the order of the file.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
-  /// Null if there is none of this name. Pure.
+  /// Null if no tensor has this name. Pure.
   const TensorInfo* find(std::string_view name) const;
-  /// Throws: CheckpointError if there is none of this name, with the nearest thing to do.
+  /// Throws: CheckpointError if no tensor has this name, with what to do.
   const TensorInfo& get(std::string_view name) const;
 
-  /// Blocks. Bytes of the tensor as they are, from `offset_bytes` of the tensor on.
+  /// Blocks. Raw bytes of the tensor from `offset_bytes` of the tensor on.
   void read(const TensorInfo& tensor, int64_t offset_bytes, void* out, int64_t size_bytes) const;
   /// Blocks. All elements as float, from F32 or BF16; out.size() must be tensor.elems().
   /// Throws: CheckpointError if the type is another one.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folders that change hands in one rename.
+// Writes and opens folders of weights; a folder is replaced in one rename.
 
 #include "engine/checkpoint/weights.h"
 
@@ -23,21 +23,20 @@ namespace fs = std::filesystem;
 constexpr int64_t kConfigBytesMax = 16 << 20;
 
 [[noreturn]] void disk_failed(const std::string& dir, const std::string& reason) {
-  throw ResourceError(
-      "[disk] the folder {} cannot be written: {}. Free space, or choose a folder that you may write to.",
-      files::shown(dir), reason);
+  throw ResourceError("[disk] the folder {} cannot be written: {}. Free space, or choose a writable folder.",
+                      files::shown(dir), reason);
 }
 
 void rename_or_throw(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) disk_failed(to, std::strerror(errno));
 }
 
-/// A folder that is removed unless it was given its final name.
+/// A folder that is removed unless it received its final name.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(std::string path) : path_(std::move(path)) {
     std::error_code error;
-    fs::remove_all(path_, error);  // of a process that had this id before and was killed
+    fs::remove_all(path_, error);  // left by a killed process with the same id
     if (!error) fs::create_directories(path_, error);
     if (error) disk_failed(path_, error.message());
   }
@@ -53,7 +52,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-/// Gives `fresh` the name `dir`. What `dir` was before ends under the name of `fresh`, for its destructor to remove.
+/// Renames `fresh` to `dir`. The old `dir` takes the name of `fresh`, and its destructor removes it.
 void put_in_place(const TemporaryFolder& fresh, const std::string& dir) {
   if (::renameat2(AT_FDCWD, fresh.path().c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) return;
   if (errno == ENOENT) return rename_or_throw(fresh.path(), dir);  // nothing to replace
@@ -90,10 +89,8 @@ void write_final(const std::string& dir, std::vector<TensorToSave> tensors, cons
 FinalWeights read_final(const std::string& dir) {
   std::error_code error;
   if (!fs::is_directory(dir, error))
-    throw CheckpointError(
-        "[checkpoint] {} is not a folder of weights: there is no such folder. Name the one that holds {} "
-        "and {}.",
-        files::shown(dir), kWeightsFile, kConfigFile);
+    throw CheckpointError("[checkpoint] {} does not exist. Give the path of a folder with {} and {}.",
+                          files::shown(dir), kWeightsFile, kConfigFile);
   const std::string path = dir + "/" + kConfigFile;
   const std::string text = files::read_file(path, files::Owner::checkpoint, kConfigBytesMax);
   return {.weights = SafetensorsFile(dir + "/" + kWeightsFile),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A folder of final weights: model.safetensors with Hugging Face names, config.json, and what else it takes to use
-// them.
+// A folder of final weights: model.safetensors with Hugging Face names, config.json and files such as the tokenizer.
 
 #include <string>
 #include <utility>
@@ -18,12 +17,12 @@ inline constexpr const char* kConfigFile = "config.json";
 /// A file of the folder by its name and its bytes, for instance the tokenizer (data::kTokenizerFile).
 using ExtraFile = std::pair<std::string, std::string>;
 
-/// Blocks. Writes the folder as DIR.tmp-PID beside `dir` and gives it the name `dir` when it is on disk. An older
-/// folder is exchanged for the new one in one step and then deleted, so `dir` is at every moment whole: the old one or
-/// the new one. (Where the file system cannot exchange, the old one is renamed to DIR.old-PID first; a crash between
-/// the two renames leaves both folders whole under those names.) Makes the folders above `dir`. One writer at a time.
-/// Throws: ResourceError (disk), what a tensor's callback throws; then `dir` is as before and the temporary folder is
-/// gone.
+/// Blocks. Writes the folder as DIR.tmp-PID beside `dir` and renames it to `dir` once it is on disk. An older folder is
+/// exchanged in one step and then deleted, so `dir` is always complete. If the file system cannot exchange folders, the
+/// old one is renamed to DIR.old-PID first; a crash between the two renames leaves both folders complete under those
+/// names. Creates the parent folders of `dir`. One writer at a time.
+/// Throws: ResourceError (disk), errors of a tensor's callback. Then `dir` is unchanged and the temporary folder is
+/// removed.
 void write_final(const std::string& dir, std::vector<TensorToSave> tensors, const std::string& config_json,
                  const std::vector<ExtraFile>& extra_files);
 
@@ -32,7 +31,7 @@ struct FinalWeights {
   Json config;  // an object
 };
 
-/// Blocks. Opens what write_final() wrote, or a folder of one model.safetensors and one config.json from elsewhere.
+/// Blocks. Opens a folder from write_final(), or another folder with one model.safetensors and one config.json.
 /// Throws: CheckpointError: no such folder, a missing or damaged file.
 FinalWeights read_final(const std::string& dir);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a run file says: one struct per table, one member per key, in the units that the program computes with.
+// The configuration of a run: one struct per table, one member per key, in the program's units.
 //
-// The rows of engine/config/fields.cpp name every key, its default, its range and its meaning. A RunConfig that comes
-// from load_run_config (engine/config/load.h) is resolved (no 0 or "auto" is left where the run file alone decides) and
-// valid; treat it as const from there on.
+// The rows of engine/config/fields.cpp define every key, its range and its meaning. A RunConfig that comes from
+// load_run_config (engine/config/load.h) is resolved (every 0 or "auto" that depends on the run file alone is replaced)
+// and valid. Treat it as const.
 
 #include <cstdint>
 #include <string>
@@ -77,7 +77,7 @@ struct Optimizer {
   double weight_decay = 0.1;
   double grad_clip = 1.0;  // 0: no clipping
   Choice double_buffer =
-      Choice::automatic;  // automatic: on cuda if two copies fit and the step rehearses shorter, else no
+      Choice::automatic;  // automatic: yes on cuda if two copies fit and the rehearsed step is shorter
 };
 
 struct Parallel {
@@ -140,7 +140,7 @@ struct DeviceConfig {
   DeviceChoice kind = DeviceChoice::automatic;
   int64_t threads = 0;               // 0: cores in the affinity mask / ranks that share it, at least 1
   std::string machine;               // path of a machine file; empty: this host
-  Choice graph = Choice::automatic;  // automatic: on cuda, where the rehearsal says so
+  Choice graph = Choice::automatic;  // automatic: on cuda, decided by the rehearsal
   std::string algorithms = "auto";   // path of a table; empty: none
 };
 

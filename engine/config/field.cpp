@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks values of configuration files against what their fields need, and prints them as TOML.
+// Checks values of configuration files against the ranges of their fields and prints them as TOML.
 
 #include "engine/config/field.h"
 
@@ -12,7 +12,7 @@
 namespace slipstream {
 namespace {
 
-constexpr int64_t kUnboundedFrom = 1'000'000'000'000;  // larger bounds would only confuse who reads them
+constexpr int64_t kUnboundedFrom = 1'000'000'000'000;  // error messages do not print larger bounds
 
 std::string toml_string(std::string_view text) {
   std::string out = "\"";
@@ -35,7 +35,7 @@ std::string toml_real(double value) {
   return digits;
 }
 
-/// The value as an error shows it: at most 80 characters.
+/// The value as error messages print it, at most 80 characters.
 std::string shown(const ConfigValue& value) {
   if (const auto* other = std::get_if<OtherValue>(&value)) return other->description;
   if (const auto* text = std::get_if<std::string>(&value); text && text->size() > 80)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The kinds of fields that configuration files have: how each reads from a file, prints and describes itself.
+// The kinds of fields in configuration files. Each kind parses, prints and describes its values.
 //
 // A row of a table is one call, `Kinds::integer("model.layers", Kinds::at(&RunConfig::model, &Model::layers), {1,
-// 65536}, "...")`; everything else (parser, listing, reference page, writer) follows from the row.
+// 65536}, "...")`; parser, listing, reference page and writer use the row.
 
 #include <array>
 #include <cstdint>
@@ -19,24 +19,24 @@
 
 namespace slipstream {
 
-/// A TOML value that no field takes (a date, a table, a mixed list), by description.
+/// Description of a TOML value that no field accepts (a date, a table, a mixed list).
 struct OtherValue {
   std::string description;
   bool operator==(const OtherValue&) const = default;
 };
-/// A value as it stands in a file.
+/// A value of a file.
 using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, OtherValue>;
 
 /// The value as TOML text; reading it back gives the same value. Pure.
 std::string to_toml(const ConfigValue& value);
 
-/// One key of a configuration file. `set` throws a ConfigError "needs ..., got ..." that the caller puts behind the
+/// One key of a configuration file. `set` throws a ConfigError "needs ..., got ..." to which the caller prepends the
 /// key.
 template <typename Config>
 struct Field {
   std::string key;       // "table.key"
   std::string need;      // "an integer from 1 to 65536"
-  std::string sentence;  // what it means
+  std::string sentence;  // its row in the reference page
   bool is_text = false;  // `--set key=text` needs no quotes
   std::function<ConfigValue(const Config&)> get;
   std::function<void(Config&, const ConfigValue&)> set;

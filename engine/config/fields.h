@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The table of everything that a run file may say, and what is written from it.
+// The table of all keys of a run file, and the texts written from it.
 
 #include <string>
 #include <string_view>
@@ -14,7 +14,7 @@ namespace slipstream {
 /// One row per key, in the order of the reference page. Adding a key is one row here and one member in config.h.
 const std::vector<Field<RunConfig>>& run_fields();
 
-/// The value of a key as a run file would write it. Throws: InternalError if there is no such key. Pure.
+/// The value of a key in the syntax of a run file. Throws: InternalError if there is no such key. Pure.
 std::string field_text(const RunConfig& config, std::string_view key);
 
 /// The whole configuration as a run file (`config.resolved.toml`): loading it gives an equal configuration. Pure.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warm-up and cosine.
+// Computes linear warm-up and cosine decay.
 
 #include "engine/config/learning_rate.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What [optimizer] says about the learning rate of every step.
+// The learning rate of every step, from the keys of [optimizer].
 
 #include <cstdint>
 

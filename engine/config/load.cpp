@@ -18,7 +18,7 @@ const Field<RunConfig>* find_field(const std::string& key) {
   return nullptr;
 }
 
-/// The value behind the "=": TOML where it is TOML of a fitting kind, else the text itself.
+/// The value behind the "=": TOML if it parses as the field's kind, else the text itself.
 ConfigValue value_of_set(const Field<RunConfig>* field, const std::string& text) {
   const auto value = parse_toml_value(text);
   const bool wants_text = field && field->is_text;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machine files and the built-in idea of the host.
+// Reads machine files and estimates the rates of this host.
 
 #include "engine/config/machine.h"
 
@@ -26,28 +26,30 @@ const std::vector<Field<Machine>>& machine_fields() {
   const IntegerRange rate{1, int64_t{1} << 50};
   const IntegerRange time{0, kSecond};
   static const std::vector<Field<Machine>> fields = {
-      F::text("name", at(&Machine::name), "What reports call it."),
+      F::text("name", at(&Machine::name), "Name in reports."),
       F::real("flops_per_second_f32", at(&Machine::flops_per_second_f32), {0, 1e18, true}, "fp32 peak of a rank."),
       F::real("flops_per_second_bf16", at(&Machine::flops_per_second_bf16), {0, 1e18, true}, "bf16 peak of a rank."),
-      F::real("matmul_efficiency", at(&Machine::matmul_efficiency), {0, 1, true}, "Share of it that products reach."),
+      F::real("matmul_efficiency", at(&Machine::matmul_efficiency), {0, 1, true},
+              "Fraction of the peak that large matrix products reach."),
       F::quantity("memory_bandwidth", at(&Machine::bytes_per_second), detail::rate_quantity(), rate,
-                  "What a copy reaches."),
-      F::quantity("memory", at(&Machine::memory_bytes), detail::size_quantity(), {1, int64_t{1} << 50}, "Of one rank."),
-      F::quantity("launch", at(&Machine::launch_ns), detail::duration_quantity(), time, "Smallest time of one work."),
+                  "Rate of a large copy."),
+      F::quantity("memory", at(&Machine::memory_bytes), detail::size_quantity(), {1, int64_t{1} << 50},
+                  "Memory of one rank."),
+      F::quantity("launch", at(&Machine::launch_ns), detail::duration_quantity(), time, "Shortest time of one work."),
       F::integer("ranks_per_node", at(&Machine::ranks_per_node), {1, 65536}, "Ranks that share the inner link."),
       F::quantity("intra.bandwidth", at(&Machine::intra_bytes_per_second), detail::rate_quantity(), rate,
-                  "Within a node."),
+                  "Rate within a node."),
       F::quantity("intra.latency", at(&Machine::intra_latency_ns), detail::duration_quantity(), time,
-                  "One hop within."),
+                  "Latency of one hop within a node."),
       F::quantity("inter.bandwidth", at(&Machine::inter_bytes_per_second), detail::rate_quantity(), rate,
-                  "Between nodes."),
+                  "Rate between nodes."),
       F::quantity("inter.latency", at(&Machine::inter_latency_ns), detail::duration_quantity(), time,
-                  "One hop between."),
+                  "Latency of one hop between nodes."),
   };
   return fields;
 }
 
-/// Operations of fused multiply-adds that a core ends in a cycle.
+/// Fused multiply-add operations per core and cycle.
 struct FlopsPerCycle {
   double f32, bf16;
 };
@@ -55,10 +57,10 @@ FlopsPerCycle flops_per_cycle() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f")) {
-    // Two units of 16 lanes; those of AMD's family 25 (Zen 4) take two cycles for their 16.
+    // Two units of 16 lanes; those of AMD's family 25 (Zen 4) need two cycles for 16 lanes.
     unsigned version = 0, ebx = 0, ecx = 0, edx = 0;
     __get_cpuid(1, &version, &ebx, &ecx, &edx);
-    const unsigned family = (version >> 8 & 15) + (version >> 20 & 255);  // Intel says 6
+    const unsigned family = (version >> 8 & 15) + (version >> 20 & 255);  // Intel reports 6
     const double f32 = family == 25 ? 32 : 64;
     return {f32, __builtin_cpu_supports("avx512bf16") ? 2 * f32 : f32};
   }
@@ -80,7 +82,7 @@ Machine load_machine(const std::string& path) {
   set_fields(machine_fields(), machine, entries);
   for (const Field<Machine>& field : machine_fields()) {
     if (!present.contains(field.key))
-      throw ConfigError("{} does not say '{}': it needs {}. Add it, with its source.", path, field.key, field.need);
+      throw ConfigError("{} lacks the key '{}', which needs {}. Add it, with its source.", path, field.key, field.need);
   }
   return machine;
 }
@@ -93,7 +95,7 @@ Machine this_host(int threads, int ranks) {
   const int64_t memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
   if (ranks == 0) ranks = std::max(cores / std::max(threads, 1), 1);
   const double used_cores = std::min(std::max(threads, 1), cores);
-  // A clock that a core keeps under load: 3.3, 3.7 and 4.1 GHz were measured on cloud machines of three generations.
+  // Clock of a core under load. Three generations of cloud machines measured 3.3, 3.7 and 4.1 GHz.
   constexpr double kClock = 3e9;
   const FlopsPerCycle flops = flops_per_cycle();
   return {
@@ -105,7 +107,7 @@ Machine this_host(int threads, int ranks) {
       // One core of a cloud machine reaches about 18 GB/s alone, two together 26 GB/s: 10 GB/s each, at most 40 GB/s.
       .bytes_per_second = static_cast<int64_t>(std::min(10e9 * used_cores, 40e9 / ranks)),
       .memory_bytes = memory_bytes / ranks,
-      // Waking a stream's thread that sleeps.
+      // Time to wake a stream's sleeping thread.
       .launch_ns = 5 * kMicrosecond,
       .ranks_per_node = ranks,
       // An all-reduce of 1 to 25 MiB between two processes moves 4 to 5.6 GB/s (tests/bench/mpi_bench).

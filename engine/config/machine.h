@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the simulator believes about a machine: rates of one rank and links between ranks.
+// Machine parameters of the simulator: rates of one rank and links between ranks.
 
 #include <cstdint>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace slipstream {
 
-/// Rates are per rank (a GPU, or the threads of one process on a CPU). They are what real programs reach, not datasheet
-/// peaks, but for the peak of the matrix units, which `matmul_efficiency` scales.
+/// Rates are per rank (a GPU, or the threads of one process on a CPU). They are rates that real programs reach, not
+/// datasheet peaks. Exception: the peak of the matrix units, which `matmul_efficiency` scales.
 struct Machine {
   std::string name;
   double flops_per_second_f32 = 0;   // peak of fp32 matrix products as trained (no TF32)
@@ -25,17 +25,17 @@ struct Machine {
   int64_t inter_latency_ns = 0;
 };
 
-/// Reads a machine file (configs/machines/*.toml). Every key is needed: nothing is believed silently.
-/// Throws: ConfigError with the place, or naming the first key that is missing.
+/// Reads a machine file (configs/machines/*.toml). Every key is required; there are no defaults.
+/// Throws: ConfigError with the place, or with the first missing key.
 Machine load_machine(const std::string& path);
 
-/// This host shared by `ranks` ranks of `threads` threads (>= 1); 0 ranks: by as many as it has cores for. Cores of the
-/// affinity mask, their instructions and memory are read, rates are built in and conservative (machine.cpp has each
-/// with its reason), so that predictions err on the slow side.
+/// This host, shared by `ranks` ranks of `threads` threads (>= 1). 0 ranks: as many as its cores hold. Cores of the
+/// affinity mask, their instruction sets and the memory are detected. Rates are built in and conservative (machine.cpp
+/// gives each reason), so predictions err on the slow side.
 Machine this_host(int threads, int ranks = 0);
 
-/// What all ranks plan for when each believes one of `machines`, rank 0's first: rank 0's, with the least memory that
-/// any has, and nodes of so many ranks in a row that no such row crosses two of theirs. Pure.
+/// The machine that all ranks plan for, from one machine per rank (rank 0's first): rank 0's rates, the smallest
+/// memory, and the largest ranks_per_node whose groups of consecutive ranks cross no rank's node boundary. Pure.
 Machine common_machine(const std::vector<Machine>& machines);
 
 }  // namespace slipstream

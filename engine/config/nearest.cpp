@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Distances between names.
+// Edit distance between names.
 
 #include "engine/config/nearest.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is written from the table of fields: the resolved run file and the reference page.
+// Prints the resolved run file and the reference page from the table of fields.
 
 #include <algorithm>
 
@@ -15,22 +15,22 @@ std::string name_in_table(const std::string& key) { return key.substr(key.rfind(
 
 std::string_view table_sentence(std::string_view table) {
   static constexpr std::pair<std::string_view, std::string_view> kSentences[] = {
-      {"model", "What is trained."},
-      {"data", "What it is trained on."},
-      {"train", "How long and in which portions."},
+      {"model", "The model to train."},
+      {"data", "Training and validation data."},
+      {"train", "Length of the run, batch sizes, precision and logging."},
       {"optimizer",
-       "How weights move. The learning rate rises linearly from 0 over warmup_steps and falls along a cosine to "
+       "Update of the weights. The learning rate rises linearly from 0 over warmup_steps and falls along a cosine to "
        "min_learning_rate at decay_steps."},
-      {"parallel", "How ranks divide the work. The number of ranks comes from the launcher, never from the file."},
-      {"zero", "What data ranks share out instead of keeping copies."},
-      {"overlap", "How communication hides behind compute."},
-      {"pipeline", "How pipeline stages take turns."},
-      {"comm", "What travels between ranks, and how."},
-      {"comm.emulate", "A slower link than the real one, without using a core, to see overlap on one machine."},
-      {"device", "Where the mathematics runs."},
-      {"checkpoint", "What is kept on disk."},
+      {"parallel", "Division of the work among ranks. The launcher sets the number of ranks."},
+      {"zero", "ZeRO: state that data ranks divide among them instead of keeping copies."},
+      {"overlap", "Communication that runs while compute runs."},
+      {"pipeline", "Pipeline schedule and the layers of each stage."},
+      {"comm", "Communication between ranks."},
+      {"comm.emulate", "A slower link than the real one, to measure overlap on one machine. It uses no CPU core."},
+      {"device", "Devices, threads and GPU settings."},
+      {"checkpoint", "Weights on disk."},
       {"trace", "A timeline of some steps, one file per rank, for Perfetto."},
-      {"output", "Where results go."},
+      {"output", "Results of the run."},
   };
   for (const auto& [name, sentence] : kSentences) {
     if (name == table) return sentence;
@@ -89,10 +89,9 @@ std::string config_reference_markdown() {
       "Generated from `engine/config/fields.cpp`; a test compares this page with the program.\n\n" +
       wrapped(
           "A run file is TOML in UTF-8. Every key is optional. `--set table.key=value` on the command line overrides "
-          "the "
-          "file, and the file overrides the defaults here. Sizes are texts with a unit (B, kB, MB, GB, TB, KiB, MiB, "
-          "GiB, TiB), as are rates (bit/s to Tbit/s, B/s to TB/s) and times (ns, us, ms, s, min). Unknown keys, wrong "
-          "types and values out of range are refused with exit code 2.") +
+          "the file, and the file overrides these defaults. Sizes are strings with a unit (B, kB, MB, GB, TB, KiB, "
+          "MiB, GiB, TiB), as are rates (bit/s to Tbit/s, B/s to TB/s) and times (ns, us, ms, s, min). The program "
+          "refuses unknown keys, wrong types and values out of range with exit code 2.") +
       "\n";
   const RunConfig defaults;
   walk(
@@ -106,7 +105,7 @@ std::string config_reference_markdown() {
       });
   out +=
       "\n## Not supported yet\n\n"
-      "These keys exist, and values other than the ones named here are refused with exit code 2.\n\n"
+      "The program refuses other values of these keys with exit code 2.\n\n"
       "| Key | What to do |\n|---|---|\n";
   for (const SupportedRow& row : supported_rows()) out += fmt::format("| `{}` | {} |\n", row.key, row.remedy);
   return out;

@@ -14,12 +14,13 @@ using R = const RunConfig&;
 
 const std::vector<SupportedRow>& supported_rows() {
   static const std::vector<SupportedRow> rows = {
-      {"model.init", [](R c) { return c.model.init.empty(); }, "leave it out: weights start random"},
+      {"model.init", [](R c) { return c.model.init.empty(); }, "leave it out: initial weights are random"},
       {"data.tokenizer", [](R c) { return c.data.tokenizer == "bytes" || c.data.tokenizer == "chars"; },
-       "use \"bytes\" or \"chars\"; of any other tokenizer, train on token shards (docs/how-to/token-shards.md)"},
+       "use \"bytes\" or \"chars\"; with any other tokenizer, train on token shards (docs/how-to/token-shards.md)"},
       {"overlap.max_inflight_buckets",
        [](R c) { return c.overlap.max_inflight_buckets != 1 || c.zero.shard_size == 0; },
-       "use 0 or at least 2: with zero.shard_size one bucket is summed inside groups while another goes across them"},
+       "use 0 or at least 2: with zero.shard_size, one bucket is summed inside groups while another is summed across "
+       "groups"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
       {"checkpoint.interval", [](R c) { return c.checkpoint.interval == 0; },
        "use 0: the final weights are always saved"},

@@ -23,7 +23,7 @@ std::string read_text(const std::string& path, std::string_view wanted) {
   if (!std::filesystem::exists(status)) throw ConfigError("{} does not exist. Give the path of {}.", path, wanted);
   if (std::filesystem::is_directory(status))
     throw ConfigError("{} is a folder, not a file. Give the path of a file in it.", path);
-  // A pipe could wait for its writer for ever, and is empty for the second rank that reads it.
+  // Reading a pipe could block forever, and a second rank would find it empty.
   if (!std::filesystem::is_regular_file(status))
     throw ConfigError("{} is not a regular file. Give the path of a TOML file.", path);
   std::ifstream file(path, std::ios::binary);
@@ -84,7 +84,7 @@ void flatten(const toml::table& table, const std::string& prefix, const std::str
                      {prefix + quoted_key(name.str()), value_of(node), node.is_table(),
                       fmt::format("{}:{}:{}", path, at.line, at.column)}});
   }
-  // toml++ sorts by name; the first mistake of the file is the one to report.
+  // toml++ sorts by name, but the error must report the first mistake of the file.
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.at < b.at; });
   entries.reserve(first + items.size());
   for (Item& item : items) {
@@ -106,7 +106,7 @@ void flatten(const toml::table& table, const std::string& prefix, const std::str
   if (problem.find("cannot redefine") != std::string_view::npos) {
     drop("key-value pair: ");
     drop("table header: ");
-    throw ConfigError("{}:{}:{} says something twice: {}. Keep one of them.", path, at.line, at.column, problem);
+    throw ConfigError("{}:{}:{} repeats a definition: {}. Keep one of them.", path, at.line, at.column, problem);
   }
   throw ConfigError("{}:{}:{} is not TOML: {}.", path, at.line, at.column, problem.substr(0, 300));
 }

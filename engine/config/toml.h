@@ -22,11 +22,11 @@ struct TomlEntry {
 };
 
 /// Reads at most 1 MiB of UTF-8 TOML (with or without a byte order mark, any line ends).
-/// `wanted`: what whoever gives a wrong path should give instead, with an example.
-/// Throws: ConfigError with the place for everything that is not such a file, an empty one among it.
+/// `wanted`: the expected kind of file, with an example, for errors about a wrong path.
+/// Throws: ConfigError with the place for any other file, including an empty one.
 std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wanted);
 
-/// The value that `text` is in TOML; none if it is not one value. Pure.
+/// Parses `text` as one TOML value; none if it is not one. Pure.
 std::optional<ConfigValue> parse_toml_value(std::string_view text);
 
 /// Sets the field that `key` names. Pure but for `config`.
@@ -74,7 +74,7 @@ void set_fields(const std::vector<Field<Config>>& fields, Config& config, const 
           near.empty() ? ". docs/reference/config.md lists all tables." : ", did you mean [" + near + "]?");
     }
     if (!entry.is_table && is_table(entry.key))
-      throw ConfigError("{} {} is a table: write [{}] and its keys below.", entry.where, entry.key, entry.key);
+      throw ConfigError("{} {} is a table. Write [{}] and its keys below.", entry.where, entry.key, entry.key);
     if (!entry.is_table) set_field(fields, config, entry.where, entry.key, entry.value);
   }
 }

@@ -18,7 +18,7 @@
 namespace slipstream {
 namespace {
 
-/// Weights of the model in double, to refuse sizes whose products would not fit anywhere.
+/// Number of weights as a double, so that oversized products do not overflow.
 double parameter_count(const Model& model) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double kv_width = real(model.width) / real(model.heads) * real(model.kv_heads);
@@ -28,7 +28,7 @@ double parameter_count(const Model& model) {
   return real(model.layers) * (attention + ffn) + embedding;
 }
 
-/// "16 or 24": the multiples of `unit` around `value`, the positive ones.
+/// "16 or 24": the positive multiples of `unit` around `value`.
 std::string nearest_multiples(int64_t value, int64_t unit) {
   const int64_t below = value / unit * unit;
   return below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
@@ -43,18 +43,18 @@ void validate_model(const Model& model) {
                       model.heads, model.kv_heads);
   if (model.family == Family::gpt2 && model.kv_heads != model.heads)
     throw ConfigError(
-        "model.kv_heads = {} differs from model.heads = {}, but family gpt2 has a key and value head for "
-        "every head. Leave kv_heads out, or use family = \"llama\".",
+        "model.kv_heads = {} differs from model.heads = {}, but family gpt2 needs one key and value head per head. "
+        "Leave kv_heads out, or use family = \"llama\".",
         model.kv_heads, model.heads);
   if (model.family == Family::llama && model.head_dim() % 2 != 0)
     throw ConfigError(
-        "model.width / model.heads = {} / {} = {} is odd, but rotary positions turn pairs. "
-        "Use an even width of a head.",
+        "model.width / model.heads = {} / {} = {} is odd, but rotary positions need pairs of elements. Use an even "
+        "width per head.",
         model.width, model.heads, model.head_dim());
   if (const double count = parameter_count(model); count > 1e15)
     throw ConfigError(
-        "[model] has about {:.1e} parameters, more than the 1e15 that this program counts with. "
-        "Check layers, width, ffn_width and vocab_size.",
+        "[model] has about {:.1e} parameters, more than the limit of 1e15. Check layers, width, ffn_width and "
+        "vocab_size.",
         count);
 }
 
@@ -62,83 +62,82 @@ void validate_train(const RunConfig& config) {
   const Train& train = config.train;
   const Optimizer& optimizer = config.optimizer;
   if (train.sequence_length > config.model.context)
-    throw ConfigError("train.sequence_length = {} is longer than model.context = {}. Shorten it, or raise the context.",
-                      train.sequence_length, config.model.context);
+    throw ConfigError(
+        "train.sequence_length = {} is longer than model.context = {}. Reduce it, or raise model.context.",
+        train.sequence_length, config.model.context);
   if (const int64_t chunks = 2 * config.parallel.context;
       config.parallel.context > 1 && train.sequence_length % chunks != 0)
     throw ConfigError(
-        "train.sequence_length = {} is not a multiple of 2 x parallel.context = {}: every rank holds two chunks of a "
-        "sequence. Use {}{}.",
+        "train.sequence_length = {} is not a multiple of 2 x parallel.context = {} because every rank holds two chunks "
+        "of a sequence. Use {}{}.",
         train.sequence_length, chunks, nearest_multiples(train.sequence_length, chunks),
         train.sequence_length / chunks * chunks + chunks > config.model.context
-            ? fmt::format("; model.context = {} is the longest", config.model.context)
+            ? fmt::format("; at most model.context = {}", config.model.context)
             : "");
   if (train.global_batch_size % train.micro_batch_size != 0)
     throw ConfigError("train.global_batch_size = {} is not a multiple of train.micro_batch_size = {}. Use {}.",
                       train.global_batch_size, train.micro_batch_size,
                       nearest_multiples(train.global_batch_size, train.micro_batch_size));
   if (static_cast<double>(train.micro_batch_size) * static_cast<double>(train.sequence_length) > 1e12)
-    throw ConfigError("train.micro_batch_size x train.sequence_length = {} x {} is more than 1e12 tokens. Use less.",
-                      train.micro_batch_size, train.sequence_length);
+    throw ConfigError(
+        "train.micro_batch_size x train.sequence_length = {} x {} exceeds the limit of 1e12 tokens. Reduce one of "
+        "them.",
+        train.micro_batch_size, train.sequence_length);
   if (optimizer.min_learning_rate > optimizer.learning_rate)
     throw ConfigError("optimizer.min_learning_rate = {} is above optimizer.learning_rate = {}. Use a smaller one.",
                       optimizer.min_learning_rate, optimizer.learning_rate);
-  // A run cut short by `--set train.steps` may end inside its warm-up; a decay of its own may not end there.
+  // `--set train.steps` may end a run inside its warm-up; an explicit decay_steps may not.
   if (optimizer.decay_steps < optimizer.warmup_steps && optimizer.decay_steps != train.steps)
-    throw ConfigError(
-        "optimizer.decay_steps = {} ends before the warm-up does, at optimizer.warmup_steps = {}. "
-        "Use at least {}.",
-        optimizer.decay_steps, optimizer.warmup_steps, optimizer.warmup_steps);
+    throw ConfigError("optimizer.decay_steps = {} is smaller than optimizer.warmup_steps = {}. Use at least {}.",
+                      optimizer.decay_steps, optimizer.warmup_steps, optimizer.warmup_steps);
 }
 
-/// What ZeRO and the formats on the wire ask of each other.
+/// Rules between ZeRO and the formats on the wire.
 void validate_zero(const RunConfig& config) {
   const Zero& zero = config.zero;
   const GradReduce reduce_mode = config.overlap.grad_reduce;
   constexpr const char* kReduceModes[] = {"bucketed", "per_parameter", "flat", "naive"};
   if (zero.stage >= 2 && reduce_mode != GradReduce::bucketed)
     throw ConfigError(
-        "zero.stage = {} reduces a layer as one and at once, because its gradients pass through a slot that the next "
-        "layer needs: "
-        "overlap.grad_reduce = \"{}\" cannot. Use \"bucketed\", or stage 0 or 1.",
+        "zero.stage = {} does not support overlap.grad_reduce = \"{}\": it reduces a whole layer at once, because the "
+        "next layer needs the slot of its gradients. Use \"bucketed\", or stage 0 or 1.",
         zero.stage, kReduceModes[static_cast<size_t>(reduce_mode)]);
   if (zero.persistence_threshold_bytes > 0 && config.pipeline.virtual_stages > 1)
     throw ConfigError(
-        "zero.persistence_threshold = {} with pipeline.virtual_stages = {}: the parts of a stage would write the "
-        "gradients of small parameters in "
-        "turn. Use virtual_stages = 1, or leave it out.",
+        "zero.persistence_threshold = {} with pipeline.virtual_stages = {} is not supported: the parts of a stage "
+        "would "
+        "write the gradients of small parameters in turn. Use virtual_stages = 1, or leave persistence_threshold out.",
         format_bytes(zero.persistence_threshold_bytes), config.pipeline.virtual_stages);
   if (config.train.dtype == DType::bf16 && zero.gather_dtype == DTypeChoice::float32 && zero.stage > 0)
     throw ConfigError(
-        "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same "
-        "rounded weights. Use \"auto\".");
+        "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" sends twice the bytes for the same rounded "
+        "weights. Use \"auto\".");
   if (zero.stage == 0 && (zero.gather_dtype == DTypeChoice::int8 ||
                           (zero.gather_dtype == DTypeChoice::bfloat16) != (config.train.dtype == DType::bf16)))
     throw ConfigError(
-        "zero.gather_dtype = \"{}\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or "
-        "\"auto\".",
+        "zero.gather_dtype = \"{}\" has no effect with zero.stage = 0 because no parameters travel. Use stage 1, 2 or "
+        "3, or \"auto\".",
         zero.gather_dtype == DTypeChoice::int8       ? "int8"
         : zero.gather_dtype == DTypeChoice::bfloat16 ? "bfloat16"
                                                      : "float32");
   if (zero.stage == 3 && config.optimizer.double_buffer == Choice::yes)
     throw ConfigError(
-        "optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for "
-        "their readers. Use false, or "
-        "stage 0, 1 or 2.");
+        "optimizer.double_buffer = true with zero.stage = 3 has no benefit: layers pass through slots, so updates "
+        "never "
+        "wait for readers. Use false, or stage 0, 1 or 2.");
   const Comm& comm = config.comm;
   if (comm.quantize == Quantize::none && comm.error_feedback)
     throw ConfigError(
-        "comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed "
-        "back. Use \"int8\", or false.");
+        "comm.error_feedback = true has no effect with comm.quantize = \"none\" because uncompressed gradients have no "
+        "rounding error. Use \"int8\", or false.");
   if (comm.quantize == Quantize::int8 && comm.grad_dtype != DType::f32)
     throw ConfigError(
-        "comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = "
-        "\"{}\". Leave grad_dtype out, "
-        "or use quantize = \"none\".",
+        "comm.quantize = \"int8\" needs float32 gradients, got comm.grad_dtype = \"{}\". Leave grad_dtype out, or use "
+        "quantize = \"none\".",
         name_of(comm.grad_dtype));
 }
 
-/// What ranks that share layers ask of the model and of a micro-batch.
+/// Rules of tensor parallelism for the model and the micro-batch.
 void validate_tensor(const RunConfig& config) {
   const Model& model = config.model;
   const int64_t tensor = config.parallel.tensor;
@@ -146,8 +145,8 @@ void validate_tensor(const RunConfig& config) {
        {std::pair{"heads", model.heads}, {"kv_heads", model.kv_heads}, {"ffn_width", model.ffn_width}})
     if (value % tensor != 0)
       throw ConfigError(
-          "parallel.tensor = {} does not divide model.{} = {}: each rank computes whole heads and equal parts of the "
-          "hidden units. Use a divisor of {}, which divides heads, kv_heads and ffn_width.",
+          "parallel.tensor = {} does not divide model.{} = {}. Each rank computes whole heads and equal parts of the "
+          "hidden units. Use a divisor of {}, the greatest common divisor of heads, kv_heads and ffn_width.",
           tensor, name, value, std::gcd(std::gcd(model.heads, model.kv_heads), model.ffn_width));
   if (!config.parallel.sequence_parallel) return;
   const int64_t batch = config.train.micro_batch_size, tokens = config.train.sequence_length / config.parallel.context;
@@ -161,13 +160,12 @@ void validate_tensor(const RunConfig& config) {
 
 void validate_layout(const RunConfig& config) {
   if (config.parallel.data == 0)
-    throw ConfigError("parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
+    throw ConfigError("parallel.data = 0 leaves no rank to train. Use -1 (all remaining ranks) or at least 1.");
   if (config.zero.shard_size > 0 && config.zero.stage == 0)
     throw ConfigError("zero.shard_size = {} has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.",
                       config.zero.shard_size);
   if (config.zero.shard_size == 1)
-    throw ConfigError(
-        "zero.shard_size = 1 lets no ranks share anything. Use at least 2, 0 for all data ranks, or zero.stage = 0.");
+    throw ConfigError("zero.shard_size = 1 divides no state. Use at least 2, 0 for all data ranks, or zero.stage = 0.");
   if (const int64_t ranks = config.parallel.data * config.parallel.context;
       config.zero.shard_size > 0 && ranks > 0 && ranks % config.zero.shard_size != 0)
     throw ConfigError(
@@ -177,14 +175,14 @@ void validate_layout(const RunConfig& config) {
             : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
   if (config.overlap.align_grad_reduce && config.zero.stage >= 2)
     throw ConfigError(
-        "overlap.align_grad_reduce = true with zero.stage = {} cannot be: gradients of a layer leave their slot as "
-        "soon as they can, because the next layer needs it. Use false.",
+        "overlap.align_grad_reduce = true with zero.stage = {} is not supported: the next layer needs the slot of a "
+        "layer's gradients, so they cannot wait. Use false.",
         config.zero.stage);
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError(
-        "zero.prefetch_depth = {} is more than the {} layers that are ahead of the first of model.layers = {}. Use at "
-        "most {}, or zero.reshard_after_forward = false to keep every layer.",
+        "zero.prefetch_depth = {} exceeds the {} layers behind the first of model.layers = {}. Use at most {}, or "
+        "zero.reshard_after_forward = false to keep every layer.",
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
   if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != Schedule::interleaved_1f1b &&
@@ -195,19 +193,19 @@ void validate_layout(const RunConfig& config) {
         config.pipeline.virtual_stages);
   if (!config.pipeline.schedule_file.empty() && config.pipeline.schedule != Pipeline{}.schedule)
     throw ConfigError(
-        "pipeline.schedule = {} has no effect with pipeline.schedule_file = \"{}\", which is the schedule. Leave one "
-        "of them out.",
+        "pipeline.schedule = {} has no effect with pipeline.schedule_file = \"{}\", which defines the schedule. Leave "
+        "one of them out.",
         field_text(config, "pipeline.schedule"), config.pipeline.schedule_file);
   const int64_t stages = config.parallel.pipeline * config.pipeline.virtual_stages;
   if (stages > config.model.layers)
     throw ConfigError(
-        "parallel.pipeline x pipeline.virtual_stages = {} x {} = {} stages is more than model.layers = {}. "
-        "Use at most as many.",
+        "parallel.pipeline x pipeline.virtual_stages = {} x {} = {} stages exceeds model.layers = {}. Use at most one "
+        "stage per layer.",
         config.parallel.pipeline, config.pipeline.virtual_stages, stages, config.model.layers);
   if (config.pipeline.virtual_stages > 1 && layers.empty() && config.model.layers % stages != 0)
     throw ConfigError(
-        "model.layers = {} does not divide by parallel.pipeline x pipeline.virtual_stages = {} x {} = {} parts. Use {} "
-        "layers, other virtual_stages, or say in pipeline.layers how many each part has.",
+        "model.layers = {} is not a multiple of parallel.pipeline x pipeline.virtual_stages = {} x {} = {} parts. Use "
+        "{} layers, other virtual_stages, or list the layers of each part in pipeline.layers.",
         config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages, stages,
         nearest_multiples(config.model.layers, stages));
   if (layers.empty()) return;
@@ -219,25 +217,24 @@ void validate_layout(const RunConfig& config) {
   for (size_t part = 1; part + 1 < layers.size(); ++part)
     if (layers[part] == 0)
       throw ConfigError(
-          "pipeline.layers gives part {} of {} no layer. Only the first (with the embedding) and the last (with the "
-          "head) may have none.",
+          "pipeline.layers gives part {} of {} no layer. Only the first part (with the embedding) and the last (with "
+          "the head) may be empty.",
           part, layers.size());
   if (const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t{0}); sum != config.model.layers)
-    throw ConfigError("pipeline.layers adds up to {}, but model.layers = {}. Make them equal.", sum,
-                      config.model.layers);
+    throw ConfigError("pipeline.layers sums to {}, but model.layers = {}. Make them equal.", sum, config.model.layers);
 }
 
 void validate_trace(const RunConfig& config) {
   const std::vector<int64_t>& steps = config.trace.steps;
   if (steps.empty()) return;
   if (steps.size() != 2)
-    throw ConfigError("trace.steps has {} entries, it needs the first and the last step, such as [10, 12], or none.",
+    throw ConfigError("trace.steps has {} entries. Give the first and the last step, such as [10, 12], or none.",
                       steps.size());
   if (steps[0] > steps[1])
     throw ConfigError("trace.steps = [{}, {}] ends before it begins. Write [{}, {}].", steps[0], steps[1], steps[1],
                       steps[0]);
   if (steps[0] > config.train.steps)
-    throw ConfigError("trace.steps = [{}, {}] begins after the last step, train.steps = {}. Trace earlier, or set [].",
+    throw ConfigError("trace.steps = [{}, {}] begins after the last step, train.steps = {}. Use earlier steps, or [].",
                       steps[0], steps[1], config.train.steps);
 }
 
@@ -263,7 +260,7 @@ RunConfig resolve_defaults(RunConfig config) {
   if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
   if (config.zero.gather_dtype == DTypeChoice::automatic)
     config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
-  std::string& dir = config.output.dir;  // without the slashes behind it: an older run is moved to DIR.old-N beside it
+  std::string& dir = config.output.dir;  // without trailing slashes: an older run is renamed to DIR.old-N
   while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
   if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.output.dir + "/checkpoints";
   return config;
@@ -318,14 +315,13 @@ void validate(const RunConfig& written) {
   const std::string last = config.output.dir.substr(config.output.dir.find_last_of('/') + 1);
   if (last == "." || last == ".." || last.empty())
     throw ConfigError(
-        "output.dir = {} has no name of its own, which an older run in it would be moved by. Name a folder, such as "
-        "\"runs/first\".",
+        "output.dir = {} has no folder name, which renaming an older run needs. Name a folder, such as \"runs/first\".",
         field_text(config, "output.dir"));
 }
 
 namespace {
 
-/// What is said to a run file, which is valid, with this layout; empty: it is legal.
+/// The error of this layout with a valid run file; empty if the layout is legal.
 std::string refusal_of(RunConfig config, const Layout& layout, const LayoutLaw& law) {
   config.parallel.data = layout.data;
   config.parallel.tensor = layout.tensor;
@@ -341,14 +337,14 @@ std::string refusal_of(RunConfig config, const Layout& layout, const LayoutLaw& 
   }
 }
 
-/// "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 4 more": layouts that the run file allows,
-/// first those over the axes in use, of these those nearest to what was asked for. Where there is none, why the nearest
-/// is none.
+/// "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 4 more": layouts that the run file allows.
+/// Those over the requested axes come first, sorted by distance from the request. Without a legal layout, the reason
+/// against the nearest one.
 std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& law) {
   constexpr size_t kPrinted = 30;
   const Parallel& p = config.parallel;
   struct Candidate {
-    int more_axes = 0;  // that nobody asked for
+    int more_axes = 0;  // beyond the requested ones
     double distance = 0;
     std::string text, refusal;
     bool operator<(const Candidate& other) const {
@@ -379,14 +375,14 @@ std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& l
   const Candidate nearest = candidates.front();
   std::erase_if(candidates, [](const Candidate& candidate) { return !candidate.refusal.empty(); });
   if (candidates.empty())
-    return fmt::format("No layout of {} ranks suits the rest of the run file ({}, for instance: \"{}\"): change it",
+    return fmt::format("No layout of {} ranks fits the rest of the run file ({}, for instance: \"{}\"). Change it",
                        world, nearest.text, nearest.refusal);
   std::string list = fmt::format("Legal on {}, as data x tensor x pipeline x context: ", world);
   for (size_t i = 0; i < std::min(kPrinted, candidates.size()); ++i) list += (i == 0 ? "" : ", ") + candidates[i].text;
   return candidates.size() <= kPrinted ? list : list + fmt::format(" and {} more", candidates.size() - kPrinted);
 }
 
-/// ", or start 4 or 8 ranks": the numbers next to `world` for which the other axes are legal as they are.
+/// ", or start 4 or 8 ranks": the numbers nearest to `world` that keep the other axes legal.
 std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
   const int64_t others = p.tensor * p.pipeline * p.context, most = std::numeric_limits<int>::max() / others;
@@ -418,19 +414,20 @@ std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& la
 void require_settings_of_cpu(const RunConfig& config) {
   if (config.comm.deterministic == Choice::no)
     throw ConfigError(
-        "comm.deterministic = false has no effect on the CPU: sums are made in rank order there in any case. Use "
-        "\"auto\" or true, or GPUs.");
+        "comm.deterministic = false has no effect on the CPU because the CPU always sums in rank order. Use \"auto\" "
+        "or "
+        "true, or GPUs.");
 }
 
 Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
   const std::string axes = fmt::format("tensor {} x pipeline {} x context {}", p.tensor, p.pipeline, p.context);
-  // Each factor is at most 65536, so that the product fits; data is compared by division.
+  // Each factor is at most 65536, so the product fits; the data axis is compared by division.
   const int64_t others = p.tensor * p.pipeline * p.context;
   const bool divides = world % others == 0;
   const auto remedy = [&] { return legal_layouts(config, world, law) + legal_worlds(config, world, law); };
   if (p.data == -1 && !divides)
-    throw ConfigError("[parallel] {} = {} ranks do not divide the {} that were started. {}.", axes, others, world,
+    throw ConfigError("[parallel] {} = {} ranks do not divide the {} started ranks. {}.", axes, others, world,
                       remedy());
   if (p.data != -1 && (!divides || world / others != p.data))
     throw ConfigError("[parallel] data {} x {} = {:.0f} ranks, but {} were started. {}.", p.data, axes,
@@ -447,8 +444,8 @@ Batch resolve_batch(const RunConfig& config, int data_ranks) {
   const int64_t global = config.train.global_batch_size == 0 ? unit : config.train.global_batch_size;
   if (global % unit != 0) {
     throw ConfigError(
-        "train.global_batch_size = {} is not a multiple of train.micro_batch_size x data ranks = {} x {} = {}. "
-        "Use {} (0 means {}), or change the micro-batch or the ranks.",
+        "train.global_batch_size = {} is not a multiple of train.micro_batch_size x data ranks = {} x {} = {}. Use {} "
+        "(0 means {}), or change micro_batch_size or the ranks.",
         global, micro, data_ranks, unit, nearest_multiples(global, unit), unit);
   }
   return {.global_batch_size = global, .micro_batches = global / unit};

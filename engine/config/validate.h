@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What must hold between the keys of a run file, and between a run file and the ranks that were started.
+// Rules between the keys of a run file, and between a run file and the started ranks.
 
 #include <cstdint>
 #include <functional>
@@ -12,27 +12,26 @@
 
 namespace slipstream {
 
-/// Replaces every 0, "auto" and "" that the run file alone decides: kv_heads, ffn_width, tie_embeddings,
+/// Replaces every 0, "auto" and "" that depends on the run file alone: kv_heads, ffn_width, tie_embeddings,
 /// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
 RunConfig resolve_defaults(RunConfig config);
 
-/// What is computed with: settings of an axis of one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
-/// align_grad_reduce) and those of ZeRO's stage 3 in lower ones (prefetch_depth, reshard_after_forward,
-/// persistence_threshold) have no effect and are their defaults, so that a run file is taken apart by one
-/// parallel.pipeline = 1. Pure.
+/// The settings in effect. Settings of an axis of one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
+/// align_grad_reduce) and of ZeRO's stage 3 in lower stages (prefetch_depth, reshard_after_forward,
+/// persistence_threshold) return to their defaults, so that parallel.pipeline = 1 alone switches a pipeline off. Pure.
 RunConfig in_effect(RunConfig config);
 /// "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1", one sentence for each such setting. Pure.
 std::vector<std::string> without_effect(const RunConfig& config);
 
-/// Checks what is in effect of a resolved configuration. Pure. Throws: ConfigError with the numbers and what to do, for
-/// the first law broken.
+/// Checks the settings in effect of a resolved configuration. Pure.
+/// Throws: ConfigError for the first broken rule, with the numbers and what to do.
 void validate(const RunConfig& config);
 
-/// A key whose value this version cannot honour yet, although the key exists.
+/// A key of which this version supports only some values.
 struct SupportedRow {
   std::string_view key;
   bool (*supported)(const RunConfig&);
-  std::string_view remedy;  // what to write instead
+  std::string_view remedy;  // the supported values
 };
 const std::vector<SupportedRow>& supported_rows();
 
@@ -46,19 +45,19 @@ struct Layout {
   int pipeline = 1;
   int context = 1;
 };
-/// Throws: ConfigError if something is set that has no effect where host memory is computed in. Pure.
+/// Throws: ConfigError for a setting without effect on the CPU. Pure.
 void require_settings_of_cpu(const RunConfig& config);
 
 struct Batch {
   int64_t global_batch_size = 0;  // sequences of one step
   int64_t micro_batches = 0;      // that each data rank computes in one step
 };
-/// Laws that only others know, such as those of a schedule: throws ConfigError. `config` has its axes.
+/// Additional rules, such as those of a schedule: throws ConfigError. `config` has its axes.
 using LayoutLaw = std::function<void(const RunConfig& config, const Batch& batch)>;
 
 /// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure, if `law` is.
-/// Throws: ConfigError with all axes, both counts of ranks and the layouts that every law allows when they do not
-/// multiply to `world`.
+/// Throws: ConfigError with all axes, both counts of ranks and the legal layouts if the axes do not multiply to
+/// `world`.
 Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law = {});
 
 /// The batch over `data_ranks`, `train.global_batch_size` = 0 filled in. Pure.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From paths to splits.
+// Opens the paths of a run's data as splits.
 
 #include "engine/data/dataset.h"
 
@@ -15,7 +15,7 @@ namespace slipstream::data {
 
 namespace {
 
-/// `cut`: data.validation_fraction of the file is the other split.
+/// `cut`: data.validation_fraction of the file belongs to the other split.
 void check_length(const TokenSource& split, const char* name, const std::string& path, int64_t sequence_length,
                   bool cut) {
   if (split.count() >= sequence_length + 1) return;
@@ -29,8 +29,8 @@ void check_length(const TokenSource& split, const char* name, const std::string&
 void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted) {
   if (wanted.empty() || wanted == shards.name() || !shards.knows_text()) return;
   throw DataError(
-      "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = "
-      "\"{}\", or make the shard again with tokenize.",
+      "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = \"{}\", "
+      "or write the shard again with slipstream tokenize.",
       files::shown(path), shards.name(), files::shown(wanted), shards.name());
 }
 
@@ -46,7 +46,7 @@ std::shared_ptr<const TokenSource> tokens_of(const std::shared_ptr<const Tokeniz
 Dataset hold_out(const std::shared_ptr<const TokenSource>& all, std::shared_ptr<const Tokenizer> tokenizer,
                  double fraction) {
   SLIP_ASSERT(fraction >= 0 && fraction < 1);
-  // The nudge: 30 x (1 - 0.9) is 3, but a few units in the last place less in floating point.
+  // Rounding correction: 30 x (1 - 0.9) is 3, but slightly less in floating point.
   const auto kept =
       static_cast<int64_t>(std::floor(static_cast<double>(all->count()) * (1 - fraction) * (1 + 0x1p-50)));
   Dataset dataset{.train = slice(all, 0, kept), .validation = nullptr, .tokenizer = std::move(tokenizer)};
@@ -58,7 +58,7 @@ Dataset hold_out(const std::shared_ptr<const TokenSource>& all, std::shared_ptr<
 
 Dataset open_dataset(const DatasetOptions& options) {
   if (options.train.empty())
-    throw DataError("[data] data.train is empty: nothing to train on. Name a text file or token shards.");
+    throw DataError("[data] data.train is empty. Give the path of a text file or of token shards.");
   const bool one_file = options.validation.empty();
   const bool train_is_shards = names_shards(options.train);
   const bool validation_is_shards = !one_file && names_shards(options.validation);
@@ -89,8 +89,8 @@ Dataset open_dataset(const DatasetOptions& options) {
        train_shards.tokenizer->vocab_size() != validation_shards.tokenizer->vocab_size() ||
        train_shards.tokenizer->vocabulary() != validation_shards.tokenizer->vocabulary()))
     throw DataError(
-        "[data] the shards {} and {} were made with different vocabularies ({} and {} ids). Make the second with "
-        "the vocabulary of the first.",
+        "[data] the shards {} and {} have different vocabularies ({} and {} ids). Write the second shard with the "
+        "vocabulary of the first.",
         files::shown(options.train), files::shown(options.validation), train_shards.tokenizer->vocab_size(),
         validation_shards.tokenizer->vocab_size());
   if (!dataset.tokenizer) {

@@ -15,8 +15,8 @@ struct DatasetOptions {
   std::string train;                 // a text, NAME.bin, or a pattern of shards
   std::string validation;            // the same; empty: the last part of train is held out
   double validation_fraction = 0.1;  // of train, in [0, 1); 0 without `validation` means no validation split
-  std::string tokenizer;  // "bytes", "chars", or empty: what the shards say, "bytes" for a text; shards of a tokenizer
-                          // that is elsewhere go with any
+  std::string tokenizer;  // "bytes", "chars", or empty: the shards' tokenizer, "bytes" for a text; shards of an
+                          // external tokenizer accept any value
   int64_t sequence_length = 1;
   ShardCheck check = ShardCheck::whole;
 };
@@ -25,15 +25,14 @@ struct Dataset {
   std::shared_ptr<const TokenSource> train;
   std::shared_ptr<const TokenSource> validation;  // null if there is none
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::string hash;  // of the files, in the order train, validation: ranks that have the same see the same ids
-  int64_t resident_bytes = 0;  // of texts, which this process keeps in memory; shards stay on disk
+  std::string hash;            // of the files, in the order train, validation: ranks with equal hashes read equal ids
+  int64_t resident_bytes = 0;  // of texts, kept in memory; shards stay on disk
 };
 
-/// Blocks. Opens, checks and splits. A text is kept in memory, its ids are made when they are read. Without
-/// `validation` the first floor(N (1 - validation_fraction)) of N tokens are for training, the rest is held out. With
-/// chars and two texts the vocabulary has the characters of both. Throws: DataError (missing or damaged files, text and
-/// shards of different tokenizers, a split shorter than sequence_length + 1 tokens); ConfigError (an unknown
-/// tokenizer).
+/// Blocks. Opens, checks and splits. A text stays in memory and is encoded when it is read. Without `validation` the
+/// first floor(N (1 - validation_fraction)) of N tokens are for training, the rest for validation. With chars and two
+/// texts the vocabulary has the characters of both. Throws: DataError (missing or damaged files, text and shards of
+/// different tokenizers, a split shorter than sequence_length + 1 tokens); ConfigError (an unknown tokenizer).
 Dataset open_dataset(const DatasetOptions& options);
 
 }  // namespace slipstream::data

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that includes xxhash.
+// Hashes with xxhash; only this file includes it.
 
 #include "engine/data/hash.h"
 

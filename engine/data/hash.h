@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// XXH3-128 over bytes: a check against accidents (a cut copy, a flipped bit), not against an adversary.
-// Source: xxHash 0.8, github.com/Cyan4973/xxHash; seed 0, printed as `xxhsum -H2` prints it.
+// XXH3-128 over bytes. It detects accidents (a truncated copy, a flipped bit), not attacks.
+// Source: xxHash 0.8, github.com/Cyan4973/xxHash; seed 0, printed like `xxhsum -H2`.
 
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,7 @@ namespace slipstream::data {
 /// 32 lowercase hexadecimal digits, most significant first. Pure.
 std::string xxh3_128_hex(const void* bytes, int64_t size_bytes);
 
-/// The same over bytes that arrive in pieces, however they are cut.
+/// The same hash over bytes in pieces of any size.
 class Xxh3 {
  public:
   Xxh3();
@@ -21,7 +21,7 @@ class Xxh3 {
   ~Xxh3();
 
   void update(const void* bytes, int64_t size_bytes);
-  /// The hash of everything given so far; update() may follow. Pure.
+  /// The hash of all bytes so far. update() may follow. Pure.
   std::string hex() const;
 
  private:

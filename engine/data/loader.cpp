@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of host batches between one filling thread and one caller.
+// A ring of host batches between one filling thread and one reader.
 
 #include "engine/data/loader.h"
 
@@ -82,15 +82,15 @@ struct Loader::State {
 
   std::mutex mutex;
   std::condition_variable changed;
-  int64_t filled = 0;  // batches that the thread has finished
-  int64_t taken = 0;   // batches that next() has returned
+  int64_t filled = 0;  // batches that the thread filled
+  int64_t taken = 0;   // batches that next() returned
   bool stop = false;
   std::exception_ptr error;  // of batch number `filled`
   std::thread thread;
 
   int64_t count() const { return std::max<int64_t>(0, options.last - options.first + 1); }
   Batch& slot(int64_t number) { return ring[static_cast<size_t>(number % options.buffers)]; }
-  /// Batch `filled` needs the slot of batch filled - buffers, which the caller must have given back.
+  /// Batch `filled` reuses the slot of batch filled - buffers, which the caller must have released.
   bool may_fill() const { return filled - options.buffers < taken - options.held; }
   void run();
 };
@@ -143,7 +143,7 @@ const Batch& Loader::next() {
   std::unique_lock lock(state.mutex);
   SLIP_ASSERT(state.taken < state.count());
   const int64_t number = state.taken++;
-  // Taking gives the batch `held` calls back to the thread, which may be waiting for it.
+  // Taking a batch releases the one returned `held` calls earlier, for which the thread may wait.
   state.changed.notify_all();
   state.changed.wait(lock, [&] { return state.filled > number || state.error; });
   if (state.filled > number) return state.slot(number);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A thread that fills the next batches on the host while the caller uses the present one.
+// Fills the next batches on a host thread while the caller uses the current one.
 
 #include <cstdint>
 #include <functional>
@@ -18,11 +18,11 @@ struct BatchShape {
   int64_t sequence_length = 1;  // T
 };
 
-/// What one rank needs for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text.
-/// Of a context-parallel rank T are its two chunks of a sequence (ContextChunks).
+/// One rank's data for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text. On a
+/// context-parallel rank, T covers its two chunks of a sequence (ContextChunks).
 struct Batch {
   BatchShape shape;
-  int64_t index = 0;                // of the filler: the step, or the round of an evaluation
+  int64_t index = 0;                // the step, or the round of an evaluation
   std::vector<int32_t> inputs;      // [M][B][T]
   std::vector<int32_t> targets;     // [M][B][T]
   std::vector<int64_t> valid_rows;  // [M]; rows from here on have no weight (evaluation only)
@@ -51,16 +51,16 @@ BatchFiller evaluation_filler(std::shared_ptr<const TokenSource> source, const E
 struct LoaderOptions {
   BatchShape shape;
   int64_t first = 1;  // the first index
-  int64_t last = 0;   // the last one; less than `first`: none
+  int64_t last = 0;   // the last index; less than `first`: no batch
   int buffers = 2;    // batches in memory
-  int held = 1;       // how many of the newest batches stay valid; buffers > held. A caller whose copies run behind it
-                      // by one step asks for buffers = 3, held = 2.
+  int held = 1;       // newest batches that stay valid; buffers > held. A caller whose copies lag by one step
+                      // uses buffers = 3, held = 2.
 };
 
 /// Owns its thread and its buffers.
 class Loader {
  public:
-  /// Starts filling at once.
+  /// Starts filling immediately.
   Loader(BatchFiller filler, const LoaderOptions& options);
   /// Blocks until the fill in progress has ended. Never throws.
   ~Loader();
@@ -68,7 +68,7 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   /// Blocks. The batch of the next index; stays valid for `held` calls of next().
-  /// Throws: what the filler threw for this index, now and at every later call; InternalError behind `last`.
+  /// Throws: the filler's error for this index, now and at every later call; InternalError behind `last`.
   const Batch& next();
 
  private:

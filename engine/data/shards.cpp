@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token sequences: slices and shards.
+// Slices of token sequences, and reading and writing of shards.
 
 #include "engine/data/shards.h"
 
@@ -54,12 +54,13 @@ class Shard final : public TokenSource {
     const int64_t size_bytes = file_.size_bytes();
     if (size_bytes == 0 || info.count == 0)
       throw DataError(
-          "[data] the shard {} is empty ({} bytes; its sidecar says {} tokens). Make it again with tokenize.",
+          "[data] the shard {} is empty ({} bytes; its sidecar records {} tokens). Write it again with slipstream "
+          "tokenize.",
           files::shown(path), size_bytes, info.count);
     if (size_bytes % width_bytes_ != 0 || static_cast<uint64_t>(count_) != info.count)
       throw DataError(
-          "[data] the shard {} has {} bytes, need {} tokens of {} bytes as its sidecar says. It was cut or "
-          "replaced; make it again with tokenize.",
+          "[data] the shard {} has {} bytes, but its sidecar records {} tokens of {} bytes. It was truncated or "
+          "replaced. Write it again with slipstream tokenize.",
           files::shown(path), size_bytes, info.count, width_bytes_);
   }
 
@@ -73,8 +74,8 @@ class Shard final : public TokenSource {
       for (int64_t i = 0; i < size; ++i) check_id(static_cast<uint32_t>(out[static_cast<size_t>(i)]), begin + i);
       return;
     }
-    // The narrow ids land in the upper half of `out` and are widened upwards, so no second buffer is needed: the write
-    // at element i covers bytes 4i .. 4i+3, the read of element i is at 2 size + 2i, never behind it.
+    // The narrow ids land in the upper half of `out` and are widened upwards, without a second buffer: the write of
+    // element i covers bytes 4i .. 4i+3, and its read at 2 size + 2i never lies behind it.
     char* const bytes = reinterpret_cast<char*>(out.data());
     file_.read(begin * 2, bytes + 2 * size, 2 * size);
     for (int64_t i = 0; i < size; ++i) {
@@ -103,8 +104,8 @@ class Shard final : public TokenSource {
     }
     if (seen.hex() != hash)
       throw DataError(
-          "[data] the shard {} has the hash {}, need {} as its sidecar says. It was changed after it was made; "
-          "make it again with tokenize.",
+          "[data] the shard {} has the hash {}, but its sidecar records {}. It was changed after it was written. Write "
+          "it again with slipstream tokenize.",
           files::shown(file_.path()), seen.hex(), hash);
   }
 
@@ -112,8 +113,8 @@ class Shard final : public TokenSource {
   void check_id(uint32_t id, int64_t index) const {
     if (id >= static_cast<uint64_t>(vocab_size_)) [[unlikely]]
       throw DataError(
-          "[data] the shard {} has the id {} at token {} (byte {}), need less than vocab_size = {}. It was made "
-          "with another tokenizer or is damaged; make it again with tokenize.",
+          "[data] the shard {} has the id {} at token {} (byte {}), need less than vocab_size = {}. It belongs to "
+          "another tokenizer or is damaged. Write it again with slipstream tokenize.",
           files::shown(file_.path()), id, index, index * width_bytes_, vocab_size_);
   }
 
@@ -155,7 +156,7 @@ std::vector<std::string> matches(const std::string& pattern) {
   if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
   if (paths.empty())
-    throw DataError("[data] no file matches {}. Check the pattern, or make shards with tokenize.",
+    throw DataError("[data] no file matches {}. Check the pattern, or write shards with slipstream tokenize.",
                     files::shown(pattern));
   return paths;
 }
@@ -164,7 +165,7 @@ TokenShardInfo read_info(const std::string& path) {
   const std::string sidecar = path.substr(0, path.size() - 4) + ".json";
   if (std::error_code error; !std::filesystem::exists(sidecar, error) && !error)
     throw DataError(
-        "[data] the shard {} has no sidecar {}, which says what its ids are (docs/how-to/token-shards.md). Put it "
+        "[data] the shard {} has no sidecar {}, which describes its ids (docs/how-to/token-shards.md). Put the sidecar "
         "beside the shard.",
         files::shown(path), files::shown(sidecar));
   const std::string text = files::read_file(sidecar, files::Owner::data, kSidecarBytesMax);
@@ -190,7 +191,7 @@ Shards open_shards(const std::string& path, ShardCheck check) {
     if (!names_shards(one))
       throw DataError("[data] {} is not a shard: its name does not end in .bin.", files::shown(one));
     const files::InputFile exists(one,
-                                  files::Owner::data);  // so that a missing shard is not reported as a missing sidecar
+                                  files::Owner::data);  // reports a missing shard before a missing sidecar
     const TokenShardInfo info = read_info(one);
     const std::string sidecar = write_token_shard_info(info);
     said.update(sidecar.data(), std::ssize(sidecar));
@@ -202,8 +203,8 @@ Shards open_shards(const std::string& path, ShardCheck check) {
     } else if (info.tokenizer != first.tokenizer || info.vocabulary != first.vocabulary ||
                info.vocab_size != first.vocab_size) {
       throw DataError(
-          "[data] the shards {} ({}, {} ids) and {} ({}, {} ids) were made with different tokenizers. Make both "
-          "with the same one.",
+          "[data] the shards {} ({}, {} ids) and {} ({}, {} ids) come from different tokenizers. Write both with the "
+          "same one.",
           files::shown(first_path), first.tokenizer, first.vocab_size, files::shown(one), info.tokenizer,
           info.vocab_size);
     }
@@ -256,7 +257,7 @@ void ShardWriter::append(std::span<const int32_t> ids) {
 
 std::string ShardWriter::finish() {
   if (state_->count == 0)
-    throw DataError("[data] the shard {} would be empty, need at least 1 token. Name a text that has some.",
+    throw DataError("[data] the shard {} would be empty, need at least 1 token. Use a text that is not empty.",
                     files::shown(state_->name));
   const TokenShardInfo info{.dtype = state_->tokenizer->vocab_size() <= kNarrowVocabMax ? "uint16" : "uint32",
                             .vocab_size = state_->tokenizer->vocab_size(),

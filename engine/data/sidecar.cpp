@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON text to structs and back.
+// Converts the JSON text of sidecars to structs and back.
 
 #include "engine/data/sidecar.h"
 
@@ -18,7 +18,7 @@ void add_vocabulary(Json& object, const std::vector<std::string>& vocabulary) {
 int64_t vocab_size_of(const Fields& fields) {
   const uint64_t vocab_size = fields.natural("vocab_size");
   if (vocab_size < 1 || vocab_size > std::numeric_limits<int32_t>::max())
-    fields.fail(fmt::format("says vocab_size = {}, need 1 to {}", vocab_size, std::numeric_limits<int32_t>::max()));
+    fields.fail(fmt::format("has vocab_size = {}, need 1 to {}", vocab_size, std::numeric_limits<int32_t>::max()));
   return static_cast<int64_t>(vocab_size);
 }
 
@@ -47,9 +47,9 @@ TokenShardInfo parse_token_shard_info(const Document& document) {
                       .vocabulary = {}};
   if (fields.has("vocabulary")) info.vocabulary = fields.strings("vocabulary");
   if (info.dtype != "uint16" && info.dtype != "uint32")
-    fields.fail(fmt::format("says dtype = {}, need \"uint16\" or \"uint32\"", files::shown(info.dtype)));
+    fields.fail(fmt::format("has dtype = {}, need \"uint16\" or \"uint32\"", files::shown(info.dtype)));
   if (info.hash.size() != 32 || info.hash.find_first_not_of("0123456789abcdef") != std::string::npos)
-    fields.fail(fmt::format("says hash = {}, need 32 lowercase hexadecimal digits", files::shown(info.hash)));
+    fields.fail(fmt::format("has hash = {}, need 32 lowercase hexadecimal digits", files::shown(info.hash)));
   return info;
 }
 

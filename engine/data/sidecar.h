@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The small JSON documents beside data, as plain structs: sidecars of token shards, vocabularies. Strict: duplicate
-// keys, unknown keys and wrong types are refused.
+// The small JSON documents beside data as plain structs: sidecars of token shards, vocabularies. The readers refuse
+// duplicate keys, unknown keys and wrong types.
 
 #include <cstdint>
 #include <string>
@@ -17,17 +17,17 @@ struct TokenShardInfo {
   int64_t vocab_size = 0;               // 1 to 2^31 - 1
   uint64_t count = 0;                   // tokens
   std::string hash;                     // XXH3-128 of the bytes of NAME.bin, 32 hexadecimal digits
-  std::string tokenizer;                // "bytes", "chars", or the name of one that is elsewhere
+  std::string tokenizer;                // "bytes", "chars", or the name of an external tokenizer
   std::vector<std::string> vocabulary;  // the text of every id, for chars; else empty
 
   bool operator==(const TokenShardInfo&) const = default;
 };
 
 std::string write_token_shard_info(const TokenShardInfo& info);
-/// Checks form, types and ranges; what the shard's bytes say is checked by their reader. Throws: the owner's error.
+/// Checks form, types and ranges. The reader of the shard checks its bytes. Throws: the owner's error.
 TokenShardInfo parse_token_shard_info(const Document& document);
 
-/// A tokenizer's sidecar: its name, its number of ids (0: not said) and, for chars, the text of every id.
+/// A tokenizer's sidecar: its name, its number of ids (0: unknown) and, for chars, the text of every id.
 struct VocabularyInfo {
   std::string tokenizer;
   int64_t vocab_size = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a text file whole, and encodes it where it is asked for.
+// Reads a whole text file and encodes the requested parts.
 
 #include "engine/data/text.h"
 
@@ -13,7 +13,7 @@ namespace slipstream::data {
 
 namespace {
 
-/// Ids between two places whose byte is known: what a read encodes too much, at most, in front of what it is for.
+/// Ids between two positions with a known byte offset: the most ids that a read encodes in excess, before its first id.
 constexpr int64_t kMarkIds = 1024;
 
 class TextTokens final : public TokenSource {
@@ -52,14 +52,14 @@ class TextTokens final : public TokenSource {
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::string text_;
   int64_t count_ = 0;
-  std::vector<int64_t> marks_;  // bytes in front of every kMarkIds-th id, and of the end
+  std::vector<int64_t> marks_;  // byte offset of every kMarkIds-th id, and of the end
 };
 
 }  // namespace
 
 std::string read_text(const std::string& path) {
   std::string text = files::read_file(path, files::Owner::data, std::numeric_limits<int64_t>::max());
-  if (text.empty()) throw DataError("[data] {} is empty, need text. Name a file that has some.", files::shown(path));
+  if (text.empty()) throw DataError("[data] {} is empty, need text. Use a file that is not empty.", files::shown(path));
   return text;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text files, and their ids.
+// Text files and their token ids.
 
 #include <memory>
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace slipstream::data {
 
-/// Blocks. The bytes of the text file `path`; whether they are UTF-8 is the tokenizer's question.
+/// Blocks. The bytes of the text file `path`. The tokenizer checks UTF-8.
 /// Throws: DataError if it is missing, a folder, not a regular file, not readable, or empty.
 std::string read_text(const std::string& path);
 
-/// Blocks: one pass over `text`, which checks and counts. Its ids are made when they are read, so that the text alone
-/// is kept, and a thread of the loader tokenises the windows of the next step. Throws: DataError as Tokenizer::encode.
+/// Blocks: one pass over `text` checks it and counts its ids. Only the text stays in memory. Ids are encoded when they
+/// are read, for the next step on the loader's thread. Throws: DataError as Tokenizer::encode.
 std::shared_ptr<const TokenSource> tokens_of_text(std::shared_ptr<const Tokenizer> tokenizer, std::string text);
 
 }  // namespace slipstream::data

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a text, encodes it, writes its shards.
+// Reads a text, encodes it and writes its shards.
 
 #include "engine/data/tokenize.h"
 
@@ -40,7 +40,7 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
       std::error_code error;
       if (std::filesystem::equivalent(options.text, name_of(shard) + end, error))
         throw ConfigError(
-            "[data] {} would be overwritten: it is the text, and {} is written. Give the shards another name.",
+            "[data] {} would be overwritten: it is the text, and the command writes {}. Give the shards another name.",
             files::shown(options.text), files::shown(name_of(shard) + end));
     }
   for (size_t begin = 0; begin < ids.size(); begin += per_shard) {

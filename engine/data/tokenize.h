@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A text to token shards on disk.
+// Writes the token shards of a text.
 
 #include <cstdint>
 #include <string>
@@ -29,7 +29,7 @@ struct TokenizeSummary {
   std::vector<Shard> shards;
 };
 
-/// Blocks. Shards appear whole or not at all.
+/// Blocks. Every shard appears complete or not at all.
 /// Throws: DataError (the text), ConfigError (the tokenizer; a shard that would replace the text), ResourceError (the
 /// folder).
 TokenizeSummary tokenize(const TokenizeOptions& options);

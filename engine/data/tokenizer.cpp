@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two tokenizers that need no vocabulary file, and the one that is a name.
+// The tokenizers bytes and chars, and external tokenizers, which are known by name only.
 
 #include "engine/data/tokenizer.h"
 
@@ -14,13 +14,12 @@ namespace slipstream::data {
 
 namespace {
 
-constexpr int64_t kSidecarBytesMax = 64 << 20;  // every code point there is takes 16 MB as JSON
+constexpr int64_t kSidecarBytesMax = 64 << 20;  // all Unicode code points take 16 MB as JSON
 constexpr uint32_t kCodePoints = 0x110000;
 
 [[noreturn]] void not_in_vocabulary(int32_t id, size_t index, int32_t vocab_size) {
-  throw DataError(
-      "[data] id {} at index {} is not in the vocabulary, need 0 to {}. Use the tokenizer that made the ids.", id,
-      index, vocab_size - 1);
+  throw DataError("[data] id {} at index {} is not in the vocabulary, need 0 to {}. Use the tokenizer of the ids.", id,
+                  index, vocab_size - 1);
 }
 
 /// The code point at byte `at`; `text` comes from a user.
@@ -74,8 +73,8 @@ class CharsTokenizer final : public Tokenizer {
       const int32_t id = point.value < id_of_.size() ? id_of_[point.value] : -1;
       if (id < 0)
         throw DataError(
-            "[data] the character {} (U+{:04X}) at byte {} is not among the {} characters of the vocabulary. "
-            "Take it out of the text, or make the vocabulary from a text that has it.",
+            "[data] the character {} (U+{:04X}) at byte {} is not among the {} characters of the vocabulary. Remove it "
+            "from the text, or build the vocabulary from a text that contains it.",
             files::shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at, code_points_.size());
       ids.push_back(id);
       if (ids.size() == kPieceIds) {
@@ -103,10 +102,10 @@ class CharsTokenizer final : public Tokenizer {
 
  private:
   std::vector<uint32_t> code_points_;
-  std::vector<int32_t> id_of_;  // by code point, -1 if it has no id
+  std::vector<int32_t> id_of_;  // by code point; -1: no id
 };
 
-/// Of a library outside: its ids can be trained on.
+/// An external tokenizer, whose ids can be trained on.
 class NamedTokenizer final : public Tokenizer {
  public:
   NamedTokenizer(std::string_view name, int64_t vocab_size)
@@ -116,13 +115,14 @@ class NamedTokenizer final : public Tokenizer {
   bool knows_text() const override { return false; }
   void encode_pieces(std::string_view, const std::function<void(std::span<const int32_t>)>&) const override {
     throw DataError(
-        "[data] the tokenizer {} is known by name only and cannot encode a text. Encode it where that tokenizer is, "
-        "into token shards.",
+        "[data] the tokenizer {} is known by name only and cannot encode text. Write token shards with a program that "
+        "has this tokenizer.",
         files::shown(name_));
   }
   std::string decode(std::span<const int32_t>) const override {
     throw DataError(
-        "[data] the tokenizer {} is known by name only and cannot decode ids. Decode them where that tokenizer is.",
+        "[data] the tokenizer {} is known by name only and cannot decode ids. Decode them with a program that has this "
+        "tokenizer.",
         files::shown(name_));
   }
   std::vector<std::string> vocabulary() const override { return {}; }
@@ -160,12 +160,14 @@ std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span
     std::vector<uint32_t> code_points = sorted_code_points(texts);
     if (code_points.empty())
       throw DataError(
-          "[data] data.tokenizer = \"chars\" needs a text with at least 1 character, got none. Name a text.");
+          "[data] data.tokenizer = \"chars\" needs a text with at least 1 character, got none. Give the path of a "
+          "text.");
     return std::make_shared<CharsTokenizer>(std::move(code_points));
   }
   if (name.ends_with(".json"))
     throw ConfigError(
-        "[config] data.tokenizer = {}: a tokenizer.json is not yet supported. Use \"bytes\" or \"chars\".",
+        "[config] data.tokenizer = {} is not yet supported: a tokenizer.json cannot be read. Use \"bytes\" or "
+        "\"chars\".",
         files::shown(name));
   throw ConfigError("[config] data.tokenizer = {} is unknown. Use \"bytes\" or \"chars\".", files::shown(name));
 }
@@ -181,17 +183,17 @@ std::shared_ptr<const Tokenizer> restore_chars(std::span<const std::string> voca
   for (const std::string& entry : vocabulary) {
     const CodePoint point = entry.empty() ? CodePoint{} : next_code_point(entry, 0);
     if (point.size_bytes == 0 || static_cast<size_t>(point.size_bytes) != entry.size())
-      throw DataError("[data] {} gives id {} the text {}, need one character. Make the file again.", where,
+      throw DataError("[data] {} maps id {} to the text {}, need one character. Write the file again.", where,
                       code_points.size(), files::shown(entry));
     if (!code_points.empty() && point.value <= code_points.back())
       throw DataError(
-          "[data] {} gives id {} the character {}, which is not behind that of id {}: they must be sorted and "
-          "distinct. Make the file again.",
+          "[data] {} maps id {} to the character {}, which does not follow that of id {}. Characters must be sorted "
+          "and distinct. Write the file again.",
           where, code_points.size(), files::shown(entry), code_points.size() - 1);
     code_points.push_back(point.value);
   }
   if (code_points.empty())
-    throw DataError("[data] {} lists no characters for the tokenizer \"chars\", need at least 1. Make the file again.",
+    throw DataError("[data] {} lists no characters for the tokenizer \"chars\", need at least 1. Write the file again.",
                     where);
   return std::make_shared<CharsTokenizer>(std::move(code_points));
 }
@@ -201,7 +203,7 @@ std::shared_ptr<const Tokenizer> restore_chars(std::span<const std::string> voca
 std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary,
                                                    int64_t vocab_size, std::string_view where) {
   if (name != "chars" && !vocabulary.empty())
-    throw DataError("[data] {} lists {} entries for the tokenizer {}, need none. Make the file again.", where,
+    throw DataError("[data] {} lists {} entries for the tokenizer {}, need none. Write the file again.", where,
                     vocabulary.size(), files::shown(name));
   std::shared_ptr<const Tokenizer> tokenizer;
   if (name == "bytes")
@@ -213,10 +215,10 @@ std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::s
   else
     throw DataError(
         "[data] {} names the tokenizer {} without vocab_size, need \"bytes\", \"chars\" or the name and vocab_size of "
-        "another. Make the file again.",
+        "another tokenizer. Write the file again.",
         where, files::shown(name));
   if (vocab_size != 0 && vocab_size != tokenizer->vocab_size())
-    throw DataError("[data] {} says vocab_size = {}, but its tokenizer {} has {}. Make the file again.", where,
+    throw DataError("[data] {} has vocab_size = {}, but its tokenizer {} has {}. Write the file again.", where,
                     vocab_size, name, tokenizer->vocab_size());
   return tokenizer;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Text to token ids and back: bytes (256 ids) and chars (the sorted distinct code points of a text). Any other
-// tokenizer is a name and a number of ids: shards that it made can be trained on, text stays outside.
+// tokenizer is external: a name and a number of ids. Its shards can be trained on; it cannot encode text here.
 
 #include <cstdint>
 #include <functional>
@@ -19,17 +19,17 @@ class Tokenizer {
   static constexpr size_t kPieceIds = size_t{1} << 16;
 
   virtual ~Tokenizer() = default;
-  /// "bytes" or "chars": the word of `data.tokenizer`. Else what a sidecar calls it. Pure.
+  /// "bytes" or "chars" as in `data.tokenizer`, else the name in a sidecar. Pure.
   virtual std::string name() const = 0;
   /// Ids are 0 .. vocab_size() - 1. Pure.
   virtual int32_t vocab_size() const = 0;
-  /// Can it encode and decode? Not where only its name and its number of ids are known. Pure.
+  /// True if it can encode and decode; false for an external tokenizer. Pure.
   virtual bool knows_text() const { return true; }
-  /// decode(encode(text)) == text, and text cut between two ids has the same ids: a window is encoded alone. Pure.
-  /// Throws: DataError with the byte offset if `text` has what the vocabulary lacks, or is not UTF-8 (chars), or
-  /// without knows_text().
+  /// decode(encode(text)) == text, and text cut between two ids keeps its ids, so a window can be encoded alone. Pure.
+  /// Throws: DataError with the byte offset if `text` has a character outside the vocabulary or is not UTF-8 (chars),
+  /// or without knows_text().
   std::vector<int32_t> encode(std::string_view text) const;
-  /// The same, handed to `take` in pieces of at most kPieceIds, so that ids never exist all at once.
+  /// The same, passed to `take` in pieces of at most kPieceIds, so that memory never holds all ids.
   virtual void encode_pieces(std::string_view text,
                              const std::function<void(std::span<const int32_t>)>& take) const = 0;
   /// Pure. Throws: DataError naming the id and its index if it is not in the vocabulary, or without knows_text().
@@ -38,27 +38,27 @@ class Tokenizer {
   virtual std::vector<std::string> vocabulary() const = 0;
 };
 
-/// The file beside saved weights that brings the tokenizer back.
+/// The file beside saved weights that restores the tokenizer.
 inline constexpr const char* kTokenizerFile = "slipstream_tokenizer.json";
 
-/// Makes the tokenizer that the run file calls `name`; "chars" takes its vocabulary from `text`. Pure.
+/// Makes the tokenizer that the run file names; "chars" takes its vocabulary from `text`. Pure.
 /// Throws: ConfigError if `name` is unknown or a tokenizer.json (not yet supported); DataError if `text` is not UTF-8.
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::string_view text);
 
-/// The same with the vocabulary of several texts together: what appears in any of them has an id.
+/// The same with the vocabulary of several texts: every character of any text has an id.
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const std::string_view> texts);
 
-/// Brings back a tokenizer from its name, vocabulary() and vocab_size(), 0 if that is not said. `where` names their
-/// source in errors. A name that is neither bytes nor chars gives one without knows_text(). Pure.
-/// Throws: DataError if they are not what such a tokenizer gives: no or double or unsorted characters, another number
-/// of ids, or a name alone.
+/// Restores a tokenizer from its name, vocabulary() and vocab_size() (0: unknown). `where` names their source in
+/// errors. A name that is neither bytes nor chars gives one without knows_text(). Pure.
+/// Throws: DataError for an inconsistent description: missing, repeated or unsorted characters, a wrong number of ids,
+/// or a name alone.
 std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary,
                                                    int64_t vocab_size, std::string_view where);
 
 /// The JSON document of kTokenizerFile. Pure.
 std::string write_tokenizer(const Tokenizer& tokenizer);
 
-/// Blocks. Reads what write_tokenizer() wrote. Throws: DataError.
+/// Blocks. Reads the output of write_tokenizer(). Throws: DataError.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& path);
 
 }  // namespace slipstream::data

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Samples by arithmetic: a Feistel permutation and two ways to lay windows over a split.
+// Computes the windows of training and evaluation; a Feistel permutation orders the training windows.
 
 #include "engine/data/windows.h"
 
@@ -43,7 +43,7 @@ Permutation::Permutation(uint64_t size, uint64_t seed, uint64_t index)
 }
 
 uint64_t Permutation::once(uint64_t value) const {
-  // Each half-round adds (xor) a function of one half to the other, which can be undone whatever the function is.
+  // Each half-round xors a function of one half into the other, which is invertible for every function.
   const Philox random(round_seed_, "data.permutation.round");
   uint64_t low = value & mask_of(low_bits_);
   uint64_t high = value >> low_bits_;
@@ -57,7 +57,7 @@ uint64_t Permutation::once(uint64_t value) const {
 uint64_t Permutation::operator()(uint64_t position) const {
   SLIP_ASSERT(position < size_);
   if (size_ == 1) return 0;
-  // The network permutes the power of two; following its cycle from a point inside always comes back inside.
+  // The network permutes the power of two. Its cycle through a point inside always returns inside.
   do position = once(position);
   while (position >= size_);
   return position;

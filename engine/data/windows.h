@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which tokens a training step and an evaluation see, as pure arithmetic.
+// The tokens of a training step and of an evaluation, as pure arithmetic.
 //
 // T = sequence_length, N = tokens of the split, G = global_batch_size, B = micro_batch_size. A window is T + 1 tokens:
 // inputs are the first T, targets the last T, and neighbours share one token.
@@ -12,15 +12,15 @@
 // the contiguous rows r G/R .. (r + 1) G/R - 1 of the R ranks, micro-batch m of it the rows from m B on. The rows of a
 // step therefore never depend on R or B.
 //
-// Evaluation. The V = floor((N - 1) / T) windows that begin at 0, T, 2T, ..; the last (N - 1) mod T tokens are no
-// target. The loss of the split is the mean over the V T targets: rows that only fill up a batch have no weight.
+// Evaluation. The V = floor((N - 1) / T) windows that begin at 0, T, 2T, ..; the last (N - 1) mod T tokens are never
+// targets. The loss of the split is the mean over the V T targets; rows that pad a batch have no weight.
 
 #include <cstdint>
 
 namespace slipstream::data {
 
-/// A permutation of 0 .. size - 1 that is computed, not stored: an alternating Feistel network on the smallest power of
-/// two that holds `size`, walked until it lands inside. Less than 2 walks on average. Source: Black & Rogaway 2002,
+/// A computed permutation of 0 .. size - 1: an alternating Feistel network on the smallest power of two >= `size`,
+/// repeated until the result is below `size`. Fewer than 2 repetitions on average. Source: Black & Rogaway 2002,
 /// "Ciphers with arbitrary finite domains", section 4 (cycle walking).
 class Permutation {
  public:
@@ -87,9 +87,9 @@ class EvalSampler {
   /// Throws: DataError if N < T + 1.
   EvalSampler(int64_t token_count, const SamplerOptions& options, int64_t eval_batches);
 
-  /// Windows that are evaluated, whatever the layout. Pure.
+  /// Number of evaluated windows, the same for every layout. Pure.
   int64_t windows() const { return windows_; }
-  /// Targets that are evaluated: the divisor of the mean loss. Pure.
+  /// Number of evaluated targets: the divisor of the mean loss. Pure.
   int64_t target_count() const { return windows_ * options_.sequence_length; }
   /// Rounds in which each rank evaluates one micro-batch; the same on all ranks. Pure.
   int64_t rounds(int64_t data_ranks) const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The clock of the host: common to all processes of one machine, and how far it is from another machine's.
+// The host's clock, common to all processes of one machine, and its offset from another machine's clock.
 
 #include <time.h>
 
@@ -17,16 +17,16 @@ inline int64_t monotonic_ns() {
   return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
 }
 
-/// One question to another machine's clock: our clock when asked, theirs, ours when the answer came.
+/// One query of another machine's clock: our time when asking, their time, our time when the answer arrived.
 struct ClockReading {
   int64_t asked_ns = 0;
   int64_t theirs_ns = 0;
   int64_t answered_ns = 0;
 };
 
-/// Nanoseconds to add to our clock to get theirs, from the quickest of the readings (at least one): wrong by at most
-/// half of its round trip, however unequal its two ways. Pure. Source: Cristian 1989, "Probabilistic clock
-/// synchronization", section 3.
+/// Pure. Nanoseconds to add to our clock to get theirs, from the quickest of the readings (at least one): the error is
+/// at most half of its round trip, even if the two directions take different times. Source: Cristian 1989,
+/// "Probabilistic clock synchronization", section 3.
 inline int64_t clock_offset_of(const std::vector<ClockReading>& readings) {
   const auto round_trip_ns = [](const ClockReading& r) { return r.answered_ns - r.asked_ns; };
   const ClockReading quickest = *std::min_element(

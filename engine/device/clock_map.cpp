@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two segments are kept: the newest, and the one before it for times that are asked for late.
+// Keeps two segments: the newest, and the one before it for late queries of earlier times.
 
 #include "engine/device/clock_map.h"
 
@@ -32,7 +32,7 @@ int64_t ClockMap::at_ns(int64_t theirs_ns) {
 
 void ClockMap::correct(int64_t theirs_ns, int64_t earliest_ns, int64_t latest_ns) {
   SLIP_ASSERT(earliest_ns <= latest_ns);
-  // What has been answered stays: the bend is behind it.
+  // Earlier answers stay valid: the bend comes after them.
   const int64_t bend_ns = std::max(theirs_ns, latest_asked_ns_);
   const int64_t expected_ns = on_line(theirs_ns), at_bend_ns = on_line(bend_ns);
   const int64_t error_ns = std::clamp(expected_ns, earliest_ns, latest_ns) - expected_ns;

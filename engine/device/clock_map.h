@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Another clock's times on ours: a line that is bent where a reading shows that it is off, and never goes back.
+// Converts another clock's times to ours: a piecewise linear map that readings correct and that never goes back.
 
 #include <cstdint>
 
 namespace slipstream {
 
-/// Clocks of hosts and devices drift apart by some 10 us a second. A reading (their time, and when on our clock it can
-/// have been at the earliest and at the latest) moves the line no further than it proves: into the bracket.
+/// Clocks of hosts and devices drift apart by about 10 us a second. A reading (their time, with its earliest and latest
+/// possible time on our clock) moves the line only as far as it proves: into that bracket.
 ///
-/// Small errors are taken back over the next second, so that durations stay right to kMostSlope; larger ones at once.
-/// Where the line was ahead it then stands still until our clock has caught up. Readings concern later times only: what
-/// has been answered stays as it was.
+/// Small errors are corrected over the next second, so that durations stay right to kMostSlope; larger ones at once. A
+/// line that was ahead stands still until our clock has caught up. Readings affect later times only: earlier answers
+/// stay as they were.
 class ClockMap {
  public:
-  static constexpr double kMostSlope = 200e-6;  // by which seconds are stretched
+  static constexpr double kMostSlope = 200e-6;  // largest relative change of a duration
   static constexpr int64_t kCatchUpNs = 1'000'000'000;
 
-  /// At `theirs_ns` on their clock it was `ours_ns` on ours.
+  /// Starts with `theirs_ns` on their clock equal to `ours_ns` on ours.
   ClockMap(int64_t theirs_ns, int64_t ours_ns);
-  /// Never decreases from one of their times to a later one, but for times before the newest bend but one.
+  /// Our time at `theirs_ns`. Never decreases for increasing times after the second newest bend.
   int64_t at_ns(int64_t theirs_ns);
-  /// At `theirs_ns` it was between `earliest_ns` and `latest_ns`.
+  /// Adds a reading: at `theirs_ns` our time was between `earliest_ns` and `latest_ns`.
   void correct(int64_t theirs_ns, int64_t earliest_ns, int64_t latest_ns);
 
  private:
   struct Segment {
     int64_t theirs_ns = 0;  // where it begins
     int64_t ours_ns = 0;
-    double slope = 0;  // how much faster than theirs ours goes, for kCatchUpNs
+    double slope = 0;  // relative speed of our clock to theirs, less 1, for kCatchUpNs
     int64_t not_before_ns = INT64_MIN;
 
     int64_t at_ns(int64_t theirs) const;
@@ -36,7 +36,7 @@ class ClockMap {
   int64_t on_line(int64_t theirs_ns) const;
 
   Segment before_, now_;
-  int64_t latest_asked_ns_;  // of theirs
+  int64_t latest_asked_ns_;  // on their clock
 };
 
 }  // namespace slipstream

@@ -2,8 +2,8 @@
 #pragma once
 // Streams, events and memory of one rank: order without mathematics.
 //
-// Source of the semantics: the CUDA runtime's streams and events. A stream runs what it is given in order; an event
-// marks the most recent `record` on a stream; a `wait` captures the record that is most recent at the time of the call.
+// Source of the semantics: the CUDA runtime's streams and events. A stream runs its commands in order; an event marks
+// the most recent `record` on a stream; a `wait` captures the record that is most recent at the time of the call.
 
 #include <cstdint>
 #include <functional>
@@ -16,7 +16,7 @@
 
 namespace slipstream {
 
-/// One thing that a stream did: ran a work or waited for an event.
+/// One action of a stream: it ran a work or waited for an event.
 struct Span {
   enum class Kind : uint8_t { work, wait };
   Kind kind = Kind::work;
@@ -34,11 +34,11 @@ class Event {
   /// Blocks. Returns when the most recent record has completed; at once if there was none.
   /// Throws: the first error of the device's streams.
   virtual void synchronize() = 0;
-  /// Has the most recent record completed? True if there was none. Pure.
+  /// Pure. Has the most recent record completed? True if there was none.
   virtual bool query() const = 0;
   /// When the most recent completed record completed, on the device's clock.
   virtual int64_t completed_ns() const = 0;
-  /// The number given to make_event; names the awaited side of a wait in timelines.
+  /// The number passed to make_event; identifies the awaited item of a wait in timelines.
   virtual uint64_t tag() const = 0;
 };
 
@@ -46,13 +46,13 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  /// Enqueues. Runs `work` after everything given to this stream before.
-  /// Borrows `work` and what `frame` points to until it has run; the caller keeps both alive (they are bound once).
+  /// Enqueues. Runs `work` after all earlier commands of this stream. Borrows `work` and the data that `frame` points
+  /// to until it has run; the caller keeps both alive (they are bound once).
   virtual void launch(const Work& work, const Frame& frame) = 0;
-  /// Enqueues. `event` completes when everything given to this stream before has run.
+  /// Enqueues. `event` completes when all earlier commands of this stream have run.
   virtual void record(Event& event) = 0;
-  /// Enqueues. What is given to this stream after runs after the most recent record of `event`; no record, no wait.
-  /// `frame` tags the wait in the timeline.
+  /// Enqueues. Later commands of this stream run after the most recent record of `event`; without a record there is no
+  /// wait. `frame` tags the wait in the timeline.
   virtual void wait(const Event& event, const Frame& frame) = 0;
   /// Blocks. Returns when the stream is empty. Throws: the first error of the device's streams.
   virtual void synchronize() = 0;
@@ -65,10 +65,10 @@ class Stream {
 struct StreamOptions {
   std::string name;
   int threads = 1;             // cpu: intra-op threads, the stream's own among them
-  bool high_priority = false;  // communication: short, and others wait for it
+  bool high_priority = false;  // communication: short, and other streams wait for it
 };
 
-/// Memory taken once, freed once, zeroed, aligned to 4 KiB.
+/// Memory allocated once, freed once, zeroed, aligned to 4 KiB.
 class Allocation {
  public:
   virtual ~Allocation() = default;
@@ -80,10 +80,9 @@ class Allocation {
 class Graph {
  public:
   virtual ~Graph() = default;
-  /// Enqueues. Runs what was recorded after everything given to the device's streams before; what is given to any of
-  /// them from now on runs after it. Its events count as recorded now, all at its end; its spans are tagged with
-  /// `step`. The caller has called Work::prepare of the works that have one, and the launch before the previous one has
-  /// ended.
+  /// Enqueues. Runs the recorded works after all earlier commands of the device's streams; later commands on any of
+  /// them run after it. Its events count as recorded now, all at its end; its spans are tagged with `step`. The caller
+  /// has called Work::prepare of the works that have one, and the launch before the previous one has ended.
   virtual void launch(uint32_t step) = 0;
 };
 
@@ -93,40 +92,41 @@ class Device {
   virtual DeviceKind kind() const = 0;
   virtual std::unique_ptr<Stream> make_stream(const StreamOptions& options) = 0;
   virtual std::unique_ptr<Event> make_event(uint64_t tag = 0) = 0;
-  /// Throws: ResourceError with the size asked for and the size that is free.
+  /// Throws: ResourceError with the requested and the free size.
   virtual std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) = 0;
-  /// Host memory that copies of streams reach without the host waiting; ordinary memory on cpu. Counted as allocate.
+  /// Host memory that stream copies can access without a wait of the host; ordinary memory on cpu. Counted like
+  /// allocate.
   virtual std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) {
     return allocate(size_bytes, name);
   }
-  /// Records instead of running: what `issue` gives to the device's streams becomes a graph, which has not run yet.
-  /// Waits for events of before are left out, because a launch waits for all of that. Null on a device without graphs;
-  /// then nothing was called. `origin` carries the launches. Throws: the first error of the device's streams; or what
-  /// could not be recorded: then nothing ran, the events of `issue` count as recorded now, and it may be called without
-  /// a capture.
+  /// Records instead of running: the commands that `issue` gives to the device's streams become a graph, which has not
+  /// run yet. Waits for earlier events are left out, because a launch waits for all earlier commands. Returns null
+  /// without calling `issue` on a device without graphs. `origin` carries the launches. Throws: the first error of the
+  /// device's streams, or the error of a command that cannot be recorded: then nothing ran, the events of `issue` count
+  /// as recorded now, and `issue` may be called without a capture.
   virtual std::unique_ptr<Graph> capture(Stream& /*origin*/, const std::function<void()>& /*issue*/) { return nullptr; }
-  /// Enqueues nothing, blocks until the copy is done; for set-up, evaluation and saving, never inside a step.
+  /// Blocks until the copy is done; for set-up, evaluation and saving, never inside a step.
   virtual void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) = 0;
   virtual void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) = 0;
-  /// The clock that spans and events are stamped with.
+  /// Time on the clock of spans and events.
   virtual int64_t now_ns() const = 0;
-  /// Calls of allocate so far: a step asserts that it did not move.
+  /// Number of allocate calls so far: a step asserts that it did not change.
   virtual int64_t allocation_count() const = 0;
-  /// Calls so far in which the host waited: synchronize of events and streams, copies. Issuing a step asserts that it
-  /// did not move.
+  /// Number of calls so far in which the host waited: synchronize of events and streams, copies. Issuing a step asserts
+  /// that it did not change.
   virtual int64_t host_wait_count() const = 0;
 
-  /// Random pauses of at most `max_ns` before any work on any stream, a function of (seed, stream name, count).
-  /// Results must not change: the test of every wait. No-op on sim.
+  /// Adds random pauses of at most `max_ns` before any work on any stream, a function of (seed, stream name, count).
+  /// Results must not change: this tests every wait. No effect on sim.
   virtual void inject_delays(uint64_t seed, int64_t max_ns) = 0;
 };
 
 /// After the first work that throws, on any of its streams, later works are skipped; events still complete, so that no
 /// stream hangs.
 std::unique_ptr<Device> make_cpu_device();
-/// Throws ResourceError with a sentence when this build or this machine has no CUDA.
+/// Throws ResourceError if this build or this machine has no CUDA.
 std::unique_ptr<Device> make_cuda_device(int index);
-/// Virtual time: works are charged their cost at the given rates, nothing runs, memory is counted and not allocated.
+/// Virtual time: works cost their time at the given rates, nothing runs, memory is counted and not allocated.
 struct SimRates {
   double flops_per_second = 1e12;
   double bytes_per_second = 1e11;

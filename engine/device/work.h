@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A piece of work as data: its name, cost, declared accesses and the function that does it.
+// A piece of work as data: its name, cost, declared accesses and function.
 //
 // Works are bound once, when a model or a communicator is built, and launched every step. They name memory by Slice,
-// never by pointer, so the same work is printed, costed and proved before any memory exists.
+// never by pointer, so the same work can be printed, costed and proved before any memory exists.
 
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
-/// What a work must do at least: floating-point operations and bytes moved to or from memory.
+/// Minimum effort of a work: floating-point operations, and bytes moved to or from memory.
 struct Cost {
   int64_t flops = 0;
   int64_t bytes = 0;
@@ -44,14 +44,14 @@ struct Cost {
   }
 };
 
-/// Which copy of a buffer an item of the plan uses.
+/// Selects the copy of a buffer that an item of the plan uses.
 enum class Instances : uint8_t {
   one,              // the same bytes for every item
   per_micro_batch,  // copy number frame.micro_batch
   per_slot,         // copy number frame.slot (micro-batches in flight under a pipeline)
 };
 
-/// For one item of the plan, `from` (a whole buffer) lives at `to`: how a sharded parameter finds its gathered slot.
+/// For one item of the plan, `from` (a whole buffer) is at `to`: this maps a sharded parameter to its gathered slot.
 struct Rebind {
   BufferId from = 0;
   Slice to;
@@ -75,11 +75,11 @@ class Memory {
   std::vector<Entry> entries_;
 };
 
-/// What a work does may depend on Frame::step only through step modulo this: then a device may record the runs of so
-/// many steps and replay them.
+/// A work may depend on Frame::step only through step modulo this, so that a device can record the runs of so many
+/// steps and replay them.
 constexpr uint32_t kStepPeriod = 4;
 
-/// Where in the plan a launch happens. Small, copied into the queue.
+/// Position of a launch in the plan. Small, copied into the queue.
 struct Frame {
   const Memory* memory = nullptr;
   const Rebind* rebinds = nullptr;
@@ -88,10 +88,10 @@ struct Frame {
   uint32_t step = 0;  // tags the timeline; see kStepPeriod
   int32_t micro_batch = 0;
   int32_t slot = 0;
-  bool accumulate = false;  // gradients are added to what is there instead of replacing it
+  bool accumulate = false;  // gradients are added to the buffer instead of replacing it
 };
 
-/// What a work sees while it runs. On cpu the function runs on the stream's thread; on cuda it runs on the host at
+/// The environment of a running work. On cpu the function runs on the stream's thread; on cuda it runs on the host at
 /// launch and enqueues kernels on `native_stream`; on sim it never runs.
 struct LaunchContext {
   DeviceKind kind = DeviceKind::cpu;
@@ -99,7 +99,7 @@ struct LaunchContext {
   void* native_stream = nullptr;  // cuda: the cudaStream_t
   const Frame* frame = nullptr;
 
-  /// Address of `slice` for the item being run. Pure.
+  /// Pure. Address of `slice` for the item being run.
   std::byte* at(const Slice& slice) const {
     BufferId buffer = slice.buffer;
     int64_t offset = slice.begin_bytes;
@@ -120,9 +120,9 @@ struct LaunchContext {
     return reinterpret_cast<T*>(at(slice));
   }
 
-  /// Runs `body` on the host when everything given to this stream before is complete, and before everything after: at
-  /// once on cpu, enqueued on cuda, where it may not throw, call CUDA, or wait: bodies of different streams may run one
-  /// after the other, and NCCL's own would stand behind one that sleeps.
+  /// Runs `body` on the host after all earlier and before all later commands of this stream: at once on cpu, enqueued
+  /// on cuda. On cuda it may not throw, call CUDA or wait: bodies of different streams may run one after the other, and
+  /// a sleeping body would delay NCCL's own.
   void on_host(std::function<void()> body) { enqueue_on_host ? enqueue_on_host(*this, std::move(body)) : body(); }
   void (*enqueue_on_host)(LaunchContext&, std::function<void()>) = nullptr;
   void* stream = nullptr;  // of the device, for enqueue_on_host
@@ -132,14 +132,13 @@ struct LaunchContext {
 };
 
 struct Work {
-  std::string name;  // reaches the trace and every error text
+  std::string name;  // appears in the trace and in every error message
   Cost cost;
   std::vector<Slice> reads;   // all bytes it may read before writing them
   std::vector<Slice> writes;  // all bytes it may write
   std::function<void(LaunchContext&)> fn;
-  /// What the host does before each run, where the device runs behind it (cuda): fn may have been recorded long ago and
-  /// is then not called again. Whoever issues a plan calls it, once per run and before the first launch; empty on cpu
-  /// and sim.
+  /// The host's part of each run on cuda, where a graph may have recorded fn long ago without calling it again. The
+  /// issuer of a plan calls it once per run, before the first launch; empty on cpu and sim.
   std::function<void(LaunchContext&)> prepare = {};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names, sizes and views of buffers; resolves what an item calls a buffer to the bytes it really touches.
+// Names, sizes and views of buffers; resolves a slice of an item to the actual bytes.
 
 #include "engine/plan/buffers.h"
 
@@ -34,7 +34,7 @@ const char* name_of(Owner owner) {
 BufferId Buffers::add(BufferSpec spec) {
   const auto id = static_cast<BufferId>(specs_.size());
   if (spec.size_bytes < 0) throw PlanError("[plan] buffer {} would have {} bytes.", spec.name, spec.size_bytes);
-  if (!by_name_.emplace(spec.name, id).second) throw PlanError("[plan] there are two buffers named {}.", spec.name);
+  if (!by_name_.emplace(spec.name, id).second) throw PlanError("[plan] two buffers are named {}.", spec.name);
   specs_.push_back(std::move(spec));
   return id;
 }
@@ -57,7 +57,7 @@ void Buffers::set_slots(BufferId buffer, int slots) {
 
 BufferId Buffers::find(const std::string& name) const {
   const auto found = by_name_.find(name);
-  if (found == by_name_.end()) throw PlanError("[plan] there is no buffer named {}.", name);
+  if (found == by_name_.end()) throw PlanError("[plan] no buffer is named {}.", name);
   return found->second;
 }
 
@@ -84,7 +84,7 @@ Slice Buffers::resolve(const Slice& slice, std::span<const Rebind> rebinds, int 
       break;
     }
   if (const BufferSpec& spec = specs_[result.buffer]; spec.is_view) {
-    if (spec.view.size_bytes == 0) throw PlanError("[plan] an item uses {}, which is in no slot then.", spec.name);
+    if (spec.view.size_bytes == 0) throw PlanError("[plan] an item uses {}, which has no slot then.", spec.name);
     result.buffer = spec.view.buffer;
     result.begin_bytes += spec.view.begin_bytes;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The map of every buffer of a rank: who owns how many bytes, and which buffers are views into others.
+// All buffers of a rank: owner, size, and views into other buffers.
 
 #include <cstdint>
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace slipstream {
 
-/// Who the bytes are for; the memory table of a plan has one line for each.
+/// Purpose of the bytes; the memory table of a plan has one line for each.
 enum class Owner : uint8_t { parameters, gradients, optimizer, activations, batch, communication, scratch };
 constexpr int kOwners = 7;
 const char* name_of(Owner owner);
@@ -23,21 +23,21 @@ struct BufferSpec {
   Owner owner = Owner::scratch;
   Instances instances = Instances::one;
   int slots = 1;         // number of instances if they are per_slot
-  bool is_view = false;  // then `view` says where it lives; views own no bytes
+  bool is_view = false;  // then `view` has its location; views own no bytes
   Slice view;
 };
 
 /// Shared by all plans of a job, so that one BufferId means the same bytes in training, evaluation and saving.
 class Buffers {
  public:
-  /// Adds a buffer with storage of its own. Throws PlanError if the name is taken or the size is negative.
+  /// Adds a buffer with its own storage. Throws PlanError if the name is taken or the size is negative.
   BufferId add(BufferSpec spec);
-  /// Makes `buffer` a view into `target` (itself with storage, Instances::one). Throws PlanError if it does not fit.
+  /// Makes `buffer` a view into `target` (which has storage and Instances::one). Throws PlanError if it does not fit.
   void set_view(BufferId buffer, const Slice& target);
 
   /// Makes `buffer` one of `slots` instances, chosen by an item's slot.
   void set_slots(BufferId buffer, int slots);
-  /// Takes its bytes away: nothing on this rank touches it.
+  /// Removes its bytes: nothing on this rank uses it.
   void drop(BufferId buffer) { specs_[buffer].size_bytes = 0; }
 
   const BufferSpec& operator[](BufferId buffer) const { return specs_[buffer]; }
@@ -49,8 +49,8 @@ class Buffers {
   int64_t instances(BufferId buffer) const;
   int64_t stride_bytes(BufferId buffer) const;
 
-  /// Where `slice` lives for micro-batch `micro_batch` and slot `slot`: follows rebinds, then views, then adds the
-  /// instance. The result names a buffer with storage and counts from its first instance. Pure.
+  /// Pure. Location of `slice` for micro-batch `micro_batch` and slot `slot`: follows rebinds, then views, then adds
+  /// the instance. The result names a buffer with storage and counts from its first instance.
   Slice resolve(const Slice& slice, std::span<const Rebind> rebinds, int micro_batch, int slot) const;
 
   int64_t bytes(Owner owner) const;  // of all buffers with storage, all instances

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planner: places memory, then runs the passes in order.
+// The planner of one stage: it places memory, then runs the passes in order.
 
 #include "engine/plan/build_job.h"
 
@@ -23,11 +23,11 @@ void add_channel_of(const Communication& c, Job& job) {
                                  [&](const Channel& channel) { return channel.role == c.channel; });
   if (job.mesh.group_size(c.axis) == 1)
     throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
-  // In a ring all would send first, and none would be there to receive.
+  // In a ring all ranks would send first, and none would receive.
   if (c.op == Op::send || c.op == Op::recv)
     throw PlanError(
-        "[plan] {} is a {} of its own between pieces, but all ranks of axis {} run the same plan: every one would "
-        "send, then every one receive. Use "
+        "[plan] {} is a separate {} between pieces, but all ranks of axis {} run the same plan: every rank would "
+        "send first, then receive. Use "
         "exchange, which does both.",
         c.name, name_of(c.op), name_of(c.axis));
   if (same == job.channels.end())
@@ -37,7 +37,7 @@ void add_channel_of(const Communication& c, Job& job) {
                     name_of(c.channel), name_of(c.axis), name_of(same->axis));
 }
 
-/// The same list on every stage: what a stage does not use costs it nothing but a connection.
+/// The same list on every stage: an unused channel costs a stage only a connection.
 void add_channels(Job& job) {
   job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}};
   if (!job.options.update_on_spine) job.channels.push_back({Role::update, Axis::self});
@@ -54,15 +54,14 @@ void add_channels(Job& job) {
     for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (!shared) return;
   job.channels.push_back({Role::reduce, job.shard_axis()});
-  // Apart from Role::reduce: two collectives of one communicator never overlap each other.
+  // Separate from Role::reduce: two collectives of one communicator never overlap.
   if (job.options.zero_stage > 0) job.channels.push_back({Role::gather, job.shard_axis()});
-  // Across the groups that share: the sum of a shard.
+  // Between the shard groups: the sum of a shard.
   if (job.is_hybrid()) job.channels.push_back({Role::reduce_across, Axis::data_outer});
 }
 
-/// Whether what is before the first layer and what is behind the last share no parameter. A table that they share is in
-/// use from the first piece of a forward pass to the last of a backward pass: a slot for it would be as large and never
-/// free.
+/// Do the parameters before the first layer and those after the last share none? A shared table is in use from the
+/// first piece of a forward pass to the last of a backward pass: a slot for it would be as large and never free.
 bool ends_are_apart(const ModelSpec& model) {
   std::map<BufferId, int> layer_of;  // of values and gradients
   for (const ParameterSpec& parameter : model.parameters) {
@@ -79,9 +78,9 @@ bool ends_are_apart(const ModelSpec& model) {
   return apart;
 }
 
-/// What overlap.bucket_size means here. ZeRO-1 gathers its buckets under the forward pass, in turn: while the wire
-/// keeps up with compute, what is exposed of all gathers is the time of the largest, so that one takes a fortieth of
-/// them.
+/// Effective overlap.bucket_size. ZeRO-1 gathers its buckets one after the other during the forward pass: while
+/// communication keeps up with compute, the exposed time of all gathers is that of the largest, so a bucket has at most
+/// a fortieth of the bytes.
 int64_t bucket_bytes(const PlanOptions& options, const ModelSpec& model) {
   constexpr int64_t kGatheredBuckets = 40;
   if (options.zero_stage != 1) return options.bucket_bytes;
@@ -113,7 +112,7 @@ void form_groups(Job& job) {
   }
 }
 
-/// Takes the stage's part of the model and says what of the whole it must know.
+/// Selects the stage's part of the model and records the facts about the whole model that it needs.
 void take_stage(Job& job) {
   ModelSpec& model = job.model;
   job.parameter_elems = model.whole_parameter_elems();
@@ -140,7 +139,7 @@ void take_stage(Job& job) {
   LayoutOptions layout{.reduce_mode = options.reduce_mode,
                        .bucket_bytes = bucket_bytes(options, model),
                        .first_bucket_bytes = options.first_bucket_bytes,
-                       // Shards that are summed by exchange are cut into a part for every group.
+                       // Shards that are summed by exchange are divided into a part for every group.
                        .group_size = job.mesh.group_size(
                            options.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
                        .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32,
@@ -171,7 +170,7 @@ void take_stage(Job& job) {
   }
 }
 
-/// Activations and scratch of other stages take no memory here.
+/// Activations and scratch of other stages use no memory here.
 void drop_what_no_plan_touches(Job& job) {
   std::vector<char> touched(job.buffers.size(), 0);
   for (const Plan* plan : {&job.train, &job.evaluate, &job.prime})
@@ -186,17 +185,17 @@ void drop_what_no_plan_touches(Job& job) {
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
   if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1)
-    options.zero_stage = 0;  // nobody to share with
+    options.zero_stage = 0;  // no rank to share with
   if (options.sizes.pipeline == 1 || options.sizes.data * options.sizes.context == 1)
-    options.align_grad_reduce = false;                                                  // nobody to align with
-  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;  // which is what it comes to
+    options.align_grad_reduce = false;                                                  // no stage to align with
+  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;  // an equivalent of stage 1
   if (options.double_buffer && options.zero_stage >= 3)
     throw PlanError(
-        "[plan] double_buffer with ZeRO-3: layers pass through slots, no update waits for their readers. Use stage 0, "
+        "[plan] double_buffer with ZeRO-3: layers use slots, so no update waits for their readers. Use stage 0, "
         "1 or 2.");
   if (options.align_grad_reduce && options.zero_stage >= 2)
     throw PlanError(
-        "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots as soon as they can, for the next layer "
+        "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots early, because the next layer "
         "needs the slot. Use stage 0 or 1.",
         options.zero_stage);
   if (options.groups.size() > 1 && options.zero_stage >= 2)

@@ -14,7 +14,7 @@ Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dty
 ChannelId Job::channel(Role role) const {
   for (ChannelId c = 0; c < channels.size(); ++c)
     if (channels[c].role == role) return c;
-  throw PlanError("[plan] there is no channel named {}.", name_of(role));
+  throw PlanError("[plan] no channel is named {}.", name_of(role));
 }
 
 std::pair<uint32_t, uint32_t> Job::backward_positions(int chunk) const {

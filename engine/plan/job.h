@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A job as one rank sees it: the model, the layout of memory, the channels and one plan per kind of step.
+// One rank's view of a job: the model, the layout of memory, the channels and one plan per kind of step.
 
 #include <optional>
 #include <span>
@@ -35,7 +35,7 @@ struct ParameterGroup {
   int64_t first_scalar = 0;  // its scalars among those of a step
 };
 
-/// What the planner decides from; the run file says the same things in its own words.
+/// The planner's input, derived from the run file.
 struct PlanOptions {
   MeshSizes sizes;
   std::string mesh_order = "tp-cp-pp-dp";
@@ -44,42 +44,42 @@ struct PlanOptions {
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   DType wire_dtype = DType::f32;  // of reduced gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
-  bool error_feedback = false;    // wire u8: what rounding takes from a gradient is added to the next one
+  bool error_feedback = false;    // wire u8: a later gradient receives what rounding removed from this one
   Algorithm algorithm = Algorithm::direct;
-  bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are made from parts that are exchanged, in float
-                                  // and rank order; else by the collective
+  bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are computed from exchanged parts, in float
+                                  // and rank order; otherwise by the collective
   std::vector<GroupRule> groups = {{"all", &optimizers().front()}};
   bool clip = true;  // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
   int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
   int prefetch_depth = 1;  // stage 3: layers gathered ahead of the one in use
-  std::optional<DType> gather_dtype;  // of sharded parameters while they travel; none: as the model computes
-  int64_t persistent_elems = 0;       // stage 3: parameters of layers up to so many elements are whole on every rank
+  std::optional<DType> gather_dtype;  // of sharded parameters while they travel; none: the model's type
+  int64_t persistent_elems = 0;       // stage 3: parameters of layers up to this size are whole on every rank
   PipelineSchedule schedule;          // empty: 1F1B over sizes.pipeline stages
   std::vector<int> layers;            // of each part of the model; empty: only with one part
-  bool param_gather = true;  // ZeRO gathers parameters under compute; false: when compute needs them, for ablation
+  bool param_gather = true;  // ZeRO gathers parameters during compute; false: when compute needs them, for ablation
   bool reshard_after_forward = true;  // stage 3: false: a slot for every layer, gathered once in a step
   bool accumulate_unsharded = false;  // stage 2: gradients are whole until the last micro-batch, as in stage 1
-  bool double_buffer = false;   // stages 0 to 2: the update, beside the spine, writes a second copy of the weights, and
-                                // the copies change places
-  bool update_on_spine = true;  // cpu: the update needs the core that computes; cuda: a stream of its own
+  bool double_buffer = false;   // stages 0 to 2: the update, on its own stream, writes a second copy of the weights;
+                                // each step exchanges the copies
+  bool update_on_spine = true;  // cpu: the update needs the computing core; cuda: its own stream
   Recomputation recompute = Recomputation::none;
   bool align_grad_reduce = false;  // pipelines, stages 0 and 1: gradients of a chunk travel when all stages have some
   std::vector<char>
-      reduced_at_once;  // by chunk of this stage: bucketing its gradients would end no step earlier; empty: none
+      reduced_at_once;  // by chunk of this stage: buckets for its gradients would not shorten a step; empty: none
 };
 
-/// Where a bucket lives on this rank. The shard is what this rank updates: all of the bucket without ZeRO, else its
-/// part number (index among data ranks). Absent slices are empty.
+/// Location of a bucket on this rank. This rank updates the shard: all of the bucket without ZeRO, otherwise part
+/// number (index among data ranks). Absent slices are empty.
 struct BucketStorage {
-  Slice values;     // whole bucket, training dtype; empty when only the shard is resident (stage 3)
-  Slice gradients;  // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
-  Slice master;     // shard, float: what the optimizer moves
-  Slice working;    // shard, as it travels: the rounded master; == master where float is computed with and gathered
-  Slice gradient;   // shard, float: the sum over ranks
-  std::vector<Slice> states;       // shard: OptimizerSpec::states
-  Slice residual;                  // whole bucket, float: what encoding has kept back of gradients (error feedback)
-  Slice sum_residual;              // shard, float: the same of the sum, where that is encoded too (stage 0)
+  Slice values;               // whole bucket, training dtype; empty when only the shard is resident (stage 3)
+  Slice gradients;            // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
+  Slice master;               // shard, float: the weights that the optimizer updates
+  Slice working;              // shard, in the travelling type: the rounded master; == master if both types are float
+  Slice gradient;             // shard, float: the sum over ranks
+  std::vector<Slice> states;  // shard: OptimizerSpec::states
+  Slice residual;             // whole bucket, float: the part of gradients that encoding held back (error feedback)
+  Slice sum_residual;         // shard, float: the same for the sum, if that is encoded too (stage 0)
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
   int64_t shard_elems = 0;
 };
@@ -87,22 +87,22 @@ struct BucketStorage {
 /// Buffers that every plan of the job shares.
 struct JobBuffers {
   BufferId values = 0;       // of resident buckets; only with double_buffer
-  BufferId values_next = 0;  // what the update writes instead
+  BufferId values_next = 0;  // written by the update instead
   BufferId wire_out = 0;     // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
   BufferId wire_in =
-      0;  // of one bucket: what all ranks sent of this rank's part; in place of it where they are reduced on the way
+      0;  // of one bucket: every rank's contribution to this rank's part; == wire_out if the collective sums them
   BufferId wire_across = 0;     // hybrid sharding: an encoded shard
-  BufferId wire_across_in = 0;  // sums_by_exchange: what all groups sent of this rank's part of it
+  BufferId wire_across_in = 0;  // sums_by_exchange: every group's contribution to this rank's part of it
   BufferId gather_wire = 0;     // encoded parameters of one bucket, as gathered
-  BufferId aligned = 0;         // with align_grad_reduce: what stages exchange to know of each other
-  BufferId norm_sums = 0;       // norm_parts summed over ranks; == norm_parts where a rank has them all
+  BufferId aligned = 0;         // with align_grad_reduce: exchanged by stages to synchronize
+  BufferId norm_sums = 0;       // norm_parts summed over ranks; == norm_parts if a rank has them all
   BufferId loss_sum = 0;        // of the losses of all ranks; == ModelSpec::loss on one rank
   BufferId tied_share = 0;      // first stage: the head's share of a tied table's gradient
   BufferId value_slots = 0;     // stage 3: prefetch_depth + 1 layers
-  BufferId end_values = 0;      // stage 3: one slot for what is before the first layer and what is behind the last
+  BufferId end_values = 0;      // stage 3: one slot for the parameters before the first layer and after the last
   BufferId gradient_slots = 0;  // stages 2 and 3: two layers
   BufferId end_gradients = 0;   // stages 2 and 3: one slot as end_values
-  BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard on its way to being added
+  BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard before it is added
   BufferId scalars_next = 0;    // OptimizerSpec::scalars of the next step, staged with its batch
   BufferId scalars = 0;         // those of this step
   BufferId norm_parts = 0;  // double per part of the whole model: sum of squares; zero where another stage has the part
@@ -112,7 +112,7 @@ struct JobBuffers {
 };
 constexpr int kReportSlots = 4;
 
-/// Where what crosses stages lives on this rank: the buffer that pieces name passes through slots of another.
+/// Location of transfers between stages on this rank: the buffer that pieces name passes through slots of another.
 struct Ring {
   BufferId buffer = 0;
   BufferId storage = 0;
@@ -125,7 +125,7 @@ struct Job {
   ModelSpec model;              // of this rank's stage
   std::vector<Chunk> chunks;    // its parts
   std::vector<Action> actions;  // its compute order
-  Recomputed recomputed;        // what its backward passes make again
+  Recomputed recomputed;        // recomputed by its backward passes
   bool takes_batch = false;     // model.forward begins with the piece that takes the staged batch
   std::vector<Ring> rings;
   int64_t parameter_elems = 0;   // of the whole model
@@ -139,12 +139,12 @@ struct Job {
   std::vector<Channel> channels;       // 0 is compute
   JobBuffers ids;
   Plan train;
-  Plan evaluate;                         // one micro-batch that the host has put in place
+  Plan evaluate;                         // one micro-batch that the host has written
   Plan prime;                            // stages the first batch
-  Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, and when weights are in the second
+  Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, with weights in the second
                                          // buffer; see swap_buffers()
 
-  /// Where the pieces of `chunk` are in ModelSpec::backward: [first, last).
+  /// Positions of the pieces of `chunk` in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
   const ParameterGroup& group_of(size_t bucket) const { return groups[layout.buckets[bucket].group]; }
@@ -153,18 +153,16 @@ struct Job {
     return groups.back().first_scalar + static_cast<int64_t>(groups.back().optimizer->scalars.size());
   }
   ChannelId channel(Role role) const;  // Throws PlanError if there is none.
-  /// Ranks that share out optimizer states (and more) among them; hybrid sharding: not all that hold the same
-  /// parameters.
+  /// Ranks that share optimizer states (and more); with hybrid sharding not all that hold the same parameters.
   Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
-  /// Who adds up the loss of a step: all ranks where only data is spread, else all that have some of it and others that
-  /// have none.
+  /// Ranks that add up the loss of a step: the data ranks if only data is distributed, otherwise also ranks without a
+  /// part of it.
   Axis scalars_axis() const;
-  /// Who adds up the squares of gradients; self: each rank has them all.
+  /// Ranks that add up the squares of gradients; self: each rank has them all.
   Axis norm_axis() const;
-  /// Whether the squares of this parameter's gradient are counted on this rank and not on another of norm_axis() that
-  /// has the same.
+  /// Does this rank count the squares of this parameter's gradient, and no other rank of norm_axis() that has the same?
   bool counts_squares_of(const ParameterSpec& parameter) const;
-  /// Parameters travel as this; and do they travel as something else than what the model computes with?
+  /// Type in which parameters travel, and whether it differs from the model's type.
   DType gather_dtype() const {
     return options.zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype;
   }

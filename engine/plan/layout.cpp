@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders gradient parts by completion, cuts them into buckets and gives every part its offset.
+// Orders gradient parts by completion, divides them into buckets and gives every part its offset.
 
 #include "engine/plan/layout.h"
 
@@ -40,7 +40,7 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
   return parts;
 }
 
-/// `rest_elems`: of the parts behind this bucket, `next_elems` of them of the next one.
+/// `rest_elems`: elements after this bucket, `next_elems` of them in the next part.
 bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems,
                     int64_t next_elems) {
   switch (options.reduce_mode) {
@@ -52,9 +52,9 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
     case ReduceMode::bucketed:
       break;
   }
-  // The last bucket travels when no compute is left to hide it, and those before it delay it: towards the end each
-  // takes a quarter of what is left, or what comes nearest to it with whole parts, which hides all but the smallest
-  // while the wire takes up to 3/4 of the compute's time.
+  // No compute is left to hide the last bucket, and the ones before delay it. Towards the end each bucket therefore
+  // takes a quarter of the rest, or the nearest size in whole parts, which hides all but the smallest while
+  // communication takes up to 3/4 of the compute time.
   constexpr int64_t kShareOfLeft = 4;
   const int64_t bytes = elems * 4;
   if (bytes < std::min(options.first_bucket_bytes, options.bucket_bytes)) return false;
@@ -80,7 +80,7 @@ const char* name_of(ReduceMode reduce_mode) {
 
 std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole) {
   std::map<std::pair<std::string, int64_t>, int32_t> order;
-  // A copy stands where the table of a model on one rank would: the head's chunks come first.
+  // A copy is in the table's position of a one-rank model: the head's chunks come first.
   std::set<std::string> copied;
   for (const ParameterSpec& parameter : whole.parameters)
     if (parameter.is_copy) copied.insert(parameter.name());
@@ -132,7 +132,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     placed.offset_elems = offset;
     if (placed.part.begin_elems == 0) layout.parameter_offsets[placed.part.parameter] = offset;
     const bool last_of_parameter = placed.part.begin_elems + placed.part.elems == parameter.elems;
-    // Between two parts of one parameter there is no padding: the parameter is one contiguous tensor.
+    // No padding between two parts of one parameter: the parameter is one contiguous tensor.
     offset += last_of_parameter ? round_up(placed.part.elems, kPartAlignmentElems) : placed.part.elems;
     ++open.part_count;
     rest_elems -= placed.part.elems;

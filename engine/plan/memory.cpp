@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives every bucket its home: what of it this rank keeps whole, what as a shard, and what only passes through slots.
+// Places every bucket: kept whole on this rank, kept as a shard, or only passing through slots.
 
 #include "engine/plan/memory.h"
 
@@ -15,13 +15,13 @@
 namespace slipstream {
 namespace {
 
-/// Hands out consecutive elements of a buffer that is added when all of them are known.
+/// Assigns consecutive elements of a buffer that is added when all of them are known.
 class Region {
  public:
   Region(Buffers& buffers, std::string name, DType dtype, Owner owner)
       : buffers_(buffers), name_(std::move(name)), dtype_(dtype), owner_(owner) {}
   const std::string& name() const { return name_; }
-  /// `where` gets the buffer's id when close() knows it.
+  /// `where` receives the buffer's id in close().
   void take(Slice& where, int64_t elems) {
     where = {0, bytes_of(used_elems_, dtype_), bytes_of(elems, dtype_)};
     used_elems_ += elems;
@@ -84,7 +84,7 @@ void place_buckets(Job& job) {
     if (stage < 2 || !bucket.unit) gradients.take(storage.gradients, bucket.elems);
     if (storage.values.size_bytes == 0 || encoded)
       value_shards.take(storage.working, encoded_bytes(storage.shard_elems, travels) / size_of(travels));
-    // Of what persists every micro-batch is reduced too, so that its sum is apart from what backward writes.
+    // Persistent buckets are also reduced in every micro-batch, so that the sum does not share memory with backward.
     if (storage.gradients.size_bytes == 0 || bucket.persistent)
       gradient_shards.take(storage.gradient, storage.shard_elems);
     if (separate) masters.take(storage.master, storage.shard_elems);
@@ -115,8 +115,8 @@ void place_rings(Job& job) {
   }
 }
 
-/// Parameters and gradients of models are views of whole buckets; those that are not resident get a view when an item
-/// that uses them says which slot they are in.
+/// Parameters and gradients of models are views of whole buckets; those that are not resident get a view from an item's
+/// rebind to a slot.
 void set_views(Job& job) {
   for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
@@ -130,17 +130,17 @@ void set_views(Job& job) {
           job.buffers.set_view(
               buffer, {whole.buffer, whole.begin_bytes + bytes_of(offset, dtype), bytes_of(parameter.elems, dtype)});
       };
-      // A parameter that spans buckets is contiguous over them: they are neighbours in one buffer.
+      // A parameter in several buckets is contiguous: they are neighbours in one buffer.
       view(parameter.value, job.storage[b].values, job.model.dtype);
       view(parameter.gradient, job.storage[b].gradients, DType::f32);
     }
   }
 }
 
-/// What a slot must hold.
+/// Required sizes of slots.
 struct SlotElems {
   int64_t unit = 0;
-  int64_t bucket = 0;  // of a layer there are two where its passes are apart, and each has its slot
+  int64_t bucket = 0;  // a layer has two if its passes are separate, and each has its own slot
 };
 SlotElems slot_elems(const Job& job, bool of_layers) {
   SlotElems most;
@@ -165,13 +165,13 @@ void place_slots(Job& job) {
   if (job.options.zero_stage < 2) return;
   job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * layer.bucket);
   if (end.unit > 0) job.ids.end_gradients = add("gradients.end_slot", 4 * end.unit);
-  int64_t widest_elems = std::max(layer.bucket, end.bucket);  // of what is reduced in every micro-batch
+  int64_t widest_elems = std::max(layer.bucket, end.bucket);  // of the buckets reduced in every micro-batch
   for (const Bucket& bucket : job.layout.buckets)
     if (bucket.persistent) widest_elems = std::max(widest_elems, bucket.elems);
   job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(job.shard_axis())));
 }
 
-/// What is encoded is one bucket wide: buckets take turns.
+/// Encoded data has the size of one bucket: buckets take turns.
 void place_wires(Job& job) {
   int64_t widest_elems = 0;
   for (const Bucket& bucket : job.layout.buckets) widest_elems = std::max(widest_elems, bucket.elems);
@@ -184,8 +184,7 @@ void place_wires(Job& job) {
   if (job.gathers_encoded())
     job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, job.gather_dtype()));
   if (wire == DType::f32 || ranks == 1) return;
-  const bool rounds_once =
-      wire == DType::bf16 && !job.options.sums_by_exchange;  // what the collective adds up stays in place
+  const bool rounds_once = wire == DType::bf16 && !job.options.sums_by_exchange;  // the collective sums in place
   const bool in_place = !sharded && rounds_once;
   const int64_t wire_bytes =
       in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);

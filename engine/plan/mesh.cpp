@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array<const char*, 4> kShortNames{"dp", "cp", "pp", "tp"};  // in the order of Mesh::strides_
 
-/// Splits "tp-cp-pp-dp" into positions in kShortNames; empty if it is no permutation of the four.
+/// Splits "tp-cp-pp-dp" into positions in kShortNames; empty if it is not a permutation of the four.
 std::vector<size_t> axes_in_order(const std::string& order) {
   std::vector<size_t> axes;
   std::array<bool, 4> seen{};
@@ -31,7 +31,7 @@ std::vector<size_t> axes_in_order(const std::string& order) {
 }
 
 int replicas(const MeshSizes& sizes) { return sizes.data * sizes.context; }
-/// Those that shard together.
+/// Number of ranks that shard together.
 int inner_size(const MeshSizes& sizes) { return sizes.data_inner == 0 ? replicas(sizes) : sizes.data_inner; }
 
 }  // namespace
@@ -66,7 +66,7 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
   for (int size : size_of_axis) {
     if (size < 1 || world * size > std::numeric_limits<int>::max())
       throw ConfigError(
-          "[parallel] data {} x context {} x pipeline {} x tensor {} ranks cannot be. Every size must be "
+          "[parallel] data {} x context {} x pipeline {} x tensor {} ranks are impossible. Every size must be "
           "at least 1 and the product an int.",
           sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
     world *= size;
@@ -79,7 +79,7 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
   const std::vector<size_t> axes = axes_in_order(order);
   if (axes.empty())
     throw ConfigError(
-        "[parallel] order \"{}\" is no permutation of tp, cp, pp and dp. Use for example "
+        "[parallel] order \"{}\" is not a permutation of tp, cp, pp and dp. Use for example "
         "\"tp-cp-pp-dp\".",
         order);
   int stride = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranks as arithmetic: rank <-> coordinates <-> groups by size and stride. Creates nothing.
+// Ranks as arithmetic: conversions between ranks, coordinates and groups by size and stride. Creates nothing.
 
 #include <array>
 #include <cstdint>
@@ -9,9 +9,8 @@
 
 namespace slipstream {
 
-/// The sets of ranks that a channel can connect. replica = data x context: the ranks that hold the same parameters, and
-/// among which gradients are summed and optimizer states shared out. data_inner x data_outer = replica (hybrid
-/// sharding).
+/// The sets of ranks that a channel can connect. replica = data x context: the ranks that hold the same parameters, sum
+/// their gradients and share optimizer states. data_inner x data_outer = replica (hybrid sharding).
 enum class Axis : uint8_t { self, data, context, pipeline, tensor, replica, data_inner, data_outer, world };
 const char* name_of(Axis axis);
 
@@ -36,7 +35,7 @@ struct Coordinates {
 class Mesh {
  public:
   Mesh() = default;
-  /// `order` lists the axes from the one whose neighbours have adjacent ranks outwards: "tp-cp-pp-dp".
+  /// `order` lists the axes outwards from the one whose neighbours have adjacent ranks: "tp-cp-pp-dp".
   /// Throws ConfigError if it is not a permutation of those four, a size is below 1, or data_inner does not divide data
   /// x context.
   explicit Mesh(const MeshSizes& sizes, const std::string& order = "tp-cp-pp-dp");
@@ -51,7 +50,7 @@ class Mesh {
   int group_size(Axis axis) const;
   /// Ranks of the group of `axis` that `rank` is in, in group order.
   std::vector<int> group(Axis axis, int rank) const;
-  /// Whether a group of `axis` has ranks on several nodes when every `ranks_per_node` ranks in a row share one.
+  /// Does a group of `axis` have ranks on several nodes, if every `ranks_per_node` consecutive ranks share one?
   bool crosses_nodes(Axis axis, int64_t ranks_per_node) const;
   /// Position of `rank` in that list.
   int index_in_group(Axis axis, int rank) const;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a model is to the planner: parameters, buffers, and pieces of forward and backward that say what they touch.
+// The planner's view of a model: parameters, buffers, and pieces of forward and backward with their accesses.
 //
-// `models` fill it; works inside the pieces name memory by Slice, so a spec can be printed and rehearsed without
+// `models` fills it; works inside the pieces name memory by Slice, so a spec can be printed and rehearsed without
 // memory.
 
 #include <cstdint>
@@ -23,21 +23,21 @@ struct Init {
   float std = 0;
 };
 
-/// Which part of a tensor each of `parts` ranks holds: along `dim`, of each of `blocks` equal blocks (q, k and v in
-/// one) the index-th of equal parts.
+/// The part of a tensor that each of `parts` ranks holds: along `dim`, the index-th of equal parts of each of `blocks`
+/// equal blocks (q, k and v in one).
 struct Split {
   int dim = 0;
   int blocks = 1;
   int parts = 1;  // 1: the whole tensor
   int index = 0;
   int64_t whole =
-      0;  // length along dim of the whole tensor, 0: as held; with one block the end of the last parts may be padding
+      0;  // length along dim of the whole tensor, 0: as held; with one block, the end of the last parts may be padding
 };
 
-/// A tensor as the outside world knows it: rows of one parameter under a Hugging Face name.
+/// A tensor with its external name: rows of one parameter under a Hugging Face name.
 struct NamedTensor {
   std::string name;
-  std::vector<int64_t> shape;       // as the parameter holds it: [out, in] or [width]
+  std::vector<int64_t> shape;       // the parameter's shape: [out, in] or [width]
   int64_t begin_elems = 0;          // within the parameter
   bool transposed_on_disk = false;  // GPT-2's Conv1D stores [in, out]
   Split split = {};
@@ -49,15 +49,15 @@ struct NamedTensor {
     return whole;
   }
   int64_t whole_elems() const { return product(whole_shape()); }
-  /// Of what is held, padding left out.
+  /// Elements of the held part, without padding.
   int64_t elems_of_whole() const {
     if (split.whole == 0 || split.dim > 0 || split.blocks > 1) return elems();
     const int64_t left = split.whole - split.index * shape[0];
     return elems() / shape[0] * (left < 0 ? 0 : left < shape[0] ? left : shape[0]);
   }
 
-  /// Calls take(held, whole, elems) for runs of what part `index` holds that lie side by side in the whole tensor too;
-  /// of elements [begin, begin + count) as held. Padding belongs to no run. Pure.
+  /// Pure. Calls take(held, whole, elems) for runs of part `index` that are also contiguous in the whole tensor, for
+  /// elements [begin, begin + count) as held. Padding belongs to no run.
   template <typename Take>
   void for_runs(int index, int64_t begin, int64_t count, const Take& take) const {
     if (split.whole == 0) return take(begin, begin, count);
@@ -94,12 +94,12 @@ struct ParameterSpec {
   std::vector<NamedTensor> tensors;
   int layer = -1;  // -1: before the first layer; `layers`: after the last
   Init init;
-  bool decay = false;  // rank 2 and more
+  bool decay = false;  // for rank 2 and higher
   int64_t elems = 0;
   BufferId value = 0;  // views set by the planner; value has the training dtype, gradient is float
   BufferId gradient = 0;
   bool is_copy =
-      false;  // of the parameter of the same name: the head of a tied table, on another stage than the embedding
+      false;  // of the parameter with the same name: the head of a tied table, on another stage than the embedding
 
   const std::string& name() const { return tensors.front().name; }
   bool is_split() const { return tensors.front().split.parts > 1; }
@@ -112,17 +112,17 @@ struct GradientPart {
   int64_t elems = 0;
 };
 
-/// Communication behind a piece. It begins when the works of the piece are complete, in every plan that runs the piece
-/// and in the instances that the piece uses. The first that touches the same memory afterwards, piece or communication,
-/// waits for it: the planner finds out who. What stands between the two on the spine hides it. Of temporaries, not of
-/// parameters' gradients: those are the planner's.
+/// Communication after a piece. It begins when the works of the piece are complete, in every plan that runs the piece
+/// and in the instances that the piece uses. The next user of the same memory, piece or communication, waits for it;
+/// the planner finds that user. The spine items between the two hide it. For temporaries only: the planner handles
+/// parameters' gradients.
 struct Communication {
   std::string name;                    // "all_reduce.attention"
-  Role channel = Role::tensor_reduce;  // a stream of its own, shared by all of one role
-  Axis axis = Axis::tensor;            // of more than one rank; the same for all of a channel
+  Role channel = Role::tensor_reduce;  // a separate stream, shared by all communication of this role
+  Axis axis = Axis::tensor;            // of more than one rank; the same for all users of a channel
   Op op = Op::all_reduce;
   int16_t peer = 0;  // as Task::peer
-  Slice from, to;    // as pieces name memory; a send has no `to`, a recv no `from`; equal: in place, where the op can
+  Slice from, to;    // as named by pieces; a send has no `to`, a recv no `from`; equal: in place, if the op allows it
   DType dtype = DType::f32;
   int64_t elems = 0;  // as Task::elems
 };
@@ -131,17 +131,17 @@ struct Piece {
   std::string name;
   int layer = -1;
   std::vector<Work> works;
-  std::vector<Communication> communications = {};  // behind the works; those of one channel in this order
+  std::vector<Communication> communications = {};  // after the works; those of one channel in this order
   std::vector<GradientPart> ready;                 // backward only: complete after this piece of the last micro-batch
 };
 
-/// The embedding's share of a tied table's gradient, kept apart from the head's (overlap.split_tied_embedding).
+/// The embedding's share of a tied table's gradient, separate from the head's (overlap.split_tied_embedding).
 struct TiedEmbedding {
   bool split = false;
   uint32_t parameter = 0;
-  bool as_rows = false;  // ids + rows travel, else the dense table
+  bool as_rows = false;  // ids and rows travel, otherwise the dense table
   BufferId dense = 0;    // float [vocab, width], when !as_rows
-  BufferId row_ids = 0;  // int32 [ranks, capacity], this rank's part first written in place
+  BufferId row_ids = 0;  // int32 [ranks, capacity]; this rank first writes its part in place
   BufferId rows = 0;     // float [ranks, capacity, width]
   int64_t capacity = 0;  // rows a rank contributes
   int64_t width = 0;
@@ -149,7 +149,7 @@ struct TiedEmbedding {
   uint32_t ready_piece = 0;  // index into pieces
 };
 
-/// Memory that the model fills once, when it is built (rotary tables).
+/// Memory that is filled once, when the model is built (rotary tables).
 struct Constant {
   BufferId buffer = 0;
   std::function<void(std::byte* host)> fill;
@@ -165,12 +165,11 @@ struct ModelSpec {
   TiedEmbedding tied;
   std::vector<Constant> constants;
   std::vector<BufferId>
-      cheap;  // activations that works which only move bytes can make again (train.recompute = "selective")
-  std::vector<Work>
-      replays;  // how a forward work runs a second time when what it read is gone but a sum that it formed is kept
+      cheap;  // activations that works which only move bytes can recompute (train.recompute = "selective")
+  std::vector<Work> replays;  // how a forward work runs again if its input is gone but a sum that it computed is kept
 
   DType dtype = DType::f32;
-  int layers = 0;      // blocks; pieces and parameters behind them have layer == layers
+  int layers = 0;      // blocks; pieces and parameters after them have layer == layers
   int64_t batch = 0;   // sequences of a micro-batch
   int64_t tokens = 0;  // of a sequence
   int64_t vocab = 0;
@@ -180,8 +179,7 @@ struct ModelSpec {
   BufferId logits = 0;      // [batch * tokens, logits_stride]; the first `vocab` columns are valid after an evaluation
   int64_t logits_stride = 0;
 
-  /// Calls take(slice, is_write) for all that a piece touches, in order: its works, then the communication behind them.
-  /// Pure.
+  /// Pure. Calls take(slice, is_write) for all accesses of a piece, in order: its works, then its communication.
   template <typename Take>
   void for_accesses(uint32_t piece, const Take& take) const {
     for (const Work& work : pieces[piece].works) {
@@ -194,7 +192,7 @@ struct ModelSpec {
     }
   }
 
-  /// Of the whole tensors, not of this rank's parts of them.
+  /// Number of elements of the whole tensors, not of this rank's parts.
   int64_t whole_parameter_elems() const {
     int64_t total = 0;
     for (const ParameterSpec& parameter : parameters)
@@ -202,7 +200,7 @@ struct ModelSpec {
         if (!parameter.is_copy) total += tensor.whole_elems();
     return total;
   }
-  /// Of this rank's parts, padding left out.
+  /// Number of elements of this rank's parts, without padding.
   int64_t parameter_elems() const {
     int64_t total = 0;
     for (const ParameterSpec& parameter : parameters)

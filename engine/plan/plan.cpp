@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of a plan as text.
+// The names in a plan as text.
 
 #include "engine/plan/plan.h"
 

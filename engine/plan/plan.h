@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The plan: what one kind of step does, as data. Printed, proved, rehearsed, run and reconciled from this one value.
+// The plan: one kind of step as data. Printed, proved, rehearsed, run and reconciled from this one value.
 
 #include <cstdint>
 #include <optional>
@@ -82,7 +82,7 @@ constexpr bool carries_states(Role role) {
   return role == Role::reduce || role == Role::gather || role == Role::reduce_across;
 }
 
-/// One in-order stream beside compute. A communication channel connects the group of `axis`; a local one has
+/// One in-order stream in addition to compute. A communication channel connects the group of `axis`; a local one has
 /// Axis::self.
 struct Channel {
   Role role = Role::compute;
@@ -90,7 +90,7 @@ struct Channel {
   std::string name = name_of(role);
 };
 
-/// What spine items and tasks share. Accesses are resolved: buffers with storage, absolute bytes.
+/// The common part of spine items and tasks. Accesses are resolved: buffers with storage, absolute bytes.
 struct Item {
   std::string name;
   ChannelId channel = kComputeChannel;
@@ -98,10 +98,10 @@ struct Item {
   Cost cost;  // of compute and local work; a communication op is charged by its bytes
   std::vector<Slice> reads;
   std::vector<Slice> writes;
-  std::vector<Point> after;     // may begin when all are complete (beside its channel's order); pruned by finish()
-  std::vector<Rebind> rebinds;  // where buffers are for this item alone
-  int32_t bucket = -1;          // that a reduction or an update is about; -1: none, or all of its group
-  int32_t group = -1;           // that an update is about; -1: no update
+  std::vector<Point> after;     // begins when all are complete, in its channel's order; pruned by finish()
+  std::vector<Rebind> rebinds;  // location of buffers for this item only
+  int32_t bucket = -1;          // of a reduction or an update; -1: none, or all of its group
+  int32_t group = -1;           // of an update; -1: no update
 };
 
 /// A piece of the model for one micro-batch, in order on the compute stream.
@@ -118,7 +118,7 @@ enum class Algorithm : uint8_t {
   ring,    // neighbours only: n-1 rounds (all_reduce: 2(n-1))
 };
 
-/// Work beside the spine: communication, or local work that communication causes.
+/// Work off the spine: communication, or local work that communication causes.
 struct Task : Item {
   int16_t peer = 0;             // send/recv/exchange: offset along the axis; broadcast: root
   std::optional<Point> before;  // the earliest spine item that waits for it; none if only tasks do
@@ -148,7 +148,7 @@ struct Plan {
   Task& task(ItemId item) { return tasks[item - spine.size()]; }
 };
 
-/// A wait between plans: `to` of the plan about to run waits for `from` of run `run` of the history.
+/// A wait between plans: `to` of the next plan waits for `from` of run `run` of the history.
 struct SeamWait {
   uint32_t run = 0;  // index into the history given to link()
   ItemId from = 0;

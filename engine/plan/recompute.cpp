@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices the forward works of a layer by what its backward reads, and packs what is made again by lifetime.
+// Slices the forward works of a layer by what its backward reads, and packs recomputed buffers by lifetime.
 
 #include "engine/plan/recompute.h"
 
@@ -40,7 +40,7 @@ std::vector<Slice> without(const std::vector<Slice>& slices, const Slice& hole) 
   return rest;
 }
 
-/// A forward work, or communication behind one: what can run again.
+/// A forward work, or communication after one, that can run again.
 struct Action {
   std::vector<Slice> reads, writes;
   const Work* work = nullptr;
@@ -53,7 +53,7 @@ struct Action {
   }
 };
 
-/// One layer of a chunk: what its forward does, in order; what is kept of it and what is made again.
+/// One layer of a chunk: its forward actions in order, which results are kept and which are recomputed.
 class Layer {
  public:
   Layer(const ModelSpec& model, const Buffers& buffers, const Chunk& chunk, int layer, Recomputation how)
@@ -85,7 +85,8 @@ class Layer {
 
   const Set& again() const { return again_; }
 
-  /// What makes again what `piece` reads and nobody has made in this pass yet, in order. `there`: what has been made.
+  /// The actions that recompute what `piece` reads and this pass has not recomputed yet, in order. `there`: recomputed
+  /// so far.
   std::vector<Action> before(uint32_t piece, std::vector<Slice>& there) const {
     std::vector<Slice> needed;
     const auto need = [&](const Slice& read) {
@@ -106,7 +107,7 @@ class Layer {
       const Action* replay = replay_of(*action, hit);
       if (replay) action = replay;
       for (const Slice& write : action->writes) {
-        std::vector<Slice> made{write};  // what of it is not also read: of a gather in place, what arrives
+        std::vector<Slice> made{write};  // the part that is not also read: of a gather in place, what arrives
         for (const Slice& read : action->reads) made = without(made, read);
         for (const Slice& slice : made) needed = without(needed, slice);
         if (again_.contains(write.buffer) && (replay || last_writer(write) == static_cast<std::ptrdiff_t>(i)))
@@ -118,7 +119,7 @@ class Layer {
       chosen.push_back(*action);
     }
     if (!needed.empty())
-      throw PlanError("[plan] {} of layer {} reads {}, which cannot be made again from what is kept.",
+      throw PlanError("[plan] {} of layer {} reads {}, which cannot be recomputed from the kept activations.",
                       model_.pieces[piece].name, layer_, buffers_[needed[0].buffer].name);
     std::reverse(chosen.begin(), chosen.end());
     return chosen;
@@ -135,15 +136,15 @@ class Layer {
     return std::any_of(actions_.begin(), actions_.end(),
                        [&](const Action& action) { return touches(action.writes, buffer); });
   }
-  /// Index of the action that writes any of it last; -1: none.
+  /// Index of the last action that writes any part of it; -1: none.
   std::ptrdiff_t last_writer(const Slice& slice) const {
     for (size_t i = actions_.size(); i-- > 0;)
       if (overlaps(actions_[i].writes, slice)) return static_cast<std::ptrdiff_t>(i);
     return -1;
   }
 
-  /// A work that makes what `action` does, or the part of it that `hit` is, from what is kept. Of several norms that
-  /// write to the same memory each has its own.
+  /// A work that repeats `action`, or its part `hit`, from kept data. Of several norms that write to the same memory
+  /// each has its own.
   const Action* replay_of(const Action& action, const std::vector<Slice>& hit) const {
     const auto within = [](const std::vector<Slice>& some, const std::vector<Slice>& all) {
       return std::all_of(some.begin(), some.end(),
@@ -157,11 +158,11 @@ class Layer {
     return nullptr;
   }
 
-  /// An action can run again if what it reads is kept as it was when it ran, or is made again before it, and if it
-  /// overwrites nothing that is kept. A layer's input, the sum that its first norm forms of another layer's results,
-  /// thereby stays.
+  /// An action can run again if its inputs are kept unchanged, or are recomputed before it, and if it overwrites
+  /// nothing that is kept. A layer's input, the sum that its first norm computes from another layer's results, is
+  /// therefore kept.
   void keep_what_cannot_be_made() {
-    Set there;  // scratch and activations that actions before this one make again
+    Set there;  // scratch and activations that earlier actions recompute
     for (size_t i = 0; i < actions_.size(); ++i) {
       const Action& action = actions_[i];
       const bool can =
@@ -203,7 +204,7 @@ class Layer {
   Set kept_, again_;
 };
 
-/// When a buffer is alive: from its first touch to its last in each of the lists that run without a break.
+/// Lifetime of a buffer: from its first to its last use in each of the lists that run without a break.
 struct Lives {
   BufferId buffer = 0;
   std::map<size_t, std::pair<size_t, size_t>> in;  // list -> first and last work
@@ -217,7 +218,7 @@ bool meet(const Lives& a, const Lives& b) {
   });
 }
 
-/// Bytes of all of them when those that never meet share: each at the first place where it meets nobody, the largest
+/// Total bytes if buffers with disjoint lifetimes share memory: each at the first place without a conflict, the largest
 /// first.
 int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int64_t>& begins) {
   const auto bytes = [&](size_t i) { return buffers.stride_bytes(lives[i].buffer); };
@@ -242,8 +243,8 @@ int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int6
   return total;
 }
 
-/// In front of `reader`: works, and communication behind them. A piece waits in front of its first work, so works that
-/// wait for communication begin another: it travels under the works before.
+/// Pieces before `reader`: works, and communication after them. A piece waits before its first work, so works that wait
+/// for communication begin another piece: communication overlaps with the works before.
 std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& reader) {
   std::vector<Piece> pieces;
   std::vector<const Action*> travelling;
@@ -296,7 +297,7 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
         layers.try_emplace(l, model, buffers, chunk, l, how);
     std::vector<Piece> made;  // new pieces; layers point into the old ones
     for (Pieces* list : {&chunk.backward, &chunk.weight}) {
-      std::map<int, std::vector<Slice>> there;  // by layer: what this pass has made again
+      std::map<int, std::vector<Slice>> there;  // by layer: recomputed so far in this pass
       Pieces with;
       for (uint32_t index : *list) {
         if (const auto layer = layers.find(model.pieces[index].layer); layer != layers.end())

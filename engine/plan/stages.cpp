@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorts pieces into parts by layer, and finds by liveness what crosses and what must be kept.
+// Sorts pieces into parts by layer; liveness determines the transfers between parts and the data to keep.
 
 #include "engine/plan/stages.h"
 
@@ -25,7 +25,7 @@ class Cutter {
     const int parts = schedule.parts();
     const int total = std::accumulate(layers.begin(), layers.end(), 0);
     if (static_cast<int>(layers.size()) != parts || total != model.layers)
-      throw PlanError("[plan] {} parts with {} layers were asked for, but the model has {} layers for {} parts.",
+      throw PlanError("[plan] {} parts with {} layers were requested, but the model has {} layers for {} parts.",
                       layers.size(), total, model.layers, parts);
     for (int part = 0; part < parts; ++part) {
       part_of_layer_.insert(part_of_layer_.end(), static_cast<size_t>(layers[static_cast<size_t>(part)]), part);
@@ -41,7 +41,7 @@ class Cutter {
     const uint32_t take_batch = model_.forward.front();
     sort_pieces(take_batch);
     if (schedule_.splits_backward) {
-      std::vector<Set> wanted(1);  // of each part by the one before it, whose backward pass comes next
+      std::vector<Set> wanted(1);  // by the part before each one, whose backward pass comes next
       for (const Chunk& chunk : parts_) wanted.push_back(exposed(chunk.backward));
       for (size_t p = 0; p < parts_.size(); ++p) split_backward(parts_[p], wanted[p]);
     }
@@ -72,8 +72,8 @@ class Cutter {
     for (uint32_t piece : model_.evaluate) chunk_of(piece).evaluate.push_back(piece);
   }
 
-  /// What of a backward pass may wait, by piece: works whose results are gradients of parameters, which nothing waits
-  /// for but the update, and works and communication that only make what such works read.
+  /// The works of a backward pass that may be delayed, by piece: works whose results are gradients of parameters, which
+  /// only the update needs, and works and communication that only produce inputs of such works.
   struct Waiting {
     std::map<uint32_t, std::vector<bool>> works, communications;
   };
@@ -92,7 +92,7 @@ class Cutter {
       for (const Communication& c : piece.communications)
         waiting.communications[index].push_back(c.to.size_bytes > 0 && is_scratch(c.to.buffer));
     }
-    // Whoever writes what one that does not wait touches does not wait either, and so on.
+    // A work that writes data which an immediate work uses is immediate too, and so on.
     for (bool changed = true; changed;) {
       changed = false;
       Set touched = wanted;
@@ -122,7 +122,7 @@ class Cutter {
     return waiting;
   }
 
-  /// Moves those that wait from one list to the other, in order.
+  /// Moves the delayed works from one list to the other, in order.
   template <typename T>
   static void move_waiting(std::vector<T>& from, const std::vector<bool>& waits, std::vector<T>& to) {
     std::vector<T> stay;
@@ -155,9 +155,9 @@ class Cutter {
     chunk.backward = inputs;
   }
 
-  /// What a weight gradient reads must not be overwritten by the rest of the backward pass.
+  /// The rest of the backward pass must not overwrite the inputs of a weight gradient.
   void require_kept(const Chunk& chunk, const Pieces& inputs) const {
-    size_t done = 0;  // pieces of `inputs` that ran before the weight piece was taken out
+    size_t done = 0;  // pieces of `inputs` that ran before the weight piece was split off
     for (uint32_t weight : chunk.weight) {
       const auto at = std::find_if(chunk.backward.begin(), chunk.backward.end(), [&](uint32_t b) {
         return model_.pieces[weight].name == model_.pieces[b].name + ".weight" &&
@@ -206,7 +206,7 @@ class Cutter {
     return result;
   }
 
-  /// What `reader` reads and part `from` has written crosses. What nobody else writes accumulates here.
+  /// Data that `reader` reads and part `from` has written crosses. Data that no other part writes accumulates here.
   void cross(Chunk& reader, const Set& wanted, int from, Pass pass) {
     for (int other = 0; other < static_cast<int>(parts_.size()); ++other) {
       if (other == reader.part) continue;
@@ -218,7 +218,7 @@ class Cutter {
           (pass == Pass::forward ? reader.activations_in : reader.gradients_in).push_back(buffer);
           (pass == Pass::forward ? part(from).activations_out : part(from).gradients_out).push_back(buffer);
         } else if (!written(part(from).pieces(pass)).contains(buffer)) {
-          throw PlanError("[plan] part {} reads {} of part {}, which is not beside it.", reader.part,
+          throw PlanError("[plan] part {} reads {} of part {}, which is not its neighbour.", reader.part,
                           buffers_[buffer].name, other);
         }
       }
@@ -233,7 +233,7 @@ class Cutter {
     cross(chunk, gradients, chunk.part + 1, Pass::backward);
   }
 
-  /// What is written in one pass and read in a later one has a copy for every micro-batch in between.
+  /// Data written in one pass and read in a later one has a copy for every micro-batch in between.
   void keep(const Chunk& chunk) {
     const Set of_forward = written(chunk.forward), of_backward = written(chunk.backward);
     const Set backward = exposed(chunk.backward), weight = exposed(chunk.weight);
@@ -246,7 +246,7 @@ class Cutter {
     keep_all(of_backward, weight);
   }
 
-  /// The lists of `model_` become those of the chunks, later parts first backward: the order in which gradients
+  /// The lists of `model_` become those of the chunks; backward has later parts first, the order in which gradients
   /// complete.
   void keep_only(const std::vector<Chunk>& chunks, uint32_t take_batch) {
     model_.forward.clear();
@@ -337,7 +337,7 @@ std::vector<int> balanced_layers(const ModelSpec& model, int parts, const std::f
     return sums[static_cast<size_t>(end)] - sums[static_cast<size_t>(begin)] + (part == 0 ? embedding : 0) +
            (part + 1 == parts ? head : 0);
   };
-  // best[end]: the slowest of the parts so far when they hold layers [0, end); choice: where the last of them begins.
+  // best[end]: the slowest of the parts so far if they hold layers [0, end); choice: the start of the last of them.
   constexpr double kNever = 1e300;
   std::vector<double> best(static_cast<size_t>(layers) + 1, kNever);
   std::vector<std::vector<int>> choice(static_cast<size_t>(parts),

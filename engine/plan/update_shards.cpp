@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where weight decay ends and begins, and which shards are neighbours.
+// Ends and beginnings of weight decay, and merging of neighbouring shards.
 
 #include "engine/plan/update_shards.h"
 
@@ -21,7 +21,7 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
                     .updated = moved_to(storage.master),
                     .elems = storage.shard_elems,
                     .decay_edges = {}};
-  // Padding behind a part goes with it: its gradient is zero, so it stays zero.
+  // Padding after a part is included: its gradient is zero, so it stays zero.
   const Bucket& b = job.layout.buckets[bucket];
   bool decays = true;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
@@ -38,7 +38,7 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
   return shard;
 }
 
-/// Takes `next` into `shard` if it lies right behind it in every buffer.
+/// Merges `next` into `shard` if it directly follows in every buffer.
 bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
   const auto follows = [](const Slice& a, const Slice& b) {
     return a.buffer == b.buffer && a.begin_bytes + a.size_bytes == b.begin_bytes;
@@ -47,7 +47,7 @@ bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
   for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::updated})
     if (!follows(shard.*which, next.*which)) return false;
   if (!std::equal(shard.states.begin(), shard.states.end(), next.states.begin(), follows)) return false;
-  const auto turn = [&edges = shard.decay_edges](int64_t at) {  // twice at one place is not at all
+  const auto turn = [&edges = shard.decay_edges](int64_t at) {  // two changes at one element cancel
     if (!edges.empty() && edges.back() == at)
       edges.pop_back();
     else

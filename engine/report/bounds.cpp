@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks the gradient parts in completion order: nothing can be sent before it is ready, nothing faster than the port.
+// Walks the gradient parts in completion order: a part is sent after it is ready, and no faster than the port.
 
 #include "engine/report/bounds.h"
 
@@ -32,7 +32,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
     bound.bound_ns = bound.compute_ns;
     return bound;
   }
-  // When each backward piece of the last micro-batch ends.
+  // The end of each backward piece of the last micro-batch.
   std::vector<int64_t> ends(plan.spine.size());
   std::partial_sum(input.spine_ns.begin(), input.spine_ns.end(), ends.begin());
   std::vector<int64_t> ready(job.model.backward.size(), 0);
@@ -63,8 +63,8 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   double left = 0;
   for (const Part& part : parts) left += part.bytes;
   const double ns_per_byte = 1e9 / input.bytes_per_second;
-  // Parameters of sharded states: once in a step, those of layers (stage 3) for every pass that does not find them in a
-  // slot.
+  // Parameters of sharded states are gathered once in a step, those of layers (stage 3) for every pass that does not
+  // find them in a slot.
   double gathered = 0, before_layers = 0;
   if (stage > 0) {
     const double per_elem = share * element_bytes(job.gather_dtype());
@@ -86,7 +86,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
     sums_done = std::max(sums_done, part.ready_ns + static_cast<int64_t>(left * ns_per_byte));
     left -= part.bytes;
   }
-  // The update, where it is on the spine, is behind the backward pass.
+  // If the update is on the spine, it follows the backward pass.
   int64_t updates = 0, clip = 0, first_update = 0;
   for (size_t i = plan.spine.size(); i-- > 0;) {
     const Op op = plan.spine[i].op;
@@ -94,7 +94,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
     if (op == Op::clip) clip += input.spine_ns[i];
     if (op == Op::update) updates += first_update = input.spine_ns[i];
   }
-  // What buckets are padded with is updated too, and no plan needs it.
+  // The padding of buckets is updated too, although no plan needs it.
   const PlacedPart* last = nullptr;
   int64_t elems = 0;
   for (const PlacedPart& placed : job.layout.parts) {
@@ -106,8 +106,8 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   if (updates > 0)
     tail += static_cast<int64_t>(static_cast<double>(updates) * static_cast<double>(behind_last_sum) /
                                  static_cast<double>(job.layout.flat_elems));
-  // The next step begins with what is before the layers: updated,
-  // and sent, less what the step can do before it needs it.
+  // The next step begins with the parameters before the layers: updated, and sent, less the work that the step can do
+  // before it needs them.
   int64_t lead = 0;
   for (size_t i = 0; i < plan.spine.size() && !reads_parameters(job, plan.spine[i]); ++i) lead += input.spine_ns[i];
   if (stage > 0 && job.options.clip)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The least time that a data-parallel step, sharded or not, can take on a link, whatever the buckets and knobs.
+// Lower bound of the time of a data-parallel step, sharded or not, on a link, for any buckets and knobs.
 
 #include <cstdint>
 #include <vector>
@@ -22,17 +22,17 @@ struct IdealBound {
   int64_t bound_ns = 0;
 };
 
-/// max over k of (when the gradient of the k-th part in completion order is ready + bytes still to send / bandwidth) +
-/// one latency + what must follow the last sum, and never below max(compute, wire). What must follow is the update of
-/// the last part (of a split tied embedding: the last of its table), or, when clipping, the clip factor and the update
-/// of everything; a part's share of all updates is that of its elements. So the bound depends on how parts become
-/// buckets only by what `spine_ns` does: each bucket's update in whole nanoseconds, and in `compute` their padding.
-/// What parts there are is the model's: overlap.bucket_size is also the size of the chunks in which the head's gradient
-/// becomes ready.
+/// max over k of (time at which the gradient of the k-th part in completion order is ready + bytes still to send /
+/// bandwidth) + one latency + the work that must follow the last sum, and never below max(compute, wire). That work is
+/// the update of the last part (with a split tied embedding: of the last part of its table) or, with clipping, the clip
+/// factor and the update of everything; a part's share of all updates is that of its elements. So the bound depends on
+/// the division into buckets only through `spine_ns`: each bucket's update in whole nanoseconds, and in `compute` their
+/// padding. The parts themselves depend on the model: overlap.bucket_size is also the size of the chunks in which the
+/// head's gradient becomes ready.
 ///
-/// With ZeRO gradients are sent once instead of twice, parameters are gathered as often as the plan does, and (when
-/// clipping) the next step begins when what is before the layers has been gathered, which follows the plan's first
-/// update: there the bound is one of plans whose first update takes as long. Pure.
+/// Pure. With ZeRO, gradients are sent once instead of twice, and parameters are gathered as often as the plan does.
+/// With clipping the next step begins when the parameters before the layers have been gathered, after the plan's first
+/// update: there the bound holds for plans whose first update takes as long.
 IdealBound ideal_bound(const Job& job, const BoundInput& input);
 
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats step metrics for machines and for people.
+// Formats step metrics as JSON and as text.
 
 #include "engine/report/metrics.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One line of metrics.jsonl and one line for a person, from what the ranks measured of a step.
+// One line of metrics.jsonl and one line of text, from the measurements of all ranks.
 
 #include <cstdint>
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace slipstream {
 
-/// Means over ranks unless said otherwise. Times in milliseconds.
+/// Means over ranks unless stated otherwise. Times in milliseconds.
 struct StepMetrics {
   int64_t step = 0;
   double loss = 0;  // mean over all tokens of the global batch
@@ -22,10 +22,10 @@ struct StepMetrics {
   double compute_ms = 0;
   double comm_ms = 0;
   double exposed_ms = 0;
-  double bubble_ms = 0;       // pipelines: waits for what another stage had not computed yet; no part of exposed_ms
-  double exposed_ms_max = 0;  // of the rank that waited longest
+  double bubble_ms = 0;       // pipelines: waits for a stage that was still computing; not part of exposed_ms
+  double exposed_ms_max = 0;  // of the rank with the longest wait
   std::vector<std::pair<std::string, double>>
-      exposed_by;  // the task that compute waited for, and its part of exposed_ms; the largest first
+      exposed_by;  // the tasks that compute waited for, with their part of exposed_ms; largest first
   double input_ms = 0;
   double other_ms = 0;
   double skew_ms = 0;
@@ -38,7 +38,7 @@ struct StepMetrics {
   std::optional<double> hidden() const;
 };
 
-/// One JSON object, no newline; reals read back the same.
+/// One JSON object without a newline; reading a real number back gives the same value.
 std::string metrics_json(const StepMetrics& metrics);
 
 /// "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | eta

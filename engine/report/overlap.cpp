@@ -27,7 +27,7 @@ namespace {
 
 bool is_communication(ChannelKind kind) { return kind == ChannelKind::communication || kind == ChannelKind::stages; }
 
-/// How much of `wait` nothing on the channel travelled, because what is awaited had not begun on some stage.
+/// Time of `wait` in which nothing travelled on the channel, because the awaited task had not begun on some stage.
 int64_t bubble_of(const Exposure& wait, const StepTimes& times, const std::vector<Interval>& together) {
   if (wait.task == SIZE_MAX) return wait.end_ns - wait.begin_ns;
   const int64_t end_ns = std::min(wait.end_ns, together[wait.task].begin_ns);
@@ -78,11 +78,11 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     const Spans& next = steps_.at(step + 1);
     SLIP_ASSERT(!next.works.empty());
     end_ns = next.works.front().begin_ns;
-    // The next step waits before its first work; that wait delays it because of this step.
+    // The next step waits before its first work; this step causes that wait.
     for (const Exposure& wait : next.waits)
       if (wait.end_ns <= end_ns) spans.waits.push_back(wait);
   }
-  // Waiting for local work is waiting for what that waits for, as long as it does.
+  // A wait for local work is a wait for that work's own waits, for as long as they last.
   std::vector<Exposure> behind;
   for (const Exposure& wait : spans.waits)
     for (const Exposure& other : spans.local_waits[static_cast<uint32_t>(wait.awaited >> 32)])

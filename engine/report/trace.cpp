@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spans to trace events: works as slices, waits as slices named <waiter>_wait_<awaited>.
+// Converts spans to trace events: works as slices, waits as slices named <waiter>_wait_<awaited>.
 
 #include "engine/report/trace.h"
 
@@ -30,7 +30,7 @@ void TraceWriter::finish() {
   std::FILE* file = std::fopen(temporary.c_str(), "w");
   if (!file)
     throw ResourceError("[trace] {} cannot be written: {}. Check output.dir.", temporary, std::strerror(errno));
-  // Trace tools find the rank by the text "rank": N, with the space.
+  // Trace tools find the rank by the text "rank": N, including the space.
   fmt::print(file,
              "{{\"displayTimeUnit\": \"ns\", \"distributedInfo\": {{\"rank\": {}, \"backend\": \"mpi\", "
              "\"world_size\": {}}},\n\"traceEvents\": [\n",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A timeline of one rank in the Chrome trace format, one row per stream, readable by Perfetto and by trace tools.
+// A timeline of one rank in the Chrome trace format, one row per stream, readable by Perfetto and other trace tools.
 // Source: "Trace Event Format", the JSON that chrome://tracing and ui.perfetto.dev read.
 
 #include <string>
@@ -17,7 +17,7 @@ class TraceWriter {
   /// `path` is written by finish(). Borrows `job`.
   TraceWriter(const Job& job, int rank, int64_t first_step, int64_t last_step, std::string path);
   void add(ChannelId channel, const std::vector<Span>& spans);
-  /// Blocks. Throws ResourceError if the file cannot be written; the file appears whole or not at all.
+  /// Blocks. Throws ResourceError if the file cannot be written; the file appears complete or not at all.
   void finish();
   bool wants(int64_t step) const { return step >= first_ && step <= last_; }
 

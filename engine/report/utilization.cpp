@@ -15,7 +15,7 @@ double model_flops(const std::vector<std::shared_ptr<const Job>>& stages) {
       if (item.op == Op::compute) flops += static_cast<double>(item.cost.flops);
     flops -= static_cast<double>(stage->recomputed.paid.flops);
   }
-  // Ranks of a stage do as much as each other.
+  // Every rank of a stage does the same amount of work.
   return flops * stages.front()->mesh.world() / static_cast<double>(stages.size());
 }
 

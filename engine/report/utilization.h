@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which share of a machine's peak the operations of the model are.
+// Model operations as a share of the machine's peak.
 
 #include <cstdint>
 #include <memory>
@@ -11,16 +11,15 @@
 
 namespace slipstream {
 
-/// Floating-point operations of one training step on all ranks: the forward and backward passes of the model as its op
-/// cards count them, once each. What recomputation runs again, the update and what encodes messages are no part.
-/// `stages`: the job of one rank of every pipeline stage. Pure.
+/// Pure. Floating-point operations of one training step on all ranks: the forward and backward passes of the model as
+/// its op cards count them, once each, without recomputation, update and encoding of messages. `stages`: the job of one
+/// rank of every pipeline stage.
 double model_flops(const std::vector<std::shared_ptr<const Job>>& stages);
 
-/// The peak of one rank for the type that the model computes in; 0 where the machine has none. Pure.
+/// Pure. Peak of one rank for the type in which the model computes; 0 if the machine file has none.
 double peak_flops_per_second(const Machine& machine, DType dtype);
 
-/// Model flops utilisation: `flops` of a step that takes `step_ms`, as a share of what `ranks` ranks with this peak
-/// could do. Pure.
+/// Pure. Model flops utilisation: `flops` of a step that takes `step_ms`, as a share of the peak of `ranks` ranks.
 inline double utilization(double flops, double step_ms, int ranks, double peak_flops_per_second) {
   return flops / (step_ms / 1e3 * ranks * peak_flops_per_second);
 }

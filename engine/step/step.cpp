@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step: it only walks the order it was given.
+// Walks the order of the plan.
 
 #include "engine/step/step.h"
 

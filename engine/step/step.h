@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Walks the spine of a plan: says before(item), launches the item's works, says reached(item).
+// Walks the spine of a plan: calls before(item), launches the item's works, calls reached(item).
 
 #include <map>
 #include <vector>
@@ -10,8 +10,8 @@
 
 namespace slipstream {
 
-/// Works of a plan's items that are not pieces of the model, by item; compute items have an empty entry, or one that
-/// takes the place of the piece's works (paced benchmarks).
+/// Works by item for items that are not pieces of the model; compute items have an empty entry, or one that replaces
+/// the piece's works (paced benchmarks).
 using BoundWorks = std::vector<Work>;
 
 class Step {
@@ -19,7 +19,7 @@ class Step {
   /// Borrows all; `memory` resolves every buffer of the job.
   Step(const Job& job, const Memory& memory, Stream& compute, PointListener& listener);
 
-  /// `works` are indexed by item of `plan`; borrowed.
+  /// Borrows `works`, one per item of `plan`.
   void bind(const Plan& plan, const BoundWorks& works);
 
   /// Enqueues one run of `plan`; never waits. `step` tags the timeline.

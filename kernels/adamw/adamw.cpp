@@ -5,8 +5,8 @@
 
 #include "engine/base/check.h"
 #include "kernels/adamw/adamw_cpu.h"
+#include "kernels/adamw/adamw_cuda.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW on CUDA: one flat launch over the range, 16 bytes a thread and operand.
+// AdamW on CUDA: one flat launch over the range, 16 bytes per thread and operand.
 
+#include "kernels/adamw/adamw_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-// A pack of the bf16 copy.
+// Elements of a pack of the bf16 copy.
 constexpr int kElems = 8;
 
-/// Where weight decay ends and begins again. They travel with the launch, so that a recorded step needs no memory for
-/// them.
+/// Elements at which weight decay ends and begins again. They are launch parameters, so that a recorded step needs no
+/// memory for them.
 struct Edges {
-  static constexpr int kMost =
-      256;  // 2 KiB of the 4 that a launch carries; even, so that decay is on where a further launch begins
+  static constexpr int kMost = 256;  // 2 KiB of a launch's 4; even, so that each further launch begins with decay
   int count = 0;
   int64_t at[kMost] = {};
 };
@@ -31,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges
   load_floats<kAligned>(args.parameters + first, count, p);
   load_floats<kAligned>(args.m + first, count, m);
   load_floats<kAligned>(args.v + first, count, v);
-  int passed = 0;  // edges at or before an element: decay is off behind an odd number of them
+  int passed = 0;  // edges at or before an element: after an odd number of them decay is off
   for (int beyond = edges.count; passed < beyond;) {
     const int middle = (passed + beyond) / 2;
     if (edges.at[middle] <= first)
@@ -54,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges
   if (args.working) store_floats<kAligned>(args.working + first, count, p);
 }
 
-/// Elements [begin, end) as a range of their own.
+/// Elements [begin, end) as a separate range.
 Adamw part_of(Adamw args, int64_t begin, int64_t end) {
   args.parameters += begin;
   args.m += begin;
@@ -74,7 +73,7 @@ void adamw_cuda(LaunchContext& context, const Adamw& args) {
     Edges edges;
     while (edges.count < Edges::kMost && edge < args.decay_edge_count)
       edges.at[edges.count++] = args.decay_edges[edge++] - begin;
-    // More edges than one launch carries: the next begins at the last of them.
+    // More edges than one launch can carry: the next launch begins at the last of them.
     const Adamw part = part_of(args, begin, edge < args.decay_edge_count ? args.decay_edges[edge - 1] : args.elems);
     begin += part.elems;
     if (part.elems == 0) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One AdamW step on a contiguous range of parameters, of which some decay and others do not.
+// One AdamW step on a contiguous range of parameters, some of which decay.
 //
 //   g = clip · gradient;  p -= lr · weight_decay · p
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g²
@@ -16,7 +16,7 @@
 
 namespace slipstream::kernels {
 
-/// What changes from step to step; lives in device memory so that a captured or queued step reads the newest.
+/// Values that change from step to step; they are in device memory, so that a captured or queued step reads the newest.
 struct AdamwScalars {
   float learning_rate = 0.0f;
   float inv_bias1 = 1.0f;  // 1 / (1 - beta1^t), t counted from 1
@@ -29,16 +29,16 @@ struct Adamw {
   float* m = nullptr;
   float* v = nullptr;
   const float* gradient = nullptr;
-  bfloat16* working = nullptr;  // optional: gets the rounded parameters
+  bfloat16* working = nullptr;  // optional: receives the rounded parameters
   int64_t elems = 0;
   const AdamwScalars* scalars = nullptr;
   float beta1 = 0.9f;
   float beta2 = 0.999f;
   float eps = 1e-8f;
   float weight_decay = 0.0f;
-  float* updated = nullptr;  // optional: gets the parameters, which then stay as they are
+  float* updated = nullptr;  // optional: receives the parameters; then `params` stays unchanged
   /// Host memory, read before adamw returns: elements at which weight decay ends, begins again and so on, ascending
-  /// within [0, elems]. It starts on, so without edges all decay.
+  /// within [0, elems]. Decay is on at the start, so without edges every element decays.
   const int64_t* decay_edges = nullptr;
   int64_t decay_edge_count = 0;
 };
@@ -47,7 +47,7 @@ struct Adamw {
 /// (device).
 void adamw(LaunchContext& context, const Adamw& args);
 
-/// 16 flops and 28 bytes an element, 30 with `working`. Pointers may be null. Pure.
+/// Pure. 16 flops and 28 bytes per element, 30 with `working`. Pointers may be null.
 Cost adamw_cost(const Adamw& args);
 
 }  // namespace slipstream::kernels

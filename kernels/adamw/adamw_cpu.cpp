@@ -8,10 +8,10 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-// Elements per unit of the thread split: whole pages of every stream.
+// Elements per unit of the split over threads: whole pages of every operand.
 constexpr int64_t kUnit = 1024;
 
-// Lane by lane in source, one instruction in the binary: the vector extension has no square root.
+// The source works lane by lane, the binary has one instruction: the vector extension has no square root.
 inline Vf sqrt(Vf x) {
   Vf root;
   for (int i = 0; i < kLanes; ++i) root[i] = __builtin_sqrtf(x[i]);
@@ -22,7 +22,7 @@ struct Factors {
   float clip, keep1, add1, keep2, add2, inv_bias1, inv_bias2, eps, learning_rate, decay;
 };
 
-/// The tail uses this same function on part of a vector, so an element's bits do not depend on where a range ends.
+/// The tail uses the same function on part of a vector, so an element's bits do not depend on the end of its range.
 inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
   const Vf g = gradient * f.clip;
   m = m * f.keep1 + g * f.add1;
@@ -31,7 +31,7 @@ inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
   return p * f.decay - f.learning_rate * ((m * f.inv_bias1) / denominator);
 }
 
-/// Elements [begin, end), which decay all or not at all.
+/// Elements [begin, end), with decay for all or for none.
 void update_range(const Adamw& args, const Factors& f, int64_t begin, int64_t end) {
   float* updated = args.updated != nullptr ? args.updated : args.parameters;
   int64_t i = begin;

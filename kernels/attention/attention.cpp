@@ -8,8 +8,8 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -41,7 +41,7 @@ Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
           bytes_of(rows * args.head_dim, args.dtype) + 4 * args.batch * args.heads * args.tokens};
 }
 
-/// Rows of a block move once in the type, carried ones (in and out) in float.
+/// Rows of a block are moved once in the type, carried ones (in and out) in float.
 template <typename Args>
 Cost block_cost(const Args& args, int64_t products, int64_t query_rows, int64_t key_rows, int64_t carried_rows) {
   const auto& all = args.all;
@@ -57,10 +57,11 @@ void check(std::string_view op, const AttentionBlock& block, int64_t tokens) {
     require_at_least(op, "the first row of a block", first, 0);
     require_at_least(op, "the rows of a block", count, 0);
     if (first + count > tokens)
-      throw ShapeError("[{}] the block's rows {} to {} lie outside of {} tokens.", op, first, first + count, tokens);
+      throw ShapeError("[{}] the block's rows {} to {} exceed {} tokens.", op, first, first + count, tokens);
   }
   if (block.causal && block.queries != block.keys)
-    throw ShapeError("[{}] a causal block has as many keys as queries: got {} and {}.", op, block.keys, block.queries);
+    throw ShapeError("[{}] a causal block needs as many keys as queries: got {} and {}.", op, block.keys,
+                     block.queries);
 }
 
 }  // namespace

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on CUDA for any head size up to 256 and both types: blocks of 32 queries by 32 keys from shared memory, or
-// of 16 by 16 where heads are wider than 128, so that a block fits in the 99 KiB that the smallest cards give.
+// of 16 by 16 for heads wider than 128, so that a block fits in the 99 KiB of the smallest GPUs.
 //
-// A row is shared by four threads, or by eight, neighbours in a warp: a thread owns every fourth, or eighth, of its
-// columns. The tensor core path (attention_mma.cu) takes bf16 heads of 64 and 128 in whole 16 bytes.
+// Four or eight threads, neighbours in a warp, share a row: a thread owns every fourth, or eighth, of its columns. The
+// tensor core path (attention_mma.cu) handles bf16 heads of 64 and 128 with rows aligned to 16 bytes.
 
 #include <initializer_list>
 
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 128;
 
-/// Floats of a row in shared memory; one more than it has, so that a column lies in different banks.
+/// Floats of a row in shared memory; one more than the row has, so that a column is in different banks.
 __host__ __device__ constexpr int pitch_of(int head_dim) { return head_dim + 1; }
 
-/// A block: kRows queries by kRows keys, of at most kParts * kColumns columns.
+/// A block: kRows queries by kRows keys, with at most kParts * kColumns columns.
 template <int kRows_, int kColumns_>
 struct TileOf {
   static constexpr int kRows = kRows_;
-  static constexpr int kColumns = kColumns_;       // of a thread
-  static constexpr int kParts = kThreads / kRows;  // threads of a row
-  static constexpr int kKeys = kRows / kParts;     // scores of a thread
+  static constexpr int kColumns = kColumns_;       // per thread
+  static constexpr int kParts = kThreads / kRows;  // threads per row
+  static constexpr int kKeys = kRows / kParts;     // scores per thread
   static constexpr int kScorePitch = kRows + 1;
   static constexpr int kScoreFloats = kRows * kScorePitch;
   static_assert(kWarp % kParts == 0, "the threads of a row talk by shuffles and meet at __syncwarp");
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_tile(const Shared<float>& tile, const T* fr
                                           int64_t tokens, int head_dim) {
   const int thread = static_cast<int>(threadIdx.x);
   if constexpr (kAligned) {
-    // A warp takes kPack rows of kAcross packs: as the pitch is odd, what its threads write lies in 32 banks.
+    // A warp loads kPack rows of kAcross packs: because the pitch is odd, its threads write to 32 different banks.
     constexpr int kAcross = kWarp / kPack<T>;
     static_assert(kRows % kPack<T> == 0);
     const int lane = thread % kWarp, packs = head_dim / kPack<T>, across = (packs + kAcross - 1) / kAcross;
@@ -69,14 +69,14 @@ __device__ __forceinline__ float dot(const Shared<float>& a, int a_row, const Sh
   return sum;
 }
 
-/// How many of the kRows keys from `key_begin` on the query sees; both are counted from the begin of the block.
+/// Number of the kRows keys from `key_begin` on that the query sees; both are counted from the beginning of the block.
 template <int kRows>
 __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t query, int64_t key_begin) {
   const int64_t keys = (block.causal ? query + 1 : block.keys) - key_begin;
   return keys < 0 ? 0 : keys < kRows ? static_cast<int>(keys) : kRows;
 }
 
-/// Where keys end for the tile of queries at `begin`.
+/// End of the keys for the tile of queries at `begin`.
 __device__ __forceinline__ int64_t keys_end(const AttentionBlock& block, int64_t begin) {
   return block.causal ? begin + 1 : block.keys;
 }
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   const Shared<float> q(bytes, floats), k(bytes + 4 * floats, floats), v(bytes + 8 * floats, floats),
       p(bytes + 12 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
-  // The longest rows first: the short ones fill the end.
+  // The longest rows first, so that short ones fill the end.
   const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kRows, query = begin + row, head = blockIdx.y;
   const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
                 first_key = blockIdx.z * all.tokens + block.first_key;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   float out[kColumns] = {}, largest = -__builtin_inff(), sum = 0.0f;
   if (!args.first && query < block.queries) {
     largest = args.carried.maximum[carried];
-    if (part == 0) sum = args.carried.sum[carried];  // the sum is spread over the threads of a row
+    if (part == 0) sum = args.carried.sum[carried];  // the sum is distributed over the threads of a row
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int column = part + i * kParts;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       sum += weight;
       p[row * kScorePitch + part + i * kParts] = weight;
     }
-    __syncwarp();  // a row of p is read by its own threads alone
+    __syncwarp();  // only its own threads read a row of p
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) out[i] *= keep;
     for (int key = 0; key < seen; ++key) {
@@ -176,12 +176,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   }
 }
 
-/// delta[b, h, t] = dout . out, `lanes` neighbours of a warp each, a power of two.
+/// delta[b, h, t] = dout . out, by `lanes` neighbours of a warp each, a power of two.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args, int lanes, float* delta) {
   const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / lanes;
   const bool inside =
-      index < args.batch * args.heads * args.tokens;  // no early return: the others of the warp wait for its lanes
+      index < args.batch * args.heads * args.tokens;  // no early return: the other lanes of the warp need this one
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const int64_t token = index % args.tokens, head = index / args.tokens % args.heads,
                 sequence = index / args.tokens / args.heads;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args,
   if (inside && lane == 0) delta[index] = sum;
 }
 
-/// Row statistics of a query of the block: of no query, weights become 0.
+/// Row statistics of a query of the block; without a query, weights become 0.
 struct Row {
   float lse, delta;
 };
@@ -209,7 +209,7 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
   return {args.all.lse[at], delta[at]};
 }
 
-/// A block per tile of queries: dq.
+/// One block per tile of queries: dq.
 template <typename Tile, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
             expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
-    __syncwarp();  // a row of ds is read by its own threads alone
+    __syncwarp();  // only its own threads read a row of ds
     for (int key = 0; key < seen; ++key) {
       const float slope = ds[row * kScorePitch + key];
 #pragma unroll
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   }
 }
 
-/// A block per tile of keys: dk and dv, heads of the group in order.
+/// One block per tile of keys: dk and dv, heads of the group in order.
 template <typename Tile, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
@@ -360,7 +360,7 @@ void for_tile(int64_t head_dim, const Body& body) {
     body(TileOf<16, 32>{});
 }
 
-/// Is every row of a head whole packs at a multiple of 16 bytes?
+/// Does every row of a head consist of whole packs at a multiple of 16 bytes?
 template <typename T, typename... Pointers>
 bool whole_packs(std::initializer_list<int64_t> elems, const Pointers*... pointers) {
   for (int64_t count : elems)

@@ -13,7 +13,7 @@
 
 namespace slipstream::kernels {
 
-/// The widest head that the kernels hold in scratch.
+/// The widest head that fits in the kernels' scratch.
 constexpr int64_t kAttentionHeadDimMax = 256;
 
 /// out[t] = sum over s <= t of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale *
@@ -48,7 +48,7 @@ struct AttentionForward {
   DType dtype = DType::f32;
 };
 
-/// dq, dk, dv of the above from dout; the scores are made again from lse.
+/// dq, dk, dv of the above from dout; the scores are recomputed from lse.
 ///
 /// Shapes:  as above; dout and out have out_stride, dq has dq_stride, dk and dv have dkv_stride;
 ///          workspace attention_backward_workspace_elems(args) floats
@@ -82,7 +82,8 @@ struct AttentionBackward {
   DType dtype = DType::f32;
 };
 
-/// The softmax of every query over the keys that it has met so far: how attention goes on when more of them arrive.
+/// The softmax of every query over the keys seen so far: the state with which attention continues when more keys
+/// arrive.
 struct AttentionCarried {
   float* out = nullptr;      // [B, H, T, E]: sum over keys of exp(score - maximum) v
   float* maximum = nullptr;  // [B, H, T]
@@ -91,12 +92,12 @@ struct AttentionCarried {
 
 /// AttentionForward, one block of keys at a time (context parallelism: the keys of a sequence arrive rank by rank).
 ///
-/// The first block of a query starts from nothing, the last one writes out and lse; blocks in between only move
-/// `carried`, in float whatever the type, so that out is rounded once. Every query must see a key of its first block; a
-/// last one without keys (block.keys 0) is allowed: it writes out what was carried.
+/// The first block of a query starts without state, the last one writes out and lse; blocks in between only update
+/// `carried`, in float for every type, so that out is rounded once. Every query must see a key of its first block; a
+/// last block without keys (block.keys 0) is allowed and writes out the carried values.
 ///
 /// Shapes:  q, out, lse, carried: T = all.tokens rows of the queries' sequences; k, v: as many of the keys'
-/// Alias:   as AttentionForward; carried is apart from all, and may be null in a block that is first and last
+/// Alias:   as AttentionForward; carried overlaps no operand, and may be null in a block that is first and last
 /// Cost:    4·B·H·E·pairs flops; as the sum of rows that the block touches
 /// Errors:  as AttentionForward; ShapeError if the block lies outside T, or is causal with another number of keys than
 ///          queries
@@ -109,7 +110,7 @@ struct AttentionBlockForward {
   bool last = true;
 };
 
-/// AttentionBackward, one block of keys at a time, from the lse and out of all of them.
+/// AttentionBackward, one block of keys at a time, from the final lse and out.
 ///
 /// Shapes:  as above; dq_sum [B, H, T, E], dkv [B, T, 2·G·E] (k heads, then v heads), both float; all.dk and all.dv are
 ///          not used; workspace attention_backward_workspace_elems(all)
@@ -133,13 +134,13 @@ void attention_backward(LaunchContext& context, const AttentionBackward& args);
 void attention_block_forward(LaunchContext& context, const AttentionBlockForward& args);
 void attention_block_backward(LaunchContext& context, const AttentionBlockBackward& args);
 
-/// What they must do at least. Pure; pointers may be null.
+/// Pure. Minimum flops and bytes. Pointers may be null.
 Cost attention_forward_cost(const AttentionForward& args);
 Cost attention_backward_cost(const AttentionBackward& args);
 Cost attention_block_forward_cost(const AttentionBlockForward& args);
 Cost attention_block_backward_cost(const AttentionBlockBackward& args);
 
-/// Floats of workspace; depends on batch, tokens, heads, kv_heads and head_dim alone. Pure; pointers may be null.
+/// Pure. Floats of workspace; depends on batch, tokens, heads, kv_heads and head_dim only. Pointers may be null.
 int64_t attention_backward_workspace_elems(const AttentionBackward& args);
 
 SLIP_DECLARE_PER_ISA(void attention_forward_cpu(LaunchContext& context, const AttentionForward& args);

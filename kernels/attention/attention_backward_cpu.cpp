@@ -23,7 +23,7 @@ struct alignas(64) Scratch {
   float dot[kBlock];  // dout . out of each query
 };
 
-/// The pair of blocks at hand; query i sees key s if s <= i + ahead.
+/// The current pair of blocks; query i sees key s if s <= i + ahead.
 struct Pair {
   const float* v;
   int64_t v_stride;
@@ -37,7 +37,7 @@ struct Pair {
   bool first;  // first block of keys of these queries
 };
 
-/// weights = exp(scale * scores - lse), dscores = weights * (dweights - dot), zero where the key is masked.
+/// weights = exp(scale * scores - lse), dscores = weights * (dweights - dot), zero for masked keys.
 inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_t first_query, float scale, Vf lse,
                             Vf dot) {
   const int64_t open = least(keys, first_query + 1);
@@ -71,7 +71,7 @@ inline void make_weights(Scratch& scratch, const Pair& pair) {
     for (int64_t j = i; j < i + kTileCols; j += kLanes)
       softmax_columns(scratch.weights + j, scratch.dscores + j, seen, j + pair.ahead, pair.scale, load(scratch.lse + j),
                       load(scratch.dot + j));
-    // Tiles of the products below reach at most kTileRows - 1 keys further than these columns.
+    // Tiles of the products below reach at most kTileRows - 1 keys beyond these columns.
     for (int64_t s = seen; s < least(pair.keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) {
         store(scratch.weights + s * kBlock + j, Vf{});
@@ -193,7 +193,7 @@ inline void zero_rows(T* to, int64_t stride, int64_t rows, int64_t width) {
     std::memset(static_cast<void*>(to + i * stride), 0, static_cast<size_t>(width) * sizeof(T));
 }
 
-/// Where dk and dv of a key-value head go: columns of the caller's rows, 0 outside of the block's keys.
+/// Destination of dk and dv of a key-value head: columns of the caller's rows, 0 outside the block's keys.
 template <typename T>
 inline void write_keys(const AttentionBlockBackward& args, const float* from, float factor, T* to, int64_t stride) {
   const AttentionBlock& block = args.block;
@@ -209,7 +209,7 @@ void backward(LaunchContext& context, const AttentionBlockBackward& args) {
   const int64_t elems = all.tokens * padded(all.head_dim), kv_width = all.kv_heads * all.head_dim;
   context.parallel_for(all.batch * all.kv_heads, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch;
-    // All heads of a range use the place of its first, which then stays in the cache.
+    // All heads of a range use the memory of its first, which then stays in the cache.
     float* const dk = all.workspace + 2 * begin * elems;
     float* const dv = dk + elems;
     for (int64_t item = begin; item < end; ++item) {

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The tensor core path of attention on CUDA.
+// The CUDA side of attention: its entry points, and the path on tensor cores that they try first.
+//
+// Arguments are already checked and not empty, pointers are device memory. Each function enqueues on the context's
+// stream and returns. Throws: ResourceError if a launch is refused.
 
 #include "kernels/attention/attention.h"
 
 namespace slipstream::kernels {
 
-/// Enqueues. False, and nothing is enqueued, unless the type is bf16, head_dim is 64 or 128 and all rows, also those
-/// that are carried, begin at multiples of 16 bytes. A block of a ring may take either path: what is carried means the
-/// same.
+void attention_forward_cuda(LaunchContext& context, const AttentionForward& args);
+void attention_backward_cuda(LaunchContext& context, const AttentionBackward& args);
+void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args);
+void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args);
+
+/// Enqueues. Returns false and enqueues nothing unless the type is bf16, head_dim is 64 or 128 and all rows, also the
+/// carried ones, begin at multiples of 16 bytes. A block of a ring may use either path: the carried values have the
+/// same meaning.
 bool attention_forward_mma(LaunchContext& context, const AttentionBlockForward& args);
 
-/// As above, for at least one query; `delta` [B, H, T] holds dout . out of every row. Without `dkv` the block is the
-/// whole of causal attention, and dk and dv are written instead.
+/// As above, for at least one query; `delta` [B, H, T] holds dout . out of every row. Without `dkv` the block is all of
+/// causal attention, and dk and dv are written instead.
 bool attention_backward_mma(LaunchContext& context, const AttentionBlockBackward& args, const float* delta);
 
 }  // namespace slipstream::kernels

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on tensor cores (sm_80 and up): bf16 heads of 64 and 128, weights never leave registers.
 //
-// A kernel computes a block of keys (attention.h). With kWhole the block is all of causal attention, known when the
-// kernel is compiled: it has no registers to spare for what other blocks carry.
-// Source: Dao 2023, arXiv:2307.08691. dq is a kernel of its own, so nothing is added in an order that could change.
+// A kernel computes one block of keys (attention.h). With kWhole the block is all of causal attention, known at compile
+// time: that kernel has no spare registers for the state that other blocks carry.
+// Source: Dao 2023, arXiv:2307.08691. dq has a separate kernel, so no sum depends on the order of blocks.
 
 #include <type_traits>
 
@@ -16,8 +16,8 @@ namespace {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kInfinity = __builtin_inff();
 
-/// What a kernel computes. In backward `Args` is a reference, so that fields are read from the parameters where they
-/// are used: as values, which save instructions in forward, the compiler holds them over loops in registers that it
+/// The arguments of a kernel. In backward `Args` is a reference, so that fields are read from the parameters at each
+/// use: as values, which save instructions in forward, the compiler keeps them across loops in registers that it
 /// spills.
 template <bool kWhole, typename Args>
 struct Block {
@@ -31,13 +31,13 @@ struct Block {
   __device__ __forceinline__ bool first() const { return kWhole || args.first; }
   __device__ __forceinline__ bool last() const { return kWhole || args.last; }
 
-  /// How many keys rows [begin, begin + rows) of the queries see together.
+  /// Number of keys that rows [begin, begin + rows) of the queries see together.
   __device__ __forceinline__ int64_t seen_by(int64_t begin, int64_t rows) const {
     return causal() && begin + rows < keys() ? begin + rows : keys();
   }
 };
 
-/// Which keys of a tile the rows of a warp see.
+/// The keys of a tile that the rows of a warp see.
 template <int kTiles, int kKeys>
 struct Seen {
   bool causal;
@@ -61,22 +61,22 @@ struct Seen {
   }
 };
 
-/// Where the rows from `first` on of a head begin in [B, H, T].
+/// Start of the rows from `first` on of a head in [B, H, T].
 template <typename Args>
 __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t head, int64_t first) {
   return (blockIdx.z * all.heads + head) * all.tokens + first;
 }
 
-/// Where the queries of a block of threads are, and in how many steps it goes through the keys that they see.
+/// Position of the queries of a thread block, and the number of steps through the keys that they see.
 template <int kHead>
 struct QueryRows {
   int64_t begin, head, steps;
   int64_t first_row, kv_offset;  // rows of q and out; elements of k and v
-  int64_t of_head;               // of lse and of what is carried
+  int64_t of_head;               // of lse and of the carried values
 
   template <typename Block, typename Args>
   __device__ __forceinline__ QueryRows(const Block& block, const Args& all, int rows, int keys)
-      : begin((gridDim.x - 1 - blockIdx.x) * rows),  // the longest rows first: the short ones fill the end
+      : begin((gridDim.x - 1 - blockIdx.x) * rows),  // the longest rows first, so that short ones fill the end
         head(blockIdx.y),
         steps((block.seen_by(begin, rows) + keys - 1) / keys),
         first_row(blockIdx.z * all.tokens + block.first_query()),
@@ -85,7 +85,7 @@ struct QueryRows {
         of_head(row_of_head(all, head, block.first_query())) {}
 };
 
-/// A block per 64 kTiles queries, kKeys keys at a time.
+/// One block per 64 kTiles queries, kKeys keys at a time.
 template <int kHead, int kTiles, int kKeys, bool kWhole>
 __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args) {
   SLIP_DYNAMIC_SHARED(bytes);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
     for (int half = 0; half < 2; ++half) {
       const int64_t query = at.begin + of_warp + 16 * t + 8 * half + row;
       const bool carries = !block.first() && query < block.queries();
-      // Scores are scaled within the exponents; the sum is spread over the lanes of a row.
+      // Scores are scaled within the exponents; the sum is distributed over the lanes of a row.
       largest[t][half] = carries ? args.carried.maximum[at.of_head + query] / all.scale : -kInfinity;
       sum[t][half] = carries && lane_of() % 4 == 0 ? args.carried.sum[at.of_head + query] : 0.0f;
     }
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
   }
 }
 
-/// A block per 64 kTiles queries, kKeys keys at a time: dq.
+/// One block per 64 kTiles queries, kKeys keys at a time: dq.
 template <int kHead, int kTiles, int kKeys, bool kWhole>
 __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
       multiply_rows<kKeys, kHead>(slopes, d, of_warp, values_at(stage));
       if (!seen.all()) {
         seen.hide(scores, -kInfinity);
-        seen.hide(slopes, 0.0f);  // 0 times what a hidden key has may be no number
+        seen.hide(slopes, 0.0f);  // 0 times a value of a hidden key may be NaN
       }
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
@@ -267,8 +267,8 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   }
 }
 
-/// A block per 64 kTiles keys: dk and dv, heads of the group in order. Scores are made transposed, a warp's keys down
-/// and kQueries queries across, so that they are the left side of both sums over queries.
+/// One block per 64 kTiles keys: dk and dv, heads of the group in order. Scores are computed transposed, a warp's keys
+/// down and kQueries queries across, so that they are the left side of both sums over queries.
 template <int kHead, int kTiles, int kQueries, bool kWhole>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta) {
   SLIP_DYNAMIC_SHARED(bytes);
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   const int64_t first_row = blockIdx.z * all.tokens + block.first_query(),
                 first_key = blockIdx.z * all.tokens + block.first_key();
   const int64_t kv_offset = first_key * all.kv_stride + kv_head * kHead, query_begin = block.causal() ? key_begin : 0;
-  // A step is kQueries queries of a head; counted on, as a division takes registers that there are not.
+  // A step is kQueries queries of a head; a counter, because a division would need more registers than there are.
   struct Step {
     int head, begin, stage = 0;
   };
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
       next_delta = begin + thread < block.queries() ? delta[index] : 0.0f;
     }
   };
-  // These wait in registers while the step before is computed.
+  // These stay in registers while the previous step is computed.
   const auto keep_statistics = [&](const Step& step) {
     const int at = step.stage * kQueries + thread;
     if (thread < kQueries) lses[at] = next_lse, deltas[at] = next_delta;
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
     if (next.head < heads_end) load_queries(next);
     ptx::copy_async_commit();
     const Tile q = queries_at(step.stage), d = gradients_at(step.stage);
-    // By how much the warp's first key is later than the first query; where all see all, by less than could hide one.
+    // Distance from the first query to the warp's first key; if all queries see all keys, small enough to hide none.
     const int ahead = block.causal() ? static_cast<int>(key_begin) - step.begin + of_warp : -16 * kTiles;
     if (ahead < kQueries) {
       float weights[kTiles][kQueries / 8][4] = {}, slopes[kTiles][kQueries / 8][4] = {};
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   }
 }
 
-/// Are these rows of whole 16 bytes for which there are kernels?
+/// Are these rows aligned to 16 bytes and of a head size with kernels?
 template <typename Args>
 bool fits(const Args& all) {
   return all.dtype == DType::bf16 && (all.head_dim == 64 || all.head_dim == 128) && all.q_stride % 8 == 0 &&
@@ -395,14 +395,14 @@ void for_head(int64_t head_dim, const Body& body) {
   head_dim == 64 ? body(std::integral_constant<int, 64>{}) : body(std::integral_constant<int, 128>{});
 }
 
-/// Blocks of kTiles tiles a warp.
+/// Number of blocks of kTiles tiles per warp.
 template <int kTiles>
 dim3 grid_of(int64_t rows, int64_t heads, int64_t batch) {
   return dim3(static_cast<unsigned>(blocks_for(rows, 16 * kTiles * kWarps)), static_cast<unsigned>(heads),
               static_cast<unsigned>(batch));
 }
 
-/// Bytes of so many rows in shared memory.
+/// Shared memory of this many rows.
 constexpr size_t bytes_of_rows(int rows, int head) { return size_t{2} * static_cast<size_t>(rows * head); }
 
 }  // namespace
@@ -432,7 +432,7 @@ bool attention_backward_mma(LaunchContext& context, const AttentionBlockBackward
     for_flag(whole, [&](auto is_whole) {
       constexpr int kHead = head.value;
       constexpr bool kWhole = is_whole.value;
-      // dk and dv of two tiles are all registers of a thread when heads are wide.
+      // For wide heads dk and dv of two tiles need all registers of a thread.
       constexpr int kKeyTiles = kHead == 64 ? 2 : 1, kQueries = 32;
       if (args.block.keys > 0)
         launch(stream_of(context), key_kernel<kHead, kKeyTiles, kQueries, kWhole>,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pieces of attention that run from registers: products of tiles, transposes, packing and log.
+// The parts of attention that run from registers: products of tiles, transposes, packing and log.
 //
 // Included only by the *_cpu.cpp files of attention. Scores are kept transposed, keys down and queries across the
-// lanes, so that maxima, sums, masks and exponentials of the softmax need nothing across lanes.
+// lanes, so that maxima, sums, masks and exponentials of the softmax need no operations across lanes.
 
 #include <utility>
 
@@ -12,7 +12,7 @@
 
 namespace slipstream::kernels::SLIP_ISA {
 
-constexpr int kBlock = 64;  // queries, and keys, of a block: scores of a block are 16 KiB, half of a usual L1
+constexpr int kBlock = 64;  // queries, and keys, of a block: its scores are 16 KiB, half of a usual L1
 constexpr int kTileRows = 6;
 constexpr int kTileCols = 2 * kLanes;
 constexpr int kHeadDimMax = 256;  // kAttentionHeadDimMax
@@ -20,15 +20,15 @@ constexpr int kHeadDimMax = 256;  // kAttentionHeadDimMax
 inline int64_t padded(int64_t head_dim) { return (head_dim + kTileCols - 1) / kTileCols * kTileCols; }
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/// The left side of a product: element (i, k) is at data[i * row + k * kColumn]. The step from column to column is a
-/// type's, as GCC otherwise makes two loops and moves all accumulators between them.
+/// The left side of a product: element (i, k) is at data[i * row + k * kColumn]. The column step is a template
+/// argument; otherwise GCC makes two loops and moves all accumulators between them.
 template <int kColumn>
 struct Left {
   const float* data;
   int64_t row;
 };
 using Rows = Left<1>;                   // as in memory
-using ScoresTransposed = Left<kBlock>;  // a block of scores turned; its rows are 1 apart
+using ScoresTransposed = Left<kBlock>;  // a transposed block of scores; its rows are 1 apart
 
 /// c[kRows x kTileCols] = (kAdd ? c : 0) + a[kRows x count] * b[count x kTileCols]. 12 accumulators, 2 rows of b and
 /// one broadcast fit the 16 registers of AVX2; 12 chains cover 2 units of latency 4. Not inlined: inside a larger loop
@@ -112,7 +112,7 @@ inline void unpack(const float* from, float factor, int64_t rows, int64_t width,
       store_up_to(to + i * stride + j, load(from + i * from_stride + j) * factor, width - j);
 }
 
-/// Asks the cache for rows that are needed soon; a row of one head is too short for the hardware to guess the next.
+/// Prefetches rows that are needed soon; a row of one head is too short for the hardware to predict the next.
 template <typename T>
 inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int64_t rows, int64_t width) {
   constexpr int64_t kLineElems = 64 / static_cast<int64_t>(sizeof(T));
@@ -121,7 +121,7 @@ inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int6
       __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
 }
 
-/// Asks for q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's
+/// Prefetches q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's
 /// queries.
 template <typename T, typename Args>
 inline void prefetch_block(const Args& args, const AttentionBlock& block, int64_t index) {
@@ -182,8 +182,8 @@ inline void transpose(const T* from, int64_t stride, int64_t rows, int64_t width
     }
 }
 
-/// log x to about 2 ulp for normal x >= 1 (a sum that holds its own maximum's e^0); NaN and infinity stay.
-/// x = 2^n m with m in [sqrt(1/2), sqrt(2)), then the polynomial of Cephes' logf.
+/// log x to about 2 ulp for normal x >= 1 (a sum that contains its own maximum's e^0); NaN and infinity are returned. x
+/// = 2^n m with m in [sqrt(1/2), sqrt(2)), then the polynomial of Cephes' logf.
 inline Vf log_of_sum(Vf x) {
   const Vi bits = reinterpret_cast<Vi>(x) - 0x3f3504f3;
   const Vf n = __builtin_convertvector(bits >> 23, Vf);

@@ -4,8 +4,8 @@
 #include "kernels/cast/cast.h"
 
 #include "kernels/cast/cast_cpu.h"
+#include "kernels/cast/cast_cuda.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions and sums on CUDA.
 
+#include "kernels/cast/cast_cuda.h"
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {

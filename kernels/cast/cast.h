@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Conversion between float and bfloat16, copies, and the sum of two ranges: the local works beside communication.
+// Conversion between float and bfloat16, copies, and the sum of two ranges: local works that accompany communication.
 //
 // bf16 is rounded to nearest, ties to even; NaN stays NaN. Element by element: any split gives the same bits.
 
@@ -20,7 +20,7 @@ struct Cast {
   DType to_dtype = DType::f32;
 };
 
-/// y[i] += x[i]. The ranges may be equal, else may not overlap.
+/// y[i] += x[i]. The ranges may be equal, otherwise they may not overlap.
 struct Add {
   const float* x = nullptr;
   float* y = nullptr;
@@ -31,7 +31,7 @@ struct Add {
 void cast(LaunchContext& context, const Cast& args);
 void add(LaunchContext& context, const Add& args);
 
-/// Each operand is moved once (y of add twice). Pointers may be null. Pure.
+/// Pure. Each operand is moved once (y of add twice). Pointers may be null.
 Cost cast_cost(const Cast& args);
 Cost add_cost(const Add& args);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions and sums, a range per thread.
+// Conversions and sums, one range per thread.
 
 #include "kernels/cast/cast_cpu.h"
 
@@ -8,7 +8,7 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-// Below this many elements a thread costs more to wake than it saves.
+// Below this many elements, waking a thread costs more than it saves.
 constexpr int64_t kGrain = 1 << 14;
 
 template <typename From, typename To>

@@ -3,13 +3,13 @@
 
 #include "kernels/columns/columns.h"
 
+#include "kernels/columns/columns_cuda.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
 
-/// False: there is nothing to do.
+/// Throws on invalid arguments; returns false if there is nothing to do.
 bool check(std::string_view op, int64_t rows, int64_t width, std::string_view stride_name, int64_t stride,
            DType dtype) {
   require_activation_dtype(op, dtype);

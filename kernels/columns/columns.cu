@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns on CUDA: a thread per 16 bytes of a row where operands are aligned.
+// Columns on CUDA: one thread per 16 bytes of a row if operands are aligned.
 
+#include "kernels/columns/columns_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 256;
 
-/// Moved as they are: whole packs where rows and width are aligned, else elements.
+/// Copies elements unchanged: whole packs if rows and width are aligned, otherwise single elements.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
   constexpr int kElems = kAligned ? kPack<T> : 1;
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
     *to = *from;
 }
 
-/// A thread per pack of a row.
+/// One thread per pack of a row.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) sum_kernel(ColumnsSum args) {
   const int64_t packs = (args.width + kPack<T> - 1) / kPack<T>, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;

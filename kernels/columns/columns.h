@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Columns of wider rows as rows of their own, and back: what travels of a packed activation, and the sum that comes
-// home.
+// Copies columns of wider rows to separate rows, and back with a sum: the parts of a packed activation that travel in a
+// ring.
 
 #include <cstdint>
 
@@ -14,11 +14,11 @@ namespace slipstream::kernels {
 /// to[r, c] = from[r * from_stride + c] for c < width.
 ///
 /// Shapes:  from: rows from_stride elements apart, to [rows, width]
-/// Types:   f32 or bf16, moved as they are
+/// Types:   f32 or bf16, copied unchanged
 /// Alias:   none
 /// Cost:    0 flops; 2·rows·width·sizeof(T) bytes
 /// Errors:  ShapeError if from_stride < width, or an operand is null
-/// Source:  elementary; why it is needed: Liu et al. 2023, arXiv:2310.01889 (keys and values travel without queries)
+/// Source:  elementary; used by Liu et al. 2023, arXiv:2310.01889 (keys and values travel without queries)
 struct ColumnsTake {
   const void* from = nullptr;
   void* to = nullptr;
@@ -35,7 +35,7 @@ struct ColumnsTake {
 /// Alias:   none
 /// Cost:    rows·width flops; rows·width·(8 + sizeof(T)) bytes
 /// Errors:  ShapeError if to_stride < width, or an operand is null
-/// Source:  elementary; why it is needed: Liu et al. 2023, arXiv:2310.01889 (keys and values travel without queries)
+/// Source:  elementary; used by Liu et al. 2023, arXiv:2310.01889 (keys and values travel without queries)
 struct ColumnsSum {
   const float* a = nullptr;
   const float* b = nullptr;
@@ -50,7 +50,7 @@ struct ColumnsSum {
 void columns_take(LaunchContext& context, const ColumnsTake& args);
 void columns_sum(LaunchContext& context, const ColumnsSum& args);
 
-/// What they must do at least. Pure; pointers may be null.
+/// Pure. Minimum flops and bytes. Pointers may be null.
 Cost columns_take_cost(const ColumnsTake& args);
 Cost columns_sum_cost(const ColumnsSum& args);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sentences of the checks that every op makes.
+// Error messages of the checks that every op makes.
 
 #include "kernels/common/checks.h"
 
@@ -20,7 +20,7 @@ void require_pointers(std::string_view op, std::initializer_list<const void*> po
   int place = 0;
   for (const void* pointer : pointers) {
     if (!pointer)
-      throw ShapeError("[{}] operand {} is null. Pass every operand that the header does not call optional.", op,
+      throw ShapeError("[{}] operand {} is null. Pass every operand that is not optional in the op's header.", op,
                        place);
     ++place;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asks the CPU, once, which instruction set the kernels may use.
+// Detects, once, the instruction set that the kernels may use.
 
 #include "kernels/common/isa.h"
 
@@ -31,7 +31,7 @@ Isa choose() {
                           name_of(best()));
       return candidate;
     }
-  throw ConfigError("[kernels] SLIPSTREAM_ISA={} is none of baseline, avx2, avx512.", asked);
+  throw ConfigError("[kernels] SLIPSTREAM_ISA={} is unknown, need baseline, avx2 or avx512.", asked);
 }
 
 }  // namespace

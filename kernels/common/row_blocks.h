@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How sums over rows are cut, so that their bits do not depend on the number of threads.
+// Division of sums over rows into blocks, so that their bits do not depend on the number of threads.
 
 #include <cstdint>
 

@@ -60,7 +60,7 @@ inline void store(bfloat16* p, Vf v) {
   std::memcpy(static_cast<void*>(p), &half, sizeof half);
 }
 
-/// The first `count` (1 to kLanes) elements; the other lanes are 0.
+/// Loads the first `count` (1 to kLanes) elements; the other lanes are 0.
 template <typename T>
 inline Vf load_part(const T* p, int64_t count) {
   T lanes[kLanes] = {};
@@ -74,7 +74,7 @@ inline void store_part(T* p, Vf v, int64_t count) {
   std::memcpy(static_cast<void*>(p), lanes, static_cast<size_t>(count) * sizeof(T));
 }
 
-/// Sum of the lanes, pairwise: the same order for every call.
+/// Sum of the lanes, pairwise: the same order in every call.
 inline float sum(Vf v) {
   float lanes[kLanes];
   std::memcpy(lanes, &v, sizeof v);
@@ -89,7 +89,7 @@ inline float max(Vf v) {
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
 }
-/// Where a or b is NaN these give b. GCC does not find the one instruction in a > b ? a : b.
+/// Returns b where a or b is NaN. GCC does not emit the single instruction for a > b ? a : b.
 #if SLIP_VECTOR_BYTES == 32 && defined(__AVX2__)
 inline Vf max(Vf a, Vf b) { return _mm256_max_ps(a, b); }
 inline Vf min(Vf a, Vf b) { return _mm256_min_ps(a, b); }
@@ -98,8 +98,8 @@ inline Vf max(Vf a, Vf b) { return a > b ? a : b; }
 inline Vf min(Vf a, Vf b) { return a < b ? a : b; }
 #endif
 
-/// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 polynomial for e^r, scaled by 2^n.
-/// Below -87.3 it gives 0, above 88.7 infinity, NaN for NaN.
+/// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 polynomial for e^r, scaled by 2^n. Returns 0
+/// below -87.3, infinity above 88.7, NaN for NaN.
 inline Vf exp(Vf x) {
   const Vf clamped = min(max(x, splat(-87.33f)), splat(88.72f));
   const Vf shifted = clamped * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
@@ -123,10 +123,10 @@ inline Vf exp(Vf x) {
   return x == x ? high : x;
 }
 
-/// e^x to about 2 ulp for x <= 88, NaN for NaN; below -87.3 it stays at 1e-38. Above 88 anything, without a trap.
-/// Half the instructions of exp: no upper end, and 2^n comes from the low bits of the shifted sum.
+/// e^x to about 2 ulp for x <= 88, NaN for NaN; below -87.3 it stays at 1e-38. Above 88 any value, without a trap. Half
+/// the instructions of exp: no upper end, and 2^n comes from the low bits of the shifted sum.
 inline Vf exp_bounded(Vf x) {
-  const Vf bounded = max(splat(-87.33f), x);  // in this order NaN stays
+  const Vf bounded = max(splat(-87.33f), x);  // in this order NaN is kept
   const Vf shifted = bounded * 1.44269504088896341f + 12582912.0f;
   const Vf n = shifted - 12582912.0f;
   const Vf r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;

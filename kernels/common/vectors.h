@@ -6,7 +6,7 @@
 
 namespace slipstream::kernels::SLIP_ISA {
 
-/// Knows how many lanes of a vector are elements; whole vectors cost no branch.
+/// Number of lanes of a vector that hold elements; whole vectors cost no branch.
 struct Whole {
   template <typename T>
   Vf load(const T* p) const {
@@ -28,7 +28,7 @@ struct Part {
   void store(T* p, Vf v) const {
     store_part(p, v, count);
   }
-  /// v with zeros in the lanes that are no elements.
+  /// v with zeros in the lanes without elements.
   Vf keep(Vf v) const {
     float lanes[kLanes] = {};
     store_part(lanes, v, count);
@@ -44,7 +44,7 @@ inline void for_vectors(int64_t begin, int64_t end, Body body) {
   if (i < end) body(Part{end - i}, i);
 }
 
-/// v as it is after a store to T and a load.
+/// v after a store to T and a load.
 inline Vf rounded_to(const float*, Vf v) { return v; }
 inline Vf rounded_to(const bfloat16*, Vf v) {
   const Vu u = reinterpret_cast<Vu>(v);

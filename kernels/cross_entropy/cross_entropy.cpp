@@ -6,7 +6,7 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
 
 namespace slipstream::kernels {
 

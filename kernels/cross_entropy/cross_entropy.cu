@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cross-entropy on CUDA: a block per row finds maximum and sum together, then writes the gradient over the logits.
+// Cross-entropy on CUDA: one block per row finds maximum and sum together, then writes the gradient over the logits.
 
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -10,16 +10,16 @@ namespace {
 constexpr int kThreads = 256;
 constexpr float kLowest = -__builtin_inff();
 
-/// sum of e^(x - largest) over some logits. Nothing seen, or only masked logits: {-inf, 0}.
+/// sum of e^(x - largest) over some logits. For no logits, or only masked ones: {-inf, 0}.
 struct Softmax {
   float largest, sum;
 
-  /// What is taken off a logit before it is an exponent: e^(-inf - base) is 0 whatever was seen. NaN stays NaN.
+  /// The value subtracted from a logit before the exponential: e^(-inf - base) is 0 in every case. NaN is kept.
   __device__ __forceinline__ float base() const { return largest == kLowest ? 0.0f : largest; }
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
-/// A few ulp: two are ex2's, and a rounding of the product moves weights that hardly count.
+/// A few ulp: two from ex2, and the rounding of the product affects only negligible weights.
 __device__ __forceinline__ float weight_of(float x, float base) { return ptx::exp2_approx((x - base) * kLog2E); }
 
 __device__ __forceinline__ Softmax merged(const Softmax& a, const Softmax& b) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ Softmax warp_merged(Softmax mine) {
   return mine;
 }
 
-/// A pack of logits; what lies behind the last one has no weight.
+/// A pack of logits; elements past the last one have no weight.
 template <bool kAligned, typename T>
 __device__ __forceinline__ void load_logits(const T* logits, int column, int vocab, int elems, float (&x)[kPack<T>]) {
   load_floats<kAligned>(logits + column, elems - column, x);
@@ -57,7 +57,8 @@ __device__ __forceinline__ Softmax softmax_of(const T* logits, int vocab, const 
     float highest = mine.largest;
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) highest = fmaxf(highest, x[i]);
-    if (highest > mine.largest) mine = {highest, mine.sum * weight_of(mine.largest, highest)};  // soon it is rare
+    if (highest > mine.largest)
+      mine = {highest, mine.sum * weight_of(mine.largest, highest)};  // rare after the first few packs
     const float base = mine.base();
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) mine.sum += weight_of(x[i], base);
@@ -73,7 +74,7 @@ __device__ __forceinline__ Softmax softmax_of(const T* logits, int vocab, const 
   return all;
 }
 
-/// logits = gradient_scale (softmax - one at the target); 0 behind the last one. `target` < 0: nowhere.
+/// logits = gradient_scale (softmax - one at the target); 0 past the last one. `target` < 0: no target.
 template <bool kAligned, typename T>
 __device__ __forceinline__ void write_gradient(T* logits, int stride, int vocab, const Softmax& all, int64_t target,
                                                float gradient_scale) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void write_gradient(T* logits, int stride, int vocab,
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i)
         if (column + i == target) x[i] -= gradient_scale;
-    // NaN of a row with nothing to it must not get into its padding.
+    // NaN of an invalid row must not reach its padding.
     if (column + kPack < T >> vocab)
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i)
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(CrossEntropyMerge args)
 
 constexpr int kSumThreads = static_cast<int>(kLossLanes);
 
-/// loss_sum = sum_of_losses: a thread per lane of the card.
+/// loss_sum = sum_of_losses: one thread per lane of the op card.
 __global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* row_losses, int64_t rows, double* loss_sum) {
   __shared__ double storage[kSumThreads];
   const Shared<double> lanes(storage);

@@ -4,8 +4,8 @@
 //
 //   p = softmax(logits[row, 0..vocab));  loss_sum = sum over rows of -log p[target]
 //   with `backward`: logits[row, j] = gradient_scale (p[j] - [j == target]), and columns vocab..stride become 0
-// The probabilities exist only as the gradient, in place of the logits. Maximum and sum are found together (Milakov &
-// Gimelshein 2018, "Online normalizer calculation for softmax"); a row is then still in cache when it is overwritten.
+// The probabilities exist only as the gradient, in place of the logits. Maximum and sum are computed together (Milakov
+// & Gimelshein 2018, "Online normalizer calculation for softmax"); a row is then still in cache when it is overwritten.
 // Rows are computed alone and added in double on kLossLanes interleaved lanes, which are then folded in halves: the
 // same bits for any number of threads.
 
@@ -33,11 +33,11 @@ void cross_entropy(LaunchContext& context, const CrossEntropy& args);
 
 /// Lanes of the sum over rows: row r is added to lane r % kLossLanes.
 constexpr int64_t kLossLanes = 1024;
-/// The sum over rows that every device forms. Pure.
+/// Pure. The sum over rows that every device computes.
 double sum_of_losses(const float* row_losses, int64_t rows);
 
-/// About 8 flops a logit (an exponential counted as one); logits are read once, and written once when `backward`.
-/// Pointers may be null. Pure.
+/// Pure. About 8 flops per logit (an exponential counts as one); logits are read once, and written once with
+/// `backward`. Pointers may be null.
 Cost cross_entropy_cost(const CrossEntropy& args);
 
 }  // namespace slipstream::kernels

@@ -11,8 +11,8 @@ namespace {
 // Elements whose maximum is found before their exponentials are summed: 4 KiB of float.
 constexpr int64_t kBlock = 1024;
 
-/// e^x for x <= 0 to about 1 ulp, 0 below -87.3, NaN for NaN: fewer operations than the general one, and this op is
-/// little else. x = n ln 2 + r; n sits in the low bits of `shifted` and moves from there into the exponent.
+/// e^x for x <= 0 to about 1 ulp, 0 below -87.3, NaN for NaN: fewer operations than exp, and this op consists mostly of
+/// exponentials. x = n ln 2 + r; n is in the low bits of `shifted` and moves from there into the exponent.
 inline Vf exp_nonpositive(Vf x) {
   const Vf shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
   const Vf n = shifted - 12582912.0f;
@@ -91,7 +91,7 @@ Normalizer normalize(const T* x, int64_t elems) {
   return n;
 }
 
-/// Logits become the gradient. `target`: a column of x, or none if it is outside [0, vocab).
+/// Replaces logits by the gradient. `target`: a column of x, or none if it is outside [0, vocab).
 template <typename T>
 void write_gradient(T* x, int64_t vocab, int64_t stride, int64_t target, double logit, const Normalizer& n,
                     float gradient_scale) {
@@ -100,7 +100,7 @@ void write_gradient(T* x, int64_t vocab, int64_t stride, int64_t target, double 
   for (; i + kLanes <= vocab; i += kLanes) store(x + i, exp_nonpositive(load(x + i) - n.max) * scale);
   if (i < vocab) store_part(x + i, exp_part(x + i, n.max, vocab - i) * scale, vocab - i);
   if (target >= 0 && target < vocab) {
-    // 1 - p of the target in double: p near 1 would cancel in float.
+    // 1 - p of the target in double: for p near 1 float would cancel.
     const double p = __builtin_exp(logit - static_cast<double>(n.max)) / n.sum;
     x[target] = T(static_cast<float>(static_cast<double>(gradient_scale) * (p - 1.0)));
   }

@@ -8,7 +8,7 @@
 
 namespace slipstream::kernels {
 
-/// Writes row_losses and, when `backward`, the gradient; the caller adds the rows.
+/// Writes row_losses and, with `backward`, the gradient; the caller adds the rows.
 SLIP_DECLARE_PER_ISA(void cross_entropy_cpu(LaunchContext& context, const CrossEntropy& args);)
 SLIP_DECLARE_PER_ISA(void cross_entropy_part_cpu(LaunchContext& context, const CrossEntropyPart& args);)
 SLIP_DECLARE_PER_ISA(void cross_entropy_merge_cpu(LaunchContext& context, const CrossEntropyMerge& args);)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks, costs, dispatch and the ordered sum of cross-entropy over a shared vocabulary.
+// Checks, costs, dispatch and the ordered sum of cross-entropy over a sharded vocabulary.
 
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Softmax cross-entropy over a vocabulary that several ranks share out: each has some columns of the logits and no rank
-// ever has them all.
+// Softmax cross-entropy over a vocabulary that several ranks share: each has some columns of the logits and no rank
+// ever has all of them.
 //
-//   part:   what a rank knows of a row: {max of its logits, sum of e^(logit - max), its logit of the target or 0};
+//   part:   a rank's contribution to a row: {max of its logits, sum of e^(logit - max), its logit of the target or 0};
 //           {-inf, 0, 0} without columns
 //   merge:  from the parts of all ranks, in rank order, the row's loss; with `backward` the gradient of this rank's
 //           logits, in their place
-// Between the two the parts travel, 24 bytes a row and rank. Formulas, types and order of sums as in cross_entropy.h;
+// Between the two the parts travel, 24 bytes per row and rank. Formulas, types and order of sums as in cross_entropy.h;
 // merging the parts is the online normalizer of Milakov & Gimelshein 2018. Bits do not depend on the number of threads;
-// that of ranks changes the order of additions.
+// the number of ranks changes the order of additions.
 
 #include <cstdint>
 
@@ -48,7 +48,7 @@ struct CrossEntropyMerge {
 void cross_entropy_part(LaunchContext& context, const CrossEntropyPart& args);
 void cross_entropy_merge(LaunchContext& context, const CrossEntropyMerge& args);
 
-/// About 4 flops a logit each (an exponential counted as one). Pointers may be null. Pure.
+/// Pure. About 4 flops per logit each (an exponential counts as one). Pointers may be null.
 Cost cross_entropy_part_cost(const CrossEntropyPart& args);
 Cost cross_entropy_merge_cost(const CrossEntropyMerge& args);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of timed algorithms: read strictly, written whole.
+// The file of timed algorithms: read strictly, written as a whole.
 
 #include "kernels/cuda/algorithms.h"
 
@@ -52,9 +52,9 @@ AlgorithmTable AlgorithmTable::parse(const std::string& text, const std::string&
   const std::string& card = file.at("card").as_string(source);
   if (format != kFormat) throw DataError("{} has format {}, this program reads {}.", source, format, kFormat);
   if (card != library.card)
-    throw DataError("{} is of a card named {}, this one is {}.", source, files::shown(card), library.card);
+    throw DataError("{} is for the GPU {}, this one is {}.", source, files::shown(card), library.card);
   if (version != library.version)
-    throw DataError("{} is of cuBLASLt {}, this one is {}.", source, version, library.version);
+    throw DataError("{} is for cuBLASLt {}, this one is {}.", source, version, library.version);
   AlgorithmTable table(library);
   for (const auto& [key, entry] : file.at("products").as_object(source)) {
     const std::string what = source + ": " + files::shown(key);
@@ -126,7 +126,7 @@ AlgorithmTable read_algorithms(const std::string& path, const GemmLibrary& libra
     return AlgorithmTable::parse(files::read_file(path, files::Owner::data, kLimitBytes), path, library);
   } catch (const Error& refused) {
     warning = fmt::format(
-        "[cuda] device.algorithms is not used: {} Products take cuBLASLt's first choice; slipstream bench products "
+        "[cuda] device.algorithms is ignored: {} Products use cuBLASLt's first choice; slipstream bench products "
         "makes a new table.",
         refused.what());
     return AlgorithmTable(library);
@@ -138,7 +138,7 @@ void write_algorithms(const std::string& path, const AlgorithmTable& table) {
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   if (error)
-    throw ResourceError("[cuda] {} cannot be made: {}. Set device.algorithms to a path that you may write to.",
+    throw ResourceError("[cuda] {} cannot be made: {}. Set device.algorithms to a path that can be written.",
                         folder.string(), error.message());
   files::OutputFile file(path);
   const std::string text = table.text();

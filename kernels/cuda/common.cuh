@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What all device code shares: packs of 16 bytes, conversions, and reductions over a warp and a block.
+// Shared device code: packs of 16 bytes, conversions, and reductions over a warp and a block.
 
 #include <launch.h>
 #include <ptx.h>
@@ -15,7 +15,7 @@ namespace slipstream::kernels {
 constexpr int kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
-/// Elements of 16 bytes.
+/// Elements in 16 bytes.
 template <typename T>
 constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) {
   return result;
 }
 
-/// What `value` becomes when stored as T and read again.
+/// `value` after a store as T and a load.
 template <typename T>
 __device__ __forceinline__ float rounded(float value) {
   return to_float(from_float<T>(value));
@@ -67,8 +67,8 @@ __device__ __forceinline__ ptx::Words packed(const float* from, bfloat16) {
   return words;
 }
 
-/// values = p[0..kElems), zeros from `count` on. With `kAligned`, `p` is a multiple of 16 bytes and whole packs move at
-/// once.
+/// values = p[0..kElems), zeros from `count` on. With `kAligned`, `p` is a multiple of 16 bytes and whole packs are
+/// loaded at once.
 template <bool kAligned, int kElems, typename T>
 __device__ __forceinline__ void load_floats(const T* p, int64_t count, float (&values)[kElems]) {
   static_assert(kElems % kPack<T> == 0);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_floats(T* p, int64_t count, const float (&
   }
 }
 
-/// The sum over the warp, the same bits in every lane.
+/// The sum over the warp, with the same bits in every lane.
 template <typename T>
 __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll

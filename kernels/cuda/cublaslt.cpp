@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products by cuBLASLt, and what a stream owns: scratch, handle, workspace and the algorithms chosen so far.
+// Products by cuBLASLt, and the resources of a stream: scratch, handle, workspace and the chosen algorithms.
 
 #include "kernels/cuda/cublaslt.h"
 
@@ -18,7 +18,7 @@ namespace lt {
 
 void check(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    throw ResourceError("[cuda] {}: {} ({}). See that cuBLAS is the one of the toolkit that built this program.", what,
+    throw ResourceError("[cuda] {}: {} ({}). Use the cuBLAS of the toolkit that built this program.", what,
                         cublasLtGetStatusString(status), static_cast<int>(status));
 }
 
@@ -77,7 +77,7 @@ Layout layout(DType dtype, int64_t rows, int64_t columns, int64_t ld) {
   return Layout(made);
 }
 
-/// Bytes that all of `pointers` are multiples of, at most 256, the library's default.
+/// Largest power of two that divides all of `pointers`, at most 256, the library's default.
 uint32_t alignment_of(std::initializer_list<const void*> pointers) {
   uintptr_t bits = 256;
   for (const void* p : pointers) bits |= reinterpret_cast<uintptr_t>(p);
@@ -108,15 +108,14 @@ std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle,
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     prefer(attribute, alignment_bytes);
-  // A product whose sums are split is added up as it is computed, never as it is stored: bfloat16 parts would round
-  // every part.
+  // A split product is summed in float, never in the stored type: bfloat16 would round every part.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(),
                                                                d.get(), preference.get(), most, results.data(), &found);
-  // What the library says of an epilogue that it has not differs (GELU wants leading dimensions that are multiples of
-  // 8); a kernel has it.
+  // For a missing epilogue the library returns different statuses (GELU requires leading dimensions that are multiples
+  // of 8); a kernel replaces it.
   if (status != CUBLAS_STATUS_SUCCESS) found = 0;
   if (!has_epilogue) check(status, "asking for algorithms");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
@@ -173,11 +172,11 @@ struct Owned {
   std::map<ProductShape, ChosenAlgorithm> choices;
 
   Owned() = default;
-  /// Apart from the constructor: what was taken before a failure is given back.
+  /// Outside the constructor, so that memory taken before a failure is freed.
   void take() {
-    cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "taking the scratch memory of a stream");
+    cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "allocating the scratch memory of a stream");
     cuda_check(cudaMalloc(&tools.workspace, static_cast<size_t>(kWorkspaceBytes)),
-               "taking the cuBLASLt workspace of a stream");
+               "allocating the cuBLASLt workspace of a stream");
     lt::check(cublasLtCreate(&tools.handle), "starting cuBLASLt");
   }
   ~Owned() {
@@ -193,10 +192,10 @@ struct Streams {
   std::mutex mutex;
   std::unordered_map<void*, std::unique_ptr<Owned>> owned;
   AlgorithmTable table;
-  std::map<ProductShape, ChosenAlgorithm> chosen;  // by streams that are gone, too
+  std::map<ProductShape, ChosenAlgorithm> chosen;  // also by streams that no longer exist
 };
 Streams& streams() {
-  // Never destroyed: at exit the driver may be gone before us.
+  // Never destroyed: at exit the driver may shut down first.
   static Streams* all = new Streams;
   return *all;
 }

@@ -1,39 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The one door to cuBLASLt.
+// The only interface to cuBLASLt.
 
-#include <cstdint>
-
-#include "engine/base/dtype.h"
 #include "engine/device/work.h"
 #include "kernels/cuda/algorithms.h"
+#include "kernels/cuda/gemm.h"
 
 namespace slipstream::kernels {
 
-/// D[m,n] (+)= op(A)[m,k] · op(B)[k,n], column-major; `ld` are elements between columns. At most one epilogue:
-///   bias, pre_gelu   bias down every column; with `pre_gelu` [m,n], ld as D, that value goes there and D = gelu of it
-///   gelu_input       [m,n], ld as D: D = the product times gelu's derivative there
-///   b_sums           [n]: the sums of op(B) over k, stored and not added, of `out`
-/// A, B, bias, pre_gelu and gelu_input are `in`, D is `out`; sums are float, and float operands are multiplied as
-/// float.
-struct Gemm {
-  const void* a = nullptr;
-  const void* b = nullptr;
-  void* d = nullptr;
-  const void* bias = nullptr;        // optional, [m]
-  void* pre_gelu = nullptr;          // optional
-  const void* gelu_input = nullptr;  // optional
-  void* b_sums = nullptr;            // optional
-  int64_t m = 0, n = 0, k = 0;
-  int64_t a_ld = 0, b_ld = 0, d_ld = 0;
-  bool a_transposed = false, b_transposed = false;
-  DType in = DType::f32, out = DType::f32;
-  bool accumulate = false;
-};
-
-/// Enqueues. Sizes of at least 1. False if this epilogue is not to be had at these shapes: the library has no
-/// algorithm, or, for gelu_input and b_sums, the table does not say that it is faster than a kernel. Nothing is
-/// enqueued then. Without an epilogue it never is. Throws: ResourceError with the library's status.
+/// Enqueues. Sizes of at least 1. Returns false and enqueues nothing if this epilogue is not available at these shapes:
+/// the library has no algorithm, or, for gelu_input and b_sums, the table does not show it to be faster than a kernel.
+/// Without an epilogue it never returns false. Throws: ResourceError with the library's status.
 bool gemm(const LaunchContext& context, const Gemm& args);
 
 }  // namespace slipstream::kernels

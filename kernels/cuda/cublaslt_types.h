@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Descriptors of cuBLASLt as values, for cublaslt.cpp and algorithm_search.cpp alone.
+// Descriptors of cuBLASLt as values, for cublaslt.cpp and algorithm_search.cpp only.
 
 #include <cublasLt.h>
 #include <launch.h>
@@ -10,11 +10,13 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/cublaslt.h"
+#include "engine/device/work.h"
+#include "kernels/cuda/algorithms.h"
+#include "kernels/cuda/gemm.h"
 
 namespace slipstream::kernels::lt {
 
-/// Throws: ResourceError with the library's words unless `status` is success.
+/// Throws: ResourceError with the library's message unless `status` is success.
 void check(cublasStatus_t status, const char* what);
 
 template <typename T, cublasStatus_t (*kDestroy)(T*)>
@@ -26,15 +28,15 @@ using Description =
 using Layout =
     std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutOpaque_t, cublasLtMatrixLayoutDestroy>>;
 
-/// A product as the library sees it.
+/// A product in the library's terms.
 struct Described {
   explicit Described(const Gemm& args);
-  /// Blocks. The library's candidates, best first, at most `most`; none if it has not this epilogue.
+  /// Blocks. The library's candidates, best first, at most `most`; none if it lacks this epilogue.
   std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const;
   /// Enqueues.
   cublasStatus_t launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
                         void* workspace, cudaStream_t stream) const;
-  /// Would the library take this algorithm, with our workspace?
+  /// Does the library accept this algorithm with our workspace?
   bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const;
 
   Description description;
@@ -42,7 +44,7 @@ struct Described {
   Layout a, b, d;
 };
 
-/// What the choice for `args` depends on. Pure.
+/// Pure. The inputs of the choice for `args`.
 ProductShape product_of(const Gemm& args);
 
 inline cublasLtMatmulAlgo_t algorithm_of(const AlgorithmBits& bits) {
@@ -51,7 +53,7 @@ inline cublasLtMatmulAlgo_t algorithm_of(const AlgorithmBits& bits) {
 }
 inline AlgorithmBits bits_of(const cublasLtMatmulAlgo_t& algorithm) { return std::bit_cast<AlgorithmBits>(algorithm); }
 
-/// What products of a stream need, made by prepare_stream.
+/// Resources for the products of a stream, made by prepare_stream.
 struct Tools {
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error of a refused CUDA call, and what a block may ask for.
+// The error of a refused CUDA call, and the shared-memory limit of a block.
 
 #include <launch.h>
 

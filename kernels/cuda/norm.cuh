@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What layer norm and RMS norm share on CUDA: which kernel a width takes, and sums over rows in two fixed stages.
+// Shared CUDA code of layer norm and RMS norm: choice of the kernel by width, and sums over rows in two fixed stages.
 //
-// The forward reads x and what is added to it and writes both results, the backward reads dy, x and the residual and
+// The forward reads x and the tensor added to it and writes both results; the backward reads dy, x and the residual and
 // writes dx: 4 passes over a tensor each. The backward leaves the sums of at least 32 rows in scratch (1 / 16 of a pass
-// in bf16, 1 / 32 in float, twice that with a bias; read once more by the last kernel). `kCentre` is layer norm: the
-// mean is taken off and there is a bias.
+// in bf16, 1 / 32 in float, twice that with a bias; the last kernel reads them once more). `kCentre` is layer norm: it
+// subtracts the mean and has a bias.
 
 #include <algorithm>
 #include <type_traits>
@@ -19,7 +19,7 @@ namespace slipstream::kernels {
 
 constexpr int kNormColumns = 32, kNormRowLanes = 8;
 
-/// dweight (and dbias) (+)= the partial sums: a thread per place and eighth of the blocks, eighths added in order.
+/// dweight (and dbias) (+)= the partial sums: one thread per place and eighth of the blocks, eighths added in order.
 template <bool kCentre, typename T>
 __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
     norm_finish_kernel(NormBackward<T> args, int64_t blocks, const float* partial) {
@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
   *to = args.accumulate ? *to + sum : sum;
 }
 
-/// Calls body(std::integral_constant) with how many warps share a row, 0 if it is not of whole packs that registers
-/// hold.
+/// Calls body(std::integral_constant) with the number of warps that share a row, 0 if registers cannot hold the row in
+/// whole packs.
 template <typename T, typename Body>
 void for_row_warps(int64_t width, bool aligned, const Body& body) {
   const int64_t warps = blocks_for(width, int64_t{kWarp} * kHeldPacks * kPack<T>);
@@ -76,7 +76,7 @@ void norm_forward(const LaunchContext& context, const NormForward<T>& args) {
 /// Enqueues.
 template <bool kCentre, typename T>
 void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
-  // Eight warps for each multiprocessor of a large card, all at once: 6 KiB under way for each.
+  // Eight warps for each multiprocessor of a large GPU, all at once: 6 KiB in flight for each.
   constexpr int64_t kMostWarps = 1024, kRowsLeast = 32, kSharedBytes = 96 * 1024;
   const int64_t floats = NormSums<kCentre, T>(args.width).floats(), row_bytes = 4 * floats,
                 fitting = kScratchBytes / row_bytes;
@@ -84,7 +84,7 @@ void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
   float* partial = static_cast<float*>(scratch_of(context));
   const bool aligned = args.width % kPack<T> == 0 && all_aligned(args.dy, args.x, args.weight, args.residual, args.dx);
   int64_t blocks = 0;
-  // Blocks of rows, as far as the scratch holds their sums; a function of the shape alone.
+  // Blocks of rows, as many as the scratch has room for; depends on the shape only.
   const auto share_out = [&](int64_t warps) {
     blocks = std::min({blocks_for(args.rows, kRowsLeast), kMostWarps / warps, fitting});
     const int64_t rows_per_block = blocks > 0 ? blocks_for(args.rows, blocks) : 0;

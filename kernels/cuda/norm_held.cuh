@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Norms of rows of whole packs that registers hold: all loads of a row are under way at once, nothing is read twice.
+// Norms of rows of whole packs that fit in registers: all loads of a row are in flight at once, nothing is read twice.
 //
-// kRowWarps warps share a row, so that a lane has at most kHeldPacks packs of it: 1024 elements a warp in bf16. The
-// sums of dweight and dbias stay in registers, too, until a block is through with its rows.
+// kRowWarps warps share a row, so that a lane has at most kHeldPacks packs of it: 1024 elements per warp in bf16. The
+// sums of dweight and dbias also stay in registers until a block has finished its rows.
 
 #include "kernels/cuda/norm_types.cuh"
 
@@ -11,7 +11,7 @@ namespace slipstream::kernels {
 
 constexpr int kHeldPacks = 4, kMostRowWarps = 8;
 
-/// Who does what in a block: groups of kRowWarps warps, each a row at a time.
+/// Roles in a block: groups of kRowWarps warps, each processing one row at a time.
 template <int kRowWarps>
 struct NormGroups {
   static constexpr int kWarps = kRowWarps > kNormWarps ? kRowWarps : kNormWarps, kThreads = kWarps * kWarp,
@@ -22,13 +22,14 @@ struct NormGroups {
   __device__ __forceinline__ int column(int pack) const {
     return (pack * kLanes + lane) * kPack<T>;
   }
-  /// Each value summed over the row's lanes, the same bits in all of them. `turn` counts calls; a block's all or none.
+  /// Each value summed over the row's lanes, with the same bits in all of them. `turn` counts calls; all threads of a
+  /// block call it or none.
   template <int kValues>
   __device__ __forceinline__ void sum(float (&values)[kValues], const Shared<float>& exchange, int turn) const {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = warp_sum(values[i]);
     if constexpr (kRowWarps > 1) {
-      // Two places in turn: who is early writes where nobody reads any more.
+      // Two places in turn: an early warp writes where no warp reads any more.
       const int place = turn % 2 * kWarps * kValues, warp = static_cast<int>(threadIdx.x) / kWarp;
       if (threadIdx.x % kWarp == 0)
 #pragma unroll
@@ -44,7 +45,7 @@ struct NormGroups {
   }
 };
 
-/// Rows are whole packs; zeros where none is left.
+/// Loads whole packs; zeros beyond the end.
 template <typename T>
 __device__ __forceinline__ ptx::Words load_pack(const T* p, int left) {
   return left > 0 ? ptx::load_16(p) : ptx::Words{};
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
   const Shared<float> exchange(storage);
   const Groups groups;
   const int64_t row = int64_t{blockIdx.x} * Groups::kGroups + groups.group, begin = row * args.width;
-  const int width = row < args.rows ? static_cast<int>(args.width) : 0;  // a row beyond the last one has no elements
+  const int width = row < args.rows ? static_cast<int>(args.width) : 0;  // a row past the last one has no elements
   const float share = 1.0f / static_cast<float>(args.width);
   ptx::Words held[kHeldPacks];
 #pragma unroll
@@ -128,8 +129,8 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
   args.inv[row] = inv;
 }
 
-/// A block takes `rows_per_block` rows, a group every so manieth of them: dx, and its sums row after row. At the end
-/// the sums of the groups are added in order and go to partial[block].
+/// A block processes `rows_per_block` rows, its groups in turn: dx, and the group's sums row after row. At the end the
+/// sums of the groups are added in order and stored in partial[block].
 template <bool kCentre, int kRowWarps, typename T>
 __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGroups<kRowWarps>::kWarps)
     held_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
   const Shared<float> exchange(storage);
   const Groups groups;
   const float share = 1.0f / static_cast<float>(args.width);
-  const auto weight = [&](int pack) {  // in L1, for every row again
+  const auto weight = [&](int pack) {  // in L1, read again for every row
     const int column = groups.template column<T>(pack);
     return load_pack(args.weight + column, static_cast<int>(args.width) - column);
   };
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
   int turn = 0;
   for (int64_t of_block = first; of_block < end; of_block += Groups::kGroups, ++turn) {
     const int64_t row = of_block + groups.group, begin = row * args.width;
-    const int width = row < end ? static_cast<int>(args.width) : 0;  // a row beyond the last one has no elements
+    const int width = row < end ? static_cast<int>(args.width) : 0;  // a row past the last one has no elements
     ptx::Words dy[kHeldPacks], x[kHeldPacks], residual[kHeldPacks] = {};
 #pragma unroll
     for (int p = 0; p < kHeldPacks; ++p) {
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
       const int column = groups.template column<T>(p), left = width - column;
       const int64_t at = begin + column;
       float d[kPack<T>], v[kPack<T>], w[kPack<T>], r[kPack<T>];
-      ptx::make_again(dy[p]), ptx::make_again(x[p]);  // as floats they are twice as large
+      ptx::make_again(dy[p]), ptx::make_again(x[p]);  // as floats they need twice the registers
       unpack(dy[p], d, T{}), unpack(x[p], v, T{}), unpack(weight(p), w, T{}), unpack(residual[p], r, T{});
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What norms are called with, and where sums over rows lie between their two stages.
+// Arguments of norms, and the layout of sums over rows between their two stages.
 
 #include "kernels/cuda/common.cuh"
 
 namespace slipstream::kernels {
 
-constexpr int kNormWarps = 4;  // of a block, or more where a row takes more
+constexpr int kNormWarps = 4;  // of a block, more if a row needs more
 
 template <typename T>
 struct NormForward {
@@ -37,11 +37,11 @@ struct NormBackward {
   bool accumulate;
 };
 
-/// Sums over rows of dweight and dbias, by place: element i of pack p lies at i * packs + p, so that neighbouring lanes
-/// are in neighbouring banks; those of dbias lie behind all of dweight's.
+/// Sums over rows of dweight and dbias, by place: element i of pack p is at i * packs + p, so that neighbouring lanes
+/// use neighbouring banks; those of dbias follow all of dweight's.
 template <bool kCentre, typename T>
 struct NormSums {
-  int64_t packs;  // of a row, the last one perhaps partial
+  int64_t packs;  // of a row; the last one may be partial
   __host__ __device__ constexpr explicit NormSums(int64_t width) : packs((width + kPack<T> - 1) / kPack<T>) {}
   __host__ __device__ constexpr int64_t of_weight() const { return packs * kPack<T>; }
   __host__ __device__ constexpr int64_t floats() const { return of_weight() * (kCentre ? 2 : 1); }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Norms of all other rows: a warp a row, which is read again, from L1 if all is well.
+// Norms of all other rows: one warp per row, which is read again, normally from L1.
 
 #include "kernels/cuda/norm_types.cuh"
 
 namespace slipstream::kernels {
 
-/// body(column, elements left) for the packs of a row that this lane has.
+/// Calls body(column, elements left) for this lane's packs of a row.
 template <typename T, typename Body>
 __device__ __forceinline__ void for_packs(int64_t width, const Body& body) {
   for (int64_t column = threadIdx.x % kWarp * kPack<T>; column < width; column += kWarp * kPack<T>)
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kNormWarps* kWarp) wide_norm_forward_kernel(No
   args.inv[row] = inv;
 }
 
-/// Where a warp adds what its rows give: its part of shared memory, or of the partial sums where a row is too wide for
+/// Where a warp adds the sums of its rows: its part of shared memory, or of the partial sums if a row is too wide for
 /// that.
 template <bool kShared>
 struct NormAdder {
@@ -84,8 +84,8 @@ struct NormAdder {
   }
 };
 
-/// A block takes `rows_per_block` rows, a warp every so manieth of them: dx, and its sums row after row, a lane those
-/// of its own packs. At the end the sums of the warps are added in order and go to partial[block].
+/// A block processes `rows_per_block` rows, its warps in turn: dx, and the warp's sums row after row, each lane for its
+/// own packs. At the end the sums of the warps are added in order and stored in partial[block].
 template <bool kCentre, bool kShared, bool kAligned, typename T>
 __global__ void __launch_bounds__(kNormWarps* kWarp)
     wide_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kNormWarps* kWarp)
       for (int i = 0; i < kPack<T>; ++i) sum_g += d[i] * w[i], sum_gn += d[i] * w[i] * (v[i] - mean) * inv;
     });
     const float mean_g = kCentre ? warp_sum(sum_g) * share : 0.0f, mean_gn = warp_sum(sum_gn) * share;
-    // The row once more, from L1; dx may be dy or x, and a lane has read its pack before it writes it.
+    // Reads the row again, from L1; dx may be dy or x, and a lane has read its pack before it writes it.
     for_packs<T>(args.width, [&](int64_t column, int64_t left) {
       float d[kPack<T>], v[kPack<T>], w[kPack<T>], r[kPack<T>] = {};
       load_floats<kAligned>(args.dy + begin + column, left, d);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// All inline PTX: what the tensor cores, asynchronous copies and conversions of sm_80 need beyond CUDA C++.
+// All inline PTX: tensor cores, asynchronous copies and conversions of sm_80 that CUDA C++ lacks.
 //
-// tests/emulation/ptx.h is its twin on the host, with the fragment layouts of the PTX manual.
+// tests/emulation/ptx.h is its counterpart on the host, with the fragment layouts of the PTX manual.
 
 #include <cuda_runtime.h>
 
@@ -19,7 +19,7 @@ struct alignas(16) Words {
 __device__ __forceinline__ Words load_16(const void* p) { return *static_cast<const Words*>(p); }
 __device__ __forceinline__ void store_16(void* p, const Words& value) { *static_cast<Words*>(p) = value; }
 
-/// The compiler takes the value for a new one: what was made of it is made again, instead of kept in registers.
+/// Makes the compiler treat the value as new: values derived from it are computed again instead of kept in registers.
 __device__ __forceinline__ void make_again(Words& value) {
   asm volatile("" : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3]));
 }
@@ -47,27 +47,27 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-/// Nanoseconds on a clock that all multiprocessors share; its last digits may stand still for a microsecond.
+/// Nanoseconds on a clock that all multiprocessors share; its last digits may not change for a microsecond.
 __device__ __forceinline__ uint64_t global_timer_ns() {
   uint64_t ns;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
   return ns;
 }
-/// A word that the host may be writing, read from its memory every time.
+/// Reads a word that the host may be writing, from memory every time.
 __device__ __forceinline__ uint32_t load_of_host(const uint32_t* p) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
 }
-/// Leaves the scheduler to others for about so long.
+/// Yields the scheduler to other warps for about this time.
 __device__ __forceinline__ void pause_ns(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Register i of lane l
-/// holds row l / 4, columns 2 (l % 4) and one more, of matrix i.
+/// Loads four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Register i of
+/// lane l holds row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1, of matrix i.
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&matrix)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&matrix)[4], const void
                : "memory");
 }
 
-/// As above with every matrix transposed.
+/// As above, with every matrix transposed.
 __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&matrix)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
@@ -101,7 +101,7 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* from, bo
                : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until at most `kPending` of the committed groups of this thread are still under way.
+/// Waits until at most `kPending` of the committed groups of this thread are in flight.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

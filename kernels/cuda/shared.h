@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A view of shared memory: a bare pointer here, checked element by element in its emulated twin of the same name.
+// A view of shared memory: a bare pointer here, checked element by element in the emulated file of the same name.
 
 #include <cuda_runtime.h>
 

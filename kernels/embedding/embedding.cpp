@@ -9,8 +9,8 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/embedding/embedding_cpu.h"
+#include "kernels/embedding/embedding_cuda.h"
 #include "kernels/embedding/row_lists.h"
 
 namespace slipstream::kernels {
@@ -32,7 +32,7 @@ int64_t require_ids(std::string_view op, const int32_t* ids, int64_t count, int6
 
 Chains chains_of(const int32_t* ids, int64_t count, int64_t vocab) {
   if (count > std::numeric_limits<int32_t>::max())
-    throw ShapeError("[embedding] {} rows in one list: at most {} can be told apart. Use smaller micro-batches.", count,
+    throw ShapeError("[embedding] {} rows in one list, need at most {}. Use smaller micro-batches.", count,
                      std::numeric_limits<int32_t>::max());
   RowLists& lists = RowLists::mine();
   lists.build(ids, count, vocab);
@@ -77,7 +77,8 @@ void position_backward(LaunchContext& context, const PositionBackward& args) {
   require_at_least("position_backward", "positions", args.positions, 0);
   require_activation_dtype("position_backward", args.dtype);
   if (args.positions < args.tokens)
-    throw ShapeError("[position_backward] {} tokens need as many positions: got {}.", args.tokens, args.positions);
+    throw ShapeError("[position_backward] {} tokens need at least as many positions: got {}.", args.tokens,
+                     args.positions);
   if (args.positions * args.width == 0) return;
   require_pointers("position_backward", {args.dpositions});
   if (args.batch * args.tokens > 0) require_pointers("position_backward", {args.dy});
@@ -100,7 +101,7 @@ void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args) 
   if (context.kind == DeviceKind::cuda) return embedding_rows_pack_cuda(context, args);
   const int64_t vocab = require_ids("embedding_rows_pack", args.ids, args.tokens_total, 0);
   EmbeddingRowsPack local = args;
-  thread_local std::vector<int32_t> held;  // ids from the table's first row; -1: of another part
+  thread_local std::vector<int32_t> held;  // ids from the table's first row; -1: in another part
   if (args.part) {
     held.resize(static_cast<size_t>(args.tokens_total));
     for (int64_t row = 0; row < args.tokens_total; ++row) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Embeddings on CUDA. Rows of equal ids are added by the block of the first of them, in order, so bits never change.
+// Embeddings on CUDA. The block of an id's first row adds all rows of that id in order, so bits never change.
 //
-// Which rows these are is found chunk by chunk: a bit says whether a chunk of rows may have an id, so a block looks at
-// the ids of such chunks alone. What an id costs grows with the chunks that have it, and all of them together with the
-// rows, not with their square.
+// These rows are found chunk by chunk: a bit marks whether a chunk of rows may contain an id, so a block reads the ids
+// of marked chunks only. The cost of an id grows with the chunks that contain it, and the total with the rows, not with
+// their square.
 
 #include <limits>
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/embedding/embedding_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -38,11 +38,11 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward args
   store_floats<kAligned>(static_cast<T*>(args.y) + row * args.width + column, left, v);
 }
 
-constexpr int kChunk = kThreads;  // rows whose ids a block sees at one look
+constexpr int kChunk = kThreads;  // rows whose ids a block reads at once
 constexpr uint32_t kClassesMost = 1 << 16;
 
-/// Which chunks have ids of a class, a bit each. Ids are of one class if they are equal modulo `classes`: a set bit
-/// says that an id may be there.
+/// Chunks with ids of each class, one bit per chunk. Ids are in one class if they are equal modulo `classes`: a set bit
+/// means that an id may be there.
 struct ChunksOfIds {
   uint32_t* bits;  // [classes, words]
   int64_t words;
@@ -51,13 +51,13 @@ struct ChunksOfIds {
   __device__ uint32_t* of(int32_t id) const { return bits + static_cast<uint32_t>(id) % classes * words; }
 };
 
-/// A thread per row. `bits` are zero before.
+/// One thread per row. `bits` are initially zero.
 __global__ void __launch_bounds__(kThreads) mark_kernel(const int32_t* ids, int64_t count, ChunksOfIds chunks) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x, chunk = row / kChunk;
   if (row < count && ids[row] >= 0) atomicOr(chunks.of(ids[row]) + chunk / 32, 1u << chunk % 32);
 }
 
-/// What the block of the first row of an id does with the sum of its rows.
+/// What the block of an id's first row does with the sum of its rows.
 enum class Finish { add_to_table, add_once_to_table, write_row };
 
 template <typename T>
@@ -69,8 +69,8 @@ struct EqualRows {
   int64_t count, width, vocab, begin;  // ids count from `begin`
 };
 
-/// How many of the rows [begin, end), at most a chunk, have the id, the same on all threads; matches = which, in order.
-/// All threads call it; its first barrier ends the use of the matches before.
+/// Number of the rows [begin, end), at most a chunk, that have the id, the same on all threads; matches = which, in
+/// order. All threads call it; its first barrier ends the use of the previous matches.
 __device__ __forceinline__ int equal_in(const int32_t* ids, int32_t id, int64_t begin, int64_t end,
                                         const Shared<int32_t>& counts, const Shared<int32_t>& matches) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
@@ -89,7 +89,7 @@ __device__ __forceinline__ int equal_in(const int32_t* ids, int32_t id, int64_t 
   return found;
 }
 
-/// A block per row; the block of an id's first row sums the rows of that id in order.
+/// One block per row; the block of an id's first row sums the rows of that id in order.
 template <Finish kFinish, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args, ChunksOfIds chunks) {
   constexpr int kColumns = kPack<T>, kTile = kThreads * kColumns;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) equal_rows_kernel(EqualRows<T> args,
   }
 }
 
-/// A thread per pack of the table adds the rows of its position in order of the batch. Packs are of positions * width
+/// One thread per pack of the table adds the rows of its position in batch order. Packs consist of positions * width
 /// elements.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) position_kernel(PositionBackward args) {

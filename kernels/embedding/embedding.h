@@ -2,9 +2,9 @@
 #pragma once
 // Token and position embeddings: look-up, dense gradients, and the gradient as a list of rows for communication.
 //
-// Tables and activations are f32 or bf16 (`dtype`), gradients float. No two operands may overlap. Sums are formed in
-// token order (rank order for RowsAdd) starting from +0, in float, whatever the number of threads: threads share the
-// width, never the rows. Every id must lie in the vocabulary.
+// Tables and activations are f32 or bf16 (`dtype`), gradients float. No two operands may overlap. Sums are computed in
+// token order (rank order for RowsAdd) starting from +0, in float, for any number of threads: threads share the width,
+// never the rows. Every id must be in the vocabulary.
 
 #include <cstdint>
 
@@ -48,7 +48,7 @@ struct PositionBackward {
 };
 
 /// The gradient of EmbeddingBackward as rows: equal ids are combined. The row of an id's first occurrence holds the sum
-/// in token order; later occurrences, and ids that the table does not have, get row_ids = -1 and a row of zeros.
+/// in token order; later occurrences, and ids that are not in the table, get row_ids = -1 and a row of zeros.
 struct EmbeddingRowsPack {
   const int32_t* ids = nullptr;                       // [tokens_total]
   const void* dy = nullptr;                           // [tokens_total, width]
@@ -61,9 +61,9 @@ struct EmbeddingRowsPack {
   bool part = false;
 };
 
-/// dtable[v] += (sum over ranks, in rank order, of that rank's row for v). The sum over ranks is formed first and added
-/// once: the same bits as dense EmbeddingBackward on every rank, summed in rank order, added to dtable (where neither
-/// does anything but turn a -0 of dtable into +0).
+/// dtable[v] += (sum over ranks, in rank order, of that rank's row for v). The sum over ranks is computed first and
+/// added once: the same bits as dense EmbeddingBackward on every rank, summed in rank order, added to dtable (except
+/// that a -0 of dtable without rows may become +0).
 struct EmbeddingRowsAdd {
   const int32_t* row_ids = nullptr;  // [ranks, capacity], -1: no row
   const float* rows = nullptr;       // [ranks, capacity, width]
@@ -79,8 +79,8 @@ void position_backward(LaunchContext& context, const PositionBackward& args);
 void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args);
 void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args);
 
-/// One flop per element added; rows that are touched move once, tables that are zeroed are written once. How many ids
-/// are equal is not known, so all are counted as different. Pointers may be null. Pure.
+/// Pure. One flop per element added; rows that are used are moved once, tables that are zeroed are written once. The
+/// number of equal ids is not known, so all are counted as different. Pointers may be null.
 Cost embedding_forward_cost(const EmbeddingForward& args);
 Cost embedding_backward_cost(const EmbeddingBackward& args);
 Cost position_backward_cost(const PositionBackward& args);

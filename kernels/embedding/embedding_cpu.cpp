@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Embeddings, threads sharing the width wherever rows are added.
+// Embeddings; threads share the width wherever rows are added.
 
 #include "kernels/embedding/embedding_cpu.h"
 
@@ -8,14 +8,14 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-// Columns per unit of the thread split: a cache line of float.
+// Columns per unit of the split over threads: a cache line of float.
 constexpr int64_t kColumns = 16;
-// Elements below which a thread costs more to wake than it saves.
+// Below this many elements, waking a thread costs more than it saves.
 constexpr int64_t kGrainElems = 1 << 14;
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/// body(first column, columns) on slices of the width; `rows` is how many rows each slice has.
+/// Calls body(first column, columns) on slices of the width; `rows` is the number of rows of each slice.
 template <typename Body>
 void for_columns(LaunchContext& context, int64_t rows, int64_t width, const Body& body) {
   const int64_t grain = 1 + kGrainElems / (kColumns * (rows + 1));
@@ -119,7 +119,7 @@ void embedding_forward_cpu(LaunchContext& context, const EmbeddingForward& args)
 }
 
 void embedding_backward_cpu(LaunchContext& context, const EmbeddingBackward& args) {
-  // Zeroed in whole ranges of the table first: by columns it would be touched in strides.
+  // Zeroed in contiguous ranges of the table first: by columns the writes would be strided.
   if (!args.accumulate)
     context.parallel_for(args.vocab * args.width, kGrainElems,
                          [&](int64_t begin, int64_t end) { zero(args.dtable + begin, end - begin); });

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which rows carry the same id: chains of row numbers in ascending order, one per id.
+// Rows with the same id: chains of row numbers in ascending order, one per id.
 
 #include <cstdint>
 #include <vector>
 
 namespace slipstream::kernels {
 
-/// Memory grows to the largest problem seen and is kept; mine() returns the one of this thread.
+/// Memory grows to the largest problem so far and is kept; mine() returns the calling thread's lists.
 class RowLists {
  public:
   /// Links the rows of ids[0..count); ids below 0 are left out. Every id is below `vocab`. O(count).

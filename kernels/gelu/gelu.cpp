@@ -4,7 +4,7 @@
 #include "kernels/gelu/gelu.h"
 
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/gelu/gelu_cuda.h"
 
 namespace slipstream::kernels {
 

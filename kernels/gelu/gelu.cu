@@ -2,7 +2,7 @@
 // GELU on CUDA.
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/gelu/gelu_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

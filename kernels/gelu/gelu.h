@@ -45,7 +45,7 @@ struct GeluBackward {
 void gelu_forward(LaunchContext& context, const GeluForward& args);
 void gelu_backward(LaunchContext& context, const GeluBackward& args);
 
-/// What they must do at least. Pure; pointers may be null.
+/// Pure. Minimum flops and bytes. Pointers may be null.
 Cost gelu_forward_cost(const GeluForward& args);
 Cost gelu_backward_cost(const GeluBackward& args);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and dispatch of what an emulated link does.
+// Checks and dispatch of the works of an emulated link.
 
 #include "kernels/hold/hold.h"
 
 #include <cstring>
 
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/hold/hold_cuda.h"
 
 namespace slipstream::kernels {
 

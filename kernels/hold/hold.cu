@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that hold their multiprocessor, and copies for the copy engines.
+// Blocks that occupy their multiprocessor, and copies for the copy engines.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/hold/hold_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -11,8 +11,8 @@ constexpr int kThreads = 512;
 constexpr int64_t kPieceBytes = int64_t{kThreads} * 16;
 constexpr uint64_t kPollNs = 1000;
 
-/// Waits until the host has written at least `value` or `ns` have passed since `begin`. For one thread of a block:
-/// every look crosses PCIe.
+/// Waits until the host has written at least `value` or `ns` have passed since `begin`. Called by one thread of a
+/// block, because every read crosses PCIe.
 __device__ void await_host(const uint32_t* word, uint32_t value, uint64_t begin, uint64_t ns) {
   while (ptx::load_of_host(word) < value && ptx::global_timer_ns() - begin < ns) ptx::pause_ns(kPollNs);
 }
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool al
   const int64_t pieces = aligned ? args.size_bytes / kPieceBytes : 0;
   uint32_t sum = 0;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-    // In float: a product of two of these numbers may be larger than 64 bits hold.
+    // In float: a product of two of these numbers may exceed 64 bits.
     const auto due =
         static_cast<uint64_t>(static_cast<float>(args.ns) * (static_cast<float>(piece) / static_cast<float>(pieces)));
     if (threadIdx.x == 0) await_host(args.release, 1, begin, due);
@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool al
     const ptx::Words words = ptx::load_16(args.memory + piece * kPieceBytes + int64_t{threadIdx.x} * 16);
     sum ^= words.word[0] ^ words.word[1] ^ words.word[2] ^ words.word[3];
   }
-  seen[static_cast<int>(threadIdx.x)] = sum;  // or the reads are not needed
+  seen[static_cast<int>(threadIdx.x)] = sum;  // otherwise the compiler removes the reads
   if (threadIdx.x == 0) await_host(args.release, 1, begin, static_cast<uint64_t>(args.limit_ns));
-  __syncthreads();  // the others keep their registers meanwhile
+  __syncthreads();  // the other threads keep their registers meanwhile
 }
 
 __global__ void await_kernel(AwaitFlag args) {

@@ -6,7 +6,7 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/common/row_blocks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/layer_norm/layer_norm_cuda.h"
 
 namespace slipstream::kernels {
 
@@ -15,7 +15,8 @@ void layer_norm_forward(LaunchContext& context, const LayerNormForward& args) {
   require_activation_dtype(op, args.dtype);
   require_at_least(op, "rows", args.rows, 0);
   require_at_least(op, "width", args.width, 1);
-  if (args.delta && !args.sum) throw ShapeError("[{}] delta is given and sum is null. Pass where x + delta goes.", op);
+  if (args.delta && !args.sum)
+    throw ShapeError("[{}] delta is set and sum is null. Pass memory for x + delta in sum.", op);
   if (args.rows == 0) return;
   require_pointers(op, {args.x, args.weight, args.bias, args.y, args.mean, args.inv_std});
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layer norm on CUDA.
 
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/norm.cuh"
+#include "kernels/layer_norm/layer_norm_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -24,7 +24,7 @@ namespace slipstream::kernels {
 struct LayerNormForward {
   const void* x = nullptr;
   const void* delta = nullptr;
-  void* sum = nullptr;  // written where delta is given
+  void* sum = nullptr;  // written if delta is set
   const void* weight = nullptr;
   const void* bias = nullptr;
   void* y = nullptr;
@@ -67,11 +67,11 @@ struct LayerNormBackward {
 void layer_norm_forward(LaunchContext& context, const LayerNormForward& args);
 void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args);
 
-/// What they must do at least. Pure; only the presence of delta and residual is read of the pointers.
+/// Pure. Minimum flops and bytes; of the pointers only the presence of delta and residual matters.
 Cost layer_norm_forward_cost(const LayerNormForward& args);
 Cost layer_norm_backward_cost(const LayerNormBackward& args);
 
-/// Floats of workspace of layer_norm_backward. Pure.
+/// Pure. Floats of workspace of layer_norm_backward.
 int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width);
 
 SLIP_DECLARE_PER_ISA(void layer_norm_forward_cpu(LaunchContext& context, const LayerNormForward& args);

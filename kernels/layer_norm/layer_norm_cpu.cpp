@@ -61,7 +61,7 @@ inline void backward_rows(const LayerNormBackward& args, int64_t row, float* dwe
     Vf sum_bias = lanes.load(dbias + i);
     for (int r = 0; r < kRows; ++r) {
       const Vf d = lanes.load(dy + r * width + i);
-      const Vf n = (lanes.load(x + r * width + i) - mean[r]) * inv_std[r];  // d is 0 in lanes that are no elements
+      const Vf n = (lanes.load(x + r * width + i) - mean[r]) * inv_std[r];  // d is 0 in lanes without elements
       sum_weight += d * n;
       sum_bias += d;
       mean_g[r] += d * w;

@@ -11,19 +11,20 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/matmul/matmul_cpu.h"
+#include "kernels/matmul/matmul_cuda.h"
 #include "kernels/matmul/product.h"
 
 namespace slipstream::kernels {
 namespace {
 
-// Tiles are multiples of this in both directions: no vector register of the product is half empty inside the matrix.
+// Tiles are multiples of this in both directions, so that every vector register of the product is full inside the
+// matrix.
 constexpr int64_t kTileMultiple = 16;
-// Below this many multiplications a thread costs more to wake than it saves.
+// Below this many multiplications, waking a thread costs more than it saves.
 constexpr int64_t kMinTileWork = 1 << 17;
-// Multiplications in the time that one element of an operand takes to be packed.
+// Multiplications in the time of packing one element of an operand.
 constexpr int64_t kPackWork = 16;
 
 struct Area {
@@ -97,7 +98,7 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   if (args.out > 0) require_pointers("matmul_backward_input", {args.dy, args.weight});
   if (args.pre_activation && args.accumulate)
     throw ShapeError(
-        "[matmul_backward_input] the gradient of GELU is of the whole sum: add first, and call gelu_backward. Got "
+        "[matmul_backward_input] the gradient of GELU needs the complete sum: add first, then call gelu_backward. Got "
         "accumulate with pre_activation.");
   if (context.kind == DeviceKind::cuda) return matmul_backward_input_cuda(context, args);
   SLIP_CALL_ISA(matmul_backward_input_cpu(context, args))
@@ -130,14 +131,14 @@ Cost matmul_forward_cost(const MatmulForward& args) {
   const int64_t out = args.out - args.padding, results = args.rows * out;
   const int64_t moved =
       args.rows * args.in + out * args.in + results * (args.pre_activation ? 2 : 1) + (args.bias ? out : 0);
-  // GELU counted as the 8 operations of its formula, tanh as one.
+  // GELU counts as the 8 operations of its formula, tanh as one.
   return {2 * results * args.in + (args.bias ? results : 0) + (args.pre_activation ? 8 * results : 0),
           bytes_of(moved, args.dtype)};
 }
 
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
   const int64_t out = args.out - args.padding, results = args.rows * args.in;
-  // The gradient of GELU: the 32 operations of its card, and its input is read.
+  // The gradient of GELU: the 32 operations of its card, and one read of its input.
   return {2 * results * out + (args.pre_activation ? 32 * results : 0),
           bytes_of(args.rows * out + out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1),
                    args.dtype)};

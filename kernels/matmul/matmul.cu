@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products on CUDA: cuBLASLt with its epilogues where it has them, kernels for what it leaves.
+// Matrix products on CUDA: cuBLASLt with its epilogues where available, kernels for the rest.
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cublaslt.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/gelu/gelu_cuda.h"
+#include "kernels/matmul/matmul_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 256;
 
-/// y[row] += bias for every row (= without inputs). A thread per pack of a row.
+/// y[row] += bias for every row (= without inputs). One thread per pack of a row.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) bias_kernel(int64_t rows, int64_t out, const T* bias, T* y, bool start) {
   const int64_t packs = (out + kPack<T> - 1) / kPack<T>, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -28,8 +29,8 @@ __global__ void __launch_bounds__(kThreads) bias_kernel(int64_t rows, int64_t ou
 
 constexpr int kColumns = 32, kRowLanes = 8;
 
-/// partial[block] (+)= the column sums of a block of rows: a thread per pack of columns and eighth of the rows, eighths
-/// in order.
+/// partial[block] (+)= the column sums of a block of rows: one thread per pack of columns and eighth of the rows,
+/// eighths in order.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
     column_sums_kernel(const T* dy, int64_t stride, int64_t rows, int64_t rows_per_block, int64_t out, float* partial,
@@ -90,7 +91,7 @@ void add_bias(const LaunchContext& context, const MatmulForward& args, void* y, 
 
 template <typename T>
 void bias_gradient(const LaunchContext& context, const MatmulBackwardWeight& args) {
-  // As many blocks of rows as fill a GPU, as far as the scratch holds their sums; a function of the shape alone.
+  // As many blocks of rows as fill a GPU and the scratch has room for; depends on the shape only.
   int64_t blocks = blocks_for(args.rows, 16);
   blocks = blocks < 64 ? blocks : 64;
   const int64_t fitting = kScratchBytes / 4 / args.out;
@@ -166,7 +167,7 @@ void matmul_backward_input_cuda(LaunchContext& context, const MatmulBackwardInpu
 
 void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWeight& args) {
   if (args.in > 0 && args.rows > 0) {
-    // Fused sums are stored, not added: those of a later micro-batch go through the scratch.
+    // Fused sums are stored, not added: those of a later micro-batch pass through the scratch.
     const bool fits = bytes_of(args.out, DType::f32) <= kScratchBytes;
     void* sums = args.accumulate ? scratch_of(context) : args.dbias;
     Gemm product = {.a = args.x,

@@ -3,13 +3,13 @@
 // Matrix products of a linear layer: forward with bias and GELU, gradient of the input, gradient of weight and bias.
 //
 // All matrices are row-major and dense unless a stride is named. Activations and weights are f32 or bf16 (`dtype`,
-// accumulated in float), gradients of parameters are float. No two operands may overlap, except that `pre_activation`
-// is never the same memory as `y`. Rows, in, out may be 0.
+// accumulated in float), gradients of parameters are float. An output may not overlap another operand; two inputs may
+// be the same memory. Rows, in, out may be 0.
 // On cpu the product is oneDNN's (or Eigen's), one call per thread on a tile of the result; bits depend on the number
 // of threads, the instruction set and the library, all part of the plan, and on nothing else.
-// `padding`: the last columns of `out` are there for the strides alone. Their rows of weight and, in a backward pass,
-// their columns of dy are zero. cpu leaves them out, so that padding changes neither bits nor time: it does not write
-// these columns of y, and it sets these rows of dweight to zero unless it adds. cuda multiplies them like the others.
+// `padding`: the last columns of `out` exist only for the strides. Their rows of weight and, in a backward pass, their
+// columns of dy are zero. cpu skips them, so that padding changes neither bits nor time: it does not write these
+// columns of y, and it sets these rows of dweight to zero unless it adds. cuda multiplies them like the others.
 // GELU is the tanh form of Hendrycks & Gimpel 2016, "Gaussian Error Linear Units", section 2:
 //   gelu(v) = v/2 (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3))).
 
@@ -21,7 +21,8 @@
 namespace slipstream::kernels {
 
 /// y[rows,out] = x[rows,in] · weight[out,in]^T + bias[out].
-/// With `pre_activation` [rows,out]: it gets that value, and y = gelu(value). `bias`, `y`, `pre_activation`: `dtype`.
+/// With `pre_activation` [rows,out]: it receives that value, and y = gelu(value). `bias`, `y`, `pre_activation`:
+/// `dtype`.
 struct MatmulForward {
   const void* x = nullptr;
   const void* weight = nullptr;
@@ -66,8 +67,8 @@ void matmul_forward(LaunchContext& context, const MatmulForward& args);
 void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& args);
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args);
 
-/// 2 rows in (out - padding) flops plus the epilogue; every operand is moved once, padding left out. Pointers may be
-/// null. Pure.
+/// Pure. 2 rows in (out - padding) flops plus the epilogue; every operand is moved once, without padding. Pointers may
+/// be null.
 Cost matmul_forward_cost(const MatmulForward& args);
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args);
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args);

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kBlockM = 512;
 constexpr int64_t kBlockN = 1024;
 constexpr int64_t kBlockK = 2048;
-// Columns of a bias gradient summed at once: a part of L1.
+// Columns of a bias gradient summed at once: they fit in part of L1.
 constexpr int64_t kBiasColumns = 256;
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -42,7 +42,7 @@ void zero_block(float* to, int64_t stride, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) std::memset(to + r * stride, 0, static_cast<size_t>(columns) * sizeof(float));
 }
 
-/// Copies the block [first_row, +rows) x [first_column, +columns) of op(stored) as it is stored.
+/// Copies the block [first_row, +rows) x [first_column, +columns) of op(stored) in its stored layout.
 void widen(const void* stored, int64_t stride, bool transposed, int64_t row, int64_t column, int64_t rows,
            int64_t columns, float* to) {
   const auto* from = static_cast<const bfloat16*>(stored);
@@ -52,7 +52,7 @@ void widen(const void* stored, int64_t stride, bool transposed, int64_t row, int
     copy_block(from + row * stride + column, stride, to, columns, rows, columns);
 }
 
-/// A product of bfloat16 operands where the CPU multiplies only float: block by block through float copies.
+/// A product of bfloat16 operands on a CPU that multiplies only float: block by block through float copies.
 void product_widened(const Product& p) {
   float* a = product_scratch(Scratch::a, smaller(p.m, kBlockM) * smaller(p.k, kBlockK));
   float* b = product_scratch(Scratch::b, smaller(p.n, kBlockN) * smaller(p.k, kBlockK));
@@ -112,7 +112,7 @@ void finish_row(const float* product, const T* bias, T* pre, T* y, int64_t elems
   }
 }
 
-/// One tile of y. In float without GELU the product adds to rows that hold the bias already: one pass less.
+/// One tile of y. In float without GELU the product adds to rows that already hold the bias: one pass less.
 void forward_tile_f32(const MatmulForward& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
   const auto* bias = static_cast<const float*>(args.bias);
   auto* y = static_cast<float*>(args.y) + row * args.out + column;
@@ -201,7 +201,7 @@ void bias_gradient(const MatmulBackwardWeight& args, int64_t begin, int64_t end)
   }
 }
 
-/// Calls body(row, column, rows, columns) for every tile of an m x n result, each on a thread of its own.
+/// Calls body(row, column, rows, columns) for every tile of an m x n result, each on a separate thread.
 template <typename Body>
 void for_tiles(LaunchContext& context, int64_t m, int64_t n, int64_t k, const Body& body) {
   if (m == 0 || n == 0) return;

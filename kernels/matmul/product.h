@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The one door to a library of matrix products: a single product on the calling thread alone.
+// The only interface to a library of matrix products: a single product on the calling thread.
 
 #include <cstdint>
 #include <string_view>
@@ -10,8 +10,8 @@
 namespace slipstream::kernels {
 
 /// c[m,n] (+)= op(a)[m,k] · op(b)[k,n], row-major. A transposed operand is stored [k,m] or [n,k]; strides are elements
-/// between stored rows. `a` and `b` are float for product_f32 and bfloat16 for product_bf16, which may round its float
-/// sums to a bfloat16 `c`, after it added a bias per column to them.
+/// between stored rows. `a` and `b` are float for product_f32 and bfloat16 for product_bf16, which may add a bias per
+/// column to its float sums and round them to a bfloat16 `c`.
 struct Product {
   const void* a = nullptr;
   int64_t a_stride = 0;
@@ -30,21 +30,21 @@ struct Product {
 /// Blocks. Uses no other thread. Sizes of at least 1. Throws: InternalError with the library's status.
 void product_f32(const Product& product);
 
-/// Does the library multiply bfloat16 faster than float here? Pure.
+/// Pure. Does the library multiply bfloat16 faster than float on this machine?
 bool product_has_bf16();
 
-/// Blocks. As product_f32, on bfloat16 operands; only where product_has_bf16().
+/// Blocks. Like product_f32, on bfloat16 operands; only if product_has_bf16().
 void product_bf16(const Product& product);
 
-/// Blocks. The product as the library does it when it is left alone: on `threads` threads of its own. What matmul is
-/// measured against, never part of a step. `dtype` of the operands: f32, or bf16 where product_has_bf16().
-/// False, and nothing done, if the library has no threads of its own.
+/// Blocks. The library's own product on `threads` of its threads: the reference for measuring matmul, never part of a
+/// step. `dtype` of the operands: f32, or bf16 if product_has_bf16(). Returns false and does nothing if the library has
+/// no threads of its own.
 bool product_direct(const Product& product, DType dtype, int threads);
 
-/// "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
+/// Pure. "oneDNN 2.6.3" or "Eigen 3.4.0".
 std::string_view product_library();
 
-/// Memory of the calling thread that grows and is never returned, 64-byte aligned. The slots are distinct areas.
+/// Memory of the calling thread that grows and is never freed, 64-byte aligned. The slots are distinct areas.
 enum class Scratch : uint8_t { a, b, c };
 float* product_scratch(Scratch slot, int64_t elems);
 

@@ -43,7 +43,7 @@ void product_f32(const Product& p) {
 bool product_has_bf16() { return false; }
 
 void product_bf16(const Product&) {
-  throw InternalError("[matmul] Eigen has no bfloat16 product; ask product_has_bf16 first.");
+  throw InternalError("[matmul] Eigen has no bfloat16 product; call product_has_bf16 first.");
 }
 
 bool product_direct(const Product&, DType, int) { return false; }

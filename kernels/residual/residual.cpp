@@ -4,7 +4,7 @@
 #include "kernels/residual/residual.h"
 
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/residual/residual_cuda.h"
 
 namespace slipstream::kernels {
 

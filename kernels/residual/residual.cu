@@ -2,7 +2,7 @@
 // The residual sum on CUDA.
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/residual/residual_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -29,7 +29,7 @@ struct Residual {
 /// Blocks on cpu, enqueues on cuda. Throws: ShapeError, ResourceError (no kernel for the device).
 void residual(LaunchContext& context, const Residual& args);
 
-/// What it must do at least. Pure; pointers may be null.
+/// Pure. Minimum flops and bytes. Pointers may be null.
 Cost residual_cost(const Residual& args);
 
 SLIP_DECLARE_PER_ISA(void residual_cpu(LaunchContext& context, const Residual& args);)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMS norm on CUDA.
 
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/norm.cuh"
+#include "kernels/rms_norm/rms_norm_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -23,7 +23,7 @@ namespace slipstream::kernels {
 struct RmsNormForward {
   const void* x = nullptr;
   const void* delta = nullptr;
-  void* sum = nullptr;  // written where delta is given
+  void* sum = nullptr;  // written if delta is set
   const void* weight = nullptr;
   void* y = nullptr;
   float* inv_rms = nullptr;
@@ -62,11 +62,11 @@ struct RmsNormBackward {
 void rms_norm_forward(LaunchContext& context, const RmsNormForward& args);
 void rms_norm_backward(LaunchContext& context, const RmsNormBackward& args);
 
-/// What they must do at least. Pure; only the presence of delta and residual is read of the pointers.
+/// Pure. Minimum flops and bytes; of the pointers only the presence of delta and residual matters.
 Cost rms_norm_forward_cost(const RmsNormForward& args);
 Cost rms_norm_backward_cost(const RmsNormBackward& args);
 
-/// Floats of workspace of rms_norm_backward. Pure.
+/// Pure. Floats of workspace of rms_norm_backward.
 int64_t rms_norm_backward_workspace_elems(int64_t rows, int64_t width);
 
 SLIP_DECLARE_PER_ISA(void rms_norm_forward_cpu(LaunchContext& context, const RmsNormForward& args);

@@ -7,7 +7,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/rope/rope_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 void require_even(std::string_view op, int64_t head_dim) {
   require_at_least(op, "head_dim", head_dim, 2);
   if (head_dim % 2 != 0)
-    throw ShapeError("[{}] head_dim is {}, need an even number: dimensions turn in pairs.", op, head_dim);
+    throw ShapeError("[{}] head_dim is {}, need an even number: rotations act on pairs.", op, head_dim);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rotary embedding on CUDA: a thread turns the pairs of 16 bytes of the first half of a head.
+// The rotary embedding on CUDA: a thread rotates the pairs of 16 bytes of the first half of a head.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/rope/rope_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -38,7 +38,7 @@ struct Rope {
 /// Blocks on cpu, enqueues on cuda. Throws: ShapeError, ResourceError (no kernel for the device).
 void rope(LaunchContext& context, const Rope& args);
 
-/// What it must do at least. Pure; pointers may be null.
+/// Pure. Minimum flops and bytes. Pointers may be null.
 Cost rope_cost(const Rope& args);
 
 /// Blocks. Fills table [positions, head_dim] in double, rounded once. Throws: ShapeError if head_dim is odd.

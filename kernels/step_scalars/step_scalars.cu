@@ -12,14 +12,14 @@ __global__ void add_loss_kernel(const double* part, double* total, bool accumula
   *total = (accumulate ? *total : 0.0) + *part;
 }
 
-/// One thread adds in order: a few hundred numbers, and the same bits as on cpu.
+/// One thread adds in order: a few hundred numbers, with the same bits as on cpu.
 __global__ void clip_kernel(const double* sums, int64_t count, double max_norm, double* norm, float* clip) {
   double total = 0.0;
   for (int64_t i = 0; i < count; ++i) total += sums[i];
   const double root = sqrt(total);
   *norm = root;
   const double factor = max_norm / (root + 1e-6);
-  // As std::min(1, factor), which keeps 1 when the factor is not a number.
+  // Like std::min(1, factor), which keeps 1 when the factor is NaN.
   *clip = static_cast<float>(factor < 1.0 ? factor : 1.0);
 }
 

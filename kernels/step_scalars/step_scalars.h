@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The small works of a step: single numbers that stay on the device, copies, and what the host hands to the device.
+// The small works of a step: single numbers that stay on the device, copies, and uploads from the host.
 //
 // On cpu each is a plain loop or memcpy on the stream's thread. On cuda the numbers are one-thread kernels, so that the
 // host never waits for a value inside a step.
 //
-// Shapes: single numbers, but the sums of a clip [count] and the bytes of copy, zero and upload.
+// Shapes: single numbers, except the sums of a clip [count] and the bytes of copy, zero and upload.
 // Cost: each number or byte is read and written once; the plan charges them where it appends these works.
 // Source: the clip factor is that of torch.nn.utils.clip_grad_norm_ (Pascanu, Mikolov, Bengio 2013, algorithm 1).
 
@@ -56,18 +56,18 @@ struct Zero {
   int64_t size_bytes = 0;
 };
 
-/// Pinned memory of one uploading work on cuda, taken at its first run; nothing on cpu. Made once, when works are
+/// Pinned memory of one uploading work on cuda, allocated at its first run; empty on cpu. Made once, when works are
 /// bound.
 class UploadStaging {
  public:
   virtual ~UploadStaging() = default;
 };
-/// Pure: takes nothing before it is used.
+/// Pure. Allocates nothing until it is used.
 std::shared_ptr<UploadStaging> make_upload_staging();
 
-/// Bytes that the host makes during the step: `fill` writes to the pointers it is given, one per part.
-/// On cpu these are the parts themselves, and upload() calls it. On cuda prepare_upload() calls it on pinned memory of
-/// the step (modulo kStepPeriod, so that the host may run ahead), and upload() enqueues the copies.
+/// Bytes that the host produces during the step: `fill` writes to the pointers that it receives, one per part. On cpu
+/// these are the parts themselves, and upload() calls it. On cuda prepare_upload() calls it on pinned memory of the
+/// step (modulo kStepPeriod, so that the host may run ahead), and upload() enqueues the copies.
 struct Upload {
   static constexpr int kParts = 2;
   struct Part {
@@ -86,8 +86,8 @@ void report(LaunchContext& context, const Report& args);
 void copy(LaunchContext& context, const Copy& args);
 void zero(LaunchContext& context, const Zero& args);
 void upload(LaunchContext& context, const Upload& args);
-/// The host's part of an upload on cuda, for Work::prepare; waits only for copies of kStepPeriod steps ago. Nothing on
-/// cpu.
+/// The host's part of an upload on cuda, for Work::prepare; waits only for copies of kStepPeriod steps ago. Does
+/// nothing on cpu.
 void prepare_upload(LaunchContext& context, const Upload& args);
 
 }  // namespace slipstream::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small works where device memory is the host's.
+// The small works on devices whose memory is the host's.
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ void clip_cpu(const Clip& args) {
   for (int64_t i = 0; i < args.count; ++i) total += args.sums[i];
   const double norm = std::sqrt(total);
   *args.norm = norm;
-  // The small number keeps a zero gradient finite.
+  // The small constant keeps a zero gradient finite.
   *args.factor = static_cast<float>(std::min(1.0, args.max_norm / (norm + 1e-6)));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of a build without CUDA: one sentence.
+// The kernels of a build without CUDA: every call throws.
 
 #include "kernels/common/checks.h"
 #include "kernels/step_scalars/step_scalars_devices.h"

@@ -37,7 +37,7 @@ class CudaStaging final : public UploadStaging {
       if (args.parts[p].size_bytes > 0)
         SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, piece.host + offsets[p],
                                   static_cast<size_t>(args.parts[p].size_bytes), cudaMemcpyHostToDevice, stream));
-    // A graph needs no event of its own: it is launched again when its last run has ended.
+    // A graph needs no event: it is launched again after its last run has ended.
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     SLIP_CUDA(cudaStreamIsCapturing(stream, &status));
     if (status == cudaStreamCaptureStatusNone) SLIP_CUDA(cudaEventRecord(piece.copied, stream));
@@ -50,7 +50,7 @@ class CudaStaging final : public UploadStaging {
     cudaEvent_t copied = nullptr;
   };
 
-  /// Where each part begins in a piece, and the size of all.
+  /// Offset of each part in a piece, and the total size.
   static std::array<int64_t, Upload::kParts + 1> offsets_of(const Upload& args) {
     std::array<int64_t, Upload::kParts + 1> offsets{};
     for (size_t p = 0; p < args.parts.size(); ++p)
@@ -58,8 +58,7 @@ class CudaStaging final : public UploadStaging {
     return offsets;
   }
 
-  /// Takes memory at the first use of a piece. Later uses find its last copy done, unless the caller runs further
-  /// ahead.
+  /// Allocates at the first use of a piece. Later uses find its last copy done, unless the caller runs further ahead.
   static void make_room(Piece& piece, int64_t size_bytes) {
     if (piece.copied && !SLIP_CUDA_READY(cudaEventQuery(piece.copied))) SLIP_CUDA(cudaEventSynchronize(piece.copied));
     if (!piece.copied)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a build without CUDA: one sentence.
+// Copies of a build without CUDA: every call throws.
 
 #include "kernels/common/checks.h"
 #include "kernels/step_scalars/step_scalars_devices.h"

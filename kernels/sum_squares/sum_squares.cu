@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of squares on CUDA, in the order of the card: the same bits as on the CPU.
+// Sums of squares on CUDA, in the order of the op card: the same bits as on the CPU.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/sum_squares/sum_squares_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
 
-constexpr int64_t kBlock = 4096;  // elements, of the card
-constexpr int kLanes = 16;        // of the card
+constexpr int64_t kBlock = 4096;  // elements, as on the op card
+constexpr int kLanes = 16;        // as on the op card
 constexpr int kThreads = 256;
-constexpr int kPerThread = kPack<float>;              // lanes of the card that a thread adds
-constexpr int kThreadsOfBlock = kLanes / kPerThread;  // of the card's
+constexpr int kPerThread = kPack<float>;              // lanes of the op card that a thread adds
+constexpr int kThreadsOfBlock = kLanes / kPerThread;  // threads per block of the op card
 constexpr int kBlocksOfThreads = kThreads / kThreadsOfBlock;
 constexpr int64_t kBlocksAtOnce = kScratchBytes / 8;  // one double each
 
-/// A part, or as much of it as a launch takes.
+/// A part, or as much of it as fits in a launch.
 struct Piece {
   int64_t begin, elems;
   int64_t first_block;  // of the launch
   int64_t result;
-  bool starts;  // else the sums of its beginning are in the result
+  bool starts;  // false: the result already holds the sums of its beginning
 };
-/// They travel with the launch, so that a recorded step needs no memory for them.
+/// They are launch parameters, so that a recorded step needs no memory for them.
 struct Pieces {
-  static constexpr int kMost = 96;  // of 40 bytes: just below the 4 KiB that a launch carries
+  static constexpr int kMost = 96;  // of 40 bytes: just below the 4 KiB of a launch
   int count = 0;
   int64_t blocks = 0;
   Piece at[kMost] = {};
 };
 
-/// sums[block] = the sum of that block; four threads each, four lanes of the card a thread.
+/// sums[block] = the sum of that block; four threads each, four lanes of the op card per thread.
 __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces pieces, double* sums) {
   const int64_t block = int64_t{blockIdx.x} * kBlocksOfThreads + threadIdx.x / kThreadsOfBlock;
-  const bool whole = block < pieces.blocks;  // no early return: the others of the warp wait for its lanes
+  const bool whole = block < pieces.blocks;  // no early return: the other lanes of the warp need this one
   int piece = 0;
   for (int beyond = pieces.count; beyond - piece > 1;) {
     const int middle = (piece + beyond) / 2;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces
   if (threadIdx.x % kThreadsOfBlock == 0 && whole) sums[block] = lanes[0];
 }
 
-/// A block a piece: its result (+)= its sums in order.
+/// One block per piece: its result (+)= its sums in order.
 __global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const double* sums, double* results) {
   __shared__ double storage[kThreads];
   const Shared<double> tile(storage);
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const d
   const int64_t count = (piece.elems + kBlock - 1) / kBlock;
   double sum = piece.starts || threadIdx.x > 0 ? 0.0 : results[piece.result];
   for (int64_t first = 0; first < count; first += kThreads) {
-    // Zeros behind the last one change no sum of squares, and a loop without conditions loads ahead.
+    // Zeros past the last one change no sum of squares, and a loop without conditions can load ahead.
     tile[threadIdx.x] = first + threadIdx.x < count ? sums[piece.first_block + first + threadIdx.x] : 0.0;
     __syncthreads();
     if (threadIdx.x == 0)

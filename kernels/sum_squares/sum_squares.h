@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The sums of the squares of ranges of floats, in double: pieces of the gradient norm.
+// Sums of the squares of ranges of floats, in double: parts of the gradient norm.
 //
 //   results[part.result] = sum over i in [0, part.elems) of x[part.begin + i]², for every part
 // Blocks of 4096 elements of a part are summed on 16 interleaved lanes, then added in block order. The square of a
@@ -27,7 +27,7 @@ struct SumSquares {
 /// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand), ResourceError (device).
 void sum_squares(LaunchContext& context, const SumSquares& args);
 
-/// 2 flops and 4 bytes an element, 8 bytes a part. `x` and `results` may be null. Pure.
+/// Pure. 2 flops and 4 bytes per element, 8 bytes per part. `x` and `results` may be null.
 Cost sum_squares_cost(const SumSquares& args);
 
 }  // namespace slipstream::kernels

@@ -9,7 +9,7 @@ namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
 constexpr int64_t kBlock = 4096;
-// Blocks whose sums wait in one array: 4 Mi elements between two joins of the threads.
+// Number of blocks whose sums are kept in one array: 4 Mi elements between two joins of the threads.
 constexpr int64_t kBlocksAtOnce = 1024;
 // Lanes of a block, the same on every instruction set.
 constexpr int kSumLanes = 16;

@@ -4,7 +4,7 @@
 #include "kernels/swiglu/swiglu.h"
 
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 
 namespace slipstream::kernels {
 

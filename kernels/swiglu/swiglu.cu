@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// SwiGLU on CUDA: a thread takes 16 bytes of the gate and the same of the other half.
+// SwiGLU on CUDA: a thread processes 16 bytes of the gate and the same amount of the other half.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 256;
 
-/// Where a thread works: threads count the packs of a row, then rows.
+/// Position of a thread: threads count the packs of a row, then rows.
 template <typename T>
 struct DeviceAssignment {
   int64_t row, column;

@@ -47,7 +47,7 @@ struct SwigluBackward {
 void swiglu_forward(LaunchContext& context, const SwigluForward& args);
 void swiglu_backward(LaunchContext& context, const SwigluBackward& args);
 
-/// What they must do at least. Pure; pointers may be null.
+/// Pure. Minimum flops and bytes. Pointers may be null.
 Cost swiglu_forward_cost(const SwigluForward& args);
 Cost swiglu_backward_cost(const SwigluBackward& args);
 

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and dispatch of what travels instead of floats.
+// Checks and dispatch of encoding for the wire.
 
 #include "kernels/wire/wire.h"
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/cuda/entry_points.h"
 #include "kernels/wire/wire_cpu.h"
+#include "kernels/wire/wire_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
 
-/// Is there anything to do?
+/// Throws on invalid arguments; returns false if there is nothing to do.
 bool checked(const char* op, const LaunchContext& context, int64_t elems, int64_t parts, DType wire) {
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
   require_at_least(op, "elems", elems, 0);
   require_at_least(op, "parts", parts, 0);
   if (elems % kWirePartElems != 0)
-    throw ShapeError("[{}] elems {} is no multiple of {}. Pad the part.", op, elems, kWirePartElems);
+    throw ShapeError("[{}] elems {} is not a multiple of {}. Pad the part.", op, elems, kWirePartElems);
   if (wire != DType::bf16 && wire != DType::u8)
-    throw ShapeError("[{}] {} on the wire needs no work: got it, need bfloat16 or uint8.", op, name_of(wire));
+    throw ShapeError("[{}] wire type {} needs no encoding, need bfloat16 or uint8.", op, name_of(wire));
   return elems > 0 && parts > 0;
 }
 
@@ -29,7 +29,7 @@ void encode(LaunchContext& context, const Encode& args) {
   if (!checked("encode", context, args.elems, args.parts, args.wire)) return;
   require_pointers("encode", {args.from, args.to});
   if (args.residual && args.wire != DType::u8)
-    throw ShapeError("[encode] a residual goes with uint8, got {}. Leave it out.", name_of(args.wire));
+    throw ShapeError("[encode] a residual needs uint8, got {}. Leave it out.", name_of(args.wire));
   if (context.kind == DeviceKind::cuda) return encode_cuda(context, args);
   SLIP_CALL_ISA(encode_cpu(context, args))
 }

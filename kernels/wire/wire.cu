@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels instead of floats on CUDA: a warp per block of 128, four values a lane, 16 bytes of float.
+// Encoding for the wire on CUDA: one warp per block of 128, four values per lane, 16 bytes of float.
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/wire/wire_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -16,9 +16,9 @@ struct Same {
   __device__ float operator()(float x) const { return x; }
 };
 
-/// What a lane has of a block: `count` is 4, or 0 behind the end of the part.
+/// A lane's part of a block: `count` is 4, or 0 past the end of the part.
 struct Lane {
-  int64_t value;  // number of its first value, over all parts
+  int64_t value;  // index of its first value, over all parts
   int64_t word;   // offset of its four bytes on the wire
   int64_t scale;  // offset of the scale
   int count;

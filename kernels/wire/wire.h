@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What travels instead of floats: encode before a collective, decode after it, or decode and add what all ranks sent.
+// Encoding for the wire: encode before a collective, decode after it, or decode and add what all ranks sent.
 //
 //   bf16   round to nearest, ties to even; NaN stays NaN
 //   u8     per block of 128: scale = max |x| / 127, q = x / scale rounded to nearest, ties to even, so |q| <= 127. A
@@ -8,7 +8,7 @@
 //          seen and not averaged away.
 // The error of a value is at most 2^-9 of it (bf16), or 1/254 of the largest of its block (u8).
 // With a residual (error feedback) x = from + residual is encoded, and residual = x - decoded remains for the next
-// time: what rounding takes from one step it gives to a later one. Every block is computed alone: any split into ranges
+// time: a later step receives what rounding removed from this one. Every block is computed alone: any split into ranges
 // or threads gives the same bits on one instruction set.
 //
 // Shapes:  from, residual [parts x elems]; encoded [parts] x encoded_bytes(elems, wire) (engine/base/wire.h)

@@ -11,10 +11,10 @@ namespace {
 typedef int8_t Vb __attribute__((vector_size(kLanes)));
 static_assert(kWirePartElems % kLanes == 0, "a part is whole vectors");
 
-// Blocks per unit of the thread split: below this a thread costs more to wake than it saves.
+// Blocks per unit of the split over threads: with fewer, waking a thread costs more than it saves.
 constexpr int64_t kGrain = 64;
 
-/// Block `block` of `parts` parts: where its values and its bytes are.
+/// Block `block` of `parts` parts: positions of its values and its bytes.
 struct Block {
   int64_t first;  // of its values, over all parts
   int64_t count;
@@ -43,7 +43,7 @@ float scale_at(const std::byte* p) {
 }
 
 void encode_block(const float* from, float* residual, int64_t count, int8_t* to, std::byte* scale_to) {
-  Vf largest{}, finite{};  // x - x: 0, or NaN where x is no finite number
+  Vf largest{}, finite{};  // x - x: 0, or NaN if x is not finite
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vf x = residual ? load(from + i) + load(residual + i) : load(from + i);
     largest = max(largest, absolute(x));
@@ -56,7 +56,7 @@ void encode_block(const float* from, float* residual, int64_t count, int8_t* to,
   std::memcpy(scale_to, &scale, sizeof scale);
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vf x = residual ? load(from + i) + load(residual + i) : load(from + i);
-    // Nearest by adding 1.5 x 2^23; the bounds also catch NaN, which no integer is.
+    // Rounds to nearest by adding 1.5 x 2^23; the bounds also catch NaN, which is not an integer.
     const Vf bounded = min(max(x * inverse, splat(-127.0f)), splat(127.0f));
     const Vf whole = (bounded + 12582912.0f) - 12582912.0f;
     const Vb bytes = __builtin_convertvector(__builtin_convertvector(whole, Vi), Vb);

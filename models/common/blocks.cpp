@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns one line of a model into a work: kernel, cost, reads and writes.
+// Converts one line of a model into a work: kernel, cost, reads and writes.
 
 #include "models/common/blocks.h"
 
@@ -21,8 +21,7 @@
 namespace slipstream::models {
 namespace {
 
-/// Whether this item adds to gradients that are already there; the planner says (the first micro-batch of a step does
-/// not).
+/// Does this item add to existing gradients? The planner decides; the first micro-batch of a step does not add.
 bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
 
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
@@ -104,7 +103,7 @@ Slice SpecBuilder::batch_buffer(const std::string& name, int64_t size_bytes, Ins
 uint32_t SpecBuilder::parameter(ParameterSpec parameter) {
   parameter.elems = 0;
   for (const NamedTensor& tensor : parameter.tensors) parameter.elems += tensor.elems();
-  // Views: the planner says later where they live.
+  // Views: the planner later assigns their memory.
   const std::string name = parameter.name() + (parameter.is_copy ? ".copy" : "");
   const BufferSpec view{.name = name,
                         .size_bytes = bytes_of(parameter.elems, options_.dtype),
@@ -170,9 +169,8 @@ void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) 
 
 void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias) {
   const Slice weight = value(w.weight);
-  const Slice bias = w.bias < 0
-                         ? Slice{}
-                         : value(static_cast<uint32_t>(w.bias));  // read on all ranks, so that their plans are the same
+  const Slice bias =
+      w.bias < 0 ? Slice{} : value(static_cast<uint32_t>(w.bias));  // read on all ranks, so that their plans are equal
   const kernels::MatmulForward shape{
       .rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu),
@@ -193,7 +191,7 @@ void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Sli
   const kernels::MatmulBackwardInput shape{
       .rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   Cost cost = kernels::matmul_backward_input_cost(shape);
-  // As two passes: only some cards and shapes do it in one.
+  // As two passes: only some GPUs and shapes do it in one.
   if (of_gelu) cost += kernels::gelu_backward_cost({.elems = shape.rows * w.in, .dtype = options_.dtype});
   work(of_gelu ? "matmul_gelu_gradient" : "matmul_input_gradient", cost, with({dy, weight}, pre_gelu), {dx},
        [=](LaunchContext& c) {
@@ -343,7 +341,7 @@ void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
 
 void SpecBuilder::add_loss() {
   const Slice part = loss_part_, total = loss_;
-  // Ranks that share a layer all have its losses: one of them counts.
+  // Every rank that shares a layer has its losses: one of them counts.
   const bool counts = options_.tensor_index == 0;
   work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
     if (counts)
@@ -376,7 +374,7 @@ void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector
   // An unsplit tied table is complete only when the embedding has added its share.
   const bool reports = !options_.tie_embeddings || options_.split_tied_embedding || tied_apart();
   for (int64_t begin_row = 0; begin_row < multiplied; begin_row += rows_per_chunk) {
-    // The last chunk takes the padding along.
+    // The last chunk includes the padding.
     const bool last = begin_row + rows_per_chunk >= multiplied;
     const int64_t chunk = last ? vocab - begin_row : rows_per_chunk;
     pieces.push_back(
@@ -431,9 +429,9 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   tied.vocab = vocab;
   tied.capacity = rows();
   tied.ready_piece = current();
-  // Rows of several micro-batches would have to be merged first; then the dense table travels. Rows of all ranks
-  // arrive; of a table, which is also sent, two parts for every n-th (note 0003). The padding of a whole table does not
-  // count: the two ways add in another order, and padding must not choose between them.
+  // With several micro-batches, their rows would first have to be merged; then the dense table travels. Receiving the
+  // rows of all ranks is compared with an all_reduce of the table, which moves it twice (note 0003). The padding of a
+  // whole table does not count: the two choices add in different orders, and padding must not decide between them.
   tied.as_rows = tied.split && options_.micro_batches == 1 &&
                  options_.ranks * rows() * (4 * width + 4) < 2 * (vocab - vocab_padding()) * width * 4;
   if (tied.as_rows) {

@@ -15,7 +15,7 @@ namespace {
 /// Gradient of the residual between two blocks.
 struct ResidualGradient {
   Slice all;      // rows of all tokens
-  Slice crosses;  // what a stage sends to the one before, when a cut is here; the rank's own rows
+  Slice crosses;  // sent to the previous stage at a cut here; the rank's own rows
 };
 
 struct Block : BlockParameters {
@@ -56,16 +56,16 @@ class Decoder {
     declare_gradients();
   }
 
-  /// What the forward pass leaves for the backward pass. Where ranks share the tokens of norms, nothing of what norms
-  /// make: in the backward pass each norms its own tokens again, which costs what copying them would, and what products
-  /// see is gathered again.
+  /// Declares the activations that the forward pass keeps for the backward pass. If ranks share the tokens of norms, no
+  /// norm output is kept: in the backward pass each rank recomputes its own tokens, at the cost of copying them, and
+  /// gathers the inputs of products again.
   void declare_block(int l) {
     const int64_t D = o_.width, F = b_.ffn_width(), R = b_.rows();
     const std::string a = fmt::format("layer{}.", l);
     Block y{f_.block(b_, l)};
     y.norm_1 = with_memory(y.norm_1, a + "norm_1");
     y.norm_2 = with_memory(y.norm_2, a + "norm_2");
-    // The first block reads the embedding itself; the others store the sum that their first norm forms.
+    // The first block reads the embedding itself; the others store the sum that their first norm computes.
     y.residual_in = l == 0 ? embedded_ : b_.own_activation(a + "residual_in", D);
     if (!b_.own_tokens()) y.normed_1 = b_.activation(a + "normed_1", D);
     y.qkv_out = b_.activation(a + "qkv", b_.qkv_width());
@@ -77,8 +77,8 @@ class Decoder {
     y.active = b_.activation(a + "active", F);
     for (Slice made : {y.normed_1, y.norm_1.mean, y.norm_1.inv_std, y.normed_2, y.norm_2.mean, y.norm_2.inv_std})
       if (made.size_bytes > 0 && !b_.own_tokens()) b_.cheap(made);
-    // Not GELU's: the product that makes it rounds what goes into it only afterwards, so that GELU of what is kept
-    // would have other bits.
+    // Not GELU's output: the product rounds GELU's input only afterwards, so that recomputing GELU from the kept value
+    // would give other bits.
     if (f_.gated) b_.cheap(y.active);
     blocks_.push_back(y);
   }
@@ -89,7 +89,8 @@ class Decoder {
     delta_ = rows("delta", D);
     d_residual_ = rows("d_residual", D);
     d_norm_ = rows("d_norm", D);
-    // With chunks in flight d_norm still has chunks of the last norm while the first of the attention's are made.
+    // With chunks in flight, d_norm still holds chunks of the last norm while the first chunks of attention are
+    // computed.
     d_attended_ = b_.shared() ? rows("d_attended", b_.attention_width()) : d_norm_;
     if (f_.gated) d_active_ = rows("d_active", F);
     d_wide_ = rows("d_wide", std::max(blocks_.front().up.out, b_.qkv_width()));
@@ -127,10 +128,10 @@ class Decoder {
   Norm chunk_of(const Norm& n, TokenChunk c) const {
     return {n.weight, n.bias, b_.chunk(n.mean, c), b_.chunk(n.inv_std, c), n.partial};
   }
-  /// What products read of the output of a norm, in a forward and in a backward pass.
+  /// The input of products after a norm, in a forward and in a backward pass.
   Slice seen(Slice normed) const { return b_.own_tokens() ? gathered_ : normed; }
   Slice seen_again(Slice normed) const { return b_.own_tokens() ? gathered_again_ : normed; }
-  /// Chunk c of the output of a norm from all ranks, for gradients of weights.
+  /// Chunk c of a norm's output from all ranks, for gradients of weights.
   void gather_again(const Norm& n, Slice x, TokenChunk c) {
     if (!b_.own_tokens()) return;
     b_.norm(b_.chunk(x, c), {}, {}, {n.weight, n.bias, b_.chunk(mean_again_, c), b_.chunk(inv_std_again_, c)},
@@ -145,7 +146,7 @@ class Decoder {
     b_.spec().evaluate.push_back(piece);
   }
 
-  /// delta: all rows, of which the norm sees the rank's own.
+  /// delta: all rows; the norm uses the rank's own.
   SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, Slice x, Slice delta,
                                 Slice sum, Slice normed) {
     return {piece, part, l, [=, this](TokenChunk c) {
@@ -172,7 +173,7 @@ class Decoder {
     const auto add = [this](uint32_t piece) { add_forward(piece); };
     add(b_.begin("embedding", -1));
     b_.embed(table_, positions_, embedded_, delta_);
-    std::vector<SpecBuilder::Stage> stages;  // since the last attention: token by token
+    std::vector<SpecBuilder::Stage> stages;  // token-wise stages since the last attention
     for (int l = 0; l < end(); ++l) {
       const Block& y = block(l);
       stages.push_back(l == 0 || b_.cut_before(l)
@@ -238,7 +239,7 @@ class Decoder {
       const Block& y = block(l);
       add_backward(b_.begin("mlp_down_gradient", l));
       b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
-      ring_.fetch(l, y.qkv_out, order);  // not before what needs all of a forward pass that is made again
+      ring_.fetch(l, y.qkv_out, order);  // only after the pieces that need all of a recomputed forward pass
       add_backward(b_.begin("mlp_up_gradient", l));
       mlp_input_gradient(y, {});
       b_.linear_weight_gradient(y.normed_2, y.d_up, y.up);
@@ -260,9 +261,9 @@ class Decoder {
     b_.embed_gradient(table_, positions_, block(0).d_in.all);
   }
 
-  /// Gradient of a norm's input: of the rank's own tokens, and then gathered, because weights and inputs in front of it
-  /// need it of all; by the stage before, if there is a cut. Own rows lie among all rows where they are gathered, and
-  /// side by side where they travel.
+  /// Gradient of a norm's input: computed for the rank's own tokens and then gathered, because weights and inputs
+  /// before it need all tokens; at a cut the previous stage gathers. Own rows are among all rows where they are
+  /// gathered, and contiguous where they travel.
   SpecBuilder::Stage norm_gradient_stage(const char* name, int l, const Norm& n, Slice x, Slice residual,
                                          const ResidualGradient& dx) {
     return {name, "own", l, [=, this](TokenChunk c) {
@@ -273,7 +274,7 @@ class Decoder {
               if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
             }};
   }
-  /// Behind a cut: of what the next stage has sent, all tokens.
+  /// After a cut: gathers all tokens of the gradient that the next stage has sent.
   void gather_arrived(const char* name, int l, const ResidualGradient& d) {
     if (d.crosses.size_bytes == 0 || !b_.own_tokens()) return;
     add_backward(b_.begin(name, l));
@@ -285,7 +286,7 @@ class Decoder {
     b_.add_partial(n.partial, n.parameters());
   }
 
-  /// Where ranks share layers: the gradient of an input is summed over them while gradients of weights are computed.
+  /// If ranks share layers: the gradient of an input is summed over them while gradients of weights are computed.
   void shared_backward() {
     std::vector<uint32_t>& order = b_.spec().backward;
     const auto add = [this](uint32_t piece) { add_backward(piece); };
@@ -333,7 +334,7 @@ class Decoder {
                     {"attention_input_gradient", "out", l,
                      [this, &y](TokenChunk c) {
                        b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.out, b_.chunk(d_attended_, c));
-                       // Behind the last: under attention there is room on the wire, here the gathers of d_mid need it.
+                       // After the last chunk: attention leaves bandwidth free; here the gathers of d_mid need it.
                        for (int i = 0; i < c.count && c.index + 1 == c.count; ++i)
                          gather_again(y.norm_1, y.residual_in, {i, c.count});
                      }}},
@@ -374,8 +375,8 @@ class Decoder {
   uint32_t table_ = 0, head_ = 0;
   int64_t positions_ = -1;  // -1: rotary
   Slice embedded_, residual_out_, hidden_, delta_, d_residual_, d_norm_, d_active_, d_wide_, d_attended_;
-  Slice gathered_, gathered_again_;   // of all tokens: what products see of one norm's output
-  Slice mean_again_, inv_std_again_;  // which nobody reads
+  Slice gathered_, gathered_again_;   // of all tokens: a norm's output as the input of products
+  Slice mean_again_, inv_std_again_;  // never read
   Slice d_crosses_;
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The frame of every decoder: blocks of attention and an MLP with a norm in front of each, forward and backward, on one
-// rank or shared by several.
+// The frame of every decoder: blocks of attention and an MLP, each after a norm, forward and backward, on one rank or
+// shared by several.
 //
-// A family says which parameters a block has, in which order and under which names, and which of the variants below it
-// uses; all the rest is here. Letters as in blocks.h.
+// A family defines the parameters of a block, their order and names, and which of the variants below it uses; the rest
+// is here. Letters as in blocks.h.
 
 #include <functional>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace slipstream::models {
 
-/// The parameters of one block, as this rank holds them.
+/// The parameters of one block; this rank's part of them.
 struct BlockParameters {
   Norm norm_1;
   Linear qkv, out;  // D -> q, k and v side by side; attention's output -> D
@@ -21,13 +21,13 @@ struct BlockParameters {
   Linear up, down;  // D -> F (gate and up side by side: 2 F) -> D
 };
 
-/// What tells one family from another.
+/// The differences between families.
 struct Architecture {
   std::string description;  // "gpt2, 12 layers, 12 heads, ..."
-  bool gated = false;       // SwiGLU of gate and up, else GELU (tanh)
-  bool rotary = false;      // else learned positions
+  bool gated = false;       // SwiGLU of gate and up, otherwise GELU (tanh)
+  bool rotary = false;      // otherwise learned positions
   std::string table, positions,
-      head;  // names of the token table, of the learned positions, and of a head that is not tied to the table
+      head;  // names of the token table, the learned positions and an untied head
   std::function<BlockParameters(SpecBuilder&, int layer)> block;  // declares them
   std::function<Norm(SpecBuilder&)> final_norm;                   // declares its parameters
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer norm and RMS norm, alone or behind the residual sum, and their gradients.
+// Layer norm and RMS norm, with or without the residual sum before them, and their gradients.
 
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/rms_norm/rms_norm.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions of tokens: rotary tables, and the learned positions of a rank that holds two chunks of every sequence,
-// whose rows lie side by side and whose gradients go back in place.
+// Positions of tokens: rotary tables, and learned positions on a rank with two chunks of every sequence, whose rows are
+// copied side by side and whose gradients are added back in place.
 
 #include <algorithm>
 #include <array>
@@ -14,11 +14,11 @@
 namespace slipstream::models {
 namespace {
 
-/// The rows of `table` ([positions, width]) that chunk `which` of the rank has.
+/// The rows of `table` ([positions, width]) of this rank's chunk `which`.
 Slice rows_of_chunk(const ContextChunks& chunks, int which, const Slice& table, int64_t row_bytes) {
   return {table.buffer, table.begin_bytes + chunks.begin(which) * row_bytes, chunks.chunk_tokens() * row_bytes};
 }
-/// The same rows where they lie side by side.
+/// The same rows in the buffer where they are side by side.
 Slice half(int which, const Slice& own) {
   return {own.buffer, own.begin_bytes + which * own.size_bytes / 2, own.size_bytes / 2};
 }
@@ -33,7 +33,7 @@ Slice SpecBuilder::rotary_table() {
   spec_.constants.push_back({rotary_.buffer, [o = options_, hd](std::byte* host) {
                                auto* const table = reinterpret_cast<float*>(host);
                                if (o.context_ranks == 1) return kernels::rope_table(table, o.context, hd, o.rope_theta);
-                               // Row t of the table turns token t, which has another position in its sequence.
+                               // Row t of the table rotates token t, which has another position in its sequence.
                                std::vector<float> whole(static_cast<size_t>(o.context * hd));
                                kernels::rope_table(whole.data(), o.context, hd, o.rope_theta);
                                for (int64_t t = 0; t < o.tokens; ++t)

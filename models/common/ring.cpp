@@ -44,7 +44,7 @@ kernels::AttentionBackward backward_shape(const SpecBuilder& b, int64_t kv_strid
           .dtype = f.dtype};
 }
 
-/// Where k and v of a step are: columns of this rank's own rows, or rows of keys that have travelled.
+/// Location of a step's k and v: columns of this rank's own rows, or rows of keys that have travelled.
 struct KeysAt {
   Slice rows;
   int64_t stride = 0;    // elements
@@ -119,7 +119,7 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
                                              .carried = {},
                                              .first = first,
                                              .last = last};
-  // Another rank's block has other rows, but takes as long: plans are equal on all ranks of the group.
+  // Another rank's block has other rows but takes as long: plans are equal on all ranks of the group.
   kernels::AttentionBlockForward priced = shape;
   priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
   std::vector<Slice> reads{qkv}, writes;
@@ -141,7 +141,7 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
     }
     kernels::attention_block_forward(c, args);
     if (!last || args.block.first_query == 0) return;
-    // The early queries have met all their keys before.
+    // The early queries have already seen all their keys.
     args.block = {.first_query = 0, .queries = args.block.first_query, .first_key = 0, .keys = 0, .causal = false};
     kernels::attention_block_forward(c, args);
   });
@@ -198,15 +198,15 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);
     order.push_back(b_.begin(fmt::format("attention_block_gradient.{}", step), layer));
-    // Not before: a forward pass that is made again ends in front of the first piece that reads its output, and carries
-    // in the same memory.
+    // Not earlier: a recomputed forward pass ends before the first piece that reads its output, and uses the same
+    // memory for its carried values.
     if (step == 1)
       b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum},
               [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
     block_gradient(step, dout, qkv, out, lse, dqkv, step == 1 ? sum : share);
     if (step + 2 < ranks()) exchange_keys(step + 2, true);
     if (step > 1) {
-      // Apart from the block: what the ranks before have summed arrives under it.
+      // In a separate piece: the sums of the previous ranks arrive while the block runs.
       order.push_back(b_.begin(fmt::format("add_key_gradients.{}", step), layer));
       const int64_t elems = b_.rows() * kv_width();
       b_.work("add", kernels::add_cost({.elems = elems}), {share, sum}, {sum}, [=](LaunchContext& c) {

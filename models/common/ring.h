@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Causal attention over a sequence whose tokens are spread over ranks: keys and values travel in a ring, one rank
-// further under every block.
+// Causal attention over a sequence whose tokens are distributed over ranks: keys and values travel in a ring, one rank
+// further during every block.
 //
-// Rank r holds chunks r and 2c-1-r of the sequence (ContextChunks). In step s it has the keys of rank r + s, and those
-// of rank r + s + 1 are on their way. Forward begins with its own keys, so that the first hop travels under a block.
-// Backward ends with them: gradients of others' keys travel the same way around as the keys, each rank adding its
-// share, and come home under the last block. With one rank all this is one attention.
+// Rank r holds chunks r and 2c-1-r of the sequence (ContextChunks). In step s it has the keys of rank r + s, while
+// those of rank r + s + 1 are in flight. Forward begins with the rank's own keys, so that the first exchange overlaps
+// with a block. Backward ends with them: gradients of other ranks' keys travel in the same direction as the keys, each
+// rank adds its share, and they arrive at their owner during the last block. With one rank all this is one attention.
 
 #include <functional>
 
@@ -14,21 +14,21 @@
 
 namespace slipstream::models {
 
-/// Memory of a rank beside the layers' own: keys and values four times (forward and backward have buffers of their own,
-/// so that a forward pass that is made again may run between fetch() and backward()), their float gradients three
+/// Memory of a rank in addition to the layers' own: keys and values four times (forward and backward have separate
+/// buffers, so that a recomputed forward pass may run between fetch() and backward()), their float gradients three
 /// times, one float output with its softmax.
 class Ring {
  public:
   explicit Ring(SpecBuilder& builder);
 
-  /// Adds attention to the current piece. With several ranks the blocks that follow are pieces of their own, each
-  /// handed to `add`; the last one is left open for what comes next.
+  /// Adds attention to the current piece. With several ranks the following blocks are separate pieces, each passed to
+  /// `add`; the last one stays open for later works.
   void forward(int layer, Slice qkv, Slice out, Slice lse, const std::function<void(uint32_t)>& add);
 
-  /// A piece that sends this rank's keys on their way, for backward. Call it early: what comes between it and
-  /// backward() hides the first hop.
+  /// Adds a piece that starts sending this rank's keys, for backward. Call it early: the pieces between it and
+  /// backward() hide the first exchange.
   void fetch(int layer, Slice qkv, std::vector<uint32_t>& order);
-  /// Adds the gradient of attention to the current piece; as forward(), the pieces that follow go to `order`.
+  /// Adds the gradient of attention to the current piece; like forward(), it passes the following pieces to `order`.
   void backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order);
 
  private:
@@ -41,10 +41,10 @@ class Ring {
     return gradients_[step % 2];
   }  // of those keys, summed over the ranks that have had them, this one the last
   Slice dq_sum() const { return {carried_.buffer, 0, bytes_of(b_.rows() * b_.heads() * b_.head_dim(), DType::f32)}; }
-  /// Sends this rank's keys on their way: the first two hops fill both buffers. A later one goes where the keys of a
-  /// block were, behind that block.
+  /// Starts sending this rank's keys: the first two exchanges fill both buffers. A later one overwrites the keys of a
+  /// block, after that block.
   void start_keys(Slice qkv, bool again);
-  /// The keys of step `step` arrive while what stands behind the current piece runs.
+  /// The keys of step `step` arrive during the pieces after the current one.
   void exchange_keys(int step, bool again);
   void exchange_gradients(int step);
   void block(int step, Slice qkv, Slice out, Slice lse);
@@ -53,7 +53,7 @@ class Ring {
   SpecBuilder& b_;
   ContextChunks chunks_;
   Slice keys_[2][2], gradients_[2];
-  Slice share_;    // of this rank in the gradients of the keys that it has
+  Slice share_;    // of this rank in the gradients of its keys
   Slice carried_;  // forward: output, maximum and sum of the softmax so far; backward: dq so far
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks that share a layer hold of it, how its tokens are cut into chunks, and where its sums and gathers stand
+// Tensor parallelism: each rank's share of a layer, the chunks of its tokens, and the positions of its sums and gathers
 // (Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
 // Models", for the tokens of norms and residuals).
 
@@ -15,8 +15,8 @@
 namespace slipstream::models {
 namespace {
 
-// Rows of a table are a multiple of twice this on all ranks together, and of this on each of several: products, vector
-// loads and TMA want rows of logits that begin at a multiple of 16 bytes, and whole tiles.
+// The rows of a table are a multiple of twice this on all ranks together, and of this on each of several: products,
+// vector loads and TMA need rows of logits that begin at a multiple of 16 bytes, and whole tiles.
 constexpr int64_t kVocabAlignment = 64;
 
 }  // namespace
@@ -103,7 +103,7 @@ NamedTensor SpecBuilder::held(NamedTensor whole, int dim, int blocks) const {
 Slice SpecBuilder::norm_partial(const std::string& name, int64_t elems) {
   if (!own_tokens()) return {};
   if (options_.split_backward)
-    return statistics(name, elems);  // added when weight gradients are made, whenever that is
+    return statistics(name, elems);  // added when weight gradients are computed, possibly later
   if (norm_partial_.size_bytes == 0) norm_partial_ = scratch("norm.partial", bytes_of(elems, DType::f32));
   return norm_partial_;
 }

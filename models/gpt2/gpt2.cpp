@@ -19,7 +19,7 @@ Norm norm(SpecBuilder& b, const std::string& name, int layer) {
   return {.weight = weight, .bias = b.parameter(name + ".bias", {D}, layer, kZeros)};
 }
 
-/// Of a weight as Conv1D stores it, [in, out].
+/// For a weight stored as Conv1D does, [in, out].
 BlockParameters block(SpecBuilder& b, int l) {
   const ModelOptions& o = b.options();
   const int64_t D = o.width, A = b.attention_width(), F = b.ffn_width();
@@ -29,7 +29,7 @@ BlockParameters block(SpecBuilder& b, int l) {
     const bool decay = tensor.shape.size() >= 2;
     return b.parameter(ParameterSpec{.tensors = {std::move(tensor)}, .layer = l, .init = init, .decay = decay});
   };
-  // Of a split input every rank has the whole bias; of a split output, its part.
+  // With a split input every rank has the whole bias; with a split output, its part.
   const auto columns = [&](const std::string& name, int64_t out, int blocks, int64_t held) {
     const uint32_t weight = parameter(b.held({p + name + ".weight", {out, D}, 0, true}, 0, blocks), kNormal);
     return Linear{weight, parameter(b.held({p + name + ".bias", {out}}, 0, blocks), kZeros), D, held};
@@ -38,7 +38,7 @@ BlockParameters block(SpecBuilder& b, int l) {
     const uint32_t weight = parameter(b.held({p + name + ".weight", {D, in}, 0, true}, 1), residual);
     return Linear{weight, b.parameter(p + name + ".bias", {D}, l, kZeros), held, D};
   };
-  BlockParameters y;  // in the order in which they are declared
+  BlockParameters y;  // in the order of declaration
   y.norm_1 = norm(b, p + "ln_1", l);
   y.qkv = columns("attn.c_attn", 3 * D, 3, 3 * A);
   y.out = rows("attn.c_proj", D, A);
@@ -53,7 +53,7 @@ BlockParameters block(SpecBuilder& b, int l) {
 ModelSpec build_gpt2(const ModelOptions& o, Buffers& buffers) {
   if (o.kv_heads != o.heads)
     throw ConfigError(
-        "[model] gpt2 has as many key-value heads as heads: got kv_heads {} and heads {}. Remove "
+        "[model] gpt2 needs as many key-value heads as heads: got kv_heads {} and heads {}. Remove "
         "model.kv_heads, or set family = \"llama\".",
         o.kv_heads, o.heads);
   return build_decoder(

@@ -20,7 +20,7 @@ BlockParameters block(SpecBuilder& b, int l) {
     return Linear{b.parameter(ParameterSpec{.tensors = std::move(tensors), .layer = l, .init = kNormal, .decay = true}),
                   -1, in, out};
   };
-  BlockParameters y;  // in the order in which they are declared
+  BlockParameters y;  // in the order of declaration
   y.norm_1.weight = b.parameter(p + "input_layernorm.weight", {D}, l, kOnes);
   y.qkv = matrix({b.held({p + "self_attn.q_proj.weight", {o.heads * hd, D}, 0}, 0),
                   b.held({p + "self_attn.k_proj.weight", {o.kv_heads * hd, D}, q}, 0),

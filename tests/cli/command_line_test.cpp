@@ -209,7 +209,7 @@ TEST_CASE("a run file that cannot be is refused with its numbers", "[cli]") {
       {"parallel.pipeline=2\" --set \"pipeline.schedule=gpipe\" --set \"pipeline.schedule_file=a.csv",
        {"gpipe", "no effect", "a.csv"}},
       {"comm.deterministic=false\" --set \"device.kind=cpu", {"comm.deterministic = false", "no effect", "CPU"}},
-      {"output.dir=.", {"output.dir", "no name of its own"}},
+      {"output.dir=.", {"output.dir", "no folder name"}},
       {"device.machine=" SOURCE_DIR "/configs/machines/none.toml", {"none.toml"}},
   };
   for (const auto& row : rows) {
@@ -407,6 +407,6 @@ TEST_CASE("processes that a launcher started and that do not know each other are
   Folder folder;
   const std::string train = exe() + " train " + run_file(folder) + " --set train.steps=1";
   check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6,
-                {"the launcher started 2 processes", "knows of one", "srun --mpi=pmix"});
+                {"the launcher started 2 processes", "sees only one", "srun --mpi=pmix"});
   CHECK(shell("SLURM_STEP_NUM_TASKS=1 " + train).code == 0);
 }

@@ -68,7 +68,7 @@ TEST_CASE("a schedule file with a pass too few or too many is refused by the pas
   folder.write("schedule.csv", lines.substr(0, lines.rfind("\n1,") + 1));
   check_refused(call("plan " + run + own), 2, {"stage 1: weight of micro-batch 3 is missing", csv});
   folder.write("schedule.csv", lines + "0,99,F,0,0\n");
-  check_refused(call("check " + run + own), 2, {"stage 0: forward of micro-batch 0 comes twice", csv});
+  check_refused(call("check " + run + own), 2, {"stage 0: forward of micro-batch 0 appears twice", csv});
 }
 
 TEST_CASE("a plan tells the bubble of a pipeline from communication that compute waits for", "[cli][pipeline]") {
@@ -149,19 +149,19 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
     std::vector<std::string> parts;
   };
   const std::vector<Row> rows = {
-      {" --ranks 3 --set parallel.pipeline=3", {"3 x 1 = 3 stages is more than model.layers = 2"}},
+      {" --ranks 3 --set parallel.pipeline=3", {"3 x 1 = 3 stages exceeds model.layers = 2"}},
       {" --ranks 3 --set parallel.pipeline=2", {"pipeline 2", "2 ranks do not divide the 3"}},
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=2 --set "
        "pipeline.schedule=interleaved_1f1b "
        "--set train.micro_batch_size=4",
-       {"goes round 2 stages with 1 micro-batches", "has 2"}},
+       {"needs a multiple of 2 micro-batches per step, got 1", "has 2"}},
       {" --ranks 2 --set parallel.pipeline=2 --set model.layers=4 --set pipeline.virtual_stages=3 --set "
        "pipeline.schedule=interleaved_1f1b",
-       {"2 x 3 = 6 stages is more than model.layers = 4"}},
+       {"2 x 3 = 6 stages exceeds model.layers = 4"}},
       {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2",
        {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
       {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096",
-       {"that a rank sends in a step would travel for", "days at 1 B/s", "Raise comm.emulate.bandwidth"}},
+       {"that a rank sends in a step need", "days at 1 B/s", "Raise comm.emulate.bandwidth"}},
       {" --ranks 2 --set parallel.pipeline=2 --set comm.emulate.bandwidth=1B/s --set model.width=4096 --set "
        "model.layers=8",
        {"days at 1 B/s", "Raise comm.emulate.bandwidth"}},
@@ -177,7 +177,7 @@ TEST_CASE("pipelines that cannot be are refused with their numbers", "[cli][pipe
   CHECK(few.code == 0);
   CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // what it costs
   const std::string costs =
-      "1 micro-batch is too few to fill 2 stages: equal ones idle for 100 % of their compute time";
+      "1 micro-batch is too few to fill 2 stages: stages of equal duration idle for 100 % of their compute time";
   CHECK(contains(few.text, costs));
   for (const char* command : {"check ", "plan --json "})
     CHECK(contains(

@@ -79,7 +79,7 @@ TEST_CASE("plan says which group crosses which link, and what recomputation save
   const std::string sums = "tensor groups communicate in every layer and cross nodes of ";
   CHECK(!contains(call(plan + " --set parallel.tensor=2").text, sums));
   const std::string apart = plan.substr(5) + " --set parallel.tensor=2 --set parallel.order=dp-pp-cp-tp";
-  CHECK(contains(call("plan " + apart).text, "note:    " + sums + "8 ranks: use parallel.tensor that divides 8"));
+  CHECK(contains(call("plan " + apart).text, "note:    " + sums + "8 ranks; use a parallel.tensor that divides 8"));
   CHECK(contains(call("check " + apart).text, "note:      " + sums));
   const Result json = call("check --json " + apart);
   CHECK(contains(Json::parse(json.text).at("notes").as_array().at(0).as_string(), sums));
@@ -146,8 +146,9 @@ TEST_CASE("plan, --dry-run and their files note what the planner has decided", "
   INFO(sharded.text);
   CHECK(contains(sharded.text, each));
   CHECK(contains(sharded.text, "whole gradients do not fit in 100.0 KiB"));
-  CHECK(
-      contains(sharded.text, "zero.stage 2: a layer is one bucket; overlap.bucket_size = 8.0 KiB cuts the rest only"));
+  CHECK(contains(
+      sharded.text,
+      "zero.stage 2: each layer is one bucket; overlap.bucket_size = 8.0 KiB applies only to the other parameters"));
   // float32: tables of 256 and 16 rows of 16, and the last norm; the widths of ranks and alignment pad them.
   const size_t at = sharded.text.find("in stage 2 ") + 11;
   const double outside_KiB = std::stod(sharded.text.substr(at));

@@ -267,7 +267,7 @@ TEST_CASE("a file that is broken or of another card or version is left alone, wi
     std::string warning;
     CHECK(read_algorithms(path, here, warning).size() == 0);
     CHECK(std::count(warning.begin(), warning.end(), '\n') == 0);
-    CHECK(warning.find("[cuda] device.algorithms is not used: ") == 0);
+    CHECK(warning.find("[cuda] device.algorithms is ignored: ") == 0);
     CHECK(warning.find("slipstream bench products") != std::string::npos);
     std::ifstream file(path);
     CHECK(std::string(std::istreambuf_iterator<char>(file), {}) == text);
@@ -279,8 +279,8 @@ TEST_CASE("a file that is broken or of another card or version is left alone, wi
     return text.replace(text.find(from), from.size(), to);
   };
   CHECK(said(good, {"Another card", library.version})
-            .find("is of a card named \"Emulated card\", this one is Another card") != std::string::npos);
-  CHECK(said(good, {library.card, 120100}).find("is of cuBLASLt 130100, this one is 120100") != std::string::npos);
+            .find("is for the GPU \"Emulated card\", this one is Another card") != std::string::npos);
+  CHECK(said(good, {library.card, 120100}).find("is for cuBLASLt 130100, this one is 120100") != std::string::npos);
   CHECK(said(replaced("\"format\": 1", "\"format\": 2"), library).find("has format 2, this program reads 1") !=
         std::string::npos);
   CHECK(said(replaced("736c6970", "736c69"), library).find("an algorithm has 126 digits, need 128") !=

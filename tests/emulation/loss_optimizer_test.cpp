@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cross-entropy, AdamW and the sum of squares on the emulated device against double and the CPU's bits.
+// Cross-entropy, AdamW, Muon and the sum of squares on the emulated device against double and the CPU's bits.
 
 #include "kernels/adamw/adamw.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
+#include "kernels/muon/muon.h"
 #include "kernels/sum_squares/sum_squares.h"
 #include "tests/emulation/on_device.h"
 #include "tests/reference/elementwise.h"
@@ -225,6 +226,75 @@ TEST_CASE("adamw: edges of the weight decay give the bits of ranges of their own
       CHECK((p.intact() && m.intact() && v.intact() && working.intact()));
     }
     CHECK(bytes[0] == bytes[1]);
+  }
+}
+
+TEST_CASE("muon: three steps equal the double optimizer for wide, tall and square matrices, aligned or not") {
+  for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{
+           {1, 1}, {1, 9}, {9, 1}, {8, 8}, {13, 13}, {16, 40}, {40, 16}, {7, 131}, {67, 33}})
+    for (DType product_dtype : {DType::f32, DType::bf16})
+      for (int64_t shift : {0, 1}) {
+        CAPTURE(rows, cols, name_of(product_dtype), shift);
+        const int64_t elems = rows * cols;
+        const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
+        const reference::MuonRule rule = {0.1, 0.1, 0.95, true, 5, 1e-7, scale};
+        const Doubles start = random_doubles(elems, DType::f32, 1);
+        reference::MuonState state{start, Doubles(start.size())};
+        for (int t = 1; t <= 3; ++t) {
+          Doubles g = random_doubles(elems, DType::f32, static_cast<uint32_t>(10 + t));
+          for (double& element : g) element *= t == 2 ? 0.5 : 1.0;
+          state = muon_step(std::move(state), g, static_cast<size_t>(rows), static_cast<size_t>(cols), rule);
+        }
+        for_orders([&](LaunchContext& context) {
+          OnDevice p(start, DType::f32, "parameters", shift), m(Doubles(start.size()), DType::f32, "momentum", shift);
+          OnDevice working(elems, DType::bf16, "working", shift);
+          Muon args = {.parameters = p.data<float>(),
+                       .momentum = m.data<float>(),
+                       .working = working.data<bfloat16>(),
+                       .rows = rows,
+                       .cols = cols,
+                       .product_dtype = product_dtype};
+          args.workspace_bytes = muon_workspace_bytes(args);
+          OnDevice workspace(args.workspace_bytes, DType::u8, "workspace");
+          args.workspace = workspace.data();
+          for (int t = 1; t <= 3; ++t) {
+            OnDevice g(random_doubles(elems, DType::f32, static_cast<uint32_t>(10 + t)), DType::f32, "gradient", shift);
+            OnDevice scalars(Doubles{0.1, 0.99, t == 2 ? 0.5 : 1.0}, DType::f32, "scalars");
+            args.gradient = g.data<float>(), args.scalars = scalars.data<MuonScalars>();
+            muon(context, args);
+          }
+          Doubles change, want;
+          const Doubles got = p.doubles();
+          for (size_t i = 0; i < got.size(); ++i) {
+            change.push_back(got[i] - start[i]);
+            want.push_back(state.p[i] - start[i]);
+          }
+          CHECK(error_of(change, want) < (product_dtype == DType::f32 ? 5e-5 : 5e-2));
+          CHECK(working.doubles() == Tensor(got, DType::bf16).doubles());
+          CHECK((p.intact() && m.intact() && working.intact() && workspace.intact()));
+        });
+      }
+}
+
+TEST_CASE("muon: a gradient of zero moves nothing but the decay") {
+  LaunchContext context = cuda_context();
+  for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{5, 9}, {9, 5}}) {
+    const Doubles start = random_doubles(rows * cols, DType::f32, 1);
+    OnDevice p(start, DType::f32, "parameters"), m(Doubles(start.size()), DType::f32, "momentum"),
+        g(Doubles(start.size()), DType::f32, "gradient"), scalars(Doubles{1e-2, 0.5, 1.0}, DType::f32, "scalars");
+    Muon args = {.parameters = p.data<float>(),
+                 .momentum = m.data<float>(),
+                 .gradient = g.data<float>(),
+                 .rows = rows,
+                 .cols = cols,
+                 .scalars = scalars.data<MuonScalars>()};
+    args.workspace_bytes = muon_workspace_bytes(args);
+    OnDevice workspace(args.workspace_bytes, DType::u8, "workspace");
+    args.workspace = workspace.data();
+    muon(context, args);
+    Doubles want = start;
+    for (double& element : want) element *= 0.5;
+    CHECK(p.doubles() == want);
   }
 }
 

@@ -11,7 +11,8 @@
 #include <string>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 #include "tests/emulation/emulator.h"
 
 using namespace slipstream;

@@ -307,7 +307,7 @@ TEST_CASE("send and receive of a ring as two tasks: a deadlock in the rehearsal,
                                       };
                                     }),
                                0),
-                      Catch::Contains("every one would send, then every one receive. Use exchange"));
+                      Catch::Contains("every rank would send first, then receive. Use exchange"));
 }
 
 TEST_CASE("without any one wait for a hop random delays can change the model, and the live checker names it",

@@ -60,7 +60,7 @@ TEST_CASE("every way to have no GPU has a reason") {
   }
   SECTION("something else") {
     fake_cuda::fail_next("cudaGetDeviceCount", cudaErrorUnknown);
-    CHECK_THAT(find_cuda_devices().reason, Contains("CUDA does not start"));
+    CHECK_THAT(find_cuda_devices().reason, Contains("CUDA cannot start"));
   }
   CudaDevices none = find_cuda_devices();
   if (none.count() == 0) {

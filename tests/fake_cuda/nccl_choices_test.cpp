@@ -200,8 +200,8 @@ TEST_CASE("NCCL without memory is the device's own sentence, by what is free") {
       "or sequence, or more ranks.");
   CHECK(refused(kMiB) == "no error");
   fake_nccl::memory_says(ncclUnhandledCudaError);
-  CHECK_THAT(refused(kMiB), Catch::Contains("needs 2.0 MiB on GPU 0, 3.0 MiB of 5.0 MiB are free, and yet NCCL does "
-                                            "not give it: an error of the fake") &&
+  CHECK_THAT(refused(kMiB), Catch::Contains("needs 2.0 MiB on GPU 0, 3.0 MiB of 5.0 MiB are free, but NCCL "
+                                            "cannot allocate it: an error of the fake") &&
                                 Catch::Contains("NCCL_CUMEM_ENABLE=0"));
   CHECK(cudaGetLastError() == cudaSuccess);
   // A GPU that is lost is said as everywhere.
@@ -215,9 +215,10 @@ TEST_CASE("memory that NCCL does not register is a reason and no error") {
   const auto arena = device->allocate(1000, "gradients");
   Alone reduce("reduce");
   fake_nccl::register_says(ncclInvalidUsage);
-  CHECK(reduce.comm->register_memory(arena->data(), 1000).find("NCCL does not register memory here: ") == 0);
+  CHECK(reduce.comm->register_memory(arena->data(), 1000).find("NCCL cannot register memory here: ") == 0);
   fake_nccl::register_says(ncclSuccess, false);
-  CHECK(reduce.comm->register_memory(arena->data(), 1000).find("no use for registered memory") != std::string::npos);
+  CHECK(reduce.comm->register_memory(arena->data(), 1000).find("NCCL does not use registered memory") !=
+        std::string::npos);
   reduce.all_reduce(10);
   CHECK(fake_nccl::registered().ever == 0);
 }
@@ -232,7 +233,7 @@ TEST_CASE("a table that says something unknown is one sentence with what there i
   refused(R"({"channel": {}})", "unknown key");
   refused(R"({"channels": {"reduce": {"ctas": 1}}})", "min_ctas, max_ctas, cluster_size, traffic_class and choices");
   refused(R"({"channels": {"reduce": {"max_ctas": 0}}})", "need 1 to 64");
-  refused(R"({"channels": {"reduce": {"min_ctas": 9, "max_ctas": 8}}})", "min_ctas 9 is more than max_ctas 8");
+  refused(R"({"channels": {"reduce": {"min_ctas": 9, "max_ctas": 8}}})", "min_ctas 9 exceeds max_ctas 8");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "rings", "protocol": "ll"}]}}})",
           "none of tree, ring");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "send", "algorithm": "ring", "protocol": "ll"}]}}})",

@@ -77,14 +77,14 @@ TEST_CASE("ranks that read other tables than rank 0 are refused by name", "[cuda
   };
   const std::string steps = " --set train.steps=1 ", nccl = steps + "--set comm.nccl=nccl.json";
   check_refused(ranks("b", nccl), 2,
-                {"rank 1 finds another comm.nccl = nccl.json than rank 0", "xxh3 ", "Copy rank 0"});
+                {"rank 1 finds a different comm.nccl = nccl.json than rank 0", "xxh3 ", "Copy rank 0"});
   // A host without the file takes rank 0's.
   CHECK(ranks("c", nccl).code == 0);
   CHECK(contains(run_json(folder).at("nccl_table").as_string(), "nccl.json (xxh3 "));
   folder.write("a/products.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
   folder.write("b/products.json", "{\"format\": 1, \"card\": \"A third\", \"cublaslt\": 1, \"products\": {}}");
   check_refused(ranks("b", steps + "--set device.algorithms=products.json"), 2,
-                {"rank 1 finds another device.algorithms = products.json than rank 0"});
+                {"rank 1 finds a different device.algorithms = products.json than rank 0"});
   // What a launcher hands to some ranks only.
   check_refused(ranks("a", steps, "-x NCCL_ALGO=Tree"), 2,
                 {"rank 1 has NCCL_ALGO=Tree, rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
@@ -105,13 +105,13 @@ TEST_CASE("ranks with another library than the table's are refused, or all go wi
     return shell(cache + mpirun() + "-np 1 " + each + " : -np 1 -x FAKE_CUBLASLT_VERSION=120100 " + each);
   };
   check_refused(ranks("--set device.algorithms=" + table), 2,
-                {"rank 1 cannot take rank 0", "device.algorithms = " + table,
-                 "is of cuBLASLt 130100, this one is 120100", "device.algorithms = \"\""});
+                {"rank 1 cannot use rank 0", "device.algorithms = " + table,
+                 "is for cuBLASLt 130100, this one is 120100", "device.algorithms = \"\""});
   const Result without = ranks("");
   INFO(without.text);
   CHECK(without.code == 0);
-  CHECK(count(without.text, "rank 1 cannot take rank 0") == 1);
-  CHECK(contains(without.text, "The products of all ranks take cuBLASLt"));
+  CHECK(count(without.text, "rank 1 cannot use rank 0") == 1);
+  CHECK(contains(without.text, "The products of all ranks use cuBLASLt"));
   CHECK(run_json(folder).at("products").at("table").as_string().empty());
 }
 
@@ -127,14 +127,14 @@ TEST_CASE("a driver that makes NCCL serialise what graphs hold is named once, an
     bool noted = false;
     const Json run = run_json(folder);
     for (const Json& note : run.at("notes").as_array())
-      noted |= contains(note.as_string(), "NCCL ends the collectives of one channel");
-    CHECK(count(result.text, "NCCL ends the collectives of one channel") == (noted ? 1 : 0));
+      noted |= contains(note.as_string(), "NCCL runs the collectives of different channels");
+    CHECK(count(result.text, "NCCL runs the collectives of different channels") == (noted ? 1 : 0));
     return noted ? result.text : std::string();
   };
-  CHECK(contains(with("12080", "--set device.graph=true"), "this driver serves CUDA 12.8; before 12.9"));
+  CHECK(contains(with("12080", "--set device.graph=true"), "this driver supports CUDA 12.8; with drivers before 12.9"));
   CHECK(contains(with("12080", "--set device.graph=true"), "set device.graph = false"));
   CHECK(with("12090", "--set device.graph=true").empty());
-  CHECK(contains(with("12020", "--set device.graph=false"), "and before 12.3 in all steps"));
+  CHECK(contains(with("12020", "--set device.graph=false"), "and with drivers before 12.3 in all steps"));
   CHECK(with("12080", "--set device.graph=false").empty());
 }
 
@@ -146,9 +146,9 @@ TEST_CASE("a rank that stands still while the others agree ends the run with wha
   Result stuck;
   const double seconds = seconds_of(
       [&] { stuck = shell(mpirun() + "-np 1 " + each + " : -np 1 -x FAKE_GPU_STUCK_AFTER=1 " + each, 120); });
-  check_refused(stuck, 6,
-                {"not all ranks have come within 5 s to exchange whether step 4 was recorded as a graph",
-                 "comm.timeout_seconds"});
+  check_refused(
+      stuck, 6,
+      {"not all ranks joined within 5 s to exchange whether step 4 was recorded as a graph", "comm.timeout_seconds"});
   CHECK(seconds < 60);
 }
 

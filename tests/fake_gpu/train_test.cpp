@@ -309,8 +309,8 @@ TEST_CASE("products are timed once, kept in a file, and every run says what it t
   // A file that is not ours is said once and left alone; the run goes on without it.
   folder.write("algorithms.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
   const Run without = train(folder, kFake, 1, "foreign", more);
-  CHECK(count(without.result.text, "device.algorithms is not used") == 1);
-  CHECK(without.result.text.find("is of a card named") != std::string::npos);
+  CHECK(count(without.result.text, "device.algorithms is ignored") == 1);
+  CHECK(without.result.text.find("is for the GPU") != std::string::npos);
   CHECK(products("foreign").at("table").as_string().empty());
   check_refused(shell(kFake + " bench products " + run + " --set device.kind=cpu"), 2, {"on the CPU"});
 }
@@ -332,12 +332,12 @@ TEST_CASE("what NCCL takes per channel and size is in run.json, and a table chan
   const std::string alone =
       kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda --set output.dir=" + folder.path("alone");
   CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
-  CHECK(contains(channels("alone"), "no: NCCL wants all ranks to register"));
+  CHECK(contains(channels("alone"), "no: NCCL needs all ranks to register"));
   CHECK(!contains(channels("alone"), "\"registered\": \"yes\""));
   // Arenas that the ranks' NCCL is to read in place are its own; one rank has nobody to read them.
   const std::string without = "env FAKE_NCCL_NO_MEMORY=1 " + kFake;
   check_refused(shell(mpirun() + "-np 2 " + without + " train " + folder.path("run.toml") + " --set device.kind=cuda"),
-                7, {"[memory] parameters needs ", "and yet NCCL does not give it", "NCCL_CUMEM_ENABLE=0"});
+                7, {"[memory] parameters needs ", "but NCCL cannot allocate it", "NCCL_CUMEM_ENABLE=0"});
   train(folder, without, 1, "one", " --set device.kind=cuda");
   const Run tabled =
       train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));

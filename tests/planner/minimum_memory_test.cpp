@@ -125,7 +125,9 @@ TEST_CASE("a hopeless model is refused before it is planned, with its numbers", 
   INFO(refused);
   // 12 x 512^2 and 13 x 512 for biases and norms in a layer, 16 bytes of each.
   CHECK(refused.find("[plan] 60000 layers of 3.2M parameters") == 0);
-  CHECK(refused.find("at least 2818.45 GiB on a rank, 38 times the 74.51 GiB") != std::string::npos);
+  CHECK(
+      refused.find("at least 2818.45 GiB per rank with their gradients and optimizer states, 38 times the 74.51 GiB") !=
+      std::string::npos);
   CHECK(refused.find("zero.stage = 3, ") != std::string::npos);
   CHECK(refusal(asked({"zero.stage=3"})).find("Use more ranks with parallel.pipeline") != std::string::npos);
   // Whose memory is not known may have enough, and what misses by little is planned.

@@ -108,6 +108,51 @@ TEST_CASE("what ranks compare before step 0 changes with any of the plans", "[pr
           plain);
 }
 
+namespace {
+
+/// Counts how often a rehearsal asks for the price of a plan's first item: once in every run that it plays.
+class CountingPrice : public comm::Price {
+ public:
+  explicit CountingPrice(const comm::Price& price) : price_(price) {}
+  int64_t local_ns(const Plan& plan, ItemId item) const override {
+    if (item == 0) ++counts[&plan];
+    return price_.local_ns(plan, item);
+  }
+  comm::Link link(Axis axis) const override { return price_.link(axis); }
+  comm::WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override {
+    return price_.wire(plan, item, axis, ranks);
+  }
+  mutable std::map<const Plan*, int64_t> counts;
+
+ private:
+  const comm::Price& price_;
+};
+
+}  // namespace
+
+TEST_CASE("the proof rehearses three steps and three evaluations in a row under every gate", "[proof]") {
+  constexpr int64_t kGates = 3;
+  for (const bool twice : {false, true}) {
+    CAPTURE(twice);
+    const FinishedJob made = build_finished_job(
+        request({}, {"zero.stage=1", std::string("optimizer.double_buffer=") + (twice ? "true" : "false")}));
+    const auto job = std::make_shared<Job>(*made.job);
+    // Before finish_plans() a plan has the waits that its passes gave it; a finished plan may be finished again.
+    const comm::RooflinePrice roofline({.flops_per_second = 1e9, .bytes_per_second = 0, .launch_ns = 0}, {1e9, 100});
+    const CountingPrice ordering(roofline), proving(roofline);
+    finish_plans({job}, ordering, false);
+    finish_plans({job}, proving, true);
+    const auto runs = [&](const Plan& plan) { return proving.counts[&plan] - ordering.counts[&plan]; };
+    CHECK(runs(job->train) + runs(job->train_swapped) == 3 * kGates);
+    CHECK(runs(job->evaluate) + runs(job->evaluate_swapped) == 3 * kGates);
+    CHECK(runs(job->prime) == (job->prime[0].op == Op::load ? kGates : 0));
+    if (!twice) continue;
+    // Every other step finds the copies of the weights exchanged.
+    CHECK(runs(job->train_swapped) == 2 * kGates);
+    CHECK(runs(job->evaluate) == 0);
+  }
+}
+
 TEST_CASE("the proof counts the items of every plan of every stage once", "[proof]") {
   const FinishedJob finished = build_finished_job(request({}, {"parallel.pipeline=2", "zero.stage=0"}));
   int64_t items = 0;

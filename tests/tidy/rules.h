@@ -34,6 +34,7 @@ Findings check_markdown_width(const File& file);
 Findings check_card(const File& file);
 
 /// Rules about all files together. Pure.
+Findings check_cycles(const std::vector<File>& files);
 Findings check_single_includes(const std::vector<File>& files);
 Findings check_built(const std::vector<File>& files);
 

@@ -71,6 +71,7 @@ TEST_CASE("the tree is the one that is meant", "[tidy]") {
 TEST_CASE("every file begins with its licence", "[tidy]") { CHECK(all_findings(check_licence) == ""); }
 TEST_CASE("every header says once what it is", "[tidy]") { CHECK(all_findings(check_header) == ""); }
 TEST_CASE("include arrows point down", "[tidy]") { CHECK(all_findings(check_arrows) == ""); }
+TEST_CASE("includes form no cycle", "[tidy]") { CHECK(joined(check_cycles(tree())) == ""); }
 TEST_CASE("every vendor stays in its folder", "[tidy]") { CHECK(all_findings(check_vendors) == ""); }
 TEST_CASE("no banned call", "[tidy]") { CHECK(all_findings(check_calls) == ""); }
 TEST_CASE("nothing is left for later without a number", "[tidy]") { CHECK(all_findings(check_leftovers) == ""); }
@@ -162,7 +163,39 @@ TEST_CASE("rule: arrows", "[tidy]") {
   CHECK(one("cli/a.cpp", "comm/scheduler.h") == 0);
   CHECK(one("cli/a.cpp", "tests/test.hpp") == 1);
   CHECK(one("tests/a.cpp", "comm/scheduler.h") == 0);
+  CHECK(one("comm/mpi/a.cpp", "comm/host/transport.h") == 0);
+  CHECK(one("comm/host/a.cpp", "comm/mpi/mpi_world.h") == 1);
+  CHECK(one("comm/mpi/a.cpp", "comm/nccl/nccl.h") == 1);
+  CHECK(one("comm/link.cpp", "comm/link.h") == 0);
+  CHECK(one("comm/link.cpp", "comm/scheduler.h") == 1);
+  CHECK(one("comm/new.cpp", "comm/link.h") == 1);
+  CHECK(one("kernels/cuda/a.h", "kernels/gelu/gelu.h") == 1);
+  CHECK(one("kernels/gelu/gelu.cu", "kernels/cuda/common.cuh") == 0);
+  CHECK(one("kernels/gelu/gelu.cpp", "kernels/rope/rope.h") == 1);
+  CHECK(one("kernels/new/new.cpp", "kernels/common/checks.h") == 0);
+  CHECK(one("models/common/a.cpp", "models/gpt2/gpt2.h") == 1);
+  CHECK(one("models/registry.cpp", "models/gpt2/gpt2.h") == 0);
   CHECK(check_arrows({"engine/plan/a.cpp", "// #include \"comm/scheduler.h\"\n"}).empty());
+}
+
+TEST_CASE("rule: cycles", "[tidy]") {
+  const auto including = [](const char* path, const char* include) {
+    return File{path, std::string("\n#include \"") + include + "\"\n"};
+  };
+  const File a = including("runtime/a.h", "runtime/b.h"), b = including("runtime/b.cpp", "runtime/c.h"),
+             c = including("runtime/c.h", "runtime/a.h");
+  CHECK(check_cycles({a, b}).empty());
+  CHECK(check_cycles({a, b, c}) ==
+        Findings{"includes form a cycle. Move what both ends need into a header of its own.\n"
+                 "  runtime/a.h:2: includes runtime/b.h\n  runtime/b.cpp:2: includes runtime/c.h\n"
+                 "  runtime/c.h:2: includes runtime/a.h"});
+  CHECK(check_cycles({including("runtime/a.cpp", "runtime/a.h"), a, b}).empty());
+  CHECK(check_cycles({including("kernels/gelu/gelu.cpp", "kernels/gelu/gelu_cpu.h"),
+                      including("kernels/gelu/gelu_cpu.h", "kernels/gelu/gelu.h")})
+            .empty());
+  CHECK(check_cycles({including("kernels/gelu/gelu.cpp", "kernels/rope/rope.h"),
+                      including("kernels/rope/rope_cpu.h", "kernels/gelu/gelu.h")})
+            .size() == 1);
 }
 
 TEST_CASE("rule: vendors", "[tidy]") {

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kPageBytes = 4 * kKiB;
 constexpr int64_t kHugePageBytes = 2 * kMiB;
 
-/// What the kernel believes can be used without swapping.
+/// The kernel's estimate of the memory that can be used without swapping.
 int64_t available_bytes() {
   std::ifstream meminfo("/proc/meminfo");
   for (std::string key; meminfo >> key;) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker loop swaps whole batches of commands out of the queue, so that host and worker meet on a lock once a
+// The worker loop swaps whole batches of commands out of the queue, so that host and worker share the lock once a
 // batch.
 
 #include "engine/device/cpu/cpu_stream.h"
@@ -19,12 +19,12 @@
 namespace slipstream::cpu {
 namespace {
 
-// About 300 ns: bridges a hand-over between two running threads; longer spins would take the core from a computing one.
+// About 300 ns: bridges a hand-over between two running threads; longer spins would take the core from compute.
 constexpr int kSpins = 16;
-// Then the core is offered to whoever wants it, often the very thread that is waited for. Falling asleep and being
-// woken costs two switches more: 10,000 tasks on 4 streams with two predecessors each took 4.7 us per task without
-// these offers and 1.1 with them, a pure chain 36 and 3.6 (2 cores, tests/bench/scheduler_bench). An offer that nobody
-// takes costs 0.3 us; one that a computing thread takes costs it nothing until its slice ends.
+// After that the thread yields its core, often to the very thread that it waits for. Sleeping and waking costs two more
+// switches: 10,000 tasks on 4 streams with two predecessors each took 4.7 us per task without yields and 1.1 with them,
+// a pure chain 36 and 3.6 (2 cores, tests/bench/scheduler_bench). A yield that no thread uses costs 0.3 us; one that a
+// computing thread uses costs that thread nothing until its slice ends.
 constexpr int kYields = 8;
 
 inline void relax() {
@@ -42,10 +42,10 @@ bool soon(Ready ready) {
   return ready();
 }
 
-/// Asks the kernel (Linux 6.12 and later; needs no rights) for short slices: a thread with a shorter slice than the
-/// running one's takes the core when it wakes, and what it does is short. Without it a woken communication thread waits
-/// for the computing thread's slice to end, a millisecond or more, several times in every transfer. Older kernels
-/// refuse, and nothing is lost.
+/// Asks the kernel (Linux 6.12 and later; needs no rights) for short slices: a waking thread with a shorter slice than
+/// the running one's takes the core, and its work is short. Without it a woken communication thread waits for the
+/// computing thread's slice to end, a millisecond or more, several times in every transfer. Older kernels refuse
+/// without harm.
 void ask_for_short_slices() {
   struct {
     uint32_t size, policy;
@@ -53,10 +53,10 @@ void ask_for_short_slices() {
     int32_t nice;
     uint32_t priority;
     uint64_t slice_ns, deadline_ns, period_ns;
-  } attributes{};  // struct sched_attr, version 0; the C library has no name for it
+  } attributes{};  // struct sched_attr, version 0; the C library does not define it
   attributes.size = sizeof(attributes);
   attributes.nice = getpriority(PRIO_PROCESS, 0);
-  attributes.slice_ns = 100'000;  // the least that is granted
+  attributes.slice_ns = 100'000;  // the shortest slice that the kernel grants
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
@@ -66,7 +66,7 @@ void Progress::wait_for(uint64_t record) {
   if (soon([&] { return reached(record); })) return;
   std::unique_lock lock(mutex_);
   while (true) {
-    // Publish the wish before looking again; advance_to publishes progress before it looks for wishes.
+    // Publish the wish before checking again; advance_to publishes progress before it checks for wishes.
     if (wanted_.load(std::memory_order_seq_cst) > record) wanted_.store(record, std::memory_order_seq_cst);
     if (reached(record)) return;
     changed_.wait(lock);
@@ -78,7 +78,7 @@ void Progress::advance_to(uint64_t record) {
   if (wanted_.load(std::memory_order_seq_cst) > record) return;
   {
     std::lock_guard lock(mutex_);
-    wanted_.store(kNobody, std::memory_order_seq_cst);  // those who still wait wish again
+    wanted_.store(kNobody, std::memory_order_seq_cst);  // threads that still wait publish their wish again
   }
   changed_.notify_all();
 }
@@ -108,7 +108,7 @@ EventState::Position EventState::latest() const {
 
 void EventState::complete(uint64_t generation, int64_t time_ns) {
   std::lock_guard lock(mutex_);
-  if (generation < completed_generation_) return;  // recorded later on a stream that was faster
+  if (generation < completed_generation_) return;  // recorded later on a faster stream
   completed_generation_ = generation;
   completed_ns_ = time_ns;
 }
@@ -172,7 +172,7 @@ void CpuStream::record(Event& event) {
 
 void CpuStream::wait(const Event& event, const Frame& frame) {
   const EventState::Position position = static_cast<const CpuEvent&>(event).state().latest();
-  if (!position.progress || position.progress == progress_) return;  // its own records are behind it in any case
+  if (!position.progress || position.progress == progress_) return;  // its own records come earlier in any case
   push(Command{.kind = Command::Kind::wait,
                .progress = position.progress,
                .record = position.record,
@@ -198,9 +198,8 @@ void CpuStream::worker_main() {
   try {
     pool_ = std::make_unique<ThreadPool>(threads_);
   } catch (const std::exception& error) {
-    core_->fail(std::make_exception_ptr(
-        ResourceError("[device] stream {} could not start its {} threads: {}. Ask for fewer threads.", name_, threads_,
-                      error.what())));
+    core_->fail(std::make_exception_ptr(ResourceError(
+        "[device] stream {} could not start its {} threads: {}. Use fewer threads.", name_, threads_, error.what())));
   }
   std::vector<Command> batch;
   while (!stopping_) {

@@ -3,7 +3,7 @@
 // Streams and events of the cpu device: a worker thread per stream, and events as positions in a stream's records.
 //
 // An event holds (stream, number of the record on that stream), so a wait captures two words and a record wakes only
-// those who wait for a number it has reached. Nothing here allocates once the queues have grown to their size.
+// the threads that wait for a number it has reached. Nothing here allocates once the queues have grown to their size.
 
 #include <atomic>
 #include <condition_variable>
@@ -21,11 +21,11 @@
 
 namespace slipstream::cpu {
 
-/// How far the records of one stream have come. Outlives the stream while an event points to it.
+/// Number of records that one stream has completed. Outlives the stream while an event points to it.
 class Progress {
  public:
   bool reached(uint64_t record) const { return done_.load(std::memory_order_seq_cst) >= record; }
-  /// Blocks. A few hundred nanoseconds of spinning, a few offers of the core to others, then sleep.
+  /// Blocks. Spins a few hundred nanoseconds, yields the core a few times, then sleeps.
   void wait_for(uint64_t record);
   void advance_to(uint64_t record);
 
@@ -37,7 +37,7 @@ class Progress {
   std::condition_variable changed_;
 };
 
-/// What all streams and events of one device share.
+/// State that all streams and events of one device share.
 struct Core {
   std::atomic<bool> failed{false};
   std::atomic<uint64_t> delay_seed{0};
@@ -51,7 +51,7 @@ struct Core {
   void rethrow_if_failed();
 };
 
-/// Shared by the event and by the records that are queued.
+/// State that the event and its queued records share.
 class EventState {
  public:
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
@@ -100,7 +100,7 @@ class CpuEvent final : public Event {
 class CpuStream final : public Stream {
  public:
   CpuStream(std::shared_ptr<Core> core, const StreamOptions& options);
-  /// Blocks. Runs what is still queued.
+  /// Blocks. Runs the remaining commands.
   ~CpuStream() override;
 
   void launch(const Work& work, const Frame& frame) override;

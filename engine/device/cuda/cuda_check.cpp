@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What went wrong, where, and what to do about it.
+// Error messages: what failed, where, and what to do.
 
 #include "engine/device/cuda/cuda_check.h"
 
@@ -16,7 +16,7 @@ namespace {
 const char* what_to_do(cudaError_t result) {
   switch (result) {
     case cudaErrorMemoryAllocation:
-      return "Use a smaller model, micro-batch or sequence, or end what else uses this GPU.";
+      return "Use a smaller model, micro-batch or sequence, or end other programs on this GPU.";
     case cudaErrorInsufficientDriver:
       return "Install a newer driver, or build with an older CUDA toolkit.";
     case cudaErrorNoDevice:
@@ -26,27 +26,27 @@ const char* what_to_do(cudaError_t result) {
     case cudaErrorECCUncorrectable:
     case cudaErrorHardwareStackError:
     case cudaErrorUnknown:
-      return "The GPU may be lost: look at nvidia-smi and the kernel log, and start again from the last checkpoint.";
+      return "The GPU may be lost: check nvidia-smi and the kernel log, and start again from the last checkpoint.";
     case cudaErrorNoKernelImageForDevice:
       return "Build with -Dgpu_archs set to this GPU's compute capability.";
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorAssert:
-      return "A kernel touched what it should not, or the GPU is lost: look at nvidia-smi and the kernel log, run "
+      return "A kernel accessed invalid memory, or the GPU is lost: check nvidia-smi and the kernel log, run "
              "scripts/gpu_check.sh --stage sanitize, and report it with the run file.";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureIsolation:
     case cudaErrorStreamCaptureUnjoined:
     case cudaErrorStreamCaptureImplicit:
-      return "A work did something that cannot be captured into a graph: report it with the run file.";
+      return "A work used a call that a graph cannot record: report it with the run file.";
     default:
-      return "Look at nvidia-smi and the kernel log; if the GPU is well, report it with the run file.";
+      return "Check nvidia-smi and the kernel log; if the GPU is healthy, report it with the run file.";
   }
 }
 
-// After the first failure every call fails; destructors would only repeat it.
+// After the first failure every call fails; messages of destructors would only repeat it.
 std::atomic<bool> has_thrown{false};
 
 std::string sentence(cudaError_t result, const char* expression, const char* file, int line) {
@@ -78,7 +78,7 @@ void check_quietly(cudaError_t result, const char* expression, const char* file,
     (void)cudaGetLastError();
     log_warn("{}", sentence(result, expression, file, line));
   } catch (const std::exception&) {
-    // A destructor has nobody to tell.
+    // A destructor cannot report an error.
   }
 }
 

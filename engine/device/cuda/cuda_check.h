@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Results of CUDA calls as sentences: one check that throws, and one for destructors that logs.
+// Results of CUDA calls as error messages: one check that throws, and one for destructors that logs.
 
 #include <cuda_runtime_api.h>
 
@@ -8,18 +8,19 @@
 
 namespace slipstream::cuda {
 
-/// Returns if `result` is success; else clears the thread's last error and throws a ResourceError with the call, its
-/// place, CUDA's own words and what to do.
+/// Returns if `result` is success; otherwise clears the thread's last error and throws a ResourceError with the call,
+/// its source line, CUDA's own message and a remedy.
 void check(cudaError_t result, const char* expression, const char* file, int line);
 
-/// Throws as check for a call that another floor made: `what` was done when `result` came.
+/// Throws like check, for a call in another layer: `what` names the operation that returned `result`.
 [[noreturn]] void fail(cudaError_t result, const std::string& what);
 
-/// As check, for destructors: logs instead of throwing. Silent when the driver has already gone, as at the end of main,
-/// and after check or fail has thrown.
+/// Like check, for destructors: logs instead of throwing. Logs nothing after the driver has shut down, as at the end of
+/// main, or after check or fail has thrown.
 void check_quietly(cudaError_t result, const char* expression, const char* file, int line) noexcept;
 
-/// Is `result` success? "Not ready" is false and is cleared, so that the next check does not find it. Throws as check.
+/// Is `result` success? "Not ready" returns false and is cleared, so that the next check does not see it. Throws like
+/// check.
 bool is_ready(cudaError_t result, const char* expression, const char* file, int line);
 
 }  // namespace slipstream::cuda

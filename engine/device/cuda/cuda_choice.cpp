@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice is arithmetic on names, so it is the same code with and without CUDA.
+// The choice is arithmetic on names, so the code is the same with and without CUDA.
 
 #include "engine/device/cuda/cuda_choice.h"
 
@@ -20,7 +20,7 @@ int cuda_device_of(const CudaDevices& devices, int local_rank) {
   SLIP_ASSERT(local_rank >= 0);
   if (devices.count() == 0)
     throw ResourceError(
-        "[cuda] no GPU can be used: {}. Without one take the CPU: device.kind = \"cpu\", or generate --device cpu.",
+        "[cuda] no GPU can be used: {}. Use the CPU instead: device.kind = \"cpu\", or generate --device cpu.",
         devices.reason);
   return local_rank % devices.count();
 }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which GPU a rank uses, and the sentence when it uses none.
+// Assigns a GPU to each rank, or reports why there is none.
 
 #include <string>
 #include <vector>
 
 namespace slipstream {
 
-/// The GPUs that this process sees, which CUDA_VISIBLE_DEVICES may have narrowed.
+/// The GPUs visible to this process, which CUDA_VISIBLE_DEVICES may restrict.
 struct CudaDevices {
   std::vector<std::string> ids;  // by index: one name per physical GPU (or slice of one), the same in every process
-  std::string reason;            // when there are none: why, without a full stop; else empty
+  std::string reason;            // why there are none, without a full stop; empty if there are some
 
   int count() const { return static_cast<int>(ids.size()); }
 };
 
-/// Blocks (the driver starts). Never throws: no build, no driver, an old driver and no GPU are reasons.
+/// Blocks (the driver starts). Never throws: a missing build, driver or GPU and an old driver are reasons.
 CudaDevices find_cuda_devices();
 
-/// What one of them is. Rates are its own claims, not measured.
+/// Properties of one GPU. Rates are the specified ones, not measured.
 struct CudaGpu {
   std::string name;
   int capability = 0;  // 90 is 9.0
@@ -26,22 +26,22 @@ struct CudaGpu {
   int64_t clock_khz = 0;
   int64_t bytes_per_second = 0;  // of its memory
   int64_t memory_bytes = 0;
-  int64_t free_bytes = 0;  // now; others may use the GPU too
-  int driver = 0;          // the CUDA that the driver serves: 12090 is 12.9
+  int64_t free_bytes = 0;  // at the time of the call; other processes may use the GPU too
+  int driver = 0;          // the CUDA version that the driver supports: 12090 is 12.9
 };
 
 /// Blocks (the GPU's context starts). Throws: ResourceError.
 CudaGpu describe_cuda_device(int index);
 
-/// Is SLIPSTREAM_SHARE_GPU=1: several ranks may use one GPU? A test mode: correct, and slow.
+/// Is SLIPSTREAM_SHARE_GPU=1, so that several ranks may use one GPU? A test mode: correct, but slow.
 bool gpus_are_shared();
 
-/// Index of the GPU of a rank that is the `local_rank`-th of its host. A launcher that shows each rank one GPU of its
-/// own is served too: then every rank takes index 0. Pure. Throws: ResourceError with the reason when there is none.
+/// Pure. Index of the GPU of the `local_rank`-th rank on its host. If the launcher shows each rank one GPU of its own,
+/// every rank takes index 0. Throws: ResourceError with the reason when there is none.
 int cuda_device_of(const CudaDevices& devices, int local_rank);
 
-/// `ids`: the GPU taken by each rank of one host, by local rank. Pure.
-/// Throws: ResourceError when two ranks have the same one and `shared` is false.
+/// Pure. `ids`: the GPU of each rank on one host, by local rank.
+/// Throws: ResourceError when two ranks have the same GPU and `shared` is false.
 void require_own_gpus(const std::vector<std::string>& ids, bool shared);
 
 }  // namespace slipstream

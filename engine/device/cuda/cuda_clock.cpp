@@ -12,7 +12,7 @@ namespace {
 
 // Float milliseconds below this resolve 0.12 us, finer than the events themselves.
 constexpr double kEpochMs = 1000;
-// A reading that was seen to be complete later than this says little: another one is asked for.
+// A reading that completed later than this is too inaccurate, and another one is made.
 constexpr int64_t kWideNs = 100'000;
 
 double elapsed_ms(cudaEvent_t from, cudaEvent_t to) {
@@ -29,7 +29,7 @@ Clock::Clock() {
   SLIP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   SLIP_CUDA(cudaEventCreateWithFlags(&epoch_, cudaEventDefault));
   SLIP_CUDA(cudaEventCreateWithFlags(&next_epoch_, cudaEventDefault));
-  // The narrowest of a few brackets: the record happened between the two readings of the host's clock.
+  // The narrowest of a few brackets: the record completed between the two readings of the host's clock.
   int64_t narrowest_ns = INT64_MAX, at_epoch_ns = 0;
   for (int attempt = 0; attempt < 8; ++attempt) {
     const int64_t before_ns = monotonic_ns();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory, copies for set-up and saving, and what this machine has.
+// Memory, copies for set-up and saving, and the properties of the GPU.
 
 #include "engine/device/cuda/cuda_device.h"
 
@@ -27,12 +27,12 @@ class CudaAllocation final : public Allocation {
       : core_(std::move(core)), memory_(memory), size_bytes_(size_bytes) {
     SLIP_ASSERT(size_bytes >= 0);
     core_->enter();
-    // Large blocks come aligned to much more than a page; the spare page is for the others.
+    // Large blocks are aligned to much more than a page; the spare page is for small ones.
     const int64_t taken_bytes = round_up(std::max<int64_t>(size_bytes, 1), kPageBytes) + kPageBytes;
     take(taken_bytes, name);
     const auto address = reinterpret_cast<uintptr_t>(block_);
     data_ = static_cast<std::byte*>(block_) + (kPageBytes - static_cast<int64_t>(address % kPageBytes)) % kPageBytes;
-    // On the default stream, which the others do not wait for.
+    // On the default stream, for which other streams do not wait.
     SLIP_CUDA(cudaMemset(data_, 0, static_cast<size_t>(taken_bytes - kPageBytes)));
     SLIP_CUDA(cudaStreamSynchronize(nullptr));
   }
@@ -60,13 +60,13 @@ class CudaAllocation final : public Allocation {
     }
     (void)cudaGetLastError();
     size_t free_bytes = 0, total_bytes = 0;
-    SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));  // a GPU that is lost is said here
+    SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));  // throws if the GPU is lost
     const auto free = static_cast<int64_t>(free_bytes), total = static_cast<int64_t>(total_bytes);
     const int64_t need_bytes = refusal.empty() ? size_bytes_ : round_up(taken_bytes, memory_.piece_bytes);
-    // A library has one error for all that CUDA refuses it.
+    // A library reports one error for every refusal of CUDA.
     if (!refusal.empty() && free >= need_bytes)
-      throw ResourceError("[memory] {} needs {} on GPU {}, {} of {} are free, and yet {}.", name,
-                          format_bytes(need_bytes), core_->index, format_bytes(free), format_bytes(total), refusal);
+      throw ResourceError("[memory] {} needs {} on GPU {}, {} of {} are free, but {}.", name, format_bytes(need_bytes),
+                          core_->index, format_bytes(free), format_bytes(total), refusal);
     throw ResourceError(
         "[memory] {} needs {} on GPU {}, but {} of {} are free. Use a smaller model, micro-batch or "
         "sequence, or more ranks.",
@@ -74,11 +74,11 @@ class CudaAllocation final : public Allocation {
   }
 
   void give_back() {
-    // cudaFree waits for the device; nobody says that a library's does.
+    // cudaFree waits for the device; a library's function may not.
     cudaError_t result = cudaSetDevice(core_->index);
     if (result == cudaSuccess) result = cudaDeviceSynchronize();
     check_quietly(result, "waiting for the device", __FILE__, __LINE__);
-    if (result != cudaSuccess) return;  // it goes with the process
+    if (result != cudaSuccess) return;  // the process's end frees it
     if (const std::string refusal = memory_.give_back(block_); !refusal.empty()) log_warn("[memory] {}.", refusal);
   }
 
@@ -133,7 +133,7 @@ void HostCopies::prepare() {
 void HostCopies::to_host(void* host, const std::byte* device, int64_t size_bytes) {
   std::lock_guard lock(mutex_);
   prepare();
-  // One piece is copied out by the host while the GPU fills the other.
+  // The host copies out of one piece while the GPU fills the other.
   const int64_t pieces = (size_bytes + kPieceBytes - 1) / kPieceBytes;
   const auto piece_bytes = [&](int64_t p) {
     return static_cast<size_t>(std::min(kPieceBytes, size_bytes - p * kPieceBytes));
@@ -159,7 +159,7 @@ void HostCopies::from_host(std::byte* device, const void* host, int64_t size_byt
   for (int64_t begin = 0; begin < size_bytes; begin += kPieceBytes, ++p) {
     const Piece& piece = pieces_[static_cast<size_t>(p % 2)];
     const auto bytes = static_cast<size_t>(std::min(kPieceBytes, size_bytes - begin));
-    SLIP_CUDA(cudaEventSynchronize(piece.copied));  // at once when it was never recorded
+    SLIP_CUDA(cudaEventSynchronize(piece.copied));  // returns at once if it was never recorded
     std::memcpy(piece.host, static_cast<const std::byte*>(host) + begin, bytes);
     SLIP_CUDA(cudaMemcpyAsync(device + begin, piece.host, bytes, cudaMemcpyHostToDevice, stream_));
     SLIP_CUDA(cudaEventRecord(piece.copied, stream_));
@@ -167,7 +167,7 @@ void HostCopies::from_host(std::byte* device, const void* host, int64_t size_byt
   SLIP_CUDA(cudaStreamSynchronize(stream_));
 }
 
-/// Before anything else touches the GPU: the flags hold for its whole context. The host's waits sleep.
+/// Called before any other use of the GPU: the flags apply to its whole context. Waits of the host sleep.
 static void start(int index) {
   SLIP_CUDA(cudaInitDevice(index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
 }
@@ -224,7 +224,7 @@ void CudaDevice::inject_delays(uint64_t seed, int64_t max_ns) {
 
 namespace {
 
-/// "13.0" of 13000.
+/// "13.0" from 13000.
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 std::string reason_for(cudaError_t result) {
@@ -234,13 +234,13 @@ std::string reason_for(cudaError_t result) {
   (void)cudaGetLastError();
   if (driver == 0) return "this machine has no NVIDIA driver";
   if (result == cudaErrorInsufficientDriver)
-    return fmt::format("the NVIDIA driver serves CUDA {}, but this build needs {}", version_text(driver),
+    return fmt::format("the NVIDIA driver supports CUDA {}, but this build needs {}", version_text(driver),
                        version_text(runtime));
   if (result == cudaSuccess || result == cudaErrorNoDevice) {
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     return visible ? fmt::format("no GPU is visible with CUDA_VISIBLE_DEVICES={}", visible) : "this machine has no GPU";
   }
-  return fmt::format("CUDA does not start: {} ({})", cudaGetErrorString(result), cudaGetErrorName(result));
+  return fmt::format("CUDA cannot start: {} ({})", cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
 }  // namespace
@@ -279,7 +279,7 @@ CudaGpu describe_cuda_device(int index) {
           .capability = properties.major * 10 + properties.minor,
           .multiprocessors = properties.multiProcessorCount,
           .clock_khz = attribute(cudaDevAttrClockRate),
-          // Two transfers a clock, a bit per line.
+          // Two transfers per clock, one bit per line.
           .bytes_per_second =
               attribute(cudaDevAttrMemoryClockRate) * 1000 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
           .memory_bytes = static_cast<int64_t>(total_bytes),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A capture forks every stream of the device from the origin and joins it again, so that a launch is one command of the
-// origin and a barrier for all of them.
+// A capture forks every stream of the device from the origin and joins it again, so that a launch is one command on the
+// origin and a barrier for all streams.
 
 #include <utility>
 
@@ -14,7 +14,7 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
     : core_(std::move(core)), origin_(origin), end_(std::make_shared<EventHandle>(cudaEventBlockingSync)) {
   core_->rethrow_if_failed();
   SLIP_ASSERT(!core_->capturing);
-  // Other threads (the loader, NCCL's own) go on allocating and asking: only this one may not.
+  // Other threads (the loader, NCCL's own) continue to allocate and query; only this thread may not.
   SLIP_CUDA(cudaStreamBeginCapture(origin_.stream_, cudaStreamCaptureModeThreadLocal));
   core_->capturing = this;
   cudaGraph_t graph = nullptr;
@@ -35,12 +35,12 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
     }
     leave();
     SLIP_CUDA(cudaStreamEndCapture(origin_.stream_, &graph));
-    // Kernels keep the priority of the stream that they were recorded on, or communication would run at the origin's,
-    // the lowest.
+    // Kernels keep the priority of the stream that they were recorded on; otherwise communication would run at the
+    // origin's, the lowest.
     SLIP_CUDA(cudaGraphInstantiate(&exec_, graph, cudaGraphInstantiateFlagUseNodePriority));
     SLIP_CUDA(cudaGraphDestroy(graph));
   } catch (...) {
-    // Ends the capture, or its streams stay in it for ever; what it says is a consequence of the first error.
+    // Ends the capture; otherwise its streams stay in it forever. A failure here follows from the first error.
     if (core_->capturing) {
       leave();
       (void)cudaStreamEndCapture(origin_.stream_, &graph);
@@ -52,7 +52,7 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
   }
 }
 
-/// CUDA allows no stream to wait for a record in a capture, so one that will never run is replaced.
+/// CUDA allows no stream to wait for a record in a capture, so an event whose record will never run is replaced.
 void CudaGraph::release_events() {
   for (CudaEvent* event : recorded_) {
     SLIP_CUDA_QUIETLY(cudaEventRecord(event->event_, origin_.stream_));
@@ -66,8 +66,8 @@ void CudaGraph::leave() {
   core_->capturing = nullptr;
 }
 
-/// The marks and functions of the host go, so the last run has to end, and the times that nobody has asked for yet are
-/// taken first.
+/// The marks and host functions are destroyed, so the last run must have ended, and the times that have not been read
+/// yet are read first.
 CudaGraph::~CudaGraph() {
   if (was_launched_)
     SLIP_CUDA_QUIETLY(cudaEventSynchronize(end_->get()));
@@ -78,7 +78,7 @@ CudaGraph::~CudaGraph() {
     try {
       stream->collect();
     } catch (const std::exception&) {
-      // The device has failed, and whoever waited for it has been told.
+      // The device has failed, and the threads that waited for it have thrown.
     }
     std::erase_if(stream->open_, [&](const CudaStream::Open& open) { return open.done == end_->get(); });
   }
@@ -93,7 +93,7 @@ std::vector<CudaStream*> CudaGraph::others() const {
 }
 
 void CudaGraph::begin_on(CudaStream& stream) {
-  stream.end_of_wait_.reset();  // a mark of before the graph is none of its own
+  stream.end_of_wait_.reset();  // a mark from before the graph does not belong to it
   mark_on(stream);
 }
 
@@ -109,7 +109,7 @@ void CudaGraph::launch(uint32_t step) {
   try {
     core_->enter();
     core_->step_range.enter(step);
-    // The marks are about to be recorded again: their times are taken first.
+    // The marks are about to be recorded again: their times are read first.
     if (was_launched_ && !SLIP_CUDA_READY(cudaEventQuery(end_->get()))) SLIP_CUDA(cudaEventSynchronize(end_->get()));
     if (was_launched_) {
       for (CudaStream* stream : others()) stream->collect();
@@ -117,7 +117,7 @@ void CudaGraph::launch(uint32_t step) {
     }
     for (CudaStream* stream : others()) {
       if (!std::exchange(stream->has_eager_work_, false)) continue;
-      const EventHandle tail(cudaEventDisableTiming);  // may go while it is waited for
+      const EventHandle tail(cudaEventDisableTiming);  // may be destroyed while another stream waits for it
       SLIP_CUDA(cudaEventRecord(tail.get(), stream->stream_));
       SLIP_CUDA(cudaStreamWaitEvent(origin_.stream_, tail.get(), 0));
     }
@@ -155,7 +155,7 @@ void CudaStream::capture_work(CudaGraph& graph, const Work& work, const Frame& f
 }
 
 void CudaStream::capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame) {
-  // Records of before the capture are complete when the graph begins; its own records are behind it in any case.
+  // Records from before the capture are complete when the graph begins; its own records come earlier in any case.
   if (awaited.captured_in_ != &graph || awaited.captured_on_ == this) return;
   const cudaEvent_t begin = graph.last_mark_of(*this);
   SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.event_, 0));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a cuda device takes the memory of its arenas from.
+// The memory source for the arenas of a cuda device.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace slipstream {
 
-/// A library's own memory of the GPU that is current. Nobody gives back what anything still uses.
+/// A library's own memory of the current GPU. Give back a block only after its last use.
 struct CudaMemory {
-  /// Sets `block` to at least `size_bytes`; else returns why not, without a full stop.
+  /// Sets `block` to at least `size_bytes`; otherwise returns the reason, without a full stop.
   std::string (*take)(void** block, size_t size_bytes) = nullptr;  // null: cudaMalloc and cudaFree
-  /// Returns why it could not; else nothing.
+  /// Returns the reason if it fails; otherwise an empty string.
   std::string (*give_back)(void* block) = nullptr;
-  int64_t piece_bytes = 1;  // what is taken is a multiple of it
+  int64_t piece_bytes = 1;  // sizes are multiples of this
 };
 
-/// As make_cuda_device without `memory`, with Device::allocate out of it.
+/// Like make_cuda_device without `memory`, but Device::allocate uses `memory`.
 std::unique_ptr<Device> make_cuda_device(int index, const CudaMemory& memory);
 
 }  // namespace slipstream

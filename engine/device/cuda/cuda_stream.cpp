@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Works enqueue at once, on the caller's thread; the first thing that goes wrong stops all streams of the device.
+// Works enqueue at once, on the caller's thread; the first error stops all streams of the device.
 
 #include "engine/device/cuda/cuda_stream.h"
 
@@ -15,17 +15,17 @@
 namespace slipstream::cuda {
 namespace {
 
-// A wait for what was already complete costs the GPU about a microsecond; that is not a wait.
+// A wait for a completed event costs the GPU about a microsecond; that does not count as a wait.
 constexpr int64_t kShortestWaitNs = 2000;
 
-/// Runs on a thread of the driver, which may not call CUDA. The pause travels as the pointer's value.
+/// Runs on a thread of the driver, which may not call CUDA. The pointer's value is the pause.
 void CUDART_CB sleep_ns(void* pause) {
   const auto pause_ns = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pause));
   const timespec duration{static_cast<time_t>(pause_ns / 1000000000), static_cast<long>(pause_ns % 1000000000)};
   clock_nanosleep(CLOCK_MONOTONIC, 0, &duration, nullptr);
 }
 
-/// On a thread of the driver: what it throws has nobody to go to. Whoever aborted has said why.
+/// Runs on a thread of the driver, where an exception cannot propagate. The code that aborted has reported the error.
 void CUDART_CB call_function(void* held) {
   try {
     (*static_cast<std::function<void()>*>(held))();
@@ -121,7 +121,7 @@ CudaStream::~CudaStream() {
   SLIP_CUDA_QUIETLY(cudaStreamDestroy(stream_));
 }
 
-/// After the first failure nothing is enqueued any more; a failure here is kept for whoever waits, or captures.
+/// After the first failure nothing more is enqueued; a failure here is kept for the next wait or capture.
 template <typename Body>
 void CudaStream::guarded(Body body) {
   CudaGraph* const graph = core_->capturing;
@@ -159,7 +159,7 @@ void CudaStream::call(const Work& work, const Frame& frame) {
   if (launched != cudaSuccess) cuda::fail(launched, fmt::format("{} on stream {}", work.name, name_));
 }
 
-/// A function that runs once goes with its run; one in a graph goes with the graph.
+/// A function that runs once is destroyed after its run; one in a graph is destroyed with the graph.
 void CudaStream::launch_on_host(std::function<void()> body) {
   auto held = std::make_unique<std::function<void()>>(std::move(body));
   if (CudaGraph* graph = core_->capturing) {
@@ -204,7 +204,7 @@ void CudaStream::wait(const Event& event, const Frame& frame) {
   guarded([&] {
     const CudaEvent& awaited = static_cast<const CudaEvent&>(event);
     if (core_->capturing) return capture_wait(*core_->capturing, awaited, frame);
-    if (!awaited.recorded_on_ || awaited.recorded_on_ == this) return;  // its own records are behind it in any case
+    if (!awaited.recorded_on_ || awaited.recorded_on_ == this) return;  // its own records come earlier in any case
     leave_graph();
     const uint64_t begin = begin_mark();
     SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.handle(), 0));
@@ -226,13 +226,13 @@ void CudaStream::synchronize() {
 
 void CudaStream::drain(std::vector<Span>& spans) {
   guarded([&] { collect(); });
-  core_->rethrow_if_failed();  // spans are missing: a GPU lost since the caller's last wait
+  core_->rethrow_if_failed();  // spans are missing: the GPU was lost since the caller's last wait
   spans.insert(spans.end(), spans_.begin(), spans_.end());
   spans_.clear();
 }
 
-/// The host issues a wait and what follows it in one breath, so the end of the wait is the beginning of the next
-/// command. After a work this is not so: the stream may have been idle.
+/// The host issues a wait and the next command together, so the end of the wait is the beginning of that command. After
+/// a work this does not hold: the stream may have been idle.
 uint64_t CudaStream::begin_mark() {
   if (const auto shared = std::exchange(end_of_wait_, std::nullopt)) return *shared;
   return record_mark();
@@ -251,11 +251,11 @@ uint64_t CudaStream::record_mark() {
   return first_mark_ + marks_.size() - 1;
 }
 
-/// Turns completed open spans into spans and takes their marks back.
+/// Turns completed open spans into spans and frees their marks.
 void CudaStream::collect() {
   while (!open_.empty() && SLIP_CUDA_READY(cudaEventQuery(open_.front().done))) {
     Open& open = open_.front();
-    // Two epochs of the clock may differ by a rounding; a stream never goes back.
+    // Two epochs of the clock may differ by a rounding; a stream's times never decrease.
     open.span.begin_ns = std::max(core_->clock->at_ns(open.begin), last_end_ns_);
     open.span.end_ns = std::max(core_->clock->at_ns(open.end), open.span.begin_ns);
     const bool is_span = open.span.kind == Span::Kind::work || open.span.end_ns - open.span.begin_ns >= kShortestWaitNs;

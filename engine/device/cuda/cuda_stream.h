@@ -2,7 +2,7 @@
 #pragma once
 // Streams and events of the cuda device: CUDA's own, with timing events around every work and every wait.
 //
-// A stream is driven by one host thread. Nothing here makes the host wait for the GPU but the calls that say Blocks.
+// One host thread drives a stream. The host waits for the GPU only in the calls marked Blocks.
 
 #include <cuda_runtime_api.h>
 
@@ -26,10 +26,10 @@ namespace slipstream::cuda {
 
 /// Times of completed events on CLOCK_MONOTONIC.
 ///
-/// CUDA gives differences as float milliseconds: after an hour their last bit is 0.2 ms. So the epoch that times are
-/// counted from moves along with the run, once a second when it reads times back. Each new epoch is also a reading of
-/// the GPU's clock, which drifts: it was recorded no earlier than its call and no later than it was seen to be
-/// complete. Nobody waits for it.
+/// CUDA returns differences as float milliseconds: after an hour their last bit is 0.2 ms. So the epoch of the times
+/// moves along with the run, once a second when times are read. Each new epoch is also a reading of the GPU's drifting
+/// clock: it was recorded no earlier than its call and no later than the time at which it was seen to be complete. No
+/// thread waits for it.
 class Clock {
  public:
   /// Blocks.
@@ -50,7 +50,7 @@ class Clock {
   cudaEvent_t epoch_ = nullptr;
   cudaEvent_t next_epoch_ = nullptr;
   bool next_is_recorded_ = false;
-  int64_t next_asked_ns_ = 0;  // on the host's clock, just before it was recorded
+  int64_t next_asked_ns_ = 0;  // on the host's clock, just before the record
   int64_t epoch_ns_ = 0;       // on the GPU's clock, whose zero is the first epoch
   std::optional<ClockMap> host_;
 };
@@ -58,10 +58,10 @@ class Clock {
 class CudaStream;
 class CudaGraph;
 
-/// What all streams and events of one device share.
+/// State that all streams and events of one device share.
 struct Core {
   explicit Core(int device_index) : index(device_index) {}
-  /// Makes this device the calling thread's. Every public function of the cuda device begins with it.
+  /// Makes this device the calling thread's. Every public function of the cuda device begins with this call.
   void enter() const;
   void fail(std::exception_ptr error);
   void rethrow_if_failed();
@@ -74,9 +74,9 @@ struct Core {
   std::atomic<int64_t> host_waits{0};
   std::mutex mutex;
   std::exception_ptr first_error;    // under mutex
-  std::vector<CudaStream*> streams;  // that live, under mutex
-  StepRange step_range;              // of the one thread that drives the streams
-  CudaGraph* capturing = nullptr;  // what the streams are being recorded into; of the one thread that drives them then
+  std::vector<CudaStream*> streams;  // existing streams, under mutex
+  StepRange step_range;              // used by the one thread that drives the streams
+  CudaGraph* capturing = nullptr;    // the graph being recorded; used by the thread that drives the streams
 };
 
 /// A CUDA event, destroyed with its last user.
@@ -101,7 +101,7 @@ class CudaEvent final : public Event {
 
   void synchronize() override;
   bool query() const override;
-  /// While a newer record is pending: the time that was last asked for, because CUDA keeps only the latest record.
+  /// While a newer record is pending: the time that was last read, because CUDA keeps only the latest record.
   int64_t completed_ns() const override;
   uint64_t tag() const override { return tag_; }
 
@@ -114,16 +114,16 @@ class CudaEvent final : public Event {
   uint64_t tag_;
   cudaEvent_t event_ = nullptr;
   const void* recorded_on_ = nullptr;       // stream; null: never recorded
-  std::shared_ptr<EventHandle> graph_end_;  // the most recent record was in a launched graph: it stands for the record
-  const CudaGraph* captured_in_ = nullptr;  // the graph being recorded that has a record of this event,
-  const void* captured_on_ = nullptr;       // and the stream of it
+  std::shared_ptr<EventHandle> graph_end_;  // the most recent record is in a launched graph, whose end replaces it
+  const CudaGraph* captured_in_ = nullptr;  // the graph being recorded that contains a record of this event,
+  const void* captured_on_ = nullptr;       // and the stream of that record
   mutable std::atomic<int64_t> completed_ns_{0};
 };
 
 class CudaStream final : public Stream {
  public:
   CudaStream(std::shared_ptr<Core> core, const StreamOptions& options);
-  /// Blocks. Runs what is still queued.
+  /// Blocks. Runs the remaining commands.
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -158,7 +158,7 @@ class CudaStream final : public Stream {
   void capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame);
   void call(const Work& work, const Frame& frame);
   void launch_on_host(std::function<void()> body);
-  /// Before every eager command: runs after the graph that was launched last.
+  /// Called before every eager command: it runs after the most recently launched graph.
   void leave_graph();
   template <typename Body>
   void guarded(Body body);
@@ -168,7 +168,7 @@ class CudaStream final : public Stream {
   cudaStream_t stream_ = nullptr;
   uint64_t works_ = 0;
 
-  // Marks are recorded in order, so what is behind the oldest open span is free again.
+  // Marks are recorded in order, so those after the oldest open span are free again.
   std::deque<cudaEvent_t> marks_;
   std::vector<cudaEvent_t> spare_marks_;
   uint64_t first_mark_ = 0;
@@ -177,17 +177,17 @@ class CudaStream final : public Stream {
   std::vector<Span> spans_;
   int64_t last_end_ns_ = 0;
 
-  std::shared_ptr<EventHandle> graph_end_;  // of the graph launched last, where this stream has not waited for it
-  bool has_eager_work_ = false;             // that the next graph must wait for
+  std::shared_ptr<EventHandle> graph_end_;  // of the most recent graph, if this stream has not waited for it
+  bool has_eager_work_ = false;             // for which the next graph must wait
 };
 
-/// What the streams of a device were given between begin and end of a capture; forked from and joined to `origin`.
+/// The commands that the streams of a device received during a capture; forked from and joined to `origin`.
 ///
-/// Times: every work and wait is between two marks, events that the graph records itself. A stream in a graph has no
-/// gap of the host, so the mark that ends a command begins the next one.
+/// Times: every work and wait is between two marks, which are events that the graph records. A stream in a graph has no
+/// gaps of the host, so the mark that ends a command begins the next one.
 class CudaGraph final : public Graph {
  public:
-  /// Records `issue`. Throws: what a call refused by the capture, or a failed work, threw; nothing has run then.
+  /// Records `issue`. Throws: the error of a call that the capture refused, or of a failed work; nothing has run then.
   CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue);
   /// Blocks until its last run has ended.
   ~CudaGraph() override;
@@ -201,7 +201,7 @@ class CudaGraph final : public Graph {
     CudaStream* stream = nullptr;
     CudaStream::Open open;
   };
-  /// The streams run again what they are given.
+  /// Ends the recording: the streams run their commands again.
   void leave();
   void release_events();
   void begin_on(CudaStream& stream);
@@ -217,7 +217,7 @@ class CudaGraph final : public Graph {
   std::vector<CudaEvent*> recorded_;  // events with a record in the graph
   std::vector<std::unique_ptr<std::function<void()>>> on_host_;
   std::shared_ptr<EventHandle> end_;
-  std::exception_ptr refusal_;  // the first command that the capture did not take
+  std::exception_ptr refusal_;  // the first command that the capture refused
   cudaGraphExec_t exec_ = nullptr;
   bool was_launched_ = false;
 };

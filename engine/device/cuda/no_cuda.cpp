@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cuda device of a build without CUDA: one sentence.
+// The cuda device of a build without CUDA: every call throws or returns the reason.
 
 #include "engine/base/check.h"
 #include "engine/device/cuda/cuda_choice.h"
@@ -17,7 +17,7 @@ namespace {
 
 [[noreturn]] void refuse(int index) {
   throw ResourceError(
-      "[cuda] device {} was asked for, but this build has no CUDA device. Set device.kind = \"cpu\", "
+      "[cuda] device {} was requested, but this build has no CUDA device. Set device.kind = \"cpu\", "
       "or configure with -Dcuda=enabled where a CUDA toolkit is installed.",
       index);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Names for profilers: a range per step, one around every launch, and the name of every stream. Costs nothing without a
+// Names for profilers: a range per step, one around every launch, and the name of every stream. Free of cost without a
 // profiler.
 
 #include <cuda_runtime_api.h>
@@ -39,7 +39,7 @@ inline void end_range() {}
 inline void name_stream(cudaStream_t, const std::string&) {}
 #endif
 
-/// A range per step, from its first launch to that of the next; the launches nest in it. Of the thread that issues.
+/// A range per step, from its first launch to that of the next; launches nest in it. Used by the issuing thread.
 class StepRange {
  public:
   /// 0: not a step.

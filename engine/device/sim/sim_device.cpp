@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sim device: a stream is the time at which it will be free, an event is a time. Used by one thread.
+// The sim device: a stream is the time at which it becomes free, an event is a time. Used by one thread.
 
 #include <sys/mman.h>
 
@@ -24,7 +24,7 @@ class SimEvent final : public Event {
 
  private:
   uint64_t tag_;
-  int64_t time_ns_ = 0;  // of the most recent record; 0: none, which no stream waits for
+  int64_t time_ns_ = 0;  // of the most recent record; 0: none, no stream waits for it
 };
 
 class SimStream final : public Stream {
@@ -69,7 +69,7 @@ class SimStream final : public Stream {
   std::vector<Span> spans_;
 };
 
-/// Addresses that nothing may touch: works never run, and a mistake faults instead of reading zeros.
+/// Addresses that must not be accessed: works never run, and a mistake faults instead of reading zeros.
 class SimAllocation final : public Allocation {
  public:
   SimAllocation(int64_t size_bytes, const std::string& name) : size_bytes_(size_bytes) {
@@ -109,7 +109,7 @@ class SimDevice final : public Device {
     return allocation;
   }
   void copy_to_host(void*, const std::byte*, int64_t) override {
-    throw InternalError("[sim] memory was read, but simulated memory has only a size.");
+    throw InternalError("[sim] memory was read, but simulated memory has a size and no contents.");
   }
   void copy_from_host(std::byte*, const void*, int64_t) override {}
   int64_t now_ns() const override { return *latest_ns_; }

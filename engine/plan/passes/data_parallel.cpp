@@ -38,11 +38,11 @@ std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Poi
                      job.buffers.whole(tied.rows), DType::f32, tied.capacity * tied.width)};
 }
 
-/// One point per chunk, complete when every stage has some of its gradients: a sum over stages of nothing, on a channel
-/// of its own. Chunks of all stages end in the same order, so that no stage waits for one that waits for it.
+/// One point per chunk, complete when every stage has some of its gradients: an empty sum over stages on a separate
+/// channel. Chunks end in the same order on all stages, so that no two stages wait for each other.
 std::vector<Point> align_stages(const Job& job, const SpineMap& spine, Plan& plan) {
   std::vector<Point> aligned(job.chunks.size());
-  std::vector<Point> before;  // the one before it has the same bytes
+  std::vector<Point> before;  // the previous one, with the same bytes
   for (size_t c = job.chunks.size(); c-- > 0;) {
     const auto [begin, end] = job.backward_positions(static_cast<int>(c));
     uint32_t first = end - 1;
@@ -99,7 +99,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
     reduced.buckets.back() = {done};
   }
   if (!job.model.tied.split) return reduced;
-  // The piece that embeds is the last one backward.
+  // The embedding's piece is the last one in backward.
   reduced.tied =
       alone ? std::vector<Point>{spine.last()} : share_tied(job, plan, job.channel(Role::reduce), spine.last());
   return reduced;

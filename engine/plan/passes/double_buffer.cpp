@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two copies of the weights that change places: the plan of the other step is the plan of the one, renamed.
+// Two copies of the weights: the plan of every other step is a copy of the plan with the copies exchanged.
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lives, slots and tasks of activations and their gradients between stages.
+// Lifetimes, slots and tasks of activations and their gradients between stages.
 
 #include "engine/plan/passes/pipeline_transfers.h"
 
@@ -188,7 +188,7 @@ void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
     const Life& life = lives_[l];
     const bool left = life.tenant >= 0 && lives_[static_cast<size_t>(life.tenant)].leaves;
     if (!life.arrives) {
-      // Compute writes it first: not before what was there has been sent.
+      // Compute writes it first, after the slot's previous content has been sent.
       if (left) plan.tasks[send_of[static_cast<size_t>(life.tenant)]].before = Point{touched[l].first};
       continue;
     }

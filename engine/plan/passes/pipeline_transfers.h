@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What crosses pipeline stages: in which slot it lives from its arrival to its last use, and the tasks that carry it.
+// Transfers between pipeline stages: the slot of each from its arrival to its last use, and the tasks that carry it.
 
 #include <vector>
 
@@ -8,41 +8,41 @@
 
 namespace slipstream {
 
-/// Rings for what crosses: as many slots as are alive at once, and one more for every wire at their ends, so that one
-/// can arrive or leave while the others are in use. Pure.
+/// Pure. Slots for transfers between stages: as many as are in use at once, and one more for every wire at their ends,
+/// so that a transfer can arrive or leave while the others are in use.
 std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector<Action>& actions,
                              const ModelSpec& model);
 
-/// Follows the compute order of a stage. A buffer that crosses is rebound to a slot for all items of its micro-batch
-/// that may touch it; the slot whose tenant was used longest ago is next, so that receives can be posted early.
+/// Follows the compute order of a stage. A transferred buffer is rebound to a slot for all items of its micro-batch
+/// that may use it; the slot with the oldest last use is next, so that receives can be posted early.
 class PipelineTransfers {
  public:
   PipelineTransfers(const Job& job, const std::vector<Action>& actions);
 
-  /// The items that will follow belong to use number `use`; the next one has number `id`.
+  /// The following items belong to action number `action`; the next one has number `id`.
   void enter(size_t action, ItemId id) { begins_[action] = id; }
   const std::vector<Rebind>& rebinds(size_t action) const { return rebinds_[action]; }
 
-  /// Appends a receive before the first item that reads what arrives (after the last use of the slot, and after it has
-  /// been sent), and a send after the last item of the pass that writes what leaves. `end` is the number of spine items
-  /// of the uses. In an order that is the same at both ends of a wire.
+  /// Appends a receive before the first item that reads the arriving data (after the last use of the slot and after its
+  /// content has been sent), and a send after the last item of the pass that writes the leaving data, in the same order
+  /// at both ends of a wire. `end` is the number of spine items of the actions.
   void append_tasks(Plan& plan, ItemId end) const;
 
  private:
   /// One use of a slot.
   struct Life {
     BufferId buffer = 0;
-    Pass pass = Pass::forward;  // that it crosses in
+    Pass pass = Pass::forward;  // in which it crosses
     int chunk = 0, micro_batch = 0;
     size_t first_use = 0, last_use = 0;
     bool arrives = false, leaves = false;
     Slice where;
-    int tenant = -1;  // the life before it in its slot
+    int tenant = -1;  // the previous life in its slot
   };
-  /// What of a plan touches a life.
+  /// The items of a plan that use a life.
   struct Touched {
-    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in the pass that it crosses in
-    std::vector<Point> tasks, tasks_of_pass;       // communication behind them that touches it too
+    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in the pass in which it crosses
+    std::vector<Point> tasks, tasks_of_pass;       // communication after them that uses it, too
   };
   friend std::vector<Ring> size_rings(const std::vector<Chunk>&, const std::vector<Action>&, const ModelSpec&);
   static std::vector<Life> lives_of(const std::vector<Chunk>& chunks, const std::vector<Action>& actions,

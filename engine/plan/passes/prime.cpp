@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs once, before the first step: the first batch is staged, and parameters that travel encoded are gathered, so
-// that every rank begins with the weights that it would have had from a step.
+// Runs once, before the first step: stages the first batch and gathers parameters that travel encoded, so that every
+// rank begins with the weights that a step would have given it.
 
 #include <algorithm>
 #include <map>
@@ -18,7 +18,7 @@ void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan) 
       if (const auto found = copies.find(point.item); found != copies.end()) after.push_back({found->second});
     task.after = std::move(after);
     if (job.options.double_buffer)
-      exchange_weights(job, task);  // the first step reads what the others have read before
+      exchange_weights(job, task);  // the first step reads the copy that other steps read before it
     copies[id] = static_cast<ItemId>(plan.tasks.size());
     plan.tasks.push_back(std::move(task));
   };

@@ -15,7 +15,7 @@
 namespace slipstream {
 namespace {
 
-/// Of the items up to `use`, a slot's last one: the last that read these bytes of it. Tenants are not all of one size.
+/// The last item up to `use` that read these bytes of a slot. Tenants differ in size.
 std::optional<ItemId> last_read(const Plan& plan, const Slice& where, std::optional<ItemId> use) {
   if (!use) return {};
   for (ItemId id = *use + 1; id-- > 0;) {
@@ -59,7 +59,7 @@ void Residency::bind(size_t bucket, const Slice& where, bool gradients, std::vec
   const DType dtype = gradients ? DType::f32 : job_.model.dtype;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const PlacedPart& placed = job_.layout.parts[p];
-    if (placed.part.begin_elems > 0) continue;  // the parameter is there already
+    if (placed.part.begin_elems > 0) continue;  // the parameter has already been handled
     const ParameterSpec& parameter = job_.model.parameters[placed.part.parameter];
     rebinds.push_back({gradients ? parameter.gradient : parameter.value,
                        {where.buffer, where.begin_bytes + bytes_of(placed.offset_elems - b.offset_elems, dtype),
@@ -110,13 +110,13 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   }
   if (!backward || job_.options.zero_stage < 2) return;
   item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
-  // By what a piece makes: a split backward makes a layer's gradients in two passes, the head's are made chunk by
-  // chunk, and what runs again makes none.
+  // By a piece's results: a split backward computes a layer's gradients in two passes, the head's are computed chunk by
+  // chunk, and a recomputed piece computes none.
   bool end_is_bound = false;
   for (size_t bucket : buckets) {
     if (!touches(piece, bucket, true)) continue;
     if (!of_layer) {
-      // A table may be in several buckets, side by side.
+      // A table may be in several neighbouring buckets.
       reduce_from(bucket, kGradientSlots, id, item.micro_batch);
       for (size_t b : buckets)
         if (!end_is_bound) bind(b, gradient_slot_slice(job_, kGradientSlots, b), true, item.rebinds);
@@ -139,7 +139,7 @@ void Residency::reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_ba
       last.last_use = id;
       return;
     }
-    // Buckets of one end are side by side, and those of the other end may lie over several of them.
+    // Buckets of one end are neighbours, and those of the other end may overlap several of them.
     const bool end = slot == kGradientSlots;
     if (!end || gradient_slot_slice(job_, slot, last.bucket).overlaps(gradient_slot_slice(job_, slot, bucket)))
       last.next_write = last.next_write.value_or(id);
@@ -157,12 +157,12 @@ std::string Residency::name_of(size_t bucket) const {
 }
 
 void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
-  std::vector<Point> gathered;  // the one before
+  std::vector<Point> gathered;  // the previous one
   for (const Gather& use : gathers_) {
     std::vector<Point> to_free, held_back;
     if (const auto last = last_read(plan, use.where, use.tenant_last_use)) to_free = {{*last}};
-    // The slot of embedding and head is free long before: the head would begin among the first layers, and they would
-    // wait for all of it.
+    // The slot of embedding and head is free much earlier: the head's gather would start among the first layers, and
+    // they would wait for all of it.
     if (!is_of_layer(job_, job_.layout.buckets[use.bucket])) held_back = gathered;
     // For ablation: not before compute needs it.
     if (!job_.options.param_gather && use.first_use > 0) held_back = {{use.first_use - 1}};
@@ -176,11 +176,11 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
                        .before = Point{use.first_use}});
   }
   if (!reduced) return;
-  // All share one buffer for the shard that is on its way to being added. Order within a channel is computed, so
-  // that the next reduction must wait for the addition has to be said.
+  // All use one buffer for the shard that is about to be added. Order within a channel is computed, so the wait of the
+  // next reduction for the addition must be declared.
   std::optional<Point> part_free;
-  std::map<size_t, Point> sums;             // of each bucket: what has been added last
-  std::vector<Reduce> in_order = reduces_;  // of completion
+  std::map<size_t, Point> sums;             // of each bucket: its latest addition
+  std::vector<Reduce> in_order = reduces_;  // by completion
   std::stable_sort(in_order.begin(), in_order.end(),
                    [](const Reduce& a, const Reduce& b) { return a.last_use < b.last_use; });
   for (const Reduce& use : in_order) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which layers are in memory when: slots for gathered parameters and for gradients on their way to reduction.
+// Residency of layers: slots for gathered parameters and for gradients on their way to reduction.
 
 #include <map>
 #include <optional>
@@ -11,15 +11,15 @@
 
 namespace slipstream {
 
-/// Slots that units (layers, as a rule) pass through, the least recently used first. Where one is can only be had as a
-/// lease for one item of the spine, and taking the lease is what extends the tenancy: so a use that the next tenant
-/// would not wait for cannot be written, and there is no release that could be forgotten.
+/// Slots that units (usually layers) pass through, least recently used first. The only access to a unit's slot is a
+/// lease for one item of the spine, and the lease extends the tenancy: the next tenant therefore waits for every use,
+/// and no release can be forgotten.
 class Slots {
  public:
   struct Lease {
     int slot = 0;
-    bool moved_in = false;                  // the unit was not there: it must be gathered first
-    std::optional<ItemId> tenant_last_use;  // of the unit that was there before
+    bool moved_in = false;                  // the unit was not in a slot and must be gathered first
+    std::optional<ItemId> tenant_last_use;  // of the unit that occupied it before
   };
   explicit Slots(size_t count = 0) : tenants_(count) {}
   bool empty() const { return tenants_.empty(); }
@@ -34,21 +34,21 @@ class Slots {
   std::vector<Tenant> tenants_;
 };
 
-/// Follows a spine as it is built and decides, use by use, where sharded layers live (ZeRO stages 2 and 3). Embedding
-/// and head, where they share no table, take turns in a slot of their own: the one is gathered, and the other's
-/// gradients are reduced, while layers compute.
+/// Follows a spine as it is built and chooses the location of sharded layers at each use (ZeRO stages 2 and 3).
+/// Embedding and head, if they share no table, take turns in a separate slot: one is gathered, and the gradients of the
+/// other are reduced, while layers compute.
 ///
-/// Parameters: a use of a layer that is in a slot is a hit; otherwise it takes the slot whose last use is longest ago.
-/// Gradients: the backward of a layer takes the next slot in turn; its reduction frees it. Those of small parameters
-/// that persist stay where they are, and are reduced when the backward pass of a micro-batch is over.
+/// Parameters: a use of a layer that is in a slot is a hit; otherwise it takes the slot with the oldest last use.
+/// Gradients: the backward of a layer takes the next slot in turn; its reduction frees it. Gradients of small
+/// persistent parameters stay in place and are reduced at the end of a micro-batch's backward pass.
 class Residency {
  public:
   explicit Residency(const Job& job);
 
-  /// Sets the rebinds of the item that will be number `id`, a piece of `micro_batch`, and whether it accumulates.
+  /// Sets the rebinds of item number `id`, a piece of `micro_batch`, and whether it accumulates.
   void enter(ItemId id, const Piece& piece, bool backward, SpineItem& item);
 
-  /// Appends gathers, and the reductions and additions of layer gradients, now that the spine is complete. Fills the
+  /// Appends gathers, and the reductions and additions of layer gradients, after the spine is complete. Fills the
   /// points of layer buckets in `reduced` (sized by bucket) if it is not null.
   void append_tasks(Plan& plan, Reduced* reduced) const;
 
@@ -61,26 +61,26 @@ class Residency {
   };
   struct Reduce {
     size_t bucket = 0;
-    int slot = -1;  // of gradient_slot_slice(); -1: the whole gradients of parameters that persist
+    int slot = -1;  // of gradient_slot_slice(); -1: the whole gradients of persistent parameters
     int32_t micro_batch = 0;
     ItemId first_use = 0;
     ItemId last_use = 0;
     std::optional<ItemId> next_write;  // of the same bytes, by backward
   };
-  /// Does a work of `piece` touch values (or gradients) of `bucket`?
+  /// Does a work of `piece` use values (or gradients) of `bucket`?
   bool touches(const Piece& piece, size_t bucket, bool gradients) const;
   void reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_batch);
   std::string name_of(size_t bucket) const;
   void bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const;
 
   const Job& job_;
-  std::map<int, std::vector<size_t>> buckets_of_unit_;  // of a layer one, or one for each pass of a split backward
+  std::map<int, std::vector<size_t>> buckets_of_unit_;  // one per layer, or one for each pass of a split backward
   std::map<int, std::vector<size_t>> persistent_of_layer_;
   Slots slots_;     // of layers
-  Slots end_slot_;  // of what is before the first layer and what is behind the last
+  Slots end_slot_;  // of the parameters before the first layer and after the last
   std::vector<Gather> gathers_;
   std::vector<Reduce> reduces_;
-  int slots_taken_ = 0;  // of gradients, so far
+  int slots_taken_ = 0;  // number of gradient slots taken so far
 };
 
 }  // namespace slipstream

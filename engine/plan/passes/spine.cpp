@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The spine: the uses of the schedule in order, piece by piece, with the accesses of each item resolved.
+// The spine: the actions of the schedule in order, piece by piece, with the accesses of each item resolved.
 
 #include <algorithm>
 
@@ -48,13 +48,13 @@ SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& tra
   };
   const Chunk& last_part = job.chunks.back();
   const bool has_head = last_part.part + 1 == job.options.schedule.parts();
-  // The staged batch is taken first, all micro-batches of it, where the stage reads any of it.
+  // The staged batch is taken first, with all micro-batches, if the stage reads any of it.
   if (job.takes_batch) append_piece(job, job.model.forward.front(), {}, {}, residency, plan);
   for (size_t u = 0; u < job.actions.size(); ++u) {
     const Action& action = job.actions[u];
     transfers.enter(u, static_cast<ItemId>(plan.spine.size()));
     for (uint32_t piece : job.chunks[static_cast<size_t>(action.chunk)].pieces(action.pass)) {
-      // Micro-batches go in order: what stays here is the last one's.
+      // Micro-batches go in order: the last one's entry remains.
       if (action.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
       append_piece(job, piece, action, transfers.rebinds(u), residency, plan);
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communication that the model declares between its pieces, as tasks; who waits for it is read off the declared
-// accesses.
+// Communication that the model declares between its pieces, as tasks; declared accesses determine the waiting items.
 
 #include <algorithm>
 #include <map>
@@ -22,7 +21,7 @@ class SublayerPass {
       const SpineItem& item = plan_.spine[id];
       for (const Slice& slice : item.reads) wait_for_open(slice, false, id);
       for (const Slice& slice : item.writes) wait_for_open(slice, true, id);
-      if (item.piece >= job_.model.pieces.size()) continue;  // no piece of the model
+      if (item.piece >= job_.model.pieces.size()) continue;  // not a piece of the model
       const Piece& piece = job_.model.pieces[item.piece];
       for (const Communication& c : piece.communications)
         append(c, id,
@@ -32,7 +31,7 @@ class SublayerPass {
   }
 
  private:
-  /// What a task touches, until a spine item waits for the task.
+  /// The accesses of a task, until a spine item waits for the task.
   struct Open {
     size_t task = 0;
     Slice slice;
@@ -44,7 +43,7 @@ class SublayerPass {
     }
   };
 
-  /// The spine is in order: for what comes after the first item that waits, there is nothing left to say.
+  /// The spine is in order: items after the first waiting one need no wait.
   void wait_for_open(const Slice& slice, bool is_write, ItemId id) {
     const auto found = open_.find(slice.buffer);
     if (found == open_.end()) return;

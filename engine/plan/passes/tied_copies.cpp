@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of a tied table whose two ends are on different stages: added on the first, the same bits on both.
+// The gradient of a tied table whose two copies are on different stages: added on the first, the same bits on both.
 
 #include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"

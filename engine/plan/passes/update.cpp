@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to summed gradients: the tied share is added, the norm decides the clip factor, the optimizer moves the
-// weights.
+// Updates from summed gradients: adds the tied share, computes the clip factor from the norm, runs the optimizers.
 
 #include <algorithm>
 #include <functional>
@@ -27,7 +26,7 @@ class UpdatePass {
 
   std::vector<Point> run() {
     stage_scalars();
-    // Buckets of the tied table wait for its embedding share, which is the last thing to arrive: they go last.
+    // Buckets of the tied table wait for its embedding share, which arrives last: they go last.
     for (size_t pass = 0; pass < 2; ++pass)
       for (size_t b = 0; b < job_.layout.buckets.size(); ++b)
         if (holds_tied(b) == (pass == 1)) order_.push_back(b);
@@ -54,7 +53,7 @@ class UpdatePass {
     if (order.empty()) return;
     const std::string name =
         job_.groups.size() == 1 ? group.optimizer->name : fmt::format("{}.{}", group.optimizer->name, group.name);
-    // Behind the clip factor all buckets may be updated at once: unless they are gathered then, one launch does it.
+    // After the clip factor all buckets may be updated at once: one launch does it, unless they are gathered then.
     if (!job_.options.optimizer_per_bucket || (!begin.empty() && !sharded_)) {
       add_tied_before(order.back(), complete);
       for (size_t b = 0; b < complete.size(); ++b)
@@ -64,11 +63,10 @@ class UpdatePass {
       for (size_t b : order) publish(b, {updated});
       return;
     }
-    // After the clip factor nothing is left to wait for: what the next forward needs first comes first.
+    // After the clip factor nothing is left to wait for: the parameters that the next forward needs first come first.
     if (!begin.empty()) std::reverse(order.begin(), order.end());
-    // On the spine, updates come as sums arrive, and the first layers' come last; but gathers wait for each other in
-    // the order of forward, or the next step would begin behind all of them. Beside it most have travelled under the
-    // backward pass.
+    // On the spine, updates run as sums arrive, and the first layers' arrive last; but gathers go in forward order,
+    // or the next step would begin after all of them. Off the spine most have travelled during the backward pass.
     const bool holds_back = begin.empty() && sharded_ && on_spine_;
     std::map<size_t, Point, std::greater<>> updated;
     for (size_t b : order) {
@@ -93,14 +91,15 @@ class UpdatePass {
     return append_local(plan_, on_spine_, channel_, std::move(task));
   }
 
-  /// Where updated weights go: with a second copy not where this step reads them.
+  /// Destination of updated weights: with a second copy not the one that this step reads.
   Slice next(const Slice& slice) const {
     if (!job_.options.double_buffer || slice.buffer != job_.ids.values) return slice;
     return {job_.ids.values_next, slice.begin_bytes, slice.size_bytes};
   }
 
-  /// Beside the spine, the backward pass may still read what an update writes: a weight's gradient is complete before
-  /// its input gradient has been computed from the weight. The last such item is enough, the spine is in order.
+  /// Off the spine, the backward pass may still read the weights that an update writes: a weight's gradient is complete
+  /// before its input gradient has been computed from the weight. Waiting for the last such item is enough, because the
+  /// spine is in order.
   void wait_for_spine(Item& task) const {
     const auto overlap = [](const std::vector<Slice>& a, const std::vector<Slice>& b) {
       for (const Slice& x : a)
@@ -136,14 +135,15 @@ class UpdatePass {
     staged_ = local(std::move(task));
   }
 
-  /// Once, before the first bucket that needs it: what the other buckets need must not wait behind the last arrival.
+  /// Once, before the first bucket that needs it, so that the other buckets do not wait for the last arrival.
   void add_tied_before(size_t bucket, std::vector<std::vector<Point>>& complete) {
     if (tied_added_ || !job_.model.tied.split || !holds_tied(bucket)) return;
     add_tied(complete);
     tied_added_ = true;
   }
 
-  /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all ways.
+  /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all reduce
+  /// modes.
   void add_tied(std::vector<std::vector<Point>>& complete) {
     const TiedEmbedding& tied = job_.model.tied;
     const Slice table =
@@ -157,7 +157,7 @@ class UpdatePass {
     else
       task.reads = {job_.buffers.whole(tied.dense), table};
     task.writes = {table};
-    // Rows that came are added to the table's, and others are not touched: how many are the same is not known.
+    // Received rows are added to the table's, other rows stay untouched; the number of equal rows is not known.
     const int64_t added_elems = tied.as_rows ? task.reads[1].size_bytes / 4 : task.elems;
     task.cost = {added_elems, 12 * added_elems + (tied.as_rows ? task.reads[0].size_bytes : 0)};
     task.after = reduced_.tied;
@@ -179,16 +179,16 @@ class UpdatePass {
       for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
         if (job_.layout.parts[p].norm_index >= 0)
           sums.push_back({job_.ids.norm_parts, int64_t{job_.layout.parts[p].norm_index} * 8, 8});
-      if (sums.empty()) continue;  // a copy that its other stage counts
+      if (sums.empty()) continue;  // its other stage counts this copy
       Task task;
       task.name = fmt::format("sum_squares.bucket{}", b);
       task.op = Op::sum_squares;
       task.bucket = static_cast<int32_t>(b);
       task.reads = {storage.gradient};
       task.writes = std::move(sums);
-      task.cost = {2 * storage.shard_elems,
-                   4 * storage.shard_elems +
-                       8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), padding included
+      task.cost = {
+          2 * storage.shard_elems,
+          4 * storage.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), with padding
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }
@@ -201,12 +201,12 @@ class UpdatePass {
     for (const ParameterGroup& group : job_.groups) task.writes.push_back(clip_factor_of(job_, group));
     task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
-    task.after.push_back(staged_);  // its factor goes into the staged scalars
+    task.after.push_back(staged_);  // its factor is stored in the staged scalars
     return local(std::move(task));
   }
 
-  /// Each rank has the squares of its shards or of its part of a layer only, each stage those of its parameters;
-  /// elsewhere there are zeros.
+  /// Each rank has only the squares of its shards or of its part of a layer, each stage those of its parameters; the
+  /// rest are zeros.
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
@@ -246,7 +246,7 @@ class UpdatePass {
     return local(std::move(task));
   }
 
-  /// The whole bucket again from the updated shards; the next plan that reads it waits by link.
+  /// The whole bucket from the updated shards; the next plan that reads it waits by link().
   void publish(size_t b, std::vector<Point> updated) {
     if (!sharded_) return;
     const BucketStorage& storage = job_.storage[b];
@@ -255,7 +255,7 @@ class UpdatePass {
       gathered_.push_back(*encoded);
     }
     if (storage.values.size_bytes == 0) return;
-    // The update writes this rank's shard only; the backward pass may still read the others' parts.
+    // The update writes this rank's shard only; the backward pass may still read the other ranks' parts.
     Item read;
     read.writes = {next(storage.values)};
     if (!on_spine_) wait_for_spine(read);
@@ -277,7 +277,7 @@ class UpdatePass {
   ChannelId channel_;
   bool sharded_ = job_.options.zero_stage > 0;
   std::vector<size_t> order_;  // of buckets
-  Point staged_;               // the scalars of this step are in place
+  Point staged_;               // complete when the scalars of this step are in place
   bool tied_added_ = false;
   std::vector<Point> gathered_;
 };

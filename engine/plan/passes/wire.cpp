@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of buckets, with what encodes and decodes them.
+// Collectives of buckets, with their encoding and decoding.
 
 #include "engine/plan/passes/wire.h"
 
@@ -12,7 +12,7 @@
 namespace slipstream {
 namespace {
 
-/// A task about a bucket on a channel.
+/// A task for a bucket on a channel.
 Task task_of(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket) {
   Task task;
   task.name = std::move(name);
@@ -23,7 +23,7 @@ Task task_of(const Job& job, ChannelId channel, Op op, std::string name, size_t 
   return task;
 }
 
-/// A local one between floats and what travels, in parts of `elems`.
+/// A local task that converts between floats and encoded data, in parts of `elems`.
 Task coding(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket, DType wire, int64_t elems,
             const Slice& from, const Slice& to) {
   Task task = task_of(job, channel, op, std::move(name), bucket);
@@ -51,7 +51,7 @@ Slice part_of(const Slice& whole, int index, int64_t part_bytes) {
   return {whole.buffer, whole.begin_bytes + index * part_bytes, part_bytes};
 }
 
-/// All-reduce in place of bfloat16. Collectives of hosts add in float and round once; NCCL may round at every hop.
+/// All-reduce in place of bfloat16. Host collectives add in float and round once; NCCL may round at every step.
 Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const std::string& name, size_t bucket,
                          BufferId buffer, const Slice& values, const std::vector<Point>& after,
                          std::vector<Turn>& turns, ItemId ready) {
@@ -72,13 +72,13 @@ Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const st
   return done;
 }
 
-/// A sum of what is encoded: everybody gets all contributions to a part and adds them in float, in rank order.
+/// A sum of encoded data: every rank receives all contributions to its part and adds them in float, in rank order.
 struct Exchange {
   ChannelId channel;
   std::string label;
   size_t bucket;
   DType wire;
-  BufferId out, in;              // encoded parts by receiver, and what all ranks sent of this rank's
+  BufferId out, in;              // encoded parts by receiver, and every rank's contribution to this rank's part
   Slice residual, sum_residual;  // error feedback; empty: none
 };
 
@@ -109,7 +109,7 @@ Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice
   sum.after = {exchange(Op::all_to_all, out, in, encoded)};
   Point done = append_task(plan, std::move(sum));
   if (!scattered) {
-    // What the ranks have summed goes back to all of them the same way, from the buffer that is free now.
+    // The sums return to all ranks the same way, from the buffer that is now free.
     Task again = coding(job, x.channel, Op::encode, "encode_sum." + x.label, x.bucket, x.wire, elems, mine,
                         part_of(in, index, part_bytes));
     keep_residual(again, x.sum_residual);
@@ -195,7 +195,7 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
   const Slice in{job.ids.gather_wire, 0,
                  what.from.size_bytes * job.mesh.group_size(job.group_of(what.bucket).shard_axis)};
   task.writes = {in};
-  // One bucket at a time: what was gathered before has been decoded.
+  // One bucket at a time: the previous gather has been decoded.
   for (size_t i = plan.tasks.size(); i-- > 0;)
     if (plan.tasks[i].op == Op::decode && plan.tasks[i].reads[0].buffer == in.buffer) {
       task.after.push_back({kTaskBit + static_cast<ItemId>(i)});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far ZB-H1's weight gradients lag, by what passes take: tried in virtual time.
+// Lags of ZB-H1's weight gradients for given pass times, found by trials in virtual time.
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 namespace slipstream {
 
 std::vector<int> most_lags(const ScheduleShape& shape) {
-  // A stage begins fewer micro-batches early than the first one does, by so many; each that lags takes one of their
+  // A stage begins fewer micro-batches early than the first one, by its position; each lagging one takes one of their
   // places in memory.
   std::vector<int> most;
   for (int stage = 0; stage < shape.stages; ++stage) most.push_back(stage * (shape.hides_transfers ? 2 : 1));
@@ -16,8 +16,8 @@ std::vector<int> most_lags(const ScheduleShape& shape) {
 }
 
 std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, std::vector<int> most) {
-  constexpr int kRounds = 4;              // of the search: what it may cost where there are many stages
-  constexpr int64_t kWorthSaying = 1000;  // times are not known to a step / this
+  constexpr int kRounds = 4;              // of the search: limits its cost with many stages
+  constexpr int64_t kWorthSaying = 1000;  // differences below a step / this are within the error of the times
   using Lags = std::vector<int>;
   const auto span_ns = [&](const Lags& lags) {
     ScheduleShape asked = shape;
@@ -37,7 +37,7 @@ std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, s
     best_ns = ns;
     return true;
   };
-  take_if_shorter(Lags(most.size(), 0));  // 1F1B that sends its gradients of inputs early
+  take_if_shorter(Lags(most.size(), 0));  // 1F1B that sends its input gradients early
   take_if_shorter(most);
   bool moved = true;
   for (int round = 0; moved && round < kRounds; ++round) {

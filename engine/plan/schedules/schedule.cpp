@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The four schedules: which use comes next on a stage.
+// The four schedules: the order of a stage's actions.
 
 #include "engine/plan/schedules/schedule.h"
 
@@ -20,8 +20,8 @@ Order gpipe(const ScheduleShape& shape) {
   return order;
 }
 
-/// Warm-up, then one forward and one backward in turn, then what is left. Without virtual stages a stage begins as many
-/// micro-batches as there are stages behind it; with them, rounds of `stages` micro-batches go through one chunk after
+/// Warm-up, then one forward and one backward in turn, then the rest. Without virtual stages a stage begins as many
+/// micro-batches as there are stages after it; with them, rounds of `stages` micro-batches go through one chunk after
 /// the other, and twice as many are needed until the first gradient is back.
 Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
   const int p = shape.stages, v = shape.virtual_stages, total = shape.micro_batches * v;
@@ -43,7 +43,7 @@ Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
   return order;
 }
 
-/// 1F1B whose weight gradients lag behind, as published by `stage` backwards: later stages, which end their backwards
+/// 1F1B whose weight gradients lag, as published by `stage` input gradients: later stages, which end their backwards
 /// first, keep work for the bubble in which earlier ones still wait.
 Order zero_bubble(const ScheduleShape& shape, int stage) {
   const int lag = shape.lags.empty() ? stage : shape.lags[static_cast<size_t>(stage)];
@@ -97,7 +97,7 @@ void require_shape(ScheduleKind kind, const ScheduleShape& shape) {
         name_of(kind), shape.virtual_stages);
   if (shape.virtual_stages > 1 && shape.micro_batches % shape.stages != 0)
     throw ConfigError(
-        "[pipeline] interleaved_1f1b goes round {} stages with {} micro-batches per step, which is no multiple. "
+        "[pipeline] interleaved_1f1b needs a multiple of {} micro-batches per step, got {}. "
         "Change train.global_batch_size so that a rank has {}.",
         shape.stages, shape.micro_batches, nearest_counts(shape.micro_batches, shape.stages));
 }
@@ -130,11 +130,11 @@ void require_valid(const PipelineSchedule& schedule) {
       const Action& action = actions[i];
       if (action.chunk < 0 || action.chunk >= shape.virtual_stages || action.micro_batch < 0 ||
           action.micro_batch >= shape.micro_batches || static_cast<int>(action.pass) >= passes)
-        throw ConfigError("[pipeline] {} is not among {} micro-batches, {} chunks and {} passes.",
+        throw ConfigError("[pipeline] {} is outside {} micro-batches, {} chunks and {} passes.",
                           name_of(schedule, stage, action), shape.micro_batches, shape.virtual_stages, passes);
       size_t& at = position[index(action.pass, action.chunk, action.micro_batch)];
       if (at != kMissing)
-        throw ConfigError("[pipeline] {} comes twice, as number {} and {} of its stage.",
+        throw ConfigError("[pipeline] {} appears twice, as number {} and {} of its stage.",
                           name_of(schedule, stage, action), at, i);
       at = i;
     }
@@ -146,9 +146,8 @@ void require_valid(const PipelineSchedule& schedule) {
           if (at == kMissing) throw ConfigError("[pipeline] {} is missing.", name_of(schedule, stage, action));
           if (m > 0 && at < position[index(action.pass, chunk, m - 1)])
             throw ConfigError(
-                "[pipeline] {} comes before that of micro-batch {}. Micro-batches of a chunk go in order, so that sums "
-                "do not "
-                "depend on the schedule.",
+                "[pipeline] {} comes before that of micro-batch {}. Micro-batches of a chunk must be in order, so that "
+                "sums do not depend on the schedule.",
                 name_of(schedule, stage, action), m - 1);
           if (p > 0 && at < position[index(static_cast<Pass>(p - 1), chunk, m)])
             throw ConfigError("[pipeline] {} comes before the pass that it needs.", name_of(schedule, stage, action));
@@ -175,7 +174,7 @@ double Played::bubble() const {
 
 Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
   const int stages = schedule.shape.stages, parts = schedule.parts(), micro_batches = schedule.shape.micro_batches;
-  // When the input of [pass][part][micro_batch] is there; -1: not yet.
+  // Time at which the input of [pass][part][micro_batch] is available; -1: not yet.
   const auto size = static_cast<size_t>(parts * micro_batches);
   std::vector<int64_t> arrived[2] = {std::vector<int64_t>(size, -1), std::vector<int64_t>(size, -1)};
   const auto at = [&](int part, int m) { return static_cast<size_t>(part * micro_batches + m); };
@@ -219,7 +218,7 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
     if (cursor[s] < schedule.stages[s].size())
       stuck += fmt::format("{}{}", stuck.empty() ? "" : "; ", name_of(schedule, stage, schedule.stages[s][cursor[s]]));
   }
-  if (!stuck.empty()) throw ConfigError("[pipeline] the schedule never ends; these wait for each other: {}.", stuck);
+  if (!stuck.empty()) throw ConfigError("[pipeline] the schedule never ends. These wait for each other: {}.", stuck);
   return played;
 }
 

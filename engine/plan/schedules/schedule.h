@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Pipeline schedules: in which order each stage computes its micro-batches. Pure functions and values; what crosses
-// stages, and when it is sent, follows from the order (passes/hops.h).
+// Pipeline schedules: the order in which each stage computes its micro-batches. Pure functions and values; the
+// transfers between stages and their times follow from the order (passes/pipeline_transfers.h).
 //
 // Words: a stage is one place along the pipeline axis; a chunk is one of its `virtual_stages` parts of the model. Chunk
 // c of stage s is part c x stages + s of the model: parts go round the stages.
@@ -15,8 +15,8 @@ namespace slipstream {
 
 enum class Pass : uint8_t {
   forward,
-  backward,  // where the schedule splits it: the gradients of inputs only
-  weight,    // the gradients of weights, where they were split off
+  backward,  // if the schedule splits it: the gradients of inputs only
+  weight,    // the gradients of weights, if they are split off
 };
 
 /// One pass of one micro-batch through one chunk.
@@ -31,12 +31,12 @@ struct ScheduleShape {
   int stages = 1;
   int micro_batches = 1;
   int virtual_stages = 1;
-  /// 1F1B as published waits for every hop: between two stages one micro-batch goes there while one comes back, and
-  /// nothing is left to do while both travel. With one more alive per stage behind, hops of up to half a pass travel
-  /// under compute.
+  /// 1F1B as published waits for every pipeline transfer: between two stages one micro-batch goes forward while one
+  /// comes back, and no compute is left while both travel. With one more micro-batch in flight per later stage,
+  /// transfers of up to half a pass are hidden.
   bool hides_transfers = false;
-  /// ZB-H1: by how many gradients of inputs the gradients of weights lag, for each stage; empty: as published, by as
-  /// many as there are stages before it.
+  /// ZB-H1: number of input gradients by which the weight gradients of each stage lag; empty: as published, the number
+  /// of stages before it.
   std::vector<int> lags = {};
 };
 
@@ -56,18 +56,18 @@ struct PipelineSchedule {
   int parts() const { return shape.stages * shape.virtual_stages; }
 };
 
-/// Throws: ConfigError if no schedule of this kind has this shape: chunks without interleaving, or interleaving of
-/// micro-batches that are no multiple of the stages.
+/// Throws: ConfigError if no schedule of this kind has this shape: chunks without interleaving, or an interleaved
+/// schedule whose micro-batches are not a multiple of the stages.
 void require_shape(ScheduleKind kind, const ScheduleShape& shape);
 
-/// Throws: what require_shape throws.
+/// Throws: like require_shape.
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);
 
-/// Throws: ConfigError naming stage, chunk and micro-batch unless every stage does every micro-batch of every chunk
+/// Throws: ConfigError naming stage, chunk and micro-batch unless every stage runs every micro-batch of every chunk
 /// forward, then backward (then weight) once, in the order of micro-batches within a chunk, and play() ends.
 void require_valid(const PipelineSchedule& schedule);
 
-/// Micro-batches of `chunk` (-1: all chunks) that a stage has begun and whose last pass is still to come, at most.
+/// Largest number of micro-batches of `chunk` (-1: all chunks) that a stage has begun and not finished.
 int peak_in_flight(const PipelineSchedule& schedule, int stage, int chunk = -1);
 
 /// A schedule in virtual time.
@@ -85,37 +85,37 @@ struct Played {
 };
 struct PlayTimes {
   std::function<int64_t(int stage, const Action&)> action_ns;
-  std::function<int64_t(int from_stage, const Action&)> transfer_ns;  // of what the use sends on; empty: 0
+  std::function<int64_t(int from_stage, const Action&)> transfer_ns;  // of the transfer after the action; empty: 0
 };
-/// Every use begins when its stage is free and its input has arrived. Throws: ConfigError naming the stages that wait
-/// for each other if it never ends.
+/// Plays a schedule: every action begins when its stage is free and its input has arrived. Throws: ConfigError naming
+/// the stages that wait for each other if it never ends.
 Played play(const PipelineSchedule& schedule, const PlayTimes& times);
 
-/// The lags of ZB-H1 with which a step is shortest by `times`; empty where those that were published are as good, but
-/// for a thousandth of the step. With them no step is longer than with the published ones or than 1F1B's, and no stage
-/// has more micro-batches alive than the first one has in 1F1B of the same shape. Pure, in integers: the same on all
-/// ranks that are told the same times; of equals the first that is tried, the published lags before all. `most` for
-/// each stage, no more than most_lags() says; empty: as that says.
-/// Source: Qi et al. 2024, arXiv:2401.10241, section 3, whose schedule for unequal times also looks for the best by
-/// trying.
+/// Pure, in integers: equal on all ranks with equal times. The lags of ZB-H1 with the shortest step for `times`; empty
+/// if the published lags are as good within a thousandth of the step. With them no step is longer than with the
+/// published ones or than 1F1B's, and no stage has more micro-batches in flight than the first one in 1F1B of the same
+/// shape. Among equal results the first one tried wins, and the published lags win over all. `most` for each stage is
+/// at most most_lags(); empty: most_lags().
+/// Source: Qi et al. 2024, arXiv:2401.10241, section 3, whose schedule for unequal times also searches by trials.
 std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, std::vector<int> most = {});
 
-/// How far a stage's weight gradients may lag before it has more micro-batches alive than the first one. Pure.
+/// Pure. Largest lag of each stage's weight gradients that keeps its micro-batches in flight at the first stage's
+/// number.
 std::vector<int> most_lags(const ScheduleShape& shape);
 
-/// Which chunks of `stage` lose nothing if all of their gradients are reduced at once, when the last micro-batch is
-/// done with them: that ends before the next chunk makes any, and before the last stage is done computing, for which
-/// the norm and the next step wait. `reduce_ns` of all gradients of a chunk. Pure.
+/// Pure. The chunks of `stage` whose gradients can all be reduced at once, when the last micro-batch has finished them,
+/// without a longer step: the reduction ends before the next chunk produces gradients, and before the last stage ends,
+/// for which the norm and the next step wait. `reduce_ns`: time for all gradients of a chunk.
 std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Played& played, int stage,
                                     const std::function<int64_t(int chunk)>& reduce_ns);
 
-/// Stage x time, one column per `tick_ns`: "F0 F1 . B0"; capital letters of passes, chunk behind a dot when there are
-/// several. Of more than 2 x `ends` columns the first and the last `ends`, "..." between them; 0: all.
+/// Stage x time, one column per `tick_ns`: "F0 F1 . B0"; capital letters for passes, the chunk after a dot if there are
+/// several. Of more than 2 x `ends` columns the first and the last `ends`, with "..." between them; 0: all.
 std::string schedule_table(const PipelineSchedule& schedule, const Played& played, int64_t tick_ns, size_t ends = 0);
 
-/// "stage,position,pass,chunk,micro_batch" and one line per use.
+/// "stage,position,pass,chunk,micro_batch" and one line per action.
 std::string schedule_csv(const PipelineSchedule& schedule);
-/// Reads what schedule_csv wrote, rows in any order. Throws: ConfigError naming the line, or what require_valid throws.
+/// Reads the output of schedule_csv, rows in any order. Throws: ConfigError naming the line, or like require_valid.
 PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& shape, const std::string& source);
 
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules as text: stage x time for people, CSV for other programs.
+// Schedules as text: stage x time for readers, CSV for other programs.
 
 #include <algorithm>
 #include <cctype>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kHeader = "stage,position,pass,chunk,micro_batch";
 
-/// What a sentence may show of a line that can be anything: at most 80 characters, none of them unprintable.
+/// A line of unknown content for an error message: at most 80 characters, unprintable ones replaced.
 std::string shown(const std::string& line) {
   constexpr size_t kShown = 80;
   std::string text;
@@ -27,7 +27,7 @@ std::string shown(const std::string& line) {
   return line.size() > kShown ? text + "..." : text;
 }
 
-/// "0,3,F,0,1" as kHeader says; none where it is anything else, a number too large among it.
+/// A row in the format of kHeader; none for any other line, or for a number that is too large.
 struct Row {
   int stage = -1, position = -1, chunk = -1, micro_batch = -1;
   char pass = '?';
@@ -71,7 +71,7 @@ std::string schedule_table(const PipelineSchedule& schedule, const Played& playe
                    end = std::min(columns, std::max(begin + 1, column(played.stages[s][i].end_ns)));
       for (size_t c = begin; c < end; ++c) {
         if (left_out > 0 && c >= ends && c < ends + left_out) {
-          c = ends + left_out - 1;  // nothing of what is left out
+          c = ends + left_out - 1;  // part of what is left out
           continue;
         }
         cells[c < ends || left_out == 0 ? c : c - left_out] = c == begin ? label(schedule.stages[s][i]) : "-";
@@ -118,13 +118,13 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
           {"micro-batch", micro_batch, shape.micro_batches, "train.global_batch_size"}})
       if (is < 0 || is >= count)
         throw ConfigError(
-            "[pipeline] {}, line {}: {} {} is not among the {} of this run, which are numbered from 0. Change {}, or "
+            "[pipeline] {}, line {}: {} {} does not exist: this run has {}, numbered from 0. Change {}, or "
             "{}.",
             source, number, what, is, count, key, remedy);
     const Action action{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, chunk, micro_batch};
     schedule.splits_backward |= action.pass == Pass::weight;
     if (!rows[static_cast<size_t>(stage)].emplace(position, action).second)
-      throw ConfigError("[pipeline] {}, line {}: stage {} has two uses at position {}.", source, number, stage,
+      throw ConfigError("[pipeline] {}, line {}: stage {} has two actions at position {}.", source, number, stage,
                         position);
   }
   for (const auto& row : rows) {
@@ -135,7 +135,7 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
     require_valid(schedule);
   } catch (const ConfigError& error) {
     throw ConfigError(
-        "{} It comes from {}, of which this run takes {} micro-batches on {} stages x {} chunks. Correct it, "
+        "{} The schedule comes from {}; this run needs {} micro-batches on {} stages x {} chunks. Correct it, "
         "or {}.",
         error.what(), source, shape.micro_batches, shape.stages, shape.virtual_stages, remedy);
   }

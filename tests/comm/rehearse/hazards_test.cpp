@@ -259,9 +259,33 @@ TEST_CASE("an order that no pass has said is an error, whichever way the rehears
       CHECK(proof.hazards[0].by_chance);
       CHECK(proof.hazards[0].sentence() ==
             "reduce B (channel reduce, run 0) writes part bytes 0..64 that reduce A (channel reduce, run 0) "
-            "writes, and only the computed order of the plan puts it second: say that reduce B waits for "
-            "reduce A, or the other way round.");
+            "writes, and only the computed order of the plan puts it second. Declare that reduce B waits for "
+            "reduce A, or the reverse.");
     }
+}
+
+TEST_CASE("a write must wait for every earlier reader of its bytes, also for two readers on one channel", "[hazards]") {
+  // Channel order runs `first` before `second`. A pass that relies on it has an implicit order.
+  for (const bool waits_for_both : {false, true}) {
+    CAPTURE(waits_for_both);
+    ToyJob job;
+    ToyPlan plan(job);
+    plan.compute("a", 10).compute("b", 10);
+    plan.task({.name = "first", .channel = "copy", .op = Op::copy, .after = {"a"}, .reads = {"x"}});
+    plan.task({.name = "second", .channel = "copy", .op = Op::copy, .after = {"b"}, .reads = {"x"}});
+    plan.task({.name = "write",
+               .channel = "other",
+               .op = Op::copy,
+               .after = waits_for_both ? Names{"first", "second"} : Names{"second"},
+               .writes = {"x"}});
+    const Proof proof = finish(job, plan.build());
+    CHECK(proof.holds() == waits_for_both);
+    CHECK(proof.hazard_count == (waits_for_both ? 0 : 1));
+    if (proof.hazards.empty()) continue;
+    CHECK(proof.hazards[0].by_chance);
+    CHECK(proof.hazards[0].earlier == "first");
+    CHECK(proof.hazards[0].later == "write");
+  }
 }
 
 TEST_CASE("the order of a plan may come from chains of tasks and through the spine", "[hazards]") {

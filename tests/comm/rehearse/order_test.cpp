@@ -3,6 +3,7 @@
 
 #include <iostream>
 #include <random>
+#include <set>
 
 #include "engine/base/check.h"
 #include "tests/comm/rehearse/toy_plans.h"
@@ -312,6 +313,53 @@ TEST_CASE("sequence parallel on one channel: the computed order beats the append
   Plan& plan = build(job);
   finish(job, {&plan}, mesh);
   CHECK(rehearse_in_a_row(job, {&plan}, mesh, 1).makespan_ns == 883);
+}
+
+namespace {
+
+/// Counts how often a rehearsal asks for the price of an item: once in every run that it plays.
+class CountingPrice : public Price {
+ public:
+  explicit CountingPrice(const Price& price) : price_(price) {}
+  int64_t local_ns(const Plan& plan, ItemId item) const override {
+    ++counts[{&plan, item}];
+    return price_.local_ns(plan, item);
+  }
+  Link link(Axis axis) const override { return price_.link(axis); }
+  WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override {
+    ++counts[{&plan, item}];
+    return price_.wire(plan, item, axis, ranks);
+  }
+  mutable std::map<std::pair<const Plan*, ItemId>, int64_t> counts;
+
+ private:
+  const Price& price_;
+};
+
+}  // namespace
+
+TEST_CASE("finish proves three runs in a row of every stage under every gate, with the waits of a steady state") {
+  constexpr int64_t kOrderings = 2;  // rehearsals that give a plan its order
+  const Mesh mesh(MeshSizes{.data = 2, .pipeline = 2});
+  const auto counted = [&](Checks checks) {
+    ToyJob job;
+    const std::vector<Plan*> plans = toy_pipeline(job, {.stages = 2, .micro_batches = 2, .reduce_ns = 30});
+    const CountingPrice price(job.price);
+    const Proof proof = finish(stages_of(job, plans), mesh, job.channels, price, checks);
+    CHECK(price.counts.size() == plans[0]->size() + plans[1]->size());
+    std::set<int64_t> counts;
+    for (const auto& [item, count] : price.counts) counts.insert(count);
+    int64_t steady = 0;
+    for (const Plan* plan : plans) {
+      const std::vector<const Plan*> runs(9, plan);
+      steady += std::ssize(link_all(runs, job.channels).back());
+    }
+    CHECK(steady > 0);
+    CHECK(proof.seam_waits == (checks == Checks::all ? steady : 0));
+    return counts;
+  };
+  CHECK(counted(Checks::none) == std::set<int64_t>{kOrderings});
+  CHECK(counted(Checks::all) == std::set<int64_t>{kOrderings + 3 * std::ssize(kGates)});
 }
 
 TEST_CASE("waits that contradict each other are refused, naming the cycle") {

@@ -111,6 +111,7 @@ TEST_CASE("two transfers on one port take twice as long; opposite directions and
   const PortUse half{.wire_ns = 50};
   const PortUse late{.latency_ns = 60, .wire_ns = 100};
   for (const Case& c : {Case{both, both, 200, 200}, Case{out, in, 100, 100}, Case{out, both, 200, 200},
+                        Case{in, in, 200, 200}, Case{in, both, 200, 200}, Case{out, out, 200, 200},
                         Case{both, other, 100, 100}, Case{both, half, 150, 100}, Case{both, late, 140, 200}}) {
     VirtualTime time(true);
     const uint32_t a = time.join(time.add_rendezvous(1), c.a);
@@ -132,19 +133,24 @@ TEST_CASE("a meeting ends when its slowest member is done") {
   CHECK(time.end_ns(b) == 170);
 }
 
-TEST_CASE("a shared port follows the fluid model of processor sharing") {
+TEST_CASE("each direction of a shared port follows the fluid model of processor sharing") {
   const uint64_t seed = 77;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     const size_t n = 1 + random() % 6;
     std::vector<double> arrive, left, end(n, -1);
+    std::vector<PortUse> uses;
     VirtualTime time(true);
     for (size_t i = 0; i < n; ++i) {
       arrive.push_back(static_cast<double>(1 + random() % 500));
       left.push_back(static_cast<double>(1 + random() % 1000));
-      time.join(time.add_rendezvous(1),
-                {.latency_ns = static_cast<int64_t>(arrive[i]), .wire_ns = static_cast<int64_t>(left[i])});
+      const uint64_t direction = random() % 3;
+      uses.push_back({.latency_ns = static_cast<int64_t>(arrive[i]),
+                      .wire_ns = static_cast<int64_t>(left[i]),
+                      .sends = direction != 0,
+                      .receives = direction != 1});
+      time.join(time.add_rendezvous(1), uses[i]);
     }
     REQUIRE(time.solve());
     double now = 0;
@@ -158,9 +164,14 @@ TEST_CASE("a shared port follows the fluid model of processor sharing") {
         else
           next = std::min(next, arrive[i]);
       }
-      for (size_t i : active) next = std::min(next, now + left[i] * static_cast<double>(active.size()));
+      double senders = 0, receivers = 0;
+      for (size_t i : active) senders += uses[i].sends, receivers += uses[i].receives;
+      const auto sharers = [&](size_t i) {
+        return std::max(uses[i].sends ? senders : 0, uses[i].receives ? receivers : 0);
+      };
+      for (size_t i : active) next = std::min(next, now + left[i] * sharers(i));
       for (size_t i : active) {
-        left[i] -= (next - now) / static_cast<double>(active.size());
+        left[i] -= (next - now) / sharers(i);
         if (left[i] < 1e-6) end[i] = next, ++done;
       }
       now = next;

@@ -103,8 +103,9 @@ TEST_CASE("json: the whole range of int64 is exact, and beyond it is refused", "
         "a.json:1:20 the integer -9223372036854775809 does not fit into 64 signed bits.");
   CHECK(refusal("[99999999999999999999999]") ==
         "a.json:1:25 the integer 99999999999999999999999 does not fit into 64 signed bits.");
-  CHECK_THROWS_WITH(Json(uint64_t{1} << 63),
-                    "the integer 9223372036854775808 does not fit into 64 signed bits, which JSON values here have.");
+  CHECK_THROWS_WITH(
+      Json(uint64_t{1} << 63),
+      "the integer 9223372036854775808 does not fit into 64 signed bits, the range of JSON integers here.");
 }
 
 TEST_CASE("json: duplicate keys and deep nesting are refused with their place", "[base]") {
@@ -149,7 +150,7 @@ TEST_CASE("json: accessors say what they needed", "[base]") {
   CHECK_THROWS_WITH(value.at("x").as_array("x"), "x needs an array, got a real.");
   CHECK_THROWS_WITH(value.at("x").as_object("x"), "x needs an object, got a real.");
   CHECK_THROWS_WITH(value.at("shape").as_double("shape"), "shape needs a number, got an array.");
-  CHECK_THROWS_WITH(value.at("y"), "a JSON object has no member 'y', only: dtype, shape, x.");
-  CHECK_THROWS_WITH(Json::object().at("y"), "a JSON object has no member 'y', only: (none).");
+  CHECK_THROWS_WITH(value.at("y"), "a JSON object has no member 'y'. Its members: dtype, shape, x.");
+  CHECK_THROWS_WITH(Json::object().at("y"), "a JSON object has no member 'y'. Its members: (none).");
   CHECK_THROWS_WITH(Json(3).find("y"), "a JSON value needs an object, got an integer.");
 }

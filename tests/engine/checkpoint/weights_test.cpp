@@ -94,7 +94,7 @@ TEST_CASE("weights: while it is replaced a reader always finds a whole folder", 
 
 TEST_CASE("weights: what cannot be read is named", "[checkpoint]") {
   const TempFolder folder;
-  CHECK_REFUSED(CheckpointError, read_final(folder / "none"), "none", "no such folder");
+  CHECK_REFUSED(CheckpointError, read_final(folder / "none"), "none", "does not exist");
   const std::string dir = folder / "final";
   write_final(dir, filled_with('a', 4), "{}", {});
   put(dir + "/config.json", R"({"a":1,"a":2})");

@@ -254,7 +254,8 @@ TEST_CASE("machines: a machine file that leaves something out or says too much i
   };
   CHECK(refusal(good) == "accepted");
   CHECK(refusal(good.substr(0, good.find("[inter]"))) ==
-        " does not say 'inter.bandwidth': it needs a rate such as \"1Gbit/s\" or \"50GB/s\". Add it, with its source.");
+        " lacks the key 'inter.bandwidth', which needs a rate such as \"1Gbit/s\" or \"50GB/s\". Add it, with its "
+        "source.");
   CHECK(refusal("nmae = \"x\"\n") == ":1:1 unknown key 'nmae', did you mean 'name'?");
   const std::string wanted = " Give the path of a machine file, for example configs/machines/laptop.toml.";
   CHECK(refusal("[model]\nlayers = 2\n") == " is a run file: it has a table [model]." + wanted);

@@ -136,7 +136,7 @@ TEST_CASE("load: unknown keys name their place and the nearest key", "[config]")
         "run.toml:1:2 unknown table [zzzzzzzz]. docs/reference/config.md lists all tables.");
   CHECK(refusal_of("[train]\nsteps.x = 5\n").find("run.toml:2:1 unknown table [train.steps]") == 0);
   CHECK(refusal_of("\"train.steps\" = 5\n").find("run.toml:1:1 unknown key '\"train.steps\"'") == 0);
-  CHECK(refusal_of("train = 5\n") == "run.toml:1:1 train is a table: write [train] and its keys below.");
+  CHECK(refusal_of("train = 5\n") == "run.toml:1:1 train is a table. Write [train] and its keys below.");
   CHECK(refusal_of("train.stpes = 1\nmodel.layesr = 2\n").find("run.toml:1:") == 0);
   CHECK(refusal_of("zero.stpes = 1\nmodel.layesr = 2\n").find("run.toml:1:") == 0);
 }
@@ -150,7 +150,7 @@ TEST_CASE("load: wrong types and values out of range say what is needed and what
   CHECK(refusal_of("[train]\nsteps = -3\n") == "run.toml:2:1 train.steps needs an integer of at least 1, got -3.");
   CHECK(refusal_of("[train]\nsteps = 1979-05-27\n") ==
         "run.toml:2:1 train.steps needs an integer of at least 1, got a date or a time.");
-  CHECK(refusal_of("[[train]]\nsteps = 1\n") == "run.toml:1:3 train is a table: write [train] and its keys below.");
+  CHECK(refusal_of("[[train]]\nsteps = 1\n") == "run.toml:1:3 train is a table. Write [train] and its keys below.");
   CHECK(refusal_of("[model]\nlayers = 65537\n") ==
         "run.toml:2:1 model.layers needs an integer from 1 to 65536, got 65537.");
   CHECK(refusal_of("[train]\nsteps = 9223372036854775807\n") ==
@@ -243,9 +243,9 @@ TEST_CASE("load: files that are no run files are refused, each with one sentence
 
 TEST_CASE("load: keys and tables that come twice are refused", "[config]") {
   CHECK(refusal_of("[train]\nsteps = 5\nsteps = 6\n") ==
-        "run.toml:3:9 says something twice: cannot redefine existing integer 'steps'. Keep one of them.");
+        "run.toml:3:9 repeats a definition: cannot redefine existing integer 'steps'. Keep one of them.");
   CHECK(refusal_of("[train]\nsteps = 5\n[train]\nseed = 6\n") ==
-        "run.toml:3:1 says something twice: cannot redefine existing table 'train'. Keep one of them.");
+        "run.toml:3:1 repeats a definition: cannot redefine existing table 'train'. Keep one of them.");
 }
 
 TEST_CASE("load: a byte order mark and carriage returns do not matter", "[config]") {

@@ -59,122 +59,121 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"model.family=llama", "model.kv_heads=5"}) ==
         "model.heads = 12 is not a multiple of model.kv_heads = 5. Use kv_heads that divide heads.");
   CHECK(load_refusal({"model.kv_heads=4"}) ==
-        "model.kv_heads = 4 differs from model.heads = 12, but family gpt2 has a key and value head for every head. "
-        "Leave "
-        "kv_heads out, or use family = \"llama\".");
-  CHECK(
-      load_refusal({"model.family=llama", "model.width=36"}) ==
-      "model.width / model.heads = 36 / 12 = 3 is odd, but rotary positions turn pairs. Use an even width of a head.");
+        "model.kv_heads = 4 differs from model.heads = 12, but family gpt2 needs one key and value head per head. "
+        "Leave kv_heads out, or use family = \"llama\".");
+  CHECK(load_refusal({"model.family=llama", "model.width=36"}) ==
+        "model.width / model.heads = 36 / 12 = 3 is odd, but rotary positions need pairs of elements. Use an even "
+        "width per head.");
   CHECK(load_refusal({"model.width=36"}) == "accepted");
   CHECK(load_refusal({"model.layers=65536", "model.width=1048576", "model.heads=1"}) ==
-        "[model] has about 8.6e+17 parameters, more than the 1e15 that this program counts with. Check layers, width, "
-        "ffn_width and vocab_size.");
+        "[model] has about 8.6e+17 parameters, more than the limit of 1e15. Check layers, width, ffn_width and "
+        "vocab_size.");
   CHECK(load_refusal({"train.sequence_length=1025"}) ==
-        "train.sequence_length = 1025 is longer than model.context = 1024. Shorten it, or raise the context.");
+        "train.sequence_length = 1025 is longer than model.context = 1024. Reduce it, or raise model.context.");
   CHECK(load_refusal({"train.global_batch_size=20"}) ==
         "train.global_batch_size = 20 is not a multiple of train.micro_batch_size = 8. Use 16 or 24.");
   CHECK(load_refusal({"train.global_batch_size=7"}) ==
         "train.global_batch_size = 7 is not a multiple of train.micro_batch_size = 8. Use 8.");
   CHECK(load_refusal({"train.micro_batch_size=16777216", "model.context=16777216"}) ==
-        "train.micro_batch_size x train.sequence_length = 16777216 x 16777216 is more than 1e12 tokens. Use less.");
+        "train.micro_batch_size x train.sequence_length = 16777216 x 16777216 exceeds the limit of 1e12 tokens. Reduce "
+        "one of them.");
   CHECK(load_refusal({"optimizer.min_learning_rate=1e-3"}) ==
         "optimizer.min_learning_rate = 0.001 is above optimizer.learning_rate = 0.0006. Use a smaller one.");
   CHECK(load_refusal({"optimizer.warmup_steps=100", "optimizer.decay_steps=50"}) ==
-        "optimizer.decay_steps = 50 ends before the warm-up does, at optimizer.warmup_steps = 100. Use at least 100.");
+        "optimizer.decay_steps = 50 is smaller than optimizer.warmup_steps = 100. Use at least 100.");
   CHECK(load_refusal({"optimizer.warmup_steps=100", "train.steps=50"}) == "accepted");
   CHECK(load_refusal({"device.kind=cuda", "comm.backend=mpi"}) ==
         "comm.backend = \"mpi\" moves host memory, but device.kind = \"cuda\". Use \"auto\" or \"nccl\".");
   CHECK(load_refusal({"device.kind=cpu", "comm.backend=nccl"}) ==
         "comm.backend = \"nccl\" moves GPU memory, but device.kind = \"cpu\". Use \"auto\" or \"mpi\".");
   CHECK(load_refusal({"trace.steps=[10]"}) ==
-        "trace.steps has 1 entries, it needs the first and the last step, such as [10, 12], or none.");
+        "trace.steps has 1 entries. Give the first and the last step, such as [10, 12], or none.");
   CHECK(load_refusal({"trace.steps=[12, 10]"}) == "trace.steps = [12, 10] ends before it begins. Write [10, 12].");
   CHECK(load_refusal({"trace.steps=[10, 12]", "train.steps=9"}) ==
-        "trace.steps = [10, 12] begins after the last step, train.steps = 9. Trace earlier, or set [].");
+        "trace.steps = [10, 12] begins after the last step, train.steps = 9. Use earlier steps, or [].");
   for (const char* dir : {".", "..", "runs/.", "runs/..//", "/", "//"})
-    CHECK(load_refusal({std::string("output.dir=") + dir}).find("has no name of its own") != std::string::npos);
+    CHECK(load_refusal({std::string("output.dir=") + dir}).find("has no folder name") != std::string::npos);
   CHECK(with({"output.dir=runs/x//"}).output.dir == "runs/x");
   CHECK(with({"output.dir=runs/x/"}).checkpoint.dir == "runs/x/checkpoints");
   CHECK(load_refusal({"output.dir="}) == "output.dir is empty. Name the run's folder, such as \"runs/first\".");
   CHECK(load_refusal({"parallel.data=0"}) ==
-        "parallel.data = 0 leaves no rank that trains. Use -1 (all that are left) or at least 1.");
+        "parallel.data = 0 leaves no rank to train. Use -1 (all remaining ranks) or at least 1.");
   CHECK(load_refusal({"zero.stage=1", "parallel.data=4", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data = 4. Use a divisor, or 0.");
   CHECK(load_refusal({"zero.stage=1", "parallel.data=2", "parallel.context=2", "zero.shard_size=3"}) ==
         "zero.shard_size = 3 does not divide parallel.data x parallel.context = 2 x 2 = 4. Use a divisor, or 0.");
   CHECK(load_refusal({"zero.stage=1", "parallel.data=1", "parallel.context=2", "zero.shard_size=2"}) == "accepted");
   CHECK(load_refusal({"zero.stage=1", "zero.shard_size=1"}) ==
-        "zero.shard_size = 1 lets no ranks share anything. Use at least 2, 0 for all data ranks, or zero.stage = 0.");
+        "zero.shard_size = 1 divides no state. Use at least 2, 0 for all data ranks, or zero.stage = 0.");
   CHECK(load_refusal({"model.context=64", "train.sequence_length=60", "parallel.context=4"}) ==
-        "train.sequence_length = 60 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a "
-        "sequence. Use 56 or 64.");
-  CHECK(load_refusal({"model.context=64", "train.sequence_length=5", "parallel.context=4"}) ==
-        "train.sequence_length = 5 is not a multiple of 2 x parallel.context = 8: every rank holds two chunks of a "
-        "sequence. Use 8.");
+        "train.sequence_length = 60 is not a multiple of 2 x parallel.context = 8 because every rank holds two chunks "
+        "of a sequence. Use 56 or 64.");
+  CHECK(
+      load_refusal({"model.context=64", "train.sequence_length=5", "parallel.context=4"}) ==
+      "train.sequence_length = 5 is not a multiple of 2 x parallel.context = 8 because every rank holds two chunks of "
+      "a sequence. Use 8.");
   CHECK(load_refusal({"model.context=64", "train.sequence_length=56", "parallel.context=4"}) == "accepted");
   CHECK(load_refusal({"zero.shard_size=2"}) ==
         "zero.shard_size = 2 has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.");
   CHECK(load_refusal({"overlap.align_grad_reduce=true", "parallel.pipeline=2", "zero.stage=3"}) ==
-        "overlap.align_grad_reduce = true with zero.stage = 3 cannot be: gradients of a layer leave their slot as soon "
-        "as they can, because the next layer needs it. "
-        "Use false.");
+        "overlap.align_grad_reduce = true with zero.stage = 3 is not supported: the next layer needs the slot of a "
+        "layer's gradients, so they cannot wait. Use false.");
   CHECK(load_refusal({"overlap.align_grad_reduce=true", "parallel.pipeline=2", "zero.stage=1"}) == "accepted");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
-        "zero.prefetch_depth = 12 is more than the 11 layers that are ahead of the first of model.layers = 12. Use at "
-        "most 11, or "
+        "zero.prefetch_depth = 12 exceeds the 11 layers behind the first of model.layers = 12. Use at most 11, or "
         "zero.reshard_after_forward = false to keep every layer.");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=11"}) == "accepted");
   CHECK(load_refusal({"zero.stage=4"}).find("zero.stage") != std::string::npos);  // the range of its row
   CHECK(load_refusal({"zero.stage=2", "overlap.grad_reduce=flat"}) ==
-        "zero.stage = 2 reduces a layer as one and at once, because its gradients pass through a slot that the next "
-        "layer needs: overlap.grad_reduce = "
-        "\"flat\" cannot. Use \"bucketed\", or stage 0 or 1.");
+        "zero.stage = 2 does not support overlap.grad_reduce = \"flat\": it reduces a whole layer at once, because the "
+        "next layer needs the slot of its gradients. Use \"bucketed\", or stage 0 or 1.");
   for (const char* reduce_mode : {"naive", "flat", "per_parameter"})
     CHECK(load_refusal({"zero.stage=1", std::string("overlap.grad_reduce=") + reduce_mode}) == "accepted");
   CHECK(load_refusal({"zero.stage=3", "train.dtype=bfloat16", "zero.gather_dtype=float32"}) ==
-        "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" would send twice the bytes for the same "
-        "rounded weights. Use \"auto\".");
-  CHECK(load_refusal({"zero.gather_dtype=int8"}) ==
-        "zero.gather_dtype = \"int8\" has no effect with zero.stage = 0: no parameters travel. Use stage 1, 2 or 3, or "
-        "\"auto\".");
+        "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" sends twice the bytes for the same rounded "
+        "weights. Use \"auto\".");
+  CHECK(
+      load_refusal({"zero.gather_dtype=int8"}) ==
+      "zero.gather_dtype = \"int8\" has no effect with zero.stage = 0 because no parameters travel. Use stage 1, 2 or "
+      "3, or \"auto\".");
   for (const char* dtype : {"auto", "float32", "bfloat16", "int8"})
     CHECK(load_refusal({"zero.stage=1", std::string("zero.gather_dtype=") + dtype}) == "accepted");
-  CHECK(load_refusal({"zero.stage=3", "optimizer.double_buffer=true"}) ==
-        "optimizer.double_buffer = true with zero.stage = 3: layers pass through slots, so that no update waits for "
-        "their readers. Use false, or stage 0, 1 or 2.");
+  CHECK(
+      load_refusal({"zero.stage=3", "optimizer.double_buffer=true"}) ==
+      "optimizer.double_buffer = true with zero.stage = 3 has no benefit: layers pass through slots, so updates never "
+      "wait for readers. Use false, or stage 0, 1 or 2.");
   CHECK(load_refusal({"comm.error_feedback=true"}) ==
-        "comm.error_feedback = true has no effect with comm.quantize = \"none\": nothing is lost that could be fed "
-        "back. Use \"int8\", or false.");
+        "comm.error_feedback = true has no effect with comm.quantize = \"none\" because uncompressed gradients have no "
+        "rounding error. Use \"int8\", or false.");
   CHECK(load_refusal({"comm.quantize=int8", "comm.grad_dtype=bfloat16"}) ==
-        "comm.quantize = \"int8\" takes its blocks and their scales from float32 gradients, got comm.grad_dtype = "
-        "\"bfloat16\". Leave grad_dtype out, or use "
-        "quantize = \"none\".");
+        "comm.quantize = \"int8\" needs float32 gradients, got comm.grad_dtype = \"bfloat16\". Leave grad_dtype out, "
+        "or use quantize = \"none\".");
   CHECK(load_refusal({"comm.quantize=int8", "zero.stage=2", "zero.shard_size=2"}) ==
         "accepted");  // the sum of a group goes across in float
   CHECK(load_refusal({"overlap.bucket_size=1B", "overlap.first_bucket_size=1B"}) ==
         "accepted");  // a bucket for every parameter
   CHECK(load_refusal({"zero.stage=3", "zero.persistence_threshold=1KiB", "parallel.pipeline=2",
                       "pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"}) ==
-        "zero.persistence_threshold = 1.0 KiB with pipeline.virtual_stages = 2: the parts of a stage would write the "
-        "gradients of small parameters in turn. Use "
-        "virtual_stages = 1, or leave it out.");
+        "zero.persistence_threshold = 1.0 KiB with pipeline.virtual_stages = 2 is not supported: the parts of a stage "
+        "would write the gradients of small parameters in turn. Use virtual_stages = 1, or leave persistence_threshold "
+        "out.");
   CHECK(load_refusal({"pipeline.virtual_stages=2", "parallel.pipeline=2"}) ==
         "pipeline.virtual_stages = 2 needs pipeline.schedule = \"interleaved_1f1b\" or a pipeline.schedule_file. Set "
         "one of them, or use 1.");
   CHECK(load_refusal({"pipeline.virtual_stages=2", "parallel.pipeline=2", "pipeline.schedule_file=a.csv"}) ==
         "accepted");
   CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[6, 0, 6]"}) ==
-        "pipeline.layers gives part 1 of 3 no layer. Only the first (with the embedding) and the last (with the head) "
-        "may have none.");
+        "pipeline.layers gives part 1 of 3 no layer. Only the first part (with the embedding) and the last (with the "
+        "head) may be empty.");
   CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[0, 12, 0]"}) == "accepted");
   CHECK(load_refusal({"parallel.pipeline=5", "pipeline.virtual_stages=3", "pipeline.schedule=interleaved_1f1b"}) ==
-        "parallel.pipeline x pipeline.virtual_stages = 5 x 3 = 15 stages is more than model.layers = 12. Use at most "
-        "as many.");
+        "parallel.pipeline x pipeline.virtual_stages = 5 x 3 = 15 stages exceeds model.layers = 12. Use at most one "
+        "stage per layer.");
   CHECK(load_refusal({"parallel.pipeline=2", "pipeline.layers=[12]"}) ==
         "pipeline.layers has 1 entries for 2 stages (parallel.pipeline x pipeline.virtual_stages). Write one for each, "
         "or none.");
   CHECK(load_refusal({"parallel.pipeline=2", "pipeline.layers=[5, 6]"}) ==
-        "pipeline.layers adds up to 11, but model.layers = 12. Make them equal.");
+        "pipeline.layers sums to 11, but model.layers = 12. Make them equal.");
 }
 
 TEST_CASE("layout: the axes multiply to the world, or the sentence has all of them", "[config]") {
@@ -201,9 +200,8 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
         "tensor x pipeline x context: 3x2x1x1, 2x3x1x1, 6x1x1x1, 1x6x1x1, 3x1x2x1, 1x3x2x1, 2x1x1x3, 1x2x1x3, 1x1x2x3, "
         "or start 16 ranks.");
   const std::string many = layout_refusal({"parallel.tensor=3", "parallel.pipeline=3"}, 16);
-  CHECK(
-      many.find("[parallel] tensor 3 x pipeline 3 x context 1 = 9 ranks do not divide the 16 that were started. Legal "
-                "on 16, as data x tensor x pipeline x context: 1x4x4x1, 2x2x4x1, 2x4x2x1, 4x2x2x1, ") == 0);
+  CHECK(many.find("[parallel] tensor 3 x pipeline 3 x context 1 = 9 ranks do not divide the 16 started ranks. Legal "
+                  "on 16, as data x tensor x pipeline x context: 1x4x4x1, 2x2x4x1, 2x4x2x1, 4x2x2x1, ") == 0);
   CHECK(many.find(", or start 9 or 18 ranks.") != std::string::npos);
   CHECK(layout_refusal({"parallel.tensor=3", "parallel.pipeline=5"}, 4096).find(" more, or start ") !=
         std::string::npos);
@@ -212,12 +210,13 @@ TEST_CASE("layout: the axes multiply to the world, or the sentence has all of th
                         "parallel.tensor=65536", "parallel.context=65536"},
                        6)
             .find("= 72057594037927936 ranks, but 6 were started.") != std::string::npos);
-  CHECK(layout_refusal({"model.layers=5", "model.heads=5", "model.width=160", "parallel.pipeline=4",
-                        "train.sequence_length=127", "train.micro_batch_size=2", "train.global_batch_size=16"},
-                       7) ==
-        "[parallel] tensor 1 x pipeline 4 x context 1 = 4 ranks do not divide the 7 that were started. No layout of 7 "
-        "ranks suits the rest of the run file (1x1x7x1, for instance: \"parallel.pipeline x pipeline.virtual_stages = "
-        "7 x 1 = 7 stages is more than model.layers = 5. Use at most as many.\"): change it, or start 4 or 8 ranks.");
+  CHECK(
+      layout_refusal({"model.layers=5", "model.heads=5", "model.width=160", "parallel.pipeline=4",
+                      "train.sequence_length=127", "train.micro_batch_size=2", "train.global_batch_size=16"},
+                     7) ==
+      "[parallel] tensor 1 x pipeline 4 x context 1 = 4 ranks do not divide the 7 started ranks. No layout of 7 ranks "
+      "fits the rest of the run file (1x1x7x1, for instance: \"parallel.pipeline x pipeline.virtual_stages = 7 x 1 = 7 "
+      "stages exceeds model.layers = 5. Use at most one stage per layer.\"). Change it, or start 4 or 8 ranks.");
   // Numbers of ranks are offered if they are legal: on 6 x 4 the batch does not divide, on 5 x 4 it does.
   CHECK(layout_refusal({"parallel.pipeline=4", "train.micro_batch_size=2", "train.global_batch_size=40"}, 23)
             .find(", or start 20 or 40 ranks.") != std::string::npos);
@@ -352,8 +351,8 @@ TEST_CASE("no effect: settings of an axis of one rank are said and left out, one
 
 TEST_CASE("tensor parallelism: sizes that ranks cannot share are refused with the numbers", "[config]") {
   CHECK(load_refusal({"model.family=llama", "model.heads=12", "model.kv_heads=2", "parallel.tensor=4"}) ==
-        "parallel.tensor = 4 does not divide model.kv_heads = 2: each rank computes whole heads and equal parts of the "
-        "hidden units. Use a divisor of 2, which divides heads, kv_heads and ffn_width.");
+        "parallel.tensor = 4 does not divide model.kv_heads = 2. Each rank computes whole heads and equal parts of the "
+        "hidden units. Use a divisor of 2, the greatest common divisor of heads, kv_heads and ffn_width.");
   CHECK(load_refusal({"parallel.tensor=5"}).find("does not divide model.heads = 12") != std::string::npos);
   CHECK(load_refusal({"model.ffn_width=42", "parallel.tensor=4"}).find("does not divide model.ffn_width = 42") !=
         std::string::npos);
@@ -379,12 +378,10 @@ TEST_CASE("batch: micro-batch x data ranks divides the global batch, or the sent
   }
   CHECK(refusal([&] { resolve_batch(config, 3); }) ==
         "train.global_batch_size = 24 is not a multiple of train.micro_batch_size x data ranks = 3 x 3 = 9. Use 18 or "
-        "27 (0 "
-        "means 9), or change the micro-batch or the ranks.");
+        "27 (0 means 9), or change micro_batch_size or the ranks.");
   CHECK(refusal([&] { resolve_batch(config, 16); }) ==
         "train.global_batch_size = 24 is not a multiple of train.micro_batch_size x data ranks = 3 x 16 = 48. Use 48 "
-        "(0 means "
-        "48), or change the micro-batch or the ranks.");
+        "(0 means 48), or change micro_batch_size or the ranks.");
 }
 
 TEST_CASE("supported: the defaults are, and each row refuses its key by name and value", "[config]") {

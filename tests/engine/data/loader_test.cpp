@@ -67,7 +67,7 @@ TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targe
           }
         CHECK(batch.valid_rows == std::vector<int64_t>(static_cast<size_t>(shape.micro_batches), 2));
       }
-      CHECK_REFUSED(InternalError, loader.next(), "must hold");
+      CHECK_REFUSED(InternalError, loader.next(), "assertion failed");
     }
     for (const auto& [step, rows] : begins) {
       REQUIRE(rows.size() == 12);

@@ -296,27 +296,27 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
         missing.stages[s].erase(missing.stages[s].begin() + static_cast<std::ptrdiff_t>(i));
         CHECK(refusal([&] { require_valid(missing); }).find("is missing.") != std::string::npos);
         twice.stages[s].push_back(twice.stages[s][i]);
-        CHECK(refusal([&] { require_valid(twice); }).find("comes twice, as number ") != std::string::npos);
+        CHECK(refusal([&] { require_valid(twice); }).find("appears twice, as number ") != std::string::npos);
       }
   }
   PipelineSchedule swapped = make_schedule(ScheduleKind::gpipe, {2, 3, 1});
   std::swap(swapped.stages[1][0], swapped.stages[1][1]);
-  CHECK(refusal([&] { require_valid(swapped); }) ==
-        "[pipeline] stage 1: forward of micro-batch 1 comes before that of micro-batch 0. Micro-batches of a chunk go "
-        "in order, so that "
-        "sums do not depend on the schedule.");
+  CHECK(
+      refusal([&] { require_valid(swapped); }) ==
+      "[pipeline] stage 1: forward of micro-batch 1 comes before that of micro-batch 0. Micro-batches of a chunk must "
+      "be in order, so that sums do not depend on the schedule.");
   // The first stage wants a gradient back before it sends the micro-batch that the last one needs first.
   PipelineSchedule stuck{
       .shape = {2, 2, 1},
       .stages = {{{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 1}},
                  {{Pass::forward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 0}, {Pass::backward, 0, 1}}}};
   CHECK(refusal([&] { require_valid(stuck); }) ==
-        "[pipeline] the schedule never ends; these wait for each other: stage 0: backward of micro-batch 0; stage 1: "
+        "[pipeline] the schedule never ends. These wait for each other: stage 0: backward of micro-batch 0; stage 1: "
         "forward of micro-batch 1.");
   CHECK(refusal([] {
           make_schedule(ScheduleKind::interleaved_1f1b, {4, 10, 2});
         }) ==
-        "[pipeline] interleaved_1f1b goes round 4 stages with 10 micro-batches per step, which is no multiple. Change "
+        "[pipeline] interleaved_1f1b needs a multiple of 4 micro-batches per step, got 10. Change "
         "train.global_batch_size so that a rank has 8 or 12.");
   CHECK(refusal([] { make_schedule(ScheduleKind::gpipe, {4, 8, 2}); }).find("virtual_stages = 2") != std::string::npos);
 }
@@ -347,11 +347,11 @@ TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]"
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,1,B,0\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv, line 3: \"0,1,B,0\" is not stage,position,pass,chunk,micro_batch with pass F, B or W.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n1,1,B,0,0\n", shape, "a.csv"); }) ==
-        "[pipeline] a.csv, line 3: stage 1 is not among the 1 of this run, which are numbered from 0. Change "
+        "[pipeline] a.csv, line 3: stage 1 does not exist: this run has 1, numbered from 0. Change "
         "parallel.pipeline, or write the file again with plan --schedule-csv.");
-  for (const auto& [row, words] : {std::pair{"0,0,F,1,0", "chunk 1 is not among the 1 of this run"},
-                                   {"0,0,F,-1,0", "chunk -1 is not among the 1 of this run"},
-                                   {"0,0,F,0,1", "micro-batch 1 is not among the 1 of this run"}})
+  for (const auto& [row, words] : {std::pair{"0,0,F,1,0", "chunk 1 does not exist: this run has 1"},
+                                   {"0,0,F,-1,0", "chunk -1 does not exist: this run has 1"},
+                                   {"0,0,F,0,1", "micro-batch 1 does not exist: this run has 1"}})
     CHECK(refusal([&] { parse_schedule(head + row + "\n", shape, "a.csv"); }).find(words) != std::string::npos);
   CHECK(refusal([&] { parse_schedule(head + "0,-7,F,0,0\n0,1,B,0,0\n", shape, "a.csv"); }) ==
         "[pipeline] a.csv: the positions of stage 0 go from -7 to 1, but it has 2 rows. Number them from 0 to 1, or "
@@ -360,9 +360,9 @@ TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]"
           parse_schedule(head + "0,0,F,0,0\n0,2,B,0,0\n", shape, "a.csv");
         }).find("go from 0 to 2, but it has 2 rows") != std::string::npos);
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n0,0,B,0,0\n", shape, "a.csv"); }) ==
-        "[pipeline] a.csv, line 3: stage 0 has two uses at position 0.");
+        "[pipeline] a.csv, line 3: stage 0 has two actions at position 0.");
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n", shape, "a.csv"); }) ==
-        "[pipeline] stage 0: backward of micro-batch 0 is missing. It comes from a.csv, of which this run takes 1 "
+        "[pipeline] stage 0: backward of micro-batch 0 is missing. The schedule comes from a.csv; this run needs 1 "
         "micro-batches on 1 stages x 1 chunks. Correct it, or write the file again with plan --schedule-csv.");
 }
 

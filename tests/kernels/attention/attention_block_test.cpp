@@ -258,10 +258,10 @@ TEST_CASE("attention in a ring: blocks that cannot be are sentences", "[kernels]
                                 .block = {2, 3, 0, 3, true},
                                 .carried = {}};
   CHECK_THROWS_WITH(attention_block_forward(context, args),
-                    "[attention_block_forward] the block's rows 2 to 5 lie outside of 4 tokens.");
+                    "[attention_block_forward] the block's rows 2 to 5 exceed 4 tokens.");
   args.block = {0, 2, 0, 3, true};
   CHECK_THROWS_WITH(attention_block_forward(context, args),
-                    "[attention_block_forward] a causal block has as many keys as queries: got 3 and 2.");
+                    "[attention_block_forward] a causal block needs as many keys as queries: got 3 and 2.");
   args.block = {0, 2, 0, 0, false};
   CHECK_THROWS_AS(attention_block_forward(context, args), ShapeError);  // a first block without keys has no softmax
   args.block = {0, 2, 0, 2, true}, args.last = false;

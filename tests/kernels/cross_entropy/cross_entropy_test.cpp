@@ -145,6 +145,38 @@ TEST_CASE("huge logits, masked logits and NaN") {
   });
 }
 
+TEST_CASE("masked columns add nothing, wherever they stand: loss and gradient are those of the columns that are left") {
+  // A mask of a third of the row covers a whole block of a kernel that works in blocks of up to 1024.
+  constexpr int64_t kVocab = 6200, kMasked = 2100;
+  for (const int64_t begin : {int64_t{0}, int64_t{2000}, kVocab - kMasked}) {
+    CAPTURE(begin);
+    Batch<float> batch(1, kVocab, kVocab);
+    batch.targets[0] = static_cast<int32_t>((begin + kMasked + 7) % kVocab);
+    std::vector<double> left;
+    int64_t target = 0;
+    for (int64_t j = 0; j < kVocab; ++j) {
+      float& logit = batch.logits[static_cast<size_t>(j)];
+      if (begin <= j && j < begin + kMasked) {
+        logit = -INFINITY;
+        continue;
+      }
+      if (j == batch.targets[0]) target = std::ssize(left);
+      left.push_back(double{logit});
+    }
+    const double loss = reference::row_loss(left, target);
+    std::vector<double> gradient = reference::row_gradient(left, target);
+    gradient.insert(gradient.begin() + begin, kMasked, 0.0);
+    for_each_machine([&](Isa isa, LaunchContext& context) {
+      Batch<float> both = batch;
+      SLIP_CALL_ON(isa, cross_entropy_cpu(context, both.args(true)));
+      CHECK(double{both.losses[0]} == Approx(loss).epsilon(1e-6));
+      CHECK(relative_error(both.logits, [&](int64_t i) { return kScale * gradient[static_cast<size_t>(i)]; }) <= 1e-5);
+      CHECK(std::all_of(both.logits.begin() + begin, both.logits.begin() + begin + kMasked,
+                        [](float element) { return element == 0.0f; }));
+    });
+  }
+}
+
 TEST_CASE("a target outside the vocabulary is refused before anything is written") {
   LaunchContext context = context_of(2);
   for (int32_t bad : {-1, 65, -100}) {

@@ -140,7 +140,7 @@ TEST_CASE("layer norm: operands that cannot be are sentences, costs are the card
   float delta = 0;
   args.delta = &delta;
   CHECK_THROWS_WITH(layer_norm_forward(context, args),
-                    "[layer_norm_forward] delta is given and sum is null. Pass where x + delta goes.");
+                    "[layer_norm_forward] delta is set and sum is null. Pass memory for x + delta in sum.");
   LayerNormBackward backward;
   backward.rows = 2, backward.width = 3, backward.accumulate = true;
   CHECK(layer_norm_backward_cost(backward).bytes == (3 * 6 + 3) * 4 + 4 * 4 * 3 + 8 * 2);

@@ -36,6 +36,6 @@ TEST_CASE("residual: operands that cannot be are sentences, the cost is the card
   LaunchContext context;
   context.pool = &pool;
   CHECK_THROWS_WITH(residual(context, {nullptr, nullptr, nullptr, 1, DType::f32}),
-                    "[residual] operand 0 is null. Pass every operand that the header does not call optional.");
+                    "[residual] operand 0 is null. Pass every operand that is not optional in the op's header.");
   CHECK(residual_cost({nullptr, nullptr, nullptr, 5, DType::bf16}).bytes == 30);
 }

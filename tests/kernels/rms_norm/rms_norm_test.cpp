@@ -132,7 +132,7 @@ TEST_CASE("RMS norm: operands that cannot be are sentences, costs are the card's
   float delta = 0;
   args.delta = &delta;
   CHECK_THROWS_WITH(rms_norm_forward(context, args),
-                    "[rms_norm_forward] delta is given and sum is null. Pass where x + delta goes.");
+                    "[rms_norm_forward] delta is set and sum is null. Pass memory for x + delta in sum.");
   RmsNormBackward backward;
   backward.rows = 2, backward.width = 3, backward.accumulate = true;
   CHECK(rms_norm_backward_cost(backward).bytes == (3 * 6 + 3) * 4 + 2 * 4 * 3 + 4 * 2);

@@ -81,7 +81,7 @@ TEST_CASE("rope: operands that cannot be are sentences, the cost is the card's",
   context.pool = &pool;
   Rope args;
   args.batch = args.tokens = args.heads = 1, args.head_dim = 7, args.row_stride = 7;
-  CHECK_THROWS_WITH(rope(context, args), "[rope] head_dim is 7, need an even number: dimensions turn in pairs.");
+  CHECK_THROWS_WITH(rope(context, args), "[rope] head_dim is 7, need an even number: rotations act on pairs.");
   args.head_dim = 8;
   CHECK_THROWS_WITH(rope(context, args), "[rope] row_stride is 7, need at least 8.");
   args.row_stride = 8;

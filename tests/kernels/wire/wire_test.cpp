@@ -167,12 +167,12 @@ TEST_CASE("what cannot be encoded is refused with its numbers") {
   };
   CHECK(refusal([&] {
           encode(context, {x.data(), nullptr, bytes.data(), 20, 1, DType::u8});
-        }) == "[encode] elems 20 is no multiple of 16. Pad the part.");
+        }) == "[encode] elems 20 is not a multiple of 16. Pad the part.");
   CHECK(refusal([&] {
           decode(context, {bytes.data(), x.data(), 16, 1, DType::f32, DType::f32});
-        }) == "[decode] float32 on the wire needs no work: got it, need bfloat16 or uint8.");
+        }) == "[decode] wire type float32 needs no encoding, need bfloat16 or uint8.");
   CHECK(refusal([&] {
           encode(context, {x.data(), x.data(), bytes.data(), 16, 1, DType::bf16});
-        }).find("a residual goes with uint8") != std::string::npos);
+        }).find("a residual needs uint8") != std::string::npos);
   CHECK(refusal([&] { sum_parts(context, {nullptr, x.data(), 16, 2, DType::u8}); }).find("[sum_parts]") == 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times cuBLASLt's algorithms on this card. Host waits are allowed here: nothing trains meanwhile.
+// Times cuBLASLt's algorithms on this GPU. Host waits are allowed: no training runs meanwhile.
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,8 @@
 #include "engine/base/check.h"
 #include "engine/device/clock.h"
 #include "kernels/cuda/cublaslt_types.h"
-#include "kernels/cuda/entry_points.h"
+#include "kernels/gelu/gelu_cuda.h"
+#include "kernels/matmul/matmul_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -20,7 +21,7 @@ class Memory {
  public:
   explicit Memory(int64_t size_bytes) {
     cuda_check(cudaMalloc(&block_, static_cast<size_t>(std::max<int64_t>(size_bytes, 256))),
-               "taking memory to time products in");
+               "allocating memory to time products in");
   }
   ~Memory() { cudaFree(block_); }
   Memory(const Memory&) = delete;
@@ -44,7 +45,7 @@ class Stopwatch {
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 
-  /// Median over rounds of the time of one of `calls` calls of body(i); infinite if one says false.
+  /// Median over rounds of the time of one of `calls` calls of body(i); infinite if a call returns false.
   template <typename Body>
   double us_of(int rounds, int calls, const Body& body) {
     if (!body(0)) return std::numeric_limits<double>::infinity();
@@ -68,8 +69,8 @@ class Stopwatch {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-/// Several sets of the operands of one product, filled with noise: zeros and operands in the cache run faster than they
-/// will.
+/// Several sets of the operands of one product, filled with noise: with zeros, or with operands in the cache, products
+/// run faster than in training.
 class Operands {
  public:
   Operands(const ProductShape& p, int64_t rotate_bytes, cudaStream_t stream)
@@ -85,7 +86,7 @@ class Operands {
       state = state * 1664525u + 1013904223u;
       word = 0x3c003c00u | (state >> 8 & 0x83ff83ffu);  // small values in float and in both bfloat16 halves
     }
-    // The host's noise once, then what is there already, twice as much each time.
+    // Copies the host's noise once, then doubles the filled part each time.
     const size_t all = static_cast<size_t>(sets_ * set_bytes_);
     size_t filled = std::min(kNoiseBytes, all);
     cuda_check(cudaMemcpyAsync(memory_->data(), noise.data(), filled, cudaMemcpyHostToDevice, stream),
@@ -136,7 +137,7 @@ class Operands {
   std::unique_ptr<Memory> memory_;
 };
 
-/// What the kernel takes that does what a fused gradient would do, less what the fused one still needs behind it.
+/// Time of the kernel that replaces a fused gradient, less the work that the fused version still needs after it.
 double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& p, int rounds) {
   const auto us = [&](const auto& body) {
     return watch.us_of(rounds, operands.sets(), [&](int i) {
@@ -162,12 +163,12 @@ double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operan
   return sums(p.k) - (p.accumulate ? sums(0) : 0);
 }
 
-/// The fastest of the library's candidates; us infinite if none runs.
+/// The fastest of the library's candidates; us is infinite if none runs.
 TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& product,
                        const SearchOptions& options) {
   const lt::Tools tools = lt::tools_of(context);
-  // Of every set of operands, before the stopwatch runs: what takes the host longer than the card would be timed
-  // instead.
+  // Described for every set of operands before the stopwatch starts; otherwise host time longer than the GPU's would be
+  // measured.
   std::vector<std::unique_ptr<const lt::Described>> described;
   for (int i = 0; i < operands.sets(); ++i) described.push_back(std::make_unique<lt::Described>(operands.gemm(i)));
   TimedAlgorithm best{.us = std::numeric_limits<double>::infinity()};

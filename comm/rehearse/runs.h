@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Input of a rehearsal: the plans that ranks run in a row, and how a device launches them.
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/plan/plan.h"
+
+namespace slipstream::comm {
+
+/// Order that the device adds to the plan's own waits between communication tasks, in host order.
+enum class Gate : uint8_t {
+  none,          // channels are independent
+  launch_order,  // a task enters only after every task issued before it on its rank has entered
+  serial,        // a task enters only after the task issued before it on its rank has ended
+};
+const char* name_of(Gate gate);
+
+/// The runs of one rank in a row. `seams` may be shorter than `runs`; SeamWait::run indexes `runs`.
+struct RankRuns {
+  int rank = 0;
+  std::vector<const Plan*> runs;
+  std::vector<std::vector<SeamWait>> seams;
+};
+
+struct RehearseOptions {
+  Gate gate = Gate::none;
+  /// Ranks that differ only in axes other than pipeline do the same at the same time: one representative replaces them
+  /// and is alone in its groups, but pays for the whole group. Otherwise all ranks of the mesh must be given.
+  bool collapse = true;
+  bool contention = true;  // transfers in flight on a port share it
+  bool replayed = false;   // a device launches every run as one graph, which is a barrier: nothing of a run begins
+                           // before all of the last one has ended
+};
+
+}  // namespace slipstream::comm

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One Muon step on one whole weight matrix: momentum, orthogonalization by Newton-Schulz steps, decoupled weight decay.
+//
+//   g = clip · gradient;  m = mu m + (1 - mu) g;  u = nesterov ? mu m + (1 - mu) g : m
+//   X = u / max(|u|, eps), |u| the Frobenius norm
+//   `steps` times: X = a X + b (X Xᵀ) X + c (X Xᵀ)² X
+//   p = decay · p - learning_rate · scale · X
+// Five steps move every singular value of u that is at least 0.2 % of |u| into [0.68, 1.21]; singular vectors stay.
+// With rows > cols the steps compute X (a I + b XᵀX + c (XᵀX)²): the same X by smaller products, without a transpose.
+//
+// Shapes:  gradient, momentum, parameters, updated, working [rows, cols]; workspace muon_workspace_bytes() bytes
+// Types:   float; `working` is the bf16 copy that the model computes with. The operands and results of the products are
+//          `product_dtype`, their sums are float. bf16, which torch.optim.Muon always takes, moves X by up to 3e-2 of
+//          its largest element. On cuda it uses the tensor cores, and float does not.
+// Alias:   none; `workspace` holds nothing between calls
+// Cost:    with n = rows · cols, k = min(rows, cols), t = size_of(product_dtype):
+//          11 n + steps (4 k n + 2 k³ + 3 k²) flops;
+//          (32 + 2 t) n + steps t (3 n + 7 k²) bytes, 2 n more with `working`, and 8 steps k² more in bf16 if
+//          rows > cols                                                            <- equals muon_cost()
+// Bits:    those of kernels/matmul for the products, which depend on the number of threads, the instruction set and the
+//          library; the norm and the element-wise passes have the same bits for any number of threads
+// Errors:  ShapeError (negative size or steps, null operand, product_dtype, workspace too small), ResourceError (device)
+// Source:  Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
+//          scalable for LLM training", arXiv:2502.16982; both as torch.optim.Muon computes them
+
+#include <cstdint>
+
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+
+namespace slipstream::kernels {
+
+/// What changes from step to step; lives in device memory so that a captured or queued step reads the newest.
+struct MuonScalars {
+  float learning_rate = 0.0f;
+  float decay = 1.0f;  // factor on the parameters: 1 - learning_rate · weight_decay
+  float clip = 1.0f;   // factor on the gradient, 1 when not clipping
+};
+
+/// How the step of a matrix depends on its shape, by the names of torch.optim.Muon.
+enum class MuonScaling : uint8_t {
+  original,         // Jordan: max(1, rows / cols)^0.5
+  match_rms_adamw,  // Moonshot: 0.2 max(rows, cols)^0.5, the size of an AdamW step at the same learning rate
+};
+
+struct Muon {
+  float* parameters = nullptr;
+  float* momentum = nullptr;
+  const float* gradient = nullptr;
+  bfloat16* working = nullptr;  // optional: gets the rounded parameters
+  int64_t rows = 0, cols = 0;
+  const MuonScalars* scalars = nullptr;
+  void* workspace = nullptr;  // aligned to 256 bytes
+  int64_t workspace_bytes = 0;
+  MuonScaling scaling = MuonScaling::match_rms_adamw;
+  DType product_dtype = DType::f32;  // or bf16
+  float mu = 0.95f;
+  bool nesterov = true;
+  int steps = 5;
+  float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+  float eps = 1e-7f;
+  float* updated = nullptr;  // optional: gets the parameters, which then stay as they are
+};
+
+/// Enqueues on cuda, blocks on cpu. Nothing happens to an empty matrix. Throws: as the card.
+void muon(LaunchContext& context, const Muon& args);
+
+/// Bytes of workspace for the shape and type of `args`: at most (4 + t) n + (2 t + 4) k² and 1.5 KiB of padding, in the
+/// letters of the card. Pointers may be null. Throws: ShapeError. Pure.
+int64_t muon_workspace_bytes(const Muon& args);
+
+/// The cost of the card. Pointers may be null. Pure.
+Cost muon_cost(const Muon& args);
+
+/// The factor of the scaling. Sizes of at least 1. Pure.
+double muon_scale(MuonScaling scaling, int64_t rows, int64_t cols);
+
+}  // namespace slipstream::kernels
