@@ -53,6 +53,7 @@ Fn sum_squares_work(const Job& job, const Item& item) {
 }
 
 Fn clip_work(const Job& job, const Item& item, const UpdateOptions& update) {
+  SLIP_ASSERT(item.writes.size() > 1);  // the norm, then a factor for every group that waits for it
   return
       [ids = job.ids, parts = job.norm_parts, factors = std::vector<Slice>(item.writes.begin() + 1, item.writes.end()),
        max_norm = update.max_norm](LaunchContext& c) {

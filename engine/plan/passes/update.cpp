@@ -198,7 +198,8 @@ class UpdatePass {
     task.op = Op::clip;
     task.reads = {job_.buffers.whole(job_.ids.norm_sums)};
     task.writes = {job_.buffers.whole(job_.ids.norm)};
-    for (const ParameterGroup& group : job_.groups) task.writes.push_back(clip_factor_of(job_, group));
+    for (const ParameterGroup& group : job_.groups)
+      if (group.optimizer->start == UpdateStart::after_clip) task.writes.push_back(clip_factor_of(job_, group));
     task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
     task.after.push_back(staged_);  // its factor is stored in the staged scalars
