@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "engine/base/philox.h"
-#include "kernels/adamw/adamw.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/memory_check.h"
@@ -46,8 +45,7 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
       ids[i] = static_cast<int32_t>(
           random.below(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
   }
-  *reinterpret_cast<kernels::AdamwScalars*>(staged.scalars) = {
-      .learning_rate = 1e-5f, .inv_bias1 = 1, .inv_bias2 = 1, .clip = 1};
+  write_scalars(job, {}, 1e-5, 1, staged.scalars);
 }
 
 Machine bench_machine(runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config,
@@ -153,17 +151,17 @@ std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, cons
 
 ItemTimes::ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns) {
   SLIP_ASSERT(spine_ns.size() == measured.spine.size());
-  double adamw_ns = 0, adamw_bytes = 0, sum_ns = 0, sum_bytes = 0;
+  double update_ns = 0, update_bytes = 0, sum_ns = 0, sum_bytes = 0;
   for (size_t i = 0; i < spine_ns.size(); ++i) {
     const SpineItem& item = measured.spine[i];
-    if (item.op == Op::adamw)
-      adamw_ns += static_cast<double>(spine_ns[i]), adamw_bytes += bytes_of_item(item);
+    if (item.op == Op::update)
+      update_ns += static_cast<double>(spine_ns[i]), update_bytes += bytes_of_item(item);
     else if (item.op == Op::sum_squares)
       sum_ns += static_cast<double>(spine_ns[i]), sum_bytes += bytes_of_item(item);
     else
       by_name_[item.name] = spine_ns[i];
   }
-  if (adamw_bytes > 0) adamw_ns_per_byte_ = adamw_ns / adamw_bytes;
+  if (update_bytes > 0) update_ns_per_byte_ = update_ns / update_bytes;
   if (sum_bytes > 0) sum_squares_ns_per_byte_ = sum_ns / sum_bytes;
 }
 
@@ -171,7 +169,7 @@ std::vector<int64_t> ItemTimes::of(const Plan& plan) const {
   std::vector<int64_t> ns;
   for (const SpineItem& item : plan.spine) {
     const auto found = by_name_.find(item.name);
-    ns.push_back(item.op == Op::adamw         ? static_cast<int64_t>(adamw_ns_per_byte_ * bytes_of_item(item))
+    ns.push_back(item.op == Op::update        ? static_cast<int64_t>(update_ns_per_byte_ * bytes_of_item(item))
                  : item.op == Op::sum_squares ? static_cast<int64_t>(sum_squares_ns_per_byte_ * bytes_of_item(item))
                  : found == by_name_.end()    ? 0
                                               : found->second);

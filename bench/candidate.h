@@ -22,7 +22,7 @@ namespace slipstream::bench {
 double median(std::vector<double> values);
 
 /// The batch of one rank, ids and targets in the plan's layout. The tokens do not affect a step's time. The update is
-/// AdamW's step 1 with a tiny learning rate. Pure.
+/// the optimizer's step 1 with a tiny learning rate. Pure.
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 
 /// The machine of the benchmark's plans, chosen as in train. Blocks. Collective.
@@ -81,7 +81,7 @@ class ItemTimes {
 
  private:
   std::map<std::string, int64_t> by_name_;
-  double adamw_ns_per_byte_ = 0, sum_squares_ns_per_byte_ = 0;
+  double update_ns_per_byte_ = 0, sum_squares_ns_per_byte_ = 0;
 };
 
 }  // namespace slipstream::bench

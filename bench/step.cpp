@@ -20,7 +20,6 @@
 #include "engine/config/validate.h"
 #include "engine/device/clock.h"
 #include "engine/report/bounds.h"
-#include "kernels/adamw/adamw.h"
 #include "kernels/matmul/product.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
@@ -123,10 +122,8 @@ class StepBench {
     });
     world_.together([&] {
       std::vector<int32_t> ids(static_cast<size_t>(2 * job.model.batch * job.model.tokens));
-      kernels::AdamwScalars scalars;
-      load_random(
-          job, world_.rank(),
-          {.batch = reinterpret_cast<std::byte*>(ids.data()), .scalars = reinterpret_cast<std::byte*>(&scalars)});
+      std::vector<float> scalars(static_cast<size_t>(job.scalars()));
+      load_random(job, world_.rank(), {.batch = reinterpret_cast<std::byte*>(ids.data()), .scalars = scalars});
       const std::string path = fmt::format("{}/batch_{}.bin", options_.export_dir, world_.rank());
       const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
       if (!file || std::fwrite(ids.data(), sizeof(int32_t), ids.size(), file.get()) != ids.size())

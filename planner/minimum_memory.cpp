@@ -33,9 +33,14 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
 int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions& sizes, const PlanOptions& options) {
   const Mesh mesh(options.sizes, options.mesh_order);
   const Axis sharing = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
-  const StateBytes states = state_bytes(sizes.dtype, options.zero_stage);
-  const double each = static_cast<double>(states.whole) +
-                      static_cast<double>(states.shared) / (options.zero_stage > 0 ? mesh.group_size(sharing) : 1);
+  // How the parameters divide among groups is not known yet: the optimizer that keeps least.
+  double each = 9e18;
+  for (const GroupRule& group : options.groups) {
+    const StateBytes states = state_bytes(sizes.dtype, options.zero_stage, *group.optimizer);
+    each =
+        std::min(each, static_cast<double>(states.whole) + static_cast<double>(states.shared) /
+                                                               (options.zero_stage > 0 ? mesh.group_size(sharing) : 1));
+  }
   const double elems = parameters.besides + static_cast<double>(sizes.layers) * parameters.of_layer;
   return static_cast<int64_t>(std::min(9e18, elems * each / options.sizes.pipeline));
 }

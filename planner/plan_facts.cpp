@@ -11,6 +11,7 @@
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
+#include "engine/plan/build_job.h"
 #include "engine/plan/memory.h"
 #include "planner/plan_options.h"
 
@@ -77,9 +78,12 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
         if (!job.layout.buckets[b].unit)
           row.outside_bytes += (stage >= 2 ? job.storage[b].gradients.size_bytes : 0) +
                                (stage >= 3 ? job.storage[b].values.size_bytes : 0);
-      const int64_t elems = job.model.parameter_elems();
-      const StateBytes states = state_bytes(job.model.dtype, stage);
-      row.formula_bytes = elems * states.whole + elems * states.shared / ranks;
+      for (const ParameterGroup& group : job.groups) {
+        int64_t elems = 0;
+        for (uint32_t p : group.parameters) elems += job.model.parameters[p].elems;
+        const StateBytes states = state_bytes(job.model.dtype, stage, *group.optimizer);
+        row.formula_bytes += elems * states.whole + elems * states.shared / ranks;
+      }
       table.push_back(row);
     }
   return table;
@@ -167,7 +171,7 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
 WireBytes wire_bytes_of_step(const Job& job) {
   WireBytes bytes;
   for (const Task& task : job.train.tasks)
-    if (is_communication(task.op) && carries_states(job.channels[task.channel]))
+    if (is_communication(task.op) && carries_states(job.channels[task.channel].role))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                      task.elems, task.dtype);
   const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),

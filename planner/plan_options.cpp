@@ -163,6 +163,7 @@ PlanOptions plan_options(const JobRequest& request) {
           .error_feedback = config.comm.error_feedback,
           .sums_by_exchange =
               request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
+          .groups = {{"all", &optimizers()[static_cast<size_t>(config.optimizer.name)]}},
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),

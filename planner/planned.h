@@ -10,6 +10,7 @@
 #include "comm/nccl/nccl_table.h"
 #include "comm/rehearse/rehearse.h"
 #include "engine/config/load.h"
+#include "engine/plan/memory.h"
 #include "planner/planner.h"
 
 namespace slipstream::planner {

@@ -5,6 +5,7 @@
 
 #include "comm/link.h"
 #include "engine/base/json.h"
+#include "engine/plan/memory.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/planned.h"

@@ -2,6 +2,7 @@
 // Builds the job of every stage, orders the plans, and chooses the stream of the update and the launch mode.
 
 #include "planner/planner.h"
+#include "engine/plan/build_job.h"
 #include "planner/plan_options.h"
 
 #include <algorithm>

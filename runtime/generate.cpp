@@ -13,6 +13,7 @@
 #include "engine/checkpoint/weights.h"
 #include "engine/data/tokenizer.h"
 #include "engine/device/device.h"
+#include "engine/plan/build_job.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/device_assignment.h"

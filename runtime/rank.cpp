@@ -303,7 +303,7 @@ void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int
 std::optional<int64_t> Rank::sent_bytes() const {
   int64_t bytes = 0;
   for (ChannelId c = 0; c < communicators_.size(); ++c) {
-    if (!communicators_[c] || !carries_states(job_->channels[c])) continue;
+    if (!communicators_[c] || !carries_states(job_->channels[c].role)) continue;
     const std::optional<int64_t> sent = communicators_[c]->sent_bytes();
     if (!sent) return {};
     bytes += *sent;
@@ -448,9 +448,9 @@ std::vector<ChannelKind> Rank::channel_kinds() const {
   std::vector<ChannelKind> kinds;
   const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
   for (const Channel& channel : job_->channels)
-    kinds.push_back(channel.name == "compute"    ? ChannelKind::compute
-                    : channel.name == "h2d"      ? ChannelKind::input
-                    : channel.axis == Axis::self ? ChannelKind::local
+    kinds.push_back(channel.role == Role::compute ? ChannelKind::compute
+                    : channel.role == Role::h2d   ? ChannelKind::input
+                    : channel.axis == Axis::self  ? ChannelKind::local
                     : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
                         ? ChannelKind::stages
                         : ChannelKind::communication);

@@ -8,6 +8,7 @@
 #include "comm/mpi/mpi_world.h"
 #include "comm/nccl/launch_order.h"
 #include "comm/nccl/nccl.h"
+#include "engine/plan/memory.h"
 #include "kernels/common/isa.h"
 #include "kernels/cuda/algorithms.h"
 #include "planner/extra_memory.h"

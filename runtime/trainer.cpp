@@ -14,7 +14,6 @@
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
 #include "engine/report/utilization.h"
-#include "kernels/adamw/adamw.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
@@ -75,20 +74,19 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const RunConf
   loader_ = std::make_unique<data::Loader>(
       data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
       data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
-  const auto load = [this](const StagedBatch& staged) {
+  const UpdateOptions update{.beta1 = config_.optimizer.beta1,
+                             .beta2 = config_.optimizer.beta2,
+                             .eps = config_.optimizer.eps,
+                             .weight_decay = config_.optimizer.weight_decay,
+                             .max_norm = static_cast<float>(config_.optimizer.grad_clip)};
+  const auto load = [this, update, &job](const StagedBatch& staged) {
     const data::Batch& batch = loader_->next();
     const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
     for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {
       std::memcpy(staged.batch + m * staged.stride_bytes, batch.inputs_of(m), half);
       std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
     }
-    const double t = static_cast<double>(batch.index);
-    const kernels::AdamwScalars scalars{
-        .learning_rate = static_cast<float>(learning_rate(config_.optimizer, batch.index)),
-        .inv_bias1 = static_cast<float>(1 / (1 - std::pow(config_.optimizer.beta1, t))),
-        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(config_.optimizer.beta2, t))),
-        .clip = 1};
-    std::memcpy(staged.scalars, &scalars, sizeof scalars);
+    write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
   };
   world.limit_waits(static_cast<double>(config_.comm.timeout_seconds));
   // Before the communicators, which connect the current GPU.
@@ -106,11 +104,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const RunConf
       std::move(finished.job), std::move(device), std::move(communicators),
       RankOptions{
           .threads = planner::threads_of(config_, world.ranks_on_host()),
-          .update = {.beta1 = static_cast<float>(config_.optimizer.beta1),
-                     .beta2 = static_cast<float>(config_.optimizer.beta2),
-                     .eps = static_cast<float>(config_.optimizer.eps),
-                     .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
-                     .max_norm = static_cast<float>(config_.optimizer.grad_clip)},
+          .update = update,
           .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)),
           .delay_max_ns = delay_seed ? 2 * kMillisecond : 0,
           .check_hazards = check_hazards,

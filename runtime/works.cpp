@@ -7,7 +7,7 @@
 
 #include "engine/base/check.h"
 #include "engine/plan/update_shards.h"
-#include "kernels/adamw/adamw.h"
+#include "kernels/adamw/adamw_update.h"
 #include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/step_scalars/step_scalars.h"
@@ -19,27 +19,13 @@ namespace {
 
 using Fn = std::function<void(LaunchContext&)>;
 
-Fn adamw_work(const Job& job, const Item& item, const UpdateOptions& update) {
-  return [shards = update_shards(job, item.bucket), rounds = rounds_updates(job), update,
-          scalars = job.buffers.whole(job.ids.scalars)](LaunchContext& c) {
-    for (const UpdateShard& shard : shards) {
-      kernels::Adamw args{.parameters = c.as<float>(shard.master),
-                          .m = c.as<float>(shard.momentum),
-                          .v = c.as<float>(shard.variance),
-                          .gradient = c.as<float>(shard.gradient),
-                          .elems = shard.elems,
-                          .scalars = c.as<kernels::AdamwScalars>(scalars),
-                          .beta1 = update.beta1,
-                          .beta2 = update.beta2,
-                          .eps = update.eps,
-                          .weight_decay = update.weight_decay,
-                          .decay_edges = shard.decay_edges.data(),
-                          .decay_edge_count = static_cast<int64_t>(shard.decay_edges.size())};
-      if (!(shard.updated == shard.master)) args.updated = c.as<float>(shard.updated);
-      if (rounds) args.working = c.as<bfloat16>(shard.working);
-      kernels::adamw(c, args);
-    }
-  };
+/// The work of an update, in the order of optimizers().
+constexpr Fn (*kUpdates[])(const Job&, const Item&, const UpdateOptions&) = {kernels::adamw_update};
+
+Fn update_work(const Job& job, const Item& item, const UpdateOptions& update) {
+  SLIP_ASSERT(std::size(kUpdates) == optimizers().size());
+  const OptimizerSpec* optimizer = job.groups[static_cast<size_t>(item.group)].optimizer;
+  return kUpdates[optimizer - optimizers().data()](job, item, update);
 }
 
 /// One sum per gradient part, over this rank's elements.
@@ -66,14 +52,19 @@ Fn sum_squares_work(const Job& job, const Item& item) {
   };
 }
 
-Fn clip_work(const Job& job, const UpdateOptions& update) {
-  return [ids = job.ids, parts = job.norm_parts, max_norm = update.max_norm](LaunchContext& c) {
-    kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}),
-                      .count = parts,
-                      .max_norm = max_norm,
-                      .norm = c.as<double>({ids.norm, 0, 8}),
-                      .scalars = c.as<kernels::AdamwScalars>({ids.scalars, 0, 16})});
-  };
+Fn clip_work(const Job& job, const Item& item, const UpdateOptions& update) {
+  SLIP_ASSERT(item.writes.size() > 1);  // the norm, then a factor for every group that waits for it
+  return
+      [ids = job.ids, parts = job.norm_parts, factors = std::vector<Slice>(item.writes.begin() + 1, item.writes.end()),
+       max_norm = update.max_norm](LaunchContext& c) {
+        kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}),
+                          .count = parts,
+                          .max_norm = max_norm,
+                          .norm = c.as<double>({ids.norm, 0, 8}),
+                          .factor = c.as<float>(factors[0])});
+        for (size_t i = 1; i < factors.size(); ++i)
+          kernels::copy(c, {.from = c.at(factors[0]), .to = c.at(factors[i]), .size_bytes = sizeof(float)});
+      };
 }
 
 Fn add_rows_work(const Job& job, const Item& item) {
@@ -95,11 +86,17 @@ struct UploadWork {
 };
 UploadWork load_work(const Job& job, const LoadBatch& load) {
   const int64_t stride = job.buffers.stride_bytes(job.ids.batch_next);
-  const auto upload = [ids = job.ids, stride, load, staging = kernels::make_upload_staging(),
+  const auto upload = [ids = job.ids, scalars = job.buffers.whole(job.ids.scalars_next), stride, load,
+                       staging = kernels::make_upload_staging(),
                        batch_bytes = stride * job.buffers.instances(job.ids.batch_next)](LaunchContext& c) {
     return kernels::Upload{
-        .parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at({ids.scalars_next, 0, 16}), 16}}},
-        .fill = [&](const auto& to) { load({.batch = to[0], .stride_bytes = stride, .scalars = to[1]}); },
+        .parts = {{{c.at({ids.batch_next, 0, 1}), batch_bytes}, {c.at(scalars), scalars.size_bytes}}},
+        .fill =
+            [&](const auto& to) {
+              load({.batch = to[0],
+                    .stride_bytes = stride,
+                    .scalars = {reinterpret_cast<float*>(to[1]), static_cast<size_t>(scalars.size_bytes) / 4}});
+            },
         .staging = staging};
   };
   return {[upload](LaunchContext& c) { kernels::prepare_upload(c, upload(c)); },
@@ -146,12 +143,12 @@ Fn coding_work(const Task& task) {
 
 Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std::byte* reports) {
   switch (item.op) {
-    case Op::adamw:
-      return adamw_work(job, item, update);
+    case Op::update:
+      return update_work(job, item, update);
     case Op::sum_squares:
       return sum_squares_work(job, item);
     case Op::clip:
-      return clip_work(job, update);
+      return clip_work(job, item, update);
     case Op::add_rows:
       return add_rows_work(job, item);
     case Op::add:

@@ -3,6 +3,7 @@
 // The work table: binds each local op of a plan to a kernel, and each collective to a communicator.
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -11,19 +12,11 @@
 
 namespace slipstream::runtime {
 
-struct UpdateOptions {
-  float beta1 = 0.9f;
-  float beta2 = 0.95f;
-  float eps = 1e-8f;
-  float weight_decay = 0.1f;
-  float max_norm = 1.0f;  // of the gradient, when the plan clips
-};
-
 /// Fills the staged batch and the scalars of the next step. Called on the h2d stream's thread, once per run.
 struct StagedBatch {
-  std::byte* batch = nullptr;    // [micro_batches] x (ids int32 [batch, tokens], targets int32 [batch, tokens])
-  int64_t stride_bytes = 0;      // between micro-batches
-  std::byte* scalars = nullptr;  // kernels::AdamwScalars
+  std::byte* batch = nullptr;  // [micro_batches] x (ids int32 [batch, tokens], targets int32 [batch, tokens])
+  int64_t stride_bytes = 0;    // between micro-batches
+  std::span<float> scalars;    // of all groups, see write_scalars()
 };
 using LoadBatch = std::function<void(const StagedBatch&)>;
 

@@ -38,8 +38,9 @@ Graph::Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<c
       options_(options),
       time_(options.rehearse.contention) {
   for (ChannelId c = 0; c < channels.size(); ++c) {
-    ChannelId first = 0;
-    while (wire_name(channels[first]) != wire_name(channels[c])) ++first;
+    const Role role = channels[c].role;
+    ChannelId first = is_one_way(role) ? 0 : c;
+    while (wire_of(channels[first].role) != wire_of(role)) ++first;
     wire_of_.push_back(first);
     ports_per_rank_ = std::max(ports_per_rank_, price.port(channels[c].axis) + 1);
   }

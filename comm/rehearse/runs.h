@@ -3,7 +3,6 @@
 // Input of a rehearsal: the plans that ranks run in a row, and how a device launches them.
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "engine/plan/plan.h"
@@ -17,10 +16,6 @@ enum class Gate : uint8_t {
   serial,        // a task enters only after the task issued before it on its rank has ended
 };
 const char* name_of(Gate gate);
-
-/// Pure. The wire that a channel uses. Two channels whose names differ only in a trailing "_in" or "_out" are its two
-/// ends: a send on "pipe_fwd_out" meets the recv on its peer's "pipe_fwd_in".
-std::string wire_name(const Channel& channel);
 
 /// The runs of one rank in a row. `seams` may be shorter than `runs`; SeamWait::run indexes `runs`.
 struct RankRuns {

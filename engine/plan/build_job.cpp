@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of Job, and the planner of one stage: it places memory, then runs the passes in order.
+// The planner of one stage: it places memory, then runs the passes in order.
 
-#include "engine/plan/job.h"
+#include "engine/plan/build_job.h"
 
 #include <algorithm>
 #include <map>
@@ -9,7 +9,6 @@
 #include <fmt/core.h>
 
 #include "engine/base/check.h"
-#include "engine/base/units.h"
 #include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"
 #include "engine/plan/passes/pipeline_transfers.h"
@@ -21,7 +20,7 @@ namespace {
 
 void add_channel_of(const Communication& c, Job& job) {
   const auto same = std::find_if(job.channels.begin(), job.channels.end(),
-                                 [&](const Channel& channel) { return channel.name == c.channel; });
+                                 [&](const Channel& channel) { return channel.role == c.channel; });
   if (job.mesh.group_size(c.axis) == 1)
     throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
   // In a ring all ranks would send first, and none would receive.
@@ -35,30 +34,30 @@ void add_channel_of(const Communication& c, Job& job) {
     job.channels.push_back({c.channel, c.axis});
   else if (same->axis != c.axis)
     throw PlanError("[plan] {} would travel on channel {} along axis {}, but the channel connects axis {}.", c.name,
-                    c.channel, name_of(c.axis), name_of(same->axis));
+                    name_of(c.channel), name_of(c.axis), name_of(same->axis));
 }
 
 /// The same list on every stage: an unused channel costs a stage only a connection.
 void add_channels(Job& job) {
-  job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}};
-  if (!job.options.update_on_spine) job.channels.push_back({"update", Axis::self});
+  job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}};
+  if (!job.options.update_on_spine) job.channels.push_back({Role::update, Axis::self});
   const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::replica) > 1;
   if (piped)
-    for (const char* name : {"pipe_fwd_in", "pipe_fwd_out", "pipe_bwd_in", "pipe_bwd_out"})
-      job.channels.push_back({name, Axis::pipeline});
-  if (job.has_tied_copies) job.channels.push_back({"tied", Axis::pipeline});
-  if (piped && shared && job.options.align_grad_reduce) job.channels.push_back({"align", Axis::pipeline});
-  if (job.mesh.world() > 1) job.channels.push_back({"scalars", job.scalars_axis()});
+    for (Role role : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
+      job.channels.push_back({role, Axis::pipeline});
+  if (job.has_tied_copies) job.channels.push_back({Role::tied, Axis::pipeline});
+  if (piped && shared && job.options.align_grad_reduce) job.channels.push_back({Role::align, Axis::pipeline});
+  if (job.mesh.world() > 1) job.channels.push_back({Role::scalars, job.scalars_axis()});
   if (job.norm_axis() != Axis::self && job.norm_axis() != job.scalars_axis())
-    job.channels.push_back({"norm", job.norm_axis()});
+    job.channels.push_back({Role::norm, job.norm_axis()});
   for (const Piece& piece : job.model.pieces)
     for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (!shared) return;
-  job.channels.push_back({"reduce", job.shard_axis()});
-  // Separate from "reduce": two collectives of one communicator never overlap.
-  if (job.options.zero_stage > 0) job.channels.push_back({"gather", job.shard_axis()});
+  job.channels.push_back({Role::reduce, job.shard_axis()});
+  // Separate from Role::reduce: two collectives of one communicator never overlap.
+  if (job.options.zero_stage > 0) job.channels.push_back({Role::gather, job.shard_axis()});
   // Between the shard groups: the sum of a shard.
-  if (job.is_hybrid()) job.channels.push_back({"reduce_across", Axis::data_outer});
+  if (job.is_hybrid()) job.channels.push_back({Role::reduce_across, Axis::data_outer});
 }
 
 /// Do the parameters before the first layer and those after the last share none? A shared table is in use from the
@@ -90,6 +89,29 @@ int64_t bucket_bytes(const PlanOptions& options, const ModelSpec& model) {
   return std::min(options.bucket_bytes, std::max(options.first_bucket_bytes, 4 * elems / kGatheredBuckets));
 }
 
+/// Every parameter of the stage joins the group of the first rule that holds it.
+void form_groups(Job& job) {
+  int64_t first_scalar = 0;
+  for (const GroupRule& rule : job.options.groups) {
+    job.groups.push_back({.name = rule.name,
+                          .parameters = {},
+                          .reduce_axis = Axis::replica,
+                          .shard_axis = job.shard_axis(),
+                          .optimizer = rule.optimizer,
+                          .first_scalar = first_scalar});
+    first_scalar += static_cast<int64_t>(rule.optimizer->scalars.size());
+  }
+  for (uint32_t p = 0; p < job.model.parameters.size(); ++p) {
+    const ParameterSpec& parameter = job.model.parameters[p];
+    const auto rule = std::find_if(job.options.groups.begin(), job.options.groups.end(),
+                                   [&](const GroupRule& each) { return !each.holds || each.holds(parameter); });
+    if (rule == job.options.groups.end())
+      throw PlanError("[plan] no group holds {}: nothing would update it. Let the last group hold all that is left.",
+                      parameter.name());
+    job.groups[static_cast<size_t>(rule - job.options.groups.begin())].parameters.push_back(p);
+  }
+}
+
 /// Selects the stage's part of the model and records the facts about the whole model that it needs.
 void take_stage(Job& job) {
   ModelSpec& model = job.model;
@@ -113,6 +135,7 @@ void take_stage(Job& job) {
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.actions = options.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model);
+  form_groups(job);
   LayoutOptions layout{.reduce_mode = options.reduce_mode,
                        .bucket_bytes = bucket_bytes(options, model),
                        .first_bucket_bytes = options.first_bucket_bytes,
@@ -125,6 +148,7 @@ void take_stage(Job& job) {
                        .ends = ends,
                        .passes = {},
                        .whole = {},
+                       .group_of = {},
                        .persistent_elems = options.zero_stage >= 3 ? options.persistent_elems : 0};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
@@ -134,6 +158,9 @@ void take_stage(Job& job) {
     if (options.reduced_at_once[c]) layout.whole.push_back(job.backward_positions(static_cast<int>(c)));
   for (uint32_t p = 0; p < model.parameters.size() && job.has_tied_copies; ++p)
     if (model.parameters[p].name() == job.tied_name) layout.alone.push_back(p);
+  layout.group_of.resize(model.parameters.size());
+  for (uint32_t g = 0; g < job.groups.size(); ++g)
+    for (uint32_t p : job.groups[g].parameters) layout.group_of[p] = g;
   job.layout = place_parameters(model, layout);
   for (PlacedPart& placed : job.layout.parts) {
     const ParameterSpec& parameter = model.parameters[placed.part.parameter];
@@ -155,42 +182,6 @@ void drop_what_no_plan_touches(Job& job) {
 
 }  // namespace
 
-Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype) {
-  return {buffer, bytes_of(offset_elems, dtype), bytes_of(elems, dtype)};
-}
-
-ChannelId Job::channel(const std::string& name) const {
-  for (ChannelId c = 0; c < channels.size(); ++c)
-    if (channels[c].name == name) return c;
-  throw PlanError("[plan] no channel is named {}.", name);
-}
-
-std::pair<uint32_t, uint32_t> Job::backward_positions(int chunk) const {
-  uint32_t begin = 0;
-  for (size_t c = chunks.size(); --c > static_cast<size_t>(chunk);)
-    begin += static_cast<uint32_t>(chunks[c].backward.size() + chunks[c].weight.size());
-  const Chunk& of = chunks[static_cast<size_t>(chunk)];
-  return {begin, begin + static_cast<uint32_t>(of.backward.size() + of.weight.size())};
-}
-
-Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::replica) ? Axis::replica : Axis::world; }
-
-Axis Job::norm_axis() const {
-  const bool piped = mesh.group_size(Axis::pipeline) > 1, split = mesh.group_size(Axis::tensor) > 1;
-  if (split) return piped || options.zero_stage > 0 ? Axis::world : Axis::tensor;
-  if (options.zero_stage == 0) return piped ? Axis::pipeline : Axis::self;
-  return is_hybrid() && !piped ? Axis::data_inner : scalars_axis();
-}
-
-bool Job::counts_squares_of(const ParameterSpec& parameter) const {
-  const Coordinates at = mesh.coordinates(options.rank);
-  if (at.tensor > 0 && !parameter.is_split()) return false;
-  if (norm_axis() != Axis::world) return true;
-  // Ranks that hold the same values again add zeros.
-  return options.zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
-                                 : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
-}
-
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   PlanOptions options = asked;
   if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1)
@@ -207,6 +198,11 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
         "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots early, because the next layer "
         "needs the slot. Use stage 0 or 1.",
         options.zero_stage);
+  if (options.groups.size() > 1 && options.zero_stage >= 2)
+    throw PlanError(
+        "[plan] ZeRO-{} with {} parameter groups: the gradients of a layer pass through one slot, and a bucket holds "
+        "one group. Use stage 0 or 1.",
+        options.zero_stage, options.groups.size());
   if (options.double_buffer) options.update_on_spine = false;
   if (options.zero_stage > 0 && model.tied.split)
     throw PlanError(
@@ -241,27 +237,6 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
   prime_pass(job, sealed(job.train, gathered), job.prime);
   drop_what_no_plan_touches(job);
   return job;
-}
-
-std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside) {
-  std::vector<ExtraMemory> rows;
-  for (int owner = 0; owner < kOwners; ++owner)
-    rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
-  rows.insert(rows.end(), beside.begin(), beside.end());
-  int64_t total_bytes = 0;
-  size_t width = 14;
-  for (const ExtraMemory& row : rows) {
-    total_bytes += row.size_bytes;
-    width = std::max(width, row.owner.size() + 1);
-  }
-  std::string table;
-  for (const ExtraMemory& row : rows)
-    if (row.size_bytes > 0) table += fmt::format("  {:<{}}{:>12}\n", row.owner, width, format_bytes(row.size_bytes));
-  return table + fmt::format("  {:<{}}{:>12}\n", "total", width, format_bytes(total_bytes));
-}
-
-bool carries_states(const Channel& channel) {
-  return channel.name == "reduce" || channel.name == "gather" || channel.name == "reduce_across";
 }
 
 }  // namespace slipstream

@@ -3,6 +3,7 @@
 // One rank's view of a job: the model, the layout of memory, the channels and one plan per kind of step.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,11 +11,29 @@
 #include "engine/plan/layout.h"
 #include "engine/plan/mesh.h"
 #include "engine/plan/model_spec.h"
+#include "engine/plan/optimizer.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/recompute.h"
 #include "engine/plan/stages.h"
 
 namespace slipstream {
+
+/// Which parameters form a group: those that no rule before it takes and that it holds (null: all).
+struct GroupRule {
+  std::string name;
+  const OptimizerSpec* optimizer = nullptr;
+  bool (*holds)(const ParameterSpec& parameter) = nullptr;
+};
+
+/// Parameters that are reduced, sharded and updated alike. A bucket holds parameters of one group.
+struct ParameterGroup {
+  std::string name;
+  std::vector<uint32_t> parameters;  // indices into ModelSpec::parameters
+  Axis reduce_axis = Axis::replica;  // gradients are summed along it
+  Axis shard_axis = Axis::replica;   // states (and more) are shared out along it, with ZeRO
+  const OptimizerSpec* optimizer = nullptr;
+  int64_t first_scalar = 0;  // its scalars among those of a step
+};
 
 /// The planner's input, derived from the run file.
 struct PlanOptions {
@@ -29,7 +48,8 @@ struct PlanOptions {
   Algorithm algorithm = Algorithm::direct;
   bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are computed from exchanged parts, in float
                                   // and rank order; otherwise by the collective
-  bool clip = true;               // the update waits for the norm of the whole gradient
+  std::vector<GroupRule> groups = {{"all", &optimizers().front()}};
+  bool clip = true;  // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
   int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
   int prefetch_depth = 1;  // stage 3: layers gathered ahead of the one in use
@@ -52,15 +72,14 @@ struct PlanOptions {
 /// Location of a bucket on this rank. This rank updates the shard: all of the bucket without ZeRO, otherwise part
 /// number (index among data ranks). Absent slices are empty.
 struct BucketStorage {
-  Slice values;        // whole bucket, training dtype; empty when only the shard is resident (stage 3)
-  Slice gradients;     // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
-  Slice master;        // shard, float: the weights that AdamW updates
-  Slice working;       // shard, in the travelling type: the rounded master; == master if both types are float
-  Slice gradient;      // shard, float: the sum over ranks
-  Slice momentum;      // shard, float: first moment
-  Slice variance;      // shard, float: second moment
-  Slice residual;      // whole bucket, float: the part of gradients that encoding held back (error feedback)
-  Slice sum_residual;  // shard, float: the same for the sum, if that is encoded too (stage 0)
+  Slice values;               // whole bucket, training dtype; empty when only the shard is resident (stage 3)
+  Slice gradients;            // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
+  Slice master;               // shard, float: the weights that the optimizer updates
+  Slice working;              // shard, in the travelling type: the rounded master; == master if both types are float
+  Slice gradient;             // shard, float: the sum over ranks
+  std::vector<Slice> states;  // shard: OptimizerSpec::states
+  Slice residual;             // whole bucket, float: the part of gradients that encoding held back (error feedback)
+  Slice sum_residual;         // shard, float: the same for the sum, if that is encoded too (stage 0)
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
   int64_t shard_elems = 0;
 };
@@ -84,8 +103,8 @@ struct JobBuffers {
   BufferId gradient_slots = 0;  // stages 2 and 3: two layers
   BufferId end_gradients = 0;   // stages 2 and 3: one slot as end_values
   BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard before it is added
-  BufferId scalars_next = 0;    // AdamwScalars of the next step, staged with its batch
-  BufferId scalars = 0;         // AdamwScalars of this step
+  BufferId scalars_next = 0;    // OptimizerSpec::scalars of the next step, staged with its batch
+  BufferId scalars = 0;         // those of this step
   BufferId norm_parts = 0;  // double per part of the whole model: sum of squares; zero where another stage has the part
   BufferId norm = 0;        // double: the gradient's norm before clipping
   BufferId batch_next = 0;
@@ -114,6 +133,7 @@ struct Job {
   bool has_tied_copies = false;  // embedding and head are on different stages and share a table
   std::string tied_name;         // of that table
   Buffers buffers;
+  std::vector<ParameterGroup> groups;
   ParameterLayout layout;
   std::vector<BucketStorage> storage;  // by bucket
   std::vector<Channel> channels;       // 0 is compute
@@ -127,7 +147,12 @@ struct Job {
   /// Positions of the pieces of `chunk` in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;
   int stage() const { return mesh.coordinates(options.rank).pipeline; }
-  ChannelId channel(const std::string& name) const;  // Throws PlanError if there is none.
+  const ParameterGroup& group_of(size_t bucket) const { return groups[layout.buckets[bucket].group]; }
+  /// Scalars of a step, of all groups.
+  int64_t scalars() const {
+    return groups.back().first_scalar + static_cast<int64_t>(groups.back().optimizer->scalars.size());
+  }
+  ChannelId channel(Role role) const;  // Throws PlanError if there is none.
   /// Ranks that share optimizer states (and more); with hybrid sharding not all that hold the same parameters.
   Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
   /// Ranks that add up the loss of a step: the data ranks if only data is distributed, otherwise also ranks without a
@@ -145,29 +170,11 @@ struct Job {
   bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
-/// Pure. Places memory and runs the passes. Training: spine -> sub-layer -> transfers between stages -> reduction ->
-/// residency -> tied copies -> norm and optimizer -> report and input; then evaluation, and the plan before the first
-/// step. The plans still need comm::finish() for their order.
-/// Throws: PlanError, ConfigError.
-Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
-
-/// With double_buffer: turns the finished plans of `job` into those of every other step: the same items, order and
-/// waits, with the two copies of the weights exchanged. Call after comm::finish().
-void swap_buffers(Job& job);
-
 /// Bytes of the flat range [offset, offset + elems) of a buffer.
 Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);
 
-/// Memory used in addition to a plan.
-struct ExtraMemory {
-  std::string owner;
-  int64_t size_bytes = 0;
-};
-
-/// The memory table: one line per owner, then those of `beside`, then the total of all.
-std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside = {});
-
-/// Pure. Do gradients or parameters travel on this channel? The ZeRO paper counts those.
-bool carries_states(const Channel& channel);
+/// Fills in the scalars of all groups for `step`, counted from 1; `scalars` has Job::scalars(). Pure.
+void write_scalars(const Job& job, const UpdateOptions& update, double learning_rate, int64_t step,
+                   std::span<float> scalars);
 
 }  // namespace slipstream

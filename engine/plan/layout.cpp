@@ -103,8 +103,12 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     return options.by_layer && is_of_layer(placed) &&
            model.parameters[placed.part.parameter].elems <= options.persistent_elems;
   };
-  std::stable_partition(layout.parts.begin(), layout.parts.end(),
-                        [&](const PlacedPart& placed) { return !persists(placed); });
+  const auto group_of = [&](const PlacedPart& placed) {
+    return options.group_of.empty() ? 0 : options.group_of[placed.part.parameter];
+  };
+  std::stable_sort(layout.parts.begin(), layout.parts.end(), [&](const PlacedPart& a, const PlacedPart& b) {
+    return std::pair(persists(a), group_of(a)) < std::pair(persists(b), group_of(b));
+  });
   layout.parameter_offsets.assign(model.parameters.size(), 0);
   const auto unit_of = [&](const PlacedPart& placed) -> std::optional<int> {
     if (!options.by_layer || persists(placed) || (!is_of_layer(placed) && !options.ends)) return {};
@@ -144,6 +148,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     });
     const bool must_cut = (options.by_layer && ((!last && unit != unit_of(layout.parts[p + 1])) || pass_ends)) ||
                           (!last && persists(placed) != persists(layout.parts[p + 1])) ||
+                          (!last && group_of(placed) != group_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
     const bool may_be_full = !(unit && is_of_layer(placed)) && !alone && whole_of(placed) == options.whole.end();
@@ -153,6 +158,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
                         layout.parts[p + 1].part.elems))) {
       open.unit = unit;
       open.persistent = persists(placed);
+      open.group = group_of(placed);
       if (last_of_parameter)
         offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;

@@ -30,7 +30,8 @@ struct LayoutOptions {
       passes;  // by_layer: ready positions at which another pass begins; its part of a layer is a separate bucket
   std::vector<std::pair<uint32_t, uint32_t>>
       whole;  // ready positions [begin, end): gradients that become ready there form one bucket without other parts
-  int64_t persistent_elems = 0;  // by_layer: parameters up to this size are in buckets of no layer, after all others
+  std::vector<uint32_t> group_of;  // by parameter; a bucket holds one group, and groups follow each other. Empty: one
+  int64_t persistent_elems = 0;    // by_layer: parameters up to this size are in buckets of no layer, after all others
 };
 
 /// A gradient part with its place in the flat buffers (elements).
@@ -48,6 +49,7 @@ struct Bucket {
   uint32_t first_part = 0;
   uint32_t part_count = 0;
   uint32_t ready_position = 0;  // the latest of its parts
+  uint32_t group = 0;           // of its parameters
   bool persistent = false;      // contains only small parameters of layers (persistent_elems)
   std::optional<int> unit;      // by_layer: its gather and reduction unit: a layer's number, -1 before the first,
                                 // `layers` after the last; none: stays whole

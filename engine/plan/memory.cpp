@@ -15,13 +15,12 @@
 namespace slipstream {
 namespace {
 
-constexpr int64_t kScalarsBytes = 16;  // kernels::AdamwScalars
-
 /// Assigns consecutive elements of a buffer that is added when all of them are known.
 class Region {
  public:
   Region(Buffers& buffers, std::string name, DType dtype, Owner owner)
       : buffers_(buffers), name_(std::move(name)), dtype_(dtype), owner_(owner) {}
+  const std::string& name() const { return name_; }
   /// `where` receives the buffer's id in close().
   void take(Slice& where, int64_t elems) {
     where = {0, bytes_of(used_elems_, dtype_), bytes_of(elems, dtype_)};
@@ -50,8 +49,12 @@ Slice part_of(const Slice& whole, int index, int parts) {
 
 void place_buckets(Job& job) {
   const int stage = job.options.zero_stage;
-  const int ranks = stage > 0 ? job.mesh.group_size(job.shard_axis()) : 1;
-  const int index = stage > 0 ? job.mesh.index_in_group(job.shard_axis(), job.options.rank) : 0;
+  const auto ranks_of = [&](size_t bucket) {
+    return stage > 0 ? job.mesh.group_size(job.group_of(bucket).shard_axis) : 1;
+  };
+  const auto index_of = [&](size_t bucket) {
+    return stage > 0 ? job.mesh.index_in_group(job.group_of(bucket).shard_axis, job.options.rank) : 0;
+  };
   const DType dtype = job.model.dtype;
   Region values(job.buffers, "parameters", dtype, Owner::parameters);
   const DType travels = job.gather_dtype();
@@ -60,8 +63,13 @@ void place_buckets(Job& job) {
   Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
   Region gradient_shards(job.buffers, "gradients.shard", DType::f32, Owner::gradients);
   Region masters(job.buffers, "master", DType::f32, Owner::optimizer);
-  Region momentum(job.buffers, "momentum", DType::f32, Owner::optimizer);
-  Region variance(job.buffers, "variance", DType::f32, Owner::optimizer);
+  // Groups whose optimizers have a state of the same name share its buffer.
+  std::vector<Region> states;
+  const auto region_of = [&](const OptimizerState& state) -> Region& {
+    for (Region& region : states)
+      if (region.name() == state.name) return region;
+    return states.emplace_back(job.buffers, state.name, state.dtype, Owner::optimizer);
+  };
   Region residuals(job.buffers, "gradients.residual", DType::f32, Owner::communication);
   Region sum_residuals(job.buffers, "gradients.sum_residual", DType::f32, Owner::communication);
   const bool feeds_back =
@@ -70,8 +78,8 @@ void place_buckets(Job& job) {
   for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
     BucketStorage& storage = job.storage[b];
-    storage.shard_elems = bucket.elems / ranks;
-    storage.shard_offset_elems = bucket.offset_elems + index * storage.shard_elems;
+    storage.shard_elems = bucket.elems / ranks_of(b);
+    storage.shard_offset_elems = bucket.offset_elems + index_of(b) * storage.shard_elems;
     if (stage < 3 || !bucket.unit) values.take(storage.values, bucket.elems);
     if (stage < 2 || !bucket.unit) gradients.take(storage.gradients, bucket.elems);
     if (storage.values.size_bytes == 0 || encoded)
@@ -80,18 +88,20 @@ void place_buckets(Job& job) {
     if (storage.gradients.size_bytes == 0 || bucket.persistent)
       gradient_shards.take(storage.gradient, storage.shard_elems);
     if (separate) masters.take(storage.master, storage.shard_elems);
-    momentum.take(storage.momentum, storage.shard_elems);
-    variance.take(storage.variance, storage.shard_elems);
+    const std::vector<OptimizerState>& kinds = job.group_of(b).optimizer->states;
+    storage.states.resize(kinds.size());
+    for (size_t s = 0; s < kinds.size(); ++s) region_of(kinds[s]).take(storage.states[s], storage.shard_elems);
     if (feeds_back) residuals.take(storage.residual, bucket.elems);
     if (feeds_back && stage == 0)
-      sum_residuals.take(storage.sum_residual, bucket.elems / job.mesh.group_size(Axis::replica));
+      sum_residuals.take(storage.sum_residual, bucket.elems / job.mesh.group_size(job.group_of(b).reduce_axis));
   }
-  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters, &momentum, &variance,
-                         &residuals, &sum_residuals})
-    region->close();
-  for (BucketStorage& storage : job.storage) {
-    if (storage.working.size_bytes == 0) storage.working = part_of(storage.values, index, ranks);
-    if (storage.gradient.size_bytes == 0) storage.gradient = part_of(storage.gradients, index, ranks);
+  for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters}) region->close();
+  for (Region& region : states) region.close();
+  for (Region* region : {&residuals, &sum_residuals}) region->close();
+  for (size_t b = 0; b < job.storage.size(); ++b) {
+    BucketStorage& storage = job.storage[b];
+    if (storage.working.size_bytes == 0) storage.working = part_of(storage.values, index_of(b), ranks_of(b));
+    if (storage.gradient.size_bytes == 0) storage.gradient = part_of(storage.gradients, index_of(b), ranks_of(b));
     if (!separate) storage.master = storage.working;
   }
 }
@@ -187,11 +197,11 @@ void place_wires(Job& job) {
 
 }  // namespace
 
-StateBytes state_bytes(DType dtype, int zero_stage) {
-  const int64_t value = size_of(dtype), gradient = 4, optimizer = dtype == DType::f32 ? 8 : 12;  // including the master
-  const int64_t whole =
-      (zero_stage < 3 ? value : 0) + (zero_stage < 2 ? gradient : 0) + (zero_stage < 1 ? optimizer : 0);
-  return {.whole = whole, .shared = value + gradient + optimizer - whole};
+StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& optimizer) {
+  const int64_t value = size_of(dtype), gradient = 4, master = dtype == DType::f32 ? 0 : 4,
+                states = master + optimizer.state_bytes_per_elem();
+  const int64_t whole = (zero_stage < 3 ? value : 0) + (zero_stage < 2 ? gradient : 0) + (zero_stage < 1 ? states : 0);
+  return {.whole = whole, .shared = value + gradient + states - whole};
 }
 
 bool is_of_layer(const Job& job, const Bucket& bucket) {
@@ -255,8 +265,8 @@ void place_memory(Job& job) {
     ids.values = job.buffers.find("parameters");
     ids.values_next = add("parameters.next", job.buffers[ids.values].size_bytes, Owner::parameters);
   }
-  ids.scalars_next = add("scalars.next", kScalarsBytes, Owner::batch);
-  ids.scalars = add("scalars", kScalarsBytes, Owner::optimizer);
+  ids.scalars_next = add("scalars.next", bytes_of(job.scalars(), DType::f32), Owner::batch);
+  ids.scalars = add("scalars", bytes_of(job.scalars(), DType::f32), Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
   if (job.options.align_grad_reduce) ids.aligned = add("aligned", 4, Owner::communication);
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
@@ -276,6 +286,23 @@ void place_memory(Job& job) {
   };
   mine("embedding.row_ids.mine", tied.row_ids, tied.capacity * 4);
   mine("embedding.rows.mine", tied.rows, tied.capacity * tied.width * 4);
+}
+
+std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside) {
+  std::vector<ExtraMemory> rows;
+  for (int owner = 0; owner < kOwners; ++owner)
+    rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
+  rows.insert(rows.end(), beside.begin(), beside.end());
+  int64_t total_bytes = 0;
+  size_t width = 14;
+  for (const ExtraMemory& row : rows) {
+    total_bytes += row.size_bytes;
+    width = std::max(width, row.owner.size() + 1);
+  }
+  std::string table;
+  for (const ExtraMemory& row : rows)
+    if (row.size_bytes > 0) table += fmt::format("  {:<{}}{:>12}\n", row.owner, width, format_bytes(row.size_bytes));
+  return table + fmt::format("  {:<{}}{:>12}\n", "total", width, format_bytes(total_bytes));
 }
 
 }  // namespace slipstream

@@ -15,7 +15,7 @@ struct StateBytes {
   int64_t whole = 0;
   int64_t shared = 0;
 };
-StateBytes state_bytes(DType dtype, int zero_stage);
+StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& optimizer);
 
 /// Adds all buffers of `job` (layout known) and fills storage and ids.
 void place_memory(Job& job);
@@ -40,5 +40,14 @@ Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t el
 /// Pure. Location of a bucket's gradients in slot number `slot`: a layer's slot, or (number kGradientSlots) the slot of
 /// the model's two ends, which holds all buckets of one end.
 Slice gradient_slot_slice(const Job& job, int slot, size_t bucket);
+
+/// Memory used in addition to a plan.
+struct ExtraMemory {
+  std::string owner;
+  int64_t size_bytes = 0;
+};
+
+/// The memory table: one line per owner, then those of `beside`, then the total of all.
+std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside = {});
 
 }  // namespace slipstream

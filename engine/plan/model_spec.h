@@ -117,9 +117,9 @@ struct GradientPart {
 /// the planner finds that user. The spine items between the two hide it. For temporaries only: the planner handles
 /// parameters' gradients.
 struct Communication {
-  std::string name;          // "all_reduce.attention"
-  std::string channel;       // a separate stream, shared by all communication with this name
-  Axis axis = Axis::tensor;  // of more than one rank; the same for all users of a channel
+  std::string name;                    // "all_reduce.attention"
+  Role channel = Role::tensor_reduce;  // a separate stream, shared by all communication of this role
+  Axis axis = Axis::tensor;            // of more than one rank; the same for all users of a channel
   Op op = Op::all_reduce;
   int16_t peer = 0;  // as Task::peer
   Slice from, to;    // as named by pieces; a send has no `to`, a recv no `from`; equal: in place, if the op allows it

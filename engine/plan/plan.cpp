@@ -29,8 +29,8 @@ const char* name_of(Op op) {
       return "sum_squares";
     case Op::clip:
       return "clip";
-    case Op::adamw:
-      return "adamw";
+    case Op::update:
+      return "update";
     case Op::add:
       return "add";
     case Op::add_rows:
@@ -47,6 +47,48 @@ const char* name_of(Op op) {
       return "load";
     case Op::report:
       return "report";
+  }
+  return "?";
+}
+
+const char* name_of(Role role) {
+  switch (role) {
+    case Role::compute:
+      return "compute";
+    case Role::h2d:
+      return "h2d";
+    case Role::update:
+      return "update";
+    case Role::pipe_fwd_in:
+      return "pipe_fwd_in";
+    case Role::pipe_fwd_out:
+      return "pipe_fwd_out";
+    case Role::pipe_bwd_in:
+      return "pipe_bwd_in";
+    case Role::pipe_bwd_out:
+      return "pipe_bwd_out";
+    case Role::tied:
+      return "tied";
+    case Role::align:
+      return "align";
+    case Role::scalars:
+      return "scalars";
+    case Role::norm:
+      return "norm";
+    case Role::tensor_reduce:
+      return "tensor_reduce";
+    case Role::tensor_gather:
+      return "tensor_gather";
+    case Role::ring:
+      return "ring";
+    case Role::ring_gradients:
+      return "ring_gradients";
+    case Role::reduce:
+      return "reduce";
+    case Role::gather:
+      return "gather";
+    case Role::reduce_across:
+      return "reduce_across";
   }
   return "?";
 }

@@ -30,7 +30,7 @@ enum class Op : uint8_t {
   exchange,
   sum_squares,
   clip,
-  adamw,
+  update,
   add,
   add_rows,
   encode,
@@ -49,11 +49,45 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
+/// What a channel is for. A job has at most one channel of each role; only the name is printed.
+enum class Role : uint8_t {
+  compute,
+  h2d,     // stages the next batch
+  update,  // the optimizer, where it has a stream of its own
+  pipe_fwd_in,
+  pipe_fwd_out,
+  pipe_bwd_in,
+  pipe_bwd_out,
+  tied,            // shares of a table that the first and the last stage hold
+  align,           // stages wait for each other before gradients travel
+  scalars,         // sums of losses and norms
+  norm,            // sums of norms, where their axis is another
+  tensor_reduce,   // sums inside a layer
+  tensor_gather,   // gathers inside a layer: that of a chunk need not wait for the sum of the next
+  ring,            // keys and values
+  ring_gradients,  // gradients of keys and values
+  reduce,          // gradients
+  gather,          // parameters
+  reduce_across,   // hybrid sharding: sums of shards across groups
+};
+const char* name_of(Role role);
+/// Messages only arrive on it, or only leave. A send on pipe_fwd_out meets the recv on its peer's pipe_fwd_in.
+constexpr bool is_one_way(Role role) { return role >= Role::pipe_fwd_in && role <= Role::pipe_bwd_out; }
+/// The role that stands for both ends of a wire: of pipe_fwd_in, pipe_fwd_out; of a role that is not one way, itself.
+constexpr Role wire_of(Role role) {
+  return role == Role::pipe_fwd_in ? Role::pipe_fwd_out : role == Role::pipe_bwd_in ? Role::pipe_bwd_out : role;
+}
+/// Gradients and parameters travel on it: what the ZeRO paper counts.
+constexpr bool carries_states(Role role) {
+  return role == Role::reduce || role == Role::gather || role == Role::reduce_across;
+}
+
 /// One in-order stream in addition to compute. A communication channel connects the group of `axis`; a local one has
 /// Axis::self.
 struct Channel {
-  std::string name;
+  Role role = Role::compute;
   Axis axis = Axis::self;
+  std::string name = name_of(role);
 };
 
 /// The common part of spine items and tasks. Accesses are resolved: buffers with storage, absolute bytes.
@@ -66,7 +100,8 @@ struct Item {
   std::vector<Slice> writes;
   std::vector<Point> after;     // begins when all are complete, in its channel's order; pruned by finish()
   std::vector<Rebind> rebinds;  // location of buffers for this item only
-  int32_t bucket = -1;          // of a reduction or an update; -1: none, or all of them
+  int32_t bucket = -1;          // of a reduction or an update; -1: none, or all of its group
+  int32_t group = -1;           // of an update; -1: no update
 };
 
 /// A piece of the model for one micro-batch, in order on the compute stream.

@@ -16,8 +16,7 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
   };
   UpdateShard shard{.master = storage.master,
                     .gradient = storage.gradient,
-                    .momentum = storage.momentum,
-                    .variance = storage.variance,
+                    .states = storage.states,
                     .working = moved_to(storage.working),
                     .updated = moved_to(storage.master),
                     .elems = storage.shard_elems,
@@ -41,14 +40,13 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
 
 /// Merges `next` into `shard` if it directly follows in every buffer.
 bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
-  const auto follows = [&](Slice UpdateShard::*which) {
-    const Slice &a = shard.*which, &b = next.*which;
+  const auto follows = [](const Slice& a, const Slice& b) {
     return a.buffer == b.buffer && a.begin_bytes + a.size_bytes == b.begin_bytes;
   };
-  if (rounds && !follows(&UpdateShard::working)) return false;
-  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::momentum,
-                                    &UpdateShard::variance, &UpdateShard::updated})
-    if (!follows(which)) return false;
+  if (rounds && !follows(shard.working, next.working)) return false;
+  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::updated})
+    if (!follows(shard.*which, next.*which)) return false;
+  if (!std::equal(shard.states.begin(), shard.states.end(), next.states.begin(), follows)) return false;
   const auto turn = [&edges = shard.decay_edges](int64_t at) {  // two changes at one element cancel
     if (!edges.empty() && edges.back() == at)
       edges.pop_back();
@@ -57,21 +55,34 @@ bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
   };
   if (shard.decay_edges.size() % 2 == 1) turn(shard.elems);  // a shard begins with decay
   for (int64_t edge : next.decay_edges) turn(shard.elems + edge);
-  for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::working, &UpdateShard::gradient,
-                                    &UpdateShard::momentum, &UpdateShard::variance, &UpdateShard::updated})
+  for (Slice UpdateShard::*which :
+       {&UpdateShard::master, &UpdateShard::working, &UpdateShard::gradient, &UpdateShard::updated})
     (shard.*which).size_bytes += (next.*which).size_bytes;
+  for (size_t s = 0; s < shard.states.size(); ++s) shard.states[s].size_bytes += next.states[s].size_bytes;
   shard.elems += next.elems;
   return true;
 }
 
 }  // namespace
 
+Slice scalars_of(const Job& job, const ParameterGroup& group) {
+  return flat_slice(job.ids.scalars, group.first_scalar, static_cast<int64_t>(group.optimizer->scalars.size()),
+                    DType::f32);
+}
+
+Slice clip_factor_of(const Job& job, const ParameterGroup& group) {
+  return flat_slice(job.ids.scalars, group.first_scalar + static_cast<int64_t>(group.optimizer->clip_scalar), 1,
+                    DType::f32);
+}
+
 bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; }
 
-std::vector<UpdateShard> update_shards(const Job& job, int32_t bucket) {
+std::vector<UpdateShard> update_shards(const Job& job, const Item& update) {
   std::vector<UpdateShard> shards;
   for (size_t b = 0; b < job.storage.size(); ++b) {
-    if (bucket >= 0 && bucket != static_cast<int32_t>(b)) continue;
+    if (update.bucket >= 0 ? update.bucket != static_cast<int32_t>(b)
+                           : update.group != static_cast<int32_t>(job.layout.buckets[b].group))
+      continue;
     UpdateShard shard = update_shard(job, b);
     if (shards.empty() || !join(shards.back(), shard, rounds_updates(job))) shards.push_back(std::move(shard));
   }

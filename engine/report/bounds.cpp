@@ -92,7 +92,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
     const Op op = plan.spine[i].op;
     if (op == Op::compute || op == Op::sum_squares) break;
     if (op == Op::clip) clip += input.spine_ns[i];
-    if (op == Op::adamw) updates += first_update = input.spine_ns[i];
+    if (op == Op::update) updates += first_update = input.spine_ns[i];
   }
   // The padding of buckets is updated too, although no plan needs it.
   const PlacedPart* last = nullptr;

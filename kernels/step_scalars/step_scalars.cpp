@@ -22,7 +22,7 @@ void add_loss(LaunchContext& context, const AddLoss& args) {
 
 void clip(LaunchContext& context, const Clip& args) {
   require_at_least("clip", "count", args.count, 0);
-  require_pointers("clip", {args.norm, args.scalars});
+  require_pointers("clip", {args.norm, args.factor});
   if (args.count > 0) require_pointers("clip", {args.sums});
   switch (context.kind) {
     case DeviceKind::cpu:

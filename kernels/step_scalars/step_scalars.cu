@@ -13,14 +13,14 @@ __global__ void add_loss_kernel(const double* part, double* total, bool accumula
 }
 
 /// One thread adds in order: a few hundred numbers, with the same bits as on cpu.
-__global__ void clip_kernel(const double* sums, int64_t count, double max_norm, double* norm, AdamwScalars* scalars) {
+__global__ void clip_kernel(const double* sums, int64_t count, double max_norm, double* norm, float* clip) {
   double total = 0.0;
   for (int64_t i = 0; i < count; ++i) total += sums[i];
   const double root = sqrt(total);
   *norm = root;
   const double factor = max_norm / (root + 1e-6);
   // Like std::min(1, factor), which keeps 1 when the factor is NaN.
-  scalars->clip = static_cast<float>(factor < 1.0 ? factor : 1.0);
+  *clip = static_cast<float>(factor < 1.0 ? factor : 1.0);
 }
 
 __global__ void report_kernel(const double* loss, const double* norm, double* slot) {
@@ -36,7 +36,7 @@ void add_loss_cuda(LaunchContext& context, const AddLoss& args) {
 
 void clip_cuda(LaunchContext& context, const Clip& args) {
   launch(stream_of(context), clip_kernel, dim3(1), dim3(1), 0, args.sums, args.count, args.max_norm, args.norm,
-         args.scalars);
+         args.factor);
 }
 
 void report_cuda(LaunchContext& context, const Report& args) {

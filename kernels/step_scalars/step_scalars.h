@@ -15,7 +15,6 @@
 #include <memory>
 
 #include "engine/device/work.h"
-#include "kernels/adamw/adamw.h"
 
 namespace slipstream::kernels {
 
@@ -28,13 +27,13 @@ struct AddLoss {
 
 /// The gradient norm and its clip factor, as torch.nn.utils.clip_grad_norm_:
 ///   *norm = sqrt(sums[0] + ... + sums[count - 1]), added in order
-///   scalars->clip = float(min(1, max_norm / (*norm + 1e-6)))
+///   *factor = float(min(1, max_norm / (*norm + 1e-6)))
 struct Clip {
   const double* sums = nullptr;  // [count] sums of squares
   int64_t count = 0;
   double max_norm = 1;
   double* norm = nullptr;
-  AdamwScalars* scalars = nullptr;
+  float* factor = nullptr;
 };
 
 /// slot[0] = *loss; slot[1] = *norm.

@@ -17,7 +17,7 @@ void clip_cpu(const Clip& args) {
   const double norm = std::sqrt(total);
   *args.norm = norm;
   // The small constant keeps a zero gradient finite.
-  args.scalars->clip = static_cast<float>(std::min(1.0, args.max_norm / (norm + 1e-6)));
+  *args.factor = static_cast<float>(std::min(1.0, args.max_norm / (norm + 1e-6)));
 }
 
 void report_cpu(const Report& args) {

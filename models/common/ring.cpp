@@ -87,7 +87,7 @@ void Ring::start_keys(Slice qkv, bool again) {
 
 void Ring::exchange_keys(int step, bool again) {
   b_.communicate({.name = fmt::format("exchange_keys{}.{}", again ? "_again" : "", step),
-                  .channel = "ring",
+                  .channel = Role::ring,
                   .axis = Axis::context,
                   .op = Op::exchange,
                   .peer = -1,
@@ -99,7 +99,7 @@ void Ring::exchange_keys(int step, bool again) {
 
 void Ring::exchange_gradients(int step) {
   b_.communicate({.name = fmt::format("exchange_key_gradients.{}", step),
-                  .channel = "ring_gradients",
+                  .channel = Role::ring_gradients,
                   .axis = Axis::context,
                   .op = Op::exchange,
                   .peer = -1,

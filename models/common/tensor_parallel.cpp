@@ -19,10 +19,6 @@ namespace {
 // vector loads and TMA need rows of logits that begin at a multiple of 16 bytes, and whole tiles.
 constexpr int64_t kVocabAlignment = 64;
 
-// Two channels: the gather of a chunk need not wait for the sum of the next.
-constexpr const char* kReduceChannel = "tensor_reduce";
-constexpr const char* kGatherChannel = "tensor_gather";
-
 }  // namespace
 
 int token_chunks(int64_t rows, int asked, int ranks, bool sequence_parallel) {
@@ -50,7 +46,7 @@ Slice SpecBuilder::own(Slice rows, TokenChunk c) const {
 void SpecBuilder::reduce(Slice partial, TokenChunk c, Slice sum) {
   if (!shared()) return;
   Communication task{.name = own_tokens() ? "reduce_scatter" : "all_reduce",
-                     .channel = kReduceChannel,
+                     .channel = Role::tensor_reduce,
                      .op = own_tokens() ? Op::reduce_scatter : Op::all_reduce,
                      .from = chunk(partial, c),
                      .to = sum.size_bytes > 0 ? chunk(sum, c) : own(partial, c),
@@ -62,7 +58,7 @@ void SpecBuilder::reduce(Slice partial, TokenChunk c, Slice sum) {
 void SpecBuilder::gather(Slice part, Slice all, TokenChunk c) {
   if (!own_tokens()) return;
   Communication task{.name = "all_gather",
-                     .channel = kGatherChannel,
+                     .channel = Role::tensor_gather,
                      .op = Op::all_gather,
                      .from = part,
                      .to = chunk(all, c),
@@ -115,7 +111,7 @@ Slice SpecBuilder::norm_partial(const std::string& name, int64_t elems) {
 void SpecBuilder::sum_partial(Slice partial) {
   if (partial.size_bytes == 0) return;
   communicate({.name = "all_reduce",
-               .channel = kReduceChannel,
+               .channel = Role::tensor_reduce,
                .op = Op::all_reduce,
                .from = partial,
                .to = partial,
@@ -169,7 +165,7 @@ void SpecBuilder::head_part(Slice hidden, uint32_t table, TokenChunk c) {
        });
   if (c.index + 1 < c.count) return;
   communicate({.name = "all_gather",
-               .channel = kGatherChannel,
+               .channel = Role::tensor_gather,
                .op = Op::all_gather,
                .from = loss_parts(options_.tensor_index),
                .to = loss_parts_,

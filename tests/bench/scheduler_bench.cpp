@@ -50,8 +50,9 @@ void bench_calls(int count) {
 void bench_tasks(const char* name, uint32_t tasks, uint32_t channels,
                  const std::function<uint32_t(uint32_t, int)>& back) {
   Job job;
-  job.channels = {{.name = "compute"}};
-  for (uint32_t c = 0; c < channels; ++c) job.channels.push_back({.name = fmt::format("channel{}", c)});
+  job.channels = {{.role = Role::compute}};
+  for (uint32_t c = 0; c < channels; ++c)
+    job.channels.push_back({.role = Role::reduce, .name = fmt::format("channel{}", c)});
   Plan& plan = job.train;
   plan.kind = "train";
   plan.spine.resize(1);

@@ -256,8 +256,8 @@ TEST_CASE("two rings on one channel, in one direction or both, are safe", "[cont
       l.change_model = [=](ModelSpec& model) {
         for (Piece& piece : model.pieces)
           for (Communication& c : piece.communications) {
-            if (c.channel == "ring_gradients") c.peer = peer_of_gradients;
-            c.channel = "ring";
+            if (c.channel == Role::ring_gradients) c.peer = peer_of_gradients;
+            c.channel = Role::ring;
           }
       };
     });
@@ -392,18 +392,18 @@ TEST_CASE("a ring is charged the bytes of its busiest rank, all of them", "[cont
   for (int context : {2, 3, 4}) {
     const Layout layout = with(layout_of(true, 24), [&](Layout& l) { l.context = context; });
     const auto job = make_job(layout, 0);
-    std::map<std::string, int64_t> sent;
+    std::map<Role, int64_t> sent;
     for (const Task& task : job->train.tasks)
       if (task.op == Op::exchange)
-        sent[job->channels[task.channel].name] +=
+        sent[job->channels[task.channel].role] +=
             comm::wire_bytes(task.op, task.algorithm, context, task.elems, task.dtype);
     const models::ModelOptions& o = layout.model;
     const int64_t hop_elems = layout.micro_batch * 24 / context * 2 * o.kv_heads * (o.width / o.heads);
     CAPTURE(context);
     // Keys go around in the forward and in the backward pass, except for the last exchange; their gradients return, in
     // float.
-    CHECK(sent["ring"] == o.layers * 2 * (context - 1) * hop_elems * 4);
-    CHECK(sent["ring_gradients"] == o.layers * (context - 1) * hop_elems * 4);
+    CHECK(sent[Role::ring] == o.layers * 2 * (context - 1) * hop_elems * 4);
+    CHECK(sent[Role::ring_gradients] == o.layers * (context - 1) * hop_elems * 4);
     // By the mask: chunks of others' keys that some query of a rank sees. The rank with the last chunk sees all of
     // them, so an exchange without the keys that other ranks do not need takes no less time.
     int most = 0, all = 0;

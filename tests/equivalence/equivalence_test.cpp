@@ -415,7 +415,7 @@ TEST_CASE("updates that wait for the embedding's share come after the others", "
     int before = 0, after = 0;
     for (const SpineItem& item : job->train.spine) {
       if (item.op == Op::add_rows) added = true;
-      if (item.op == (max_norm > 0 ? Op::sum_squares : Op::adamw)) ++(added ? after : before);
+      if (item.op == (max_norm > 0 ? Op::sum_squares : Op::update)) ++(added ? after : before);
     }
     CHECK(added);
     CHECK(before > after);

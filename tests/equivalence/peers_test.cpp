@@ -51,7 +51,7 @@ TEST_CASE("a gather that does not wait for the optimizer is found, whether it wa
       for (ItemId i = 0; i < job.train.size(); ++i)
         if (job.train[i].op == Op::all_gather)
           deleted += static_cast<int>(
-              std::erase_if(job.train[i].after, [&](const Point& p) { return job.train[p.item].op == Op::adamw; }));
+              std::erase_if(job.train[i].after, [&](const Point& p) { return job.train[p.item].op == Op::update; }));
     };
     const std::string text = refusal(mutant);
     INFO(text);

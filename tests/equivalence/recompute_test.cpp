@@ -119,7 +119,7 @@ TEST_CASE("communication inside a layer runs again with the works around it", "[
           if (piece.name != "attention") continue;
           const Slice out = piece.works.back().writes[0];
           piece.communications.push_back({.name = "all_reduce.attention",
-                                          .channel = "sub",
+                                          .channel = Role::tensor_reduce,
                                           .axis = Axis::data,
                                           .op = Op::all_reduce,
                                           .from = out,
@@ -134,7 +134,7 @@ TEST_CASE("communication inside a layer runs again with the works around it", "[
       std::map<std::string, int> sums;
       for (const auto& job : make_jobs(layout, 0))
         for (const Task& task : job->train.tasks)
-          if (job->channels[task.channel].name == "sub")
+          if (job->channels[task.channel].role == Role::tensor_reduce)
             ++sums[task.name.starts_with("recompute.") ? "again" : "first"];
       CHECK(sums["first"] == 4 * 2);
       CHECK(sums["again"] == 4 * 2);

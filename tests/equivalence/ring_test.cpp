@@ -114,7 +114,7 @@ TEST_CASE("a ring keeps two slots of keys and two of their gradients, however ma
         REQUIRE(task.reads.size() == 1);
         REQUIRE(task.writes.size() == 1);
         CHECK(task.reads[0].buffer != task.writes[0].buffer);
-        const bool of_keys = job->channels[task.channel].name == "ring";
+        const bool of_keys = job->channels[task.channel].role == Role::ring;
         for (const Slice& slice : {task.reads[0], task.writes[0]}) {
           (of_keys ? keys : gradients).insert(slice.buffer);
           CHECK(job->buffers[slice.buffer].size_bytes == (of_keys ? task.elems * size_of(task.dtype) : 4 * task.elems));

@@ -283,7 +283,7 @@ TEST_CASE("sequence parallelism keeps a rank's share of residuals and norms, and
             const auto hops = [&](const Job& job) {
               int64_t bytes = 0;
               for (const Task& task : job.train.tasks)
-                if (task.op == op && job.channels[task.channel].name != "tied") bytes += 4 * task.elems;
+                if (task.op == op && job.channels[task.channel].role != Role::tied) bytes += 4 * task.elems;
               return bytes;
             };
             CHECK(hops(*whole[s]) == (stages == 1 ? 0 : 4 * all));
@@ -304,7 +304,7 @@ TEST_CASE("bytes of sequence parallelism: those of sums, and each norm's output 
                                 0);
       int64_t bytes = 0;
       for (const Task& task : job->train.tasks)
-        if (job->channels[task.channel].name.starts_with("tensor_") && task.dtype == DType::f32 &&
+        if (job->channels[task.channel].axis == Axis::tensor && task.dtype == DType::f32 &&
             task.elems > 64)  // not the gradients of norms
           bytes += comm::wire_bytes(task.op, task.algorithm, tensor, task.elems, task.dtype);
       return bytes;

@@ -16,7 +16,7 @@
 #include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
-#include "kernels/adamw/adamw.h"
+#include "engine/plan/build_job.h"
 #include "runtime/weights.h"
 #include "tests/held.h"
 
@@ -130,6 +130,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
                    .error_feedback = layout.error_feedback,
                    .algorithm = layout.algorithm,
                    .sums_by_exchange = layout.sums_by_exchange,
+                   .groups = layout.groups,
                    .clip = layout.max_norm > 0,
                    .optimizer_per_bucket = layout.optimizer_per_bucket,
                    .zero_stage = layout.zero_stage,
@@ -259,6 +260,10 @@ void follow_weights(Job& job, UsedWeights& used) {
       }
 }
 
+UpdateOptions update_of(const Layout& layout) {
+  return {.beta1 = 0.9, .beta2 = 0.95, .eps = layout.eps, .weight_decay = 0.1, .max_norm = layout.max_norm};
+}
+
 }  // namespace
 
 runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int context_rank) {
@@ -277,23 +282,23 @@ runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int con
         }
       }
     }
-    const double t = static_cast<double>(step);
-    const kernels::AdamwScalars scalars{.learning_rate = layout.learning_rate,
-                                        .inv_bias1 = static_cast<float>(1 / (1 - std::pow(0.9, t))),
-                                        .inv_bias2 = static_cast<float>(1 / (1 - std::pow(0.95, t))),
-                                        .clip = 1};
-    std::memcpy(staged.scalars, &scalars, sizeof scalars);
+    size_t first = 0;
+    for (const GroupRule& group : layout.groups) {
+      const size_t count = group.optimizer->scalars.size();
+      group.optimizer->write_scalars(update_of(layout), layout.learning_rate, step,
+                                     staged.scalars.subspan(first, count));
+      first += count;
+    }
   };
 }
 
 runtime::RankOptions rank_options(const Layout& layout, size_t r) {
-  return {
-      .threads = layout.threads,
-      .update = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = layout.eps, .weight_decay = 0.1f, .max_norm = layout.max_norm},
-      .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
-      .delay_max_ns = layout.delay_seed ? 400'000 : 0,
-      .check_hazards = layout.check_hazards,
-      .graph = layout.graph};
+  return {.threads = layout.threads,
+          .update = update_of(layout),
+          .delay_seed = layout.delay_seed + (layout.delay_seed ? r : 0),
+          .delay_max_ns = layout.delay_seed ? 400'000 : 0,
+          .check_hazards = layout.check_hazards,
+          .graph = layout.graph};
 }
 
 Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& at, int steps) {

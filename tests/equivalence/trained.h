@@ -49,6 +49,7 @@ struct Layout {
   Algorithm algorithm = Algorithm::direct;
   bool sums_by_exchange = false;
   float max_norm = 0.5f;  // 0: no clipping
+  std::vector<GroupRule> groups = PlanOptions{}.groups;
   bool optimizer_per_bucket = true;
   bool update_on_spine = true;
   int threads = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input of AdamW against the layout, element by element: each one once, in the same place of every buffer, with the
-// weight decay of its parameter.
+// The input of the optimizer against the layout, element by element: each one once, in the same place of every buffer,
+// with the weight decay of its parameter.
 
 #include "engine/plan/update_shards.h"
 
@@ -36,11 +36,11 @@ Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
       while (passed < shard.decay_edges.size() && shard.decay_edges[passed] <= e) ++passed;
       const Element element{at(shard.master, e),
                             at(shard.gradient, e),
-                            at(shard.variance, e),
+                            at(shard.states[1], e),
                             at(shard.updated, e),
                             working_bytes ? at(shard.working, e, working_bytes) : 0,
                             passed % 2 == 0};
-      once &= elements.emplace(std::pair{shard.momentum.buffer, at(shard.momentum, e)}, element).second;
+      once &= elements.emplace(std::pair{shard.states[0].buffer, at(shard.states[0], e)}, element).second;
     }
     CHECK(std::is_sorted(shard.decay_edges.begin(), shard.decay_edges.end()));
   }
@@ -59,16 +59,23 @@ Elements placed(const Job& job, int64_t working_bytes) {
       while (part + 1 < bucket.first_part + bucket.part_count &&
              job.layout.parts[part + 1].offset_elems <= storage.shard_offset_elems + e)
         ++part;
-      elements[{storage.momentum.buffer, at(storage.momentum, e)}] = {
+      elements[{storage.states[0].buffer, at(storage.states[0], e)}] = {
           at(storage.master, e),
           at(storage.gradient, e),
-          at(storage.variance, e),
+          at(storage.states[1], e),
           at(storage.master, e),  // the second buffer has the places of the first
           working_bytes ? at(storage.working, e, working_bytes) : 0,
           job.model.parameters[job.layout.parts[part].part.parameter].decay};
     }
   }
   return elements;
+}
+
+Item update_of(int32_t bucket) {
+  Item update;
+  update.bucket = bucket;
+  update.group = 0;
+  return update;
 }
 
 }  // namespace
@@ -91,14 +98,14 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
               CAPTURE(stage, rank, bucket_bytes, two_copies, job->storage.size());
               const int64_t working_bytes = rounds_updates(*job) ? 2 : 0;
               CHECK(rounds_updates(*job) == (dtype == DType::bf16));
-              const auto all = update_shards(*job, -1);
+              const auto all = update_shards(*job, update_of(-1));
               const Elements expected = placed(*job, working_bytes);
               CHECK(of(all, working_bytes) == expected);
               // Nothing lies between the buckets of ranks that share nothing: one launch.
               if (stage == 0) CHECK(all.size() == 1);
               std::vector<UpdateShard> one_by_one;
               for (size_t b = 0; b < job->storage.size(); ++b) {
-                const auto of_bucket = update_shards(*job, static_cast<int32_t>(b));
+                const auto of_bucket = update_shards(*job, update_of(static_cast<int32_t>(b)));
                 REQUIRE(of_bucket.size() == 1);
                 one_by_one.push_back(of_bucket[0]);
               }
@@ -122,4 +129,66 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
               }
             }
           }
+}
+
+TEST_CASE("parameter groups: matrices and vectors apart train the model of one group, bit for bit") {
+  const std::vector<GroupRule> apart = {
+      {"matrices", &optimizers().front(), [](const ParameterSpec& parameter) { return parameter.decay; }},
+      {"vectors", &optimizers().front()}};
+  for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()})
+    for (int stage : {0, 1})
+      for (float max_norm : {0.0f, 0.5f})
+        for (bool per_bucket : {false, true}) {
+          Layout together{.name = "groups", .model = model, .ranks = 2, .micro_batch = 6};
+          together.model.split_tied_embedding = stage == 0;
+          together.zero_stage = stage;
+          together.max_norm = max_norm;
+          together.optimizer_per_bucket = per_bucket;
+          Layout groups = together;
+          groups.groups = apart;
+          CAPTURE(stage, max_norm, per_bucket);
+          const auto job = make_job(groups, 0);
+          REQUIRE(job->groups.size() == 2);
+          for (const Bucket& bucket : job->layout.buckets)
+            for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
+              CHECK(job->model.parameters[job->layout.parts[p].part.parameter].decay == (bucket.group == 0));
+          CHECK(train(groups, 3).hash == train(together, 3).hash);
+        }
+}
+
+TEST_CASE("parameter groups: what cannot be trained is refused") {
+  Layout layout{.name = "groups", .model = tiny_gpt2(), .ranks = 2, .micro_batch = 6};
+  const auto matrix = [](const ParameterSpec& parameter) { return parameter.decay; };
+  layout.groups = {{"matrices", &optimizers().front(), matrix}};
+  CHECK_THROWS_WITH(make_job(layout, 0), Catch::Contains("no group holds"));
+  layout.groups.push_back({"vectors", &optimizers().front()});
+  layout.model.split_tied_embedding = false;
+  layout.zero_stage = 2;
+  CHECK_THROWS_WITH(make_job(layout, 0), Catch::Contains("2 parameter groups"));
+}
+
+TEST_CASE("parameter groups: an optimizer that does not need the clip factor does not wait for it") {
+  OptimizerSpec early = optimizers().front();
+  early.start = UpdateStart::at_gradient;
+  for (bool on_spine : {false, true}) {
+    Layout layout{.name = "groups", .model = tiny_llama(), .ranks = 2, .micro_batch = 6};
+    layout.update_on_spine = on_spine;
+    layout.groups = {{"matrices", &early, [](const ParameterSpec& parameter) { return parameter.decay; }},
+                     {"vectors", &optimizers().front()}};
+    const auto job = make_job(layout, 0);
+    std::map<ItemId, size_t> position;
+    for (ItemId id : job->train.order) position.emplace(id, position.size());
+    ItemId clip = 0;
+    while (job->train[clip].op != Op::clip) ++clip;
+    int seen[2] = {};
+    for (ItemId id = 0; id < job->train.size(); ++id) {
+      const Item& item = job->train[id];
+      if (item.op != Op::update) continue;
+      ++seen[item.group];
+      CAPTURE(item.name, on_spine);
+      CHECK((position.at(id) < position.at(clip)) == (item.group == 0));
+    }
+    CHECK(seen[0] > 1);   // a bucket each
+    CHECK(seen[1] == 1);  // one launch behind the clip factor
+  }
 }

@@ -14,6 +14,7 @@
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "engine/plan/build_job.h"
 #include "engine/report/bounds.h"
 #include "tests/defaults.h"
 #include "tests/equivalence/trained.h"

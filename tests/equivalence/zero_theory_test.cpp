@@ -214,7 +214,7 @@ TEST_CASE("a second copy of the weights has no use in stage 3: no update waits f
   const auto job = make_job(with(wide(3, 3, 2), [](Layout& l) { l.max_norm = 0, l.update_on_spine = false; }), 1);
   int updates = 0;
   for (const Task& task : job->train.tasks) {
-    if (task.op != Op::adamw) continue;
+    if (task.op != Op::update) continue;
     ++updates;
     INFO(task.name);
     CHECK(!task.after.empty());

@@ -31,12 +31,12 @@ Layout zero(models::Family family, int stage, int ranks = 3) {
 }
 constexpr models::Family kFamilies[] = {models::Family::gpt2, models::Family::llama};
 
-/// Bytes of a step on channels whose names begin with `channel`.
-int64_t sent(const Layout& layout, const std::string& channel) {
+/// Bytes of the buckets of a step on the channel of `role`.
+int64_t sent(const Layout& layout, Role role) {
   const auto job = make_job(layout, 0);
   int64_t bytes = 0;
   for (const Task& task : job->train.tasks)
-    if (is_communication(task.op) && task.bucket >= 0 && job->channels[task.channel].name == channel)
+    if (is_communication(task.op) && task.bucket >= 0 && job->channels[task.channel].role == role)
       bytes += comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(job->channels[task.channel].axis),
                                 task.elems, task.dtype);
   return bytes;
@@ -118,14 +118,15 @@ TEST_CASE("bfloat16 and int8 send a half and a little more than a quarter of the
       return with(zero(models::Family::llama, stage),
                   [&](Layout& l) { l.wire_dtype = grads, l.gather_dtype = parameters; });
     };
-    const int64_t gradients = sent(as(DType::f32, {}), "reduce"), parameters = sent(as(DType::f32, {}), "gather");
-    CHECK(2 * sent(as(DType::bf16, {}), "reduce") == gradients);
-    CHECK(2 * sent(as(DType::f32, DType::bf16), "gather") == parameters);
+    const int64_t gradients = sent(as(DType::f32, {}), Role::reduce),
+                  parameters = sent(as(DType::f32, {}), Role::gather);
+    CHECK(2 * sent(as(DType::bf16, {}), Role::reduce) == gradients);
+    CHECK(2 * sent(as(DType::f32, DType::bf16), Role::gather) == parameters);
     // A scale for each 128, and padding to 16 bytes a part.
-    CHECK(static_cast<double>(sent(as(DType::u8, {}), "reduce")) / static_cast<double>(gradients) >
+    CHECK(static_cast<double>(sent(as(DType::u8, {}), Role::reduce)) / static_cast<double>(gradients) >
           0.25 * (1 + 4.0 / 128));
-    CHECK(static_cast<double>(sent(as(DType::u8, {}), "reduce")) / static_cast<double>(gradients) < 0.275);
-    CHECK(static_cast<double>(sent(as(DType::f32, DType::u8), "gather")) / static_cast<double>(parameters) < 0.275);
+    CHECK(static_cast<double>(sent(as(DType::u8, {}), Role::reduce)) / static_cast<double>(gradients) < 0.275);
+    CHECK(static_cast<double>(sent(as(DType::f32, DType::u8), Role::gather)) / static_cast<double>(parameters) < 0.275);
   }
 }
 

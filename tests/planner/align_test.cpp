@@ -70,7 +70,7 @@ double step_ms(const FinishedJob& finished, double slowdown) {
         const comm::Span item = played.ranks[s].runs[1][i];
         int64_t shared_ns = 0;
         for (ItemId t = static_cast<ItemId>(plan.spine.size()); t < plan.size(); ++t) {
-          if (finished.stages[s]->channels[plan[t].channel].name != "reduce") continue;
+          if (finished.stages[s]->channels[plan[t].channel].role != Role::reduce) continue;
           const comm::Span travel = played.ranks[s].runs[1][t];
           shared_ns +=
               std::max<int64_t>(0, std::min(item.end_ns, travel.end_ns) - std::max(item.start_ns, travel.start_ns));

@@ -31,7 +31,7 @@ FinishedJob planned(int world, const std::vector<std::string>& more) {
 std::optional<Cost> of_card(const Job& job, const Item& item) {
   const BucketStorage* storage = item.bucket >= 0 ? &job.storage[static_cast<size_t>(item.bucket)] : nullptr;
   switch (item.op) {
-    case Op::adamw: {
+    case Op::update: {
       bfloat16 rounded;
       int64_t elems = 0;  // without a bucket it updates all of them
       for (const BucketStorage& each : job.storage)
@@ -75,7 +75,20 @@ TEST_CASE("the planner charges the costs that the kernels declare", "[plan]") {
         ++seen[item.op];
       }
   }
-  for (const Op op : {Op::adamw, Op::sum_squares, Op::add}) CHECK(seen[op] > 1);
+  for (const Op op : {Op::update, Op::sum_squares, Op::add}) CHECK(seen[op] > 1);
+}
+
+TEST_CASE("the descriptor's scalars are the struct that the kernel reads", "[plan]") {
+  const OptimizerSpec& spec = optimizers().front();
+  CHECK(spec.scalars_bytes() == sizeof(kernels::AdamwScalars));
+  CHECK(spec.clip_scalar * sizeof(float) == offsetof(kernels::AdamwScalars, clip));
+  // Step 2: 1 - 0.5^2 = 3/4 and 1 - 0.75^2 = 7/16.
+  kernels::AdamwScalars scalars;
+  spec.write_scalars({.beta1 = 0.5, .beta2 = 0.75}, 0.25, 2, {&scalars.learning_rate, spec.scalars.size()});
+  CHECK(scalars.learning_rate == 0.25f);
+  CHECK(scalars.inv_bias1 == 4.0f / 3);
+  CHECK(scalars.inv_bias2 == 16.0f / 7);
+  CHECK(scalars.clip == 1.0f);
 }
 
 TEST_CASE("the operations of a step are the closed form of the model, on every layout", "[report]") {

@@ -9,6 +9,7 @@
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
+#include "engine/plan/memory.h"
 #include "kernels/cuda/workspace.h"
 #include "planner/extra_memory.h"
 #include "planner/nccl_report.h"

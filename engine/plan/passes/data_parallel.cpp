@@ -50,7 +50,7 @@ std::vector<Point> align_stages(const Job& job, const SpineMap& spine, Plan& pla
       if (bucket.ready_position >= begin) first = std::min(first, bucket.ready_position);
     Task task;
     task.name = fmt::format("align.chunk{}", c);
-    task.channel = job.channel("align");
+    task.channel = job.channel(Role::align);
     task.op = Op::all_reduce;
     task.elems = 1;
     task.reads = task.writes = {job.buffers.whole(job.ids.aligned)};
@@ -100,7 +100,8 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   }
   if (!job.model.tied.split) return reduced;
   // The embedding's piece is the last one in backward.
-  reduced.tied = alone ? std::vector<Point>{spine.last()} : share_tied(job, plan, job.channel("reduce"), spine.last());
+  reduced.tied =
+      alone ? std::vector<Point>{spine.last()} : share_tied(job, plan, job.channel(Role::reduce), spine.last());
   return reduced;
 }
 

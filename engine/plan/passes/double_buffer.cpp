@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
+#include "engine/plan/build_job.h"
 #include "engine/plan/passes/passes.h"
 
 namespace slipstream {

@@ -67,9 +67,9 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan);
 /// stage and added to the embedding's, and the sum is sent back. Both copies then receive the same update.
 void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 
-/// Gradient norm and clip factor, then AdamW per bucket, on the spine or on its own stream. With ZeRO the updated
-/// shards are gathered afterwards, in forward order, during the next step's forward, whose readers wait by link().
-/// Returns the points of the tasks that convert updated shards into forward's parameters.
+/// Gradient norm and clip factor, then the optimizer per bucket, on the spine or on its own stream. With ZeRO the
+/// updated shards are gathered afterwards, in forward order, during the next step's forward, whose readers wait by
+/// link(). Returns the points of the tasks that convert updated shards into forward's parameters.
 std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan);
 
 /// Sums the loss over ranks, copies the values that the host reads, stages the next batch during this step. The step

@@ -165,7 +165,8 @@ void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
     Task task;
     task.name = fmt::format("{}.{}.part{}/{}", send ? "send" : "recv", job_.buffers[life.buffer].name, part_of(life),
                             life.micro_batch);
-    task.channel = job_.channel(fmt::format("pipe_{}_{}", forward ? "fwd" : "bwd", send ? "out" : "in"));
+    task.channel = job_.channel(forward ? (send ? Role::pipe_fwd_out : Role::pipe_fwd_in)
+                                        : (send ? Role::pipe_bwd_out : Role::pipe_bwd_in));
     task.op = send ? Op::send : Op::recv;
     task.peer = forward == send ? 1 : -1;
     task.dtype = job_.model.dtype;

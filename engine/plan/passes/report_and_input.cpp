@@ -12,7 +12,7 @@ void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vec
     // Stages without the head add zero.
     Task task;
     task.name = "all_reduce.loss";
-    task.channel = job.channel("scalars");
+    task.channel = job.channel(Role::scalars);
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
     task.elems = 1;
@@ -37,7 +37,7 @@ void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vec
 
   Task load;
   load.name = "load_next_batch";
-  load.channel = job.channel("h2d");
+  load.channel = job.channel(Role::h2d);
   load.op = Op::load;
   const int64_t batch_bytes = job.buffers.stride_bytes(job.ids.batch_next) * job.buffers.instances(job.ids.batch_next);
   load.writes = {{job.ids.batch_next, 0, batch_bytes}, job.buffers.whole(job.ids.scalars_next)};

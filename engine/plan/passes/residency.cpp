@@ -202,7 +202,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     if (adds) {
       Task add;
       add.name = "add." + label;
-      add.channel = job_.channel("reduce");
+      add.channel = job_.channel(Role::reduce);
       add.op = Op::add;
       add.elems = storage.shard_elems;
       add.bucket = static_cast<int32_t>(use.bucket);

@@ -12,7 +12,7 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
     const Slice gradient = job.storage[b].gradient;
     const bool first = job.stage() == 0;
     Task transfer;
-    transfer.channel = job.channel("tied");
+    transfer.channel = job.channel(Role::tied);
     transfer.elems = job.storage[b].shard_elems;
     Task send = transfer, recv = transfer;
     send.op = Op::send;

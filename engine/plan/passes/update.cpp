@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates from summed gradients: adds the tied share, computes the clip factor from the norm, runs AdamW.
+// Updates from summed gradients: adds the tied share, computes the clip factor from the norm, runs the optimizers.
 
 #include <algorithm>
 #include <functional>
@@ -22,7 +22,7 @@ class UpdatePass {
         reduced_(reduced),
         plan_(plan),
         on_spine_(job.options.update_on_spine),
-        channel_(on_spine_ ? kComputeChannel : job.channel("update")) {}
+        channel_(on_spine_ ? kComputeChannel : job.channel(Role::update)) {}
 
   std::vector<Point> run() {
     stage_scalars();
@@ -32,41 +32,60 @@ class UpdatePass {
         if (holds_tied(b) == (pass == 1)) order_.push_back(b);
     std::vector<std::vector<Point>> complete = reduced_.buckets;
     std::vector<Point> clip;
+    update_groups(UpdateStart::at_gradient, {}, complete);
     if (job_.options.clip) clip = {clip_factor(complete)};
-    // After the clip factor all buckets may be updated at once: one launch does it, unless they are gathered then.
-    if (job_.options.optimizer_per_bucket && (clip.empty() || sharded_)) {
-      // After the clip factor nothing is left to wait for: the parameters that the next forward needs first come first.
-      if (!clip.empty() && sharded_) std::reverse(order_.begin(), order_.end());
-      // On the spine, updates run as sums arrive, and the first layers' arrive last; but gathers go in forward order,
-      // or the next step would begin after all of them. Off the spine most have travelled during the backward pass.
-      const bool holds_back = clip.empty() && sharded_ && on_spine_;
-      std::map<size_t, Point, std::greater<>> updated;
-      for (size_t b : order_) {
-        add_tied_before(b, complete);
-        std::vector<Point> after = complete[b];
-        after.insert(after.end(), clip.begin(), clip.end());
-        const Point point = adamw(fmt::format("adamw.bucket{}", b), {b}, after);
-        if (holds_back)
-          updated[b] = point;
-        else
-          publish(b, {point});
-      }
-      for (const auto& [b, point] : updated) {
-        std::vector<Point> after{point};
-        if (!gathered_.empty()) after.push_back(gathered_.back());
-        publish(b, after);
-      }
-      return gathered_;
-    }
-    if (!order_.empty()) add_tied_before(order_.back(), complete);
-    std::vector<Point> all = clip;
-    for (const std::vector<Point>& points : complete) all.insert(all.end(), points.begin(), points.end());
-    const Point updated = adamw("adamw", order_, all);
-    for (size_t b = job_.layout.buckets.size(); b-- > 0;) publish(b, {updated});
+    update_groups(UpdateStart::after_clip, clip, complete);
     return gathered_;
   }
 
  private:
+  void update_groups(UpdateStart start, const std::vector<Point>& begin, std::vector<std::vector<Point>>& complete) {
+    for (uint32_t g = 0; g < job_.groups.size(); ++g)
+      if (job_.groups[g].optimizer->start == start) update_group(g, begin, complete);
+  }
+
+  /// `begin`: what all its updates wait for.
+  void update_group(uint32_t g, std::vector<Point> begin, std::vector<std::vector<Point>>& complete) {
+    const ParameterGroup& group = job_.groups[g];
+    std::vector<size_t> order;
+    for (size_t b : order_)
+      if (job_.layout.buckets[b].group == g) order.push_back(b);
+    if (order.empty()) return;
+    const std::string name =
+        job_.groups.size() == 1 ? group.optimizer->name : fmt::format("{}.{}", group.optimizer->name, group.name);
+    // After the clip factor all buckets may be updated at once: one launch does it, unless they are gathered then.
+    if (!job_.options.optimizer_per_bucket || (!begin.empty() && !sharded_)) {
+      add_tied_before(order.back(), complete);
+      for (size_t b = 0; b < complete.size(); ++b)
+        if (job_.layout.buckets[b].group == g) begin.insert(begin.end(), complete[b].begin(), complete[b].end());
+      const Point updated = update(name, g, order, begin);
+      std::sort(order.begin(), order.end(), std::greater<>());
+      for (size_t b : order) publish(b, {updated});
+      return;
+    }
+    // After the clip factor nothing is left to wait for: the parameters that the next forward needs first come first.
+    if (!begin.empty()) std::reverse(order.begin(), order.end());
+    // On the spine, updates run as sums arrive, and the first layers' arrive last; but gathers go in forward order,
+    // or the next step would begin after all of them. Off the spine most have travelled during the backward pass.
+    const bool holds_back = begin.empty() && sharded_ && on_spine_;
+    std::map<size_t, Point, std::greater<>> updated;
+    for (size_t b : order) {
+      add_tied_before(b, complete);
+      std::vector<Point> after = complete[b];
+      after.insert(after.end(), begin.begin(), begin.end());
+      const Point point = update(fmt::format("{}.bucket{}", name, b), g, {b}, after);
+      if (holds_back)
+        updated[b] = point;
+      else
+        publish(b, {point});
+    }
+    for (const auto& [b, point] : updated) {
+      std::vector<Point> after{point};
+      if (!gathered_.empty()) after.push_back(gathered_.back());
+      publish(b, after);
+    }
+  }
+
   Point local(Task task) {
     if (!on_spine_) wait_for_spine(task);
     return append_local(plan_, on_spine_, channel_, std::move(task));
@@ -178,7 +197,9 @@ class UpdatePass {
     task.name = "clip";
     task.op = Op::clip;
     task.reads = {job_.buffers.whole(job_.ids.norm_sums)};
-    task.writes = {job_.buffers.whole(job_.ids.norm), {job_.ids.scalars, 12, 4}};
+    task.writes = {job_.buffers.whole(job_.ids.norm)};
+    for (const ParameterGroup& group : job_.groups)
+      if (group.optimizer->start == UpdateStart::after_clip) task.writes.push_back(clip_factor_of(job_, group));
     task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
     task.after.push_back(staged_);  // its factor is stored in the staged scalars
@@ -190,7 +211,7 @@ class UpdatePass {
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
-    task.channel = job_.channel(job_.norm_axis() == job_.scalars_axis() ? "scalars" : "norm");
+    task.channel = job_.channel(job_.norm_axis() == job_.scalars_axis() ? Role::scalars : Role::norm);
     task.op = Op::all_reduce;
     task.dtype = DType::f64;
     task.elems = job_.norm_parts;
@@ -200,22 +221,26 @@ class UpdatePass {
     return append_task(plan_, std::move(task));
   }
 
-  Point adamw(const std::string& name, const std::vector<size_t>& buckets, const std::vector<Point>& after) {
+  Point update(const std::string& name, uint32_t group, const std::vector<size_t>& buckets,
+               const std::vector<Point>& after) {
     Task task;
     task.name = name;
-    task.op = Op::adamw;
+    task.op = Op::update;
+    task.group = static_cast<int32_t>(group);
     if (buckets.size() == 1) task.bucket = static_cast<int32_t>(buckets[0]);
-    task.reads = {job_.buffers.whole(job_.ids.scalars)};
+    task.reads = {scalars_of(job_, job_.groups[group])};
     for (size_t b : buckets) {
       const BucketStorage& storage = job_.storage[b];
       task.reads.push_back(storage.gradient);
-      for (const Slice& moved : {storage.master, storage.momentum, storage.variance}) {
-        task.reads.push_back(moved);
-        task.writes.push_back(next(moved));
+      std::vector<Slice> moved = storage.states;
+      moved.insert(moved.begin(), storage.master);
+      for (const Slice& slice : moved) {
+        task.reads.push_back(slice);
+        task.writes.push_back(next(slice));
       }
       const bool rounds = rounds_updates(job_);
       if (rounds) task.writes.push_back(next(storage.working));
-      task.cost += {16 * storage.shard_elems, (rounds ? 30 : 28) * storage.shard_elems};  // adamw_cost()
+      task.cost += job_.groups[group].optimizer->cost(storage.shard_elems, rounds);
     }
     task.after = after;
     task.after.push_back(staged_);

@@ -128,7 +128,7 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
   const BucketStorage& storage = job.storage[what.bucket];
   const bool sharded = job.options.zero_stage > 0;
   const DType wire = job.options.wire_dtype;
-  const ChannelId channel = job.channel("reduce");
+  const ChannelId channel = job.channel(Role::reduce);
   std::vector<Point> after{what.ready};
   if (what.not_before) after.push_back(*what.not_before);
   if (wire == DType::f32) {
@@ -153,7 +153,7 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
 
 Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside) {
   const BucketStorage& storage = job.storage[bucket];
-  const ChannelId channel = job.channel("reduce_across");
+  const ChannelId channel = job.channel(Role::reduce_across);
   const std::string label = fmt::format("across.bucket{}", bucket);
   if (job.options.wire_dtype == DType::bf16 && !job.options.sums_by_exchange)
     return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, storage.gradient, {inside},
@@ -179,7 +179,7 @@ void take_turns(const Reduced& reduced, Plan& plan) {
 
 std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
   const BucketStorage& storage = job.storage[what.bucket];
-  const ChannelId channel = job.channel("gather");
+  const ChannelId channel = job.channel(Role::gather);
   const DType wire = job.gather_dtype();
   Task task = task_of(job, channel, Op::all_gather, "all_gather." + what.label, what.bucket);
   task.dtype = wire;
@@ -192,7 +192,8 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
     task.before = what.before;
     return {append_task(plan, std::move(task))};
   }
-  const Slice in{job.ids.gather_wire, 0, what.from.size_bytes * job.mesh.group_size(job.shard_axis())};
+  const Slice in{job.ids.gather_wire, 0,
+                 what.from.size_bytes * job.mesh.group_size(job.group_of(what.bucket).shard_axis)};
   task.writes = {in};
   // One bucket at a time: the previous gather has been decoded.
   for (size_t i = plan.tasks.size(); i-- > 0;)
@@ -212,7 +213,7 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
 std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated) {
   const BucketStorage& storage = job.storage[bucket];
   if (!job.gathers_encoded() || job.gather_dtype() != DType::u8) return {};
-  Task encode = coding(job, job.channel("gather"), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket,
+  Task encode = coding(job, job.channel(Role::gather), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket,
                        DType::u8, storage.shard_elems, storage.master, storage.working);
   encode.after = updated;
   return append_task(plan, std::move(encode));

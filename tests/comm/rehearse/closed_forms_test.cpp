@@ -334,7 +334,7 @@ TEST_CASE("idle time behind a local task is charged to it only while it runs") {
              .time_ns = 30,
              .after = {"backward"}});
   plan.task(
-      {.name = "adamw", .channel = "update", .op = Op::adamw, .time_ns = 7, .after = {"reduce"}, .before = "forward"});
+      {.name = "adamw", .channel = "update", .op = Op::update, .time_ns = 7, .after = {"reduce"}, .before = "forward"});
   Plan& built = plan.build();
   finish(job, built);
   const RankTimes times = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1).ranks[0];

@@ -87,7 +87,7 @@ TEST_CASE("the other verbs: bytes and rounds") {
 TEST_CASE("one rank and local ops are free; an unlimited link has no wire time; fractions of a ns round up") {
   CHECK(wire_cost(Op::all_reduce, Algorithm::ring, 1, 100, DType::f32, {1e9, 1000}).latency_ns == 0);
   CHECK(wire_cost(Op::all_reduce, Algorithm::ring, 1, 100, DType::f32, {1e9, 1000}).bytes == 0);
-  CHECK(wire_cost(Op::adamw, Algorithm::ring, 4, 100, DType::f32, {1e9, 1000}).bytes == 0);
+  CHECK(wire_cost(Op::update, Algorithm::ring, 4, 100, DType::f32, {1e9, 1000}).bytes == 0);
   CHECK(wire_cost(Op::send, Algorithm::direct, 2, 100, DType::f32, {0, 5}).wire_ns == 0);
   CHECK(wire_cost(Op::send, Algorithm::direct, 2, 1, DType::u8, {3e9, 5}).wire_ns == 1);
   CHECK(wire_cost(Op::send, Algorithm::direct, 2, 0, DType::u8, {3e9, 5}).wire_ns == 0);

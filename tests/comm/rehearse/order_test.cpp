@@ -150,15 +150,16 @@ std::vector<Plan*> random_job(ToyJob& job, int stages, uint64_t seed) {
       done[static_cast<size_t>(a)].push_back(named("c{}", step));
     } else if (kind < 9) {
       const int b = (a + 1 + below(static_cast<size_t>(stages - 1))) % stages;
-      const std::string wire = named("w{}", below(3));
+      const int way = below(3);
+      const std::string wire = way == 0 ? "pipe_fwd" : way == 1 ? "pipe_bwd" : "both";
       add(a, {.name = named("s{}", step),
-              .channel = wire + "_out",
+              .channel = way < 2 ? wire + "_out" : wire,
               .axis = Axis::pipeline,
               .op = Op::send,
               .time_ns = time_ns,
               .peer = b - a});
       add(b, {.name = named("r{}", step),
-              .channel = wire + "_in",
+              .channel = way < 2 ? wire + "_in" : wire,
               .axis = Axis::pipeline,
               .op = Op::recv,
               .time_ns = time_ns,

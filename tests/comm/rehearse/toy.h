@@ -49,7 +49,7 @@ class ToyPrice : public Price {
 
 /// Channels, buffers, plans and prices of one test. Plans do not move.
 struct ToyJob {
-  std::vector<Channel> channels{{"compute", Axis::self}};
+  std::vector<Channel> channels{{Role::compute, Axis::self}};
   Buffers buffers;
   std::deque<Plan> plans;
   ToyPrice price;
@@ -57,7 +57,10 @@ struct ToyJob {
   ChannelId channel(const std::string& name, Axis axis) {
     for (ChannelId c = 0; c < channels.size(); ++c)
       if (channels[c].name == name) return c;
-    channels.push_back({name, axis});
+    Role role = Role::reduce;  // of names that are no role's: any that is not one way
+    for (Role wire : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
+      if (name == name_of(wire)) role = wire;
+    channels.push_back({role, axis, name});
     return static_cast<ChannelId>(channels.size() - 1);
   }
 
@@ -78,7 +81,7 @@ struct ToyTask {
   std::string name;
   std::string channel;
   Axis axis = Axis::self;
-  Op op = Op::adamw;
+  Op op = Op::update;
   int64_t time_ns = 1;
   Names after;
   std::string before;

@@ -101,7 +101,7 @@ inline Plan& toy_zero1(ToyJob& job, const Zero1Shape& z) {
     if (z.clip) update_reads.push_back("clip");
     plan.task({.name = named("opt{}", l),
                .channel = "update",
-               .op = Op::adamw,
+               .op = Op::update,
                .time_ns = z.update_ns,
                .after = {z.clip ? std::string("norm") : named("rs{}", l)},
                .reads = update_reads,
@@ -163,7 +163,7 @@ inline Plan& toy_zero3(ToyJob& job, const Zero3Shape& z) {
                .writes = {named("gshard{}", l)}});
     plan.task({.name = named("opt{}", l),
                .channel = "update",
-               .op = Op::adamw,
+               .op = Op::update,
                .time_ns = z.update_ns,
                .after = {named("rs{}", l)},
                .reads = {named("gshard{}", l)},

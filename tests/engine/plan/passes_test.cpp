@@ -5,7 +5,7 @@
 #include <map>
 #include <numeric>
 
-#include "engine/plan/job.h"
+#include "engine/plan/build_job.h"
 #include "models/model.h"
 #include "tests/test.hpp"
 

@@ -21,7 +21,7 @@ struct Example {
 
   explicit Example(int micro_batches) {
     job.mesh = Mesh({.tensor = 2});
-    job.channels = {{"compute", Axis::self}, {"ring", Axis::tensor}, {"sum", Axis::tensor}};
+    job.channels = {{Role::compute, Axis::self}, {Role::ring, Axis::tensor}, {Role::tensor_reduce, Axis::tensor}};
     job.buffers.micro_batches = micro_batches;
     own = add("own", Instances::per_slot, 2);
     theirs = add("theirs", Instances::one, 1);
@@ -29,8 +29,12 @@ struct Example {
     piece("make", {}, {own}).communications = {exchange(own, theirs)};
     piece("first", {own}, {sum}).communications = {exchange(theirs, own)};
     piece("second", {theirs, sum}, {sum});
-    piece("third", {own, sum}, {sum}).communications = {
-        {.name = "all_reduce", .channel = "sum", .from = sum, .to = sum, .dtype = DType::bf16, .elems = kBytes / 2}};
+    piece("third", {own, sum}, {sum}).communications = {{.name = "all_reduce",
+                                                         .channel = Role::tensor_reduce,
+                                                         .from = sum,
+                                                         .to = sum,
+                                                         .dtype = DType::bf16,
+                                                         .elems = kBytes / 2}};
     piece("other", {own}, {});
     piece("end", {sum}, {});
   }
@@ -75,7 +79,7 @@ struct Example {
   }
   static Communication exchange(const Slice& from, const Slice& to) {
     return {.name = "exchange",
-            .channel = "ring",
+            .channel = Role::ring,
             .op = Op::exchange,
             .peer = 1,
             .from = from,

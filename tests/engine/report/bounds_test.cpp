@@ -63,7 +63,7 @@ struct Example {
     }
     if (clip_ns >= 0) on_spine(Op::clip, 0, 0, clip_ns);
     for (const Bucket& bucket : job.layout.buckets)
-      on_spine(Op::adamw, 0, 0, static_cast<int64_t>(update_ns_per_elem * static_cast<double>(bucket.elems) + 0.5));
+      on_spine(Op::update, 0, 0, static_cast<int64_t>(update_ns_per_elem * static_cast<double>(bucket.elems) + 0.5));
     if (tied_capacity > 0)
       job.model.tied = {.split = true, .parameter = 0, .as_rows = true, .capacity = tied_capacity, .width = 5};
     return ideal_bound(

@@ -22,11 +22,11 @@ namespace {
 Job tiny_job() {
   Job job;
   job.mesh = Mesh({.data = 2});
-  job.channels = {{"compute", Axis::self}, {"h2d", Axis::self}, {"reduce", Axis::data}};
+  job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}, {Role::reduce, Axis::data}};
   SpineItem backward, update;
   backward.name = "mlp_out_gradient.3";
   update.name = "adamw.bucket0";
-  update.op = Op::adamw;
+  update.op = Op::update;
   job.train.spine = {backward, update};
   Task reduce;
   reduce.name = "all_reduce.bucket0";

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The planner: from a model and its buffers to a job.
+
+#include "engine/plan/job.h"
+
+namespace slipstream {
+
+/// Pure. Places memory and runs the passes. Training: spine -> sub-layer -> transfers between stages -> reduction ->
+/// residency -> tied copies -> norm and optimizer -> report and input; then evaluation, and the plan before the first
+/// step. The plans still need comm::finish() for their order.
+/// Throws: PlanError, ConfigError.
+Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
+
+/// With double_buffer: turns the finished plans of `job` into those of every other step: the same items, order and
+/// waits, with the two copies of the weights exchanged. Call after comm::finish().
+void swap_buffers(Job& job);
+
+}  // namespace slipstream
