@@ -39,7 +39,7 @@ int bench_products(const ProductsOptions& options) {
         world.together([&] {
           if (world.size() > 1)
             throw ConfigError(
-                "[bench products] runs in one process, but {} were started. Start it without mpirun; --ranks sets the "
+                "[bench products] runs in one process, but {} were started. Start it without mpirun. --ranks sets the "
                 "layout.",
                 world.size());
         });

@@ -8,8 +8,8 @@
 // On cpu the product is oneDNN's (or Eigen's), one call per thread on a tile of the result; bits depend on the number
 // of threads, the instruction set and the library, all part of the plan, and on nothing else.
 // `padding`: the last columns of `out` exist only for the strides. Their rows of weight and, in a backward pass, their
-// columns of dy are zero. cpu skips them, so that padding changes neither bits nor time: it does not write these
-// columns of y, and it sets these rows of dweight to zero unless it adds. cuda multiplies them like the others.
+// columns of dy are zero. cpu skips them, so that padding changes neither bits nor time: it sets these columns
+// of y to zero, and these rows of dweight unless it adds. cuda multiplies them like the others.
 // GELU is the tanh form of Hendrycks & Gimpel 2016, "Gaussian Error Linear Units", section 2:
 //   gelu(v) = v/2 (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3))).
 

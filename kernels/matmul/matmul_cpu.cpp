@@ -244,6 +244,13 @@ void matmul_forward_cpu(LaunchContext& context, const MatmulForward& args) {
               else
                 forward_tile_bf16(args, row, column, rows, columns);
             });
+  if (args.padding == 0) return;
+  const int64_t row_bytes = bytes_of(args.out, args.dtype), padding_bytes = bytes_of(args.padding, args.dtype);
+  context.parallel_for(args.rows, 1 + 65536 / padding_bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      std::memset(static_cast<std::byte*>(args.y) + (row + 1) * row_bytes - padding_bytes, 0,
+                  static_cast<size_t>(padding_bytes));
+  });
 }
 
 void matmul_backward_input_cpu(LaunchContext& context, const MatmulBackwardInput& args) {

@@ -70,9 +70,9 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
   const std::string program = exe() + " train " + run;
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --fast"), 2, {"on rank 1: ", "'--fast'"});
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --set train.seed=2"), 2,
-       {"on all ranks: ", "rank 1", "configuration", "(train.seed = 2 against train.seed = "});
+       {"on all ranks: ", "rank 1", "configuration", "(train.seed = 2 and train.seed = "});
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --dry-run"), 2,
-       {"on all ranks: ", "rank 1", "(--dry-run true against --dry-run false)"});
+       {"on all ranks: ", "rank 1", "(--dry-run true and --dry-run false)"});
   // Hosts that do not share a disk: the same path, other files, as long or longer.
   for (const char* host : {"a", "b"}) fs::create_directories(folder.path(host));
   const std::string text = english();

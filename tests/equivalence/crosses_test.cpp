@@ -89,7 +89,7 @@ const std::vector<Factor>& factors() {
       {"micro-batches",
        {{"2 micro-batches", {}, {"2 micro-batches"}},
         {"4 micro-batches", {}, {"4 micro-batches"}},
-        {"1 micro-batch", {}, {"1 micro-batches"}}}},
+        {"1 micro-batch", {}, {"1 micro-batches", "micro-batches per step, got 1"}}}},
       {"model",
        {{"gpt2", {"model.family=gpt2"}, {"heads"}},
         {"llama", {"model.family=llama", "model.kv_heads=2"}, {"kv_heads = 2", "kv_heads 2"}}}},

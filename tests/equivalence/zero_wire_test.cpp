@@ -243,6 +243,7 @@ TEST_CASE(
   for (models::Family family : kFamilies) {
     const Layout plain = with(zero(family, 1, 2), [](Layout& l) {
       l.same_batch = true, l.learning_rate = 3e-3f, l.eps = 1e-4f, l.max_norm = 1;
+      l.model.vocab = 128;  // blocks of int8 hold no padding
     });
     const Trained exact = train(plain, kLong);
     CHECK(exact.losses.back() < 0.9 * exact.losses.front());
