@@ -248,7 +248,7 @@ TEST_CASE(
     const Trained exact = train(plain, kLong);
     CHECK(exact.losses.back() < 0.9 * exact.losses.front());
     double weights_off[2] = {0, 0}, loss_off[2] = {0, 0};  // without and with error feedback
-    constexpr int64_t kBucketBytes[] = {4 << 10, 8 << 10, 16 << 10, 1 << 20};
+    constexpr int64_t kBucketBytes[] = {2 << 10, 3 << 10, 4 << 10, 6 << 10, 8 << 10, 12 << 10, 16 << 10, 1 << 20};
     for (int64_t bytes : kBucketBytes)
       for (int feeds_back : {0, 1}) {
         const Trained trained = train(with(plain,
@@ -264,8 +264,8 @@ TEST_CASE(
     std::printf("  loss %.3f -> %.3f; int8 off by at most %.2f %%, fed back %.2f %%; weights %.2f %% and %.2f %%\n",
                 exact.losses.front(), exact.losses.back(), 100 * loss_off[0], 100 * loss_off[1], 100 * weights_off[0],
                 100 * weights_off[1]);
-    CHECK(loss_off[0] < 0.01);
-    CHECK(loss_off[1] < 0.01);
+    CHECK(loss_off[0] < 0.03);
+    CHECK(loss_off[1] < 0.03);
     CHECK(weights_off[1] < weights_off[0]);
   }
 }
