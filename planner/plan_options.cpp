@@ -17,50 +17,10 @@
 namespace slipstream::planner {
 namespace {
 
-ReduceMode reduce_mode_of(GradReduce reduce_mode) {
-  switch (reduce_mode) {
-    case GradReduce::bucketed:
-      return ReduceMode::bucketed;
-    case GradReduce::per_parameter:
-      return ReduceMode::per_parameter;
-    case GradReduce::flat:
-      return ReduceMode::flat;
-    case GradReduce::naive:
-      return ReduceMode::naive;
-  }
-  return ReduceMode::bucketed;
-}
-
-ScheduleKind kind_of(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::gpipe:
-      return ScheduleKind::gpipe;
-    case Schedule::one_f_one_b:
-      return ScheduleKind::one_f_one_b;
-    case Schedule::interleaved_1f1b:
-      return ScheduleKind::interleaved_1f1b;
-    case Schedule::zb_h1:
-      return ScheduleKind::zb_h1;
-  }
-  return ScheduleKind::one_f_one_b;
-}
-
 ScheduleShape shape_of(const RunConfig& config, int micro_batches) {
   return {.stages = static_cast<int>(config.parallel.pipeline),
           .micro_batches = micro_batches,
           .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
-}
-
-Recomputation recomputation_of(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::none:
-      return Recomputation::none;
-    case Recompute::selective:
-      return Recomputation::selective;
-    case Recompute::full:
-      return Recomputation::full;
-  }
-  return Recomputation::none;
 }
 
 std::optional<DType> gather_dtype_of(DTypeChoice choice) {
@@ -97,7 +57,7 @@ void require_layout(const RunConfig& config, int world) {
       if (!text) text = read_schedule(file);
       parse_schedule(*text, shape, file);
     } else {
-      require_shape(kind_of(tried.pipeline.schedule), shape);
+      require_shape(tried.pipeline.schedule, shape);
     }
   });
 }
@@ -107,15 +67,14 @@ PipelineSchedule schedule_of(const RunConfig& written, int micro_batches, bool h
   ScheduleShape shape = shape_of(config, micro_batches);
   if (const std::string& file = config.pipeline.schedule_file; !file.empty())
     return parse_schedule(read_schedule(file), shape, file);
-  const ScheduleKind kind = kind_of(config.pipeline.schedule);
+  const ScheduleKind kind = config.pipeline.schedule;
   // The other schedules fix the number of live micro-batches.
   shape.hides_transfers = hides_transfers && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);
   return make_schedule(kind, shape);
 }
 
 std::string schedule_name(const RunConfig& config) {
-  return config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule))
-                                               : config.pipeline.schedule_file;
+  return config.pipeline.schedule_file.empty() ? name_of(config.pipeline.schedule) : config.pipeline.schedule_file;
 }
 
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
@@ -127,7 +86,7 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
   ModelSpec model = models::build_model(sizes, buffers);
   // Recomputed work counts for layers; embedding and head recompute nothing.
   std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
-  recompute(model, buffers, whole, recomputation_of(config.train.recompute));
+  recompute(model, buffers, whole, config.train.recompute);
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
   const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
   double pass_s = 0;
@@ -156,7 +115,7 @@ PlanOptions plan_options(const JobRequest& request) {
                     .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
           .mesh_order = config.parallel.order,
           .rank = request.rank,
-          .reduce_mode = reduce_mode_of(config.overlap.grad_reduce),
+          .reduce_mode = config.overlap.grad_reduce,
           .bucket_bytes = config.overlap.bucket_size_bytes,
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
@@ -173,7 +132,7 @@ PlanOptions plan_options(const JobRequest& request) {
           .reshard_after_forward = config.zero.reshard_after_forward,
           .double_buffer = config.optimizer.double_buffer == Choice::yes,
           .update_on_spine = !request.update_beside,
-          .recompute = recomputation_of(config.train.recompute),
+          .recompute = config.train.recompute,
           .align_grad_reduce = config.overlap.align_grad_reduce};
 }
 
@@ -200,7 +159,7 @@ models::ModelOptions model_options(const JobRequest& request) {
         "[model] vocab_size = {} is smaller than the tokenizer's {} ids. Set model.vocab_size = 0 to use the "
         "tokenizer's size.",
         vocab, request.vocab);
-  return {.family = config.model.family == Family::gpt2 ? models::Family::gpt2 : models::Family::llama,
+  return {.family = config.model.family,
           .layers = config.model.layers,
           .heads = config.model.heads,
           .kv_heads = config.model.kv_heads,

@@ -43,7 +43,7 @@ std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const 
 /// stage with the published lags.
 void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
                   const comm::RooflinePrice& price, int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
-  if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() ||
+  if (request.config.pipeline.schedule != ScheduleKind::zb_h1 || !request.config.pipeline.schedule_file.empty() ||
       jobs.size() == 1)
     return;
   constexpr int kAttempts = 3;

@@ -11,15 +11,12 @@
 #include <vector>
 
 #include "engine/base/dtype.h"
+#include "engine/base/modes.h"
 #include "engine/base/units.h"
 
 namespace slipstream {
 
-enum class Family : uint8_t { gpt2, llama };
 enum class OptimizerName : uint8_t { adamw };
-enum class Recompute : uint8_t { none, selective, full };
-enum class GradReduce : uint8_t { bucketed, per_parameter, flat, naive };
-enum class Schedule : uint8_t { gpipe, one_f_one_b, interleaved_1f1b, zb_h1 };
 enum class Backend : uint8_t { automatic, nccl, mpi, thread };
 enum class EmulateForm : uint8_t { gate, copies, blocks };
 enum class Quantize : uint8_t { none, int8 };
@@ -62,7 +59,7 @@ struct Train {
   int64_t eval_batches = 0;   // 0: the whole validation split
   int64_t log_interval = 10;
   int64_t hash_interval = 0;
-  Recompute recompute = Recompute::none;
+  Recomputation recompute = Recomputation::none;
 };
 
 struct Optimizer {
@@ -99,7 +96,7 @@ struct Zero {
 };
 
 struct Overlap {
-  GradReduce grad_reduce = GradReduce::bucketed;
+  ReduceMode grad_reduce = ReduceMode::bucketed;
   int64_t bucket_size_bytes = 25 * kMiB;
   int64_t first_bucket_size_bytes = 1 * kMiB;
   int64_t max_inflight_buckets = 0;  // 0: no bound
@@ -112,7 +109,7 @@ struct Overlap {
 };
 
 struct Pipeline {
-  Schedule schedule = Schedule::one_f_one_b;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int64_t virtual_stages = 1;
   std::vector<int64_t> layers;  // per part; empty: balanced by cost
   std::string schedule_file;

@@ -95,13 +95,12 @@ void validate_train(const RunConfig& config) {
 /// Rules between ZeRO and the formats on the wire.
 void validate_zero(const RunConfig& config) {
   const Zero& zero = config.zero;
-  const GradReduce reduce_mode = config.overlap.grad_reduce;
-  constexpr const char* kReduceModes[] = {"bucketed", "per_parameter", "flat", "naive"};
-  if (zero.stage >= 2 && reduce_mode != GradReduce::bucketed)
+  const ReduceMode reduce_mode = config.overlap.grad_reduce;
+  if (zero.stage >= 2 && reduce_mode != ReduceMode::bucketed)
     throw ConfigError(
         "zero.stage = {} does not support overlap.grad_reduce = \"{}\": it reduces a whole layer at once, because the "
         "next layer needs the slot of its gradients. Use \"bucketed\", or stage 0 or 1.",
-        zero.stage, kReduceModes[static_cast<size_t>(reduce_mode)]);
+        zero.stage, name_of(reduce_mode));
   if (zero.persistence_threshold_bytes > 0 && config.pipeline.virtual_stages > 1)
     throw ConfigError(
         "zero.persistence_threshold = {} with pipeline.virtual_stages = {} is not supported: the parts of a stage "
@@ -185,7 +184,7 @@ void validate_layout(const RunConfig& config) {
         "zero.reshard_after_forward = false to keep every layer.",
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
-  if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != Schedule::interleaved_1f1b &&
+  if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != ScheduleKind::interleaved_1f1b &&
       config.pipeline.schedule_file.empty())
     throw ConfigError(
         "pipeline.virtual_stages = {} needs pipeline.schedule = \"interleaved_1f1b\" or a pipeline.schedule_file. Set "

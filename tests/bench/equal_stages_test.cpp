@@ -22,7 +22,7 @@ constexpr int64_t kForwardNs = 12'000'000;
 
 /// The planner is told what passes take: it chooses by that.
 FinishedJob planned(
-    Schedule schedule, int stages, int micro_batches, bool hides_transfers,
+    ScheduleKind schedule, int stages, int micro_batches, bool hides_transfers,
     const std::function<std::vector<int64_t>(const Job&)>& measured_ns = [](const Job& job) {
       return equal_stage_ns(job, kForwardNs);
     }) {
@@ -33,7 +33,7 @@ FinishedJob planned(
   config.train.global_batch_size = micro_batches;
   config.parallel.pipeline = stages;
   config.pipeline.schedule = schedule;
-  config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
+  config.pipeline.virtual_stages = schedule == ScheduleKind::interleaved_1f1b ? 2 : 1;
   config.overlap.p2p = hides_transfers;
   config.comm.emulate.bandwidth_bytes_per_second = hides_transfers ? 1000 : 1'000'000'000;
   return build_finished_job(
@@ -43,7 +43,8 @@ FinishedJob planned(
 }  // namespace
 
 TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]") {
-  for (Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
+  for (ScheduleKind schedule :
+       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int stages : {2, 4})
       for (int micro_batches : {stages, 4 * stages}) {
         const FinishedJob finished = planned(schedule, stages, micro_batches, false);
@@ -61,7 +62,7 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
 }
 
 TEST_CASE("the ideal step of stages that differ is played, and the shortest update comes behind it", "[pipeline]") {
-  const FinishedJob finished = planned(Schedule::gpipe, 2, 2, false);
+  const FinishedJob finished = planned(ScheduleKind::gpipe, 2, 2, false);
   std::vector<std::vector<int64_t>> spine_ns;
   for (const auto& stage : finished.stages) {
     const bool first = stage->stage() == 0;
@@ -81,17 +82,17 @@ TEST_CASE("the ideal step of stages that differ is played, and the shortest upda
 TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is not as published", "[pipeline]") {
   const auto line = [](const FinishedJob& finished) {
     RunConfig config;
-    config.pipeline.schedule = Schedule::zb_h1;
+    config.pipeline.schedule = ScheduleKind::zb_h1;
     return schedule_line(config, finished.stages,
                          play(finished.job->options.schedule,
                               {.action_ns = [](int, const Action&) { return int64_t{1}; }, .transfer_ns = {}}));
   };
-  const FinishedJob equal = planned(Schedule::zb_h1, 2, 2, false);
+  const FinishedJob equal = planned(ScheduleKind::zb_h1, 2, 2, false);
   CHECK(equal.job->options.schedule.stages ==
         make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
   CHECK(line(equal).find("lag") == std::string::npos);
   // Forwards of the first stage and weight gradients of the second one take long, everything else almost nothing.
-  const FinishedJob unequal = planned(Schedule::zb_h1, 2, 2, false, [](const Job& job) {
+  const FinishedJob unequal = planned(ScheduleKind::zb_h1, 2, 2, false, [](const Job& job) {
     std::vector<int64_t> ns = equal_stage_ns(job, kForwardNs);
     size_t at = job.takes_batch ? 1 : 0;
     for (const Action& use : job.actions) {
@@ -132,7 +133,7 @@ TEST_CASE(
 
 TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the first and the last of them",
           "[pipeline]") {
-  for (Schedule schedule : {Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
+  for (ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int stages : {2, 4}) {
       const FinishedJob finished = planned(schedule, stages, 8 * stages, true);
       const PipelineSchedule& order = finished.job->options.schedule;

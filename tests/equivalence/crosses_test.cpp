@@ -217,13 +217,13 @@ equivalence::Layout layout_of(const Row& row) {
   layout.tensor = static_cast<int>(config.parallel.tensor);
   layout.sequence_parallel = config.parallel.sequence_parallel;
   layout.tensor_chunks = static_cast<int>(config.overlap.tensor_chunks);
-  layout.schedule = static_cast<ScheduleKind>(config.pipeline.schedule);
+  layout.schedule = config.pipeline.schedule;
   layout.virtual_stages = static_cast<int>(config.pipeline.virtual_stages);
   layout.align_grad_reduce = config.overlap.align_grad_reduce;
   layout.micro_batches = micro_batches_of(row);
   layout.micro_batch = config.train.micro_batch_size;
   layout.zero_stage = static_cast<int>(config.zero.stage);
-  layout.recompute = static_cast<Recomputation>(config.train.recompute);
+  layout.recompute = config.train.recompute;
   return layout;
 }
 

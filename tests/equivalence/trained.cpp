@@ -52,7 +52,7 @@ void order_as_reached(Plan& plan) {
 }  // namespace
 
 models::ModelOptions tiny_gpt2() {
-  return {.family = models::Family::gpt2,
+  return {.family = Family::gpt2,
           .layers = 2,
           .heads = 2,
           .kv_heads = 2,
@@ -63,7 +63,7 @@ models::ModelOptions tiny_gpt2() {
           .tokens = 9};
 }
 models::ModelOptions tiny_llama() {
-  return {.family = models::Family::llama,
+  return {.family = Family::llama,
           .layers = 2,
           .heads = 4,
           .kv_heads = 2,

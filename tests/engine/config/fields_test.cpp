@@ -109,7 +109,7 @@ TEST_CASE("fields: a resolved configuration reads back as itself", "[config]") {
     config.device.graph = static_cast<Choice>(random() % 3);
     config.comm.emulate.form = static_cast<EmulateForm>(random() % 3);
     config.comm.grad_dtype = static_cast<DType>(random() % 2);
-    config.overlap.grad_reduce = static_cast<GradReduce>(random() % 4);
+    config.overlap.grad_reduce = static_cast<ReduceMode>(random() % 4);
     config.trace.steps = {1 + static_cast<int64_t>(random() % 9), 10};
     config = resolve_defaults(config);
     const RunConfig back = load_text(config_toml(config));
