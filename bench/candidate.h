@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/config/resolve.h"
 #include "engine/report/overlap.h"
 #include "planner/finished_job.h"
 #include "runtime/device_assignment.h"
@@ -29,8 +30,10 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 Machine bench_machine(runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config,
                       int threads);
 
-/// The job of the benchmarks: as train plans it at this place, with the bytes tokenizer where the run file leaves the
-/// vocabulary open. `spine_ns` as in JobRequest. Pure.
+/// With the bytes tokenizer where the run file leaves the vocabulary open. Pure. Throws: ConfigError.
+ResolvedConfig resolve_bench(const RunConfig& config, int world, bool on_gpus = false);
+
+/// The job of the benchmarks: as train plans it at this place. `spine_ns` as in JobRequest. Pure.
 planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment, const Machine& machine,
                                      const RunConfig& config, int world, int rank,
                                      std::function<std::vector<int64_t>(const Job&)> spine_ns = {});

@@ -117,7 +117,7 @@ class StepBench {
         c.rank->read(&BucketStorage::master, p, t, begin, out);
       };
       models::ModelOptions options =
-          planner::model_options({.config = config_, .world = world_.size(), .vocab = job.model.vocab});
+          planner::model_options({.config = resolve_bench(config_, world_.size()), .machine = machine_});
       options.dtype = DType::f32;
       checkpoint::write_final(options_.export_dir, runtime::tensors_to_save({c.job}, {read}),
                               models::hugging_face_config(options), {});

@@ -10,7 +10,6 @@
 #include "comm/link.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
-#include "engine/config/validate.h"
 #include "engine/plan/memory.h"
 #include "planner/plan_options.h"
 
@@ -42,9 +41,11 @@ std::string plan_listing(const Job& job) {
 }
 
 int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
-  if (!request.config.parallel.sequence_parallel) return 0;
+  if (!request.config->parallel.sequence_parallel) return 0;
+  RunConfig whole = *request.config;
+  whole.parallel.sequence_parallel = false;
   JobRequest asked = request;
-  asked.config.parallel.sequence_parallel = false;
+  asked.config = resolve(whole, request.config.facts());
   const FinishedJob without = build_drafted_job(asked);
   int64_t saved_bytes = 0;
   for (size_t s = 0; s < without.stages.size(); ++s)
@@ -55,18 +56,16 @@ int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJ
 
 std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   std::vector<ZeroMemory> table;
-  JobRequest asked = request;
-  asked.config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
-  asked.config.comm.error_feedback = false;
-  asked.config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
-  asked.config.optimizer.double_buffer = Choice::no;
-  asked.config.parallel = Parallel{};
-  asked.config.train.global_batch_size = 0;
+  RunConfig config = *request.config;
+  config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
+  config.comm.error_feedback = false;
+  config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
+  config.parallel = Parallel{};
+  config.train.global_batch_size = 0;
   for (int stage = 0; stage <= 3; ++stage)
     for (int ranks : {2, 4, 8, 64}) {
-      asked.config.zero.stage = stage;
-      asked.world = ranks;
-      asked.rank = 0;
+      config.zero.stage = stage;
+      const JobRequest asked{.config = resolve(config, {.world = ranks}), .machine = request.machine};
       Buffers buffers;
       ModelSpec model = models::build_model(model_options(asked), buffers);
       const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked));
@@ -97,7 +96,7 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
           {.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
       continue;
     }
-    const FinishedJob finished = build_job_with_update(request, beside, twice);
+    const FinishedJob finished = build_job_with_update(request, {beside, twice});
     places.push_back(
         {.name = name,
          .memory_bytes = most_bytes(finished),
@@ -106,9 +105,9 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
   return places;
 }
 
-std::vector<std::string> remarks(const RunConfig& written, const Machine& machine, const FinishedJob& finished) {
-  std::vector<std::string> lines = without_effect(written);
-  const RunConfig config = in_effect(written);
+std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& machine, const FinishedJob& finished) {
+  std::vector<std::string> lines = resolved.without_effect();
+  const RunConfig& config = *resolved;
   const Job& job = *finished.job;
   if (config.optimizer.warmup_steps > config.train.steps)
     lines.push_back(

@@ -37,6 +37,15 @@ std::optional<DType> gather_dtype_of(DTypeChoice choice) {
   return {};
 }
 
+MeshSizes mesh_sizes(const ResolvedConfig& config) {
+  const Layout& layout = config.layout();
+  return {.data = layout.data,
+          .context = layout.context,
+          .pipeline = layout.pipeline,
+          .tensor = layout.tensor,
+          .data_inner = static_cast<int>(config->zero.shard_size)};
+}
+
 std::string read_schedule(const std::string& path) {
   constexpr int64_t kLimitBytes = 64 << 20;
   try {
@@ -50,8 +59,7 @@ std::string read_schedule(const std::string& path) {
 
 void require_layout(const RunConfig& config, int world) {
   std::optional<std::string> text;  // of the schedule file, read once for all candidate layouts
-  resolve_layout(config, world, [&](const RunConfig& written, const slipstream::Batch& batch) {
-    const RunConfig tried = in_effect(written);
+  resolve_layout(config, world, [&](const RunConfig& tried, const slipstream::Batch& batch) {
     const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
     if (const std::string& file = tried.pipeline.schedule_file; !file.empty()) {
       if (!text) text = read_schedule(file);
@@ -62,9 +70,9 @@ void require_layout(const RunConfig& config, int world) {
   });
 }
 
-PipelineSchedule schedule_of(const RunConfig& written, int micro_batches, bool hides_transfers) {
-  const RunConfig config = in_effect(written);
-  ScheduleShape shape = shape_of(config, micro_batches);
+PipelineSchedule schedule_of(const ResolvedConfig& resolved, bool hides_transfers) {
+  const RunConfig& config = *resolved;
+  ScheduleShape shape = shape_of(config, static_cast<int>(resolved.batch().micro_batches));
   if (const std::string& file = config.pipeline.schedule_file; !file.empty())
     return parse_schedule(read_schedule(file), shape, file);
   const ScheduleKind kind = config.pipeline.schedule;
@@ -79,7 +87,7 @@ std::string schedule_name(const RunConfig& config) {
 
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
   constexpr double kWorthHiding = 0.01;  // fraction of a micro-batch's pass through a stage
-  const RunConfig config = in_effect(request.config);
+  const RunConfig& config = *request.config;
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
@@ -105,14 +113,9 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
   return partition;
 }
 
-PlanOptions plan_options(const JobRequest& request) {
-  const RunConfig config = in_effect(request.config);
-  const Layout layout = resolve_layout(config, request.world);
-  return {.sizes = {.data = layout.data,
-                    .context = layout.context,
-                    .pipeline = layout.pipeline,
-                    .tensor = layout.tensor,
-                    .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
+PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& update) {
+  const RunConfig& config = *request.config;
+  return {.sizes = mesh_sizes(request.config),
           .mesh_order = config.parallel.order,
           .rank = request.rank,
           .reduce_mode = config.overlap.grad_reduce,
@@ -120,8 +123,8 @@ PlanOptions plan_options(const JobRequest& request) {
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
           .error_feedback = config.comm.error_feedback,
-          .sums_by_exchange =
-              request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
+          .sums_by_exchange = request.config.on_gpus() && config.comm.deterministic == Choice::yes &&
+                              config.comm.grad_dtype == DType::bf16,
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .zero_stage = static_cast<int>(config.zero.stage),
@@ -130,8 +133,8 @@ PlanOptions plan_options(const JobRequest& request) {
           .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
           .param_gather = config.overlap.param_gather,
           .reshard_after_forward = config.zero.reshard_after_forward,
-          .double_buffer = config.optimizer.double_buffer == Choice::yes,
-          .update_on_spine = !request.update_beside,
+          .double_buffer = update.double_buffer,
+          .update_on_spine = !update.beside,
           .recompute = config.train.recompute,
           .align_grad_reduce = config.overlap.align_grad_reduce};
 }
@@ -149,16 +152,8 @@ int64_t vocab_of(const RunConfig& config) {
 }
 
 models::ModelOptions model_options(const JobRequest& request) {
-  const RunConfig config = in_effect(request.config);
-  const Layout layout = resolve_layout(config, request.world);
-  const slipstream::Batch batch = resolve_batch(config, layout.data);
-  const PlanOptions planned = plan_options(request);
-  const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
-  if (request.vocab > vocab)
-    throw ConfigError(
-        "[model] vocab_size = {} is smaller than the tokenizer's {} ids. Set model.vocab_size = 0 to use the "
-        "tokenizer's size.",
-        vocab, request.vocab);
+  const RunConfig& config = *request.config;
+  const Layout& layout = request.config.layout();
   return {.family = config.model.family,
           .layers = config.model.layers,
           .heads = config.model.heads,
@@ -166,7 +161,7 @@ models::ModelOptions model_options(const JobRequest& request) {
           .width = config.model.width,
           .ffn_width = config.model.ffn_width,
           .context = config.model.context,
-          .vocab = vocab,
+          .vocab = config.model.vocab_size,
           .tie_embeddings = config.model.tie_embeddings == Choice::yes,
           .rope_theta = static_cast<float>(config.model.rope_theta),
           .norm_eps = static_cast<float>(config.model.norm_eps),
@@ -174,13 +169,11 @@ models::ModelOptions model_options(const JobRequest& request) {
           .batch = config.train.micro_batch_size,
           .tokens = config.train.sequence_length / layout.context,
           .context_ranks = layout.context,
-          .context_rank = Mesh(planned.sizes, planned.mesh_order).coordinates(request.rank).context,
-          .global_tokens = batch.global_batch_size * config.train.sequence_length,
-          .micro_batches = static_cast<int>(batch.micro_batches),
+          .context_rank = Mesh(mesh_sizes(request.config), config.parallel.order).coordinates(request.rank).context,
+          .global_tokens = config.train.global_batch_size * config.train.sequence_length,
+          .micro_batches = static_cast<int>(request.config.batch().micro_batches),
           .ranks = layout.data * layout.context,
-          // With sharded updates, both shares of a tied table travel together.
-          .split_tied_embedding =
-              config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
+          .split_tied_embedding = config.overlap.split_tied_embedding,
           .tensor = layout.tensor,
           .sequence_parallel = config.parallel.sequence_parallel,
           .tensor_chunks = models::token_chunks(

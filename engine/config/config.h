@@ -3,8 +3,8 @@
 // The configuration of a run: one struct per table, one member per key, in the program's units.
 //
 // The rows of engine/config/fields.cpp define every key, its range and its meaning. A RunConfig that comes from
-// load_run_config (engine/config/load.h) is resolved (every 0 or "auto" that depends on the run file alone is replaced)
-// and valid. Treat it as const.
+// load_run_config (engine/config/load.h) is valid. resolve() (engine/config/resolve.h) turns it into the configuration
+// that a run computes with.
 
 #include <cstdint>
 #include <string>
@@ -170,6 +170,19 @@ struct RunConfig {
   Checkpoint checkpoint;
   Trace trace;
   Output output;
+};
+
+/// Ranks along each axis; their product is the world.
+struct Layout {
+  int data = 1;
+  int tensor = 1;
+  int pipeline = 1;
+  int context = 1;
+};
+
+struct Batch {
+  int64_t global_batch_size = 0;  // sequences of one step
+  int64_t micro_batches = 0;      // that each data rank computes in one step
 };
 
 }  // namespace slipstream

@@ -37,7 +37,7 @@ FinishedJob planned(
   config.overlap.p2p = hides_transfers;
   config.comm.emulate.bandwidth_bytes_per_second = hides_transfers ? 1000 : 1'000'000'000;
   return build_finished_job(
-      {.config = resolve_defaults(config), .world = stages, .machine = this_host(1), .spine_ns = measured_ns});
+      {.config = resolve(config, {.world = stages}), .machine = this_host(1), .spine_ns = measured_ns});
 }
 
 }  // namespace
@@ -113,10 +113,11 @@ TEST_CASE(
   Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
   machine.ranks_per_node = 1;  // hops cross nodes
   const FinishedJob finished = build_finished_job(
-      {.config = default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
-                                     "model.tie_embeddings=false", "train.dtype=bfloat16", "train.micro_batch_size=4",
-                                     "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
-       .world = 4,
+      {.config = resolve(
+           default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
+                               "model.tie_embeddings=false", "train.dtype=bfloat16", "train.micro_batch_size=4",
+                               "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
+           {.world = 4}),
        .machine = machine,
        .proves = false});
   const ScheduleShape& shape = finished.job->options.schedule.shape;

@@ -163,7 +163,7 @@ std::string refusal_of(const Row& row) {
   try {
     const RunConfig config = config_of(row);
     require_supported(config);
-    planner::build_finished_job({.config = config, .world = ranks_of(row), .machine = this_host(1)});
+    planner::build_finished_job({.config = resolve(config, {.world = ranks_of(row)}), .machine = this_host(1)});
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -204,7 +204,7 @@ const Table& table() {
 
 equivalence::Layout layout_of(const Row& row) {
   const RunConfig config = config_of(row);
-  const planner::JobRequest request{.config = config, .world = ranks_of(row)};
+  const planner::JobRequest request{.config = resolve(config, {.world = ranks_of(row)}), .machine = {}};
   equivalence::Layout layout{.name = name_of(row),
                              .model = planner::model_options(request),
                              .bucket_bytes = 2 << 10,
@@ -366,7 +366,8 @@ TEST_CASE(
       const auto drafted = [&](int64_t memory_bytes) {
         Machine machine = this_host(1);
         machine.memory_bytes = memory_bytes;
-        return planner::build_drafted_job({.config = config_of(row), .world = ranks_of(row), .machine = machine});
+        return planner::build_drafted_job(
+            {.config = resolve(config_of(row), {.world = ranks_of(row)}), .machine = machine});
       };
       const int64_t takes_bytes = planner::most_bytes(drafted(int64_t{1} << 40));
       CHECK(drafted(takes_bytes).job->options.zero_stage < 2);
