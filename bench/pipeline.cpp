@@ -61,7 +61,7 @@ class PipelineBench {
     int64_t transfer_ns = 0;
     std::unique_ptr<Candidate> candidate;
 
-    const PipelineSchedule& schedule() const { return stages[0]->options.schedule; }
+    const PipelineSchedule& schedule() const { return stages[0]->schedule; }
     double step_ms() const { return candidate->median_of(&runtime::StepMeans::step_ms); }
   };
 

@@ -87,11 +87,11 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
 std::vector<UpdateOption> update_options(const JobRequest& request, const FinishedJob& planned,
                                          double planned_step_ms) {
   std::vector<UpdateOption> places;
-  const PlanOptions& chosen = planned.job->options;
+  const Job& chosen = *planned.job;
   for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
     const bool beside = !places.empty(), twice = places.size() == 2;
     if (twice && chosen.zero_stage >= 3) break;
-    if (chosen.double_buffer == twice && chosen.update_on_spine == !beside) {
+    if (chosen.options.double_buffer == twice && chosen.update_on_spine == !beside) {
       places.push_back(
           {.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
       continue;
@@ -114,7 +114,7 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
         fmt::format("optimizer.warmup_steps = {} exceeds train.steps = {}, so the learning rate never reaches "
                     "optimizer.learning_rate",
                     config.optimizer.warmup_steps, config.train.steps));
-  const int64_t stage = job.options.zero_stage;
+  const int64_t stage = job.zero_stage;
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
     lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit "
                                             "in memory, and are reduced once (same bits as stage 0)",
@@ -125,7 +125,7 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
                                             machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
                                                                                    format_bytes(machine.memory_bytes))
                                                                      : "the memory of a rank is unknown"));
-  if (const PipelineSchedule& schedule = job.options.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
+  if (const PipelineSchedule& schedule = job.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
     const ScheduleShape& shape = schedule.shape;
     // Stages of equal duration, backward twice as long as forward, without hops.
     const Played played =
@@ -169,7 +169,7 @@ WireBytes wire_bytes_of_step(const Job& job) {
     if (is_communication(task.op) && carries_states(job.channels[task.channel]))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                      task.elems, task.dtype);
-  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),
+  const int64_t stage = job.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),
                 elems = job.model.parameter_elems();
   const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
   const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
@@ -183,10 +183,9 @@ WireBytes wire_bytes_of_step(const Job& job) {
 
 std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages,
                           const Played& played) {
-  const PlanOptions& options = stages[0]->options;
-  const ScheduleShape& shape = options.schedule.shape;
+  const ScheduleShape& shape = stages[0]->schedule.shape;
   std::string layers;
-  for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
+  for (int part : stages[0]->layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
   std::string line = fmt::format(
       "pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute "
       "time, hops included",

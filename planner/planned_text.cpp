@@ -149,7 +149,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
     fmt::print(
         "    on a CPU an update takes the cores that compute, wherever it runs, which the other rehearsals leave "
         "out\n");
-  if (job.options.zero_stage >= 3)
+  if (job.zero_stage >= 3)
     fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
 
@@ -194,13 +194,13 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
-    const ScheduleShape& shape = job.options.schedule.shape;
+    const ScheduleShape& shape = job.schedule.shape;
     const Played played = played_schedule(planned.finished.stages, price_of(*planned.config, planned.machine, job.mesh),
                                           planned.finished.transfer_ns);
     fmt::print("{}\n", schedule_line(*planned.config, planned.finished.stages, played));
     for (const auto& stage : planned.finished.stages)
       fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}{}\n", stage->stage(),
-                 format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->options.schedule, stage->stage()),
+                 format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->schedule, stage->stage()),
                  shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
                  rehearsal.finished
                      ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
@@ -213,7 +213,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     constexpr int64_t kWhole = 400, kEnds = 24;
     const int64_t columns = (played.makespan_ns + tick_ns / 2) / tick_ns;
     const bool is_whole = shape.micro_batches <= 16 && shape.stages <= 16 && columns <= kWhole;
-    fmt::print("{}", schedule_table(job.options.schedule, played, tick_ns, is_whole ? 0 : kEnds));
+    fmt::print("{}", schedule_table(job.schedule, played, tick_ns, is_whole ? 0 : kEnds));
     if (!is_whole && columns > 2 * kEnds)
       fmt::print("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n", columns,
                  kEnds);

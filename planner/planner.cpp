@@ -265,7 +265,7 @@ FinishedJob build_proved_job(const JobRequest& request) {
   std::vector<UpdateCandidate> candidates{{{two_asked, two_asked}}};
   if (!two_asked) candidates.push_back({{true, false}});
   // In stage 3, no update waits for a reader.
-  if (copies == Choice::automatic && first.job->options.zero_stage < 3) candidates.push_back({{true, true}});
+  if (copies == Choice::automatic && first.job->zero_stage < 3) candidates.push_back({{true, true}});
   const UpdateCandidate *by_graph = candidates.data(), *by_task = candidates.data();
   for (UpdateCandidate& candidate : candidates) {
     const FinishedJob finished = &candidate == candidates.data() ? first : finish_job(request, candidate.update, false);
@@ -307,7 +307,7 @@ FinishedJob build_drafted_job(const JobRequest& request) {
 
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns) {
-  return play(stages[0]->options.schedule,
+  return play(stages[0]->schedule,
               {.action_ns =
                    [&](int stage, const Action& action) {
                      const Job& job = *stages[static_cast<size_t>(stage)];

@@ -48,7 +48,7 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
     for (int stages : {2, 4})
       for (int micro_batches : {stages, 4 * stages}) {
         const FinishedJob finished = planned(schedule, stages, micro_batches, false);
-        const PipelineSchedule& order = finished.job->options.schedule;
+        const PipelineSchedule& order = finished.job->schedule;
         const double busy_ms = static_cast<double>(busy_ns(order, kForwardNs)) / 1e6;
         const double bubble = (rehearsed_equal_step_ms(finished, kForwardNs, 0) - busy_ms) / busy_ms;
         CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
@@ -83,13 +83,12 @@ TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is n
   const auto line = [](const FinishedJob& finished) {
     RunConfig config;
     config.pipeline.schedule = ScheduleKind::zb_h1;
-    return schedule_line(config, finished.stages,
-                         play(finished.job->options.schedule,
-                              {.action_ns = [](int, const Action&) { return int64_t{1}; }, .transfer_ns = {}}));
+    return schedule_line(
+        config, finished.stages,
+        play(finished.job->schedule, {.action_ns = [](int, const Action&) { return int64_t{1}; }, .transfer_ns = {}}));
   };
   const FinishedJob equal = planned(ScheduleKind::zb_h1, 2, 2, false);
-  CHECK(equal.job->options.schedule.stages ==
-        make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
+  CHECK(equal.job->schedule.stages == make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
   CHECK(line(equal).find("lag") == std::string::npos);
   // Forwards of the first stage and weight gradients of the second one take long, everything else almost nothing.
   const FinishedJob unequal = planned(ScheduleKind::zb_h1, 2, 2, false, [](const Job& job) {
@@ -101,7 +100,7 @@ TEST_CASE("a plan of ZB-H1 lags by what passes take, and says so where that is n
     }
     return ns;
   });
-  CHECK(unequal.job->options.schedule.shape.lags == std::vector<int>{0, 0});
+  CHECK(unequal.job->schedule.shape.lags == std::vector<int>{0, 0});
   CHECK(unequal.proof.holds());
   CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, by what passes take") !=
         std::string::npos);
@@ -120,7 +119,7 @@ TEST_CASE(
            {.world = 4}),
        .machine = machine,
        .proves = false});
-  const ScheduleShape& shape = finished.job->options.schedule.shape;
+  const ScheduleShape& shape = finished.job->schedule.shape;
   REQUIRE(shape.hides_transfers);
   REQUIRE(shape.lags.size() == 4);
   CHECK(std::max_element(shape.lags.begin(), shape.lags.end()) == shape.lags.end() - 1);
@@ -137,7 +136,7 @@ TEST_CASE("hops of up to half a pass cost less than 2 % of a step, beyond the fi
   for (ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int stages : {2, 4}) {
       const FinishedJob finished = planned(schedule, stages, 8 * stages, true);
-      const PipelineSchedule& order = finished.job->options.schedule;
+      const PipelineSchedule& order = finished.job->schedule;
       const double alone_ms = rehearsed_equal_step_ms(finished, kForwardNs, 0);
       for (double ratio : {0.1, 0.25, 0.5}) {
         const auto transfer_ns =

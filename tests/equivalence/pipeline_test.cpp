@@ -357,7 +357,7 @@ TEST_CASE("what crosses stages has as many slots as are alive, and one for each 
               };
               // What arrives is read again by backward; the closed forms of Narayanan et al.
               const int alive = kind == ScheduleKind::gpipe ? m
-                                : v > 1                     ? peak_in_flight(job->options.schedule, s, c)
+                                : v > 1                     ? peak_in_flight(job->schedule, s, c)
                                                             : std::min(m, (hides ? 2 : 1) * (p - 1 - s) + 1);
               for (BufferId buffer : chunk.activations_in) CHECK(slots(buffer) == alive + 1);
               for (BufferId buffer : chunk.activations_out) CHECK(slots(buffer) == 2);

@@ -336,8 +336,8 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
       at.data = mesh.coordinates(replica).data;
       at.context = mesh.coordinates(replica).context;
       const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
-      const bool shares = stages[0]->options.zero_stage > 0 &&
-                          std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
+      const bool shares =
+          stages[0]->zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
       if (shares || mesh.rank(at) == static_cast<int>(r))
         of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
       if (mesh.rank(at) != static_cast<int>(r)) continue;

@@ -25,9 +25,7 @@ double known_share(const JobRequest& request) {
   asked.machine.memory_bytes = int64_t{1} << 60;
   asked.proves = false;
   const FinishedJob finished = build_proved_job(asked);
-  PlanOptions options = finished.job->options;
-  options.zero_stage = static_cast<int>(request.config->zero.stage);  // as asked: the planner may do with less
-  return static_cast<double>(minimum_bytes(model_options(asked), options)) /
+  return static_cast<double>(minimum_bytes(model_options(asked), finished.job->options)) /
          static_cast<double>(largest_stage(finished).buffers.total_bytes());
 }
 
