@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -59,14 +60,37 @@ int run(int argc, char** argv) {
   return chosen();
 }
 
+/// What is printed may wait in a buffer until here: a full disk is not exit code 0.
+void require_printed() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw ResourceError(
+        "[output] standard output could not be written: its disk is full, or the program that reads it has ended. Part "
+        "of the output is missing. Send it to a file with room, or read all of it.");
+}
+
+/// The same for a print that fails at once, of which the library throws an error of its own.
+int run_and_flush(int argc, char** argv) {
+  int code = 0;
+  try {
+    code = run(argc, argv);
+  } catch (const std::system_error&) {
+    require_printed();
+    throw;
+  }
+  if (code == 0) require_printed();
+  return code;
+}
+
 }  // namespace
 }  // namespace slipstream::cli
 
 int main(int argc, char** argv) {
   using slipstream::ExitCode;
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of its write, which has a sentence
+  // A file that may not grow and a pipe without a reader are errors of the write, which have a sentence.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
   try {
-    return slipstream::cli::run(argc, argv);
+    return slipstream::cli::run_and_flush(argc, argv);
   } catch (const slipstream::Error& error) {
     std::fflush(stdout);  // earlier output comes before the reason of the end
     std::fprintf(stderr, "slipstream: %s\n", error.what());
