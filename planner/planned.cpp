@@ -24,15 +24,21 @@ constexpr int64_t kRehearsedSteps = 3;
 
 /// GPU memory outside the plan of a stage.
 std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job) {
-  return computes_on_gpus(planned.config) ? extra_memory_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
-                                          : std::vector<ExtraMemory>{};
+  return computes_on_gpus(planned.config, planned.machine)
+             ? extra_memory_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
+             : std::vector<ExtraMemory>{};
 }
 }  // namespace
 
-bool computes_on_gpus(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
+bool computes_on_gpus(const RunConfig& config, const Machine& machine) {
+  if (config.device.kind != DeviceChoice::automatic) return config.device.kind == DeviceChoice::cuda;
+  if (config.comm.backend != Backend::automatic) return config.comm.backend == Backend::nccl;
+  return machine.device == MachineDevice::cuda;
+}
 
 Planned make_plan(const PlanRequest& request) {
   Planned planned;
+  planned.request = request;
   planned.config = load_run_config(request.run_file, request.sets);
   require_supported(planned.config);
   const int ranks = request.ranks;
@@ -45,7 +51,8 @@ Planned make_plan(const PlanRequest& request) {
                            : !planned.config.device.machine.empty() ? "device.machine"
                                                                     : "this host";
   planned.vocab = vocab_of(planned.config);
-  if (computes_on_gpus(planned.config)) {
+  const bool on_gpus = computes_on_gpus(planned.config, planned.machine);
+  if (on_gpus) {
     planned.nccl_table = nccl_table_name(planned.config.comm.nccl);
     planned.nccl =
         comm::NcclTable::parse(comm::NcclTable::read_text(planned.config.comm.nccl), planned.config.comm.nccl);
@@ -54,7 +61,8 @@ Planned make_plan(const PlanRequest& request) {
                    .world = ranks,
                    .vocab = planned.vocab,
                    .machine = planned.machine,
-                   .on_gpus = computes_on_gpus(planned.config)};
+                   .on_gpus = on_gpus,
+                   .proves = request.proves};
   asked.extra_bytes = [&](const Job& job) { return sum_of(extra_memory_of(planned, job)); };
   planned.finished = build_proved_job(asked);
   return planned;

@@ -17,9 +17,11 @@ namespace slipstream::planner {
 struct PlanRequest : RunSource {
   int ranks = 1;        // world size
   std::string machine;  // path; empty: device.machine of the run file, else this host
+  bool proves = true;   // false: a plan that is only compared
 };
 
 struct Planned {
+  PlanRequest request;
   RunConfig config;
   Machine machine;
   FinishedJob finished;
@@ -32,9 +34,8 @@ struct Planned {
 /// Reads files, blocks. Throws: ConfigError, DataError, PlanError.
 Planned make_plan(const PlanRequest& request);
 
-/// A machine file does not declare its device type, so only a run file with device.kind = "cuda" gets the streams and
-/// graphs of GPUs.
-bool computes_on_gpus(const RunConfig& config);
+/// The run file asks for GPUs, or leaves the choice open and the machine file declares them. Pure.
+bool computes_on_gpus(const RunConfig& config, const Machine& machine);
 
 /// GPU memory outside the plan of the largest stage. Pure.
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned);

@@ -31,6 +31,7 @@
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
+#include "planner/planned.h"
 #include "planner/planner.h"
 #include "runtime/agreement.h"
 #include "runtime/library_tables.h"
@@ -136,7 +137,7 @@ int train(const TrainOptions& options) {
     require_same(world, "data", dataset.hash, "Give all hosts the same files.");
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
-      if (options.dry_run && config.device.kind == DeviceChoice::cuda) {  // plans for a GPU that this host lacks
+      if (options.dry_run && planner::computes_on_gpus(config, agreed)) {  // as on a GPU that is not here
         assignment.kind = DeviceKind::cuda;
         assignment.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(config.comm.nccl), config.comm.nccl);
       }
