@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "comm/wiring.h"
+#include "engine/report/critical_path.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -43,26 +44,47 @@ class Reader {
 }  // namespace
 
 PlanItems::PlanItems(const Job& job) : rendezvous_ids(comm::rendezvous_of(job)) {
-  for (ItemId item = 0; item < job.train.size(); ++item) names.push_back(job.train[item].name);
+  for (ItemId item = 0; item < job.train.size(); ++item) {
+    names.push_back(job.train[item].name);
+    awaited.emplace_back();
+    for (const Point& point : job.train[item].after) awaited.back().push_back(point.item);
+  }
 }
 
 std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const PlanItems& items) {
   std::string bytes;
-  const int64_t to_common_ns = world.clock_offset_ns();  // entries of ranks on other machines are compared below
+  const int64_t to_common_ns = world.clock_offset_ns();  // times of ranks on other machines are compared below
+  put(bytes, static_cast<int64_t>(items.names.size()));
+  for (size_t item = 0; item < items.names.size(); ++item) {
+    put(bytes, static_cast<int64_t>(items.rendezvous_ids[item]));
+    put(bytes, items.names[item]);
+    put(bytes, static_cast<int64_t>(items.awaited[item].size()));
+    for (uint32_t awaited : items.awaited[item]) put(bytes, awaited);
+  }
   for (const StepTimes& t : steps) {
-    for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.bubble_ns, t.input_ns, t.other_ns}) put(bytes, ns);
+    put(bytes, t.begin_ns + to_common_ns);
+    for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.input_ns, t.other_ns}) put(bytes, ns);
+    put(bytes, t.next_begins);
     put(bytes, static_cast<int64_t>(t.tasks.size()));
     for (const TaskTime& task : t.tasks) {
-      put(bytes, static_cast<int64_t>(items.rendezvous_ids[task.item]));
       put(bytes, task.channel);
+      put(bytes, task.item);
       put(bytes, task.begin_ns + to_common_ns);
       put(bytes, task.end_ns + to_common_ns);
     }
+    put(bytes, static_cast<int64_t>(t.works.size()));
+    for (const WorkTime& work : t.works) {
+      put(bytes, static_cast<int64_t>(work.kind));
+      put(bytes, work.channel);
+      put(bytes, work.item);
+      put(bytes, work.begin_ns + to_common_ns);
+      put(bytes, work.end_ns + to_common_ns);
+    }
     put(bytes, static_cast<int64_t>(t.exposures.size()));
     for (const Exposure& wait : t.exposures) {
-      put(bytes, items.names[static_cast<ItemId>(wait.awaited)]);
+      put(bytes, static_cast<int64_t>(wait.awaited));
+      put(bytes, wait.item);
       put(bytes, static_cast<int64_t>(wait.kind));
-      put(bytes, static_cast<int64_t>(wait.task));
       put(bytes, wait.begin_ns + to_common_ns);
       put(bytes, wait.end_ns + to_common_ns);
     }
@@ -70,50 +92,70 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
   const std::vector<std::string> gathered = world.all_gather(bytes, "the times of steps");
   std::vector<Reader> readers(gathered.begin(), gathered.end());
   const double ranks = static_cast<double>(gathered.size());
+  struct Described {
+    std::vector<uint64_t> rendezvous_ids;
+    std::vector<std::string> names;
+    std::vector<std::vector<uint32_t>> awaited;
+  };
+  std::vector<Described> plans(gathered.size());
+  for (size_t r = 0; r < plans.size(); ++r)
+    for (int64_t left = readers[r].next(); left > 0; --left) {
+      plans[r].rendezvous_ids.push_back(static_cast<uint64_t>(readers[r].next()));
+      plans[r].names.push_back(readers[r].next_text());
+      plans[r].awaited.emplace_back(static_cast<size_t>(readers[r].next()));
+      for (uint32_t& awaited : plans[r].awaited.back()) awaited = static_cast<uint32_t>(readers[r].next());
+    }
   std::vector<StepMeans> means(steps.size());
   for (StepMeans& m : means) {
     std::vector<StepTimes> times(gathered.size());
-    std::vector<std::vector<int64_t>> met(gathered.size());
-    std::vector<std::vector<std::string>> awaited(gathered.size());
-    std::map<int64_t, int64_t> last_entry;  // by rendezvous
+    std::vector<RankStep> together;
     for (size_t r = 0; r < times.size(); ++r) {
       StepTimes& t = times[r];
-      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.bubble_ns, &t.input_ns, &t.other_ns})
-        *ns = readers[r].next();
-      t.tasks.resize(static_cast<size_t>(readers[r].next()));
+      Reader& reader = readers[r];
+      for (int64_t* ns : {&t.begin_ns, &t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns})
+        *ns = reader.next();
+      t.next_begins = reader.next() != 0;
+      t.tasks.resize(static_cast<size_t>(reader.next()));
       for (TaskTime& task : t.tasks) {
-        const int64_t rendezvous = met[r].emplace_back(readers[r].next());
-        task.channel = static_cast<uint32_t>(readers[r].next());
-        task.begin_ns = readers[r].next();
-        task.end_ns = readers[r].next();
-        int64_t& last = last_entry.try_emplace(rendezvous, task.begin_ns).first->second;
-        last = std::max(last, task.begin_ns);
+        task.channel = static_cast<uint32_t>(reader.next());
+        task.item = static_cast<uint32_t>(reader.next());
+        task.begin_ns = reader.next();
+        task.end_ns = reader.next();
       }
-      t.exposures.resize(static_cast<size_t>(readers[r].next()));
+      t.works.resize(static_cast<size_t>(reader.next()));
+      for (WorkTime& work : t.works) {
+        work.kind = static_cast<ChannelKind>(reader.next());
+        work.channel = static_cast<uint32_t>(reader.next());
+        work.item = static_cast<uint32_t>(reader.next());
+        work.begin_ns = reader.next();
+        work.end_ns = reader.next();
+      }
+      t.exposures.resize(static_cast<size_t>(reader.next()));
       for (Exposure& wait : t.exposures) {
-        awaited[r].push_back(readers[r].next_text());
-        wait.kind = static_cast<ChannelKind>(readers[r].next());
-        wait.task = static_cast<size_t>(readers[r].next());
-        wait.begin_ns = readers[r].next();
-        wait.end_ns = readers[r].next();
+        wait.awaited = static_cast<uint64_t>(reader.next());
+        wait.item = static_cast<uint32_t>(reader.next());
+        wait.kind = static_cast<ChannelKind>(reader.next());
+        wait.begin_ns = reader.next();
+        wait.end_ns = reader.next();
       }
+      together.push_back({&t, &plans[r].rendezvous_ids, &plans[r].awaited});
     }
+    split_waits(together);
     for (size_t r = 0; r < times.size(); ++r) {
-      StepTimes& t = times[r];
-      std::vector<int64_t> last_entries;
-      for (int64_t rendezvous : met[r]) last_entries.push_back(last_entry[rendezvous]);
-      apply_last_entries(t, last_entries);
+      const StepTimes& t = times[r];
       const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
       mean(m.step_ms, t.step_ns);
       mean(m.compute_ms, t.compute_ns);
       mean(m.comm_ms, t.comm_ns);
+      mean(m.hidden_ms, t.hidden_ns);
       mean(m.exposed_ms, t.exposed_ns);
       mean(m.bubble_ms, t.bubble_ns);
       mean(m.input_ms, t.input_ns);
       mean(m.other_ms, t.other_ns);
       mean(m.skew_ms, t.skew_ns);
-      for (size_t i = 0; i < t.exposures.size(); ++i)
-        if (t.exposures[i].exposed_ns() > 0) mean(m.exposed_by[awaited[r][i]], t.exposures[i].exposed_ns());
+      for (const Exposure& wait : t.exposures)
+        if (wait.exposed_ns() > 0)
+          mean(m.exposed_by[plans[r].names[static_cast<uint32_t>(wait.awaited)]], wait.exposed_ns());
       m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
     }
   }

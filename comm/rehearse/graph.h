@@ -20,6 +20,7 @@ using RendezvousKey = std::array<uint32_t, 5>;
 
 struct GraphOptions {
   RehearseOptions rehearse;
+  bool instant = false;           // communication takes no time
   bool in_order_channels = true;  // false: of communication not, and plans need no host order yet
 };
 

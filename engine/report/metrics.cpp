@@ -10,10 +10,15 @@
 #include "engine/report/overlap.h"
 
 namespace slipstream {
+namespace {
+
+constexpr double kShownBubble = 0.01;  // of a step; ranks that share no pipeline wait so long for each other
+
+}  // namespace
 
 std::optional<double> StepMetrics::hidden() const {
   if (comm_ms <= 0) return std::nullopt;
-  return hidden_share(comm_ms, exposed_ms);
+  return share_of(hidden_ms, comm_ms);
 }
 
 std::string metrics_json(const StepMetrics& m) {
@@ -57,7 +62,7 @@ std::string metrics_line(const StepMetrics& m, int64_t steps, double eta_seconds
   if (m.comm_ms > 0)
     line +=
         fmt::format(" | comm {:.1f} ms, exposed {:.1f} ({:.0f}% hidden)", m.comm_ms, m.exposed_ms, 100 * *m.hidden());
-  if (m.bubble_ms > 0) line += fmt::format(" | bubble {:.1f} ms", m.bubble_ms);
+  if (m.bubble_ms > kShownBubble * m.step_ms) line += fmt::format(" | bubble {:.1f} ms", m.bubble_ms);
   if (m.bound_ms && m.step_ms > 0) line += fmt::format(" | {:.0f}% of bound", 100 * *m.bound_ms / m.step_ms);
   return line + fmt::format(" | eta {}", format_eta(eta_seconds));
 }

@@ -22,19 +22,20 @@ struct StepMetrics {
   double compute_ms = 0;
   double comm_ms = 0;
   double exposed_ms = 0;
-  double bubble_ms = 0;       // pipelines: waits for what another stage had not computed yet; no part of exposed_ms
+  double hidden_ms = 0;       // of comm_ms: under compute
+  double bubble_ms = 0;       // waits for communication that a faster network would not shorten; not in exposed_ms
   double exposed_ms_max = 0;  // of the rank that waited longest
   std::vector<std::pair<std::string, double>>
       exposed_by;  // the task that compute waited for, and its part of exposed_ms; the largest first
   double input_ms = 0;
   double other_ms = 0;
   double skew_ms = 0;
-  std::optional<double> bound_ms;  // rehearsed from this run's own op times
+  std::optional<double> bound_ms;  // rehearsed from this run's own op times, no more than its fastest step
   std::optional<double> mfu;       // when device.machine names a file: see utilization.h
   std::string params_hash;         // empty: not computed at this step
 
   double tokens_per_s() const { return step_ms > 0 ? 1e3 * static_cast<double>(tokens) / step_ms : 0; }
-  /// hidden_share(); none when nothing was communicated.
+  /// hidden_ms / comm_ms; none when nothing was communicated.
   std::optional<double> hidden() const;
 };
 

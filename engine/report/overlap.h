@@ -5,15 +5,14 @@
 // Definitions (per rank and step), as metrics.jsonl prints them:
 //   step     start of the step's first work on compute to the start of the next step's (or the end of its last work)
 //   compute  union of the works on the compute stream
-//   exposed  union of the intervals in which compute waited for an event of a communication channel, or for local work
-//            beside it (an update on a stream of its own) while that waited for one, less bubble
-//   bubble   the part in which what it waited for had not begun, because another pipeline stage still computed; the
-//            first wait of the next step for a hop is counted whole
-//   input    the same for the channel that stages batches
+//   exposed  the part of compute's waits for communication that an infinitely fast network would remove; the waits are
+//            those for events of communication channels, and for local work while that waited for such an event
+//   bubble   the rest of these waits: another rank still computed, or its host was late (critical_path.h)
+//   input    union of the waits for the channel that stages batches
 //   other    step - compute - exposed - bubble - input: gaps of the host
 //   comm     union over communication channels of their tasks, each from when the last member of its group entered
+//   hidden   the part of comm during which compute ran
 //   skew     union of the tasks from when this rank entered, minus comm: waiting for a late peer
-//   hidden   1 - exposed / comm, 0 to 1: hidden_share()
 
 #include <cstdint>
 #include <map>
@@ -29,12 +28,22 @@ struct Interval {
   int64_t end_ns = 0;
 };
 
-/// 1 - exposed / comm, within 0 to 1; 0 when nothing was communicated. A wait for a late peer is exposed although it is
-/// not communication, so that exposed may be the larger. Pure.
+/// part / whole, within 0 to 1; 0 of nothing. Pure.
+double share_of(double part, double whole);
+
+/// 1 - exposed / comm, within 0 to 1; 0 when nothing was communicated. For a plan in which compute never pauses for
+/// another reason. Pure.
 double hidden_share(double comm, double exposed);
+
+/// Negative parts become 0, the others shrink in proportion until they add up to `total`, which is no larger than their
+/// sum. Pure.
+std::vector<int64_t> shrunk_to(std::vector<int64_t> parts, int64_t total);
 
 /// Total length of the union. Pure.
 int64_t union_ns(std::vector<Interval> intervals);
+
+/// Total length of what two unions have in common. Pure.
+int64_t common_ns(const std::vector<Interval>& a, const std::vector<Interval>& b);
 
 /// A task on a communication channel.
 struct TaskTime {
@@ -44,13 +53,16 @@ struct TaskTime {
   int64_t end_ns = 0;
 };
 
-enum class ChannelKind : uint8_t {
-  compute,
-  communication,
-  stages,
-  input,
-  local
-};  // stages: communication among those of a pipeline
+enum class ChannelKind : uint8_t { compute, communication, input, local };
+
+/// Work of an item on a channel that does not communicate. Works of one item that follow each other are one.
+struct WorkTime {
+  ChannelKind kind = ChannelKind::compute;
+  uint32_t channel = 0;
+  uint32_t item = 0;
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
 
 /// A wait of compute, by what it waited for.
 struct Exposure {
@@ -58,10 +70,8 @@ struct Exposure {
   uint32_t item = 0;     // that waited
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-  ChannelKind kind = ChannelKind::communication;  // of what was awaited: input, communication or stages
-  size_t task =
-      SIZE_MAX;  // stages: index into StepTimes::tasks; SIZE_MAX: of the next step, which another stage has not begun
-  int64_t bubble_ns = 0;  // stages: of it
+  ChannelKind kind = ChannelKind::communication;  // of what was awaited: input or communication
+  int64_t bubble_ns = 0;                          // of it
 
   /// Its part of StepTimes::exposed_ns. Pure.
   int64_t exposed_ns() const { return kind == ChannelKind::input ? 0 : end_ns - begin_ns - bubble_ns; }
@@ -77,8 +87,11 @@ struct StepTimes {
   int64_t input_ns = 0;
   int64_t other_ns = 0;
   int64_t comm_ns = 0;
+  int64_t hidden_ns = 0;
   int64_t skew_ns = 0;
+  bool next_begins = false;  // the step ends as the next one begins
   std::vector<TaskTime> tasks;                        // by (channel, begin)
+  std::vector<WorkTime> works;                        // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
   std::vector<Exposure> exposures;                    // of communication and input, in time order
 };
@@ -93,12 +106,13 @@ class OverlapMeter {
 
   /// Times of `step`, all of whose spans have been added. `next_begins`: the next step follows at once and its first
   /// work has been added too; otherwise the step ends with its last work. comm is counted from this rank's own entry
-  /// (skew 0) until apply_last_entries(). Forgets the step's spans.
+  /// (skew 0) until apply_last_entries(), and every wait for communication is exposed until split_waits(). Forgets the
+  /// step's spans.
   StepTimes take(uint32_t step, bool next_begins);
 
  private:
   struct Spans {
-    std::vector<Interval> works;                            // compute
+    std::vector<WorkTime> works;                            // by channel that does not communicate, in time order
     std::vector<Exposure> waits;                            // compute
     std::vector<TaskTime> tasks;                            // communication channels
     std::map<uint32_t, std::vector<Exposure>> local_waits;  // by local channel
@@ -108,8 +122,7 @@ class OverlapMeter {
   std::map<uint32_t, Spans> steps_;
 };
 
-/// Recounts comm and skew, and splits what compute waited for into exposed and bubble: `last_entries[i]` is when the
-/// last member of the group of tasks[i] entered.
+/// Recounts comm, hidden and skew: `last_entries[i]` is when the last member of the group of tasks[i] entered.
 void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entries);
 
 }  // namespace slipstream

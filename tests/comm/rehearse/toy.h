@@ -47,6 +47,24 @@ class ToyPrice : public Price {
   }
 };
 
+/// The same with every communication `factor` times as long. Borrows.
+class SlowerPrice : public Price {
+ public:
+  SlowerPrice(const Price& price, double factor) : price_(price), factor_(factor) {}
+  int64_t local_ns(const Plan& plan, ItemId item) const override { return price_.local_ns(plan, item); }
+  Link link(Axis axis) const override { return price_.link(axis); }
+  WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override {
+    WireCost cost = price_.wire(plan, item, axis, ranks);
+    cost.latency_ns = static_cast<int64_t>(factor_ * static_cast<double>(cost.latency_ns));
+    cost.wire_ns = static_cast<int64_t>(factor_ * static_cast<double>(cost.wire_ns));
+    return cost;
+  }
+
+ private:
+  const Price& price_;
+  double factor_;
+};
+
 /// Channels, buffers, plans and prices of one test. Plans do not move.
 struct ToyJob {
   std::vector<Channel> channels{{"compute", Axis::self}};

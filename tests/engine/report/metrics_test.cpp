@@ -23,6 +23,7 @@ StepMetrics example() {
           .compute_ms = 40.0,
           .comm_ms = 12.3,
           .exposed_ms = 0.8,
+          .hidden_ms = 11.5,
           .exposed_ms_max = 1.1,
           .input_ms = 0.25,
           .other_ms = 4.15,
@@ -41,6 +42,13 @@ TEST_CASE("the line of a person", "[metrics]") {
   alone.bound_ms.reset();
   alone.val_loss = 1.9;
   CHECK(metrics_line(alone, 120, 0) == "step 120/120 | loss 2.314 | val 1.900 | 45.2 ms | 17.0k tok/s | eta 0s");
+}
+
+TEST_CASE("hidden is what lies under compute, not what nothing waited for", "[metrics]") {
+  StepMetrics busy_host = example();
+  busy_host.hidden_ms = 0.25 * busy_host.comm_ms;
+  busy_host.exposed_ms = 0;
+  CHECK(*busy_host.hidden() == Approx(0.25));
 }
 
 TEST_CASE("the time that is left", "[metrics]") {

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replays a step without the time that its communication took.
+
+#include "engine/report/critical_path.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace slipstream {
+namespace {
+
+/// An item of a rank, as measured and on an infinitely fast network.
+struct Node {
+  int64_t begin_ns = 0, end_ns = 0;
+  int64_t last_entry_ns = 0;  // of communication: of its last member
+  int64_t instant_begin_ns = 0, instant_end_ns = 0;
+  int64_t removed_ns = 0;  // waits for communication of an earlier step
+  bool is_task = false;
+  uint64_t rendezvous = 0;
+  std::vector<size_t> awaited;
+
+  int64_t earlier_ns() const { return begin_ns - instant_begin_ns; }
+};
+
+class Replay {
+ public:
+  explicit Replay(const std::vector<RankStep>& ranks) : ranks_(ranks) {
+    for (const RankStep& rank : ranks) add(rank);
+    run();
+  }
+
+  void split() {
+    int64_t step_ns = 0;  // by which the step is shorter; from ranks that do not wait for another stage's next step
+    std::vector<Ending> endings;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      endings.push_back(ending_of(r));
+      if (!endings[r].waits_for_next) step_ns = std::max(step_ns, endings[r].earlier_ns - begins_earlier_ns(r));
+    }
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      if (endings[r].waits_for_next) endings[r].earlier_ns = begins_earlier_ns(r) + step_ns;
+      charge(r, endings[r].earlier_ns);
+    }
+  }
+
+ private:
+  struct Ending {
+    int64_t earlier_ns = 0;
+    bool waits_for_next = false;  // the first item of the next step waited for communication of that step
+  };
+
+  /// The task of this step that a wait was for; SIZE_MAX if it belongs to another step.
+  size_t task_of(size_t r, const Exposure& wait) const {
+    const auto found = items_[r].find(static_cast<uint32_t>(wait.awaited));
+    if (found == items_[r].end()) return SIZE_MAX;
+    const Node& task = nodes_[found->second];
+    return task.is_task && task.begin_ns < wait.end_ns && task.end_ns > wait.begin_ns ? found->second : SIZE_MAX;
+  }
+
+  void add(const RankStep& rank) {
+    auto& items = items_.emplace_back();
+    auto& compute = compute_.emplace_back();
+    const size_t r = items_.size() - 1;
+    uint32_t channel = UINT32_MAX;
+    for (const WorkTime& work : rank.times->works) {
+      const auto [found, is_new] = items.try_emplace(work.item, nodes_.size());
+      if (!is_new) {
+        nodes_[found->second].end_ns = work.end_ns;
+        continue;
+      }
+      nodes_.push_back({.begin_ns = work.begin_ns, .end_ns = work.end_ns});
+      if (work.channel == channel) nodes_.back().awaited.push_back(nodes_.size() - 2);
+      if (work.kind == ChannelKind::compute) compute.push_back(nodes_.size() - 1);
+      channel = work.channel;
+    }
+    channel = UINT32_MAX;
+    for (const TaskTime& task : rank.times->tasks) {
+      items[task.item] = nodes_.size();
+      nodes_.push_back({.begin_ns = task.begin_ns,
+                        .end_ns = task.end_ns,
+                        .is_task = true,
+                        .rendezvous = (*rank.rendezvous_ids)[task.item]});
+      if (task.channel == channel) nodes_.back().awaited.push_back(nodes_.size() - 2);
+      channel = task.channel;
+      auto& last_entry = last_entries_.try_emplace(nodes_.back().rendezvous, task.begin_ns).first->second;
+      last_entry = std::max(last_entry, task.begin_ns);
+    }
+    for (const auto& [item, node] : items)
+      for (uint32_t awaited : (*rank.awaited)[item])
+        if (const auto found = items.find(awaited); found != items.end())
+          nodes_[node].awaited.push_back(found->second);
+    for (const Exposure& wait : rank.times->exposures)
+      if (const auto found = items.find(wait.item); wait.kind == ChannelKind::communication && found != items.end())
+        if (Node& waiting = nodes_[found->second]; wait.end_ns <= waiting.begin_ns && task_of(r, wait) == SIZE_MAX)
+          waiting.removed_ns += wait.end_ns - wait.begin_ns;
+  }
+
+  /// When a node begins on an infinitely fast network, if it began at `begin_ns` after `awaited`.
+  int64_t instant_ns(int64_t begin_ns, const std::vector<size_t>& awaited) const {
+    if (awaited.empty()) return begin_ns;
+    int64_t ready_ns = INT64_MIN, instant_ns = INT64_MIN;
+    for (size_t node : awaited) {
+      ready_ns = std::max(ready_ns, nodes_[node].end_ns);
+      instant_ns = std::max(instant_ns, nodes_[node].instant_end_ns);
+    }
+    return std::min(begin_ns, instant_ns + std::max<int64_t>(begin_ns - ready_ns, 0));
+  }
+
+  void run() {
+    struct Event {
+      int64_t time_ns;
+      bool begins;
+      size_t node;
+      auto operator<=>(const Event&) const = default;  // what ends at a time ends before others begin
+    };
+    std::vector<Event> events;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      Node& node = nodes_[i];
+      node.last_entry_ns = node.begin_ns;
+      if (node.is_task) node.last_entry_ns = std::clamp(last_entries_[node.rendezvous], node.begin_ns, node.end_ns);
+      node.instant_begin_ns = node.begin_ns;
+      node.instant_end_ns = node.end_ns;
+      events.push_back({node.begin_ns, true, i});
+      events.push_back({std::max(node.end_ns, node.begin_ns + 1), false, i});
+    }
+    std::sort(events.begin(), events.end());
+    std::unordered_map<uint64_t, int64_t> instant_entries;  // of the last member
+    for (const Event& event : events) {
+      Node& node = nodes_[event.node];
+      if (event.begins) {
+        node.instant_begin_ns = instant_ns(node.begin_ns, node.awaited) - node.removed_ns;
+        if (!node.is_task) continue;
+        int64_t& entry = instant_entries.try_emplace(node.rendezvous, node.instant_begin_ns).first->second;
+        entry = std::max(entry, node.instant_begin_ns);
+      } else {
+        node.instant_end_ns = node.is_task ? instant_entries[node.rendezvous]
+                                           : node.instant_begin_ns + node.end_ns - node.begin_ns;
+      }
+    }
+  }
+
+  int64_t begins_earlier_ns(size_t r) const {
+    return nodes_[compute_[r].front()].earlier_ns();
+  }
+
+  Ending ending_of(size_t r) const {
+    const StepTimes& times = *ranks_[r].times;
+    const Node& last = nodes_[compute_[r].back()];
+    Ending ending{.earlier_ns = last.earlier_ns()};
+    if (!times.next_begins) return ending;
+    std::vector<size_t> awaited{compute_[r].back()};
+    for (const Exposure& wait : times.exposures)
+      if (wait.begin_ns >= last.end_ns && wait.kind == ChannelKind::communication) {
+        awaited.push_back(task_of(r, wait));
+        ending.waits_for_next |= awaited.back() == SIZE_MAX;
+      }
+    if (ending.waits_for_next) return ending;
+    const int64_t next_ns = times.begin_ns + times.step_ns;
+    ending.earlier_ns = next_ns - instant_ns(next_ns, awaited);
+    return ending;
+  }
+
+  /// What the gap before every work and the next step lost becomes exposed, the latest wait in it first.
+  void charge(size_t r, int64_t next_earlier_ns) {
+    StepTimes& times = *ranks_[r].times;
+    std::vector<int64_t> last_entries;
+    for (const TaskTime& task : times.tasks) last_entries.push_back(last_entries_[(*ranks_[r].rendezvous_ids)[task.item]]);
+    apply_last_entries(times, last_entries);
+    std::vector<int64_t> removed(times.exposures.size(), 0);
+    size_t next = removed.size();
+    int64_t later_ns = next_earlier_ns;
+    for (size_t i = compute_[r].size(); i-- > 0;) {
+      const Node& work = nodes_[compute_[r][i]];
+      int64_t lost_ns = later_ns - work.earlier_ns();
+      later_ns = work.earlier_ns();
+      while (next > 0 && times.exposures[next - 1].begin_ns >= work.end_ns) {
+        const Exposure& wait = times.exposures[--next];
+        if (wait.kind != ChannelKind::communication) continue;
+        removed[next] = std::clamp<int64_t>(lost_ns, 0, wait.end_ns - wait.begin_ns);
+        lost_ns -= removed[next];
+      }
+    }
+    int64_t all_ns = 0;
+    for (int64_t ns : removed) all_ns += ns;
+    const int64_t waited_ns = times.exposed_ns + times.bubble_ns;
+    times.exposed_ns = std::clamp<int64_t>(next_earlier_ns - begins_earlier_ns(r), 0, std::min(waited_ns, all_ns));
+    times.bubble_ns = waited_ns - times.exposed_ns;
+    removed = shrunk_to(std::move(removed), times.exposed_ns);
+    for (size_t i = 0; i < removed.size(); ++i)
+      if (Exposure& wait = times.exposures[i]; wait.kind == ChannelKind::communication)
+        wait.bubble_ns = wait.end_ns - wait.begin_ns - removed[i];
+  }
+
+  const std::vector<RankStep>& ranks_;
+  std::vector<Node> nodes_;
+  std::vector<std::unordered_map<uint32_t, size_t>> items_;  // node by item, of each rank
+  std::vector<std::vector<size_t>> compute_;                 // nodes of compute in time order, of each rank
+  std::unordered_map<uint64_t, int64_t> last_entries_;       // by rendezvous
+};
+
+}  // namespace
+
+void split_waits(const std::vector<RankStep>& ranks) { Replay(ranks).split(); }
+
+}  // namespace slipstream
