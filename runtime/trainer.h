@@ -71,12 +71,12 @@ class Trainer {
   std::unique_ptr<TraceWriter> trace_;
   std::vector<Pending> pending_;
   std::optional<PlanItems> items_;
-  std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
-  std::optional<double> bound_ms_;  // rehearsed, and no more than the fastest step
+  std::vector<int64_t> item_ns_;                                 // fastest seen, by item of the training plan
+  std::optional<double> bound_ms_;                               // rehearsed, and no more than the fastest step
   double fastest_ms_ = std::numeric_limits<double>::infinity();  // of the steps written
-  double model_flops_ = 0;              // of a step, all ranks
-  double peak_flops_per_second_ = 0;    // of a rank, as the machine file says; 0 without one
-  std::optional<int64_t> sent_before_;  // the first step, and by evaluations
+  double model_flops_ = 0;                                       // of a step, all ranks
+  double peak_flops_per_second_ = 0;                             // of a rank, as the machine file says; 0 without one
+  std::optional<int64_t> sent_before_;                           // the first step, and by evaluations
   int64_t global_batch_ = 0;
   int64_t started_ns_ = 0;
   RunDir* run_dir_ = nullptr;

@@ -86,8 +86,7 @@ class Replay {
     }
     for (const auto& [item, node] : items)
       for (uint32_t awaited : (*rank.awaited)[item])
-        if (const auto found = items.find(awaited); found != items.end())
-          nodes_[node].awaited.push_back(found->second);
+        if (const auto found = items.find(awaited); found != items.end()) nodes_[node].awaited.push_back(found->second);
     for (const Exposure& wait : rank.times->exposures)
       if (const auto found = items.find(wait.item); wait.kind == ChannelKind::communication && found != items.end())
         if (Node& waiting = nodes_[found->second]; wait.end_ns <= waiting.begin_ns && task_of(r, wait) == SIZE_MAX)
@@ -132,15 +131,13 @@ class Replay {
         int64_t& entry = instant_entries.try_emplace(node.rendezvous, node.instant_begin_ns).first->second;
         entry = std::max(entry, node.instant_begin_ns);
       } else {
-        node.instant_end_ns = node.is_task ? instant_entries[node.rendezvous]
-                                           : node.instant_begin_ns + node.end_ns - node.begin_ns;
+        node.instant_end_ns =
+            node.is_task ? instant_entries[node.rendezvous] : node.instant_begin_ns + node.end_ns - node.begin_ns;
       }
     }
   }
 
-  int64_t begins_earlier_ns(size_t r) const {
-    return nodes_[compute_[r].front()].earlier_ns();
-  }
+  int64_t begins_earlier_ns(size_t r) const { return nodes_[compute_[r].front()].earlier_ns(); }
 
   Ending ending_of(size_t r) const {
     const StepTimes& times = *ranks_[r].times;
@@ -163,7 +160,8 @@ class Replay {
   void charge(size_t r, int64_t next_earlier_ns) {
     StepTimes& times = *ranks_[r].times;
     std::vector<int64_t> last_entries;
-    for (const TaskTime& task : times.tasks) last_entries.push_back(last_entries_[(*ranks_[r].rendezvous_ids)[task.item]]);
+    for (const TaskTime& task : times.tasks)
+      last_entries.push_back(last_entries_[(*ranks_[r].rendezvous_ids)[task.item]]);
     apply_last_entries(times, last_entries);
     std::vector<int64_t> removed(times.exposures.size(), 0);
     size_t next = removed.size();

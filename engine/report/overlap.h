@@ -89,7 +89,7 @@ struct StepTimes {
   int64_t comm_ns = 0;
   int64_t hidden_ns = 0;
   int64_t skew_ns = 0;
-  bool next_begins = false;  // the step ends as the next one begins
+  bool next_begins = false;                           // the step ends as the next one begins
   std::vector<TaskTime> tasks;                        // by (channel, begin)
   std::vector<WorkTime> works;                        // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels

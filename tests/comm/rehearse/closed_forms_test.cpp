@@ -22,8 +22,7 @@ int64_t period(ToyJob& job, Plan& plan, int data = 4, bool replayed = false) {
   CHECK(proof.holds());
   const Rehearsal rehearsal = rehearse_in_a_row(job, {&plan}, mesh, 6, {.replayed = replayed});
   REQUIRE(rehearsal.finished);
-  if (replayed)
-    CHECK(rehearsal.ranks[0].bubble_ns <= 6);  // the barriers of six runs, 1 ns each
+  if (replayed) CHECK(rehearsal.ranks[0].bubble_ns <= 6);  // the barriers of six runs, 1 ns each
   return rehearsal.ranks[0].step_period_ns(4);
 }
 
@@ -185,7 +184,8 @@ TEST_CASE("idle time of a pipeline: what its schedule costs is a bubble, what it
           times.runs[0][static_cast<size_t>(plans[static_cast<size_t>(times.rank)]->spine.size()) - 1].end_ns;
       CAPTURE(transfer_ns, times.rank, times.bubble_ns, times.exposed_ns);
       CHECK(times.bubble_ns + charged_ns(times) + computed_ns == last_ns);  // nothing is lost
-      CHECK(times.exposed_ns <= 2 * 8 * 3 * transfer_ns);  // at most every hop of every micro-batch, one after the other
+      CHECK(times.exposed_ns <=
+            2 * 8 * 3 * transfer_ns);  // at most every hop of every micro-batch, one after the other
       if (times.rank > 0) CHECK(times.bubble_ns > 0);
     }
     // The first stage waits for the way there and back of the first micro-batch and of the last, nothing else.
@@ -198,7 +198,8 @@ namespace {
 
 /// What compute of one rank waits for over `runs` runs, by solving the waits of all ranks when communication takes no
 /// time: a fixed point over the plans' points, channel orders and seams. Local channels compute, too.
-std::vector<int64_t> idle_without_communication(const ToyJob& job, const Mesh& mesh, const std::vector<RankRuns>& ranks) {
+std::vector<int64_t> idle_without_communication(const ToyJob& job, const Mesh& mesh,
+                                                const std::vector<RankRuns>& ranks) {
   struct Key {
     size_t rank, run, item;
     auto operator<=>(const Key&) const = default;
@@ -244,7 +245,8 @@ std::vector<int64_t> idle_without_communication(const ToyJob& job, const Mesh& m
     for (const Key& wait : before[key]) start = std::max(start, end_of(wait));
     const Plan& plan = *ranks[key.rank].runs[key.run];
     const auto item = static_cast<ItemId>(key.item);
-    return end[key] = start + (is_communication(plan[item].op) ? 0 : std::max<int64_t>(1, job.price.local_ns(plan, item)));
+    return end[key] =
+               start + (is_communication(plan[item].op) ? 0 : std::max<int64_t>(1, job.price.local_ns(plan, item)));
   };
   std::vector<int64_t> idle;
   for (size_t r = 0; r < ranks.size(); ++r) {

@@ -97,7 +97,8 @@ TEST_CASE("the bubble of measured steps is the idle time that the plan has witho
         const auto ranks = in_a_row(job, plans, mesh, kRuns, false);
         const Rehearsal instant = rehearse(mesh, job.channels, ranks, SlowerPrice(job.price, 0), {.collapse = false});
         for (double slower : {0.2, 1.0, 3.0, 10.0}) {
-          const Rehearsal slow = rehearse(mesh, job.channels, ranks, SlowerPrice(job.price, slower), {.collapse = false});
+          const Rehearsal slow =
+              rehearse(mesh, job.channels, ranks, SlowerPrice(job.price, slower), {.collapse = false});
           REQUIRE(slow.finished);
           std::vector<StepTimes> steps;
           std::vector<std::vector<uint64_t>> ids;

@@ -35,8 +35,8 @@ Span wait(uint32_t step, uint32_t item, uint64_t awaited, int64_t begin, int64_t
           .end_ns = end * kMs};
 }
 
-/// Splits the waits of all ranks. `awaited[r]` are pairs of an item and one that it awaits; the number of a communication
-/// task is the rendezvous, too.
+/// Splits the waits of all ranks. `awaited[r]` are pairs of an item and one that it awaits; the number of a
+/// communication task is the rendezvous, too.
 void split(std::vector<StepTimes*> ranks, const std::vector<std::vector<std::pair<uint32_t, uint32_t>>>& awaited) {
   constexpr size_t kItems = 32;
   std::vector<uint64_t> ids(kItems);
@@ -231,10 +231,9 @@ TEST_CASE("what two stages wait for: hops are exposed, what the other stage comp
                        work(1, 3, 45, 46)});
   first.add(kHops, {work(1, 8, 14, 18), work(1, 9, 30, 34)});
   first.add(kReduce, {work(1, 10, 42, 45)});
-  second.add(kCompute,
-             {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20),
-              wait(1, 2, tag(kHops, 9), 20, 34), work(1, 2, 34, 40), wait(1, 3, tag(kReduce, 10), 40, 45),
-              work(1, 3, 45, 46)});
+  second.add(kCompute, {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20),
+                        wait(1, 2, tag(kHops, 9), 20, 34), work(1, 2, 34, 40), wait(1, 3, tag(kReduce, 10), 40, 45),
+                        work(1, 3, 45, 46)});
   second.add(kHops, {work(1, 8, 0, 18), work(1, 9, 18, 34)});
   second.add(kReduce, {work(1, 10, 40, 45)});
   StepTimes a = first.take(1, false), b = second.take(1, false);
