@@ -448,11 +448,14 @@ std::vector<std::vector<Span>> Rank::drain() {
 
 std::vector<ChannelKind> Rank::channel_kinds() const {
   std::vector<ChannelKind> kinds;
+  const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
   for (const Channel& channel : job_->channels)
     kinds.push_back(channel.name == "compute"    ? ChannelKind::compute
                     : channel.name == "h2d"      ? ChannelKind::input
                     : channel.axis == Axis::self ? ChannelKind::local
-                                                 : ChannelKind::communication);
+                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
+                        ? ChannelKind::stages
+                        : ChannelKind::communication);
   return kinds;
 }
 

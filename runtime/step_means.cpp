@@ -65,12 +65,14 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
     put(bytes, t.begin_ns + to_common_ns);
     for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.input_ns, t.other_ns}) put(bytes, ns);
     put(bytes, t.next_begins);
-    put(bytes, static_cast<int64_t>(t.tasks.size()));
-    for (const TaskTime& task : t.tasks) {
-      put(bytes, task.channel);
-      put(bytes, task.item);
-      put(bytes, task.begin_ns + to_common_ns);
-      put(bytes, task.end_ns + to_common_ns);
+    for (const auto* tasks : {&t.tasks, &t.before, &t.after}) {
+      put(bytes, static_cast<int64_t>(tasks->size()));
+      for (const TaskTime& task : *tasks) {
+        put(bytes, task.channel);
+        put(bytes, task.item);
+        put(bytes, task.begin_ns + to_common_ns);
+        put(bytes, task.end_ns + to_common_ns);
+      }
     }
     put(bytes, static_cast<int64_t>(t.works.size()));
     for (const WorkTime& work : t.works) {
@@ -115,12 +117,14 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
       for (int64_t* ns : {&t.begin_ns, &t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns})
         *ns = reader.next();
       t.next_begins = reader.next() != 0;
-      t.tasks.resize(static_cast<size_t>(reader.next()));
-      for (TaskTime& task : t.tasks) {
-        task.channel = static_cast<uint32_t>(reader.next());
-        task.item = static_cast<uint32_t>(reader.next());
-        task.begin_ns = reader.next();
-        task.end_ns = reader.next();
+      for (auto* tasks : {&t.tasks, &t.before, &t.after}) {
+        tasks->resize(static_cast<size_t>(reader.next()));
+        for (TaskTime& task : *tasks) {
+          task.channel = static_cast<uint32_t>(reader.next());
+          task.item = static_cast<uint32_t>(reader.next());
+          task.begin_ns = reader.next();
+          task.end_ns = reader.next();
+        }
       }
       t.works.resize(static_cast<size_t>(reader.next()));
       for (WorkTime& work : t.works) {

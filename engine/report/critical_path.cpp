@@ -9,13 +9,15 @@
 namespace slipstream {
 namespace {
 
+bool is_communication(const Exposure& wait) { return wait.kind != ChannelKind::input; }
+
 /// An item of a rank, as measured and on an infinitely fast network.
 struct Node {
   int64_t begin_ns = 0, end_ns = 0;
   int64_t last_entry_ns = 0;  // of communication: of its last member
   int64_t instant_begin_ns = 0, instant_end_ns = 0;
-  int64_t removed_ns = 0;  // waits for communication of an earlier step
   bool is_task = false;
+  bool is_of_step = true;  // false: communication of the step before or after
   uint64_t rendezvous = 0;
   std::vector<size_t> awaited;
 
@@ -48,12 +50,25 @@ class Replay {
     bool waits_for_next = false;  // the first item of the next step waited for communication of that step
   };
 
-  /// The task of this step that a wait was for; SIZE_MAX if it belongs to another step.
+  /// The task that a wait was for; SIZE_MAX if its times are unknown.
   size_t task_of(size_t r, const Exposure& wait) const {
-    const auto found = items_[r].find(static_cast<uint32_t>(wait.awaited));
-    if (found == items_[r].end()) return SIZE_MAX;
-    const Node& task = nodes_[found->second];
-    return task.is_task && task.begin_ns < wait.end_ns && task.end_ns > wait.begin_ns ? found->second : SIZE_MAX;
+    for (const auto& [item, i] : tasks_[r])
+      if (item == static_cast<uint32_t>(wait.awaited) && nodes_[i].begin_ns < wait.end_ns &&
+          nodes_[i].end_ns > wait.begin_ns)
+        return i;
+    return SIZE_MAX;
+  }
+
+  /// `salt` differs between the step before, the step and the step after.
+  void add_task(const TaskTime& task, uint64_t rendezvous, uint64_t salt) {
+    tasks_.back().emplace_back(task.item, nodes_.size());
+    nodes_.push_back({.begin_ns = task.begin_ns,
+                      .end_ns = task.end_ns,
+                      .is_task = true,
+                      .is_of_step = salt == 0,
+                      .rendezvous = rendezvous ^ salt * 0x9e3779b97f4a7c15u});
+    int64_t& last_entry = last_entries_.try_emplace(nodes_.back().rendezvous, task.begin_ns).first->second;
+    last_entry = std::max(last_entry, task.begin_ns);
   }
 
   void add(const RankStep& rank) {
@@ -73,24 +88,28 @@ class Replay {
       channel = work.channel;
     }
     channel = UINT32_MAX;
+    tasks_.emplace_back();
     for (const TaskTime& task : rank.times->tasks) {
       items[task.item] = nodes_.size();
-      nodes_.push_back({.begin_ns = task.begin_ns,
-                        .end_ns = task.end_ns,
-                        .is_task = true,
-                        .rendezvous = (*rank.rendezvous_ids)[task.item]});
+      add_task(task, (*rank.rendezvous_ids)[task.item], 0);
       if (task.channel == channel) nodes_.back().awaited.push_back(nodes_.size() - 2);
       channel = task.channel;
-      auto& last_entry = last_entries_.try_emplace(nodes_.back().rendezvous, task.begin_ns).first->second;
-      last_entry = std::max(last_entry, task.begin_ns);
     }
+    for (uint64_t salt : {1u, 2u})
+      for (const TaskTime& task : salt == 1 ? rank.times->before : rank.times->after) {
+        add_task(task, (*rank.rendezvous_ids)[task.item], salt);
+        // What it awaited is not known: it keeps its distance to the last work before it.
+        const auto later = std::partition_point(compute.begin(), compute.end(),
+                                                [&](size_t i) { return nodes_[i].end_ns <= task.begin_ns; });
+        if (later != compute.begin()) nodes_.back().awaited.push_back(*(later - 1));
+      }
     for (const auto& [item, node] : items)
       for (uint32_t awaited : (*rank.awaited)[item])
         if (const auto found = items.find(awaited); found != items.end()) nodes_[node].awaited.push_back(found->second);
     for (const Exposure& wait : rank.times->exposures)
-      if (const auto found = items.find(wait.item); wait.kind == ChannelKind::communication && found != items.end())
-        if (Node& waiting = nodes_[found->second]; wait.end_ns <= waiting.begin_ns && task_of(r, wait) == SIZE_MAX)
-          waiting.removed_ns += wait.end_ns - wait.begin_ns;
+      if (const auto found = items.find(wait.item); is_communication(wait) && found != items.end())
+        if (const size_t task = task_of(r, wait); task != SIZE_MAX && wait.end_ns <= nodes_[found->second].begin_ns)
+          nodes_[found->second].awaited.push_back(task);
   }
 
   /// When a node begins on an infinitely fast network, if it began at `begin_ns` after `awaited`.
@@ -126,7 +145,7 @@ class Replay {
     for (const Event& event : events) {
       Node& node = nodes_[event.node];
       if (event.begins) {
-        node.instant_begin_ns = instant_ns(node.begin_ns, node.awaited) - node.removed_ns;
+        node.instant_begin_ns = instant_ns(node.begin_ns, node.awaited);
         if (!node.is_task) continue;
         int64_t& entry = instant_entries.try_emplace(node.rendezvous, node.instant_begin_ns).first->second;
         entry = std::max(entry, node.instant_begin_ns);
@@ -145,11 +164,12 @@ class Replay {
     Ending ending{.earlier_ns = last.earlier_ns()};
     if (!times.next_begins) return ending;
     std::vector<size_t> awaited{compute_[r].back()};
-    for (const Exposure& wait : times.exposures)
-      if (wait.begin_ns >= last.end_ns && wait.kind == ChannelKind::communication) {
-        awaited.push_back(task_of(r, wait));
-        ending.waits_for_next |= awaited.back() == SIZE_MAX;
-      }
+    for (const Exposure& wait : times.exposures) {
+      if (wait.begin_ns < last.end_ns || !is_communication(wait)) continue;
+      const size_t task = task_of(r, wait);
+      if (task != SIZE_MAX) awaited.push_back(task);
+      ending.waits_for_next |= wait.kind == ChannelKind::stages && (task == SIZE_MAX || !nodes_[task].is_of_step);
+    }
     if (ending.waits_for_next) return ending;
     const int64_t next_ns = times.begin_ns + times.step_ns;
     ending.earlier_ns = next_ns - instant_ns(next_ns, awaited);
@@ -172,7 +192,7 @@ class Replay {
       later_ns = work.earlier_ns();
       while (next > 0 && times.exposures[next - 1].begin_ns >= work.end_ns) {
         const Exposure& wait = times.exposures[--next];
-        if (wait.kind != ChannelKind::communication) continue;
+        if (!is_communication(wait)) continue;
         removed[next] = std::clamp<int64_t>(lost_ns, 0, wait.end_ns - wait.begin_ns);
         lost_ns -= removed[next];
       }
@@ -184,15 +204,16 @@ class Replay {
     times.bubble_ns = waited_ns - times.exposed_ns;
     removed = shrunk_to(std::move(removed), times.exposed_ns);
     for (size_t i = 0; i < removed.size(); ++i)
-      if (Exposure& wait = times.exposures[i]; wait.kind == ChannelKind::communication)
+      if (Exposure& wait = times.exposures[i]; is_communication(wait))
         wait.bubble_ns = wait.end_ns - wait.begin_ns - removed[i];
   }
 
   const std::vector<RankStep>& ranks_;
   std::vector<Node> nodes_;
-  std::vector<std::unordered_map<uint32_t, size_t>> items_;  // node by item, of each rank
-  std::vector<std::vector<size_t>> compute_;                 // nodes of compute in time order, of each rank
-  std::unordered_map<uint64_t, int64_t> last_entries_;       // by rendezvous
+  std::vector<std::unordered_map<uint32_t, size_t>> items_;      // node by item, of each rank
+  std::vector<std::vector<std::pair<uint32_t, size_t>>> tasks_;  // item and node, of each rank
+  std::vector<std::vector<size_t>> compute_;                     // nodes of compute in time order, of each rank
+  std::unordered_map<uint64_t, int64_t> last_entries_;           // by rendezvous
 };
 
 }  // namespace

@@ -52,6 +52,8 @@ namespace {
 // Works of one item that are closer than this are kept as one.
 constexpr int64_t kAdjacentNs = 1000;
 
+bool is_communication(ChannelKind kind) { return kind == ChannelKind::communication || kind == ChannelKind::stages; }
+
 }  // namespace
 
 OverlapMeter::OverlapMeter(std::vector<ChannelKind> kinds) : kinds_(std::move(kinds)) {}
@@ -62,7 +64,7 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
     Spans& step = steps_[span.step];
     const ChannelKind kind = kinds_[channel];
     const bool is_work = span.kind == Span::Kind::work;
-    if (kind == ChannelKind::communication) {
+    if (is_communication(kind)) {
       if (is_work) step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
       continue;
     }
@@ -100,6 +102,8 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     // The next step waits before its first work; that wait delays it because of this step.
     for (const Exposure& wait : next.waits)
       if (wait.end_ns <= end_ns) spans.waits.push_back(wait);
+    for (const TaskTime& task : next.tasks)
+      if (task.begin_ns < end_ns) times.after.push_back(task);
   }
   // Waiting for local work is waiting for what that waits for, as long as it does.
   std::vector<Exposure> behind;
@@ -115,7 +119,9 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   std::sort(spans.tasks.begin(), spans.tasks.end(), [](const TaskTime& a, const TaskTime& b) {
     return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
   });
-  times.tasks = std::move(spans.tasks);
+  for (const TaskTime& task : last_tasks_)
+    if (task.end_ns > times.begin_ns) times.before.push_back(task);
+  times.tasks = last_tasks_ = std::move(spans.tasks);
   times.step_ns = end_ns - times.begin_ns;
   times.compute_ns = union_ns(busy);
   std::stable_sort(spans.works.begin(), spans.works.end(), [](const WorkTime& a, const WorkTime& b) {
@@ -133,7 +139,7 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     wait.end_ns = std::min(wait.end_ns, end_ns);
     if (wait.end_ns <= wait.begin_ns) continue;
     const ChannelKind kind = kinds_[wait.awaited >> 32];
-    if (kind != ChannelKind::communication && kind != ChannelKind::input) continue;
+    if (!is_communication(kind) && kind != ChannelKind::input) continue;
     (kind == ChannelKind::input ? input : exposed).push_back({wait.begin_ns, wait.end_ns});
     wait.kind = kind;
     times.exposures.push_back(wait);

@@ -53,7 +53,8 @@ struct TaskTime {
   int64_t end_ns = 0;
 };
 
-enum class ChannelKind : uint8_t { compute, communication, input, local };
+/// stages: communication among those of a pipeline.
+enum class ChannelKind : uint8_t { compute, communication, stages, input, local };
 
 /// Work of an item on a channel that does not communicate. Works of one item that follow each other are one.
 struct WorkTime {
@@ -70,7 +71,7 @@ struct Exposure {
   uint32_t item = 0;     // that waited
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-  ChannelKind kind = ChannelKind::communication;  // of what was awaited: input or communication
+  ChannelKind kind = ChannelKind::communication;  // of what was awaited: input, communication or stages
   int64_t bubble_ns = 0;                          // of it
 
   /// Its part of StepTimes::exposed_ns. Pure.
@@ -91,6 +92,7 @@ struct StepTimes {
   int64_t skew_ns = 0;
   bool next_begins = false;                           // the step ends as the next one begins
   std::vector<TaskTime> tasks;                        // by (channel, begin)
+  std::vector<TaskTime> before, after;                // of the steps before and after, at this step's ends
   std::vector<WorkTime> works;                        // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
   std::vector<Exposure> exposures;                    // of communication and input, in time order
@@ -119,6 +121,7 @@ class OverlapMeter {
     std::map<uint32_t, int64_t> work_ns;
   };
   std::vector<ChannelKind> kinds_;
+  std::vector<TaskTime> last_tasks_;  // of the step taken last
   std::map<uint32_t, Spans> steps_;
 };
 

@@ -20,7 +20,8 @@ StepTimes measured(const ToyJob& job, const RankRuns& rank, const RankTimes& tim
   for (const Channel& channel : job.channels)
     kinds.push_back(channel.name == "compute"    ? ChannelKind::compute
                     : channel.axis == Axis::self ? ChannelKind::local
-                                                 : ChannelKind::communication);
+                    : channel.axis == Axis::data ? ChannelKind::communication
+                                                 : ChannelKind::stages);
   OverlapMeter meter(kinds);
   std::vector<int64_t> free_ns(kinds.size(), 0);
   for (uint32_t run = 0; run < rank.runs.size(); ++run) {

@@ -18,7 +18,7 @@ enum : uint32_t { kCompute, kInput, kReduce, kScalars, kUpdate, kHops };
 
 OverlapMeter meter() {
   return OverlapMeter({ChannelKind::compute, ChannelKind::input, ChannelKind::communication, ChannelKind::communication,
-                       ChannelKind::local, ChannelKind::communication});
+                       ChannelKind::local, ChannelKind::stages});
 }
 uint64_t tag(uint32_t channel, uint32_t item) { return uint64_t{channel} << 32 | item; }
 
@@ -265,6 +265,22 @@ TEST_CASE("a wait for one channel is exposed while another one travels", "[overl
     CHECK(t->bubble_ns == 0);
     check_parts_sum(*t);
   }
+}
+
+TEST_CASE("a gather of the next step that waits for a late peer is exposed only while it travels", "[overlap]") {
+  // One rank is ready at 10, the other at 60; the gather of the next step's first layer takes 2.
+  OverlapMeter early = meter(), late = meter();
+  for (auto& [m, ready] : {std::pair{&early, 10}, std::pair{&late, 60}}) {
+    m->add(kCompute, {work(1, 0, 0, ready), wait(2, 0, tag(kReduce, 5), ready, 62), work(2, 0, 62, 63)});
+    m->add(kReduce, {work(1, 5, -4, -2), work(2, 5, ready, 62)});
+  }
+  StepTimes a = early.take(1, true), b = late.take(1, true);
+  split({&a, &b}, {{{0, 5}}, {{0, 5}}});
+  CHECK(a.exposed_ns == 2 * kMs);
+  CHECK(a.bubble_ns == 50 * kMs);
+  CHECK(b.exposed_ns == 2 * kMs);
+  CHECK(b.bubble_ns == 0);
+  check_parts_sum(a);
 }
 
 TEST_CASE("the first work of a step that waits for another stage is a bubble", "[overlap]") {
