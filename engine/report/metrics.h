@@ -39,6 +39,10 @@ struct StepMetrics {
   std::optional<double> hidden() const;
 };
 
+/// Is a bubble long enough for a line that a person reads? Ranks that share no pipeline wait a little for each other.
+/// Pure.
+bool shows_bubble(double bubble_ms, double step_ms);
+
 /// One JSON object, no newline; reals read back the same.
 std::string metrics_json(const StepMetrics& metrics);
 
