@@ -170,7 +170,8 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
         "compute {:.1f} ms{}{}{}",
         totals_.comm_ms / n, totals_.exposed_ms / n, 100 * share_of(totals_.hidden_ms, totals_.comm_ms),
         totals_.step_ms / n, totals_.compute_ms / n,
-        shows_bubble(totals_.bubble_ms, totals_.step_ms) ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
+        shows_bubble(totals_.bubble_ms, totals_.step_ms) ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n)
+                                                         : "",
         bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "", waited_for(totals_.exposed_by, n));
 }
 

@@ -4,6 +4,7 @@
 #include "engine/report/critical_path.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
 namespace slipstream {
@@ -14,7 +15,6 @@ bool is_communication(const Exposure& wait) { return wait.kind != ChannelKind::i
 /// An item of a rank, as measured and on an infinitely fast network.
 struct Node {
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t last_entry_ns = 0;  // of communication: of its last member
   int64_t instant_begin_ns = 0, instant_end_ns = 0;
   bool is_task = false;
   bool is_of_step = true;  // false: communication of the step before or after
@@ -32,24 +32,16 @@ class Replay {
   }
 
   void split() {
-    int64_t step_ns = 0;  // by which the step is shorter; from ranks that do not wait for another stage's next step
-    std::vector<Ending> endings;
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      endings.push_back(ending_of(r));
-      if (!endings[r].waits_for_next) step_ns = std::max(step_ns, endings[r].earlier_ns - begins_earlier_ns(r));
-    }
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      if (endings[r].waits_for_next) endings[r].earlier_ns = begins_earlier_ns(r) + step_ns;
-      charge(r, endings[r].earlier_ns);
-    }
+    // The period of all ranks is that of the rank that an infinitely fast network helps least. A stage whose next step
+    // waits for another stage follows that one.
+    int64_t step_ns = INT64_MAX;
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      if (const auto earlier_ns = next_earlier_ns(r)) step_ns = std::min(step_ns, *earlier_ns - begins_earlier_ns(r));
+    if (step_ns == INT64_MAX) step_ns = 0;
+    for (size_t r = 0; r < ranks_.size(); ++r) charge(r, begins_earlier_ns(r) + std::max<int64_t>(step_ns, 0));
   }
 
  private:
-  struct Ending {
-    int64_t earlier_ns = 0;
-    bool waits_for_next = false;  // the first item of the next step waited for communication of that step
-  };
-
   /// The task that a wait was for; SIZE_MAX if its times are unknown.
   size_t task_of(size_t r, const Exposure& wait) const {
     for (const auto& [item, i] : tasks_[r])
@@ -74,7 +66,7 @@ class Replay {
   void add(const RankStep& rank) {
     auto& items = items_.emplace_back();
     auto& compute = compute_.emplace_back();
-    const size_t r = items_.size() - 1;
+    const size_t r = items_.size() - 1, first = nodes_.size();
     uint32_t channel = UINT32_MAX;
     for (const WorkTime& work : rank.times->works) {
       const auto [found, is_new] = items.try_emplace(work.item, nodes_.size());
@@ -95,13 +87,16 @@ class Replay {
       if (task.channel == channel) nodes_.back().awaited.push_back(nodes_.size() - 2);
       channel = task.channel;
     }
+    const size_t end = nodes_.size();
     for (uint64_t salt : {1u, 2u})
       for (const TaskTime& task : salt == 1 ? rank.times->before : rank.times->after) {
         add_task(task, (*rank.rendezvous_ids)[task.item], salt);
-        // What it awaited is not known: it keeps its distance to the last work before it.
-        const auto later = std::partition_point(compute.begin(), compute.end(),
-                                                [&](size_t i) { return nodes_[i].end_ns <= task.begin_ns; });
-        if (later != compute.begin()) nodes_.back().awaited.push_back(*(later - 1));
+        // What it awaited is not known: it keeps its distance to what ended last before it.
+        size_t last = SIZE_MAX;
+        for (size_t i = first; i < end; ++i)
+          if (nodes_[i].end_ns <= task.begin_ns && (last == SIZE_MAX || nodes_[i].end_ns > nodes_[last].end_ns))
+            last = i;
+        if (last != SIZE_MAX) nodes_.back().awaited.push_back(last);
       }
     for (const auto& [item, node] : items)
       for (uint32_t awaited : (*rank.awaited)[item])
@@ -133,8 +128,6 @@ class Replay {
     std::vector<Event> events;
     for (size_t i = 0; i < nodes_.size(); ++i) {
       Node& node = nodes_[i];
-      node.last_entry_ns = node.begin_ns;
-      if (node.is_task) node.last_entry_ns = std::clamp(last_entries_[node.rendezvous], node.begin_ns, node.end_ns);
       node.instant_begin_ns = node.begin_ns;
       node.instant_end_ns = node.end_ns;
       events.push_back({node.begin_ns, true, i});
@@ -158,22 +151,20 @@ class Replay {
 
   int64_t begins_earlier_ns(size_t r) const { return nodes_[compute_[r].front()].earlier_ns(); }
 
-  Ending ending_of(size_t r) const {
+  /// How much earlier the next step begins, or this one ends; none if it waits for another stage's next step.
+  std::optional<int64_t> next_earlier_ns(size_t r) const {
     const StepTimes& times = *ranks_[r].times;
     const Node& last = nodes_[compute_[r].back()];
-    Ending ending{.earlier_ns = last.earlier_ns()};
-    if (!times.next_begins) return ending;
+    if (!times.next_begins) return last.earlier_ns();
     std::vector<size_t> awaited{compute_[r].back()};
     for (const Exposure& wait : times.exposures) {
       if (wait.begin_ns < last.end_ns || !is_communication(wait)) continue;
       const size_t task = task_of(r, wait);
+      if (wait.kind == ChannelKind::stages && (task == SIZE_MAX || !nodes_[task].is_of_step)) return std::nullopt;
       if (task != SIZE_MAX) awaited.push_back(task);
-      ending.waits_for_next |= wait.kind == ChannelKind::stages && (task == SIZE_MAX || !nodes_[task].is_of_step);
     }
-    if (ending.waits_for_next) return ending;
     const int64_t next_ns = times.begin_ns + times.step_ns;
-    ending.earlier_ns = next_ns - instant_ns(next_ns, awaited);
-    return ending;
+    return next_ns - instant_ns(next_ns, awaited);
   }
 
   /// What the gap before every work and the next step lost becomes exposed, the latest wait in it first.

@@ -3,9 +3,10 @@
 // Splits the waits of all ranks in a step into exposed communication and bubbles.
 //
 // Every item is moved to the time at which it would run on an infinitely fast network: after everything that it waited
-// for, plus the delay that its own host added, with communication that ends as its last member enters it. By how much
-// an item moves is the communication on the critical path before it, on whatever channel and rank. How much further the
-// end of a step moves than its begin is exposed; the rest of the waits remains and is a bubble.
+// for, plus the delay that its own host added. Communication then ends as its last member enters it. An item moves by
+// the communication on the critical path before it, on whatever channel and rank. All ranks have the same period. On
+// every rank, that part of the waits is exposed by which the end of a step moves further than its begin, on the rank
+// where this is least. The rest of the waits is a bubble.
 
 #include <cstdint>
 #include <vector>
