@@ -87,7 +87,7 @@ TEST_CASE("ranks that read other tables than rank 0 are refused by name", "[cuda
                 {"rank 1 finds a different device.algorithms = products.json than rank 0"});
   // Settings that a launcher passes to some ranks only.
   check_refused(ranks("a", steps, "-x NCCL_ALGO=Tree"), 2,
-                {"rank 1 has NCCL_ALGO=Tree, rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
+                {"rank 1 has NCCL_ALGO=Tree, but rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
 }
 
 TEST_CASE("ranks with another library than the table's are refused; if no run file names the table, no rank uses it",
