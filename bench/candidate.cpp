@@ -53,11 +53,15 @@ Machine bench_machine(runtime::World& world, const runtime::DeviceAssignment& as
   return runtime::agreed_machine(world, runtime::machine_at(assignment, config, threads, world.ranks_on_host()));
 }
 
+ResolvedConfig resolve_bench(const RunConfig& config, int world, bool on_gpus) {
+  return resolve(config, {.world = world, .on_gpus = on_gpus, .vocab = config.model.vocab_size > 0 ? 0 : 256});
+}
+
 planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment, const Machine& machine,
                                      const RunConfig& config, int world, int rank,
                                      std::function<std::vector<int64_t>(const Job&)> spine_ns) {
   planner::JobRequest request =
-      runtime::request_at(assignment, config, machine, world, rank, config.model.vocab_size > 0 ? 0 : 256);
+      runtime::request_at(assignment, resolve_bench(config, world, assignment.kind == DeviceKind::cuda), machine, rank);
   request.spine_ns = std::move(spine_ns);
   return planner::build_finished_job(request);
 }

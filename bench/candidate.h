@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/config/resolve.h"
 #include "engine/report/overlap.h"
 #include "planner/finished_job.h"
 #include "runtime/device_assignment.h"
@@ -29,8 +30,10 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 Machine bench_machine(runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config,
                       int threads);
 
-/// The benchmark's job, planned as in train. Uses the bytes tokenizer if the run file sets no vocabulary. `spine_ns` as
-/// in JobRequest. Pure.
+/// Uses the bytes tokenizer if the run file sets no vocabulary. Pure. Throws: ConfigError.
+ResolvedConfig resolve_bench(const RunConfig& config, int world, bool on_gpus = false);
+
+/// The benchmark's job, planned as in train. `spine_ns` as in JobRequest. Pure.
 planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment, const Machine& machine,
                                      const RunConfig& config, int world, int rank,
                                      std::function<std::vector<int64_t>(const Job&)> spine_ns = {});

@@ -42,7 +42,7 @@ void for_passes(const Job& job, const std::vector<int64_t>& spine_ns, const Visi
 std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns) {
   std::vector<int64_t> ns(job.train.spine.size(), 0);
   const int64_t chunks = std::ssize(job.chunks);
-  const bool split = job.options.schedule.splits_backward;
+  const bool split = job.schedule.splits_backward;
   size_t at = job.takes_batch ? 1 : 0;
   for (const Action& use : job.actions) {
     ns[at] = forward_ns * (use.pass == Pass::backward && !split ? 2 : 1) / chunks;
@@ -101,11 +101,11 @@ double ideal_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
     least_rest_ns = std::min(least_rest_ns, rest_ns);
   }
   const Played played =
-      play(stages[0]->options.schedule, {.action_ns =
-                                             [&](int stage, const Action& use) {
-                                               return action_ns.at({stage, use.pass, use.chunk, use.micro_batch});
-                                             },
-                                         .transfer_ns = {}});
+      play(stages[0]->schedule, {.action_ns =
+                                     [&](int stage, const Action& use) {
+                                       return action_ns.at({stage, use.pass, use.chunk, use.micro_batch});
+                                     },
+                                 .transfer_ns = {}});
   return static_cast<double>(played.makespan_ns + least_rest_ns) / 1e6;
 }
 

@@ -65,10 +65,8 @@ class LayersBench {
   }
 
   planner::FinishedJob build(const RunConfig& config) {
-    return planner::build_finished_job({.config = config,
-                                        .world = world_.size(),
+    return planner::build_finished_job({.config = resolve_bench(config, world_.size()),
                                         .rank = world_.rank(),
-                                        .vocab = config.model.vocab_size > 0 ? 0 : 256,
                                         .machine = planner::machine_of(config, "", 1),
                                         .spine_ns = [this](const Job& job) { return paced_ns(job); }});
   }

@@ -23,8 +23,8 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr GradReduce kReduceModes[] = {GradReduce::naive, GradReduce::flat, GradReduce::per_parameter,
-                                       GradReduce::bucketed};
+constexpr ReduceMode kReduceModes[] = {ReduceMode::naive, ReduceMode::flat, ReduceMode::per_parameter,
+                                       ReduceMode::bucketed};
 
 class OverlapBench {
  public:
@@ -72,12 +72,12 @@ class OverlapBench {
     if (options_.ratios.empty())
       return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
     // The link rate for the requested communication / compute.
-    auto alone = make("no_communication", GradReduce::bucketed, 0, false);
+    auto alone = make("no_communication", ReduceMode::bucketed, 0, false);
     take_turns(world_, {alone.get()}, {.warm_up = 3, .counted = 5, .steps = 2});
     const double compute_ms = alone->median_of(&runtime::StepMeans::compute_ms);
     alone.reset();
     for (double ratio : options_.ratios) {
-      auto probe = build(GradReduce::bucketed, 0, true);
+      auto probe = build(ReduceMode::bucketed, 0, true);
       const IdealBound wire =
           ideal_bound(*probe.job, {.bytes_per_second = 1e9,
                                    .latency_ns = 0,
@@ -89,7 +89,7 @@ class OverlapBench {
   }
 
  private:
-  planner::FinishedJob build(GradReduce reduce_mode, double bytes_per_second, bool communicate) {
+  planner::FinishedJob build(ReduceMode reduce_mode, double bytes_per_second, bool communicate) {
     RunConfig config = config_;
     config.comm.emulate.bandwidth_bytes_per_second = static_cast<int64_t>(bytes_per_second);
     config.overlap.grad_reduce = reduce_mode;
@@ -98,7 +98,7 @@ class OverlapBench {
     return build_bench_job(assignment_, machine_, config, communicate ? ranks_ : 1, communicate ? world_.rank() : 0);
   }
 
-  std::unique_ptr<Candidate> make(const std::string& name, GradReduce reduce_mode, double bytes_per_second,
+  std::unique_ptr<Candidate> make(const std::string& name, ReduceMode reduce_mode, double bytes_per_second,
                                   bool communicate) {
     planner::FinishedJob finished = build(reduce_mode, bytes_per_second, communicate);
     const std::vector<int64_t> paced = paced_ ? paced_->of(finished.job->train) : std::vector<int64_t>{};
@@ -108,7 +108,7 @@ class OverlapBench {
 
   /// Ranks measure in turn, so that more ranks than cores do not disturb each other.
   void measure_for_pacing() {
-    auto alone = make("no_communication", GradReduce::bucketed, 0, false);
+    auto alone = make("no_communication", ReduceMode::bucketed, 0, false);
     for (int turn = 0; turn < world_.size(); ++turn) {
       if (turn == world_.rank())
         for (int i = 0; i < 5; ++i) alone->run(1, i >= 2);
@@ -131,10 +131,10 @@ class OverlapBench {
 
   void run_form(double bytes_per_second, double ratio, const std::string& form) {
     std::vector<std::unique_ptr<Candidate>> candidates;
-    candidates.push_back(make("no_communication", GradReduce::bucketed, 0, false));
-    candidates.push_back(make("no_communication_again", GradReduce::bucketed, 0, false));
-    for (GradReduce reduce_mode : kReduceModes)
-      candidates.push_back(make(name_of(static_cast<ReduceMode>(reduce_mode)), reduce_mode, bytes_per_second, true));
+    candidates.push_back(make("no_communication", ReduceMode::bucketed, 0, false));
+    candidates.push_back(make("no_communication_again", ReduceMode::bucketed, 0, false));
+    for (ReduceMode reduce_mode : kReduceModes)
+      candidates.push_back(make(name_of(reduce_mode), reduce_mode, bytes_per_second, true));
     std::vector<Candidate*> in_turn;
     for (const auto& c : candidates) in_turn.push_back(c.get());
     take_turns(world_, in_turn, {.warm_up = 3, .counted = options_.steps, .steps = 2});
@@ -197,7 +197,7 @@ class OverlapBench {
 
   void print_header() {
     fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n",
-               build(GradReduce::bucketed, 0, true).job->model.description, ranks_, threads_, threads_ == 1 ? "" : "s",
+               build(ReduceMode::bucketed, 0, true).job->model.description, ranks_, threads_, threads_ == 1 ? "" : "s",
                options_.compute, options_.steps);
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (options_.compute == "real" && world_.ranks_on_host() * threads_ > cores)

@@ -20,7 +20,8 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr Schedule kSchedules[] = {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1};
+constexpr ScheduleKind kSchedules[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
+                                       ScheduleKind::zb_h1};
 constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
 
 class PipelineBench {
@@ -59,7 +60,7 @@ class PipelineBench {
     int64_t transfer_ns = 0;
     std::unique_ptr<Candidate> candidate;
 
-    const PipelineSchedule& schedule() const { return stages[0]->options.schedule; }
+    const PipelineSchedule& schedule() const { return stages[0]->schedule; }
     double step_ms() const { return candidate->median_of(&runtime::StepMeans::step_ms); }
   };
 
@@ -69,10 +70,10 @@ class PipelineBench {
            size_of(config_.train.dtype);
   }
 
-  Row make(Schedule schedule, const std::string& name, double ratio) {
+  Row make(ScheduleKind schedule, const std::string& name, double ratio) {
     RunConfig config = config_;
     config.pipeline.schedule = schedule;
-    config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
+    config.pipeline.virtual_stages = schedule == ScheduleKind::interleaved_1f1b ? 2 : 1;
     config.overlap.p2p = ratio > 0;
     const auto transfer_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) /
                                                   static_cast<double>(config.pipeline.virtual_stages));

@@ -105,17 +105,17 @@ class StepBench {
   void write_start(Candidate& c) {
     const Job& job = *c.job;
     world_.together([&] {
-      if (job.options.zero_stage > 0 || job.buffers.micro_batches > 1)
+      if (job.zero_stage > 0 || job.buffers.micro_batches > 1)
         throw ConfigError(
             "[bench] --export needs zero.stage = 0 and one micro-batch, got stage {} and {} micro-batches. Set "
             "zero.stage = 0 and train.global_batch_size to micro_batch_size x ranks.",
-            job.options.zero_stage, job.buffers.micro_batches);
+            job.zero_stage, job.buffers.micro_batches);
       if (world_.rank() != 0) return;
       const auto read = [&](size_t p, size_t t, int64_t begin, std::span<float> out) {
         c.rank->read(&BucketStorage::master, p, t, begin, out);
       };
       models::ModelOptions options =
-          planner::model_options({.config = config_, .world = world_.size(), .vocab = job.model.vocab});
+          planner::model_options({.config = resolve_bench(config_, world_.size()), .machine = machine_});
       options.dtype = DType::f32;
       checkpoint::write_final(options_.export_dir, runtime::tensors_to_save({c.job}, {read}),
                               models::hugging_face_config(options), {});

@@ -23,7 +23,7 @@ int plan(const PlanOptions& options) {
   const planner::Planned planned = planner::make_plan(options);
   const comm::Rehearsal rehearsal = planner::rehearse_step(planned);
   if (!options.schedule_csv.empty())
-    files::write_file(options.schedule_csv, schedule_csv(planned.finished.job->options.schedule));
+    files::write_file(options.schedule_csv, schedule_csv(planned.finished.job->schedule));
   options.json ? planner::print_plan_json(planned, rehearsal) : planner::print_plan(planned, rehearsal);
   planner::require_holds(planned.finished.proof);
   planner::require_fits(planned);

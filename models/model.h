@@ -7,12 +7,11 @@
 #include <vector>
 
 #include "engine/base/context_chunks.h"
+#include "engine/base/modes.h"
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
 
 namespace slipstream::models {
-
-enum class Family : uint8_t { gpt2, llama };
 
 struct ModelOptions {
   Family family = Family::gpt2;

@@ -10,7 +10,6 @@
 #include "comm/link.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
-#include "engine/config/validate.h"
 #include "engine/plan/build_job.h"
 #include "engine/plan/memory.h"
 #include "planner/plan_options.h"
@@ -43,9 +42,11 @@ std::string plan_listing(const Job& job) {
 }
 
 int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJob& finished) {
-  if (!request.config.parallel.sequence_parallel) return 0;
+  if (!request.config->parallel.sequence_parallel) return 0;
+  RunConfig whole = *request.config;
+  whole.parallel.sequence_parallel = false;
   JobRequest asked = request;
-  asked.config.parallel.sequence_parallel = false;
+  asked.config = resolve(whole, request.config.facts());
   const FinishedJob without = build_drafted_job(asked);
   int64_t saved_bytes = 0;
   for (size_t s = 0; s < without.stages.size(); ++s)
@@ -56,18 +57,16 @@ int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJ
 
 std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   std::vector<ZeroMemory> table;
-  JobRequest asked = request;
-  asked.config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
-  asked.config.comm.error_feedback = false;
-  asked.config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
-  asked.config.optimizer.double_buffer = Choice::no;
-  asked.config.parallel = Parallel{};
-  asked.config.train.global_batch_size = 0;
+  RunConfig config = *request.config;
+  config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
+  config.comm.error_feedback = false;
+  config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
+  config.parallel = Parallel{};
+  config.train.global_batch_size = 0;
   for (int stage = 0; stage <= 3; ++stage)
     for (int ranks : {2, 4, 8, 64}) {
-      asked.config.zero.stage = stage;
-      asked.world = ranks;
-      asked.rank = 0;
+      config.zero.stage = stage;
+      const JobRequest asked{.config = resolve(config, {.world = ranks}), .machine = request.machine};
       Buffers buffers;
       ModelSpec model = models::build_model(model_options(asked), buffers);
       const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked));
@@ -92,16 +91,16 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
 std::vector<UpdateOption> update_options(const JobRequest& request, const FinishedJob& planned,
                                          double planned_step_ms) {
   std::vector<UpdateOption> places;
-  const PlanOptions& chosen = planned.job->options;
+  const Job& chosen = *planned.job;
   for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
     const bool beside = !places.empty(), twice = places.size() == 2;
     if (twice && chosen.zero_stage >= 3) break;
-    if (chosen.double_buffer == twice && chosen.update_on_spine == !beside) {
+    if (chosen.options.double_buffer == twice && chosen.update_on_spine == !beside) {
       places.push_back(
           {.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
       continue;
     }
-    const FinishedJob finished = build_job_with_update(request, beside, twice);
+    const FinishedJob finished = build_job_with_update(request, {beside, twice});
     places.push_back(
         {.name = name,
          .memory_bytes = most_bytes(finished),
@@ -110,16 +109,16 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
   return places;
 }
 
-std::vector<std::string> remarks(const RunConfig& written, const Machine& machine, const FinishedJob& finished) {
-  std::vector<std::string> lines = without_effect(written);
-  const RunConfig config = in_effect(written);
+std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& machine, const FinishedJob& finished) {
+  std::vector<std::string> lines = resolved.without_effect();
+  const RunConfig& config = *resolved;
   const Job& job = *finished.job;
   if (config.optimizer.warmup_steps > config.train.steps)
     lines.push_back(
         fmt::format("optimizer.warmup_steps = {} exceeds train.steps = {}, so the learning rate never reaches "
                     "optimizer.learning_rate",
                     config.optimizer.warmup_steps, config.train.steps));
-  const int64_t stage = job.options.zero_stage;
+  const int64_t stage = job.zero_stage;
   if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
     lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit "
                                             "in memory, and are reduced once (same bits as stage 0)",
@@ -130,7 +129,7 @@ std::vector<std::string> remarks(const RunConfig& written, const Machine& machin
                                             machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
                                                                                    format_bytes(machine.memory_bytes))
                                                                      : "the memory of a rank is unknown"));
-  if (const PipelineSchedule& schedule = job.options.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
+  if (const PipelineSchedule& schedule = job.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
     const ScheduleShape& shape = schedule.shape;
     // Stages of equal duration, backward twice as long as forward, without hops.
     const Played played =
@@ -174,7 +173,7 @@ WireBytes wire_bytes_of_step(const Job& job) {
     if (is_communication(task.op) && carries_states(job.channels[task.channel].role))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                      task.elems, task.dtype);
-  const int64_t stage = job.options.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),
+  const int64_t stage = job.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),
                 elems = job.model.parameter_elems();
   const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
   const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
@@ -188,10 +187,9 @@ WireBytes wire_bytes_of_step(const Job& job) {
 
 std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages,
                           const Played& played) {
-  const PlanOptions& options = stages[0]->options;
-  const ScheduleShape& shape = options.schedule.shape;
+  const ScheduleShape& shape = stages[0]->schedule.shape;
   std::string layers;
-  for (int part : options.layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
+  for (int part : stages[0]->layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
   std::string line = fmt::format(
       "pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute "
       "time, hops included",

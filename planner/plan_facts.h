@@ -50,7 +50,7 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
 /// Remarks for the user, one line each: settings without effect, and decisions of the planner (tensor groups across
 /// nodes, the accumulation of ZeRO-2, buckets that overlap.bucket_size does not cut, the partition of layers that do
 /// not divide evenly). Pure.
-std::vector<std::string> remarks(const RunConfig& config, const Machine& machine, const FinishedJob& finished);
+std::vector<std::string> remarks(const ResolvedConfig& config, const Machine& machine, const FinishedJob& finished);
 
 /// Bytes that one rank sends for gradients and parameters in a step of the training plan, and the theoretical bytes for
 /// the whole model. Per element: gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 per micro-batch, x (n-1)/n;

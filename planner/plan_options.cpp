@@ -17,50 +17,10 @@
 namespace slipstream::planner {
 namespace {
 
-ReduceMode reduce_mode_of(GradReduce reduce_mode) {
-  switch (reduce_mode) {
-    case GradReduce::bucketed:
-      return ReduceMode::bucketed;
-    case GradReduce::per_parameter:
-      return ReduceMode::per_parameter;
-    case GradReduce::flat:
-      return ReduceMode::flat;
-    case GradReduce::naive:
-      return ReduceMode::naive;
-  }
-  return ReduceMode::bucketed;
-}
-
-ScheduleKind kind_of(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::gpipe:
-      return ScheduleKind::gpipe;
-    case Schedule::one_f_one_b:
-      return ScheduleKind::one_f_one_b;
-    case Schedule::interleaved_1f1b:
-      return ScheduleKind::interleaved_1f1b;
-    case Schedule::zb_h1:
-      return ScheduleKind::zb_h1;
-  }
-  return ScheduleKind::one_f_one_b;
-}
-
 ScheduleShape shape_of(const RunConfig& config, int micro_batches) {
   return {.stages = static_cast<int>(config.parallel.pipeline),
           .micro_batches = micro_batches,
           .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
-}
-
-Recomputation recomputation_of(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::none:
-      return Recomputation::none;
-    case Recompute::selective:
-      return Recomputation::selective;
-    case Recompute::full:
-      return Recomputation::full;
-  }
-  return Recomputation::none;
 }
 
 std::optional<DType> gather_dtype_of(DTypeChoice choice) {
@@ -77,6 +37,15 @@ std::optional<DType> gather_dtype_of(DTypeChoice choice) {
   return {};
 }
 
+MeshSizes mesh_sizes(const ResolvedConfig& config) {
+  const Layout& layout = config.layout();
+  return {.data = layout.data,
+          .context = layout.context,
+          .pipeline = layout.pipeline,
+          .tensor = layout.tensor,
+          .data_inner = static_cast<int>(config->zero.shard_size)};
+}
+
 std::string read_schedule(const std::string& path) {
   constexpr int64_t kLimitBytes = 64 << 20;
   try {
@@ -90,44 +59,42 @@ std::string read_schedule(const std::string& path) {
 
 void require_layout(const RunConfig& config, int world) {
   std::optional<std::string> text;  // of the schedule file, read once for all candidate layouts
-  resolve_layout(config, world, [&](const RunConfig& written, const slipstream::Batch& batch) {
-    const RunConfig tried = in_effect(written);
+  resolve_layout(config, world, [&](const RunConfig& tried, const slipstream::Batch& batch) {
     const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
     if (const std::string& file = tried.pipeline.schedule_file; !file.empty()) {
       if (!text) text = read_schedule(file);
       parse_schedule(*text, shape, file);
     } else {
-      require_shape(kind_of(tried.pipeline.schedule), shape);
+      require_shape(tried.pipeline.schedule, shape);
     }
   });
 }
 
-PipelineSchedule schedule_of(const RunConfig& written, int micro_batches, bool hides_transfers) {
-  const RunConfig config = in_effect(written);
-  ScheduleShape shape = shape_of(config, micro_batches);
+PipelineSchedule schedule_of(const ResolvedConfig& resolved, bool hides_transfers) {
+  const RunConfig& config = *resolved;
+  ScheduleShape shape = shape_of(config, static_cast<int>(resolved.batch().micro_batches));
   if (const std::string& file = config.pipeline.schedule_file; !file.empty())
     return parse_schedule(read_schedule(file), shape, file);
-  const ScheduleKind kind = kind_of(config.pipeline.schedule);
+  const ScheduleKind kind = config.pipeline.schedule;
   // The other schedules fix the number of live micro-batches.
   shape.hides_transfers = hides_transfers && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);
   return make_schedule(kind, shape);
 }
 
 std::string schedule_name(const RunConfig& config) {
-  return config.pipeline.schedule_file.empty() ? name_of(kind_of(config.pipeline.schedule))
-                                               : config.pipeline.schedule_file;
+  return config.pipeline.schedule_file.empty() ? name_of(config.pipeline.schedule) : config.pipeline.schedule_file;
 }
 
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
   constexpr double kWorthHiding = 0.01;  // fraction of a micro-batch's pass through a stage
-  const RunConfig config = in_effect(request.config);
+  const RunConfig& config = *request.config;
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
   ModelSpec model = models::build_model(sizes, buffers);
   // Recomputed work counts for layers; embedding and head recompute nothing.
   std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
-  recompute(model, buffers, whole, recomputation_of(config.train.recompute));
+  recompute(model, buffers, whole, config.train.recompute);
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
   const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
   double pass_s = 0;
@@ -146,23 +113,18 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
   return partition;
 }
 
-PlanOptions plan_options(const JobRequest& request) {
-  const RunConfig config = in_effect(request.config);
-  const Layout layout = resolve_layout(config, request.world);
-  return {.sizes = {.data = layout.data,
-                    .context = layout.context,
-                    .pipeline = layout.pipeline,
-                    .tensor = layout.tensor,
-                    .data_inner = config.zero.stage > 0 ? static_cast<int>(config.zero.shard_size) : 0},
+PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& update) {
+  const RunConfig& config = *request.config;
+  return {.sizes = mesh_sizes(request.config),
           .mesh_order = config.parallel.order,
           .rank = request.rank,
-          .reduce_mode = reduce_mode_of(config.overlap.grad_reduce),
+          .reduce_mode = config.overlap.grad_reduce,
           .bucket_bytes = config.overlap.bucket_size_bytes,
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
           .error_feedback = config.comm.error_feedback,
-          .sums_by_exchange =
-              request.on_gpus && config.comm.deterministic == Choice::yes && config.comm.grad_dtype == DType::bf16,
+          .sums_by_exchange = request.config.on_gpus() && config.comm.deterministic == Choice::yes &&
+                              config.comm.grad_dtype == DType::bf16,
           .groups = {{"all", &optimizers()[static_cast<size_t>(config.optimizer.name)]}},
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
@@ -172,9 +134,9 @@ PlanOptions plan_options(const JobRequest& request) {
           .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
           .param_gather = config.overlap.param_gather,
           .reshard_after_forward = config.zero.reshard_after_forward,
-          .double_buffer = config.optimizer.double_buffer == Choice::yes,
-          .update_on_spine = !request.update_beside,
-          .recompute = recomputation_of(config.train.recompute),
+          .double_buffer = update.double_buffer,
+          .update_on_spine = !update.beside,
+          .recompute = config.train.recompute,
           .align_grad_reduce = config.overlap.align_grad_reduce};
 }
 
@@ -191,24 +153,16 @@ int64_t vocab_of(const RunConfig& config) {
 }
 
 models::ModelOptions model_options(const JobRequest& request) {
-  const RunConfig config = in_effect(request.config);
-  const Layout layout = resolve_layout(config, request.world);
-  const slipstream::Batch batch = resolve_batch(config, layout.data);
-  const PlanOptions planned = plan_options(request);
-  const int64_t vocab = config.model.vocab_size > 0 ? config.model.vocab_size : request.vocab;
-  if (request.vocab > vocab)
-    throw ConfigError(
-        "[model] vocab_size = {} is smaller than the tokenizer's {} ids. Set model.vocab_size = 0 to use the "
-        "tokenizer's size.",
-        vocab, request.vocab);
-  return {.family = config.model.family == Family::gpt2 ? models::Family::gpt2 : models::Family::llama,
+  const RunConfig& config = *request.config;
+  const Layout& layout = request.config.layout();
+  return {.family = config.model.family,
           .layers = config.model.layers,
           .heads = config.model.heads,
           .kv_heads = config.model.kv_heads,
           .width = config.model.width,
           .ffn_width = config.model.ffn_width,
           .context = config.model.context,
-          .vocab = vocab,
+          .vocab = config.model.vocab_size,
           .tie_embeddings = config.model.tie_embeddings == Choice::yes,
           .rope_theta = static_cast<float>(config.model.rope_theta),
           .norm_eps = static_cast<float>(config.model.norm_eps),
@@ -216,13 +170,11 @@ models::ModelOptions model_options(const JobRequest& request) {
           .batch = config.train.micro_batch_size,
           .tokens = config.train.sequence_length / layout.context,
           .context_ranks = layout.context,
-          .context_rank = Mesh(planned.sizes, planned.mesh_order).coordinates(request.rank).context,
-          .global_tokens = batch.global_batch_size * config.train.sequence_length,
-          .micro_batches = static_cast<int>(batch.micro_batches),
+          .context_rank = Mesh(mesh_sizes(request.config), config.parallel.order).coordinates(request.rank).context,
+          .global_tokens = config.train.global_batch_size * config.train.sequence_length,
+          .micro_batches = static_cast<int>(request.config.batch().micro_batches),
           .ranks = layout.data * layout.context,
-          // With sharded updates, both shares of a tied table travel together.
-          .split_tied_embedding =
-              config.overlap.split_tied_embedding && (config.zero.stage == 0 || layout.data * layout.context == 1),
+          .split_tied_embedding = config.overlap.split_tied_embedding,
           .tensor = layout.tensor,
           .sequence_parallel = config.parallel.sequence_parallel,
           .tensor_chunks = models::token_chunks(

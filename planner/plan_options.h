@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "comm/rehearse/price.h"
-#include "engine/config/config.h"
 #include "engine/config/machine.h"
+#include "engine/config/resolve.h"
 #include "engine/plan/job.h"
 #include "models/model.h"
 #include "planner/job_request.h"
@@ -21,14 +21,20 @@ namespace slipstream::planner {
 int64_t vocab_of(const RunConfig& config);
 
 /// Blocks. Throws: ConfigError unless the axes multiply to `world` ranks, with the legal layouts, including the rules
-/// of the schedule and its file.
+/// of the schedule and its file. Commands call it before they read the data; resolve() needs the data's vocabulary.
 void require_layout(const RunConfig& config, int world);
 
 /// Sizes of the model on one rank, without the partition of layers. Pure. Throws: ConfigError.
 models::ModelOptions model_options(const JobRequest& request);
 
-/// The planner's options, without the schedule and the partition of layers. Pure. Throws: ConfigError.
-PlanOptions plan_options(const JobRequest& request);
+/// The place and the target of the update: build_finished_job() chooses them.
+struct UpdatePlacement {
+  bool beside = false;         // on its own stream, which takes nothing from the compute stream
+  bool double_buffer = false;  // into a second copy of the weights
+};
+
+/// The planner's options, without the schedule and the partition of layers. Pure.
+PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& update = {});
 
 /// The partition of a model's layers among stages, by the costs of its pieces at the machine's rates.
 struct LayerPartition {
@@ -39,7 +45,7 @@ struct LayerPartition {
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh);
 
 /// pipeline.schedule, or pipeline.schedule_file. Blocks. Throws: ConfigError, PlanError.
-PipelineSchedule schedule_of(const RunConfig& config, int micro_batches, bool hides_transfers);
+PipelineSchedule schedule_of(const ResolvedConfig& config, bool hides_transfers);
 /// The printed name of the schedule: the schedule's name, or its file's name. Pure.
 std::string schedule_name(const RunConfig& config);
 

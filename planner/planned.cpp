@@ -24,37 +24,38 @@ constexpr int64_t kRehearsedSteps = 3;
 
 /// GPU memory outside the plan of a stage.
 std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job) {
-  return computes_on_gpus(planned.config) ? extra_memory_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
-                                          : std::vector<ExtraMemory>{};
+  return planned.config.on_gpus() ? extra_memory_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
+                                  : std::vector<ExtraMemory>{};
 }
 }  // namespace
 
-bool computes_on_gpus(const RunConfig& config) { return config.device.kind == DeviceChoice::cuda; }
+JobRequest request_of(const Planned& planned) { return {.config = planned.config, .machine = planned.machine}; }
 
 Planned make_plan(const PlanRequest& request) {
-  Planned planned;
-  planned.config = load_run_config(request.run_file, request.sets);
-  require_supported(planned.config);
+  const RunConfig written = load_run_config(request.run_file, request.sets);
+  require_supported(written);
   const int ranks = request.ranks;
-  require_layout(planned.config, ranks);
-  const int threads = threads_of(planned.config, ranks);
+  require_layout(written, ranks);
+  const int threads = threads_of(written, ranks);
   // This host serves as one node of the cluster, with as many ranks as its cores hold.
-  planned.machine = machine_of(planned.config, request.machine, threads,
+  Machine machine = machine_of(written, request.machine, threads,
                                std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
-  planned.machine_source = !request.machine.empty()                 ? "--machine"
-                           : !planned.config.device.machine.empty() ? "device.machine"
-                                                                    : "this host";
-  planned.vocab = vocab_of(planned.config);
-  if (computes_on_gpus(planned.config)) {
-    planned.nccl_table = nccl_table_name(planned.config.comm.nccl);
-    planned.nccl =
-        comm::NcclTable::parse(comm::NcclTable::read_text(planned.config.comm.nccl), planned.config.comm.nccl);
+  // A machine file does not declare its device type: only device.kind = "cuda" plans streams and graphs of GPUs.
+  const RunFacts facts{
+      .world = ranks, .on_gpus = written.device.kind == DeviceChoice::cuda, .vocab = vocab_of(written)};
+  Planned planned{.config = resolve(written, facts),
+                  .machine = std::move(machine),
+                  .finished = {},
+                  .machine_source = !request.machine.empty()          ? "--machine"
+                                    : !written.device.machine.empty() ? "device.machine"
+                                                                      : "this host",
+                  .nccl = {},
+                  .nccl_table = {}};
+  if (facts.on_gpus) {
+    planned.nccl_table = nccl_table_name(written.comm.nccl);
+    planned.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
   }
-  JobRequest asked{.config = planned.config,
-                   .world = ranks,
-                   .vocab = planned.vocab,
-                   .machine = planned.machine,
-                   .on_gpus = computes_on_gpus(planned.config)};
+  JobRequest asked = request_of(planned);
   asked.extra_bytes = [&](const Job& job) { return sum_of(extra_memory_of(planned, job)); };
   planned.finished = build_proved_job(asked);
   return planned;
@@ -87,7 +88,7 @@ double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (
 
 comm::Rehearsal rehearse_step(const Planned& planned) {
   const Job& job = *planned.finished.job;
-  const comm::RooflinePrice price = price_of(planned.config, planned.machine, job.mesh);
+  const comm::RooflinePrice price = price_of(*planned.config, planned.machine, job.mesh);
   return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, kRehearsedSteps), price,
                         {.gate = comm::Gate::launch_order, .replayed = planned.finished.replay.taken});
 }

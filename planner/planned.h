@@ -21,11 +21,10 @@ struct PlanRequest : RunSource {
 };
 
 struct Planned {
-  RunConfig config;
+  ResolvedConfig config;
   Machine machine;
   FinishedJob finished;
   std::string machine_source;
-  int64_t vocab = 0;
   comm::NcclTable nccl;    // of comm.nccl, where the run is on GPUs
   std::string nccl_table;  // its name and hash; empty: none
 };
@@ -33,9 +32,8 @@ struct Planned {
 /// Reads files, blocks. Throws: ConfigError, DataError, PlanError.
 Planned make_plan(const PlanRequest& request);
 
-/// A machine file does not declare its device type, so only a run file with device.kind = "cuda" gets the streams and
-/// graphs of GPUs.
-bool computes_on_gpus(const RunConfig& config);
+/// The inputs of the plan, to plan variants of it. Pure.
+JobRequest request_of(const Planned& planned);
 
 /// GPU memory outside the plan of the largest stage. Pure.
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned);

@@ -36,7 +36,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["layout"]["tensor"] = sizes.tensor;
   json["micro_batches"] = planned.finished.micro_batches;
   json["global_batch_size"] = planned.finished.global_batch;
-  if (const std::vector<int>& lags = job.options.schedule.shape.lags; !lags.empty()) {
+  if (const std::vector<int>& lags = job.schedule.shape.lags; !lags.empty()) {
     json["weight_gradient_lags"] = Json::array();
     for (int lag : lags) json["weight_gradient_lags"].push_back(static_cast<int64_t>(lag));
   }
@@ -54,7 +54,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["wire_bytes"]["theory"] = wire.theory;
   json["notes"] = notes_of(planned);
   json["update"]["double_buffer"] = job.options.double_buffer;
-  json["update"]["on_compute_stream"] = job.options.update_on_spine;
+  json["update"]["on_compute_stream"] = job.update_on_spine;
   if (const Replay& replay = planned.finished.replay; replay.graph_ns > 0) {
     json["graph"]["taken"] = replay.taken;
     json["graph"]["step_ms"] = static_cast<double>(replay.graph_ns) / 1e6;

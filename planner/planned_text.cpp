@@ -26,14 +26,13 @@ std::string machine_text(const Planned& planned) {
 void print_tied(const Planned& planned) {
   const Job& job = *planned.finished.job;
   if (!job.model.tied.split || job.mesh.group_size(Axis::replica) == 1) return;
+  RunConfig config = *planned.config;
+  config.overlap.split_tied_embedding = false;
   Planned whole = planned;
-  whole.config.overlap.split_tied_embedding = false;
-  whole.finished = build_proved_job({.config = whole.config,
-                                     .world = job.mesh.world(),
-                                     .vocab = whole.vocab,
-                                     .machine = whole.machine,
-                                     .on_gpus = computes_on_gpus(whole.config),
-                                     .proves = false});
+  whole.config = resolve(config, planned.config.facts());
+  JobRequest request = request_of(whole);
+  request.proves = false;
+  whole.finished = build_proved_job(request);
   const comm::Rehearsal both[] = {rehearse_step(planned), rehearse_step(whole)};
   if (!both[0].finished || !both[1].finished) return;
   const comm::RankTimes &apart = both[0].ranks.front(), &together = both[1].ranks.front();
@@ -48,8 +47,7 @@ void print_tied(const Planned& planned) {
 void print_zero_memory(const Planned& planned) {
   fmt::print("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
   int stage = -1;
-  const std::vector<ZeroMemory> table =
-      zero_memory({.config = planned.config, .vocab = planned.vocab, .machine = planned.machine});
+  const std::vector<ZeroMemory> table = zero_memory(request_of(planned));
   for (const ZeroMemory& row : table)
     if (row.stage == 0) fmt::print("{:>29}", fmt::format("{} ranks", row.ranks));
   for (const ZeroMemory& row : table) {
@@ -72,9 +70,9 @@ void print_zero_memory(const Planned& planned) {
 void print_groups(const Planned& planned) {
   const Mesh& mesh = planned.finished.job->mesh;
   const Machine& machine = planned.machine;
-  const int64_t emulated = planned.config.comm.emulate.bandwidth_bytes_per_second;
+  const int64_t emulated = planned.config->comm.emulate.bandwidth_bytes_per_second;
   if (mesh.world() > 1)
-    fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config.parallel.order, machine.ranks_per_node);
+    fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config->parallel.order, machine.ranks_per_node);
   for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
     const int size = mesh.group_size(axis);
     const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
@@ -118,13 +116,8 @@ void print_recomputation(const Planned& planned) {
 
 void print_sequence_parallelism(const Planned& planned) {
   const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
-  if (!planned.config.parallel.sequence_parallel || ranks == 1) return;
-  const int64_t saved = saved_by_sequence_parallelism({.config = planned.config,
-                                                       .world = planned.finished.job->mesh.world(),
-                                                       .vocab = planned.vocab,
-                                                       .machine = planned.machine,
-                                                       .on_gpus = computes_on_gpus(planned.config)},
-                                                      planned.finished);
+  if (!planned.config->parallel.sequence_parallel || ranks == 1) return;
+  const int64_t saved = saved_by_sequence_parallelism(request_of(planned), planned.finished);
   fmt::print(
       "sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n",
       ranks, format_bytes(saved));
@@ -139,14 +132,10 @@ std::string signed_percent(double share) {
 /// The possible streams of the update, their memory and step times, and the choice for this device.kind.
 void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
-  const std::vector<UpdateOption> places = update_options(
-      {.config = planned.config,
-       .world = job.mesh.world(),
-       .vocab = planned.vocab,
-       .machine = planned.machine,
-       .on_gpus = computes_on_gpus(planned.config)},
-      planned.finished, rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
-  fmt::print("update (optimizer.double_buffer = {}):\n", field_text(planned.config, "optimizer.double_buffer"));
+  const std::vector<UpdateOption> places =
+      update_options(request_of(planned), planned.finished,
+                     rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
+  fmt::print("update (optimizer.double_buffer = {}):\n", field_text(*planned.config, "optimizer.double_buffer"));
   for (size_t i = 0; i < places.size(); ++i) {
     // Compares two copies with one copy on the same stream, under the next forward pass.
     const double before = places[i == 2 ? 1 : 0].step_ms;
@@ -156,11 +145,11 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
                       : fmt::format(" ({} % against {})", signed_percent(places[i].step_ms / before - 1),
                                     i == 2 ? "one copy there" : "the compute stream"));
   }
-  if (!computes_on_gpus(planned.config))
+  if (!planned.config.on_gpus())
     fmt::print(
         "    on a CPU an update takes the cores that compute, wherever it runs, which the other rehearsals leave "
         "out\n");
-  if (job.options.zero_stage >= 3)
+  if (job.zero_stage >= 3)
     fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
 
@@ -171,7 +160,7 @@ void print_replay(const Planned& planned) {
   fmt::print(
       "graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, "
       "{:.2f} without; {} launches of {} cost the host {:.2f}{}\n",
-      field_text(planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task",
+      field_text(*planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task",
       static_cast<double>(replay.graph_ns) / 1e6, static_cast<double>(replay.task_by_task_ns) / 1e6, replay.launches,
       format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6,
       replay.is_too_large() && !replay.taken
@@ -191,7 +180,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
              sizes.context, sizes.pipeline, sizes.tensor);
   print_groups(planned);
   fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batch{} of {} on each rank\n",
-             planned.finished.global_batch, planned.config.train.sequence_length, planned.finished.micro_batches,
+             planned.finished.global_batch, planned.config->train.sequence_length, planned.finished.micro_batches,
              planned.finished.micro_batches == 1 ? "" : "es", job.model.batch);
   fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.reduce_mode), job.layout.buckets.size());
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
@@ -205,13 +194,13 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
-    const ScheduleShape& shape = job.options.schedule.shape;
-    const Played played = played_schedule(planned.finished.stages, price_of(planned.config, planned.machine, job.mesh),
+    const ScheduleShape& shape = job.schedule.shape;
+    const Played played = played_schedule(planned.finished.stages, price_of(*planned.config, planned.machine, job.mesh),
                                           planned.finished.transfer_ns);
-    fmt::print("{}\n", schedule_line(planned.config, planned.finished.stages, played));
+    fmt::print("{}\n", schedule_line(*planned.config, planned.finished.stages, played));
     for (const auto& stage : planned.finished.stages)
       fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}{}\n", stage->stage(),
-                 format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->options.schedule, stage->stage()),
+                 format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->schedule, stage->stage()),
                  shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
                  rehearsal.finished
                      ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
@@ -224,7 +213,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     constexpr int64_t kWhole = 400, kEnds = 24;
     const int64_t columns = (played.makespan_ns + tick_ns / 2) / tick_ns;
     const bool is_whole = shape.micro_batches <= 16 && shape.stages <= 16 && columns <= kWhole;
-    fmt::print("{}", schedule_table(job.options.schedule, played, tick_ns, is_whole ? 0 : kEnds));
+    fmt::print("{}", schedule_table(job.schedule, played, tick_ns, is_whole ? 0 : kEnds));
     if (!is_whole && columns > 2 * kEnds)
       fmt::print("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n", columns,
                  kEnds);
@@ -256,7 +245,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
   fmt::print(
       "rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
-      format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config.train.sequence_length) /
+      format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config->train.sequence_length) /
                    step_ms),
       ms_of_a_step(times.communication_ns), ms_of_a_step(times.exposed_ns),
       sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");

@@ -2,8 +2,6 @@
 // Builds the job of every stage, orders the plans, and chooses the stream of the update and the launch mode.
 
 #include "planner/planner.h"
-#include "engine/plan/build_job.h"
-#include "planner/plan_options.h"
 
 #include <algorithm>
 
@@ -14,7 +12,9 @@
 #include "engine/base/check.h"
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
+#include "engine/plan/build_job.h"
 #include "planner/minimum_memory.h"
+#include "planner/plan_options.h"
 #include "planner/stage_times.h"
 
 namespace slipstream::planner {
@@ -44,7 +44,7 @@ std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const 
 /// stage with the published lags.
 void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
                   const comm::RooflinePrice& price, int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
-  if (request.config.pipeline.schedule != Schedule::zb_h1 || !request.config.pipeline.schedule_file.empty() ||
+  if (request.config->pipeline.schedule != ScheduleKind::zb_h1 || !request.config->pipeline.schedule_file.empty() ||
       jobs.size() == 1)
     return;
   constexpr int kAttempts = 3;
@@ -136,15 +136,15 @@ bool fits(const JobRequest& request, const Job& job) {
 }
 
 /// Builds jobs without plan order, and the parts of `finished` that need no order.
-std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& finished) {
-  const Layout layout = resolve_layout(request.config, request.world);
-  const slipstream::Batch batch = resolve_batch(request.config, layout.data);
-  PlanOptions options = plan_options(request);
+std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdatePlacement& update,
+                                        FinishedJob& finished) {
+  const slipstream::Batch& batch = request.config.batch();
+  PlanOptions options = plan_options(request, update);
   models::ModelOptions sizes = model_options(request);
   check_minimum_memory(sizes, options, request.machine);
   const Mesh mesh(options.sizes, options.mesh_order);
   const LayerPartition partition = partition_layers(request, sizes, mesh);
-  options.schedule = schedule_of(request.config, static_cast<int>(batch.micro_batches), partition.hides_transfers);
+  options.schedule = schedule_of(request.config, partition.hides_transfers);
   options.layers = partition.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);
@@ -159,8 +159,8 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
     options.accumulate_unsharded = false;
     jobs = build_stages(request, options, sizes);
   }
-  const comm::RooflinePrice price = price_of(request.config, request.machine, mesh);
-  require_travels_within_a_day(jobs, price, request.config.comm.emulate.bandwidth_bytes_per_second > 0);
+  const comm::RooflinePrice price = price_of(*request.config, request.machine, mesh);
+  require_travels_within_a_day(jobs, price, request.config->comm.emulate.bandwidth_bytes_per_second > 0);
   lag_by_times(request, options, sizes, price, partition.transfer_ns, jobs);
   bucket_the_critical_path_only(request, options, sizes, price, partition.transfer_ns, jobs);
   finished.transfer_ns = partition.transfer_ns;
@@ -169,11 +169,10 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, FinishedJob& 
   return jobs;
 }
 
-/// Places the update on the requested stream, with the requested number of weight copies.
-FinishedJob finish_job(const JobRequest& request) {
+FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update, bool proves) {
   FinishedJob finished;
-  const std::vector<std::shared_ptr<Job>> jobs = draft(request, finished);
-  const comm::RooflinePrice price = price_of(request.config, request.machine, jobs[0]->mesh);
+  const std::vector<std::shared_ptr<Job>> jobs = draft(request, update, finished);
+  const comm::RooflinePrice price = price_of(*request.config, request.machine, jobs[0]->mesh);
   comm::MeasuredPrice measured_ns(price);
   for (const auto& job : jobs)
     if (request.spine_ns) {
@@ -181,16 +180,8 @@ FinishedJob finish_job(const JobRequest& request) {
       item_ns.resize(job->train.size(), -1);
       measured_ns.set(job->train, std::move(item_ns));
     }
-  finished.proof = finish_plans(jobs, measured_ns, request.proves);
+  finished.proof = finish_plans(jobs, measured_ns, proves);
   return finished;
-}
-
-JobRequest with_update(const JobRequest& request, bool beside, bool twice, bool proves) {
-  JobRequest asked = request;
-  asked.update_beside = beside;
-  asked.proves = proves;
-  asked.config.optimizer.double_buffer = twice ? Choice::yes : Choice::no;
-  return asked;
 }
 
 /// True if NCCL runs this job's operations one by one across all channels.
@@ -264,25 +255,23 @@ FinishedJob build_finished_job(const JobRequest& request) {
 }
 
 FinishedJob build_proved_job(const JobRequest& request) {
-  const Choice copies = request.config.optimizer.double_buffer, graph = request.config.device.graph;
+  const Choice copies = request.config->optimizer.double_buffer, graph = request.config->device.graph;
   const bool two_asked = copies == Choice::yes;
   // On a CPU's compute stream, an update always follows every reader of the weights (docs/notes/0002, 0014).
-  FinishedJob first = finish_job(with_update(request, two_asked, two_asked, request.proves));
-  if (!request.on_gpus) return first;
+  FinishedJob first = finish_job(request, {two_asked, two_asked}, request.proves);
+  if (!request.config.on_gpus()) return first;
   struct UpdateCandidate {
-    bool beside, twice;
+    UpdatePlacement update;
     int64_t graph_ns = -1, task_by_task_ns = -1, launches = 0;
   };
-  std::vector<UpdateCandidate> candidates{{two_asked, two_asked}};
-  if (!two_asked) candidates.push_back({true, false});
+  std::vector<UpdateCandidate> candidates{{{two_asked, two_asked}}};
+  if (!two_asked) candidates.push_back({{true, false}});
   // In stage 3, no update waits for a reader.
-  if (copies == Choice::automatic && first.job->options.zero_stage < 3) candidates.push_back({true, true});
+  if (copies == Choice::automatic && first.job->zero_stage < 3) candidates.push_back({{true, true}});
   const UpdateCandidate *by_graph = candidates.data(), *by_task = candidates.data();
   for (UpdateCandidate& candidate : candidates) {
-    const FinishedJob finished = &candidate == candidates.data()
-                                     ? first
-                                     : finish_job(with_update(request, candidate.beside, candidate.twice, false));
-    if (&candidate != candidates.data() && candidate.twice &&
+    const FinishedJob finished = &candidate == candidates.data() ? first : finish_job(request, candidate.update, false);
+    if (&candidate != candidates.data() && candidate.update.double_buffer &&
         !std::all_of(finished.stages.begin(), finished.stages.end(),
                      [&](const auto& job) { return fits(request, *job); }))
       continue;
@@ -301,26 +290,26 @@ FinishedJob build_proved_job(const JobRequest& request) {
   replay.taken = graph == Choice::yes || (graph == Choice::automatic && !replay.is_too_large() &&
                                           replay.graph_ns - replay.task_by_task_ns <= replay.launches_ns());
   const UpdateCandidate& best = replay.taken ? *by_graph : *by_task;
-  FinishedJob finished = &best == candidates.data()
-                             ? std::move(first)
-                             : finish_job(with_update(request, best.beside, best.twice, request.proves));
+  FinishedJob finished =
+      &best == candidates.data() ? std::move(first) : finish_job(request, best.update, request.proves);
   finished.replay = replay;
   return finished;
 }
 
-FinishedJob build_job_with_update(const JobRequest& request, bool beside, bool twice) {
-  return finish_job(with_update(request, beside, twice, false));
+FinishedJob build_job_with_update(const JobRequest& request, const UpdatePlacement& update) {
+  return finish_job(request, update, false);
 }
 
 FinishedJob build_drafted_job(const JobRequest& request) {
   FinishedJob drafted;
-  draft(request, drafted);
+  const bool two_asked = request.config->optimizer.double_buffer == Choice::yes;
+  draft(request, {two_asked, two_asked}, drafted);
   return drafted;
 }
 
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns) {
-  return play(stages[0]->options.schedule,
+  return play(stages[0]->schedule,
               {.action_ns =
                    [&](int stage, const Action& action) {
                      const Job& job = *stages[static_cast<size_t>(stage)];
@@ -346,7 +335,7 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
 }
 
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
-  const comm::RooflinePrice price = price_of(request.config, request.machine, finished.job->mesh);
+  const comm::RooflinePrice price = price_of(*request.config, request.machine, finished.job->mesh);
   const comm::Rehearsal played = comm::rehearse(
       finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
       {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order,

@@ -10,6 +10,7 @@
 #include "engine/plan/job.h"
 #include "planner/finished_job.h"
 #include "planner/job_request.h"
+#include "planner/plan_options.h"
 
 namespace slipstream::planner {
 
@@ -23,9 +24,8 @@ FinishedJob build_finished_job(const JobRequest& request);
 /// The same, but returns plans that fail their proof, for commands that print the proof and run nothing.
 FinishedJob build_proved_job(const JobRequest& request);
 
-/// The job with the update on the requested stream (`beside` the compute stream or on it) and one or two copies of the
-/// weights, to compare places. Pure.
-FinishedJob build_job_with_update(const JobRequest& request, bool beside, bool twice);
+/// The job with the update at a given place, without a proof, to compare places. Pure.
+FinishedJob build_job_with_update(const JobRequest& request, const UpdatePlacement& update);
 
 /// Jobs without plan order; their memory is known. Pure.
 FinishedJob build_drafted_job(const JobRequest& request);

@@ -70,7 +70,7 @@ models::ModelOptions options_of(const Json& config, const std::string& folder) {
   const auto family = entry<std::string>(config, "model_type", folder);
   models::ModelOptions options;
   if (family == "gpt2")
-    options = {.family = models::Family::gpt2,
+    options = {.family = Family::gpt2,
                .layers = whole("n_layer"),
                .heads = whole("n_head"),
                .kv_heads = whole("n_head"),
@@ -81,7 +81,7 @@ models::ModelOptions options_of(const Json& config, const std::string& folder) {
                .tie_embeddings = entry<bool>(config, "tie_word_embeddings", folder),
                .norm_eps = static_cast<float>(entry<double>(config, "layer_norm_epsilon", folder))};
   else if (family == "llama")
-    options = {.family = models::Family::llama,
+    options = {.family = Family::llama,
                .layers = whole("num_hidden_layers"),
                .heads = whole("num_attention_heads"),
                .kv_heads = whole("num_key_value_heads"),

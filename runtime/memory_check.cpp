@@ -14,12 +14,10 @@
 
 namespace slipstream::runtime {
 
-planner::JobRequest request_at(const DeviceAssignment& assignment, const RunConfig& config, const Machine& machine,
-                               int world, int rank, int64_t vocab) {
-  planner::JobRequest request{
-      .config = config, .world = world, .rank = rank, .vocab = vocab, .machine = machine, .driver = assignment.driver};
+planner::JobRequest request_at(const DeviceAssignment& assignment, const ResolvedConfig& config, const Machine& machine,
+                               int rank) {
+  planner::JobRequest request{.config = config, .rank = rank, .machine = machine, .driver = assignment.driver};
   if (assignment.kind != DeviceKind::cuda) return request;
-  request.on_gpus = true;
   request.extra_bytes = [nccl = assignment.nccl, nodes = machine.ranks_per_node](const Job& job) {
     return planner::sum_of(planner::extra_memory_on_gpu(job, nccl, nodes));
   };

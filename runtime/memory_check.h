@@ -12,9 +12,9 @@
 
 namespace slipstream::runtime {
 
-/// The inputs of the plan for a run at `place`, on the machine common to all ranks. Pure.
-planner::JobRequest request_at(const DeviceAssignment& assignment, const RunConfig& config, const Machine& machine,
-                               int world, int rank, int64_t vocab);
+/// The inputs of the plan for `rank` of a run at `assignment`, on the machine common to all ranks. Pure.
+planner::JobRequest request_at(const DeviceAssignment& assignment, const ResolvedConfig& config, const Machine& machine,
+                               int rank);
 
 /// Blocks. Collective. On CPUs: the plan and `text_bytes` of text must fit the machine file's memory per rank, or, with
 /// all ranks of this host, its memory. Throws: AgreedFailure (code 7), with the table.

@@ -286,7 +286,7 @@ std::vector<float> Rank::held(Slice BucketStorage::*what, int64_t begin, int64_t
 }
 
 void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
-  SLIP_ASSERT(job_->options.zero_stage == 0);
+  SLIP_ASSERT(job_->zero_stage == 0);
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
   const auto elems = static_cast<int64_t>(out.size());
   SLIP_ASSERT(begin >= 0 && begin + elems <= named.elems());

@@ -34,8 +34,9 @@ std::string driver_note(const RunConfig& config, const planner::FinishedJob& fin
                                : text + ". Steps are launched task by task.";
 }
 
-Json run_json(const World& world, const DeviceAssignment& assignment, const RunConfig& config,
+Json run_json(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
               const planner::FinishedJob& finished, const Machine& machine, int threads) {
+  const RunConfig& config = *resolved;
   const Job& job = *finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
@@ -77,7 +78,7 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const RunC
     for (const ExtraMemory& row : planner::extra_memory_on_gpu(job, assignment.nccl, machine.ranks_per_node))
       run["beside_plan_bytes"][row.owner] = row.size_bytes;
   run["notes"] = Json::array();
-  for (const std::string& remark : planner::remarks(config, machine, finished)) run["notes"].push_back(remark);
+  for (const std::string& remark : planner::remarks(resolved, machine, finished)) run["notes"].push_back(remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) run["notes"].push_back(note);
   if (const std::string note = planner::remark_on_threads(config); !note.empty()) run["notes"].push_back(note);
   return run;

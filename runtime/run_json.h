@@ -5,8 +5,8 @@
 #include <string>
 
 #include "engine/base/json.h"
-#include "engine/config/config.h"
 #include "engine/config/machine.h"
+#include "engine/config/resolve.h"
 #include "planner/finished_job.h"
 #include "runtime/device_assignment.h"
 #include "runtime/rank.h"
@@ -19,7 +19,7 @@ namespace slipstream::runtime {
 std::string driver_note(const RunConfig& config, const planner::FinishedJob& finished);
 
 /// The content of run.json before the first step.
-Json run_json(const World& world, const DeviceAssignment& assignment, const RunConfig& config,
+Json run_json(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
               const planner::FinishedJob& finished, const Machine& machine, int threads);
 
 /// `run` with the choices of the GPU's libraries, which depend on the tables, the libraries and the GPU.

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -21,6 +22,7 @@
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
+#include "engine/config/resolve.h"
 #include "engine/config/validate.h"
 #include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
@@ -58,8 +60,9 @@ void require_folder(const std::string& path) {
                         error ? error.message() : std::strerror(errno));
 }
 
-void print_start(const World& world, const DeviceAssignment& assignment, const RunConfig& config,
+void print_start(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
                  const planner::FinishedJob& finished, const Machine& machine, int threads, int64_t text_bytes) {
+  const RunConfig& config = *resolved;
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
   const std::string of_a_rank = assignment.kind == DeviceKind::cuda
@@ -75,7 +78,7 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
                        config, finished.stages,
                        planner::played_schedule(finished.stages, planner::price_of(config, machine, job.mesh),
                                                 finished.transfer_ns)));
-  for (const std::string& remark : planner::remarks(config, machine, finished)) log_info("note: {}", remark);
+  for (const std::string& remark : planner::remarks(resolved, machine, finished)) log_info("note: {}", remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
   if (const std::string note = planner::remark_on_threads(config); !note.empty()) log_warn("[device] {}", note);
   const Job& largest = planner::largest_stage(finished);
@@ -95,7 +98,8 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
 int train(const TrainOptions& options) {
   World world;
   log_setup(world.rank());
-  RunConfig config;
+  RunConfig written;
+  std::optional<ResolvedConfig> resolved;
   Machine machine;
   planner::FinishedJob finished;
   data::Dataset dataset;
@@ -106,29 +110,29 @@ int train(const TrainOptions& options) {
       if (options.resume)
         throw ConfigError(
             "[train] --resume is not supported by this version, which saves only final weights. Start without it.");
-      config = load_run_config(options.run_file, options.sets);
-      require_supported(config);
-      planner::require_layout(config, world.size());
+      written = load_run_config(options.run_file, options.sets);
+      require_supported(written);
+      planner::require_layout(written, world.size());
       kernels::isa();  // refuses an unusable SLIPSTREAM_ISA before an older run is renamed
-      threads = planner::threads_of(config, world.ranks_on_host());
+      threads = planner::threads_of(written, world.ranks_on_host());
     });
-    require_same(world, "configuration", lines_of(config, options));
-    if (!options.dry_run) assignment = assign_device(world, config);
+    require_same(world, "configuration", lines_of(written, options));
+    if (!options.dry_run) assignment = assign_device(world, written);
     if (assignment.kind == DeviceKind::cpu)  // otherwise the ranks' copies of the weights would diverge
       require_same(world, "instruction set", std::string(kernels::name_of(kernels::isa())),
                    "Set SLIPSTREAM_ISA to the lower one on all hosts.");
     int64_t vocab = 0;
     world.together([&] {
-      machine = machine_at(assignment, config, threads, world.ranks_on_host());
+      machine = machine_at(assignment, written, threads, world.ranks_on_host());
       if (options.dry_run) {
-        vocab = planner::vocab_of(config);
+        vocab = planner::vocab_of(written);
       } else {
         dataset =
-            data::open_dataset({.train = config.data.train,
-                                .validation = config.data.validation,
-                                .validation_fraction = config.data.validation_fraction,
-                                .tokenizer = config.data.tokenizer,
-                                .sequence_length = config.train.sequence_length,
+            data::open_dataset({.train = written.data.train,
+                                .validation = written.data.validation,
+                                .validation_fraction = written.data.validation_fraction,
+                                .tokenizer = written.data.tokenizer,
+                                .sequence_length = written.train.sequence_length,
                                 .check = world.rank_on_host() == 0 ? data::ShardCheck::whole : data::ShardCheck::size});
         vocab = dataset.tokenizer->vocab_size();
       }
@@ -136,12 +140,15 @@ int train(const TrainOptions& options) {
     require_same(world, "data", dataset.hash, "Give all hosts the same files.");
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
-      if (options.dry_run && config.device.kind == DeviceChoice::cuda) {  // plans for a GPU that this host lacks
+      if (options.dry_run && written.device.kind == DeviceChoice::cuda) {  // plans for a GPU that this host lacks
         assignment.kind = DeviceKind::cuda;
-        assignment.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(config.comm.nccl), config.comm.nccl);
+        assignment.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
       }
-      finished = planner::build_finished_job(request_at(assignment, config, agreed, world.size(), world.rank(), vocab));
+      resolved =
+          resolve(written, {.world = world.size(), .on_gpus = assignment.kind == DeviceKind::cuda, .vocab = vocab});
+      finished = planner::build_finished_job(request_at(assignment, *resolved, agreed, world.rank()));
     });
+    const RunConfig& config = **resolved;
     const bool on_gpus = assignment.kind == DeviceKind::cuda;
     if (!on_gpus && !options.dry_run)
       require_host_memory(world, config, *finished.job, machine, dataset.resident_bytes);
@@ -163,7 +170,8 @@ int train(const TrainOptions& options) {
           fmt::print("comm.nccl: {}\n", planner::nccl_table_name(config.comm.nccl));
         for (const std::string& line : planner::nccl_choices(*finished.job, assignment.nccl))
           fmt::print("  {}\n", line);
-        for (const std::string& remark : planner::remarks(config, agreed, finished)) fmt::print("note: {}\n", remark);
+        for (const std::string& remark : planner::remarks(*resolved, agreed, finished))
+          fmt::print("note: {}\n", remark);
         fmt::print(
             "{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n",
             finished.job->train.tasks.size(), finished.job->train.spine.size(), finished.proof.waits,
@@ -171,9 +179,9 @@ int train(const TrainOptions& options) {
       }
       return 0;
     }
-    print_start(world, assignment, config, finished, agreed, threads, dataset.resident_bytes);
+    print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     std::unique_ptr<RunDir> run_dir;
-    Json written;
+    Json record;
     world.together([&] {
       // Refused before an older run is renamed. A folder inside output.dir would be renamed, too.
       if (world.rank() == 0 && !config.checkpoint.dir.starts_with(config.output.dir + "/"))
@@ -182,16 +190,16 @@ int train(const TrainOptions& options) {
       if (world.rank() != 0) return;
       require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
-      written = run_json(world, assignment, config, finished, agreed, threads);
-      run_dir->write("run.json", written.dump(2) + "\n");
+      record = run_json(world, assignment, *resolved, finished, agreed, threads);
+      run_dir->write("run.json", record.dump(2) + "\n");
     });
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
-    Trainer trainer(world, assignment, config, dataset, std::move(finished), agreed, options.delay_seed,
+    Trainer trainer(world, assignment, *resolved, dataset, std::move(finished), agreed, options.delay_seed,
                     options.check_hazards);
     trainer.run(*run_dir, [&] {
       if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
-        run_dir->write("run.json", with_choices(written, assignment, trainer.rank()).dump(2) + "\n");
+        run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");
     });
     log_info("memory{}: at most {} resident, {} of them planned",
              trainer.rank().job().mesh.sizes().pipeline > 1 ? " of rank 0" : "", format_bytes(peak_resident_bytes()),

@@ -48,11 +48,11 @@ std::string waited_for(const std::map<std::string, double>& exposed_by, double s
 
 }  // namespace
 
-Trainer::Trainer(World& world, const DeviceAssignment& assignment, const RunConfig& resolved,
+Trainer::Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config,
                  const data::Dataset& dataset, planner::FinishedJob finished, const Machine& machine,
                  std::optional<int64_t> delay_seed, bool check_hazards)
     : world_(world),
-      config_(resolved),
+      resolved_(config),
       dataset_(dataset),
       machine_(machine),
       stages_(finished.stages),
@@ -321,8 +321,7 @@ std::string Trainer::params_hash() {
 void Trainer::save_final() {
   world_.together([&] {
     with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
-      const planner::JobRequest request{.config = config_, .world = world_.size(), .vocab = rank_->job().model.vocab};
-      models::ModelOptions options = planner::model_options(request);
+      models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
       options.dtype = DType::f32;
       checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
                               models::hugging_face_config(options),

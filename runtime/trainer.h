@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
+#include "engine/config/resolve.h"
 #include "engine/data/dataset.h"
 #include "engine/data/loader.h"
 #include "engine/report/metrics.h"
@@ -27,8 +27,8 @@ namespace slipstream::runtime {
 
 class Trainer {
  public:
-  /// Builds everything that a step needs, without training. Collective. `resolved` contains no automatic value.
-  Trainer(World& world, const DeviceAssignment& assignment, const RunConfig& resolved, const data::Dataset& dataset,
+  /// Builds everything that a step needs, without training. Collective.
+  Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config, const data::Dataset& dataset,
           planner::FinishedJob finished, const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards);
   ~Trainer();
 
@@ -59,7 +59,8 @@ class Trainer {
   bool due(int64_t interval, int64_t step) const;
 
   World& world_;
-  const RunConfig config_;
+  const ResolvedConfig resolved_;
+  const RunConfig& config_ = *resolved_;
   const data::Dataset& dataset_;
   Machine machine_;
   std::unique_ptr<data::Loader> loader_;

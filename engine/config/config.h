@@ -3,23 +3,20 @@
 // The configuration of a run: one struct per table, one member per key, in the program's units.
 //
 // The rows of engine/config/fields.cpp define every key, its range and its meaning. A RunConfig that comes from
-// load_run_config (engine/config/load.h) is resolved (every 0 or "auto" that depends on the run file alone is replaced)
-// and valid. Treat it as const.
+// load_run_config (engine/config/load.h) is valid. resolve() (engine/config/resolve.h) turns it into the configuration
+// that a run computes with.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "engine/base/dtype.h"
+#include "engine/base/modes.h"
 #include "engine/base/units.h"
 
 namespace slipstream {
 
-enum class Family : uint8_t { gpt2, llama };
 enum class OptimizerName : uint8_t { adamw };
-enum class Recompute : uint8_t { none, selective, full };
-enum class GradReduce : uint8_t { bucketed, per_parameter, flat, naive };
-enum class Schedule : uint8_t { gpipe, one_f_one_b, interleaved_1f1b, zb_h1 };
 enum class Backend : uint8_t { automatic, nccl, mpi, thread };
 enum class EmulateForm : uint8_t { gate, copies, blocks };
 enum class Quantize : uint8_t { none, int8 };
@@ -62,7 +59,7 @@ struct Train {
   int64_t eval_batches = 0;   // 0: the whole validation split
   int64_t log_interval = 10;
   int64_t hash_interval = 0;
-  Recompute recompute = Recompute::none;
+  Recomputation recompute = Recomputation::none;
 };
 
 struct Optimizer {
@@ -99,7 +96,7 @@ struct Zero {
 };
 
 struct Overlap {
-  GradReduce grad_reduce = GradReduce::bucketed;
+  ReduceMode grad_reduce = ReduceMode::bucketed;
   int64_t bucket_size_bytes = 25 * kMiB;
   int64_t first_bucket_size_bytes = 1 * kMiB;
   int64_t max_inflight_buckets = 0;  // 0: no bound
@@ -112,7 +109,7 @@ struct Overlap {
 };
 
 struct Pipeline {
-  Schedule schedule = Schedule::one_f_one_b;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int64_t virtual_stages = 1;
   std::vector<int64_t> layers;  // per part; empty: balanced by cost
   std::string schedule_file;
@@ -173,6 +170,19 @@ struct RunConfig {
   Checkpoint checkpoint;
   Trace trace;
   Output output;
+};
+
+/// Ranks along each axis; their product is the world.
+struct Layout {
+  int data = 1;
+  int tensor = 1;
+  int pipeline = 1;
+  int context = 1;
+};
+
+struct Batch {
+  int64_t global_batch_size = 0;  // sequences of one step
+  int64_t micro_batches = 0;      // that each data rank computes in one step
 };
 
 }  // namespace slipstream

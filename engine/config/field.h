@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/base/dtype.h"
+#include "engine/base/modes.h"
 
 namespace slipstream {
 
@@ -143,6 +144,12 @@ struct FieldKinds {
             true,
             [=](const Config& c) -> ConfigValue { return std::string(words.at(static_cast<size_t>(member(c)))); },
             [=](Config& c, const ConfigValue& v) { member(c) = static_cast<E>(detail::need_word(v, words)); }};
+  }
+  /// One of the words of the member's enum (engine/base/modes.h).
+  template <typename At>
+  static Field<Config> mode(std::string key, At member, std::string sentence) {
+    const auto& words = kWords<std::remove_cvref_t<decltype(member(std::declval<Config&>()))>>;
+    return word(std::move(key), member, {words.begin(), words.end()}, std::move(sentence));
   }
   template <typename At>
   static Field<Config> dtype(std::string key, At member, std::string sentence) {

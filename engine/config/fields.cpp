@@ -17,7 +17,7 @@ std::vector<Field<R>> make_fields() {
   const auto& at = [](auto... members) { return F::at(members...); };
   const auto& size = detail::size_quantity();
   return {
-      F::word("model.family", at(&R::model, &Model::family), {"gpt2", "llama"},
+      F::mode("model.family", at(&R::model, &Model::family),
               "Model architecture: gpt2 (learned positions, LayerNorm, GELU) or llama (RoPE, RMSNorm, SwiGLU)."),
       F::integer("model.layers", at(&R::model, &Model::layers), {1, 65536}, "Number of transformer blocks."),
       F::integer("model.heads", at(&R::model, &Model::heads), {1, 65536},
@@ -72,7 +72,7 @@ std::vector<Field<R>> make_fields() {
                  "Steps between printed step lines. metrics.jsonl has every step."),
       F::integer("train.hash_interval", at(&R::train, &Train::hash_interval), {0, kMaxSteps},
                  "Steps between hashes of all parameters. 0: at validations and at the last step."),
-      F::word("train.recompute", at(&R::train, &Train::recompute), {"none", "selective", "full"},
+      F::mode("train.recompute", at(&R::train, &Train::recompute),
               "Activations that the backward pass recomputes instead of keeping: none, selective (outputs of norms and "
               "of SwiGLU) or full (everything but each layer's input)."),
 
@@ -134,8 +134,7 @@ std::vector<Field<R>> make_fields() {
               "Type of sharded parameters on the wire. All ranks, the owner included, compute with the sent values. "
               "auto: train.dtype; int8: blocks of 128 values with one scale each."),
 
-      F::word("overlap.grad_reduce", at(&R::overlap, &Overlap::grad_reduce),
-              {"bucketed", "per_parameter", "flat", "naive"},
+      F::mode("overlap.grad_reduce", at(&R::overlap, &Overlap::grad_reduce),
               "Gradient reduction: bucketed (asynchronous, per bucket), per_parameter (asynchronous, one by one), flat "
               "(once, after backward) or naive (one by one, after backward)."),
       F::quantity(
@@ -170,8 +169,7 @@ std::vector<Field<R>> make_fields() {
                  "Delay each pipeline stage's gradient reduction until all stages can begin theirs, so that "
                  "communication slows all stages at the same time."),
 
-      F::word("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
-              {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"},
+      F::mode("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
               "Order of micro-batches in the stages. Must be left out if schedule_file is set. With one stage, no key "
               "of this table has an effect."),
       F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},

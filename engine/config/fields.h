@@ -17,7 +17,8 @@ const std::vector<Field<RunConfig>>& run_fields();
 /// The value of a key in the syntax of a run file. Throws: InternalError if there is no such key. Pure.
 std::string field_text(const RunConfig& config, std::string_view key);
 
-/// The whole configuration as a run file (`config.resolved.toml`): loading it gives an equal configuration. Pure.
+/// The whole configuration as a run file (of a resolved one: `config.resolved.toml`); loading it gives an equal
+/// configuration. Pure.
 std::string config_toml(const RunConfig& config);
 
 /// The page docs/reference/config.md. Pure.

@@ -5,6 +5,7 @@
 
 #include "engine/base/utf8.h"
 #include "engine/config/fields.h"
+#include "engine/config/resolve.h"
 #include "engine/config/toml.h"
 #include "engine/config/validate.h"
 

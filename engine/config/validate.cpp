@@ -14,6 +14,7 @@
 
 #include "engine/base/check.h"
 #include "engine/config/fields.h"
+#include "engine/config/resolve.h"
 
 namespace slipstream {
 namespace {
@@ -95,13 +96,12 @@ void validate_train(const RunConfig& config) {
 /// Rules between ZeRO and the formats on the wire.
 void validate_zero(const RunConfig& config) {
   const Zero& zero = config.zero;
-  const GradReduce reduce_mode = config.overlap.grad_reduce;
-  constexpr const char* kReduceModes[] = {"bucketed", "per_parameter", "flat", "naive"};
-  if (zero.stage >= 2 && reduce_mode != GradReduce::bucketed)
+  const ReduceMode reduce_mode = config.overlap.grad_reduce;
+  if (zero.stage >= 2 && reduce_mode != ReduceMode::bucketed)
     throw ConfigError(
         "zero.stage = {} does not support overlap.grad_reduce = \"{}\": it reduces a whole layer at once, because the "
         "next layer needs the slot of its gradients. Use \"bucketed\", or stage 0 or 1.",
-        zero.stage, kReduceModes[static_cast<size_t>(reduce_mode)]);
+        zero.stage, name_of(reduce_mode));
   if (zero.persistence_threshold_bytes > 0 && config.pipeline.virtual_stages > 1)
     throw ConfigError(
         "zero.persistence_threshold = {} with pipeline.virtual_stages = {} is not supported: the parts of a stage "
@@ -185,7 +185,7 @@ void validate_layout(const RunConfig& config) {
         "zero.reshard_after_forward = false to keep every layer.",
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
-  if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != Schedule::interleaved_1f1b &&
+  if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != ScheduleKind::interleaved_1f1b &&
       config.pipeline.schedule_file.empty())
     throw ConfigError(
         "pipeline.virtual_stages = {} needs pipeline.schedule = \"interleaved_1f1b\" or a pipeline.schedule_file. Set "
@@ -250,40 +250,6 @@ void validate_device(const RunConfig& config) {
 
 }  // namespace
 
-RunConfig resolve_defaults(RunConfig config) {
-  Model& model = config.model;
-  const bool llama = model.family == Family::llama;
-  if (model.kv_heads == 0) model.kv_heads = model.heads;
-  if (model.ffn_width == 0) model.ffn_width = llama ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
-  if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = llama ? Choice::no : Choice::yes;
-  if (config.train.sequence_length == 0) config.train.sequence_length = model.context;
-  if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
-  if (config.zero.gather_dtype == DTypeChoice::automatic)
-    config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
-  std::string& dir = config.output.dir;  // without trailing slashes: an older run is renamed to DIR.old-N
-  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
-  if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.output.dir + "/checkpoints";
-  return config;
-}
-
-RunConfig in_effect(RunConfig config) {
-  if (config.parallel.tensor == 1) {
-    config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
-    config.overlap.tensor_chunks = Overlap{}.tensor_chunks;
-  }
-  if (config.parallel.pipeline == 1) {
-    config.pipeline = Pipeline{};
-    config.overlap.p2p = Overlap{}.p2p;
-    config.overlap.align_grad_reduce = Overlap{}.align_grad_reduce;
-  }
-  if (config.zero.stage < 3) {
-    config.zero.prefetch_depth = Zero{}.prefetch_depth;
-    config.zero.reshard_after_forward = Zero{}.reshard_after_forward;
-    config.zero.persistence_threshold_bytes = Zero{}.persistence_threshold_bytes;
-  }
-  return config;
-}
-
 std::vector<std::string> without_effect(const RunConfig& config) {
   std::vector<std::string> sentences;
   const RunConfig taken = in_effect(config);
@@ -330,7 +296,7 @@ std::string refusal_of(RunConfig config, const Layout& layout, const LayoutLaw& 
   try {
     validate(config);
     const Batch batch = resolve_batch(config, layout.data);
-    if (law) law(config, batch);
+    if (law) law(in_effect(config), batch);
     return "";
   } catch (const ConfigError& error) {
     return error.what();

@@ -12,14 +12,6 @@
 
 namespace slipstream {
 
-/// Replaces every 0, "auto" and "" that depends on the run file alone: kv_heads, ffn_width, tie_embeddings,
-/// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
-RunConfig resolve_defaults(RunConfig config);
-
-/// The settings in effect. Settings of an axis of one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
-/// align_grad_reduce) and of ZeRO's stage 3 in lower stages (prefetch_depth, reshard_after_forward,
-/// persistence_threshold) return to their defaults, so that parallel.pipeline = 1 alone switches a pipeline off. Pure.
-RunConfig in_effect(RunConfig config);
 /// "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1", one sentence for each such setting. Pure.
 std::vector<std::string> without_effect(const RunConfig& config);
 
@@ -38,21 +30,10 @@ const std::vector<SupportedRow>& supported_rows();
 /// Throws: ConfigError naming the first key and value that this version does not support. Pure.
 void require_supported(const RunConfig& config);
 
-/// Ranks along each axis; their product is the world.
-struct Layout {
-  int data = 1;
-  int tensor = 1;
-  int pipeline = 1;
-  int context = 1;
-};
 /// Throws: ConfigError for a setting without effect on the CPU. Pure.
 void require_settings_of_cpu(const RunConfig& config);
 
-struct Batch {
-  int64_t global_batch_size = 0;  // sequences of one step
-  int64_t micro_batches = 0;      // that each data rank computes in one step
-};
-/// Additional rules, such as those of a schedule: throws ConfigError. `config` has its axes.
+/// Additional rules, such as those of a schedule: throws ConfigError. `config` has its axes and the settings in effect.
 using LayoutLaw = std::function<void(const RunConfig& config, const Batch& batch)>;
 
 /// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure, if `law` is.

@@ -40,13 +40,13 @@ void add_channel_of(const Communication& c, Job& job) {
 /// The same list on every stage: an unused channel costs a stage only a connection.
 void add_channels(Job& job) {
   job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}};
-  if (!job.options.update_on_spine) job.channels.push_back({Role::update, Axis::self});
+  if (!job.update_on_spine) job.channels.push_back({Role::update, Axis::self});
   const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::replica) > 1;
   if (piped)
     for (Role role : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
       job.channels.push_back({role, Axis::pipeline});
   if (job.has_tied_copies) job.channels.push_back({Role::tied, Axis::pipeline});
-  if (piped && shared && job.options.align_grad_reduce) job.channels.push_back({Role::align, Axis::pipeline});
+  if (piped && shared && job.aligns_grad_reduce) job.channels.push_back({Role::align, Axis::pipeline});
   if (job.mesh.world() > 1) job.channels.push_back({Role::scalars, job.scalars_axis()});
   if (job.norm_axis() != Axis::self && job.norm_axis() != job.scalars_axis())
     job.channels.push_back({Role::norm, job.norm_axis()});
@@ -55,7 +55,7 @@ void add_channels(Job& job) {
   if (!shared) return;
   job.channels.push_back({Role::reduce, job.shard_axis()});
   // Separate from Role::reduce: two collectives of one communicator never overlap.
-  if (job.options.zero_stage > 0) job.channels.push_back({Role::gather, job.shard_axis()});
+  if (job.zero_stage > 0) job.channels.push_back({Role::gather, job.shard_axis()});
   // Between the shard groups: the sum of a shard.
   if (job.is_hybrid()) job.channels.push_back({Role::reduce_across, Axis::data_outer});
 }
@@ -78,14 +78,21 @@ bool ends_are_apart(const ModelSpec& model) {
   return apart;
 }
 
+/// ZeRO's stage in effect on these ranks.
+int zero_stage_of(const PlanOptions& options) {
+  if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1) return 0;
+  return options.zero_stage == 2 && options.accumulate_unsharded ? 1 : options.zero_stage;
+}
+
 /// Effective overlap.bucket_size. ZeRO-1 gathers its buckets one after the other during the forward pass: while
 /// communication keeps up with compute, the exposed time of all gathers is that of the largest, so a bucket has at most
 /// a fortieth of the bytes.
-int64_t bucket_bytes(const PlanOptions& options, const ModelSpec& model) {
+int64_t bucket_bytes(const Job& job) {
   constexpr int64_t kGatheredBuckets = 40;
-  if (options.zero_stage != 1) return options.bucket_bytes;
+  const PlanOptions& options = job.options;
+  if (job.zero_stage != 1) return options.bucket_bytes;
   int64_t elems = 0;
-  for (const ParameterSpec& parameter : model.parameters) elems += parameter.elems;
+  for (const ParameterSpec& parameter : job.model.parameters) elems += parameter.elems;
   return std::min(options.bucket_bytes, std::max(options.first_bucket_bytes, 4 * elems / kGatheredBuckets));
 }
 
@@ -123,33 +130,35 @@ void take_stage(Job& job) {
       job.has_tied_copies = true;
       job.tied_name = parameter.name();
     }
-  PlanOptions& options = job.options;
-  if (options.schedule.stages.empty())
-    options.schedule = make_schedule(ScheduleKind::one_f_one_b,
+  const PlanOptions& options = job.options;
+  job.schedule = !options.schedule.stages.empty()
+                     ? options.schedule
+                     : make_schedule(ScheduleKind::one_f_one_b,
                                      {.stages = options.sizes.pipeline, .micro_batches = job.buffers.micro_batches});
-  if (options.layers.empty() && options.schedule.parts() == 1) options.layers = {model.layers};
-  const bool ends = options.zero_stage >= 2 && ends_are_apart(model);
+  job.layers = options.layers;
+  if (job.layers.empty() && job.schedule.parts() == 1) job.layers = {model.layers};
+  const bool ends = job.zero_stage >= 2 && ends_are_apart(model);
   const uint32_t take_batch = model.forward.front();
-  job.chunks = cut_stage(model, job.buffers, options.schedule, options.layers, job.stage());
+  job.chunks = cut_stage(model, job.buffers, job.schedule, job.layers, job.stage());
   job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
-  job.actions = options.schedule.stages[static_cast<size_t>(job.stage())];
+  job.actions = job.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model);
   form_groups(job);
   LayoutOptions layout{.reduce_mode = options.reduce_mode,
-                       .bucket_bytes = bucket_bytes(options, model),
+                       .bucket_bytes = bucket_bytes(job),
                        .first_bucket_bytes = options.first_bucket_bytes,
                        // Shards that are summed by exchange are divided into a part for every group.
                        .group_size = job.mesh.group_size(
-                           options.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
-                       .sharded = options.zero_stage > 0 || options.wire_dtype != DType::f32,
+                           job.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
+                       .sharded = job.zero_stage > 0 || options.wire_dtype != DType::f32,
                        .alone = {},
-                       .by_layer = options.zero_stage >= 2,
+                       .by_layer = job.zero_stage >= 2,
                        .ends = ends,
                        .passes = {},
                        .whole = {},
                        .group_of = {},
-                       .persistent_elems = options.zero_stage >= 3 ? options.persistent_elems : 0};
+                       .persistent_elems = job.zero_stage >= 3 ? options.persistent_elems : 0};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
     for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight})
@@ -182,35 +191,34 @@ void drop_what_no_plan_touches(Job& job) {
 
 }  // namespace
 
-Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& asked) {
-  PlanOptions options = asked;
-  if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1)
-    options.zero_stage = 0;  // no rank to share with
-  if (options.sizes.pipeline == 1 || options.sizes.data * options.sizes.context == 1)
-    options.align_grad_reduce = false;                                                  // no stage to align with
-  if (options.zero_stage == 2 && options.accumulate_unsharded) options.zero_stage = 1;  // an equivalent of stage 1
-  if (options.double_buffer && options.zero_stage >= 3)
+Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
+  Job job{.options = options,
+          .mesh = Mesh(options.sizes, options.mesh_order),
+          .zero_stage = zero_stage_of(options),
+          .aligns_grad_reduce =
+              options.align_grad_reduce && options.sizes.pipeline > 1 && options.sizes.data * options.sizes.context > 1,
+          .update_on_spine = options.update_on_spine && !options.double_buffer,
+          .schedule = {},
+          .layers = {},
+          .model = std::move(model),
+          .buffers = std::move(buffers)};
+  if (options.double_buffer && job.zero_stage >= 3)
     throw PlanError(
         "[plan] double_buffer with ZeRO-3: layers use slots, so no update waits for their readers. Use stage 0, "
         "1 or 2.");
-  if (options.align_grad_reduce && options.zero_stage >= 2)
+  if (job.aligns_grad_reduce && job.zero_stage >= 2)
     throw PlanError(
         "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots early, because the next layer "
         "needs the slot. Use stage 0 or 1.",
-        options.zero_stage);
-  if (options.groups.size() > 1 && options.zero_stage >= 2)
+        job.zero_stage);
+  if (options.groups.size() > 1 && job.zero_stage >= 2)
     throw PlanError(
         "[plan] ZeRO-{} with {} parameter groups: the gradients of a layer pass through one slot, and a bucket holds "
         "one group. Use stage 0 or 1.",
-        options.zero_stage, options.groups.size());
-  if (options.double_buffer) options.update_on_spine = false;
-  if (options.zero_stage > 0 && model.tied.split)
+        job.zero_stage, options.groups.size());
+  if (job.zero_stage > 0 && job.model.tied.split)
     throw PlanError(
         "[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
-  Job job{.options = options,
-          .mesh = Mesh(options.sizes, options.mesh_order),
-          .model = std::move(model),
-          .buffers = std::move(buffers)};
   take_stage(job);
   place_memory(job);
   add_channels(job);

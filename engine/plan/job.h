@@ -120,13 +120,18 @@ struct Ring {
 };
 
 struct Job {
-  PlanOptions options;
+  PlanOptions options;  // as given; members of the job hold the derived settings
   Mesh mesh;
-  ModelSpec model;              // of this rank's stage
-  std::vector<Chunk> chunks;    // its parts
-  std::vector<Action> actions;  // its compute order
-  Recomputed recomputed;        // recomputed by its backward passes
-  bool takes_batch = false;     // model.forward begins with the piece that takes the staged batch
+  int zero_stage = 0;  // options.zero_stage; 0 if no rank shares states, 1 instead of 2 with accumulate_unsharded
+  bool aligns_grad_reduce = false;  // options.align_grad_reduce, if several stages of several ranks reduce
+  bool update_on_spine = true;      // options.update_on_spine; false with double_buffer
+  PipelineSchedule schedule;        // options.schedule, else 1F1B
+  std::vector<int> layers;          // of each part of the model
+  ModelSpec model;                  // of this rank's stage
+  std::vector<Chunk> chunks;        // its parts
+  std::vector<Action> actions;      // its compute order
+  Recomputed recomputed;            // recomputed by its backward passes
+  bool takes_batch = false;         // model.forward begins with the piece that takes the staged batch
   std::vector<Ring> rings;
   int64_t parameter_elems = 0;   // of the whole model
   int norm_parts = 0;            // of the whole model
@@ -163,11 +168,9 @@ struct Job {
   /// Does this rank count the squares of this parameter's gradient, and no other rank of norm_axis() that has the same?
   bool counts_squares_of(const ParameterSpec& parameter) const;
   /// Type in which parameters travel, and whether it differs from the model's type.
-  DType gather_dtype() const {
-    return options.zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype;
-  }
+  DType gather_dtype() const { return zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype; }
   bool gathers_encoded() const { return gather_dtype() != model.dtype; }
-  bool is_hybrid() const { return options.zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
+  bool is_hybrid() const { return zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
 };
 
 /// Bytes of the flat range [offset, offset + elems) of a buffer.

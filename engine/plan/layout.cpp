@@ -64,20 +64,6 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
 
 }  // namespace
 
-const char* name_of(ReduceMode reduce_mode) {
-  switch (reduce_mode) {
-    case ReduceMode::bucketed:
-      return "bucketed";
-    case ReduceMode::per_parameter:
-      return "per_parameter";
-    case ReduceMode::flat:
-      return "flat";
-    case ReduceMode::naive:
-      return "naive";
-  }
-  return "?";
-}
-
 std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole) {
   std::map<std::pair<std::string, int64_t>, int32_t> order;
   // A copy is in the table's position of a one-rank model: the head's chunks come first.

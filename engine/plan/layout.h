@@ -9,13 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/modes.h"
 #include "engine/plan/model_spec.h"
 
 namespace slipstream {
-
-/// Reduce mode: how gradients become tasks (overlap.grad_reduce). All but `bucketed` exist for comparison.
-enum class ReduceMode : uint8_t { bucketed, per_parameter, flat, naive };
-const char* name_of(ReduceMode reduce_mode);
 
 struct LayoutOptions {
   ReduceMode reduce_mode = ReduceMode::bucketed;

@@ -48,7 +48,7 @@ Slice part_of(const Slice& whole, int index, int parts) {
 }
 
 void place_buckets(Job& job) {
-  const int stage = job.options.zero_stage;
+  const int stage = job.zero_stage;
   const auto ranks_of = [&](size_t bucket) {
     return stage > 0 ? job.mesh.group_size(job.group_of(bucket).shard_axis) : 1;
   };
@@ -158,11 +158,11 @@ void place_slots(Job& job) {
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
-  if (job.options.zero_stage >= 3) {
+  if (job.zero_stage >= 3) {
     job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(layer.unit, job.model.dtype));
     if (end.unit > 0) job.ids.end_values = add("parameters.end_slot", bytes_of(end.unit, job.model.dtype));
   }
-  if (job.options.zero_stage < 2) return;
+  if (job.zero_stage < 2) return;
   job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * layer.bucket);
   if (end.unit > 0) job.ids.end_gradients = add("gradients.end_slot", 4 * end.unit);
   int64_t widest_elems = std::max(layer.bucket, end.bucket);  // of the buckets reduced in every micro-batch
@@ -179,7 +179,7 @@ void place_wires(Job& job) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
   const DType wire = job.options.wire_dtype;
-  const bool sharded = job.options.zero_stage > 0;
+  const bool sharded = job.zero_stage > 0;
   const int ranks = job.mesh.group_size(sharded ? job.shard_axis() : Axis::replica);
   if (job.gathers_encoded())
     job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, job.gather_dtype()));
@@ -217,7 +217,7 @@ int value_slots(const Job& job) {
 }
 
 std::string slots_remedy(const Job& job, int64_t missing_bytes) {
-  const int slots = job.options.zero_stage < 3 ? 0 : value_slots(job);
+  const int slots = job.zero_stage < 3 ? 0 : value_slots(job);
   if (slots == 0) return "";
   const int64_t slot_bytes = std::max<int64_t>(1, job.buffers[job.ids.value_slots].size_bytes / slots);
   const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
@@ -268,7 +268,7 @@ void place_memory(Job& job) {
   ids.scalars_next = add("scalars.next", bytes_of(job.scalars(), DType::f32), Owner::batch);
   ids.scalars = add("scalars", bytes_of(job.scalars(), DType::f32), Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
-  if (job.options.align_grad_reduce) ids.aligned = add("aligned", 4, Owner::communication);
+  if (job.aligns_grad_reduce) ids.aligned = add("aligned", 4, Owner::communication);
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
   ids.norm_sums = job.norm_axis() != Axis::self ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
   ids.norm = add("norm", 8, Owner::optimizer);

@@ -272,18 +272,6 @@ std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& re
 
 }  // namespace
 
-const char* name_of(Recomputation how) {
-  switch (how) {
-    case Recomputation::none:
-      return "none";
-    case Recomputation::selective:
-      return "selective";
-    case Recomputation::full:
-      return "full";
-  }
-  return "?";
-}
-
 Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how) {
   Recomputed result{.how = how, .saved_bytes = 0, .paid = {}};
   if (how == Recomputation::none) return result;

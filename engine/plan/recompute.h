@@ -7,19 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/base/modes.h"
 #include "engine/plan/model_spec.h"
 #include "engine/plan/stages.h"
 
 namespace slipstream {
-
-/// train.recompute.
-enum class Recomputation : uint8_t {
-  none,
-  selective,  // wide activations recomputed by moving bytes only: outputs of norms and activation functions
-              // (ModelSpec::cheap)
-  full,       // everything that can be recomputed from a layer's input (Chen et al. 2016, arXiv:1604.06174)
-};
-const char* name_of(Recomputation how);
 
 struct Recomputed {
   Recomputation how = Recomputation::none;

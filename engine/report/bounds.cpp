@@ -17,7 +17,7 @@ namespace {
 bool reads_parameters(const Job& job, const SpineItem& item) {
   return std::any_of(item.reads.begin(), item.reads.end(), [&](const Slice& slice) {
     return job.buffers[slice.buffer].owner == Owner::parameters ||
-           (job.options.zero_stage >= 3 && slice.buffer == job.ids.value_slots);
+           (job.zero_stage >= 3 && slice.buffer == job.ids.value_slots);
   });
 }
 
@@ -42,7 +42,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
       for (size_t p = 0; p < job.model.backward.size(); ++p)
         if (job.model.backward[p] == plan.spine[i].piece) ready[p] = ends[i];
 
-  const int stage = job.options.zero_stage;
+  const int stage = job.zero_stage;
   const double share = static_cast<double>(input.ranks - 1) / input.ranks;
   const auto element_bytes = [](DType wire) {
     return static_cast<double>(encoded_bytes(kWireBlockElems, wire)) / kWireBlockElems;

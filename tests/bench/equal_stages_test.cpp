@@ -22,7 +22,7 @@ constexpr int64_t kForwardNs = 12'000'000;
 
 /// The planner receives the times of passes and chooses by them.
 FinishedJob planned(
-    Schedule schedule, int stages, int micro_batches, bool hides_transfers,
+    ScheduleKind schedule, int stages, int micro_batches, bool hides_transfers,
     const std::function<std::vector<int64_t>(const Job&)>& measured_ns = [](const Job& job) {
       return equal_stage_ns(job, kForwardNs);
     }) {
@@ -33,21 +33,22 @@ FinishedJob planned(
   config.train.global_batch_size = micro_batches;
   config.parallel.pipeline = stages;
   config.pipeline.schedule = schedule;
-  config.pipeline.virtual_stages = schedule == Schedule::interleaved_1f1b ? 2 : 1;
+  config.pipeline.virtual_stages = schedule == ScheduleKind::interleaved_1f1b ? 2 : 1;
   config.overlap.p2p = hides_transfers;
   config.comm.emulate.bandwidth_bytes_per_second = hides_transfers ? 1000 : 1'000'000'000;
   return build_finished_job(
-      {.config = resolve_defaults(config), .world = stages, .machine = this_host(1), .spine_ns = measured_ns});
+      {.config = resolve(config, {.world = stages}), .machine = this_host(1), .spine_ns = measured_ns});
 }
 
 }  // namespace
 
 TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]") {
-  for (Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
+  for (ScheduleKind schedule :
+       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int stages : {2, 4})
       for (int micro_batches : {stages, 4 * stages}) {
         const FinishedJob finished = planned(schedule, stages, micro_batches, false);
-        const PipelineSchedule& order = finished.job->options.schedule;
+        const PipelineSchedule& order = finished.job->schedule;
         const double busy_ms = static_cast<double>(busy_ns(order, kForwardNs)) / 1e6;
         const double bubble = (rehearsed_equal_step_ms(finished, kForwardNs, 0) - busy_ms) / busy_ms;
         CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
@@ -61,7 +62,7 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
 }
 
 TEST_CASE("the ideal step of stages that differ is played, and the shortest update comes behind it", "[pipeline]") {
-  const FinishedJob finished = planned(Schedule::gpipe, 2, 2, false);
+  const FinishedJob finished = planned(ScheduleKind::gpipe, 2, 2, false);
   std::vector<std::vector<int64_t>> spine_ns;
   for (const auto& stage : finished.stages) {
     const bool first = stage->stage() == 0;
@@ -83,17 +84,16 @@ TEST_CASE(
     "[pipeline]") {
   const auto line = [](const FinishedJob& finished) {
     RunConfig config;
-    config.pipeline.schedule = Schedule::zb_h1;
-    return schedule_line(config, finished.stages,
-                         play(finished.job->options.schedule,
-                              {.action_ns = [](int, const Action&) { return int64_t{1}; }, .transfer_ns = {}}));
+    config.pipeline.schedule = ScheduleKind::zb_h1;
+    return schedule_line(
+        config, finished.stages,
+        play(finished.job->schedule, {.action_ns = [](int, const Action&) { return int64_t{1}; }, .transfer_ns = {}}));
   };
-  const FinishedJob equal = planned(Schedule::zb_h1, 2, 2, false);
-  CHECK(equal.job->options.schedule.stages ==
-        make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
+  const FinishedJob equal = planned(ScheduleKind::zb_h1, 2, 2, false);
+  CHECK(equal.job->schedule.stages == make_schedule(ScheduleKind::zb_h1, {.stages = 2, .micro_batches = 2}).stages);
   CHECK(line(equal).find("lag") == std::string::npos);
   // Forwards of the first stage and weight gradients of the second one take long, everything else almost nothing.
-  const FinishedJob unequal = planned(Schedule::zb_h1, 2, 2, false, [](const Job& job) {
+  const FinishedJob unequal = planned(ScheduleKind::zb_h1, 2, 2, false, [](const Job& job) {
     std::vector<int64_t> ns = equal_stage_ns(job, kForwardNs);
     size_t at = job.takes_batch ? 1 : 0;
     for (const Action& use : job.actions) {
@@ -102,7 +102,7 @@ TEST_CASE(
     }
     return ns;
   });
-  CHECK(unequal.job->options.schedule.shape.lags == std::vector<int>{0, 0});
+  CHECK(unequal.job->schedule.shape.lags == std::vector<int>{0, 0});
   CHECK(unequal.proof.holds());
   CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, by what passes take") !=
         std::string::npos);
@@ -113,13 +113,14 @@ TEST_CASE("slow transfers make ZB-H1 keep more micro-batches alive, within the m
   Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
   machine.ranks_per_node = 1;  // transfers cross nodes
   const FinishedJob finished = build_finished_job(
-      {.config = default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
-                                     "model.tie_embeddings=false", "train.dtype=bfloat16", "train.micro_batch_size=4",
-                                     "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
-       .world = 4,
+      {.config = resolve(
+           default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
+                               "model.tie_embeddings=false", "train.dtype=bfloat16", "train.micro_batch_size=4",
+                               "train.global_batch_size=32", "parallel.pipeline=4", "pipeline.schedule=zb_h1"}),
+           {.world = 4}),
        .machine = machine,
        .proves = false});
-  const ScheduleShape& shape = finished.job->options.schedule.shape;
+  const ScheduleShape& shape = finished.job->schedule.shape;
   REQUIRE(shape.hides_transfers);
   REQUIRE(shape.lags.size() == 4);
   CHECK(std::max_element(shape.lags.begin(), shape.lags.end()) == shape.lags.end() - 1);
@@ -133,10 +134,10 @@ TEST_CASE("slow transfers make ZB-H1 keep more micro-batches alive, within the m
 
 TEST_CASE("transfers of up to half a pass cost less than 2 % of a step besides the first and the last one",
           "[pipeline]") {
-  for (Schedule schedule : {Schedule::one_f_one_b, Schedule::interleaved_1f1b, Schedule::zb_h1})
+  for (ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int stages : {2, 4}) {
       const FinishedJob finished = planned(schedule, stages, 8 * stages, true);
-      const PipelineSchedule& order = finished.job->options.schedule;
+      const PipelineSchedule& order = finished.job->schedule;
       const double alone_ms = rehearsed_equal_step_ms(finished, kForwardNs, 0);
       for (double ratio : {0.1, 0.25, 0.5}) {
         const auto transfer_ns =

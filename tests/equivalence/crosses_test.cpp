@@ -163,7 +163,7 @@ std::string refusal_of(const Row& row) {
   try {
     const RunConfig config = config_of(row);
     require_supported(config);
-    planner::build_finished_job({.config = config, .world = ranks_of(row), .machine = this_host(1)});
+    planner::build_finished_job({.config = resolve(config, {.world = ranks_of(row)}), .machine = this_host(1)});
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -204,7 +204,7 @@ const Table& table() {
 
 equivalence::Layout layout_of(const Row& row) {
   const RunConfig config = config_of(row);
-  const planner::JobRequest request{.config = config, .world = ranks_of(row)};
+  const planner::JobRequest request{.config = resolve(config, {.world = ranks_of(row)}), .machine = {}};
   equivalence::Layout layout{.name = name_of(row),
                              .model = planner::model_options(request),
                              .bucket_bytes = 2 << 10,
@@ -217,13 +217,13 @@ equivalence::Layout layout_of(const Row& row) {
   layout.tensor = static_cast<int>(config.parallel.tensor);
   layout.sequence_parallel = config.parallel.sequence_parallel;
   layout.tensor_chunks = static_cast<int>(config.overlap.tensor_chunks);
-  layout.schedule = static_cast<ScheduleKind>(config.pipeline.schedule);
+  layout.schedule = config.pipeline.schedule;
   layout.virtual_stages = static_cast<int>(config.pipeline.virtual_stages);
   layout.align_grad_reduce = config.overlap.align_grad_reduce;
   layout.micro_batches = micro_batches_of(row);
   layout.micro_batch = config.train.micro_batch_size;
   layout.zero_stage = static_cast<int>(config.zero.stage);
-  layout.recompute = static_cast<Recomputation>(config.train.recompute);
+  layout.recompute = config.train.recompute;
   return layout;
 }
 
@@ -364,11 +364,12 @@ TEST_CASE(
       const auto drafted = [&](int64_t memory_bytes) {
         Machine machine = this_host(1);
         machine.memory_bytes = memory_bytes;
-        return planner::build_drafted_job({.config = config_of(row), .world = ranks_of(row), .machine = machine});
+        return planner::build_drafted_job(
+            {.config = resolve(config_of(row), {.world = ranks_of(row)}), .machine = machine});
       };
       const int64_t takes_bytes = planner::most_bytes(drafted(int64_t{1} << 40));
-      CHECK(drafted(takes_bytes).job->options.zero_stage < 2);
-      CHECK(drafted(takes_bytes - 1).job->options.zero_stage == 2);
+      CHECK(drafted(takes_bytes).job->zero_stage < 2);
+      CHECK(drafted(takes_bytes - 1).job->zero_stage == 2);
       const Trained& whole = trained_once(*same_additions(fits));
       const Trained accumulated = train(fits, kSteps);
       CHECK(accumulated.hash == whole.hash);

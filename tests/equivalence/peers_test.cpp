@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kSteps = 3;
 
-Layout zero(int stage, models::Family family = models::Family::gpt2) {
+Layout zero(int stage, Family family = Family::gpt2) {
   Layout layout{.name = "peers",
                 .model = smallest(family),
                 .ranks = 2,
@@ -115,7 +115,7 @@ TEST_CASE("a rank with more micro-batches has another plan, which is compared be
 
 TEST_CASE("buckets that end unevenly, and buckets whose last shards are padding alone", "[peers]") {
   // Megatron-LM 558: bucket ranges with many ranks. A norm of 8 elements is a bucket of 1 byte or more on 4 ranks.
-  for (models::Family family : {models::Family::gpt2, models::Family::llama}) {
+  for (Family family : {Family::gpt2, Family::llama}) {
     Layout whole = zero(0, family);
     whole.ranks = 4;
     const std::string expected = train(whole, kSteps).hash;
@@ -140,7 +140,7 @@ TEST_CASE("buckets that end unevenly, and buckets whose last shards are padding 
 TEST_CASE("buckets of fewer elements than there are ranks train the model of one rank, in every stage and format",
           "[peers]") {
   constexpr int kRanks = 9;
-  for (models::Family family : {models::Family::gpt2, models::Family::llama}) {
+  for (Family family : {Family::gpt2, Family::llama}) {
     Layout whole = zero(0, family);
     whole.model.heads = whole.model.kv_heads = 1, whole.model.width = 2;  // a norm has 2 elements
     whole.ranks = kRanks, whole.micro_batch = 2;
@@ -181,7 +181,7 @@ TEST_CASE(
     "small and uneven buckets travel encoded too: every rank has the same weights, and bfloat16 the same bits in every "
     "cut",
     "[peers]") {
-  for (models::Family family : {models::Family::gpt2, models::Family::llama})
+  for (Family family : {Family::gpt2, Family::llama})
     for (DType wire : {DType::bf16, DType::u8})
       for (int stage : {1, 3}) {
         std::string expected;

@@ -22,7 +22,7 @@ namespace {
 constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
                                    ScheduleKind::zb_h1};
 
-Layout piped(models::Family family, ScheduleKind kind, int stages, int micro_batches) {
+Layout piped(Family family, ScheduleKind kind, int stages, int micro_batches) {
   Layout layout{.name = name_of(kind),
                 .model = smallest(family),
                 .micro_batch = 1,
@@ -70,7 +70,7 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
   for (int round = 0; round < rounds; ++round) {
     const int stages = 2 + draw(3);
     const ScheduleKind kind = kKinds[draw(4)];
-    Layout layout = piped(draw(2) ? models::Family::llama : models::Family::gpt2, kind, stages,
+    Layout layout = piped(draw(2) ? Family::llama : Family::gpt2, kind, stages,
                           kind == ScheduleKind::interleaved_1f1b ? stages * (1 + draw(2)) : 1 + draw(6));
     layout.ranks = 1 << draw(3);
     layout.zero_stage = draw(4);
@@ -107,7 +107,7 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
   for (ScheduleKind kind : kKinds)
     for (int zero : {0, 1})
       for (bool clip : {true, false}) {
-        Layout layout = piped(models::Family::gpt2, kind, 2, 4);
+        Layout layout = piped(Family::gpt2, kind, 2, 4);
         layout.ranks = 2, layout.zero_stage = zero, layout.max_norm = clip ? 0.5f : 0;
         int reductions = 0;
         for (const auto& job : make_jobs(layout, 0))
@@ -137,7 +137,7 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
   // wrong time.
   for (ScheduleKind kind : kKinds)
     for (int depth : {0, 1, 2}) {
-      Layout layout = piped(models::Family::llama, kind, 2, 4);
+      Layout layout = piped(Family::llama, kind, 2, 4);
       layout.ranks = 2, layout.zero_stage = 3, layout.prefetch_depth = depth,
       layout.recompute = depth == 1 ? Recomputation::full : Recomputation::none;
       for (const auto& job : make_jobs(layout, 0)) {
@@ -167,7 +167,7 @@ TEST_CASE("each wait is needed, and for that item: interleaved and zero-bubble w
   comm::Mutations found;
   for (ScheduleKind kind : {ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
     for (int zero : {2, 3}) {
-      Layout layout = piped(models::Family::gpt2, kind, 2, 2);
+      Layout layout = piped(Family::gpt2, kind, 2, 2);
       layout.ranks = 4, layout.shard_size = 2, layout.zero_stage = zero;
       CAPTURE(name_of(kind), zero);
       for (const auto& job : make_jobs(layout, 0))

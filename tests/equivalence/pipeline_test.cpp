@@ -357,7 +357,7 @@ TEST_CASE("tensors between stages have one slot per live micro-batch, and one pe
               };
               // Backward reads the arriving data again; the closed forms of Narayanan et al.
               const int alive = kind == ScheduleKind::gpipe ? m
-                                : v > 1                     ? peak_in_flight(job->options.schedule, s, c)
+                                : v > 1                     ? peak_in_flight(job->schedule, s, c)
                                                             : std::min(m, (hides ? 2 : 1) * (p - 1 - s) + 1);
               for (BufferId buffer : chunk.activations_in) CHECK(slots(buffer) == alive + 1);
               for (BufferId buffer : chunk.activations_out) CHECK(slots(buffer) == 2);

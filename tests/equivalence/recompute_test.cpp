@@ -162,7 +162,7 @@ TEST_CASE("memory and operations of recomputation are those of the closed forms"
                     qkv = (o.heads + 2 * o.kv_heads) * hd;
       for (size_t s = 0; s < none.size(); ++s) {
         CAPTURE(llama, stages, s);
-        const int64_t slots = peak_in_flight(none[s]->options.schedule, static_cast<int>(s));
+        const int64_t slots = peak_in_flight(none[s]->schedule, static_cast<int>(s));
         // The report agrees with the memory table.
         CHECK(activations(*none[s]) - activations(*selective[s]) == selective[s]->recomputed.saved_bytes);
         CHECK(activations(*none[s]) - activations(*full[s]) == full[s]->recomputed.saved_bytes);

@@ -14,8 +14,8 @@ namespace slipstream::equivalence {
 inline bool test_everything() { return std::getenv("SLIPSTREAM_TEST_ALL") != nullptr; }
 
 /// Models so small that a work uses a few pages.
-inline models::ModelOptions smallest(models::Family family) {
-  const bool gpt2 = family == models::Family::gpt2;
+inline models::ModelOptions smallest(Family family) {
+  const bool gpt2 = family == Family::gpt2;
   return {.family = family,
           .layers = 3,
           .heads = gpt2 ? 2 : 4,
@@ -30,7 +30,7 @@ inline models::ModelOptions smallest(models::Family family) {
 
 inline std::vector<Layout> strategies(bool everything) {
   std::vector<Layout> rows;
-  const auto add = [&](std::string name, models::Family family, auto change) {
+  const auto add = [&](std::string name, Family family, auto change) {
     Layout row{.name = std::move(name),
                .model = smallest(family),
                .ranks = 2,
@@ -40,7 +40,7 @@ inline std::vector<Layout> strategies(bool everything) {
     change(row);
     rows.push_back(std::move(row));
   };
-  using F = models::Family;
+  using F = Family;
   const auto on = [](bool spine) { return spine ? "" : ", update beside the spine"; };
   for (F family : {F::gpt2, F::llama}) {
     const std::string model = family == F::gpt2 ? "gpt2 " : "llama ";
@@ -180,13 +180,13 @@ inline std::vector<Layout> strategies(bool everything) {
 
 /// A row of the table of ZeRO: stages x ranks x accumulation x prefetch x groups.
 struct ZeroRow {
-  models::Family family;
+  Family family;
   int stage, ranks, micro_batches, depth, groups;
   bool unsharded;  // stage 2: gradients are whole until the last micro-batch
 
   bool has_order_of_stage_0() const { return groups == 1 && (micro_batches == 1 || stage <= 1 || unsharded); }
   Layout layout() const {
-    Layout l{.name = std::string(family == models::Family::gpt2 ? "gpt2" : "llama") + " ZeRO-" + std::to_string(stage) +
+    Layout l{.name = std::string(family == Family::gpt2 ? "gpt2" : "llama") + " ZeRO-" + std::to_string(stage) +
                      " on " + std::to_string(ranks) + ", groups " + std::to_string(groups) + ", " +
                      std::to_string(micro_batches) + " micro-batches, prefetch " + std::to_string(depth) +
                      (unsharded ? ", accumulates whole gradients" : ""),
@@ -207,7 +207,7 @@ struct ZeroRow {
 
 inline std::vector<ZeroRow> zero_rows(bool everything) {
   std::vector<ZeroRow> rows;
-  for (models::Family family : {models::Family::gpt2, models::Family::llama})
+  for (Family family : {Family::gpt2, Family::llama})
     for (int ranks : {1, 2, 3, 4})
       for (int micro_batches : {1, 4})
         for (int stage : {0, 1, 2, 3})

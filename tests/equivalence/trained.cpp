@@ -53,7 +53,7 @@ void order_as_reached(Plan& plan) {
 }  // namespace
 
 models::ModelOptions tiny_gpt2() {
-  return {.family = models::Family::gpt2,
+  return {.family = Family::gpt2,
           .layers = 2,
           .heads = 2,
           .kv_heads = 2,
@@ -64,7 +64,7 @@ models::ModelOptions tiny_gpt2() {
           .tokens = 9};
 }
 models::ModelOptions tiny_llama() {
-  return {.family = models::Family::llama,
+  return {.family = Family::llama,
           .layers = 2,
           .heads = 4,
           .kv_heads = 2,
@@ -341,8 +341,8 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
       at.data = mesh.coordinates(replica).data;
       at.context = mesh.coordinates(replica).context;
       const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
-      const bool shares = stages[0]->options.zero_stage > 0 &&
-                          std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
+      const bool shares =
+          stages[0]->zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
       if (shares || mesh.rank(at) == static_cast<int>(r))
         of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
       if (mesh.rank(at) != static_cast<int>(r)) continue;

@@ -28,8 +28,8 @@ constexpr double kTolerance = 2e-5;
 TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 0 where sums have its order",
           "[zero][table]") {
   // The reference of a row, trained once.
-  std::map<std::tuple<models::Family, int, int>, Trained> references;
-  const auto reference = [&](models::Family family, int ranks, int micro_batches) -> const Trained& {
+  std::map<std::tuple<Family, int, int>, Trained> references;
+  const auto reference = [&](Family family, int ranks, int micro_batches) -> const Trained& {
     Trained& trained = references[{family, ranks, micro_batches}];
     if (trained.hash.empty()) trained = train(ZeroRow{family, 0, ranks, micro_batches, 1, 1, false}.layout(), kSteps);
     return trained;
@@ -66,7 +66,7 @@ TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 
 #ifdef __SANITIZE_THREAD__
 TEST_CASE("the control: without the waits of slots for their last readers a gather races with compute", "[.race]") {
   // scripts/tsan.sh expects the sanitizer to end this.
-  Layout mutant = ZeroRow{models::Family::gpt2, 3, 2, 1, 1, 1, false}.layout();
+  Layout mutant = ZeroRow{Family::gpt2, 3, 2, 1, 1, 1, false}.layout();
   mutant.check_hazards = false;
   mutant.mutate = [](Job& job) {
     for (ItemId i = 0; i < job.train.size(); ++i)

@@ -20,16 +20,16 @@ namespace {
 
 constexpr int kSteps = 4;
 
-Layout zero(models::Family family, int stage, int ranks = 3) {
+Layout zero(Family family, int stage, int ranks = 3) {
   Layout layout{.name = "wire",
-                .model = family == models::Family::gpt2 ? tiny_gpt2() : tiny_llama(),
+                .model = family == Family::gpt2 ? tiny_gpt2() : tiny_llama(),
                 .ranks = ranks,
                 .micro_batch = 12 / ranks};
   layout.model.split_tied_embedding = false;
   layout.zero_stage = stage;
   return layout;
 }
-constexpr models::Family kFamilies[] = {models::Family::gpt2, models::Family::llama};
+constexpr Family kFamilies[] = {Family::gpt2, Family::llama};
 
 /// Bytes of the buckets of a step on the channel of `role`.
 int64_t sent(const Layout& layout, Role role) {
@@ -56,7 +56,7 @@ double root_mean_square_off(const std::vector<std::vector<float>>& a, const std:
 }  // namespace
 
 TEST_CASE("bfloat16 gradients add in float: every stage, reduce mode and bucket size gives the same bits", "[wire]") {
-  for (models::Family family : kFamilies)
+  for (Family family : kFamilies)
     for (int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
       const auto rounded = [&](int stage) {
@@ -91,7 +91,7 @@ TEST_CASE("bfloat16 gradients add in float: every stage, reduce mode and bucket 
 TEST_CASE(
     "bfloat16 gradients that are summed by exchange give the bits of a collective that adds in float and rounds once",
     "[wire]") {
-  for (models::Family family : kFamilies)
+  for (Family family : kFamilies)
     for (int ranks : {2, 3, 4})
       for (int stage : {0, 1, 2, 3})
         for (int group : {0, 2}) {
@@ -115,8 +115,7 @@ TEST_CASE(
 TEST_CASE("bfloat16 and int8 send a half and a little more than a quarter of the bytes", "[wire]") {
   for (int stage : {1, 2, 3}) {
     const auto as = [&](DType grads, std::optional<DType> parameters) {
-      return with(zero(models::Family::llama, stage),
-                  [&](Layout& l) { l.wire_dtype = grads, l.gather_dtype = parameters; });
+      return with(zero(Family::llama, stage), [&](Layout& l) { l.wire_dtype = grads, l.gather_dtype = parameters; });
     };
     const int64_t gradients = sent(as(DType::f32, {}), Role::reduce),
                   parameters = sent(as(DType::f32, {}), Role::gather);
@@ -135,7 +134,7 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
   struct Row {
     DType model, travels;
   };
-  for (models::Family family : kFamilies)
+  for (Family family : kFamilies)
     for (const auto& [model, travels] :
          {Row{DType::f32, DType::bf16}, Row{DType::f32, DType::u8}, Row{DType::bf16, DType::u8}}) {
       const auto exactly = [&](int stage) {
@@ -214,7 +213,7 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
 }
 
 TEST_CASE("int8 gradients: the same bits again and under delays, and bounds on what they cost", "[wire]") {
-  for (models::Family family : kFamilies)
+  for (Family family : kFamilies)
     for (int stage : {0, 1, 2, 3})
       for (bool feeds_back : {false, true}) {
         CAPTURE(stage, feeds_back);
@@ -240,7 +239,7 @@ TEST_CASE(
   // The same batch over and over: int8 removes the same part of small gradients in every step. Blocks begin at
   // positions that depend on the buckets, and a run's deviation depends on that by chance: the mean of several counts.
   constexpr int kLong = 40;
-  for (models::Family family : kFamilies) {
+  for (Family family : kFamilies) {
     const Layout plain = with(zero(family, 1, 2), [](Layout& l) {
       l.same_batch = true, l.learning_rate = 3e-3f, l.eps = 1e-4f, l.max_norm = 1;
       l.model.vocab = 128;  // blocks of int8 hold no padding
@@ -271,7 +270,7 @@ TEST_CASE(
 }
 
 TEST_CASE("small parameters that stay on every rank change the gathers and no bit", "[wire]") {
-  for (models::Family family : kFamilies)
+  for (Family family : kFamilies)
     for (int micro_batches : {1, 2}) {
       const Layout passing =
           with(zero(family, 3), [&](Layout& l) { l.micro_batch /= micro_batches, l.micro_batches = micro_batches; });
@@ -288,7 +287,7 @@ TEST_CASE("small parameters that stay on every rank change the gathers and no bi
           const bool of_layer = parameter.layer >= 0 && parameter.layer < after->model.layers;
           // And a table that embedding and head share, with its neighbours.
           CHECK((after->storage[b].values.size_bytes > 0) ==
-                (of_layer ? parameter.elems <= 128 : family == models::Family::gpt2));
+                (of_layer ? parameter.elems <= 128 : family == Family::gpt2));
         }
       CHECK(train(staying, kSteps).hash == train(passing, kSteps).hash);
       CHECK(train(with(staying,
@@ -302,7 +301,7 @@ TEST_CASE("small parameters that stay on every rank change the gathers and no bi
 }
 
 TEST_CASE("double-buffered weights give the bits of one copy", "[double_buffer]") {
-  for (models::Family family : kFamilies)
+  for (Family family : kFamilies)
     for (int stage : {0, 1, 2})
       for (float max_norm : {0.5f, 0.0f})
         for (DType dtype : {DType::f32, DType::bf16}) {
@@ -327,6 +326,6 @@ TEST_CASE("double-buffered weights give the bits of one copy", "[double_buffer]"
             for (const Slice& write : task.writes) CHECK(write.buffer != b->ids.values);
         }
   // With encoded parameters too: the first gathers fill the copy that the first step reads.
-  const Layout one = with(zero(models::Family::gpt2, 1), [](Layout& l) { l.gather_dtype = DType::u8; });
+  const Layout one = with(zero(Family::gpt2, 1), [](Layout& l) { l.gather_dtype = DType::u8; });
   CHECK(train(with(one, [](Layout& l) { l.double_buffer = true; }), 3).hash == train(one, 3).hash);
 }

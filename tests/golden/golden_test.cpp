@@ -57,19 +57,18 @@ struct Golden {
 };
 
 std::unique_ptr<Job> job_of(const Golden& g) {
-  const models::ModelOptions options{
-      .family = g.json.at("family").as_string() == "gpt2" ? models::Family::gpt2 : models::Family::llama,
-      .layers = g.whole("layers"),
-      .heads = g.whole("heads"),
-      .kv_heads = g.whole("kv_heads"),
-      .width = g.whole("width"),
-      .ffn_width = g.whole("ffn_width"),
-      .context = g.whole("tokens"),
-      .vocab = g.whole("vocab"),
-      .tie_embeddings = g.json.at("tied").as_bool(),
-      .batch = g.whole("batch"),
-      .tokens = g.whole("tokens"),
-      .global_tokens = g.whole("batch") * g.whole("tokens")};
+  const models::ModelOptions options{.family = g.json.at("family").as_string() == "gpt2" ? Family::gpt2 : Family::llama,
+                                     .layers = g.whole("layers"),
+                                     .heads = g.whole("heads"),
+                                     .kv_heads = g.whole("kv_heads"),
+                                     .width = g.whole("width"),
+                                     .ffn_width = g.whole("ffn_width"),
+                                     .context = g.whole("tokens"),
+                                     .vocab = g.whole("vocab"),
+                                     .tie_embeddings = g.json.at("tied").as_bool(),
+                                     .batch = g.whole("batch"),
+                                     .tokens = g.whole("tokens"),
+                                     .global_tokens = g.whole("batch") * g.whole("tokens")};
   Buffers buffers;
   ModelSpec model = models::build_model(options, buffers);
   auto job = std::make_unique<Job>(

@@ -127,7 +127,7 @@ void check_gradients(const equivalence::Layout& layout) {
 }
 
 equivalence::Layout small(models::ModelOptions model, const std::string& name) {
-  model.width = model.family == models::Family::gpt2 ? 8 : 16;
+  model.width = model.family == Family::gpt2 ? 8 : 16;
   model.ffn_width = 12;
   model.tokens = model.context = 5;
   model.vocab = 43;

@@ -41,7 +41,7 @@ FinishedJob planned(const std::string& schedule, const std::vector<std::string>&
   if (schedule == "zb_h1") sets.push_back("overlap.p2p=false");  // as published: its stages end together
   if (schedule == "interleaved_1f1b") sets.push_back("pipeline.virtual_stages=2");
   sets.insert(sets.end(), more.begin(), more.end());
-  return build_finished_job({.config = default_run_config(sets), .world = 16, .machine = machine()});
+  return build_finished_job({.config = resolve(default_run_config(sets), {.world = 16}), .machine = machine()});
 }
 
 /// The step when every computation takes `slowdown` times as long while gradients of its rank travel: the load on the

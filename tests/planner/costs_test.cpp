@@ -24,7 +24,7 @@ FinishedJob planned(int world, const std::vector<std::string>& more) {
       "model.vocab_size=1000",    "model.context=64", "train.sequence_length=64", "train.micro_batch_size=1",
       "train.global_batch_size=8"};
   sets.insert(sets.end(), more.begin(), more.end());
-  return build_finished_job({.config = default_run_config(sets), .world = world, .machine = this_host(1)});
+  return build_finished_job({.config = resolve(default_run_config(sets), {.world = world}), .machine = this_host(1)});
 }
 
 /// The op card's cost of an item of the update or a sum of gradients; nothing for other items.

@@ -47,10 +47,8 @@ JobRequest request(const std::vector<std::string>& more, int ranks = 8) {
                                 "train.global_batch_size=64",
                                 "device.kind=cuda"};
   sets.insert(sets.end(), more.begin(), more.end());
-  return {.config = default_run_config(sets),
-          .world = ranks,
-          .machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml"),
-          .on_gpus = true};
+  return {.config = resolve(default_run_config(sets), {.world = ranks, .on_gpus = true}),
+          .machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml")};
 }
 
 int64_t bytes_of(const std::vector<ExtraMemory>& beside, const std::string& owner) {

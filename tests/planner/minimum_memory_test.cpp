@@ -25,9 +25,7 @@ double known_share(const JobRequest& request) {
   asked.machine.memory_bytes = int64_t{1} << 60;
   asked.proves = false;
   const FinishedJob finished = build_proved_job(asked);
-  PlanOptions options = finished.job->options;
-  options.zero_stage = static_cast<int>(request.config.zero.stage);  // as requested: the planner may use less
-  return static_cast<double>(minimum_bytes(model_options(asked), options)) /
+  return static_cast<double>(minimum_bytes(model_options(asked), finished.job->options)) /
          static_cast<double>(largest_stage(finished).buffers.total_bytes());
 }
 
@@ -51,10 +49,8 @@ TEST_CASE("the least memory of a model is never more than its plan takes: run fi
     const auto data = static_cast<int>(std::max<int64_t>({1, config.parallel.data, config.zero.shard_size}));
     config.train.global_batch_size =
         config.train.micro_batch_size * data * config.parallel.pipeline;  // a short plan of the same memory
-    const double share = known_share({.config = config,
-                                      .world = static_cast<int>(model) * data,
-                                      .vocab = config.model.vocab_size > 0 ? 0 : 256,
-                                      .machine = machine});
+    const RunFacts facts{.world = static_cast<int>(model) * data, .vocab = config.model.vocab_size > 0 ? 0 : 256};
+    const double share = known_share({.config = resolve(config, facts), .machine = machine});
     std::printf("  %-28s %5.1f %% of the plan's memory\n", entry.path().filename().c_str(), 100 * share);
     CHECK(share <= 1);
     CHECK(share > 0.01);
@@ -102,8 +98,8 @@ TEST_CASE("the least memory of a model is never more than its plan takes: layout
               if (shard[0] == '2') sets.push_back("zero.shard_size=2");
               sets.insert(sets.end(), row.sets.begin(), row.sets.end());
               CAPTURE(sets, row.world);
-              const double share =
-                  known_share({.config = default_run_config(sets), .world = row.world, .machine = this_host(1)});
+              const double share = known_share(
+                  {.config = resolve(default_run_config(sets), {.world = row.world}), .machine = this_host(1)});
               CHECK(share <= 1);
               least = std::min(least, share);
             }
@@ -119,7 +115,7 @@ TEST_CASE("a model that cannot fit is refused before it is planned, with its num
                                   "model.context=16",         "train.sequence_length=16",
                                   "train.micro_batch_size=1", "train.global_batch_size=2"};
     sets.insert(sets.end(), more.begin(), more.end());
-    return JobRequest{.config = default_run_config(sets), .world = 2, .machine = machine};
+    return JobRequest{.config = resolve(default_run_config(sets), {.world = 2}), .machine = machine};
   };
   const std::string refused = refusal(asked({}));
   INFO(refused);

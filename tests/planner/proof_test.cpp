@@ -27,7 +27,7 @@ JobRequest request(const std::function<void(Job&)>& change = {}, const std::vect
                                 "zero.stage=3",
                                 "zero.prefetch_depth=1"};
   sets.insert(sets.end(), more.begin(), more.end());
-  JobRequest asked{.config = default_run_config(sets), .world = 2, .machine = this_host(1)};
+  JobRequest asked{.config = resolve(default_run_config(sets), {.world = 2}), .machine = this_host(1)};
   // The planner asks for times of jobs that it is still writing.
   if (change)
     asked.spine_ns = [change](const Job& job) {

@@ -67,8 +67,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
   const bool alone = job.mesh.group_size(Axis::replica) == 1;
   // `naive` and `flat` communicate after the backward pass; the others as soon as a bucket is ready.
-  const std::vector<Point> aligned =
-      job.options.align_grad_reduce ? align_stages(job, spine, plan) : std::vector<Point>{};
+  const std::vector<Point> aligned = job.aligns_grad_reduce ? align_stages(job, spine, plan) : std::vector<Point>{};
   const auto chunk_of = [&](const Bucket& bucket) {
     size_t chunk = job.chunks.size() - 1;
     while (bucket.ready_position >= job.backward_positions(static_cast<int>(chunk)).second) --chunk;

@@ -43,7 +43,7 @@ Slots::Lease Slots::lease(int unit, ItemId use) {
 }
 
 Residency::Residency(const Job& job) : job_(job) {
-  if (job.options.zero_stage >= 3) slots_ = Slots(static_cast<size_t>(value_slots(job))), end_slot_ = Slots(1);
+  if (job.zero_stage >= 3) slots_ = Slots(static_cast<size_t>(value_slots(job))), end_slot_ = Slots(1);
   for (size_t b = 0; b < job.layout.buckets.size(); ++b)
     if (const Bucket& bucket = job.layout.buckets[b]; bucket.unit)
       buckets_of_unit_[*bucket.unit].push_back(b);
@@ -108,7 +108,7 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
       where.begin_bytes += where.size_bytes;
     }
   }
-  if (!backward || job_.options.zero_stage < 2) return;
+  if (!backward || job_.zero_stage < 2) return;
   item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
   // By a piece's results: a split backward computes a layer's gradients in two passes, the head's are computed chunk by
   // chunk, and a recomputed piece computes none.

@@ -47,7 +47,7 @@ SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& tra
                                job.model.backward.begin());
   };
   const Chunk& last_part = job.chunks.back();
-  const bool has_head = last_part.part + 1 == job.options.schedule.parts();
+  const bool has_head = last_part.part + 1 == job.schedule.parts();
   // The staged batch is taken first, with all micro-batches, if the stage reads any of it.
   if (job.takes_batch) append_piece(job, job.model.forward.front(), {}, {}, residency, plan);
   for (size_t u = 0; u < job.actions.size(); ++u) {

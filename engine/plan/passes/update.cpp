@@ -21,7 +21,7 @@ class UpdatePass {
       : job_(job),
         reduced_(reduced),
         plan_(plan),
-        on_spine_(job.options.update_on_spine),
+        on_spine_(job.update_on_spine),
         channel_(on_spine_ ? kComputeChannel : job.channel(Role::update)) {}
 
   std::vector<Point> run() {
@@ -276,7 +276,7 @@ class UpdatePass {
   Plan& plan_;
   bool on_spine_;
   ChannelId channel_;
-  bool sharded_ = job_.options.zero_stage > 0;
+  bool sharded_ = job_.zero_stage > 0;
   std::vector<size_t> order_;  // of buckets
   Point staged_;               // complete when the scalars of this step are in place
   bool tied_added_ = false;

@@ -126,7 +126,7 @@ Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice
 
 Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what) {
   const BucketStorage& storage = job.storage[what.bucket];
-  const bool sharded = job.options.zero_stage > 0;
+  const bool sharded = job.zero_stage > 0;
   const DType wire = job.options.wire_dtype;
   const ChannelId channel = job.channel(Role::reduce);
   std::vector<Point> after{what.ready};

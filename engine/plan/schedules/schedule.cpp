@@ -75,20 +75,6 @@ std::string name_of(const PipelineSchedule& schedule, int stage, const Action& a
 
 }  // namespace
 
-const char* name_of(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::gpipe:
-      return "gpipe";
-    case ScheduleKind::one_f_one_b:
-      return "1f1b";
-    case ScheduleKind::interleaved_1f1b:
-      return "interleaved_1f1b";
-    case ScheduleKind::zb_h1:
-      return "zb_h1";
-  }
-  return "?";
-}
-
 void require_shape(ScheduleKind kind, const ScheduleShape& shape) {
   if (shape.virtual_stages > 1 && kind != ScheduleKind::interleaved_1f1b)
     throw ConfigError(

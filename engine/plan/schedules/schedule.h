@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/modes.h"
+
 namespace slipstream {
 
 enum class Pass : uint8_t {
@@ -39,14 +41,6 @@ struct ScheduleShape {
   /// of stages before it.
   std::vector<int> lags = {};
 };
-
-enum class ScheduleKind : uint8_t {
-  gpipe,             // all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
-  one_f_one_b,       // at most stages - s micro-batches alive on stage s (Narayanan et al. 2021, arXiv:2006.09503)
-  interleaved_1f1b,  // the same over virtual_stages chunks (Narayanan et al. 2021, arXiv:2104.04473)
-  zb_h1,             // 1F1B whose weight gradients fill the bubbles (Qi et al. 2024, arXiv:2401.10241)
-};
-const char* name_of(ScheduleKind kind);
 
 struct PipelineSchedule {
   ScheduleShape shape;

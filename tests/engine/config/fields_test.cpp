@@ -16,6 +16,7 @@
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
 #include "engine/config/nearest.h"
+#include "engine/config/resolve.h"
 #include "engine/config/validate.h"
 #include "tests/defaults.h"
 #include "tests/test.hpp"
@@ -89,6 +90,64 @@ TEST_CASE("fields: the defaults are values that their own rows accept", "[config
   }
 }
 
+TEST_CASE("fields: config.resolved.toml resolves to the configuration that it prints", "[config]") {
+  const std::vector<std::vector<std::string>> axes = {
+      {}, {"parallel.tensor=2"}, {"parallel.pipeline=2", "pipeline.schedule=gpipe"}, {"parallel.context=2"}};
+  const std::vector<std::vector<std::string>> others = {
+      {},
+      {"train.dtype=bfloat16", "train.recompute=full"},
+      {"zero.stage=1", "zero.gather_dtype=int8", "optimizer.double_buffer=true"},
+      {"zero.stage=3", "zero.prefetch_depth=2", "model.family=llama", "model.width=96"},
+      {"overlap.p2p=false", "overlap.tensor_chunks=2", "overlap.align_grad_reduce=true", "output.dir=runs/x//"}};
+  for (const int world : {2, 4})
+    for (const bool on_gpus : {false, true})
+      for (const std::vector<std::string>& axis : axes)
+        for (const std::vector<std::string>& other : others) {
+          std::vector<std::string> sets = axis;
+          sets.insert(sets.end(), other.begin(), other.end());
+          CAPTURE(world, on_gpus, sets);
+          const RunFacts facts{.world = world, .on_gpus = on_gpus, .vocab = 65};
+          const ResolvedConfig once = resolve(default_run_config(sets), facts);
+          const ResolvedConfig again = resolve(load_text(config_toml(*once)), facts);
+          CHECK(config_toml(*again) == config_toml(*once));
+          CHECK(again.without_effect().empty());
+          CHECK(again.batch().micro_batches == once.batch().micro_batches);
+          CHECK(once.world() == world);
+          CHECK(once->parallel.data == once.layout().data);
+        }
+}
+
+TEST_CASE("fields: resolving decides every key but those that a plan or a host decides", "[config]") {
+  const RunConfig written = default_run_config({"parallel.tensor=2", "train.micro_batch_size=3"});
+  const std::string cpu = config_toml(*resolve(written, {.world = 6, .vocab = 65}));
+  for (const char* line :
+       {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
+        "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
+        "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n", "\nalgorithms = \"auto\"\n", "\nthreads = 0\n"}) {
+    CAPTURE(line);
+    CHECK(cpu.find(line) != std::string::npos);
+  }
+  size_t open = 0;
+  for (size_t at = cpu.find("\"auto\""); at != std::string::npos; at = cpu.find("\"auto\"", at + 1)) ++open;
+  CHECK(open == 3);
+  const ResolvedConfig gpu = resolve(written, {.world = 6, .on_gpus = true, .vocab = 65});
+  CHECK(gpu.on_gpus());
+  CHECK(gpu->comm.backend == Backend::nccl);
+  CHECK(gpu->comm.deterministic == Choice::no);
+  // One rank has none to share states with; shards keep both gradients of a tied table together.
+  const RunConfig sharded = default_run_config({"zero.stage=3", "zero.prefetch_depth=2"});
+  const ResolvedConfig alone = resolve(sharded, {.world = 1, .vocab = 65}), two = resolve(sharded, {.world = 2});
+  CHECK(alone->zero.stage == 0);
+  CHECK(alone->zero.prefetch_depth == Zero{}.prefetch_depth);
+  CHECK(alone->overlap.split_tied_embedding);
+  CHECK(two->zero.stage == 3);
+  CHECK(!two->overlap.split_tied_embedding);
+  // A tokenizer with more tokens than the model is refused, one with fewer is not.
+  const RunConfig small = default_run_config({"model.vocab_size=64"});
+  CHECK(resolve(small, {.vocab = 63})->model.vocab_size == 64);
+  CHECK_THROWS_AS(resolve(small, {.vocab = 65}), ConfigError);
+}
+
 TEST_CASE("fields: a resolved configuration reads back as itself", "[config]") {
   const RunConfig defaults = default_run_config();
   CHECK(config_toml(load_text(config_toml(defaults))) == config_toml(defaults));
@@ -109,7 +168,7 @@ TEST_CASE("fields: a resolved configuration reads back as itself", "[config]") {
     config.device.graph = static_cast<Choice>(random() % 3);
     config.comm.emulate.form = static_cast<EmulateForm>(random() % 3);
     config.comm.grad_dtype = static_cast<DType>(random() % 2);
-    config.overlap.grad_reduce = static_cast<GradReduce>(random() % 4);
+    config.overlap.grad_reduce = static_cast<ReduceMode>(random() % 4);
     config.trace.steps = {1 + static_cast<int64_t>(random() % 9), 10};
     config = resolve_defaults(config);
     const RunConfig back = load_text(config_toml(config));

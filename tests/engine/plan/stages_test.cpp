@@ -19,7 +19,7 @@ using namespace slipstream;
 namespace {
 
 models::ModelOptions options_of(bool llama, int layers) {
-  return {.family = llama ? models::Family::llama : models::Family::gpt2,
+  return {.family = llama ? Family::llama : Family::gpt2,
           .layers = layers,
           .heads = 2,
           .kv_heads = 2,

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The choices that a run file names and that models and plans act on: each enum once, with the words of its values.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace slipstream {
+
+/// model.family.
+enum class Family : uint8_t { gpt2, llama };
+
+/// overlap.grad_reduce: how gradients become tasks. All but `bucketed` exist for comparison.
+enum class ReduceMode : uint8_t { bucketed, per_parameter, flat, naive };
+
+/// pipeline.schedule.
+enum class ScheduleKind : uint8_t {
+  gpipe,             // all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
+  one_f_one_b,       // at most stages - s micro-batches alive on stage s (Narayanan et al. 2021, arXiv:2006.09503)
+  interleaved_1f1b,  // the same over virtual_stages chunks (Narayanan et al. 2021, arXiv:2104.04473)
+  zb_h1,             // 1F1B whose weight gradients fill the bubbles (Qi et al. 2024, arXiv:2401.10241)
+};
+
+/// train.recompute.
+enum class Recomputation : uint8_t {
+  none,
+  selective,  // wide activations recomputed by moving bytes only: outputs of norms and activation functions
+              // (ModelSpec::cheap)
+  full,       // everything that can be recomputed from a layer's input (Chen et al. 2016, arXiv:1604.06174)
+};
+
+/// The words of an enum in a run file, in the order of its values.
+template <typename E>
+inline constexpr std::array<const char*, 0> kWords{};
+template <>
+inline constexpr std::array<const char*, 2> kWords<Family>{"gpt2", "llama"};
+template <>
+inline constexpr std::array<const char*, 4> kWords<ReduceMode>{"bucketed", "per_parameter", "flat", "naive"};
+template <>
+inline constexpr std::array<const char*, 4> kWords<ScheduleKind>{"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
+template <>
+inline constexpr std::array<const char*, 3> kWords<Recomputation>{"none", "selective", "full"};
+
+/// Pure.
+template <typename E>
+requires(!kWords<E>.empty()) constexpr const char* name_of(E mode) { return kWords<E>.at(static_cast<size_t>(mode)); }
+
+}  // namespace slipstream

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Turns a run file into the configuration that a run computes with: defaults, "auto", settings without effect, and
+// settings that imply others. Exceptions: a plan decides optimizer.double_buffer = "auto" and device.graph = "auto"
+// (planner/planner.h), and each host decides device.threads = 0.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/config/config.h"
+
+namespace slipstream {
+
+/// Replaces every 0, "auto" and "" that depends on the run file alone: kv_heads, ffn_width, tie_embeddings,
+/// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
+RunConfig resolve_defaults(RunConfig config);
+
+/// The settings in effect. Settings of an axis of one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
+/// align_grad_reduce) and of ZeRO's stage 3 in lower stages (prefetch_depth, reshard_after_forward,
+/// persistence_threshold) return to their defaults, so that parallel.pipeline = 1 alone switches a pipeline off. Pure.
+RunConfig in_effect(RunConfig config);
+
+/// The inputs of resolve() outside the run file.
+struct RunFacts {
+  int world = 1;
+  bool on_gpus = false;
+  int64_t vocab = 0;  // of the tokenizer; 0: model.vocab_size is known
+};
+
+/// The configuration that a run computes with. Immutable; only resolve() builds it.
+class ResolvedConfig {
+ public:
+  const RunConfig& operator*() const { return *config_; }
+  const RunConfig* operator->() const { return config_.get(); }
+  const Layout& layout() const { return layout_; }
+  const Batch& batch() const { return batch_; }
+  int world() const { return layout_.data * layout_.tensor * layout_.pipeline * layout_.context; }
+  bool on_gpus() const { return config_->device.kind == DeviceChoice::cuda; }
+  /// One sentence for each setting of the run file without effect.
+  const std::vector<std::string>& without_effect() const { return without_effect_; }
+  /// With these facts, resolve() returns the same value again.
+  RunFacts facts() const { return {.world = world(), .on_gpus = on_gpus(), .vocab = config_->model.vocab_size}; }
+
+ private:
+  friend ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts);
+  ResolvedConfig(RunConfig config, Layout layout, Batch batch, std::vector<std::string> without_effect)
+      : config_(std::make_shared<const RunConfig>(std::move(config))),
+        layout_(layout),
+        batch_(batch),
+        without_effect_(std::move(without_effect)) {}
+
+  std::shared_ptr<const RunConfig> config_;
+  Layout layout_;
+  Batch batch_;
+  std::vector<std::string> without_effect_;
+};
+
+/// All later code reads the result. `config.resolved.toml` prints it; as a run file it resolves to the same value.
+/// Pure.
+/// Throws: ConfigError if the axes or the batch do not suit the ranks, or the tokenizer has more tokens than the model.
+ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts);
+
+}  // namespace slipstream
