@@ -4,8 +4,8 @@
 #include "engine/config/load.h"
 
 #include "engine/base/utf8.h"
+#include "engine/config/defaults.h"
 #include "engine/config/fields.h"
-#include "engine/config/resolve.h"
 #include "engine/config/toml.h"
 #include "engine/config/validate.h"
 

@@ -6,44 +6,10 @@
 #include <utility>
 
 #include "engine/base/check.h"
-#include "engine/base/units.h"
+#include "engine/config/defaults.h"
 #include "engine/config/validate.h"
 
 namespace slipstream {
-
-RunConfig resolve_defaults(RunConfig config) {
-  Model& model = config.model;
-  const bool llama = model.family == Family::llama;
-  if (model.kv_heads == 0) model.kv_heads = model.heads;
-  if (model.ffn_width == 0) model.ffn_width = llama ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
-  if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = llama ? Choice::no : Choice::yes;
-  if (config.train.sequence_length == 0) config.train.sequence_length = model.context;
-  if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
-  if (config.zero.gather_dtype == DTypeChoice::automatic)
-    config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
-  std::string& dir = config.output.dir;  // without trailing slashes: an older run is renamed to DIR.old-N
-  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
-  if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.output.dir + "/checkpoints";
-  return config;
-}
-
-RunConfig in_effect(RunConfig config) {
-  if (config.parallel.tensor == 1) {
-    config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
-    config.overlap.tensor_chunks = Overlap{}.tensor_chunks;
-  }
-  if (config.parallel.pipeline == 1) {
-    config.pipeline = Pipeline{};
-    config.overlap.p2p = Overlap{}.p2p;
-    config.overlap.align_grad_reduce = Overlap{}.align_grad_reduce;
-  }
-  if (config.zero.stage < 3) {
-    config.zero.prefetch_depth = Zero{}.prefetch_depth;
-    config.zero.reshard_after_forward = Zero{}.reshard_after_forward;
-    config.zero.persistence_threshold_bytes = Zero{}.persistence_threshold_bytes;
-  }
-  return config;
-}
 
 ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
   RunConfig config = resolve_defaults(written);

@@ -13,8 +13,8 @@
 #include <fmt/ranges.h>
 
 #include "engine/base/check.h"
+#include "engine/config/defaults.h"
 #include "engine/config/fields.h"
-#include "engine/config/resolve.h"
 
 namespace slipstream {
 namespace {

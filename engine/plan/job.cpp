@@ -29,8 +29,8 @@ Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::re
 
 Axis Job::norm_axis() const {
   const bool piped = mesh.group_size(Axis::pipeline) > 1, split = mesh.group_size(Axis::tensor) > 1;
-  if (split) return piped || options.zero_stage > 0 ? Axis::world : Axis::tensor;
-  if (options.zero_stage == 0) return piped ? Axis::pipeline : Axis::self;
+  if (split) return piped || zero_stage > 0 ? Axis::world : Axis::tensor;
+  if (zero_stage == 0) return piped ? Axis::pipeline : Axis::self;
   return is_hybrid() && !piped ? Axis::data_inner : scalars_axis();
 }
 
@@ -39,8 +39,8 @@ bool Job::counts_squares_of(const ParameterSpec& parameter) const {
   if (at.tensor > 0 && !parameter.is_split()) return false;
   if (norm_axis() != Axis::world) return true;
   // Those who have the same once more add zeros.
-  return options.zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
-                                 : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
+  return zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
+                         : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
 }
 
 void write_scalars(const Job& job, const UpdateOptions& update, double learning_rate, int64_t step,

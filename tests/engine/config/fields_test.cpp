@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "engine/base/check.h"
+#include "engine/config/defaults.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
 #include "engine/config/nearest.h"

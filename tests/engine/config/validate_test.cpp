@@ -2,7 +2,7 @@
 // Laws between keys, and between keys and ranks; every refusal is compared as text.
 
 #include "engine/config/validate.h"
-#include "engine/config/resolve.h"
+#include "engine/config/defaults.h"
 
 #include <cstdio>
 #include <map>

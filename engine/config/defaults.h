@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The parts of resolve() that depend on the run file alone: defaults, and settings without effect.
+
+#include "engine/config/config.h"
+
+namespace slipstream {
+
+/// Replaces every 0, "auto" and "" that depends on the run file alone: kv_heads, ffn_width, tie_embeddings,
+/// sequence_length, decay_steps, gather_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
+RunConfig resolve_defaults(RunConfig config);
+
+/// The settings in effect. Settings of an axis of one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
+/// align_grad_reduce) and of ZeRO's stage 3 in lower stages (prefetch_depth, reshard_after_forward,
+/// persistence_threshold) return to their defaults, so that parallel.pipeline = 1 alone switches a pipeline off. Pure.
+RunConfig in_effect(RunConfig config);
+
+}  // namespace slipstream
