@@ -23,15 +23,17 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
         "tokenizer's size.",
         config.model.vocab_size, facts.vocab);
   if (config.model.vocab_size == 0) config.model.vocab_size = facts.vocab;
+  if (config.zero.stage == 0) config.zero.shard_size = 0;
   if (layout.data * layout.context == 1) {  // nothing to shard or to align
+    const int64_t shard_size = config.zero.shard_size;
     config.zero = Zero{};
+    if (shard_size > 1) config.zero.shard_size = shard_size;  // does not divide one rank: the mesh refuses it
     config.overlap.align_grad_reduce = false;
   }
   config.device.kind = facts.on_gpus ? DeviceChoice::cuda : DeviceChoice::cpu;
   if (config.comm.backend == Backend::automatic) config.comm.backend = facts.on_gpus ? Backend::nccl : Backend::mpi;
   if (config.comm.deterministic == Choice::automatic)
     config.comm.deterministic = facts.on_gpus ? Choice::no : Choice::yes;
-  if (config.zero.stage == 0) config.zero.shard_size = 0;
   // With sharded updates, both shares of a tied table travel together.
   if (config.zero.stage > 0) config.overlap.split_tied_embedding = false;
   return {in_effect(resolve_defaults(std::move(config))), layout, batch, without_effect(resolve_defaults(written))};
