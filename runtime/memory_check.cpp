@@ -42,10 +42,10 @@ void require_host_memory(World& world, const RunConfig& config, const Job& job, 
     const int ranks = world.ranks_on_host();
     const int64_t host_bytes = machine.memory_bytes * ranks;
     int64_t all = 0;
-    for (const std::string& told : needs) {
+    for (const std::string& entry : needs) {
       int host = 0;
       int64_t bytes = 0;
-      std::istringstream(told) >> host >> bytes;
+      std::istringstream(entry) >> host >> bytes;
       if (host == world.host()) all += bytes;
     }
     if (host_bytes > 0 && all > host_bytes)
