@@ -78,8 +78,7 @@ void require_gpu_memory(World& world, const DeviceAssignment& assignment, const 
     const int64_t ranks = std::ssize(assignment.ranks_on_gpu);
     throw ResourceError(
         "[plan] {} but {} has {} free of {}. {}Use {} ranks{}, a smaller train.micro_batch_size or a smaller model{}, "
-        "or end what else uses "
-        "this GPU.\n{}",
+        "or end other processes on this GPU.\n{}",
         ranks == 1 ? fmt::format("a rank needs {}, {} of it beside the plan,", format_bytes(need),
                                  format_bytes(planner::sum_of(beside)))
                    : fmt::format("{} ranks on one GPU need {}, this one {} of it,", ranks, format_bytes(all),
