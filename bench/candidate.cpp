@@ -85,11 +85,11 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
       .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
       .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
       .paced_item_ns = paced_item_ns};
-  rank =
-      std::make_unique<runtime::Rank>(std::move(finished.job), std::move(device), std::move(communicators), options,
-                                      [measured = job.get(), who = world.rank()](const runtime::StagedBatch& staged) {
-                                        load_random(*measured, who, staged);
-                                      });
+  rank = std::make_unique<runtime::Rank>(
+      std::move(finished.job), std::move(device), std::move(communicators), options,
+      [measured = job.get(), world_rank = world.rank()](const runtime::StagedBatch& staged) {
+        load_random(*measured, world_rank, staged);
+      });
   rank->initialise(1);
   rank->prime();
   rank->synchronize();

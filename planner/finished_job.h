@@ -16,7 +16,7 @@ namespace slipstream::planner {
 /// launch time. Most launches overlap with compute on the device.
 struct Replay {
   bool taken = false;
-  int64_t graph_ns = 0;  // a step; 0: nothing was compared. Each with the place of the update that suits it
+  int64_t graph_ns = 0;  // a step; 0: nothing was compared. Each time is that with the fastest place of the update
   int64_t task_by_task_ns = 0;
   int64_t launches = 0;   // works of a step, on the stage with the most launches
   int64_t launch_ns = 0;  // of one

@@ -15,9 +15,8 @@
 
 namespace slipstream::planner {
 
-/// The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards read the data.
-/// Blocks.
-/// Throws: DataError.
+/// Blocks. The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards read the
+/// data. Throws: DataError.
 int64_t vocab_of(const RunConfig& config);
 
 /// Blocks. Throws: ConfigError unless the axes multiply to `world` ranks, with the legal layouts, including the rules

@@ -12,7 +12,7 @@ namespace {
 constexpr int kNoPass = -1;
 using PassNs = std::array<int64_t, 3>;  // by Pass
 
-PassNs pass_ns(const Job& job, const std::vector<int64_t>& told_ns, const comm::RooflinePrice& price) {
+PassNs pass_ns(const Job& job, const std::vector<int64_t>& measured_ns, const comm::RooflinePrice& price) {
   std::vector<int> pass_of(job.model.pieces.size(), kNoPass);
   for (const Chunk& chunk : job.chunks)
     for (Pass pass : {Pass::forward, Pass::backward, Pass::weight})
@@ -22,8 +22,8 @@ PassNs pass_ns(const Job& job, const std::vector<int64_t>& told_ns, const comm::
     const uint32_t piece = job.train.spine[i].piece;
     if (piece >= pass_of.size() || pass_of[piece] == kNoPass) continue;
     double& sum = sum_ns[static_cast<size_t>(pass_of[piece])];
-    if (i < told_ns.size() && told_ns[i] >= 0)
-      sum += static_cast<double>(told_ns[i]);
+    if (i < measured_ns.size() && measured_ns[i] >= 0)
+      sum += static_cast<double>(measured_ns[i]);
     else
       for (const Work& work : job.model.pieces[piece].works) sum += 1e9 * price.seconds(work.cost);
   }

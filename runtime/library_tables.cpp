@@ -129,16 +129,16 @@ void read_products(World& world, const RunConfig& config, LibraryTables& tables)
   for (size_t r = 0; r < refusals.size(); ++r)
     if (!refusals[r].empty()) refusing.push_back(r);
   if (!refusing.empty()) {
-    const std::string who = fmt::format("{} cannot use rank 0's device.algorithms = {}: {}", ranks_text(refusing),
-                                        tables.algorithms, refusals[refusing[0]]);
+    const std::string conflict = fmt::format("{} cannot use rank 0's device.algorithms = {}: {}", ranks_text(refusing),
+                                             tables.algorithms, refusals[refusing[0]]);
     world.together([&] {
       if (named)
         throw ConfigError(
             "[tables] {} Products would differ between ranks. Set device.algorithms = \"\", or use one GPU model and "
             "one version of cuBLASLt on all ranks.",
-            who);
+            conflict);
     });
-    if (world.rank() == 0) log_warn("[cuda] {} The products of all ranks use cuBLASLt's first choice.", who);
+    if (world.rank() == 0) log_warn("[cuda] {} The products of all ranks use cuBLASLt's first choice.", conflict);
     table = kernels::AlgorithmTable(library);
   }
   tables.timed_products = table.size();

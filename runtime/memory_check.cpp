@@ -42,10 +42,10 @@ void require_host_memory(World& world, const RunConfig& config, const Job& job, 
     const int ranks = world.ranks_on_host();
     const int64_t host_bytes = machine.memory_bytes * ranks;
     int64_t all = 0;
-    for (const std::string& told : needs) {
+    for (const std::string& entry : needs) {
       int host = 0;
       int64_t bytes = 0;
-      std::istringstream(told) >> host >> bytes;
+      std::istringstream(entry) >> host >> bytes;
       if (host == world.host()) all += bytes;
     }
     if (host_bytes > 0 && all > host_bytes)
@@ -78,8 +78,7 @@ void require_gpu_memory(World& world, const DeviceAssignment& assignment, const 
     const int64_t ranks = std::ssize(assignment.ranks_on_gpu);
     throw ResourceError(
         "[plan] {} but {} has {} free of {}. {}Use {} ranks{}, a smaller train.micro_batch_size or a smaller model{}, "
-        "or end what else uses "
-        "this GPU.\n{}",
+        "or end other processes on this GPU.\n{}",
         ranks == 1 ? fmt::format("a rank needs {}, {} of it beside the plan,", format_bytes(need),
                                  format_bytes(planner::sum_of(beside)))
                    : fmt::format("{} ranks on one GPU need {}, this one {} of it,", ranks, format_bytes(all),

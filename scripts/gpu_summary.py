@@ -175,9 +175,9 @@ def main():
     print(f"# GPU check: {gpus[0].split(',')[0] if gpus else 'no GPU'}\n")
     print(f"{lines[0][0].upper() + lines[0][1:] if lines else 'Nothing found'}. GPUs: {'; '.join(gpus) or 'none'}.\n")
     measured = read_measured(options.folder)
-    told = print_forecast(options.forecast, measured) | print_peers(measured)
+    shown_rows = print_forecast(options.forecast, measured) | print_peers(measured)
     print_tests(options.folder)
-    rest = [(what, shown(value), unit) for (what, unit), value in sorted(measured.items()) if (what, unit) not in told]
+    rest = [(what, shown(value), unit) for (what, unit), value in sorted(measured.items()) if (what, unit) not in shown_rows]
     if rest:
         print("## Measured without a forecast\n")
         table(["what", "measured", "unit"], rest)

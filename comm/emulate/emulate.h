@@ -38,8 +38,8 @@ struct LinkTraffic {
 /// A communicator whose transfers also pass through `port`, which all channels of the rank share. A work ends no
 /// earlier than wire_cost (comm/link.h) after its last member entered, later while other transfers share the port, and
 /// no earlier than the transfer of `inner`. `traffic` loads the device meanwhile. Members exchange their entry times;
-/// communicators without a Rendezvous, and clocks of several machines, use this rank's entry time. A port does not see
-/// the load on the ports of other ranks; only those ranks do.
+/// communicators without a Rendezvous, and clocks of several machines, use this rank's entry time. A port has only
+/// the load of its own rank.
 std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port,
                                       const LinkTraffic& traffic = {});
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What all communicators share when they bind a verb: checks, accesses, cost and entry times.
+// Common parts of all communicators' verbs: checks, accesses, cost and entry times.
 
 #include <atomic>
 #include <cstdint>

@@ -42,12 +42,12 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
     if (++idle_polls <= kPolls) continue;
     transport.wait(std::min(kLongestSleepNs, timeout_ns));
     if (const int64_t now_ns = monotonic_ns(); now_ns - moved_ns > timeout_ns) {
-      const std::string whom = transport.waiting_for();
+      const std::string awaited = transport.waiting_for();
       transport.abort();
       throw CommError(
           "[comm] {}: rank {} waited {:.3f} s for {}, {:.3f} s after it began. Check the output of that rank, or "
           "raise the timeout ({} s).",
-          what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9, whom,
+          what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9, awaited,
           static_cast<double>(now_ns - begin_ns) * 1e-9, timeout_seconds);
     }
   }

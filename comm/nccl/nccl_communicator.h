@@ -2,8 +2,8 @@
 #pragma once
 // The verbs on one NCCL communicator, which never blocks: calls that NCCL has not finished are polled, with a limit.
 //
-// NCCL allows one thread at a time in a communicator; the mutex ensures that. abort() first takes the communicator
-// away.
+// NCCL allows one thread at a time in a communicator; the mutex ensures that. abort() first removes the communicator,
+// so that no other thread can use it.
 
 #include <nccl.h>
 

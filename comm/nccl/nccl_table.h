@@ -57,7 +57,7 @@ class NcclTable {
   std::map<std::string, NcclChannel> channels_;
 };
 
-/// What NCCL used for one size class of a verb on a channel; classes end at powers of two.
+/// NCCL's choice for one size class of a verb on a channel; classes end at powers of two.
 struct NcclUse {
   std::string channel;
   Op op = Op::all_reduce;

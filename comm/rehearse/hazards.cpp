@@ -77,15 +77,15 @@ class Checker {
     }
   }
 
-  static constexpr uint32_t kNobody = UINT32_MAX;
+  static constexpr uint32_t kNoItem = UINT32_MAX;
   void wait(uint32_t node, uint32_t earlier) {
-    if (earlier != kNobody) clocks_.wait(node, earlier);
+    if (earlier != kNoItem) clocks_.wait(node, earlier);
   }
   /// The node that a wait for `earlier` refers to after the mutation.
   uint32_t changed(uint32_t earlier, bool is_hit) const {
     if (!is_hit) return earlier;
     const uint32_t position = clocks_.position(earlier);
-    return change_.mutation == Mutation::deleted || position == 1 ? kNobody
+    return change_.mutation == Mutation::deleted || position == 1 ? kNoItem
                                                                   : on_channel_[clocks_.channel(earlier)][position - 2];
   }
 

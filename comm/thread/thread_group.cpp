@@ -35,7 +35,7 @@ void ThreadGroup::show(int rank, const Post& post, const std::string& what) {
 }
 
 void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, int rank,
-                       const std::string& what, const std::function<std::string()>& whom) {
+                       const std::string& what, const std::function<std::string()>& missing) {
   const auto begin = std::chrono::steady_clock::now();
   const auto deadline = begin + std::chrono::duration_cast<std::chrono::nanoseconds>(
                                     std::chrono::duration<double>(options_.timeout_seconds));
@@ -43,13 +43,13 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::function<b
   changed_.wait_until(lock, deadline, [&] { return aborted_ || ready(); });
   if (aborted_)
     throw CommError("[comm] {}: aborted on rank {} after {:.3f} s waiting for {}. Look for the first error of the run.",
-                    what, rank, waited(), whom());
+                    what, rank, waited(), missing());
   if (!ready()) {
     aborted_ = true;  // the others cannot finish either
     changed_.notify_all();
     throw CommError(
         "[comm] {}: rank {} waited {:.3f} s for {}. Check the output of that rank, or raise the timeout ({} s).", what,
-        rank, waited(), whom(), options_.timeout_seconds);
+        rank, waited(), missing(), options_.timeout_seconds);
   }
 }
 

@@ -67,9 +67,9 @@ class ThreadGroup {
     Member answer;
   };
   Box& box(std::vector<Box>& boxes, int from, int to) { return boxes[static_cast<size_t>(from * size_ + to)]; }
-  /// Sleeps until `ready`. Throws: CommError naming `what` and `whom` on abort and timeout.
+  /// Sleeps until `ready`. Throws: CommError naming `what` and the `missing` ranks on abort and timeout.
   void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, int rank, const std::string& what,
-            const std::function<std::string()>& whom);
+            const std::function<std::string()>& missing);
 
   int size_;
   CommOptions options_;

@@ -84,7 +84,8 @@ Slice Buffers::resolve(const Slice& slice, std::span<const Rebind> rebinds, int 
       break;
     }
   if (const BufferSpec& spec = specs_[result.buffer]; spec.is_view) {
-    if (spec.view.size_bytes == 0) throw PlanError("[plan] an item uses {}, which has no slot then.", spec.name);
+    if (spec.view.size_bytes == 0)
+      throw PlanError("[plan] an item uses {}, which has no slot at that time.", spec.name);
     result.buffer = spec.view.buffer;
     result.begin_bytes += spec.view.begin_bytes;
   }

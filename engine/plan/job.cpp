@@ -38,7 +38,7 @@ bool Job::counts_squares_of(const ParameterSpec& parameter) const {
   const Coordinates at = mesh.coordinates(options.rank);
   if (at.tensor > 0 && !parameter.is_split()) return false;
   if (norm_axis() != Axis::world) return true;
-  // Those who have the same once more add zeros.
+  // Other ranks with the same gradient add zeros.
   return zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
                          : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
 }

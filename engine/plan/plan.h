@@ -49,7 +49,7 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
-/// What a channel is for. A job has at most one channel of each role; only the name is printed.
+/// The purpose of a channel. A job has at most one channel of each role; only the name is printed.
 enum class Role : uint8_t {
   compute,
   h2d,     // stages the next batch
@@ -71,13 +71,13 @@ enum class Role : uint8_t {
   reduce_across,   // hybrid sharding: sums of shards across groups
 };
 const char* name_of(Role role);
-/// Messages only arrive on it, or only leave. A send on pipe_fwd_out meets the recv on its peer's pipe_fwd_in.
+/// True if messages only arrive on it, or only leave. A send on pipe_fwd_out meets the recv on its peer's pipe_fwd_in.
 constexpr bool is_one_way(Role role) { return role >= Role::pipe_fwd_in && role <= Role::pipe_bwd_out; }
 /// The role that stands for both ends of a wire: of pipe_fwd_in, pipe_fwd_out; of a role that is not one way, itself.
 constexpr Role wire_of(Role role) {
   return role == Role::pipe_fwd_in ? Role::pipe_fwd_out : role == Role::pipe_bwd_in ? Role::pipe_bwd_out : role;
 }
-/// Gradients and parameters travel on it: what the ZeRO paper counts.
+/// True if gradients or parameters travel on it, whose bytes the ZeRO paper counts.
 constexpr bool carries_states(Role role) {
   return role == Role::reduce || role == Role::gather || role == Role::reduce_across;
 }

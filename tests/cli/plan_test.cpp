@@ -191,8 +191,7 @@ TEST_CASE("plan prints every pass of a schedule or the file that has them, and t
   CHECK(contains(long_one.text, " columns the first and the last 24; --schedule-csv FILE writes the whole schedule"));
 }
 
-TEST_CASE("an imported schedule in which something is missing or comes twice is refused before the first step",
-          "[cli]") {
+TEST_CASE("an imported schedule with a missing or repeated action is refused before the first step", "[cli]") {
   Folder folder;
   const std::string plan = "plan " + run_file(folder) +
                            " --ranks 2 --set parallel.pipeline=2 --set train.global_batch_size=8",

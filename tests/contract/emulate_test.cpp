@@ -89,7 +89,7 @@ TEST_CASE("a port is full duplex: only a transfer in both directions shares it w
   CHECK(busy.predicted_end_ns(received) == 6000);
 }
 
-TEST_CASE("no transfer beats the bandwidth, whatever joins and leaves") {
+TEST_CASE("no transfer exceeds the bandwidth, whichever others join and leave") {
   const uint64_t seed = 2024;
   const Philox random(seed, "port");
   INFO("seed " << seed);

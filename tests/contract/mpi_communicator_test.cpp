@@ -47,7 +47,7 @@ void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>
     text = error.what();
   }
   test.expect(text.find("recv of 100 float32") != std::string::npos && text.find("for rank 1") != std::string::npos,
-              "the timeout says: " + text);
+              "error of the timeout: " + text);
   world.barrier();
 }
 

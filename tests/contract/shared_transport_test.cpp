@@ -46,7 +46,7 @@ void finish(HostTransport& transport, std::vector<int>& seen) {
 
 }  // namespace
 
-TEST_CASE("messages of all sizes between all ranks arrive whole, whichever order they are asked for in") {
+TEST_CASE("messages of all sizes between all ranks arrive whole, in any order of the receives") {
   constexpr int kRanks = 3, kMessages = 40, kTags = 4;
   constexpr uint64_t kSeed = 20261121;
   INFO("seed " << kSeed);

@@ -322,7 +322,7 @@ void check_stream_contract(MakeDevice make_device, const RunInOrder& in_order = 
       {"no record, no wait", no_record_no_wait},
       {"a chain of ten events keeps its order", event_chain_of_ten},
       {"query follows the work", query_follows_the_work},
-      {"the first error stops all streams and nobody hangs", first_error_stops_all_streams},
+      {"the first error stops all streams without a hang", first_error_stops_all_streams},
       {"delays keep results", delays_keep_results},
       {"destruction with pending work is safe", destruction_with_pending_work_is_safe},
       {"allocations are counted, aligned and zeroed", allocations_are_counted},

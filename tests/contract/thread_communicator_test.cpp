@@ -95,7 +95,7 @@ TEST_CASE("ranks whose calls disagree get an error, and no rank hangs") {
   CHECK(joined(failures).find("same verbs in the same order") != std::string::npos);
 }
 
-TEST_CASE("a peer that never comes is named after the timeout") {
+TEST_CASE("the timeout names a peer that never arrives") {
   auto world = comm::make_thread_world(2, {.timeout_seconds = 0.05});
   const auto failures = contract::on_all_ranks(world, [](RankTest& test) {
     if (test.comm.rank() == 1) return;

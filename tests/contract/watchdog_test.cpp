@@ -55,7 +55,7 @@ const comm::WatchdogOptions kFast{.timeout_seconds = 600, .poll = std::chrono::m
 
 }  // namespace
 
-TEST_CASE("an error of the wire ends the wait with its words and the work in flight") {
+TEST_CASE("an error of the wire ends the wait with its message and the work in flight") {
   Wire wire, other;
   Watchdog watchdog({&other, nullptr, &wire}, in_flight, kFast);
   CHECK_THROWS_WITH(watchdog.watch([&] {

@@ -95,7 +95,7 @@ TEST_CASE("without a table products take the library's first choice and gradient
   CHECK(emulation::fake_cublaslt().calls == std::map<uint64_t, int>{{0, 3}});
 }
 
-TEST_CASE("a fused gradient is taken where the table says that it is faster, and equals the kernels") {
+TEST_CASE("a fused gradient is used if the table has it as faster, and equals the kernels") {
   for (DType dtype : {DType::f32, DType::bf16})
     for (bool wins : {true, false}) {
       CAPTURE(name_of(dtype), wins);

@@ -38,7 +38,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x736c697073747265;
 constexpr size_t kWorkspaceBytes = 4096;  // of every algorithm
-// Virtual times of the candidates, in fourths of what the shape says; 3 is refused.
+// Virtual times of the candidates, in fourths of the time of the shape; 3 is refused.
 constexpr int64_t kFourths[kCandidates] = {4, 6, 2, 1, 3, 1};
 
 std::mutex mutex;

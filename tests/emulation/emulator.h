@@ -56,7 +56,7 @@ constexpr size_t kSharedMemoryBytes = 99 * 1024;
 void set_descending(bool descending);
 /// Kernels run so far.
 int64_t launches();
-/// Virtual time of the device: a kernel takes 1 ns per thread, a product what its algorithm says.
+/// Virtual time of the device: a kernel takes 1 ns per thread, a product the time of its algorithm.
 void elapse(int64_t ns);
 int64_t elapsed_ns();
 

@@ -192,7 +192,7 @@ TEST_CASE("an off-by-one guard is out of bounds, named by launch, block and thre
   has(error, "block (0, 0, 0), thread (0, 0, 0): access out of bounds, at byte -4 of 'page'");
 }
 
-TEST_CASE("an access beside memory is out of bounds by whatever distance, of whatever size") {
+TEST_CASE("an access outside memory is out of bounds at any distance and of any size") {
 #ifdef SLIP_ACCESSES_ARE_NOT_SEEN
   return;  // another sanitizer has the place of ours
 #endif

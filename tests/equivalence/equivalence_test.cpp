@@ -59,7 +59,7 @@ void check_same_weights(const Trained& a, const Trained& b) {
 
 }  // namespace
 
-TEST_CASE("the embedding's share travels as rows or dense as its size says", "[equivalence]") {
+TEST_CASE("the embedding's share travels as rows or dense, by its size", "[equivalence]") {
   CHECK(make_job(gpt2(3), 0)->model.tied.as_rows);
   CHECK(!make_job(gpt2_dense(3), 0)->model.tied.as_rows);
   CHECK(make_job(gpt2_dense(3), 0)->model.tied.split);

@@ -244,7 +244,7 @@ TEST_CASE("a rank that computes with one other weight has another hash, in every
   }
 }
 
-TEST_CASE("a parameter that gets no gradient travels like the others and stays as it is, in every stage and format",
+TEST_CASE("a parameter without a gradient travels like the others and keeps its value, in every stage and format",
           "[peers]") {
   // DeepSpeed and FSDP have hung on parameters that took no part. Here every part of a bucket travels; without decay
   // its values stay.

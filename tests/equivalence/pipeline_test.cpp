@@ -233,8 +233,7 @@ TEST_CASE("pipelines cross with hybrid sharding", "[pipeline][zero]") {
     }
 }
 
-TEST_CASE("a split backward reduces what each of its passes makes of a layer, once for every micro-batch",
-          "[pipeline][zero]") {
+TEST_CASE("a split backward reduces each pass's gradients of a layer once per micro-batch", "[pipeline][zero]") {
   for (int zero : {2, 3}) {
     const auto jobs = make_jobs(
         with(layout_of(true, 4, 3),

@@ -156,7 +156,7 @@ TEST_CASE("parameter groups: matrices and vectors apart train the model of one g
         }
 }
 
-TEST_CASE("parameter groups: what cannot be trained is refused") {
+TEST_CASE("parameter groups: unsupported combinations are refused") {
   Layout layout{.name = "groups", .model = tiny_gpt2(), .ranks = 2, .micro_batch = 6};
   const auto matrix = [](const ParameterSpec& parameter) { return parameter.decay; };
   layout.groups = {{"matrices", &optimizers().front(), matrix}};

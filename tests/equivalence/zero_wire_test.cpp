@@ -212,7 +212,7 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
     }
 }
 
-TEST_CASE("int8 gradients: the same bits again and under delays, and bounds on what they cost", "[wire]") {
+TEST_CASE("int8 gradients: the same bits again and under delays, and bounds on their error", "[wire]") {
   for (Family family : kFamilies)
     for (int stage : {0, 1, 2, 3})
       for (bool feeds_back : {false, true}) {

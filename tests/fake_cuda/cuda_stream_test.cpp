@@ -144,7 +144,7 @@ TEST_CASE("times follow the host's clock while the GPU's clock drifts, and never
   }
 }
 
-TEST_CASE("copies of all sizes come back") {
+TEST_CASE("copies of all sizes keep their bytes") {
   StreamFixture f = fixture();
   constexpr int64_t kPiece = int64_t{4} << 20;
   for (int64_t size : {int64_t{0}, int64_t{1}, kPiece - 1, kPiece, kPiece + 1, 3 * kPiece + 13}) {

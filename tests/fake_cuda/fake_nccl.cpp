@@ -64,7 +64,7 @@ class Turns {
  public:
   /// Of one operation: one for each of its unfinished launches.
   struct Of {
-    std::string who;
+    std::string label;
     std::deque<uint64_t> turns = {};
   };
   void take(const std::shared_ptr<Of>& of) {
@@ -77,7 +77,7 @@ class Turns {
     while (served_ < of.turns.front()) {
       const uint64_t before = served_;
       if (changed_.wait_for(lock, patience, [&] { return served_ != before; })) continue;
-      end_because(waiting_.front()->who + ": not over, and " + of.who +
+      end_because(waiting_.front()->label + ": not over, and " + of.label +
                   ", launched or recorded behind it, waits for it: ranks launch or record in different orders.");
     }
   }
@@ -101,7 +101,7 @@ Turns& turns = *new Turns;  // threads of lost streams wait for it even at exit
 
 struct Grouped {
   cudaStream_t stream = nullptr;
-  std::string who;
+  std::string label;
   std::function<void()> body;
 };
 thread_local bool in_group = false;
@@ -206,8 +206,8 @@ void meet(const std::shared_ptr<Group>& group, const std::string& name, int rank
   }
 }
 
-void launch(cudaStream_t stream, std::string who, std::function<void()> body) {
-  const auto of = std::make_shared<Turns::Of>(Turns::Of{std::move(who)});
+void launch(cudaStream_t stream, std::string label, std::function<void()> body) {
+  const auto of = std::make_shared<Turns::Of>(Turns::Of{std::move(label)});
   // A turn is of one run, and a graph runs often.
   if (ranks_are_processes && slipstream::fake_cuda::capture_of(stream) != 0)
     slipstream::fake_cuda::with_every_launch(stream, [of] { turns.take(of); });
@@ -260,7 +260,7 @@ ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stre
   const std::string line = (call.verb == "send" ? "to " : "from ") + std::to_string(call.peer);
   const std::string words =
       std::to_string(call.count) + " " + name_of_type(call.type) + in_recording(comm, line, stream);
-  const std::string who =
+  const std::string label =
       "rank " + std::to_string(comm->rank) + " of " + comm->name + ", " + call.verb + " " + line + ", " + words;
   std::function<void()> body;
   if (group->processes)
@@ -282,18 +282,18 @@ ncclResult_t point_to_point(ncclComm_t comm, const Call& call, cudaStream_t stre
       auto& mail = group->mail[{call.peer, rank}];
       changed.wait(inner, [&] { return !mail.empty(); });
       if (mail.front().first != words)
-        end_because(who + ": rank " + std::to_string(call.peer) + " sends " + mail.front().first + ".");
+        end_because(label + ": rank " + std::to_string(call.peer) + " sends " + mail.front().first + ".");
       std::memcpy(call.to, mail.front().second.data(), bytes);
       mail.erase(mail.begin());
     };
   body = operation(comm, std::move(body));
   comm->looks_until_ready = 2;
   if (!in_group) {
-    launch(stream, who, body);
+    launch(stream, label, body);
     return ncclInProgress;
   }
   // Within a group the order of the calls does not matter: sends go first.
-  grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), {stream, who, body});
+  grouped.insert(call.verb == "send" ? grouped.begin() : grouped.end(), {stream, label, body});
   return ncclSuccess;
 }
 
@@ -477,7 +477,7 @@ ncclResult_t ncclGroupStart() {
 }
 ncclResult_t ncclGroupEnd() {
   in_group = false;
-  for (const Grouped& call : grouped) launch(call.stream, call.who, call.body);
+  for (const Grouped& call : grouped) launch(call.stream, call.label, call.body);
   grouped.clear();
   return ncclInProgress;
 }

@@ -211,12 +211,12 @@ TEST_CASE("an operation that one rank does not record is reported, also the last
   check_caught({{{first, first}}, {0, 0}}, {{{first}}, {0, 0}},
                {"rank 0 of first brings all_reduce 4 f32, number 2 of recording 1"});
   check_caught({{{first, second}}, {0}}, {{{first}}, {0}},
-               {"rank 0 of second brings all_reduce 4 f32, number 1 of recording 1", "waits in vain"}, true);
+               {"rank 0 of second brings all_reduce 4 f32, number 1 of recording 1", "waits forever"}, true);
   check_caught({{{pass}}, {0}}, {{{pass, pass}}, {0}},
-               {"rank 1 of first receives 4 f32, number 2 of recording 1 from rank 0", "waits in vain"}, true);
+               {"rank 1 of first receives 4 f32, number 2 of recording 1 from rank 0", "waits forever"}, true);
 }
 
-TEST_CASE("a replay meets the replay of the same recording, and no step that runs as it is") {
+TEST_CASE("a replay pairs with replays of the same recording, and with no eager step") {
   const std::vector<Operations> two = {{first}, {first}};
   check_ends({two, {0, 1, 0}}, {two, {0, 1, 0}});
   check_caught({two, {0, 1}}, {two, {1, 0}}, {"number 1 of recording 1", "number 1 of recording 2"});

@@ -136,7 +136,7 @@ TEST_CASE("the fake reports memory that is freed while registered") {
   CHECK(fake_nccl::registered().freed_while_registered == 1);
 }
 
-TEST_CASE("memory of NCCL is zero, of whole pages, read in place, and goes back to NCCL") {
+TEST_CASE("memory of NCCL is zeroed, has whole pages, is read in place, and returns to NCCL") {
   start();
   const fake_cuda::Counts before = fake_cuda::counts();
   {
@@ -162,7 +162,7 @@ TEST_CASE("memory of NCCL is zero, of whole pages, read in place, and goes back 
   CHECK(fake_cuda::counts().blocks == before.blocks);
 }
 
-TEST_CASE("memory of NCCL is given back when the device has ended what uses it") {
+TEST_CASE("memory of NCCL is freed when the device has ended its users") {
   start();
   const auto device = make_cuda_device(0, comm::nccl_device_memory());
   const auto stream = device->make_stream({.name = "compute"});

@@ -173,7 +173,7 @@ TEST_CASE("a communicator's name outlives the options that it was made with") {
   CHECK(fake_nccl::name_of_latest(0) == name);
 }
 
-TEST_CASE("a peer that never comes is named after the timeout") {
+TEST_CASE("the timeout names a peer that never arrives") {
   fake_nccl::reset();
   fake_nccl::never_connect(true);
   Board board;

@@ -28,7 +28,7 @@ void end_because(const std::string& sentence) {
   std::_Exit(kOrdersDiffer);
 }
 
-struct SharedGroup::DeviceAssignment {
+struct SharedGroup::SharedMemory {
   pthread_mutex_t mutex;
   pthread_cond_t changed;
   int arrived = 0, left = 0;
@@ -41,44 +41,43 @@ struct SharedGroup::DeviceAssignment {
 
 std::string SharedGroup::make() {
   const int file = memfd_create("fake_nccl", 0);
-  if (file < 0 || ftruncate(file, sizeof(DeviceAssignment)) != 0)
-    throw std::runtime_error("[fake nccl] no shared memory.");
-  auto* assignment = static_cast<DeviceAssignment*>(
-      mmap(nullptr, sizeof(DeviceAssignment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  if (file < 0 || ftruncate(file, sizeof(SharedMemory)) != 0) throw std::runtime_error("[fake nccl] no shared memory.");
+  auto* memory =
+      static_cast<SharedMemory*>(mmap(nullptr, sizeof(SharedMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
   pthread_mutexattr_t mutex;
   pthread_mutexattr_init(&mutex);
   pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED);
-  pthread_mutex_init(&assignment->mutex, &mutex);
+  pthread_mutex_init(&memory->mutex, &mutex);
   pthread_condattr_t changed;
   pthread_condattr_init(&changed);
   pthread_condattr_setpshared(&changed, PTHREAD_PROCESS_SHARED);
-  pthread_cond_init(&assignment->changed, &changed);
-  munmap(assignment, sizeof(DeviceAssignment));
+  pthread_cond_init(&memory->changed, &changed);
+  munmap(memory, sizeof(SharedMemory));
   return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file);
 }
 
 SharedGroup::SharedGroup(const std::string& name) {
   const int file = open(name.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) throw std::runtime_error("[fake nccl] " + name + " cannot be opened.");
-  assignment_ = static_cast<DeviceAssignment*>(
-      mmap(nullptr, sizeof(DeviceAssignment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  memory_ =
+      static_cast<SharedMemory*>(mmap(nullptr, sizeof(SharedMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
   close(file);
 }
 
-SharedGroup::~SharedGroup() { munmap(assignment_, sizeof(DeviceAssignment)); }
+SharedGroup::~SharedGroup() { munmap(memory_, sizeof(SharedMemory)); }
 
 template <typename Ready>
-bool SharedGroup::wait(const Ready& ready, const std::string& who) {
+bool SharedGroup::wait(const Ready& ready, const std::string& label) {
   while (!ready() && !aborted_) {
     timespec until{};
     clock_gettime(CLOCK_REALTIME, &until);
     const int64_t ns = until.tv_nsec + std::chrono::nanoseconds(patience).count();
     until.tv_sec += ns / 1'000'000'000;
     until.tv_nsec = ns % 1'000'000'000;
-    if (pthread_cond_timedwait(&assignment_->changed, &assignment_->mutex, &until) != ETIMEDOUT || ready() || aborted_)
+    if (pthread_cond_timedwait(&memory_->changed, &memory_->mutex, &until) != ETIMEDOUT || ready() || aborted_)
       continue;
-    pthread_mutex_unlock(&assignment_->mutex);
-    end_because(who + " and waits in vain: another rank launches or records in another order, or less.");
+    pthread_mutex_unlock(&memory_->mutex);
+    end_because(label + " and waits forever: another rank launches or records in another order, or less.");
   }
   return !aborted_;
 }
@@ -87,96 +86,96 @@ void SharedGroup::meet(int rank, int size, const std::string& words, const std::
                        size_t size_bytes, const std::function<void(const std::vector<const std::byte*>&)>& take) {
   if (size_bytes > kAreaBytes || static_cast<size_t>(size) > kRanksMax)
     throw std::runtime_error("[fake nccl] more than it can carry.");
-  DeviceAssignment& assignment = *assignment_;
+  SharedMemory& memory = *memory_;
   const auto brings = [&](int r, const std::string& what) {
     return "rank " + std::to_string(r) + " of " + name + " brings " + what;
   };
-  pthread_mutex_lock(&assignment.mutex);
-  wait([&] { return !assignment.taking; }, brings(rank, words));
-  std::memcpy(assignment.areas[rank], bytes, size_bytes);
-  assignment.words[rank][words.copy(assignment.words[rank], kWordsBytes - 1)] = '\0';
-  if (++assignment.arrived == size) {
-    assignment.taking = true;
-    pthread_cond_broadcast(&assignment.changed);
+  pthread_mutex_lock(&memory.mutex);
+  wait([&] { return !memory.taking; }, brings(rank, words));
+  std::memcpy(memory.areas[rank], bytes, size_bytes);
+  memory.words[rank][words.copy(memory.words[rank], kWordsBytes - 1)] = '\0';
+  if (++memory.arrived == size) {
+    memory.taking = true;
+    pthread_cond_broadcast(&memory.changed);
   }
-  if (!wait([&] { return assignment.taking; }, brings(rank, words))) {
-    pthread_mutex_unlock(&assignment.mutex);
+  if (!wait([&] { return memory.taking; }, brings(rank, words))) {
+    pthread_mutex_unlock(&memory.mutex);
     return;
   }
   for (int r = 0; r < size; ++r)
-    if (const std::string others = assignment.words[r]; others != words) {
-      pthread_mutex_unlock(&assignment.mutex);
+    if (const std::string others = memory.words[r]; others != words) {
+      pthread_mutex_unlock(&memory.mutex);
       end_because(brings(rank, words) + " where " + brings(r, others) +
                   ": ranks launch or record in different orders.");
     }
   std::vector<const std::byte*> all;
-  for (int r = 0; r < size; ++r) all.push_back(assignment.areas[r]);
+  for (int r = 0; r < size; ++r) all.push_back(memory.areas[r]);
   take(all);
-  if (++assignment.left == size) {
-    assignment.arrived = assignment.left = 0;
-    assignment.taking = false;
-    pthread_cond_broadcast(&assignment.changed);
+  if (++memory.left == size) {
+    memory.arrived = memory.left = 0;
+    memory.taking = false;
+    pthread_cond_broadcast(&memory.changed);
   }
-  pthread_mutex_unlock(&assignment.mutex);
+  pthread_mutex_unlock(&memory.mutex);
 }
 
 void SharedGroup::abort() {
-  pthread_mutex_lock(&assignment_->mutex);
+  pthread_mutex_lock(&memory_->mutex);
   aborted_ = true;
-  pthread_cond_broadcast(&assignment_->changed);
-  pthread_mutex_unlock(&assignment_->mutex);
+  pthread_cond_broadcast(&memory_->changed);
+  pthread_mutex_unlock(&memory_->mutex);
 }
 
 void SharedGroup::send(int rank, int peer, const std::string& words, const std::string& name, const void* bytes,
                        size_t size_bytes) {
-  const std::string who =
+  const std::string label =
       "rank " + std::to_string(rank) + " of " + name + " sends " + words + " to rank " + std::to_string(peer);
   char header[kWordsBytes] = {};
   words.copy(header, kWordsBytes - 1);
-  pthread_mutex_lock(&assignment_->mutex);
-  put(rank, peer, header, sizeof header, who);
-  put(rank, peer, bytes, size_bytes, who);
-  pthread_mutex_unlock(&assignment_->mutex);
+  pthread_mutex_lock(&memory_->mutex);
+  put(rank, peer, header, sizeof header, label);
+  put(rank, peer, bytes, size_bytes, label);
+  pthread_mutex_unlock(&memory_->mutex);
 }
 
 void SharedGroup::receive(int rank, int peer, const std::string& words, const std::string& name, void* bytes,
                           size_t size_bytes) {
-  const std::string who =
+  const std::string label =
       "rank " + std::to_string(rank) + " of " + name + " receives " + words + " from rank " + std::to_string(peer);
   char header[kWordsBytes] = {};
-  pthread_mutex_lock(&assignment_->mutex);
-  take(rank, peer, header, sizeof header, who);
+  pthread_mutex_lock(&memory_->mutex);
+  take(rank, peer, header, sizeof header, label);
   if (!aborted_ && header != words) {
-    pthread_mutex_unlock(&assignment_->mutex);
-    end_because(who + ", which sends " + header + ": ranks launch or record in different orders.");
+    pthread_mutex_unlock(&memory_->mutex);
+    end_because(label + ", which sends " + header + ": ranks launch or record in different orders.");
   }
-  take(rank, peer, bytes, size_bytes, who);
-  pthread_mutex_unlock(&assignment_->mutex);
+  take(rank, peer, bytes, size_bytes, label);
+  pthread_mutex_unlock(&memory_->mutex);
 }
 
-void SharedGroup::put(int rank, int peer, const void* bytes, size_t size_bytes, const std::string& who) {
-  DeviceAssignment& assignment = *assignment_;
-  size_t& sent = assignment.sent[rank][peer];
-  const size_t& received = assignment.received[rank][peer];
-  for (size_t at = 0; at < size_bytes && wait([&] { return sent - received < kMailBytes; }, who);) {
+void SharedGroup::put(int rank, int peer, const void* bytes, size_t size_bytes, const std::string& label) {
+  SharedMemory& memory = *memory_;
+  size_t& sent = memory.sent[rank][peer];
+  const size_t& received = memory.received[rank][peer];
+  for (size_t at = 0; at < size_bytes && wait([&] { return sent - received < kMailBytes; }, label);) {
     const size_t begin = sent % kMailBytes, room = kMailBytes - (sent - received);
     const size_t piece = std::min({size_bytes - at, room, kMailBytes - begin});
-    std::memcpy(assignment.mail[rank][peer] + begin, static_cast<const std::byte*>(bytes) + at, piece);
+    std::memcpy(memory.mail[rank][peer] + begin, static_cast<const std::byte*>(bytes) + at, piece);
     sent += piece, at += piece;
-    pthread_cond_broadcast(&assignment.changed);
+    pthread_cond_broadcast(&memory.changed);
   }
 }
 
-void SharedGroup::take(int rank, int peer, void* bytes, size_t size_bytes, const std::string& who) {
-  DeviceAssignment& assignment = *assignment_;
-  const size_t& sent = assignment.sent[peer][rank];
-  size_t& received = assignment.received[peer][rank];
-  for (size_t at = 0; at < size_bytes && wait([&] { return sent > received; }, who);) {
+void SharedGroup::take(int rank, int peer, void* bytes, size_t size_bytes, const std::string& label) {
+  SharedMemory& memory = *memory_;
+  const size_t& sent = memory.sent[peer][rank];
+  size_t& received = memory.received[peer][rank];
+  for (size_t at = 0; at < size_bytes && wait([&] { return sent > received; }, label);) {
     const size_t begin = received % kMailBytes;
     const size_t piece = std::min({size_bytes - at, sent - received, kMailBytes - begin});
-    std::memcpy(static_cast<std::byte*>(bytes) + at, assignment.mail[peer][rank] + begin, piece);
+    std::memcpy(static_cast<std::byte*>(bytes) + at, memory.mail[peer][rank] + begin, piece);
     received += piece, at += piece;
-    pthread_cond_broadcast(&assignment.changed);
+    pthread_cond_broadcast(&memory.changed);
   }
 }
 

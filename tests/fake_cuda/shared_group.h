@@ -40,13 +40,13 @@ class SharedGroup {
   void abort();
 
  private:
-  struct DeviceAssignment;
+  struct SharedMemory;
   /// Waits until `ready`, under the shared mutex; false if aborted first.
   template <typename Ready>
-  bool wait(const Ready& ready, const std::string& who);
-  void put(int rank, int peer, const void* bytes, size_t size_bytes, const std::string& who);
-  void take(int rank, int peer, void* bytes, size_t size_bytes, const std::string& who);
-  DeviceAssignment* assignment_ = nullptr;
+  bool wait(const Ready& ready, const std::string& label);
+  void put(int rank, int peer, const void* bytes, size_t size_bytes, const std::string& label);
+  void take(int rank, int peer, void* bytes, size_t size_bytes, const std::string& label);
+  SharedMemory* memory_ = nullptr;
   bool aborted_ = false;  // under the shared mutex
 };
 

@@ -102,7 +102,7 @@ with tempfile.TemporaryDirectory() as folder:
     check(code == 0 and called == ["gpu_b_test  on 1"], said, called)
     check(sorted(line.split()[0] for line in lines("kernels")) == ["ok"] * 3, lines("kernels"))
 
-    # A stage that is over begins nothing, and says so; the next call goes on.
+    # A stage without time left starts no test and prints it; the next call continues.
     code, said, called = run("--stage", "nccl", SLIPSTREAM_STAGE_SECONDS="0")
     check(code == 3 and "not finished" in said and not any("nccl" in call for call in called), said, called)
     code, said, called = run("--stage", "nccl")

@@ -156,9 +156,10 @@ Findings check_licence(const File& file) {
 Findings check_header(const File& file) {
   if (!is_header(file.path) || file.path.ends_with("/pch.h")) return {};  // GCC refuses `once` in a precompiled header
   const auto lines = lines_of(file.text);
-  if (lines.size() < 3 || lines[1] != "#pragma once") return {at_line(file, 2) + "a header goes on with #pragma once."};
+  if (lines.size() < 3 || lines[1] != "#pragma once")
+    return {at_line(file, 2) + "#pragma once is missing behind the licence. Add it."};
   if (!lines[2].starts_with("// "))
-    return {at_line(file, 3) + "a header says in one sentence what it is, behind #pragma once."};
+    return {at_line(file, 3) + "a header states its purpose in one sentence after #pragma once."};
   return {};
 }
 

@@ -66,7 +66,7 @@ void Progress::wait_for(uint64_t record) {
   if (soon([&] { return reached(record); })) return;
   std::unique_lock lock(mutex_);
   while (true) {
-    // Publish the wish before checking again; advance_to publishes progress before it checks for wishes.
+    // Publish the awaited record before checking again; advance_to publishes progress before it reads wanted_.
     if (wanted_.load(std::memory_order_seq_cst) > record) wanted_.store(record, std::memory_order_seq_cst);
     if (reached(record)) return;
     changed_.wait(lock);
@@ -78,7 +78,7 @@ void Progress::advance_to(uint64_t record) {
   if (wanted_.load(std::memory_order_seq_cst) > record) return;
   {
     std::lock_guard lock(mutex_);
-    wanted_.store(kNobody, std::memory_order_seq_cst);  // threads that still wait publish their wish again
+    wanted_.store(kNoSleeper, std::memory_order_seq_cst);  // threads that still wait publish their record again
   }
   changed_.notify_all();
 }

@@ -30,9 +30,9 @@ class Progress {
   void advance_to(uint64_t record);
 
  private:
-  static constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
+  static constexpr uint64_t kNoSleeper = std::numeric_limits<uint64_t>::max();
   std::atomic<uint64_t> done_{0};
-  std::atomic<uint64_t> wanted_{kNobody};  // the smallest record that a sleeper waits for
+  std::atomic<uint64_t> wanted_{kNoSleeper};  // the smallest record that a sleeper waits for
   std::mutex mutex_;
   std::condition_variable changed_;
 };

@@ -26,7 +26,7 @@ const char* what_to_do(cudaError_t result) {
     case cudaErrorECCUncorrectable:
     case cudaErrorHardwareStackError:
     case cudaErrorUnknown:
-      return "The GPU may be lost: check nvidia-smi and the kernel log, and start again from the last checkpoint.";
+      return "The GPU may be lost: check nvidia-smi and the kernel log, and start again.";
     case cudaErrorNoKernelImageForDevice:
       return "Build with -Dgpu_archs set to this GPU's compute capability.";
     case cudaErrorIllegalAddress:

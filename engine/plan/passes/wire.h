@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The transport of a bucket: its gradients to their sum, its parameters back from their shards, as floats or encoded.
+// Moves a bucket's gradients to their sum and its parameters back from their shards, as floats or encoded.
 //
 // With encoding, a collective has works before and after it on its channel's stream: encode, the collective, decode.
 // Gradients use all_to_all, so that sums are computed in float, in rank order, from what was sent: half (bfloat16) or a

@@ -224,8 +224,7 @@ TEST_CASE("the checker agrees with the transitive closure over all pairs, with a
   CHECK(with_hazards > 20);
 }
 
-TEST_CASE("an order that no pass has declared is an error, in whatever order the rehearsal sorts the tasks",
-          "[hazards]") {
+TEST_CASE("an undeclared order is an error, whichever order the rehearsal computes", "[hazards]") {
   // Reduced shards of two layers pass through one buffer before they are added: docs/notes/0006.
   for (const char* said : {"", "add A"})
     for (int64_t first_ns : {1, 500}) {

@@ -37,7 +37,7 @@ TEST_CASE("the tokens of all ranks are the sequence, each once, and those of a r
     }
 }
 
-TEST_CASE("one rank holds any sequence as it is", "[engine]") {
+TEST_CASE("one rank holds a sequence in its own order", "[engine]") {
   for (int64_t tokens : {1, 2, 7, 64}) {
     const ContextChunks chunks{.tokens = tokens};
     for (int64_t t = 0; t < tokens; ++t) CHECK(chunks.position(t) == t);

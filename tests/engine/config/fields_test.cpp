@@ -227,7 +227,7 @@ TEST_CASE("nearest: swapped and mistyped letters are corrected, unrelated words 
   CHECK(nearest(std::string(100000, 'x'), names).empty());
 }
 
-TEST_CASE("runs: every shipped run file loads and is supported, complete in its own words", "[config]") {
+TEST_CASE("runs: every shipped run file loads with the expected sizes and is supported", "[config]") {
   struct Expected {
     const char* name;
     int64_t layers, heads, kv_heads, width, ffn_width, vocab_size;
@@ -283,7 +283,7 @@ TEST_CASE("runs: shakespeare_char is the published recipe", "[config]") {
   CHECK(c.train.eval_batches == 0);
 }
 
-TEST_CASE("machines: every shipped machine file loads, and its numbers are what it names", "[config]") {
+TEST_CASE("machines: every shipped machine file loads with the numbers that it names", "[config]") {
   for (const std::string name : {"laptop", "h100x8", "h200x8", "a100x8"}) {
     const Machine machine = load_machine((kRoot / "configs/machines" / (name + ".toml")).string());
     CHECK(machine.name == name);

@@ -111,7 +111,7 @@ TEST_CASE("layout: with unequal parameters each bucket comes nearest to a quarte
   }
 }
 
-TEST_CASE("layout: shrinking buckets expose the last one alone, up to a wire that takes 3/4 of what compute takes",
+TEST_CASE("layout: shrinking buckets expose only the last one while the wire takes at most 3/4 of compute",
           "[layout]") {
   constexpr int kPieces = 256;
   const ModelSpec model = even_model(kPieces, 256);

@@ -318,7 +318,7 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
   CHECK(refusal([] { make_schedule(ScheduleKind::gpipe, {4, 8, 2}); }).find("virtual_stages = 2") != std::string::npos);
 }
 
-TEST_CASE("CSV goes out and comes back, in any order of its lines", "[schedule]") {
+TEST_CASE("a schedule reads back from its CSV, in any order of the lines", "[schedule]") {
   for (ScheduleKind kind : kKinds) {
     const PipelineSchedule schedule = make_schedule(kind, {3, 6, kind == ScheduleKind::interleaved_1f1b ? 2 : 1});
     const std::string csv = schedule_csv(schedule);

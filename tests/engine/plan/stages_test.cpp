@@ -70,7 +70,7 @@ ModelSpec priced(const std::vector<int64_t>& costs, int64_t embedding, int64_t h
 
 }  // namespace
 
-TEST_CASE("one tensor crosses a cut in each direction, and both ends name it alike", "[stages]") {
+TEST_CASE("one tensor crosses a cut in each direction, under one name at both ends", "[stages]") {
   for (bool llama : {false, true})
     for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
       const PipelineSchedule schedule = make_schedule(kind, {3, 4, 1});

@@ -188,7 +188,7 @@ void fail_while_made(runtime::World& world, int card, const Layout& layout) {
   std::unique_ptr<Device> device = make_cuda_device(card, comm::nccl_device_memory());
   auto communicators = world.communicators(*job, 0, 0, 60, DeviceKind::cuda);
   runtime::RankOptions options = equivalence::detail::rank_options(layout, static_cast<size_t>(world.rank()));
-  options.all_agree = [](bool, const std::string&) -> bool { throw CommError("[test] nobody agrees."); };
+  options.all_agree = [](bool, const std::string&) -> bool { throw CommError("[test] no rank agrees."); };
   try {
     runtime::Rank rank(std::move(job), std::move(device), std::move(communicators), options, {});
   } catch (const CommError&) {

@@ -145,7 +145,7 @@ TEST_CASE("huge logits, masked logits and NaN") {
   });
 }
 
-TEST_CASE("masked columns add nothing, wherever they stand: loss and gradient are those of the columns that are left") {
+TEST_CASE("masked columns add nothing at any position: loss and gradient are those of the other columns") {
   // A mask of a third of the row covers a whole block of a kernel that works in blocks of up to 1024.
   constexpr int64_t kVocab = 6200, kMasked = 2100;
   for (const int64_t begin : {int64_t{0}, int64_t{2000}, kVocab - kMasked}) {

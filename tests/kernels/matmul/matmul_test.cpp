@@ -228,7 +228,7 @@ void check_padding(const Shape& s, int64_t wide) {
   const Layer<T> l(s);
   const int64_t padding = wide - s.out;
   const T nan(std::numeric_limits<float>::quiet_NaN());
-  // Not zero, as the card wants it: the products must not read it.
+  // Not zero, as on the card: the products must not read it.
   const std::vector<T> weight = padded(l.weight, 1, s.out * s.in, wide * s.in, nan),
                        dy = padded(l.dy, s.rows, s.out, wide, nan);
   for_each_machine([&](Isa isa, LaunchContext& context) {
