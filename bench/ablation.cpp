@@ -25,15 +25,10 @@ using R = const RunConfig&;
 bool shares_layers(R c) { return c.parallel.tensor > 1; }
 bool has_stages(R c) { return c.parallel.pipeline > 1; }
 
-class AblationBench {
+class AblationBench : WorldBench {
  public:
-  AblationBench(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-                const RunConfig& config)
-      : options_(options),
-        world_(world),
-        assignment_(assignment),
-        config_(config),
-        layer_ns_(static_cast<int64_t>(options.layer_ms * 1e6)) {}
+  AblationBench(const OverlapOptions& options, const Setting& setting)
+      : WorldBench(setting, 1), options_(options), layer_ns_(static_cast<int64_t>(options.layer_ms * 1e6)) {}
 
   void run() {
     if (world_.size() < 2)
@@ -149,9 +144,6 @@ class AblationBench {
   }
 
   const OverlapOptions& options_;
-  runtime::World& world_;
-  runtime::DeviceAssignment assignment_;
-  RunConfig config_;
   int64_t layer_ns_;
   CsvFile csv_;
 };
@@ -186,9 +178,6 @@ const std::vector<Ablation>& ablations() {
   return list;
 }
 
-void bench_ablation(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-                    const RunConfig& config) {
-  AblationBench(options, world, assignment, config).run();
-}
+void bench_ablation(const OverlapOptions& options, const Setting& setting) { AblationBench(options, setting).run(); }
 
 }  // namespace slipstream::bench

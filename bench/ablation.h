@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
 #include "bench/options.h"
 #include "engine/config/config.h"
-#include "runtime/device_assignment.h"
-#include "runtime/world.h"
 
 namespace slipstream::bench {
 
@@ -26,7 +25,6 @@ const std::vector<Ablation>& ablations();
 /// Blocks. Collective. Interleaved paced steps of the unchanged run file, twice, and with each setting turned off. One
 /// table for every ratio of a layer's gather to its forward pass, or for the run file's emulated link.
 /// Throws: ConfigError: one rank, or neither a ratio nor a link.
-void bench_ablation(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-                    const RunConfig& config);
+void bench_ablation(const OverlapOptions& options, const Setting& setting);
 
 }  // namespace slipstream::bench

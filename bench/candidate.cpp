@@ -97,8 +97,16 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
 }
 
 void Candidate::run(int steps, bool counted) {
+  compute(steps);
+  measure(steps, counted);
+}
+
+void Candidate::compute(int steps) {
   for (int i = 0; i < steps; ++i) rank->issue(++step);
   rank->synchronize();
+}
+
+void Candidate::measure(int steps, bool counted) {
   const std::vector<std::vector<Span>> spans = rank->drain();
   for (ChannelId channel = 0; channel < spans.size(); ++channel) {
     std::vector<Span> of_steps;

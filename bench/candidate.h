@@ -56,6 +56,9 @@ struct Candidate {
   /// Blocks. Runs `steps` steps back to back and times the last but one, so that work left for the next step counts.
   /// With three steps, work left by the previous step counts, too: gathers that travel under the next forward pass.
   void run(int steps, bool counted);
+  /// The halves of run(): the steps themselves, then the analysis of their times, which no clock of a step includes.
+  void compute(int steps);
+  void measure(int steps, bool counted);
 
   double median_of(double runtime::StepMeans::*member) const;
   /// Median time of every spine item of this rank.

@@ -8,12 +8,11 @@
 #include "engine/base/check.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "planner/plan_options.h"
 
 namespace slipstream::bench {
 
-int on_world(
-    const BenchOptions& options,
-    const std::function<void(runtime::World&, const runtime::DeviceAssignment&, const RunConfig&)>& benchmark) {
+int on_world(const BenchOptions& options, const std::function<void(const Setting&)>& benchmark) {
   runtime::World world;
   try {
     RunConfig config;
@@ -22,7 +21,7 @@ int on_world(
       require_supported(config);
       if (options.steps < 1) throw ConfigError("[bench] --steps {} must be at least 1.", options.steps);
     });
-    benchmark(world, runtime::assign_device(world, config), config);
+    benchmark({world, runtime::assign_device(world, config), config});
     return 0;
   } catch (const runtime::AgreedFailure& failure) {
     return static_cast<int>(failure.code());
@@ -31,6 +30,14 @@ int on_world(
     std::fprintf(stderr, "slipstream: on rank %d: %s\n", world.rank(), error.what());
     world.abort(error.code());
   }
+}
+
+WorldBench::WorldBench(const Setting& setting, int threads)
+    : world_(setting.world),
+      assignment_(setting.assignment),
+      config_(setting.config),
+      threads_(threads > 0 ? threads : planner::threads_of(config_, world_.ranks_on_host())) {
+  config_.device.threads = threads_;
 }
 
 void take_turns(runtime::World& world, const std::vector<Candidate*>& candidates, const Turns& turns) {

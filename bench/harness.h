@@ -10,10 +10,28 @@
 
 namespace slipstream::bench {
 
+/// The ranks and the run file of a benchmark.
+struct Setting {
+  runtime::World& world;
+  runtime::DeviceAssignment assignment;
+  RunConfig config;
+};
+
 /// Blocks. Collective: reads the run file on every rank in agreement, then runs the benchmark. Returns the exit code.
 /// With one rank, errors are thrown; with several, an error ends all ranks.
-int on_world(const BenchOptions& options,
-             const std::function<void(runtime::World&, const runtime::DeviceAssignment&, const RunConfig&)>& benchmark);
+int on_world(const BenchOptions& options, const std::function<void(const Setting&)>& benchmark);
+
+/// Base of the benchmarks over ranks. They change the configuration before they build their jobs.
+class WorldBench {
+ protected:
+  /// `threads` of each rank; 0: as in training.
+  explicit WorldBench(const Setting& setting, int threads = 0);
+
+  runtime::World& world_;
+  const runtime::DeviceAssignment assignment_;
+  RunConfig config_;
+  const int threads_;
+};
 
 struct Turns {
   int warm_up = 2;   // rounds before the first counted one

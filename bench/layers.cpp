@@ -24,13 +24,10 @@ namespace {
 
 constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping, kept negligible beside the layers
 
-class LayersBench {
+class LayersBench : WorldBench {
  public:
-  LayersBench(const LayersOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-              const RunConfig& config)
-      : options_(options), world_(world), assignment_(assignment), config_(config) {
-    config_.device.threads = 1;
-    if (config_.parallel.tensor == 1 && config_.parallel.context == 1) config_.parallel.tensor = world.size();
+  LayersBench(const LayersOptions& options, const Setting& setting) : WorldBench(setting, 1), options_(options) {
+    if (config_.parallel.tensor == 1 && config_.parallel.context == 1) config_.parallel.tensor = world_.size();
   }
 
   void run() {
@@ -228,9 +225,6 @@ class LayersBench {
   }
 
   const LayersOptions& options_;
-  runtime::World& world_;
-  runtime::DeviceAssignment assignment_;
-  RunConfig config_;
   double ns_per_flop_ = 0;
   CsvFile csv_;
 };
@@ -238,13 +232,12 @@ class LayersBench {
 }  // namespace
 
 int bench_layers(const LayersOptions& options) {
-  return on_world(options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment,
-                               const RunConfig& config) {
-    world.together([&] {
-      if (assignment.kind == DeviceKind::cuda)
+  return on_world(options, [&](const Setting& setting) {
+    setting.world.together([&] {
+      if (setting.assignment.kind == DeviceKind::cuda)
         throw ConfigError("[bench] layers runs on a CPU only, but device.kind is \"cuda\". Use --set device.kind=cpu.");
     });
-    LayersBench(options, world, assignment, config).run();
+    LayersBench(options, setting).run();
   });
 }
 

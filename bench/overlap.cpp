@@ -26,19 +26,13 @@ namespace {
 constexpr ReduceMode kReduceModes[] = {ReduceMode::naive, ReduceMode::flat, ReduceMode::per_parameter,
                                        ReduceMode::bucketed};
 
-class OverlapBench {
+class OverlapBench : WorldBench {
  public:
-  OverlapBench(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-               const RunConfig& config)
-      : options_(options),
-        world_(world),
-        assignment_(assignment),
-        config_(config),
-        threads_(planner::threads_of(config, world.ranks_on_host())),
-        machine_(bench_machine(world, assignment, config, threads_)),
-        ranks_(options.ranks > 0 ? options.ranks : world.size()) {
-    config_.device.threads = threads_;
-  }
+  OverlapBench(const OverlapOptions& options, const Setting& setting)
+      : WorldBench(setting),
+        options_(options),
+        machine_(bench_machine(world_, assignment_, config_, threads_)),
+        ranks_(options.ranks > 0 ? options.ranks : world_.size()) {}
 
   void run() {
     world_.together([&] {
@@ -254,10 +248,6 @@ class OverlapBench {
   }
 
   const OverlapOptions& options_;
-  runtime::World& world_;
-  runtime::DeviceAssignment assignment_;
-  RunConfig config_;
-  int threads_;
   Machine machine_;
   int ranks_;  // of the plan; with --ranks only this rank exists
   std::optional<ItemTimes> paced_;
@@ -271,21 +261,21 @@ class OverlapBench {
 }  // namespace
 
 int bench_overlap(const OverlapOptions& options) {
-  return on_world(options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment,
-                               const RunConfig& config) {
-    world.together([&] {
-      if (assignment.kind == DeviceKind::cuda &&
+  return on_world(options, [&](const Setting& setting) {
+    setting.world.together([&] {
+      if (setting.assignment.kind == DeviceKind::cuda &&
           (options.compute == "paced" || !options.zero.empty() || options.ablate))
         throw ConfigError("[bench] paced compute runs on a CPU only, but device.kind is \"cuda\". Use --compute real.");
     });
-    world.together([&] {
-      if (assignment.kind != DeviceKind::cuda && std::any_of(options.forms.begin(), options.forms.end(),
-                                                             [](const std::string& form) { return form != "gate"; }))
+    setting.world.together([&] {
+      if (setting.assignment.kind != DeviceKind::cuda &&
+          std::any_of(options.forms.begin(), options.forms.end(),
+                      [](const std::string& form) { return form != "gate"; }))
         throw ConfigError("[bench] --forms other than gate need a GPU, but this run is on the CPU. Use --forms gate.");
     });
-    if (options.ablate) return bench_ablation(options, world, assignment, config);
-    if (!options.zero.empty()) return bench_zero(options, world, assignment, config);
-    OverlapBench(options, world, assignment, config).run();
+    if (options.ablate) return bench_ablation(options, setting);
+    if (!options.zero.empty()) return bench_zero(options, setting);
+    OverlapBench(options, setting).run();
   });
 }
 

@@ -24,20 +24,15 @@ constexpr ScheduleKind kSchedules[] = {ScheduleKind::gpipe, ScheduleKind::one_f_
                                        ScheduleKind::zb_h1};
 constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
 
-class PipelineBench {
+class PipelineBench : WorldBench {
  public:
-  PipelineBench(const PipelineOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-                const RunConfig& config)
-      : options_(options),
-        world_(world),
-        assignment_(assignment),
-        config_(config),
+  PipelineBench(const PipelineOptions& options, const Setting& setting)
+      : WorldBench(setting, options.compute == "paced" ? 1 : 0),
+        options_(options),
         paced_(options.compute == "paced"),
-        threads_(paced_ ? 1 : planner::threads_of(config, world.ranks_on_host())),
-        machine_(bench_machine(world, assignment, config, threads_)),
+        machine_(bench_machine(world_, assignment_, config_, threads_)),
         forward_ns_(paced_ ? static_cast<int64_t>(options.forward_ms * 1e6) : 0) {
-    config_.device.threads = threads_;
-    config_.parallel.pipeline = world.size();
+    config_.parallel.pipeline = world_.size();
     config_.parallel.data = 1;
     config_.comm.emulate.latency_ns = 0;
     config_.model.tie_embeddings = Choice::no;  // the ends of a tied table would exchange it after the last
@@ -188,11 +183,7 @@ class PipelineBench {
   }
 
   const PipelineOptions& options_;
-  runtime::World& world_;
-  runtime::DeviceAssignment assignment_;
-  RunConfig config_;
   bool paced_;
-  int threads_;
   Machine machine_;
   int64_t forward_ns_;  // of a stage and micro-batch, base of the ratios; with real compute the slowest measured one
   std::map<std::string, double> alone_ms_;  // step without a link, by schedule
@@ -202,15 +193,14 @@ class PipelineBench {
 }  // namespace
 
 int bench_pipeline(const PipelineOptions& options) {
-  return on_world(
-      options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config) {
-        world.together([&] {
-          if (assignment.kind == DeviceKind::cuda)
-            throw ConfigError(
-                "[bench] pipeline runs on a CPU only, but device.kind is \"cuda\". Use --set device.kind=cpu.");
-        });
-        PipelineBench(options, world, assignment, config).run();
-      });
+  return on_world(options, [&](const Setting& setting) {
+    setting.world.together([&] {
+      if (setting.assignment.kind == DeviceKind::cuda)
+        throw ConfigError(
+            "[bench] pipeline runs on a CPU only, but device.kind is \"cuda\". Use --set device.kind=cpu.");
+    });
+    PipelineBench(options, setting).run();
+  });
 }
 
 }  // namespace slipstream::bench

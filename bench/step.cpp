@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs slipstream bench step: whole training steps by the host's clock, compared with a plain loop over the same works.
 //
-// Each step is timed from before its issue to after its end, one step at a time, as a loop in another framework would
+// Each step is timed from before its issue to its end, one step at a time, as a loop in another framework would
 // measure it. With the plain loop, several steps are issued in a row, as in training, and as many loops follow. The
 // weights and the batch can be exported, so that another program starts from the same values.
 
@@ -53,18 +53,10 @@ Front front_of(const Job& job, const std::vector<int64_t>& spine_ns) {
   return front;
 }
 
-class StepBench {
+class StepBench : WorldBench {
  public:
-  StepBench(const StepOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-            const RunConfig& config)
-      : options_(options),
-        world_(world),
-        assignment_(assignment),
-        config_(config),
-        threads_(planner::threads_of(config, world.ranks_on_host())),
-        machine_(bench_machine(world, assignment, config, threads_)) {
-    config_.device.threads = threads_;
-  }
+  StepBench(const StepOptions& options, const Setting& setting)
+      : WorldBench(setting), options_(options), machine_(bench_machine(world_, assignment_, config_, threads_)) {}
 
   void run() {
     const bool plain = world_.size() == 1 && options_.plain_loop;
@@ -85,8 +77,9 @@ class StepBench {
     const int in_a_row = plain ? kInARow : 1;
     for (int i = 0; i < options_.steps; ++i) {
       const int64_t begin = monotonic_ns();
-      c.run(in_a_row, true);
+      c.compute(in_a_row);
       const int64_t end = monotonic_ns();
+      c.measure(in_a_row, true);
       step_ns.push_back(static_cast<double>(end - begin) / in_a_row);
       if (!plain) continue;
       const int64_t from = monotonic_ns();
@@ -178,25 +171,20 @@ class StepBench {
   }
 
   const StepOptions& options_;
-  runtime::World& world_;
-  runtime::DeviceAssignment assignment_;
-  RunConfig config_;
-  int threads_;
   Machine machine_;
 };
 
 }  // namespace
 
 int bench_step(const StepOptions& options) {
-  return on_world(
-      options, [&](runtime::World& world, const runtime::DeviceAssignment& assignment, const RunConfig& config) {
-        world.together([&] {
-          if (assignment.kind == DeviceKind::cuda && options.plain_loop)
-            throw ConfigError(
-                "[bench] --plain-loop runs on a CPU only, but device.kind is \"cuda\". Leave it out, or use \"cpu\".");
-        });
-        StepBench(options, world, assignment, config).run();
-      });
+  return on_world(options, [&](const Setting& setting) {
+    setting.world.together([&] {
+      if (setting.assignment.kind == DeviceKind::cuda && options.plain_loop)
+        throw ConfigError(
+            "[bench] --plain-loop runs on a CPU only, but device.kind is \"cuda\". Leave it out, or use \"cpu\".");
+    });
+    StepBench(options, setting).run();
+  });
 }
 
 }  // namespace slipstream::bench

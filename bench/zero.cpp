@@ -23,17 +23,10 @@ namespace {
 
 constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping, kept negligible beside the layers
 
-class ZeroBench {
+class ZeroBench : WorldBench {
  public:
-  ZeroBench(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-            const RunConfig& config)
-      : options_(options),
-        world_(world),
-        assignment_(assignment),
-        config_(config),
-        layer_ns_(static_cast<int64_t>(options.layer_ms * 1e6)) {
-    config_.device.threads = 1;
-  }
+  ZeroBench(const OverlapOptions& options, const Setting& setting)
+      : WorldBench(setting, 1), options_(options), layer_ns_(static_cast<int64_t>(options.layer_ms * 1e6)) {}
 
   void run() {
     world_.together([&] {
@@ -167,9 +160,6 @@ class ZeroBench {
   }
 
   const OverlapOptions& options_;
-  runtime::World& world_;
-  runtime::DeviceAssignment assignment_;
-  RunConfig config_;
   int64_t layer_ns_;
   CsvFile csv_;
 };
@@ -205,9 +195,6 @@ int64_t layer_gather_bytes(const Job& job) {
   return encoded_bytes(*std::max_element(elems.begin(), elems.end()), job.gather_dtype()) * (ranks - 1) / ranks;
 }
 
-void bench_zero(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-                const RunConfig& config) {
-  ZeroBench(options, world, assignment, config).run();
-}
+void bench_zero(const OverlapOptions& options, const Setting& setting) { ZeroBench(options, setting).run(); }
 
 }  // namespace slipstream::bench

@@ -5,11 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "bench/harness.h"
 #include "bench/options.h"
-#include "engine/config/config.h"
 #include "engine/plan/job.h"
-#include "runtime/device_assignment.h"
-#include "runtime/world.h"
 
 namespace slipstream::bench {
 
@@ -22,7 +20,6 @@ int64_t layer_gather_bytes(const Job& job);
 
 /// Blocks. Collective. Interleaved paced steps of every requested stage, with one table for every ratio of a layer's
 /// gather to its forward pass.
-void bench_zero(const OverlapOptions& options, runtime::World& world, const runtime::DeviceAssignment& assignment,
-                const RunConfig& config);
+void bench_zero(const OverlapOptions& options, const Setting& setting);
 
 }  // namespace slipstream::bench
