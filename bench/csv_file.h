@@ -4,7 +4,9 @@
 
 #include <fmt/core.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,17 +22,24 @@ class CsvFile {
   void open(const std::string& path, std::string_view header) {
     if (path.empty()) return;
     file_.reset(std::fopen(path.c_str(), "w"));
-    if (!file_) throw ResourceError("[bench] {} cannot be written. Give --csv a path that can.", path);
-    fmt::print(file_.get(), "{}", header);
+    path_ = path;
+    write(header);
   }
+  /// Throws: ResourceError.
   template <typename... Args>
   void row(fmt::format_string<Args...> format, Args&&... args) {
-    if (!file_) return;
-    fmt::print(file_.get(), format, std::forward<Args>(args)...);
-    std::fflush(file_.get());  // the next row may take minutes; an interrupted run keeps its rows
+    if (file_) write(fmt::format(format, std::forward<Args>(args)...));
   }
 
  private:
+  // Flushed at once: minutes may pass until the next row, and an interrupted benchmark keeps its rows.
+  void write(std::string_view text) {
+    if (!file_ || std::fwrite(text.data(), 1, text.size(), file_.get()) != text.size() || std::fflush(file_.get()) != 0)
+      throw ResourceError("[bench] {} cannot be written: {}. Give --csv a path that can be written.", path_,
+                          std::strerror(errno));
+  }
+
+  std::string path_;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_{nullptr, std::fclose};
 };
 

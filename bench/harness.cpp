@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "comm/mpi/launcher.h"
 #include "engine/base/check.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
@@ -17,6 +18,7 @@ int on_world(const BenchOptions& options, const std::function<void(const Setting
   try {
     RunConfig config;
     world.together([&] {
+      comm::require_no_foreign_launcher("bench");
       config = load_run_config(options.run_file, options.sets);
       require_supported(config);
       if (options.steps < 1) throw ConfigError("[bench] --steps {} must be at least 1.", options.steps);

@@ -38,7 +38,7 @@ class KernelBench : KernelTimer {
   using KernelTimer::KernelTimer;
 
   void run() {
-    for (int threads : options_.threads.empty() ? std::vector<int>{1} : options_.threads) {
+    for (int threads : options_.threads) {
       if (threads < 1) throw ConfigError("[bench] --threads {} must be at least 1.", threads);
       ThreadPool pool(threads);
       context_.pool = &pool;

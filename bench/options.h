@@ -17,10 +17,10 @@ struct BenchOptions : RunSource {
 
 /// slipstream bench kernels.
 struct KernelsOptions {
-  int rounds = 30;           // counted turns
-  std::string csv;           // path; empty: none
-  std::string only;          // rows of "op dtype size" that contain this text; empty: all
-  std::vector<int> threads;  // one table each; empty: 1
+  int rounds = 30;                 // counted turns
+  std::string csv;                 // path; empty: none
+  std::string only;                // rows of "op dtype size" that contain this text; empty: all
+  std::vector<int> threads = {1};  // one table each
 };
 
 /// slipstream bench overlap.

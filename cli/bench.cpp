@@ -34,7 +34,9 @@ void add_overlap(CLI::App& bench, Run& chosen) {
   add_bench_flags(command, *options);
   command->add_option("--compute", options->compute, "real: run the kernels; paced: sleep for their measured time")
       ->check(CLI::IsMember({"real", "paced"}));
-  add_list(command, "--ratios", options->ratios, "communication / compute of the emulated links, for instance 0.5,1")
+  add_list(command, "--ratios", options->ratios,
+           "communication / compute of the emulated links, for instance 0.5,1; default: the link of the run file, with "
+           "--zero 0.2,0.4,0.6,0.8,1")
       ->check(positive())
       ->type_name("RATIO,...");
   add_list(command, "--zero", options->zero,
@@ -55,7 +57,8 @@ void add_overlap(CLI::App& bench, Run& chosen) {
                    "ranks of the plan: one process runs one rank on an emulated link and imitates the others; 0: the "
                    "ranks of the launcher")
       ->check(CLI::Range(2, 65536));
-  add_list(command, "--forms", options->forms, "forms of the emulated link, for instance gate,copies,blocks")
+  add_list(command, "--forms", options->forms,
+           "forms of the emulated link, for instance gate,copies,blocks; default: comm.emulate.form")
       ->check(CLI::IsMember({"gate", "copies", "blocks"}))
       ->type_name("FORM,...");
   command->callback([&chosen, options] { chosen = [options] { return bench::bench_overlap(*options); }; });
@@ -73,7 +76,8 @@ void add_pipeline(CLI::App& bench, Run& chosen) {
   const CLI::Option* forward_ms =
       command->add_option("--forward-ms", options->forward_ms, "paced: forward pass of a stage and micro-batch")
           ->check(CLI::Range(0.1, 1e4));
-  add_list(command, "--ratios", options->ratios, "transfer between stages / forward pass, for instance 0.25,0.5")
+  add_list(command, "--ratios", options->ratios,
+           "transfer between stages / forward pass, for instance 0.25,0.5, after a link that takes no time")
       ->check(positive())
       ->type_name("RATIO,...");
   command->callback([&chosen, options, forward_ms] {
@@ -95,7 +99,8 @@ void add_layers(CLI::App& bench, Run& chosen) {
   add_bench_flags(command, *options);
   command->add_option("--layer-ms", options->layer_ms, "forward pass of a layer")->check(positive());
   add_list(command, "--ratios", options->ratios,
-           "communication / compute, for instance 0.3,1; for a ring alone: transfer / attention block")
+           "communication / compute, for instance 0.3,1; for a ring alone: transfer / attention block; default: 0.3, for "
+           "a ring 0.25,0.5,0.9")
       ->check(positive())
       ->type_name("RATIO,...");
   add_list(command, "--chunks", options->chunks, "values of overlap.tensor_chunks")

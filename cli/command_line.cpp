@@ -32,7 +32,8 @@ class HelpFormat : public CLI::Formatter {
   }
 
  private:
-  static constexpr std::string_view kHidden[] = {"=[]", " ..."};  // an empty default; the suggestion of several values
+  // An empty default; the suggestion of several values; a type before a range or a list that shows it.
+  static constexpr std::string_view kHidden[] = {"=[]", " ...", "UINT:", "INT:", "FLOAT:", "TEXT:"};
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -59,14 +60,37 @@ int run(int argc, char** argv) {
   return chosen();
 }
 
+/// The last output may still be in a buffer: a full disk must not end with exit code 0.
+void require_printed() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw ResourceError(
+        "[output] standard output cannot be written: its disk is full, or the program that reads it has ended. Part of "
+        "the output is missing. Write it to a disk with space, or read it to its end.");
+}
+
+/// fmt throws std::system_error where a print fails at once.
+int run_and_flush(int argc, char** argv) {
+  int code = 0;
+  try {
+    code = run(argc, argv);
+  } catch (const std::system_error&) {
+    require_printed();
+    throw;
+  }
+  if (code == 0) require_printed();
+  return code;
+}
+
 }  // namespace
 }  // namespace slipstream::cli
 
 int main(int argc, char** argv) {
   using slipstream::ExitCode;
-  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a file limit returns an error, which has a message
+  // A write beyond a file limit or into a pipe without a reader returns an error, which has a message.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
   try {
-    return slipstream::cli::run(argc, argv);
+    return slipstream::cli::run_and_flush(argc, argv);
   } catch (const slipstream::Error& error) {
     std::fflush(stdout);  // prints earlier output before the error
     std::fprintf(stderr, "slipstream: %s\n", error.what());

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "engine/base/check.h"
+#include "engine/base/plural.h"
 #include "engine/base/units.h"
 #include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
@@ -52,8 +53,8 @@ void require_host_memory(World& world, const RunConfig& config, const Job& job, 
       throw ResourceError(
           "[plan] {} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks "
           "here.\n{}",
-          ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks), ranks == 1 ? "s" : "", format_bytes(all),
-          format_bytes(host_bytes), slots_remedy(job, (all - host_bytes + ranks - 1) / ranks), memory_table(job));
+          counted(ranks, "rank"), ranks == 1 ? "s" : "", format_bytes(all), format_bytes(host_bytes),
+          slots_remedy(job, (all - host_bytes + ranks - 1) / ranks), memory_table(job));
   });
 }
 
@@ -97,7 +98,7 @@ std::string gpu_memory_line(const DeviceAssignment& assignment, const Job& job, 
                           planner::sum_of(planner::extra_memory_on_gpu(job, assignment.nccl, ranks_per_node)),
                 ranks = std::ssize(assignment.ranks_on_gpu),
                 taken = free_at_start - describe_cuda_device(assignment.gpu).free_bytes;
-  return fmt::format("memory of the GPU: {} taken{}, {} in the table{}", format_bytes(taken),
+  return fmt::format("GPU:      {} taken{}, {} in the table{}", format_bytes(taken),
                      ranks == 1 ? "" : fmt::format(" by {} ranks", ranks), format_bytes(planned),
                      ranks == 1 ? "" : " of this one");
 }

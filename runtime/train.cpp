@@ -17,8 +17,10 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/mpi/launcher.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/base/plural.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
@@ -65,14 +67,11 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
   const RunConfig& config = *resolved;
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
-  const std::string of_a_rank = assignment.kind == DeviceKind::cuda
-                                    ? assignment.name
-                                    : fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
-  log_info("{} rank{} x {}, {} per step of {} sequences x {} tokens, {} in {} bucket{}", world.size(),
-           world.size() == 1 ? "" : "s", of_a_rank,
-           finished.micro_batches == 1 ? "one micro-batch" : fmt::format("{} micro-batches", finished.micro_batches),
-           finished.global_batch, config.train.sequence_length, name_of(job.options.reduce_mode),
-           job.layout.buckets.size(), job.layout.buckets.size() == 1 ? "" : "s");
+  const std::string of_a_rank = assignment.kind == DeviceKind::cuda ? assignment.name : counted(threads, "thread");
+  log_info("{} x {}, {} per step of {} x {}, {} in {}", counted(world.size(), "rank"), of_a_rank,
+           counted(finished.micro_batches, "micro-batch"), counted(finished.global_batch, "sequence"),
+           counted(config.train.sequence_length, "token"), name_of(job.options.reduce_mode),
+           counted(std::ssize(job.layout.buckets), "bucket"));
   if (finished.stages.size() > 1)
     log_info("{}", planner::schedule_line(
                        config, finished.stages,
@@ -107,6 +106,7 @@ int train(const TrainOptions& options) {
   DeviceAssignment assignment;
   try {
     world.together([&] {
+      comm::require_no_foreign_launcher("train");
       if (options.resume)
         throw ConfigError(
             "[train] --resume is not supported by this version, which saves only final weights. Start without it.");
@@ -172,10 +172,10 @@ int train(const TrainOptions& options) {
           fmt::print("  {}\n", line);
         for (const std::string& remark : planner::remarks(*resolved, agreed, finished))
           fmt::print("note: {}\n", remark);
-        fmt::print(
-            "{} tasks and {} spine items in a step; {} waits in all plans ({} implied ones pruned), plan {:016x}\n",
-            finished.job->train.tasks.size(), finished.job->train.spine.size(), finished.proof.waits,
-            finished.proof.pruned_count, finished.proof.order_hash);
+        fmt::print("{} and {} in a step; {} in all plans ({} implied ones pruned), plan {:016x}\n",
+                   counted(std::ssize(finished.job->train.tasks), "task"),
+                   counted(std::ssize(finished.job->train.spine), "spine item"), counted(finished.proof.waits, "wait"),
+                   finished.proof.pruned_count, finished.proof.order_hash);
       }
       return 0;
     }
@@ -201,13 +201,13 @@ int train(const TrainOptions& options) {
       if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
         run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");
     });
-    log_info("memory{}: at most {} resident, {} of them planned",
-             trainer.rank().job().mesh.sizes().pipeline > 1 ? " of rank 0" : "", format_bytes(peak_resident_bytes()),
+    log_info("memory:   {} resident at most{}, {} planned", format_bytes(peak_resident_bytes()),
+             trainer.rank().job().mesh.sizes().pipeline > 1 ? " on rank 0" : "",
              format_bytes(trainer.rank().job().buffers.total_bytes()));
     if (on_gpus)
       log_info("{}", gpu_memory_line(assignment, trainer.rank().job(), agreed.ranks_per_node, free_at_start));
-    log_info("metrics: {}/metrics.jsonl{}", config.output.dir,
-             config.trace.steps.empty() ? "" : fmt::format("; timeline: {}/trace/rank0000.json", config.output.dir));
+    log_info("metrics:  {}/metrics.jsonl", config.output.dir);
+    if (!config.trace.steps.empty()) log_info("timeline: {}/trace/rank0000.json", config.output.dir);
     return 0;
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());

@@ -35,14 +35,14 @@ std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, 
   return sorted;
 }
 
-/// "; compute waited for reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms": three tasks at most, nothing if it waited
-/// for none.
+/// "reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms and 2 more": three tasks at most; empty if compute waited for
+/// none.
 std::string waited_for(const std::map<std::string, double>& exposed_by, double steps) {
   std::string text;
   int named = 0;
   for (const auto& [task, ms] : by_size(exposed_by))
     if (ms / steps >= 0.05 && ++named <= 3)
-      text += fmt::format("{} {} {:.1f} ms", named == 1 ? "; compute waited for" : ",", task, ms / steps);
+      text += fmt::format("{}{} {:.1f} ms", named == 1 ? "" : ", ", task, ms / steps);
   return text + (named > 3 ? fmt::format(" and {} more", named - 3) : "");
 }
 
@@ -152,30 +152,31 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
     if (due(train.log_interval, step) || stop) flush(true);
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
-  print_wire();
+  const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
   save_final();
   if (chosen) chosen();
   if (trace_) trace_->finish();
-  if (world_.rank() != 0 || totals_.steps == 0) return;
-  const double n = static_cast<double>(totals_.steps);
-  if (totals_.comm_ms > 0)
-    log_info(
-        "overlap: {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden; step {:.1f} ms, of which "
-        "compute {:.1f} ms{}{}{}",
-        totals_.comm_ms / n, totals_.exposed_ms / n, 100 * hidden_share(totals_.comm_ms, totals_.exposed_ms),
-        totals_.step_ms / n, totals_.compute_ms / n,
-        totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
-        bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "", waited_for(totals_.exposed_by, n));
+  print_summary(sent);
 }
 
-void Trainer::print_wire() const {
-  const Job& job = rank_->job();
-  if (world_.rank() != 0 || job.mesh.group_size(Axis::replica) == 1) return;
-  const planner::WireBytes planned = planner::wire_bytes_of_step(job);
-  const std::optional<int64_t> sent = rank_->sent_bytes();
-  log_info("wire: gradients and parameters of a step, bytes sent by rank 0: {} planned, {} counted; theory {}",
-           planned.sent, sent ? fmt::format("{}", (*sent - *sent_before_) / config_.train.steps) : "not",
-           planned.theory);
+void Trainer::print_summary(std::optional<int64_t> sent) const {
+  if (world_.rank() != 0) return;
+  if (totals_.steps > 0 && totals_.comm_ms > 0) {
+    const double n = static_cast<double>(totals_.steps);
+    log_info("overlap:  {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden", totals_.comm_ms / n,
+             totals_.exposed_ms / n, 100 * hidden_share(totals_.comm_ms, totals_.exposed_ms));
+    log_info("step:     {:.1f} ms, of which compute {:.1f} ms{}{}", totals_.step_ms / n, totals_.compute_ms / n,
+             totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
+             bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
+    if (const std::string tasks = waited_for(totals_.exposed_by, n); !tasks.empty())
+      log_info("waits:    compute waited for {}", tasks);
+  }
+  if (const Job& job = rank_->job(); job.mesh.group_size(Axis::replica) > 1) {
+    const planner::WireBytes planned = planner::wire_bytes_of_step(job);
+    log_info("wire:     rank 0 sends {} bytes per step as planned, {} counted; theory {}", planned.sent,
+             sent ? fmt::format("{}", (*sent - *sent_before_) / config_.train.steps) : "not", planned.theory);
+  }
+  log_info("weights:  {}/final", config_.checkpoint.dir);
 }
 
 void Trainer::look_back(uint32_t step, bool next_begins) {
@@ -326,7 +327,6 @@ void Trainer::save_final() {
       checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
                               models::hugging_face_config(options),
                               {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
-      log_info("weights: {}/final", config_.checkpoint.dir);
     });
   });
 }

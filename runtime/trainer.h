@@ -55,7 +55,7 @@ class Trainer {
   std::string params_hash();
   void save_final();
   void rehearse_bound();
-  void print_wire() const;
+  void print_summary(std::optional<int64_t> sent) const;
   bool due(int64_t interval, int64_t step) const;
 
   World& world_;

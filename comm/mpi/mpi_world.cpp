@@ -6,16 +6,15 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <thread>
 
 #include "comm/host/host_communicator.h"
 #include "comm/host/self_transport.h"
+#include "comm/mpi/launcher.h"
 #include "comm/mpi/mpi_check.h"
 #include "comm/mpi/mpi_transport.h"
 #include "engine/base/check.h"
@@ -24,26 +23,9 @@
 namespace slipstream::comm {
 namespace {
 
-bool started_by_launcher() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"})
-    if (std::getenv(name)) return true;
-  return false;
-}
-
-/// Number of processes that the launcher reports; 1 if it reports none.
-int told_by_launcher() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-    if (const char* text = std::getenv(name)) {
-      int count = 1;
-      std::from_chars(text, text + std::strlen(text), count);
-      return count;
-    }
-  return 1;
-}
-
 /// Throws if MPI knows one process of several: each would train alone, and all would write the same files.
 void require_acquaintance(int size) {
-  const int told = told_by_launcher();
+  const int told = announced_ranks();
   if (told > 1 && size == 1)
     throw CommError(
         "[mpi] the launcher started {} processes, but this program's MPI sees only one: launcher and MPI do not "
@@ -72,7 +54,7 @@ std::string mpi_version() {
 }
 
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
-  if (!started_by_launcher()) {
+  if (!started_by_mpi_launcher()) {
     require_acquaintance(1);
     return;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hands lines to spdlog (the only file that includes it).
+// Hands lines to spdlog (the only file that includes it): progress to stdout, warnings to stderr.
 
 #include "engine/base/log.h"
 
@@ -8,20 +8,27 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 
 namespace slipstream {
 namespace {
 
 std::atomic<int> g_rank{0};
 
-spdlog::logger& logger() {
-  // Never destroyed: a stream's thread may speak while the process leaves.
-  static spdlog::logger* const instance = [] {
-    auto* made = new spdlog::logger("slipstream", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("%v");
-    made->flush_on(spdlog::level::trace);
-    return made;
-  }();
+spdlog::logger* make_logger(spdlog::sink_ptr sink) {
+  auto* made = new spdlog::logger("slipstream", std::move(sink));
+  made->set_pattern("%v");
+  made->flush_on(spdlog::level::trace);
+  return made;
+}
+
+// Never destroyed: the thread of a stream may print while the process exits.
+spdlog::logger& progress() {
+  static spdlog::logger* const instance = make_logger(std::make_shared<spdlog::sinks::stdout_sink_mt>());
+  return *instance;
+}
+spdlog::logger& warnings() {
+  static spdlog::logger* const instance = make_logger(std::make_shared<spdlog::sinks::stderr_sink_mt>());
   return *instance;
 }
 
@@ -35,7 +42,7 @@ bool log_enabled() { return g_rank == 0; }
 
 void log_line(bool warning, const std::string& text) {
   const std::string line = fmt::format("{}{}", warning ? "warning: " : "", text);
-  logger().log(warning ? spdlog::level::warn : spdlog::level::info, spdlog::string_view_t(line));
+  (warning ? warnings() : progress()).info(spdlog::string_view_t(line));
 }
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Messages of rank 0 on stderr. main prints the error that ends a rank, on every rank.
+// Messages of rank 0: progress and results on stdout, warnings on stderr. main prints the error that ends a rank, on
+// every rank.
 
 #include <fmt/core.h>
 
@@ -18,7 +19,7 @@ bool log_enabled();
 void log_line(bool warning, const std::string& text);
 }  // namespace detail
 
-/// One line on stderr: "text". Safe from any thread.
+/// One line on stdout: "text". Safe from any thread.
 template <typename... Args>
 void log_info(fmt::format_string<Args...> format, Args&&... args) {
   if (detail::log_enabled()) detail::log_line(false, fmt::format(format, std::forward<Args>(args)...));

@@ -53,6 +53,8 @@ std::string format_eta(double seconds) {
 std::string metrics_line(const StepMetrics& m, int64_t steps, double eta_seconds) {
   std::string line = fmt::format("step {}/{} | loss {:.3f}", m.step, steps, m.loss);
   if (m.val_loss) line += fmt::format(" | val {:.3f}", *m.val_loss);
+  line += fmt::format(" | lr {:.1e}", m.learning_rate);
+  if (m.grad_norm) line += fmt::format(" | norm {:.2f}", *m.grad_norm);
   line += fmt::format(" | {:.1f} ms | {} tok/s", m.step_ms, format_count(m.tokens_per_s()));
   if (m.comm_ms > 0)
     line +=

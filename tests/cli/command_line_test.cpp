@@ -78,6 +78,13 @@ TEST_CASE("commands and flags of a later version are refused by name, and --help
   }
 }
 
+TEST_CASE("--help shows the range and the default of a number once", "[cli]") {
+  CHECK(contains(call("plan --help").text, "--ranks INT in [1 - 16777216]=1"));
+  CHECK(contains(call("generate --help").text, "--temperature FLOAT in [0 - 10]=0.8"));
+  CHECK(contains(call("bench overlap --help").text, "--compute {real,paced}=real"));
+  CHECK(contains(call("bench layers --help").text, "--layer-ms POSITIVE=8"));
+}
+
 TEST_CASE("a wrong command line exits with code 2", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
@@ -155,7 +162,8 @@ TEST_CASE("every shipped run file passes --dry-run, and fits its machine where i
     std::string ranks, flag, machine;
     words >> ranks >> flag >> machine;
     CHECK(flag == "--machine");
-    const Result plan = call("plan " + path + " --ranks " + ranks + " --machine " SOURCE_DIR "/" + machine + data);
+    const Result plan =
+        shell(exe() + " plan " + path + " --ranks " + ranks + " --machine " SOURCE_DIR "/" + machine + data, 240);
     INFO(plan.text);
     CHECK(plan.code == 0);
     CHECK(plan.text.rfind("machine: ", 0) == 0);  // the first line names it
@@ -408,4 +416,54 @@ TEST_CASE("processes of one launcher that cannot reach each other are refused", 
   check_refused(shell("SLURM_STEP_NUM_TASKS=2 " + train), 6,
                 {"the launcher started 2 processes", "sees only one", "srun --mpi=pmix"});
   CHECK(shell("SLURM_STEP_NUM_TASKS=1 " + train).code == 0);
+  for (const std::string& variable : {std::string("WORLD_SIZE"), std::string("SLURM_NTASKS")}) {
+    const std::string two = variable + "=2 ";
+    check_refused(
+        shell(two + train), 2,
+        {variable + " = 2 announces 2 processes", "mpirun -np 2", "srun --mpi=pmix -n 2", "env -u " + variable});
+    check_refused(shell(two + exe() + " bench step " + folder.path("run.toml") + " --steps 1"), 2,
+                  {variable, "mpirun"});
+    // The shell of a Slurm job has the variable, and runs commands of one process.
+    for (const char* command : {" plan ", " check "})
+      CHECK(shell(two + exe() + command + folder.path("run.toml") + " --ranks 2").code == 0);
+    CHECK(shell(two + exe() + " generate " + folder.path("run") + " --tokens 1").code == 0);
+    CHECK(shell(variable + "=1 " + train).code == 0);
+    if (has_mpirun())
+      for (const char* ranks : {"1", "2"}) {
+        const Result launched = shell(two + mpirun() + "-np " + ranks + " " + train);
+        INFO(launched.text);
+        CHECK(launched.code == 0);
+      }
+  }
+}
+
+TEST_CASE("progress and results are on standard output, warnings and errors on standard error", "[cli]") {
+  Folder folder;
+  const std::string train = exe() + " train " + run_file(folder) + " --set train.steps=2";
+  const Result results = shell(train + " 2>/dev/null");
+  INFO(results.text);
+  CHECK(results.code == 0);
+  for (const char* line : {"step 2/2 | loss ", "\nweights:  ", "\nmemory:   ", "\nmetrics:  "})
+    CHECK(contains(results.text, line));
+  const Result rest = shell(train + " >/dev/null");
+  INFO(rest.text);
+  CHECK(rest.text.empty());
+  CHECK(contains(shell(train + "x >/dev/null").text, "slipstream: "));
+}
+
+TEST_CASE("a failed write to standard output exits with code 7 on a full disk and in a closed pipe", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  REQUIRE(call("train " + run).code == 0);
+  const std::string one = run + " --set train.steps=1";
+  for (const std::string& command :
+       {"train " + one, "train " + one + " --dry-run", "plan " + one, "plan " + one + " --json", "check " + one,
+        "generate " + folder.path("run") + " --tokens 2", "bench step " + one + " --steps 1",
+        "tokenize " + folder.path("text.txt") + " " + folder.path("shard"), std::string("--help")}) {
+    INFO(command);
+    check_refused(call(command + " >/dev/full"), 7, {"[output] standard output cannot be written"});
+    const Result closed = shell("{ sleep 0.2; " + exe() + " " + command + "; echo code $? >&2; } | true");
+    check_refused(closed, 0, {"[output] standard output cannot be written", "code 7"});
+  }
+  check_refused(call("bench step " + one + " --steps 1 --csv /dev/full"), 7, {"/dev/full cannot be written", "--csv"});
 }

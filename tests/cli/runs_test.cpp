@@ -344,7 +344,7 @@ TEST_CASE("a pipeline prints the memory of its largest stage, and at the end tha
   REQUIRE(run.code == 0);
   const std::string row = plan.text.substr(plan.text.find("  stage 1: ") + 11);
   CHECK(contains(run.text, "memory of a rank (stage 1, which needs most): " + row.substr(0, row.find(" of memory"))));
-  CHECK(contains(run.text, "memory of rank 0: at most "));
+  CHECK(contains(run.text, " resident at most on rank 0, "));
 }
 
 // Takes minutes and needs the text: run it by hand or with all tests, `cli_runs_test [slow]`.
@@ -403,7 +403,7 @@ TEST_CASE("memory grows by the planned bytes and little more", "[cli]") {
       const Result result = ranks == 1 ? call(arguments) : on_ranks(ranks, arguments);
       INFO(result.text);
       REQUIRE(result.code == 0);
-      const Memory used{bytes_after(result.text, "memory: at most "), bytes_after(result.text, "resident, ")};
+      const Memory used{bytes_after(result.text, "\nmemory:   "), bytes_after(result.text, "at most, ")};
       INFO(ranks << " ranks, " << model << ": " << used.resident / 0x1p20 << " MiB resident, " << used.planned / 0x1p20
                  << " MiB planned");
       if (smallest.resident == 0) {

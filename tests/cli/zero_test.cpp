@@ -56,9 +56,10 @@ TEST_CASE("a run sends the bytes of its plan, counted in the transport, and both
     const Result result = on_ranks(row.ranks, "train " + run + sets);
     INFO(sets << "\n" << result.text);
     REQUIRE(result.code == 0);
-    const std::string line = "wire: gradients and parameters of a step, bytes sent by rank 0: ";
+    const std::string line = "wire:     rank 0 sends ";
     const double planned = number_after(result.text, line), theory = number_after(result.text, "counted; theory ");
-    CHECK(contains(result.text, " planned, " + std::to_string(static_cast<int64_t>(planned)) + " counted; "));
+    CHECK(contains(result.text,
+                   " bytes per step as planned, " + std::to_string(static_cast<int64_t>(planned)) + " counted; "));
     CHECK(planned >= row.least * theory);
     CHECK(planned <= row.most * theory);
     const Json plan = Json::parse(call("plan " + run + sets + " --json --ranks " + std::to_string(row.ranks)).text);
@@ -84,8 +85,7 @@ TEST_CASE("the memory of a rank grows by the planned bytes within 2 % in every Z
                 240);
       INFO(result.text);
       REQUIRE(result.code == 0);
-      const double resident = bytes_after(result.text, "memory: at most "),
-                   planned = bytes_after(result.text, "resident, ");
+      const double resident = bytes_after(result.text, "\nmemory:   "), planned = bytes_after(result.text, "at most, ");
       if (small_resident == 0) {
         small_resident = resident, small_planned = planned;
         continue;

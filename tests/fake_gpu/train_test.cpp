@@ -171,7 +171,7 @@ TEST_CASE("a run takes the GPU memory that its memory table lists", "[cuda]") {
   run_file(folder);
   for (const char* sets : {"", " --set train.dtype=bfloat16 --set model.width=128"}) {
     const Run run = train(folder, kFake, 1, "memory", " --set device.kind=cuda" + std::string(sets));
-    const double taken = bytes_after(run.result.text, "memory of the GPU: "),
+    const double taken = bytes_after(run.result.text, "GPU:      "),
                  planned = bytes_after(run.result.text, "memory of a rank: "),
                  beside = bytes_after(run.result.text, "kernels' scratch ") +
                           bytes_after(run.result.text, "cuBLASLt workspaces "),

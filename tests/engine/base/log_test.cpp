@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the log: rank 0 prints, the others do not.
+// Laws of the log: rank 0 prints progress on stdout and warnings on stderr, the others print nothing.
 
 #include "engine/base/log.h"
 
@@ -13,16 +13,16 @@ using namespace slipstream;
 
 namespace {
 
-/// The text that `speak` wrote to stderr.
+/// The text that `speak` wrote to `stream`, stdout or stderr.
 template <typename F>
-std::string stderr_of(F speak) {
-  std::fflush(stderr);
+std::string written_to(std::FILE* stream, F speak) {
+  std::fflush(stream);
   std::FILE* file = std::tmpfile();
-  const int kept = dup(2);
-  dup2(fileno(file), 2);
+  const int descriptor = fileno(stream), kept = dup(descriptor);
+  dup2(fileno(file), descriptor);
   speak();
-  std::fflush(stderr);
-  dup2(kept, 2);
+  std::fflush(stream);
+  dup2(kept, descriptor);
   close(kept);
   std::rewind(file);
   std::string text;
@@ -33,14 +33,16 @@ std::string stderr_of(F speak) {
 
 }  // namespace
 
-TEST_CASE("log: only rank 0 prints", "[base]") {
+TEST_CASE("log: rank 0 prints progress on stdout and warnings on stderr, others nothing", "[base]") {
   const auto speak = [] {
     log_info("loss {:.2f}", 2.314);
     log_warn("{{}} {}", "%d");
   };
-  CHECK(stderr_of(speak) == "loss 2.31\nwarning: {} %d\n");
+  CHECK(written_to(stdout, speak) == "loss 2.31\n");
+  CHECK(written_to(stderr, speak) == "warning: {} %d\n");
   log_setup(1);
-  CHECK(stderr_of(speak).empty());
+  CHECK(written_to(stdout, speak).empty());
+  CHECK(written_to(stderr, speak).empty());
   log_setup(0);
-  CHECK(stderr_of(speak) == "loss 2.31\nwarning: {} %d\n");
+  CHECK(written_to(stdout, speak) == "loss 2.31\n");
 }

@@ -34,13 +34,15 @@ StepMetrics example() {
 
 TEST_CASE("the step line as printed", "[metrics]") {
   CHECK(metrics_line(example(), 2000, 92) ==
-        "step 120/2000 | loss 2.314 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% hidden) | 96% of bound | "
-        "eta 1m32s");
+        "step 120/2000 | loss 2.314 | lr 1.0e-03 | norm 0.30 | 45.2 ms | 17.0k tok/s | comm 12.3 ms, exposed 0.8 (93% "
+        "hidden) | 96% of bound | eta 1m32s");
   StepMetrics alone = example();
   alone.comm_ms = alone.exposed_ms = 0;
   alone.bound_ms.reset();
   alone.val_loss = 1.9;
-  CHECK(metrics_line(alone, 120, 0) == "step 120/120 | loss 2.314 | val 1.900 | 45.2 ms | 17.0k tok/s | eta 0s");
+  alone.grad_norm.reset();
+  CHECK(metrics_line(alone, 120, 0) ==
+        "step 120/120 | loss 2.314 | val 1.900 | lr 1.0e-03 | 45.2 ms | 17.0k tok/s | eta 0s");
 }
 
 TEST_CASE("the remaining time", "[metrics]") {

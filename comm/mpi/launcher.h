@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The environment variables by which launchers announce the processes of a job.
+
+#include <string_view>
+
+namespace slipstream::comm {
+
+/// An MPI launcher started this process. Pure.
+bool started_by_mpi_launcher();
+
+/// Processes that an MPI launcher or srun announces; 1 where neither announces any. Pure.
+int announced_ranks();
+
+/// For work that all ranks share, in a world of one process. torchrun, sbatch and srun set variables without starting
+/// MPI; every process would then do all the work alone.
+/// Throws: ConfigError if such a variable announces several processes and no MPI launcher started this one; `command`
+/// opens the sentence.
+void require_no_foreign_launcher(std::string_view command);
+
+}  // namespace slipstream::comm
