@@ -98,9 +98,10 @@ void add_layers(CLI::App& bench, Run& chosen) {
       "layers", "measure communication inside sleeping layers: tensor-parallel sums in chunks, the context ring");
   add_bench_flags(command, *options);
   command->add_option("--layer-ms", options->layer_ms, "forward pass of a layer")->check(positive());
-  add_list(command, "--ratios", options->ratios,
-           "communication / compute, for instance 0.3,1; for a ring alone: transfer / attention block; default: 0.3, for "
-           "a ring 0.25,0.5,0.9")
+  add_list(
+      command, "--ratios", options->ratios,
+      "communication / compute, for instance 0.3,1; for a ring alone: transfer / attention block; default: 0.3, for "
+      "a ring 0.25,0.5,0.9")
       ->check(positive())
       ->type_name("RATIO,...");
   add_list(command, "--chunks", options->chunks, "values of overlap.tensor_chunks")

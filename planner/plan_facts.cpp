@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "comm/link.h"
+#include "engine/base/plural.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
 #include "engine/plan/build_job.h"
@@ -109,6 +110,20 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
   return places;
 }
 
+namespace {
+
+/// Bytes of gradients that a rank sends in a step.
+int64_t gradient_bytes(const Job& job) {
+  int64_t sent = 0;
+  for (const Task& task : job.train.tasks)
+    if ((task.op == Op::all_reduce || task.op == Op::reduce_scatter) && carries_states(job.channels[task.channel].role))
+      sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                               task.elems, task.dtype);
+  return sent;
+}
+
+}  // namespace
+
 std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& machine, const FinishedJob& finished) {
   std::vector<std::string> lines = resolved.without_effect();
   const RunConfig& config = *resolved;
@@ -146,9 +161,17 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
   if (job.mesh.crosses_nodes(Axis::tensor, machine.ranks_per_node) &&
       config.comm.emulate.bandwidth_bytes_per_second == 0)
     lines.push_back(
-        fmt::format("tensor groups communicate in every layer and cross nodes of {} ranks; use a parallel.tensor that "
+        fmt::format("tensor groups communicate in every layer and cross nodes of {}; use a parallel.tensor that "
                     "divides {}, and put tp first in parallel.order",
-                    machine.ranks_per_node, machine.ranks_per_node));
+                    counted(machine.ranks_per_node, "rank"), machine.ranks_per_node));
+  if (job.model.dtype == DType::bf16 && job.options.wire_dtype == DType::f32 &&
+      job.mesh.group_size(Axis::replica) > 1) {
+    const int64_t sent = gradient_bytes(job);
+    lines.push_back(
+        fmt::format("gradients of a bfloat16 model travel as comm.grad_dtype = \"float32\", {} from a rank "
+                    "in a step; \"bfloat16\" would send {} and round them to 8 bits",
+                    format_bytes(sent), format_bytes(sent / 2)));
+  }
   const std::vector<Bucket>& buckets = job.layout.buckets;
   const std::vector<ParameterSpec>& parameters = job.model.parameters;
   const auto larger = std::count_if(parameters.begin(), parameters.end(),
@@ -161,9 +184,9 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
   else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && stage < 2 &&
            job.mesh.group_size(Axis::replica) > 1)
     lines.push_back(
-        fmt::format("{} of {} parameters are larger than overlap.bucket_size = {}; each travels in one bucket with the "
+        fmt::format("{} of {} parameters {} larger than overlap.bucket_size = {}; each travels in one bucket with the "
                     "parameters before it",
-                    larger, parameters.size(), format_bytes(job.options.bucket_bytes)));
+                    larger, parameters.size(), larger == 1 ? "is" : "are", format_bytes(job.options.bucket_bytes)));
   return lines;
 }
 

@@ -219,6 +219,12 @@ int cores_here() {
 
 }  // namespace
 
+bool computes_on_gpus(const RunConfig& config, const Machine& machine) {
+  if (config.device.kind != DeviceChoice::automatic) return config.device.kind == DeviceChoice::cuda;
+  if (config.comm.backend != Backend::automatic) return config.comm.backend == Backend::nccl;
+  return machine.device == MachineDevice::cuda;
+}
+
 int threads_of(const RunConfig& config, int ranks_on_host) {
   if (config.device.threads > 0) return static_cast<int>(config.device.threads);
   return std::max(1, cores_here() / std::max(1, ranks_on_host));

@@ -55,6 +55,9 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 /// in this_host().
 Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host = 0);
 
+/// device.kind = "cuda" or comm.backend = "nccl"; if both are "auto", the device that the machine file declares. Pure.
+bool computes_on_gpus(const RunConfig& config, const Machine& machine);
+
 /// Threads of the compute stream: device.threads, or cores of the affinity mask / ranks that share it, at least 1.
 int threads_of(const RunConfig& config, int ranks_on_host);
 /// The problem of device.threads with this process's cores; empty: none. Reads the affinity mask.

@@ -40,10 +40,9 @@ Planned make_plan(const PlanRequest& request) {
   // This host serves as one node of the cluster, with as many ranks as its cores hold.
   Machine machine = machine_of(written, request.machine, threads,
                                std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
-  // A machine file does not declare its device type: only device.kind = "cuda" plans streams and graphs of GPUs.
-  const RunFacts facts{
-      .world = ranks, .on_gpus = written.device.kind == DeviceChoice::cuda, .vocab = vocab_of(written)};
-  Planned planned{.config = resolve(written, facts),
+  const RunFacts facts{.world = ranks, .on_gpus = computes_on_gpus(written, machine), .vocab = vocab_of(written)};
+  Planned planned{.request = request,
+                  .config = resolve(written, facts),
                   .machine = std::move(machine),
                   .finished = {},
                   .machine_source = !request.machine.empty()          ? "--machine"
@@ -56,6 +55,7 @@ Planned make_plan(const PlanRequest& request) {
     planned.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
   }
   JobRequest asked = request_of(planned);
+  asked.proves = request.proves;
   asked.extra_bytes = [&](const Job& job) { return sum_of(extra_memory_of(planned, job)); };
   planned.finished = build_proved_job(asked);
   return planned;

@@ -18,9 +18,11 @@ namespace slipstream::planner {
 struct PlanRequest : RunSource {
   int ranks = 1;        // world size
   std::string machine;  // path; empty: device.machine of the run file, else this host
+  bool proves = true;   // false: a plan that is only compared
 };
 
 struct Planned {
+  PlanRequest request;
   ResolvedConfig config;
   Machine machine;
   FinishedJob finished;

@@ -5,9 +5,11 @@
 #include <cstdio>
 
 #include "comm/link.h"
+#include "engine/base/plural.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/plan/memory.h"
+#include "planner/alternatives.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
@@ -49,7 +51,7 @@ void print_zero_memory(const Planned& planned) {
   int stage = -1;
   const std::vector<ZeroMemory> table = zero_memory(request_of(planned));
   for (const ZeroMemory& row : table)
-    if (row.stage == 0) fmt::print("{:>29}", fmt::format("{} ranks", row.ranks));
+    if (row.stage == 0) fmt::print("{:>29}", counted(row.ranks, "rank"));
   for (const ZeroMemory& row : table) {
     if (row.stage != stage) fmt::print("\n  {:<6}", stage = row.stage);
     fmt::print("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
@@ -72,7 +74,8 @@ void print_groups(const Planned& planned) {
   const Machine& machine = planned.machine;
   const int64_t emulated = planned.config->comm.emulate.bandwidth_bytes_per_second;
   if (mesh.world() > 1)
-    fmt::print("groups:  order {}, nodes of {} ranks\n", planned.config->parallel.order, machine.ranks_per_node);
+    fmt::print("groups:  order {}, nodes of {}\n", planned.config->parallel.order,
+               counted(machine.ranks_per_node, "rank"));
   for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
     const int size = mesh.group_size(axis);
     const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
@@ -168,6 +171,30 @@ void print_replay(const Planned& planned) {
           : "");
 }
 
+/// The task with the longest exposed wait, and changes that shorten the step.
+void print_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  constexpr double kWorthPrinting = 0.005;  // of the step
+  constexpr size_t kPrinted = 3;
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  const LargestExposed largest = largest_exposed(planned, rehearsal);
+  if (largest.task.empty() ||
+      ms_of_a_step(times.exposed_ns) < kWorthPrinting * static_cast<double>(times.step_period_ns(1)) / 1e6)
+    return;
+  fmt::print("exposed: compute waits longest for {}: {:.2f} ms of a step, on channel {}{}{}\n", largest.task,
+             largest.step_ms, largest.channel, largest.crosses_nodes ? " between nodes" : "",
+             largest.under_last_of > 1
+                 ? fmt::format("; only the last of {} micro-batches can hide it", largest.under_last_of)
+                 : "");
+  std::vector<Alternative> faster = faster_alternatives(planned, rehearsal);
+  if (faster.size() > kPrinted) faster.resize(kPrinted);
+  for (const Alternative& change : faster)
+    fmt::print("try:     --set {}: rehearsed {:.2f} ms, {:.2f} ms exposed{}\n", change.set, change.step_ms,
+               change.exposed_ms,
+               change.global_batch == planned.finished.global_batch
+                   ? ""
+                   : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));
+}
+
 }  // namespace
 
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
@@ -176,13 +203,13 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   fmt::print("machine: {}, {} of memory for a rank\n", machine_text(planned),
              format_bytes(planned.machine.memory_bytes));
   fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
-  fmt::print("layout:  {} ranks = data {} x context {} x pipeline {} x tensor {}\n", job.mesh.world(), sizes.data,
-             sizes.context, sizes.pipeline, sizes.tensor);
+  fmt::print("layout:  {} = data {} x context {} x pipeline {} x tensor {}\n", counted(job.mesh.world(), "rank"),
+             sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
   print_groups(planned);
-  fmt::print("batch:   {} sequences x {} tokens per step, {} micro-batch{} of {} on each rank\n",
-             planned.finished.global_batch, planned.config->train.sequence_length, planned.finished.micro_batches,
-             planned.finished.micro_batches == 1 ? "" : "es", job.model.batch);
-  fmt::print("reduce:  {}, {} buckets\n", name_of(job.options.reduce_mode), job.layout.buckets.size());
+  fmt::print("batch:   {} x {} per step, {} of {} on each rank\n", counted(planned.finished.global_batch, "sequence"),
+             counted(planned.config->train.sequence_length, "token"),
+             counted(planned.finished.micro_batches, "micro-batch"), job.model.batch);
+  fmt::print("reduce:  {}, {}\n", name_of(job.options.reduce_mode), counted(std::ssize(job.layout.buckets), "bucket"));
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
     fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                job.model.tied.as_rows ? "ids and rows" : "a dense table");
@@ -199,8 +226,9 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                                           planned.finished.transfer_ns);
     fmt::print("{}\n", schedule_line(*planned.config, planned.finished.stages, played));
     for (const auto& stage : planned.finished.stages)
-      fmt::print("  stage {}: {} of memory, at most {} micro-batches alive{}{}\n", stage->stage(),
-                 format_bytes(stage->buffers.total_bytes()), peak_in_flight(stage->schedule, stage->stage()),
+      fmt::print("  stage {}: {} of memory, at most {} alive{}{}\n", stage->stage(),
+                 format_bytes(stage->buffers.total_bytes()),
+                 counted(peak_in_flight(stage->schedule, stage->stage()), "micro-batch"),
                  shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
                  rehearsal.finished
                      ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
@@ -228,17 +256,17 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
   fmt::print("channels:\n");
   for (const auto& [name, load] : channel_loads(job, rehearsal))
-    fmt::print("  {:<14}{:>7} tasks{:>14} sent per step{}\n", name, load.tasks, format_bytes(load.bytes),
+    fmt::print("  {:<14}{:>7} {}{:>14} sent per step{}\n", name, load.tasks, load.tasks == 1 ? "task " : "tasks",
+               format_bytes(load.bytes),
                load.bytes > 0 && rehearsal.finished
                    ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
                    : "");
   if (!planned.nccl_table.empty()) fmt::print("nccl:    {}\n", planned.nccl_table);
   for (const std::string& line : nccl_choices(job, planned.nccl)) fmt::print("  {}\n", line);
-  fmt::print(
-      "order:   {} spine items and {} tasks in a step; {} waits in all plans ({} implied ones pruned), {} between "
-      "steps, plan {:016x}\n",
-      job.train.spine.size(), job.train.tasks.size(), planned.finished.proof.waits, planned.finished.proof.pruned_count,
-      planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
+  fmt::print("order:   {} and {} in a step; {} in all plans ({} implied ones pruned), {} between steps, plan {:016x}\n",
+             counted(std::ssize(job.train.spine), "spine item"), counted(std::ssize(job.train.tasks), "task"),
+             counted(planned.finished.proof.waits, "wait"), planned.finished.proof.pruned_count,
+             planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
   if (!rehearsal.finished) return;
   print_replay(planned);
   const comm::RankTimes& times = rehearsal.ranks.front();
@@ -249,6 +277,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                    step_ms),
       ms_of_a_step(times.communication_ns), ms_of_a_step(times.exposed_ns),
       sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");
+  print_exposed(planned, rehearsal);
 }
 
 void print_proof(const Planned& planned) {
@@ -258,8 +287,8 @@ void print_proof(const Planned& planned) {
                                                          "launches, the first batch, steps and evaluations in a row"
                                                        : proof.deadlock);
   fmt::print("hazards:   {}\n", proof.hazard_count == 0
-                                    ? fmt::format("none among {} items, {} waits, {} waits between steps", proof.items,
-                                                  proof.waits, proof.seam_waits)
+                                    ? fmt::format("none among {}, {}, {} between steps", counted(proof.items, "item"),
+                                                  counted(proof.waits, "wait"), counted(proof.seam_waits, "wait"))
                                     : fmt::format("{}", proof.hazard_count));
   for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
   fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);

@@ -184,6 +184,7 @@ Machine machine_at(const DeviceAssignment& assignment, const RunConfig& config, 
   // Multiply-adds of a multiprocessor and clock: the dense bf16 rate doubled from Ampere to Hopper. Two flops each.
   const double clock_hz = static_cast<double>(gpu.clock_khz) * 1e3 * gpu.multiprocessors;
   return {.name = gpu.name,
+          .device = MachineDevice::cuda,
           .flops_per_second_f32 = 2.0 * 128 * clock_hz,
           .flops_per_second_bf16 = 2.0 * (gpu.capability >= 90 ? 2048 : 1024) * clock_hz,
           .matmul_efficiency = 0.7,
@@ -212,6 +213,7 @@ Machine agreed_machine(World& world, const Machine& machine) {
     Numbers theirs{};
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
     machines.push_back({.name = machine.name,
+                        .device = machine.device,
                         .flops_per_second_f32 = theirs.flops_f32,
                         .flops_per_second_bf16 = theirs.flops_bf16,
                         .matmul_efficiency = theirs.efficiency,

@@ -140,7 +140,7 @@ int train(const TrainOptions& options) {
     require_same(world, "data", dataset.hash, "Give all hosts the same files.");
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
-      if (options.dry_run && written.device.kind == DeviceChoice::cuda) {  // plans for a GPU that this host lacks
+      if (options.dry_run && planner::computes_on_gpus(written, agreed)) {  // plans for a GPU that this host lacks
         assignment.kind = DeviceKind::cuda;
         assignment.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
       }

@@ -218,7 +218,8 @@ std::vector<Field<R>> make_fields() {
                  "\"blocks\"."),
 
       F::word("device.kind", at(&R::device, &DeviceConfig::kind), {"auto", "cpu", "cuda"},
-              "Device that computes. auto: cuda if this build and this machine have it, else cpu."),
+              "Device that computes. auto: cuda if this build and this machine have it, else cpu. plan and check: the "
+              "device that the machine file declares."),
       F::integer(
           "device.threads", at(&R::device, &DeviceConfig::threads), {0, 4096},
           "Threads of the compute stream. cpu only. 0: cores of the affinity mask / ranks that share it, at least 1."),

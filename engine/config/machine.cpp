@@ -27,6 +27,7 @@ const std::vector<Field<Machine>>& machine_fields() {
   const IntegerRange time{0, kSecond};
   static const std::vector<Field<Machine>> fields = {
       F::text("name", at(&Machine::name), "Name in reports."),
+      F::word("device", at(&Machine::device), {"cpu", "cuda"}, "Device that computes. Default: cpu."),
       F::real("flops_per_second_f32", at(&Machine::flops_per_second_f32), {0, 1e18, true}, "fp32 peak of a rank."),
       F::real("flops_per_second_bf16", at(&Machine::flops_per_second_bf16), {0, 1e18, true}, "bf16 peak of a rank."),
       F::real("matmul_efficiency", at(&Machine::matmul_efficiency), {0, 1, true},
@@ -81,7 +82,7 @@ Machine load_machine(const std::string& path) {
     throw ConfigError("{} is a run file: it has a table [model]. Give the path of {}.", path, wanted);
   set_fields(machine_fields(), machine, entries);
   for (const Field<Machine>& field : machine_fields()) {
-    if (!present.contains(field.key))
+    if (!present.contains(field.key) && field.key != "device")
       throw ConfigError("{} lacks the key '{}', which needs {}. Add it, with its source.", path, field.key, field.need);
   }
   return machine;

@@ -8,10 +8,14 @@
 
 namespace slipstream {
 
+/// Device that computes on a machine.
+enum class MachineDevice : uint8_t { cpu, cuda };
+
 /// Rates are per rank (a GPU, or the threads of one process on a CPU). They are rates that real programs reach, not
 /// datasheet peaks. Exception: the peak of the matrix units, which `matmul_efficiency` scales.
 struct Machine {
   std::string name;
+  MachineDevice device = MachineDevice::cpu;
   double flops_per_second_f32 = 0;   // peak of fp32 matrix products as trained (no TF32)
   double flops_per_second_bf16 = 0;  // peak of bf16 products with fp32 sums
   double matmul_efficiency = 1;      // share of the peak that large matrix products reach, 0 to 1
@@ -25,7 +29,7 @@ struct Machine {
   int64_t inter_latency_ns = 0;
 };
 
-/// Reads a machine file (configs/machines/*.toml). Every key is required; there are no defaults.
+/// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu) is required.
 /// Throws: ConfigError with the place, or with the first missing key.
 Machine load_machine(const std::string& path);
 

@@ -92,7 +92,8 @@ TEST_CASE(
     "[cli][pipeline]") {
   const std::string plan = "plan " SOURCE_DIR "/configs/runs/llama_70b.toml --ranks 512 --machine " SOURCE_DIR
                            "/configs/machines/h100x8.toml"
-                           " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full";
+                           " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full"
+                           " --set device.kind=cpu";  // for GPUs three jobs would be compared
   for (const std::string& schedule : {std::string("1f1b --set pipeline.virtual_stages=1"),
                                       std::string("interleaved_1f1b --set pipeline.virtual_stages=2")}) {
     const Result result = call(plan + " --set pipeline.schedule=" + schedule);
@@ -116,7 +117,7 @@ TEST_CASE("one --set removes an axis from a run file: notes name the settings wi
            {"parallel.tensor=1", {"parallel.sequence_parallel = true has no effect with parallel.tensor = 1"}}}) {
     // The memory of one rank is tested elsewhere.
     const Result plan = call("plan " SOURCE_DIR "/configs/runs/llama_70b.toml --json --ranks 64 --machine " SOURCE_DIR
-                             "/configs/machines/h100x8.toml --set " +
+                             "/configs/machines/h100x8.toml --set device.kind=cpu --set " +
                              set);
     INFO(plan.text);
     const Json json = Json::parse(plan.text.substr(0, plan.text.find("\n}\n") + 3));

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Output of plan and check: layout, memory, schedule and notes, and the layouts and schedules that they refuse.
 
+#include <cmath>
 #include <cstdio>
+#include <initializer_list>
 #include <sstream>
+#include <tuple>
 
 #include "tests/cli/program.h"
 
@@ -91,7 +94,7 @@ TEST_CASE("plan prints the link that each group crosses, and the memory and time
   const Result run = on_ranks(2, "train " + run_file(folder) + " --set parallel.tensor=2 --set device.machine=" +
                                      folder.write("lone.toml", lone));
   INFO(run.text);
-  CHECK(contains(run.text, "note: " + sums + "1 ranks"));
+  CHECK(contains(run.text, "note: " + sums + "1 rank:"));
   check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2,
                 {"4", "6", "2x1x3x1, 1x1x3x2, 1x2x3x1, or start 4 or 8 ranks"});
 }
@@ -205,4 +208,89 @@ TEST_CASE("an imported schedule with a missing or repeated action is refused bef
   check_refused(call(taken), 2, {"stage 1", "is missing", "schedule.csv"});
   folder.write("schedule.csv", rows + "1,99," + row.substr(4));
   check_refused(call(taken), 2, {"stage 1", "appears twice", "schedule.csv"});
+}
+
+TEST_CASE("plan uses the device of the machine file unless the run file sets one", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --machine " SOURCE_DIR "/configs/machines/";
+  const std::string on_gpus = "NCCL buffers", on_cpus = "on a CPU an update takes the cores that compute";
+  for (const auto& [machine, sets, gpus] : std::initializer_list<std::tuple<std::string, std::string, bool>>{
+           {"h100x8.toml", "", true},
+           {"h100x8.toml", " --set comm.backend=mpi", false},
+           {"h100x8.toml", " --set device.kind=cpu", false},
+           {"laptop.toml", "", false},
+           {"laptop.toml", " --set device.kind=cuda", true}}) {
+    const Result result = call(plan + machine + sets);
+    INFO(machine << sets << "\n" << result.text);
+    CHECK(result.code == 0);
+    CHECK(contains(result.text, on_gpus) == gpus);
+    CHECK(contains(result.text, on_cpus) == !gpus);
+  }
+}
+
+TEST_CASE("plan names the task with the longest wait; its suggestions are as fast as printed", "[cli]") {
+  Folder folder;
+  const std::string plan =
+      "plan " + run_file(folder) +
+      " --ranks 2 --set train.dtype=bfloat16 --set comm.emulate.bandwidth=100Mbit/s --machine " SOURCE_DIR
+      "/configs/machines/laptop.toml";
+  const Result text = call(plan);
+  INFO(text.text);
+  REQUIRE(text.code == 0);
+  const Json now = Json::parse(call(plan + " --json").text);
+  // No task can expose more than all of them.
+  const size_t waits = text.text.find("exposed: compute waits longest for ");
+  REQUIRE(waits != std::string::npos);
+  const std::string rest = text.text.substr(waits + 9);
+  const double task_ms = number_after(rest, ": ");
+  CHECK(task_ms > 0);
+  CHECK(task_ms <= now.at("rehearsed").at("exposed_ms").as_double() + 0.005);
+  int tried = 0;
+  for (size_t at = 0; (at = rest.find("try:     --set ", at)) != std::string::npos; ++tried) {
+    at += 9;
+    const std::string line = rest.substr(at, rest.find('\n', at) - at), set = line.substr(0, line.find(": "));
+    INFO(line);
+    const Json other = Json::parse(call(plan + " --json " + set).text);
+    const double step_ms = other.at("rehearsed").at("step_ms").as_double();
+    char wanted[128];
+    std::snprintf(wanted, sizeof wanted, ": rehearsed %.2f ms, %.2f ms exposed", step_ms,
+                  other.at("rehearsed").at("exposed_ms").as_double());
+    CHECK(contains(line, wanted));
+    CHECK(step_ms / other.at("global_batch_size").as_double() <
+          now.at("rehearsed").at("step_ms").as_double() / now.at("global_batch_size").as_double());
+  }
+  CHECK(tried >= 1);
+  CHECK(tried <= 3);
+}
+
+TEST_CASE("plan prints the bytes of a bfloat16 model's gradients for both types", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --set overlap.split_tied_embedding=false";
+  const std::string note = "gradients of a bfloat16 model travel as comm.grad_dtype = \"float32\", ";
+  CHECK(!contains(call(plan).text, note));
+  CHECK(!contains(call(plan + " --set train.dtype=bfloat16 --set comm.grad_dtype=bfloat16").text, note));
+  const Result told = call(plan + " --set train.dtype=bfloat16");
+  INFO(told.text);
+  REQUIRE(contains(told.text, note));
+  const auto sent = [&](const std::string& dtype) {
+    return Json::parse(call(plan + " --json --set train.dtype=bfloat16 --set comm.grad_dtype=" + dtype).text)
+        .at("wire_bytes")
+        .at("sent")
+        .as_double();
+  };
+  // Printed with one decimal digit.
+  CHECK(std::abs(bytes_after(told.text, note) - sent("float32")) <= 0.05 * 1024);
+  CHECK(std::abs(bytes_after(told.text, "would send ") - sent("bfloat16")) <= 0.05 * 1024);
+}
+
+TEST_CASE("plan, check and --dry-run print the singular for 1", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder);
+  for (const std::string& command : {std::string("plan "), std::string("check "), std::string("train --dry-run ")}) {
+    const Result result = call(command + run + " --set train.global_batch_size=2");
+    INFO(result.text);
+    CHECK(result.code == 0);
+    for (const char* noun : {"ranks", "tasks", "buckets", "micro-batches", "waits", "spine items"})
+      CHECK(!contains(result.text, std::string(" 1 ") + noun));
+  }
 }

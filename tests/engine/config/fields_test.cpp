@@ -287,6 +287,7 @@ TEST_CASE("machines: every shipped machine file loads with the numbers that it n
   for (const std::string name : {"laptop", "h100x8", "h200x8", "a100x8"}) {
     const Machine machine = load_machine((kRoot / "configs/machines" / (name + ".toml")).string());
     CHECK(machine.name == name);
+    CHECK((machine.device == MachineDevice::cuda) == (name != "laptop"));
     CHECK(machine.ranks_per_node == 8);
     CHECK(machine.matmul_efficiency <= 1);
     CHECK(machine.intra_bytes_per_second > machine.inter_bytes_per_second);
@@ -313,6 +314,13 @@ TEST_CASE("machines: a machine file with missing or unknown keys is refused", "[
     return "accepted";
   };
   CHECK(refusal(good) == "accepted");
+  const std::string device = "device = \"cpu\"\n";
+  REQUIRE(good.find(device) != std::string::npos);
+  std::string silent = good;
+  silent.erase(silent.find(device), device.size());
+  CHECK(refusal(silent) == "accepted");
+  CHECK(load_machine(path.string()).device == MachineDevice::cpu);
+  CHECK(refusal("device = \"gpu\"\n").find("\"cpu\" or \"cuda\"") != std::string::npos);
   CHECK(refusal(good.substr(0, good.find("[inter]"))) ==
         " lacks the key 'inter.bandwidth', which needs a rate such as \"1Gbit/s\" or \"50GB/s\". Add it, with its "
         "source.");

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans and rehearses the run file with one setting changed at a time.
+
+#include "planner/alternatives.h"
+
+#include <algorithm>
+#include <map>
+
+#include "engine/base/check.h"
+
+namespace slipstream::planner {
+namespace {
+
+/// Arguments of --set that may shorten the step; the run file or the layout may refuse some.
+std::vector<std::string> changes(const Planned& planned) {
+  const RunConfig& config = *planned.config;
+  const Job& job = *planned.finished.job;
+  const MeshSizes& sizes = job.mesh.sizes();
+  std::vector<std::string> sets;
+  const auto add = [&](const char* key, const auto& value) { sets.push_back(fmt::format("{}={}", key, value)); };
+  if (job.mesh.group_size(Axis::replica) > 1) {
+    if (config.train.dtype == DType::bf16 && job.options.wire_dtype == DType::f32) add("comm.grad_dtype", "bfloat16");
+    if (config.overlap.grad_reduce != ReduceMode::bucketed) add("overlap.grad_reduce", "bucketed");
+    for (const int64_t size_bytes : {config.overlap.bucket_size_bytes / 4, config.overlap.bucket_size_bytes * 4})
+      add("overlap.bucket_size", fmt::format("{}B", size_bytes));
+    if (!config.overlap.optimizer_per_bucket) add("overlap.optimizer_per_bucket", true);
+    if (planned.finished.micro_batches > 1) add("train.micro_batch_size", 2 * config.train.micro_batch_size);
+    add("train.global_batch_size", 2 * planned.finished.global_batch);
+  }
+  if (config.zero.stage > 0) {
+    for (int64_t stage = 0; stage < config.zero.stage; ++stage) add("zero.stage", stage);
+    if (!config.overlap.param_gather) add("overlap.param_gather", true);
+    if (config.zero.shard_size == 0 && job.mesh.crosses_nodes(Axis::data, planned.machine.ranks_per_node))
+      add("zero.shard_size", planned.machine.ranks_per_node);
+    if (config.zero.stage == 3) add("zero.prefetch_depth", config.zero.prefetch_depth + 1);
+  }
+  if (sizes.tensor > 1) {
+    add("parallel.tensor", sizes.tensor / 2);
+    add("overlap.tensor_chunks", 2 * config.overlap.tensor_chunks);
+  }
+  if (sizes.pipeline > 1) {
+    add("parallel.pipeline", sizes.pipeline / 2);
+    if (!config.overlap.p2p) add("overlap.p2p", true);
+  }
+  return sets;
+}
+
+double step_ms_of(const comm::Rehearsal& rehearsal) {
+  return static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6;
+}
+
+}  // namespace
+
+LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  std::map<ItemId, int64_t> waited_ns;
+  for (const comm::Exposed& exposed : rehearsal.ranks.front().exposed)
+    if (is_communication(job.train[exposed.awaited].op)) waited_ns[exposed.awaited] += exposed.time_ns;
+  const auto largest = std::max_element(waited_ns.begin(), waited_ns.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (largest == waited_ns.end()) return {};
+  const Item& task = job.train[largest->first];
+  const Channel& channel = job.channels[task.channel];
+  // Whole gradients accumulate over the micro-batches and travel once.
+  const bool once = carries_states(channel.role) && job.buffers.micro_batches > 1 && job.mesh.sizes().pipeline == 1 &&
+                    (job.zero_stage < 2 || job.options.accumulate_unsharded);
+  return {.task = task.name,
+          .channel = channel.name,
+          .step_ms = ms_of_a_step(largest->second),
+          .under_last_of = once ? job.buffers.micro_batches : 1,
+          .crosses_nodes = planned.config->comm.emulate.bandwidth_bytes_per_second == 0 &&
+                           job.mesh.crosses_nodes(channel.axis, planned.machine.ranks_per_node)};
+}
+
+std::vector<Alternative> faster_alternatives(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  constexpr size_t kMostItems = 50'000;     // of a step on all stages; more take seconds per rehearsal
+  constexpr double kWorthPrinting = 0.995;  // of the time per sequence
+  size_t items = 0;
+  for (const auto& stage : planned.finished.stages) items += stage->train.size();
+  if (items > kMostItems) return {};
+  const auto per_sequence = [](double step_ms, int64_t sequences) { return step_ms / static_cast<double>(sequences); };
+  const double now_ms = per_sequence(step_ms_of(rehearsal), planned.finished.global_batch);
+  std::vector<Alternative> faster;
+  for (const std::string& set : changes(planned)) {
+    PlanRequest request = planned.request;
+    request.sets.push_back(set);
+    request.proves = false;
+    try {
+      const Planned other = make_plan(request);
+      const comm::Rehearsal rehearsed = rehearse_step(other);
+      if (!rehearsed.finished || !fits(other)) continue;
+      const Alternative alternative{.set = set,
+                                    .step_ms = step_ms_of(rehearsed),
+                                    .exposed_ms = ms_of_a_step(rehearsed.ranks.front().exposed_ns),
+                                    .global_batch = other.finished.global_batch};
+      if (per_sequence(alternative.step_ms, alternative.global_batch) < kWorthPrinting * now_ms)
+        faster.push_back(alternative);
+    } catch (const Error&) {
+      continue;  // this run file or layout refuses the change
+    }
+  }
+  std::stable_sort(faster.begin(), faster.end(), [&](const Alternative& a, const Alternative& b) {
+    return per_sequence(a.step_ms, a.global_batch) < per_sequence(b.step_ms, b.global_batch);
+  });
+  return faster;
+}
+
+}  // namespace slipstream::planner
