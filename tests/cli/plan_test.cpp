@@ -94,7 +94,7 @@ TEST_CASE("plan prints the link that each group crosses, and the memory and time
   const Result run = on_ranks(2, "train " + run_file(folder) + " --set parallel.tensor=2 --set device.machine=" +
                                      folder.write("lone.toml", lone));
   INFO(run.text);
-  CHECK(contains(run.text, "note: " + sums + "1 rank:"));
+  CHECK(contains(run.text, "note: " + sums + "1 rank;"));
   check_refused(call("plan " + run_file(folder) + " --ranks 6 --set model.layers=4 --set parallel.pipeline=4"), 2,
                 {"4", "6", "2x1x3x1, 1x1x3x2, 1x2x3x1, or start 4 or 8 ranks"});
 }
