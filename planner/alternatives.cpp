@@ -11,13 +11,17 @@
 namespace slipstream::planner {
 namespace {
 
+using Sets = std::vector<std::string>;
+
 /// Arguments of --set that may shorten the step; the run file or the layout may refuse some.
-std::vector<std::string> changes(const Planned& planned) {
+std::vector<Sets> changes(const Planned& planned) {
   const RunConfig& config = *planned.config;
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
-  std::vector<std::string> sets;
-  const auto add = [&](const char* key, const auto& value) { sets.push_back(fmt::format("{}={}", key, value)); };
+  const bool crosses_nodes = job.mesh.crosses_nodes(Axis::data, planned.machine.ranks_per_node);
+  const std::string shards_in_nodes = fmt::format("zero.shard_size={}", planned.machine.ranks_per_node);
+  std::vector<Sets> found;
+  const auto add = [&](const char* key, const auto& value) { found.push_back({fmt::format("{}={}", key, value)}); };
   if (job.mesh.group_size(Axis::replica) > 1) {
     if (config.train.dtype == DType::bf16 && job.options.wire_dtype == DType::f32) add("comm.grad_dtype", "bfloat16");
     if (config.overlap.grad_reduce != ReduceMode::bucketed) add("overlap.grad_reduce", "bucketed");
@@ -26,12 +30,12 @@ std::vector<std::string> changes(const Planned& planned) {
     if (!config.overlap.optimizer_per_bucket) add("overlap.optimizer_per_bucket", true);
     if (planned.finished.micro_batches > 1) add("train.micro_batch_size", 2 * config.train.micro_batch_size);
     add("train.global_batch_size", 2 * planned.finished.global_batch);
+    if (config.zero.stage == 0 && crosses_nodes) found.push_back({"zero.stage=1", shards_in_nodes});
   }
   if (config.zero.stage > 0) {
     for (int64_t stage = 0; stage < config.zero.stage; ++stage) add("zero.stage", stage);
     if (!config.overlap.param_gather) add("overlap.param_gather", true);
-    if (config.zero.shard_size == 0 && job.mesh.crosses_nodes(Axis::data, planned.machine.ranks_per_node))
-      add("zero.shard_size", planned.machine.ranks_per_node);
+    if (config.zero.shard_size == 0 && crosses_nodes) found.push_back({shards_in_nodes});
     if (config.zero.stage == 3) add("zero.prefetch_depth", config.zero.prefetch_depth + 1);
   }
   if (sizes.tensor > 1) {
@@ -42,7 +46,7 @@ std::vector<std::string> changes(const Planned& planned) {
     add("parallel.pipeline", sizes.pipeline / 2);
     if (!config.overlap.p2p) add("overlap.p2p", true);
   }
-  return sets;
+  return found;
 }
 
 double step_ms_of(const comm::Rehearsal& rehearsal) {
@@ -53,20 +57,28 @@ double step_ms_of(const comm::Rehearsal& rehearsal) {
 
 LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
-  std::map<ItemId, int64_t> waited_ns;
-  for (const comm::Exposed& exposed : rehearsal.ranks.front().exposed)
-    if (is_communication(job.train[exposed.awaited].op)) waited_ns[exposed.awaited] += exposed.time_ns;
-  const auto largest = std::max_element(waited_ns.begin(), waited_ns.end(),
-                                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (largest == waited_ns.end()) return {};
-  const Item& task = job.train[largest->first];
-  const Channel& channel = job.channels[task.channel];
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  std::map<ChannelId, int64_t> of_channel_ns;
+  std::map<ItemId, int64_t> of_task_ns;
+  for (const comm::Exposed& exposed : times.exposed)
+    if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op)) {
+      of_channel_ns[awaited.channel] += exposed.time_ns;
+      of_task_ns[exposed.awaited] += exposed.time_ns;
+    }
+  if (of_task_ns.empty()) return {};
+  const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const auto worst = std::max_element(of_channel_ns.begin(), of_channel_ns.end(), less);
+  std::erase_if(of_task_ns, [&](const auto& entry) { return job.train[entry.first].channel != worst->first; });
+  const auto largest = std::max_element(of_task_ns.begin(), of_task_ns.end(), less);
+  const Channel& channel = job.channels[worst->first];
   // Whole gradients accumulate over the micro-batches and travel once.
   const bool once = carries_states(channel.role) && job.buffers.micro_batches > 1 && job.mesh.sizes().pipeline == 1 &&
                     (job.zero_stage < 2 || job.options.accumulate_unsharded);
-  return {.task = task.name,
-          .channel = channel.name,
-          .step_ms = ms_of_a_step(largest->second),
+  return {.channel = channel.name,
+          .exposed_ms = ms_of_a_step(worst->second),
+          .busy_ms = ms_of_a_step(times.busy_ns[worst->first]),
+          .task = job.train[largest->first].name,
+          .task_ms = ms_of_a_step(largest->second),
           .under_last_of = once ? job.buffers.micro_batches : 1,
           .crosses_nodes = planned.config->comm.emulate.bandwidth_bytes_per_second == 0 &&
                            job.mesh.crosses_nodes(channel.axis, planned.machine.ranks_per_node)};
@@ -81,15 +93,15 @@ std::vector<Alternative> faster_alternatives(const Planned& planned, const comm:
   const auto per_sequence = [](double step_ms, int64_t sequences) { return step_ms / static_cast<double>(sequences); };
   const double now_ms = per_sequence(step_ms_of(rehearsal), planned.finished.global_batch);
   std::vector<Alternative> faster;
-  for (const std::string& set : changes(planned)) {
+  for (const Sets& sets : changes(planned)) {
     PlanRequest request = planned.request;
-    request.sets.push_back(set);
+    request.sets.insert(request.sets.end(), sets.begin(), sets.end());
     request.proves = false;
     try {
       const Planned other = make_plan(request);
       const comm::Rehearsal rehearsed = rehearse_step(other);
       if (!rehearsed.finished || !fits(other)) continue;
-      const Alternative alternative{.set = set,
+      const Alternative alternative{.sets = sets,
                                     .step_ms = step_ms_of(rehearsed),
                                     .exposed_ms = ms_of_a_step(rehearsed.ranks.front().exposed_ns),
                                     .global_batch = other.finished.global_batch};

@@ -10,26 +10,29 @@
 
 namespace slipstream::planner {
 
-/// The task that compute waits for longest on the first rank.
+/// The channel that compute waits for longest on the first rank, and its most awaited task; means of a step.
 struct LargestExposed {
-  std::string task;  // empty: compute waits for no communication
-  std::string channel;
-  double step_ms = 0;         // sum of the waits for it in a mean step
-  int64_t under_last_of = 1;  // micro-batches of a step; only the last one can hide the task
+  std::string channel;  // empty: compute waits for no communication
+  double exposed_ms = 0;
+  double busy_ms = 0;
+  std::string task;
+  double task_ms = 0;         // exposed
+  int64_t under_last_of = 1;  // micro-batches of a step; only the last one can hide the channel's tasks
   bool crosses_nodes = false;
 };
 /// Pure.
 LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& rehearsal);
 
-/// A change of one setting, with the rehearsed step.
+/// A change of the run file, with the rehearsed step.
 struct Alternative {
-  std::string set;  // argument of --set
+  std::vector<std::string> sets;  // arguments of --set
   double step_ms = 0;
   double exposed_ms = 0;
   int64_t global_batch = 0;  // sequences
 };
-/// Legal changes of one setting that fit in memory and shorten the time per sequence by at least 0.5 %, the best
-/// first. Empty for plans of more than 50,000 items, whose rehearsals take seconds each. Reads the run file, blocks.
+/// Legal changes of one setting, or of ZeRO's stage with its shard size, that fit in memory and shorten the time per
+/// sequence by at least 0.5 %, the best first. Empty for plans of more than 50,000 items, whose rehearsals take seconds
+/// each. Reads the run file, blocks.
 std::vector<Alternative> faster_alternatives(const Planned& planned, const comm::Rehearsal& rehearsal);
 
 }  // namespace slipstream::planner

@@ -184,9 +184,10 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
   else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && stage < 2 &&
            job.mesh.group_size(Axis::replica) > 1)
     lines.push_back(
-        fmt::format("{} of {} parameters {} larger than overlap.bucket_size = {}; each travels in one bucket with the "
-                    "parameters before it",
-                    larger, parameters.size(), larger == 1 ? "is" : "are", format_bytes(job.options.bucket_bytes)));
+        fmt::format("{} of {} parameters {} larger than overlap.bucket_size = {} and {} in one bucket with the "
+                    "parameters before {}",
+                    larger, parameters.size(), larger == 1 ? "is" : "are", format_bytes(job.options.bucket_bytes),
+                    larger == 1 ? "travels" : "each travel", larger == 1 ? "it" : "them"));
   return lines;
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include <fmt/ranges.h>
+
 #include "comm/link.h"
 #include "engine/base/plural.h"
 #include "engine/base/units.h"
@@ -63,8 +65,8 @@ void print_zero_memory(const Planned& planned) {
   fmt::print("\n");
   if (outside_bytes(2) > 0)
     fmt::print(
-        "  of these stay whole, because embedding and head share a table, which is always in use: in stage 2 {} of "
-        "gradients, in stage 3 {} of them and parameters\n",
+        "  the table shared by embedding and head stays whole: {} of gradients in stage 2, {} of gradients and "
+        "parameters in stage 3\n",
         format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
 }
 
@@ -171,25 +173,26 @@ void print_replay(const Planned& planned) {
           : "");
 }
 
-/// The task with the longest exposed wait, and changes that shorten the step.
+/// The channel with the longest exposed time, and changes that shorten the step.
 void print_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
   constexpr double kWorthPrinting = 0.005;  // of the step
   constexpr size_t kPrinted = 3;
   const comm::RankTimes& times = rehearsal.ranks.front();
   const LargestExposed largest = largest_exposed(planned, rehearsal);
-  if (largest.task.empty() ||
+  if (largest.channel.empty() ||
       ms_of_a_step(times.exposed_ns) < kWorthPrinting * static_cast<double>(times.step_period_ns(1)) / 1e6)
     return;
-  fmt::print("exposed: compute waits longest for {}: {:.2f} ms of a step, on channel {}{}{}\n", largest.task,
-             largest.step_ms, largest.channel, largest.crosses_nodes ? " between nodes" : "",
+  fmt::print("exposed: {:.2f} of {:.2f} ms on channel {}{}; the longest wait is {:.2f} ms for {}{}\n",
+             largest.exposed_ms, largest.busy_ms, largest.channel, largest.crosses_nodes ? " between nodes" : "",
+             largest.task_ms, largest.task,
              largest.under_last_of > 1
-                 ? fmt::format("; only the last of {} micro-batches can hide it", largest.under_last_of)
+                 ? fmt::format("; only the last of {} micro-batches can hide them", largest.under_last_of)
                  : "");
   std::vector<Alternative> faster = faster_alternatives(planned, rehearsal);
   if (faster.size() > kPrinted) faster.resize(kPrinted);
   for (const Alternative& change : faster)
-    fmt::print("try:     --set {}: rehearsed {:.2f} ms, {:.2f} ms exposed{}\n", change.set, change.step_ms,
-               change.exposed_ms,
+    fmt::print("try:     --set {}: rehearsed {:.2f} ms, {:.2f} ms exposed{}\n", fmt::join(change.sets, " --set "),
+               change.step_ms, change.exposed_ms,
                change.global_batch == planned.finished.global_batch
                    ? ""
                    : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));

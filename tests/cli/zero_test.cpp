@@ -108,7 +108,7 @@ TEST_CASE("plan prints the memory table of the ZeRO paper, the effect of small b
   CHECK(contains(plan.text, "2 ranks"));
   CHECK(contains(plan.text, "64 ranks"));
   for (const char* stage : {"\n  0 ", "\n  1 ", "\n  2 ", "\n  3 "}) CHECK(contains(plan.text, stage));
-  CHECK(contains(plan.text, "parameters are larger than overlap.bucket_size = 64 B; each travels in one bucket"));
+  CHECK(contains(plan.text, "parameters are larger than overlap.bucket_size = 64 B and each travel in one bucket"));
   CHECK(contains(plan.text, "gradients and parameters on the wire: "));
   // On a CPU two copies gain nothing: the update follows all readers on the compute stream.
   CHECK(contains(plan.text, "update (optimizer.double_buffer = \"auto\"):\n  * on the compute stream"));
