@@ -32,8 +32,9 @@ class HelpFormat : public CLI::Formatter {
   }
 
  private:
-  // An empty default; the suggestion of several values; a type before a range or a list that shows it.
-  static constexpr std::string_view kHidden[] = {"=[]", " ...", "UINT:", "INT:", "FLOAT:", "TEXT:"};
+  // An empty default; the suggestion of several values; types beside a range, a list or a named format.
+  static constexpr std::string_view kHidden[] = {
+      "=[]", " ...", "UINT:", "INT:", "FLOAT:", "TEXT:", ":INT", ":WHOLE", ":POSITIVE"};
 };
 
 }  // namespace

@@ -72,7 +72,8 @@ LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& re
   const auto largest = std::max_element(of_task_ns.begin(), of_task_ns.end(), less);
   const Channel& channel = job.channels[worst->first];
   // Whole gradients accumulate over the micro-batches and travel once.
-  const bool once = carries_states(channel.role) && job.buffers.micro_batches > 1 && job.mesh.sizes().pipeline == 1 &&
+  const bool once = (channel.role == Role::reduce || channel.role == Role::reduce_across) &&
+                    job.buffers.micro_batches > 1 && job.mesh.sizes().pipeline == 1 &&
                     (job.zero_stage < 2 || job.options.accumulate_unsharded);
   return {.channel = channel.name,
           .exposed_ms = ms_of_a_step(worst->second),

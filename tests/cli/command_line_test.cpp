@@ -82,7 +82,12 @@ TEST_CASE("--help shows the range and the default of a number once", "[cli]") {
   CHECK(contains(call("plan --help").text, "--ranks INT in [1 - 16777216]=1"));
   CHECK(contains(call("generate --help").text, "--temperature FLOAT in [0 - 10]=0.8"));
   CHECK(contains(call("bench overlap --help").text, "--compute {real,paced}=real"));
-  CHECK(contains(call("bench layers --help").text, "--layer-ms POSITIVE=8"));
+  const std::string layers = call("bench layers --help").text;
+  CHECK(contains(layers, "--layer-ms POSITIVE=8"));
+  CHECK(contains(layers, "--ratios RATIO,... "));
+  CHECK(contains(layers, "--chunks CHUNKS,... in [1 - 4096]=[1,2,4,8]"));
+  CHECK(contains(layers, "--set KEY=VALUE "));
+  CHECK(contains(call("train --help").text, "--inject-delays SEED "));
 }
 
 TEST_CASE("a wrong command line exits with code 2", "[cli]") {
