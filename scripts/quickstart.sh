@@ -80,7 +80,7 @@ build/slipstream generate runs/quickstart --prompt "$prompt" --tokens 112
 
 say "what happened"
 sed -nE 's/^.*(overlap: .*)$/\1/p' "$log" | tail -1
-echo "metrics:   runs/quickstart/metrics.jsonl, one line per step"
-echo "timeline:  runs/quickstart/trace/rank0000.json; open it in https://ui.perfetto.dev"
-echo "weights:   runs/quickstart/checkpoints/final, safetensors with Hugging Face names"
-echo "next:      README.md, docs/how-to/read-a-timeline.md"
+echo "metrics:  runs/quickstart/metrics.jsonl, one line per step"
+echo "timeline: runs/quickstart/trace/rank0000.json; open it in https://ui.perfetto.dev"
+echo "weights:  runs/quickstart/checkpoints/final, safetensors with Hugging Face names"
+echo "next:     README.md, docs/how-to/read-a-timeline.md"
