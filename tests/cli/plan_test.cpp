@@ -285,6 +285,8 @@ TEST_CASE("plan prints the bytes of a bfloat16 model's gradients for both types"
   // Printed with one decimal digit.
   CHECK(std::abs(bytes_after(told.text, note) - sent("float32")) <= 0.05 * 1024);
   CHECK(std::abs(bytes_after(told.text, "would send ") - sent("bfloat16")) <= 0.05 * 1024);
+  CHECK(contains(on_ranks(2, "train " + run_file(folder) + " --set train.dtype=bfloat16 --set train.steps=1").text,
+                 "note: " + note));
 }
 
 TEST_CASE("plan, check and --dry-run print the singular for 1", "[cli]") {
