@@ -215,7 +215,7 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
   const std::vector<Json> lines = metrics(dir);
   CHECK(lines.back().at("params_hash").as_string() == hash);
   // Exposed time is charged to the tasks that compute waited for, the largest first.
-  CHECK(contains(result.text, "; compute waited for "));
+  CHECK(contains(result.text, "\nwaits:    compute waited for "));
   for (const Json& line : lines) {
     REQUIRE(line.at("exposed_ms").as_double() > 0);
     double sum = 0, before = line.at("exposed_ms").as_double() + 1;
