@@ -152,7 +152,11 @@ void LinkPort::wake_all() {
 void LinkPort::when_done(Ticket ticket, std::function<void()> done, int64_t left_bytes) {
   {
     std::lock_guard lock(mutex_);
-    released_.push_back({ticket, std::move(done), static_cast<double>(left_bytes)});
+    // Parts of a transfer stand in the order of their bytes, so that a late thread reports them in this order.
+    const auto later = std::find_if(released_.begin(), released_.end(), [&](const Release& release) {
+      return release.ticket == ticket && release.left_bytes < static_cast<double>(left_bytes);
+    });
+    released_.insert(later, {ticket, std::move(done), static_cast<double>(left_bytes)});
     if (!releaser_.joinable()) releaser_ = std::thread([this] { release(); });
     ++membership_;
   }
