@@ -133,7 +133,8 @@ class AblationBench : WorldBench {
     const double compute_ms = c.median_of(&runtime::StepMeans::compute_ms),
                  comm_ms = c.median_of(&runtime::StepMeans::comm_ms),
                  exposed_ms = c.median_of(&runtime::StepMeans::exposed_ms);
-    const double plan_ms = rehearsed_ms(row, bytes_per_second), hidden = hidden_share(comm_ms, exposed_ms);
+    const double plan_ms = rehearsed_ms(row, bytes_per_second),
+                 hidden = share_of(c.median_of(&runtime::StepMeans::hidden_ms), comm_ms);
     fmt::print("{:<44}{:>7.2f}{:>10.2f}{:>+10.1f}%{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}\n", row.name,
                ratio, step_ms, 100 * (change - 1), compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms,
                step_ms / plan_ms);

@@ -224,7 +224,7 @@ class OverlapBench : WorldBench {
     const double comm_ms = c.median_of(&runtime::StepMeans::comm_ms),
                  exposed_ms = c.median_of(&runtime::StepMeans::exposed_ms);
     const double compute_ms = c.median_of(&runtime::StepMeans::compute_ms);
-    const double hidden = hidden_share(comm_ms, exposed_ms);
+    const double hidden = share_of(c.median_of(&runtime::StepMeans::hidden_ms), comm_ms);
     const auto shown = [](const std::optional<double>& value, int digits) {
       return value ? fmt::format("{:.{}f}", *value, digits) : std::string("-");
     };

@@ -131,7 +131,8 @@ class ZeroBench : WorldBench {
                                                   .latency_ns = config_.comm.emulate.latency_ns,
                                                   .ranks = world_.size(),
                                                   .spine_ns = even_spine_ns(*c.job, layer_ns_)});
-    const double ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6, hidden = hidden_share(comm_ms, exposed_ms);
+    const double ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6,
+                 hidden = share_of(c.median_of(&runtime::StepMeans::hidden_ms), comm_ms);
     double gather_ms = 0;
     for (const Task& task : c.job->train.tasks)
       if (task.op == Op::all_gather)

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
 
+#include "comm/rehearse/seams.h"
 #include "comm/wiring.h"
 
 namespace slipstream::runtime {
@@ -40,80 +43,172 @@ class Reader {
   size_t at_ = 0;
 };
 
+void put(std::string& bytes, const std::vector<std::vector<uint32_t>>& lists) {
+  for (const std::vector<uint32_t>& list : lists) {
+    put(bytes, static_cast<int64_t>(list.size()));
+    for (uint32_t item : list) put(bytes, item);
+  }
+}
+
+std::vector<std::vector<uint32_t>> next_lists(Reader& reader, size_t count) {
+  std::vector<std::vector<uint32_t>> lists(count);
+  for (std::vector<uint32_t>& list : lists) {
+    list.resize(static_cast<size_t>(reader.next()));
+    for (uint32_t& item : list) item = static_cast<uint32_t>(reader.next());
+  }
+  return lists;
+}
+
+/// `to_common_ns` is added to all times.
+void put(std::string& bytes, const StepTimes& t, const PlanGraph& plan, int64_t to_common_ns) {
+  put(bytes, t.step);
+  put(bytes, t.begin_ns + to_common_ns);
+  for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.input_ns, t.other_ns}) put(bytes, ns);
+  put(bytes, t.next_begins);
+  for (const auto* tasks : {&t.tasks, &t.after}) {
+    put(bytes, static_cast<int64_t>(tasks->size()));
+    for (const TaskTime& task : *tasks) {
+      put(bytes, task.channel);
+      put(bytes, task.item);
+      put(bytes, task.begin_ns + to_common_ns);
+      put(bytes, task.end_ns + to_common_ns);
+    }
+  }
+  const std::vector<WorkTime> works = joined_works(t.works, plan);
+  put(bytes, static_cast<int64_t>(works.size()));
+  for (const WorkTime& work : works) {
+    put(bytes, static_cast<int64_t>(work.kind));
+    put(bytes, work.channel);
+    put(bytes, work.item);
+    put(bytes, work.last_item);
+    put(bytes, work.begin_ns + to_common_ns);
+    put(bytes, work.end_ns + to_common_ns);
+  }
+  put(bytes, static_cast<int64_t>(t.exposures.size()));
+  for (const Exposure& wait : t.exposures) {
+    put(bytes, static_cast<int64_t>(wait.awaited));
+    put(bytes, wait.item);
+    put(bytes, static_cast<int64_t>(wait.kind));
+    put(bytes, wait.begin_ns + to_common_ns);
+    put(bytes, wait.end_ns + to_common_ns);
+  }
+}
+
+StepTimes next_step(Reader& reader) {
+  StepTimes t;
+  t.step = static_cast<uint32_t>(reader.next());
+  for (int64_t* ns : {&t.begin_ns, &t.step_ns, &t.compute_ns, &t.exposed_ns, &t.input_ns, &t.other_ns})
+    *ns = reader.next();
+  t.next_begins = reader.next() != 0;
+  for (auto* tasks : {&t.tasks, &t.after}) {
+    tasks->resize(static_cast<size_t>(reader.next()));
+    for (TaskTime& task : *tasks) {
+      task.channel = static_cast<uint32_t>(reader.next());
+      task.item = static_cast<uint32_t>(reader.next());
+      task.begin_ns = reader.next();
+      task.end_ns = reader.next();
+    }
+  }
+  t.works.resize(static_cast<size_t>(reader.next()));
+  for (WorkTime& work : t.works) {
+    work.kind = static_cast<ChannelKind>(reader.next());
+    work.channel = static_cast<uint32_t>(reader.next());
+    work.item = static_cast<uint32_t>(reader.next());
+    work.last_item = static_cast<uint32_t>(reader.next());
+    work.begin_ns = reader.next();
+    work.end_ns = reader.next();
+  }
+  t.exposures.resize(static_cast<size_t>(reader.next()));
+  for (Exposure& wait : t.exposures) {
+    wait.awaited = static_cast<uint64_t>(reader.next());
+    wait.item = static_cast<uint32_t>(reader.next());
+    wait.kind = static_cast<ChannelKind>(reader.next());
+    wait.begin_ns = reader.next();
+    wait.end_ns = reader.next();
+  }
+  return t;
+}
+
+/// The previous step is not an element of the batch and travels with the step.
+bool brings_previous(const std::vector<StepTimes>& steps, size_t i) {
+  return steps[i].previous && (i == 0 || steps[i - 1].step != steps[i].previous->step);
+}
+
 }  // namespace
 
-PlanItems::PlanItems(const Job& job) : rendezvous_ids(comm::rendezvous_of(job)) {
-  for (ItemId item = 0; item < job.train.size(); ++item) names.push_back(job.train[item].name);
+PlanItems::PlanItems(World& world, const Job& job) {
+  std::string bytes;
+  const std::vector<uint64_t> rendezvous_ids = comm::rendezvous_of(job);
+  std::vector<std::vector<uint32_t>> awaited(job.train.size()), awaited_before(job.train.size());
+  for (ItemId item = 0; item < job.train.size(); ++item)
+    for (const Point& point : job.train[item].after) awaited[item].push_back(point.item);
+  const Plan* const before[] = {&job.train};
+  const Plan& next = job.options.double_buffer ? job.train_swapped : job.train;
+  for (const SeamWait& wait : comm::link(before, next, job.channels)) awaited_before[wait.to].push_back(wait.from);
+  put(bytes, static_cast<int64_t>(job.train.size()));
+  for (ItemId item = 0; item < job.train.size(); ++item) {
+    put(bytes, static_cast<int64_t>(rendezvous_ids[item]));
+    put(bytes, job.train[item].channel);
+    put(bytes, job.train[item].name);
+  }
+  put(bytes, awaited);
+  put(bytes, awaited_before);
+  for (const std::string& theirs : world.all_gather(bytes, "the items of plans")) {
+    Reader reader(theirs);
+    PlanGraph& graph = graphs.emplace_back();
+    names.emplace_back(static_cast<size_t>(reader.next()));
+    for (std::string& name : names.back()) {
+      graph.rendezvous_ids.push_back(static_cast<uint64_t>(reader.next()));
+      graph.channels.push_back(static_cast<uint32_t>(reader.next()));
+      name = reader.next_text();
+    }
+    graph.awaited = next_lists(reader, names.back().size());
+    graph.awaited_before = next_lists(reader, names.back().size());
+  }
 }
 
 std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const PlanItems& items) {
   std::string bytes;
-  const int64_t to_common_ns = world.clock_offset_ns();  // entries of ranks on other machines are compared below
-  for (const StepTimes& t : steps) {
-    for (int64_t ns : {t.step_ns, t.compute_ns, t.exposed_ns, t.bubble_ns, t.input_ns, t.other_ns}) put(bytes, ns);
-    put(bytes, static_cast<int64_t>(t.tasks.size()));
-    for (const TaskTime& task : t.tasks) {
-      put(bytes, static_cast<int64_t>(items.rendezvous_ids[task.item]));
-      put(bytes, task.channel);
-      put(bytes, task.begin_ns + to_common_ns);
-      put(bytes, task.end_ns + to_common_ns);
-    }
-    put(bytes, static_cast<int64_t>(t.exposures.size()));
-    for (const Exposure& wait : t.exposures) {
-      put(bytes, items.names[static_cast<ItemId>(wait.awaited)]);
-      put(bytes, static_cast<int64_t>(wait.kind));
-      put(bytes, static_cast<int64_t>(wait.task));
-      put(bytes, wait.begin_ns + to_common_ns);
-      put(bytes, wait.end_ns + to_common_ns);
-    }
+  const int64_t to_common_ns = world.clock_offset_ns();  // times of ranks on other machines are compared below
+  const PlanGraph& own = items.graphs[static_cast<size_t>(world.rank())];
+  for (size_t i = 0; i < steps.size(); ++i) {
+    put(bytes, brings_previous(steps, i));
+    if (brings_previous(steps, i)) put(bytes, *steps[i].previous, own, to_common_ns);
+    put(bytes, static_cast<bool>(steps[i].previous));
+    put(bytes, steps[i], own, to_common_ns);
   }
   const std::vector<std::string> gathered = world.all_gather(bytes, "the times of steps");
   std::vector<Reader> readers(gathered.begin(), gathered.end());
   const double ranks = static_cast<double>(gathered.size());
+  std::vector<std::shared_ptr<const StepTimes>> last(gathered.size());  // by rank
   std::vector<StepMeans> means(steps.size());
   for (StepMeans& m : means) {
     std::vector<StepTimes> times(gathered.size());
-    std::vector<std::vector<int64_t>> met(gathered.size());
-    std::vector<std::vector<std::string>> awaited(gathered.size());
-    std::map<int64_t, int64_t> last_entry;  // by rendezvous
+    std::vector<RankStep> together;
     for (size_t r = 0; r < times.size(); ++r) {
-      StepTimes& t = times[r];
-      for (int64_t* ns : {&t.step_ns, &t.compute_ns, &t.exposed_ns, &t.bubble_ns, &t.input_ns, &t.other_ns})
-        *ns = readers[r].next();
-      t.tasks.resize(static_cast<size_t>(readers[r].next()));
-      for (TaskTime& task : t.tasks) {
-        const int64_t rendezvous = met[r].emplace_back(readers[r].next());
-        task.channel = static_cast<uint32_t>(readers[r].next());
-        task.begin_ns = readers[r].next();
-        task.end_ns = readers[r].next();
-        int64_t& last = last_entry.try_emplace(rendezvous, task.begin_ns).first->second;
-        last = std::max(last, task.begin_ns);
-      }
-      t.exposures.resize(static_cast<size_t>(readers[r].next()));
-      for (Exposure& wait : t.exposures) {
-        awaited[r].push_back(readers[r].next_text());
-        wait.kind = static_cast<ChannelKind>(readers[r].next());
-        wait.task = static_cast<size_t>(readers[r].next());
-        wait.begin_ns = readers[r].next();
-        wait.end_ns = readers[r].next();
-      }
+      if (readers[r].next() != 0) last[r] = std::make_shared<const StepTimes>(next_step(readers[r]));
+      const bool follows = readers[r].next() != 0;
+      times[r] = next_step(readers[r]);
+      const auto previous = std::exchange(last[r], std::make_shared<const StepTimes>(times[r]));
+      if (follows) times[r].previous = previous;
+      together.push_back({&times[r], &items.graphs[r]});
     }
+    split_waits(together);
     for (size_t r = 0; r < times.size(); ++r) {
-      StepTimes& t = times[r];
-      std::vector<int64_t> last_entries;
-      for (int64_t rendezvous : met[r]) last_entries.push_back(last_entry[rendezvous]);
-      apply_last_entries(t, last_entries);
+      const StepTimes& t = times[r];
       const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
       mean(m.step_ms, t.step_ns);
       mean(m.compute_ms, t.compute_ns);
       mean(m.comm_ms, t.comm_ns);
+      mean(m.hidden_ms, t.hidden_ns);
       mean(m.exposed_ms, t.exposed_ns);
       mean(m.bubble_ms, t.bubble_ns);
       mean(m.input_ms, t.input_ns);
       mean(m.other_ms, t.other_ns);
       mean(m.skew_ms, t.skew_ns);
-      for (size_t i = 0; i < t.exposures.size(); ++i)
-        if (t.exposures[i].exposed_ns() > 0) mean(m.exposed_by[awaited[r][i]], t.exposures[i].exposed_ns());
+      for (const Exposure& wait : t.exposures)
+        if (wait.exposed_ns() > 0)
+          mean(m.exposed_by[items.names[r][static_cast<uint32_t>(wait.awaited)]], wait.exposed_ns());
       m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
     }
   }

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Step times of all ranks brought together: means, and communication counted from when the last rank entered.
+// Step times of all ranks brought together: waits split into exposed communication and bubbles, and means.
 
 #include <map>
 #include <string>
 #include <vector>
 
-#include "engine/report/overlap.h"
+#include "engine/report/critical_path.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
 
-/// What ranks tell each other about the items of their training plans, by item.
+/// The training plans of all ranks, by rank.
 struct PlanItems {
-  explicit PlanItems(const Job& job);
-  std::vector<uint64_t> rendezvous_ids;  // see comm::rendezvous_of
-  std::vector<std::string> names;
+  /// Blocks. Collective.
+  PlanItems(World& world, const Job& job);
+  std::vector<PlanGraph> graphs;
+  std::vector<std::vector<std::string>> names;  // by item
 };
 
 /// Means over ranks, in milliseconds; `exposed_ms_max` is of the rank that waited longest, `exposed_by` adds up to
 /// `exposed_ms`.
 struct StepMeans {
   double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0, exposed_ms_max = 0, input_ms = 0,
-         other_ms = 0, skew_ms = 0;
+         other_ms = 0, skew_ms = 0, hidden_ms = 0;
   std::map<std::string, double> exposed_by;  // by the name of the task that compute waited for
 };
 

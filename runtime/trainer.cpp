@@ -99,7 +99,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
     model_flops_ = model_flops(stages_);
     peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
   }
-  items_.emplace(job);
+  items_.emplace(world_, job);
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
       RankOptions{
@@ -164,9 +164,10 @@ void Trainer::print_summary(std::optional<int64_t> sent) const {
   if (totals_.steps > 0 && totals_.comm_ms > 0) {
     const double n = static_cast<double>(totals_.steps);
     log_info("overlap:  {:.1f} ms of communication per step, {:.1f} ms exposed, {:.0f}% hidden", totals_.comm_ms / n,
-             totals_.exposed_ms / n, 100 * hidden_share(totals_.comm_ms, totals_.exposed_ms));
+             totals_.exposed_ms / n, 100 * share_of(totals_.hidden_ms, totals_.comm_ms));
     log_info("step:     {:.1f} ms, of which compute {:.1f} ms{}{}", totals_.step_ms / n, totals_.compute_ms / n,
-             totals_.bubble_ms > 0 ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n) : "",
+             shows_bubble(totals_.bubble_ms, totals_.step_ms) ? fmt::format(", bubble {:.1f} ms", totals_.bubble_ms / n)
+                                                              : "",
              bound_ms_ ? fmt::format("; rehearsed bound {:.1f} ms", *bound_ms_) : "");
     if (const std::string tasks = waited_for(totals_.exposed_by, n); !tasks.empty())
       log_info("waits:    compute waited for {}", tasks);
@@ -238,15 +239,18 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
                 .compute_ms = t.compute_ms,
                 .comm_ms = t.comm_ms,
                 .exposed_ms = t.exposed_ms,
+                .hidden_ms = t.hidden_ms,
                 .bubble_ms = t.bubble_ms,
                 .exposed_ms_max = t.exposed_ms_max,
                 .exposed_by = by_size(t.exposed_by),
                 .input_ms = t.input_ms,
                 .other_ms = t.other_ms,
                 .skew_ms = t.skew_ms,
-                .bound_ms = bound_ms_,
+                .bound_ms = {},
                 .mfu = {},
                 .params_hash = p.params_hash};
+  fastest_ms_ = std::min(fastest_ms_, m.step_ms);
+  if (bound_ms_) m.bound_ms = bound_ms_ = std::min(*bound_ms_, fastest_ms_);
   if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
   if (peak_flops_per_second_ > 0 && m.step_ms > 0)
     m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
@@ -256,6 +260,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
     totals_.compute_ms += m.compute_ms;
     totals_.comm_ms += m.comm_ms;
     totals_.exposed_ms += m.exposed_ms;
+    totals_.hidden_ms += m.hidden_ms;
     totals_.bubble_ms += m.bubble_ms;
     for (const auto& [task, ms] : m.exposed_by) totals_.exposed_by[task] += ms;
     ++totals_.steps;

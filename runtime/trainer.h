@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,16 +72,17 @@ class Trainer {
   std::unique_ptr<TraceWriter> trace_;
   std::vector<Pending> pending_;
   std::optional<PlanItems> items_;
-  std::vector<int64_t> item_ns_;  // fastest seen, by item of the training plan
-  std::optional<double> bound_ms_;
-  double model_flops_ = 0;              // of a step, all ranks
-  double peak_flops_per_second_ = 0;    // of a rank, from the machine file; 0 without one
-  std::optional<int64_t> sent_before_;  // the first step, and by evaluations
+  std::vector<int64_t> item_ns_;                                 // fastest seen, by item of the training plan
+  std::optional<double> bound_ms_;                               // rehearsed, at most the fastest step
+  double fastest_ms_ = std::numeric_limits<double>::infinity();  // of the steps written
+  double model_flops_ = 0;                                       // of a step, all ranks
+  double peak_flops_per_second_ = 0;                             // of a rank, from the machine file; 0 without one
+  std::optional<int64_t> sent_before_;                           // the first step, and by evaluations
   int64_t global_batch_ = 0;
   int64_t started_ns_ = 0;
   RunDir* run_dir_ = nullptr;
   struct Totals {
-    double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0;
+    double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, hidden_ms = 0, bubble_ms = 0;
     std::map<std::string, double> exposed_by;
     int64_t steps = 0;
   } totals_;

@@ -36,7 +36,7 @@ Graph::Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<c
       ranks_(ranks),
       price_(price),
       options_(options),
-      time_(options.rehearse.contention) {
+      time_(options.rehearse.contention, options.instant) {
   for (ChannelId c = 0; c < channels.size(); ++c) {
     const Role role = channels[c].role;
     ChannelId first = is_one_way(role) ? 0 : c;

@@ -21,6 +21,7 @@ using RendezvousKey = std::array<uint32_t, 5>;
 
 struct GraphOptions {
   RehearseOptions rehearse;
+  bool instant = false;           // communication takes no time
   bool in_order_channels = true;  // false: communication channels have no order, and plans need no host order yet
 };
 

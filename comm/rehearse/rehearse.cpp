@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Solves the graph, then derives spans, busy time and exposed time.
+// Solves the graph with the given links and with infinitely fast ones, then derives spans, busy time and idle time.
 
 #include "comm/rehearse/rehearse.h"
 
@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "comm/rehearse/graph.h"
+#include "engine/base/check.h"
+#include "engine/report/overlap.h"
 
 namespace slipstream::comm {
 namespace {
@@ -23,11 +25,22 @@ int64_t union_ns(std::vector<Span> spans) {
   return total;
 }
 
-/// Charges the idle time of one rank's compute stream to the tasks it waited for.
-class ExposedTime {
+using Runs = std::vector<std::vector<Span>>;  // [run][item]
+
+/// Idle time before a compute item, by the task that it waited for.
+struct Gap {
+  uint32_t run = 0;
+  ItemId item = 0;
+  int64_t idle_ns = 0;
+  std::vector<std::pair<ItemId, int64_t>> local, wire;  // in the order from the item back
+  ItemId nearest_wire = 0;                              // on the way back from the item, however early it ended
+  bool has_wire = false;
+};
+
+/// Reads the gaps of one rank's compute stream off its spans.
+class Gaps {
  public:
-  ExposedTime(const RankRuns& given, size_t channel_count, bool replayed, RankTimes& times)
-      : given_(given), times_(times) {
+  Gaps(const RankRuns& given, size_t channel_count, bool replayed) : given_(given) {
     std::vector<Place> tails(channel_count), ended;
     for (uint32_t run = 0; run < given.runs.size(); ++run) {
       const Plan& plan = *given.runs[run];
@@ -48,14 +61,17 @@ class ExposedTime {
     }
   }
 
-  void charge_all() {
+  /// One for every compute item, in order. Pure.
+  std::vector<Gap> of(const Runs& spans) const {
+    std::vector<Gap> gaps;
     int64_t compute_end_ns = 0;
     for (uint32_t run = 0; run < given_.runs.size(); ++run)
       for (ItemId id : given_.runs[run]->order) {
         if ((*given_.runs[run])[id].channel != kComputeChannel) continue;
-        charge({run, id, true}, compute_end_ns);
-        compute_end_ns = times_.runs[run][id].end_ns;
+        gaps.push_back(before(spans, {run, id, true}, compute_end_ns));
+        compute_end_ns = spans[run][id].end_ns;
       }
+    return gaps;
   }
 
  private:
@@ -65,56 +81,100 @@ class ExposedTime {
     bool is_set = false;
   };
 
-  const Span& span(Place at) const { return times_.runs[at.run][at.item]; }
+  static const Span& span(const Runs& spans, Place at) { return spans[at.run][at.item]; }
 
-  Place longest_wait(Place at) const {
+  Place longest_wait(const Runs& spans, Place at) const {
     Place longest;
     for (Place wait : waits_[at.run][at.item])
-      if (!longest.is_set || span(wait).end_ns > span(longest).end_ns) longest = wait;
+      if (!longest.is_set || span(spans, wait).end_ns > span(spans, longest).end_ns) longest = wait;
     return longest;
   }
 
   bool is_wire(Place at) const { return is_communication((*given_.runs[at.run])[at.item].op); }
 
-  void charge(Place waiting, int64_t idle_from_ns) {
-    int64_t idle_to_ns = span(waiting).start_ns;
-    Place awaited = longest_wait(waiting);
-    while (idle_to_ns > idle_from_ns && awaited.is_set && span(awaited).end_ns > idle_from_ns) {
-      const int64_t from_ns = std::max(idle_from_ns, span(awaited).start_ns);
-      times_.exposed.push_back({waiting.run, waiting.item, awaited.item, idle_to_ns - from_ns});
-      if (is_wire(awaited)) times_.exposed_ns += idle_to_ns - from_ns;
+  Gap before(const Runs& spans, Place waiting, int64_t idle_from_ns) const {
+    int64_t idle_to_ns = span(spans, waiting).start_ns;
+    Gap gap{.run = waiting.run, .item = waiting.item, .idle_ns = idle_to_ns - idle_from_ns};
+    if (gap.idle_ns == 0) return gap;
+    Place awaited = longest_wait(spans, waiting);
+    while (idle_to_ns > idle_from_ns && awaited.is_set && span(spans, awaited).end_ns > idle_from_ns) {
+      const Place earlier = longest_wait(spans, awaited);
+      int64_t from_ns = std::max(idle_from_ns, span(spans, awaited).start_ns);
+      // Ready before it started: its peer was late, for reasons that lie on other ranks.
+      if (is_wire(awaited) && (!earlier.is_set || span(spans, earlier).end_ns < span(spans, awaited).start_ns))
+        from_ns = idle_from_ns;
+      (is_wire(awaited) ? gap.wire : gap.local).push_back({awaited.item, idle_to_ns - from_ns});
       idle_to_ns = from_ns;
-      const Place before = longest_wait(awaited);
-      if (is_wire(awaited) && before.is_set && span(before).end_ns < span(awaited).start_ns)
-        break;  // it was ready, its peer was not
-      awaited = before;
+      if (is_wire(awaited) && !gap.has_wire) gap.nearest_wire = awaited.item, gap.has_wire = true;
+      awaited = earlier;
     }
-    times_.bubble_ns += std::max<int64_t>(0, idle_to_ns - idle_from_ns);
+    for (; !gap.has_wire && awaited.is_set; awaited = longest_wait(spans, awaited))
+      if (is_wire(awaited)) gap.nearest_wire = awaited.item, gap.has_wire = true;
+    return gap;
   }
 
   const RankRuns& given_;
-  RankTimes& times_;
   std::vector<std::vector<std::vector<Place>>> waits_;  // [run][item]
 };
 
-RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index, size_t channel_count, bool replayed) {
+/// Splits the idle time of a rank: what the same plan on an infinitely fast network does not have is exposed.
+void split_idle(const std::vector<Gap>& gaps, const std::vector<Gap>& instant, RankTimes& times) {
+  std::vector<int64_t> removed;
+  int64_t removed_ns = 0;
+  for (size_t i = 0; i < gaps.size(); ++i) {
+    removed.push_back(gaps[i].idle_ns - instant[i].idle_ns);
+    removed_ns += removed.back();
+    times.bubble_ns += instant[i].idle_ns;
+  }
+  times.exposed_ns = std::max<int64_t>(removed_ns, 0);
+  removed = shrunk_to(std::move(removed), times.exposed_ns);
+  for (size_t i = 0; i < gaps.size(); ++i) {
+    const auto charge = [&](ItemId awaited, int64_t ns) {
+      if (ns > 0) times.exposed.push_back({gaps[i].run, gaps[i].item, awaited, ns});
+    };
+    for (const auto& [awaited, ns] : instant[i].local) {
+      charge(awaited, ns);
+      times.bubble_ns -= ns;
+    }
+    for (const auto& [awaited, ns] : gaps[i].wire) {
+      charge(awaited, std::min(ns, removed[i]));
+      removed[i] -= std::min(ns, removed[i]);
+    }
+    if (gaps[i].has_wire) charge(gaps[i].nearest_wire, removed[i]);
+  }
+}
+
+/// Start and end of every item of a rank.
+Runs spans_of(const Graph& graph, const RankRuns& given, size_t rank_index) {
+  Runs runs;
+  for (size_t run = 0; run < given.runs.size(); ++run) {
+    std::vector<Span>& spans = runs.emplace_back(given.runs[run]->size());
+    for (ItemId id = 0; id < spans.size(); ++id) {
+      const uint32_t node = graph.node(rank_index, run, id);
+      spans[id] = {graph.time().start_ns(node), graph.time().end_ns(node)};
+    }
+  }
+  return runs;
+}
+
+RankTimes times_of(const Graph& graph, const Graph& instant, const RankRuns& given, size_t rank_index,
+                   size_t channel_count, bool replayed) {
   RankTimes times;
   times.rank = given.rank;
+  times.runs = spans_of(graph, given, rank_index);
   std::vector<std::vector<Span>> by_channel(channel_count);
   std::vector<Span> communication;
   for (size_t run = 0; run < given.runs.size(); ++run) {
     const Plan& plan = *given.runs[run];
-    std::vector<Span>& spans = times.runs.emplace_back(plan.size());
     for (ItemId id = 0; id < plan.size(); ++id) {
-      const uint32_t node = graph.node(rank_index, run, id);
-      spans[id] = {graph.time().start_ns(node), graph.time().end_ns(node)};
-      by_channel[plan[id].channel].push_back(spans[id]);
-      if (is_communication(plan[id].op)) communication.push_back(spans[id]);
+      by_channel[plan[id].channel].push_back(times.runs[run][id]);
+      if (is_communication(plan[id].op)) communication.push_back(times.runs[run][id]);
     }
   }
   for (std::vector<Span>& spans : by_channel) times.busy_ns.push_back(union_ns(std::move(spans)));
   times.communication_ns = union_ns(std::move(communication));
-  ExposedTime(given, channel_count, replayed, times).charge_all();
+  const Gaps gaps(given, channel_count, replayed);
+  split_idle(gaps.of(times.runs), gaps.of(spans_of(instant, given, rank_index)), times);
   return times;
 }
 
@@ -130,8 +190,10 @@ Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::
     return rehearsal;
   }
   rehearsal.makespan_ns = graph.time().makespan_ns();
+  Graph instant(mesh, channels, ranks, price, {.rehearse = options, .instant = true});
+  SLIP_ASSERT(instant.solve());
   for (size_t r = 0; r < ranks.size(); ++r)
-    rehearsal.ranks.push_back(times_of(graph, ranks[r], r, channels.size(), options.replayed));
+    rehearsal.ranks.push_back(times_of(graph, instant, ranks[r], r, channels.size(), options.replayed));
   return rehearsal;
 }
 

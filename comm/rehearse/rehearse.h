@@ -19,9 +19,9 @@ struct Span {
   int64_t duration_ns() const { return end_ns - start_ns; }
 };
 
-/// Idle time of a compute stream, charged to the task that the next item waited for longest, while it ran or travelled;
-/// earlier idle time is charged to what that task waited for. Where a communication could not begin because a peer was
-/// late, idle time is a bubble and charged to no task.
+/// Idle time of a compute stream, charged to a task. Local tasks: compute waits for them with an infinitely fast
+/// network too. Communication: the part of a wait that an infinitely fast network removes, charged along the critical
+/// path from the last task that the item waited for. The charges of communication add up to RankTimes::exposed_ns.
 struct Exposed {
   uint32_t run = 0;  // of the compute item that waited
   ItemId item = 0;
@@ -34,8 +34,8 @@ struct RankTimes {
   std::vector<std::vector<Span>> runs;  // [run][item]
   std::vector<int64_t> busy_ns;         // by channel: union of its spans over all runs
   std::vector<Exposed> exposed;         // in the order of the items that waited
-  int64_t exposed_ns = 0;               // sum of those charged to communication
-  int64_t bubble_ns = 0;                // idle because other stages still computed: a cost of the schedule on any link
+  int64_t exposed_ns = 0;               // idle time that an infinitely fast network removes
+  int64_t bubble_ns = 0;                // idle time that remains with one, less waits for local tasks
   int64_t communication_ns = 0;         // union over all communication channels
 
   /// Start of the first spine item of `run + 1` less that of `run`. Both plans must have a spine.

@@ -133,7 +133,7 @@ void VirtualTime::enter(uint32_t node) {
     latency_ns = std::max(latency_ns, use.latency_ns);
     wire_ns = std::max(wire_ns, use.wire_ns);
   }
-  const int64_t alone_ns = std::max<int64_t>(1, latency_ns + wire_ns);
+  const int64_t alone_ns = instant_ ? 0 : std::max<int64_t>(1, latency_ns + wire_ns);
   push(now_ns_ + (contention_ && wire_ns > 0 ? latency_ns : alone_ns), EventKind::move, nodes_[node].rendezvous);
 }
 

@@ -4,8 +4,8 @@
 //
 // A node is local (a duration) or a member of a rendezvous (one communication of a group or a pair). A node *enters*
 // when its edges allow; a rendezvous *starts* when its last member has entered, spends its latency, then moves each
-// member's bytes through that member's port. Every node lasts at least 1 ns, so an end-to-begin edge makes starts
-// strictly increase: sorting by start is a topological order.
+// member's bytes through that member's port. Unless communication is instant, every node lasts at least 1 ns, so an
+// end-to-begin edge makes starts strictly increase: sorting by start is a topological order.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,8 +41,10 @@ struct Blocked {
 class VirtualTime {
  public:
   /// Without contention a rendezvous lasts latency + its longest wire time. With it, transfers in flight in one
-  /// direction of a port share it equally, and a rendezvous ends when its slowest member is done.
-  explicit VirtualTime(bool contention) : contention_(contention) {}
+  /// direction of a port share it equally, and a rendezvous ends when its slowest member is done. `instant`: a
+  /// rendezvous ends as it starts.
+  explicit VirtualTime(bool contention, bool instant = false)
+      : contention_(contention && !instant), instant_(instant) {}
 
   uint32_t add_local(int64_t duration_ns);
   uint32_t add_rendezvous(uint32_t member_count);  // returns the rendezvous, not a node
@@ -112,7 +114,7 @@ class VirtualTime {
   void rebalance(Transfer& transfer, uint32_t id);
   Blocked blocked(uint32_t node, const std::vector<std::vector<Edge>>& incoming) const;
 
-  bool contention_;
+  bool contention_, instant_;
   int64_t now_ns_ = 0;
   size_t ended_count_ = 0;
   std::vector<Node> nodes_;

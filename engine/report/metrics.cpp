@@ -11,9 +11,11 @@
 
 namespace slipstream {
 
+bool shows_bubble(double bubble_ms, double step_ms) { return bubble_ms > 0.01 * step_ms; }
+
 std::optional<double> StepMetrics::hidden() const {
   if (comm_ms <= 0) return std::nullopt;
-  return hidden_share(comm_ms, exposed_ms);
+  return share_of(hidden_ms, comm_ms);
 }
 
 std::string metrics_json(const StepMetrics& m) {
@@ -59,7 +61,7 @@ std::string metrics_line(const StepMetrics& m, int64_t steps, double eta_seconds
   if (m.comm_ms > 0)
     line +=
         fmt::format(" | comm {:.1f} ms, exposed {:.1f} ({:.0f}% hidden)", m.comm_ms, m.exposed_ms, 100 * *m.hidden());
-  if (m.bubble_ms > 0) line += fmt::format(" | bubble {:.1f} ms", m.bubble_ms);
+  if (shows_bubble(m.bubble_ms, m.step_ms)) line += fmt::format(" | bubble {:.1f} ms", m.bubble_ms);
   if (m.bound_ms && m.step_ms > 0) line += fmt::format(" | {:.0f}% of bound", 100 * *m.bound_ms / m.step_ms);
   return line + fmt::format(" | eta {}", format_eta(eta_seconds));
 }

@@ -22,21 +22,25 @@ struct StepMetrics {
   double compute_ms = 0;
   double comm_ms = 0;
   double exposed_ms = 0;
-  double bubble_ms = 0;       // pipelines: waits for a stage that was still computing; not part of exposed_ms
+  double hidden_ms = 0;       // of comm_ms: while compute ran
+  double bubble_ms = 0;       // waits for communication that no faster network shortens; not part of exposed_ms
   double exposed_ms_max = 0;  // of the rank with the longest wait
   std::vector<std::pair<std::string, double>>
       exposed_by;  // the tasks that compute waited for, with their part of exposed_ms; largest first
   double input_ms = 0;
   double other_ms = 0;
   double skew_ms = 0;
-  std::optional<double> bound_ms;  // rehearsed from this run's own op times
+  std::optional<double> bound_ms;  // rehearsed from this run's own op times, no more than its fastest step
   std::optional<double> mfu;       // when device.machine names a file: see utilization.h
   std::string params_hash;         // empty: not computed at this step
 
   double tokens_per_s() const { return step_ms > 0 ? 1e3 * static_cast<double>(tokens) / step_ms : 0; }
-  /// hidden_share(); none when nothing was communicated.
+  /// hidden_ms / comm_ms; none when nothing was communicated.
   std::optional<double> hidden() const;
 };
+
+/// Pure. True if the bubble exceeds 1 % of the step: the step line shows it then.
+bool shows_bubble(double bubble_ms, double step_ms);
 
 /// One JSON object without a newline; reading a real number back gives the same value.
 std::string metrics_json(const StepMetrics& metrics);

@@ -4,12 +4,31 @@
 #include "engine/report/overlap.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "engine/base/check.h"
 
 namespace slipstream {
 
-double hidden_share(double comm, double exposed) { return comm > 0 ? std::clamp(1 - exposed / comm, 0.0, 1.0) : 0; }
+double share_of(double part, double whole) { return whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0; }
+
+double hidden_share(double comm, double exposed) { return share_of(comm - exposed, comm); }
+
+std::vector<int64_t> shrunk_to(std::vector<int64_t> parts, int64_t total) {
+  double sum = 0;
+  for (int64_t& part : parts) sum += static_cast<double>(part = std::max<int64_t>(part, 0));
+  double seen = 0;
+  int64_t given = 0;
+  for (int64_t& part : parts) {
+    if (part == 0) continue;
+    seen += static_cast<double>(part);
+    const int64_t until = std::llround(static_cast<double>(total) * (seen / sum));
+    part = until - given;
+    given = until;
+  }
+  return parts;
+}
 
 int64_t union_ns(std::vector<Interval> intervals) {
   std::sort(intervals.begin(), intervals.end(),
@@ -23,22 +42,15 @@ int64_t union_ns(std::vector<Interval> intervals) {
   return total;
 }
 
+int64_t common_ns(const std::vector<Interval>& a, const std::vector<Interval>& b) {
+  std::vector<Interval> both = a;
+  both.insert(both.end(), b.begin(), b.end());
+  return union_ns(a) + union_ns(b) - union_ns(std::move(both));
+}
+
 namespace {
 
 bool is_communication(ChannelKind kind) { return kind == ChannelKind::communication || kind == ChannelKind::stages; }
-
-/// Time of `wait` in which nothing travelled on the channel, because the awaited task had not begun on some stage.
-int64_t bubble_of(const Exposure& wait, const StepTimes& times, const std::vector<Interval>& together) {
-  if (wait.task == SIZE_MAX) return wait.end_ns - wait.begin_ns;
-  const int64_t end_ns = std::min(wait.end_ns, together[wait.task].begin_ns);
-  if (end_ns <= wait.begin_ns) return 0;
-  std::vector<Interval> travelling;
-  for (size_t i = 0; i < together.size(); ++i)
-    if (times.tasks[i].channel == times.tasks[wait.task].channel)
-      travelling.push_back({std::clamp(together[i].begin_ns, wait.begin_ns, end_ns),
-                            std::clamp(together[i].end_ns, wait.begin_ns, end_ns)});
-  return end_ns - wait.begin_ns - union_ns(std::move(travelling));
-}
 
 }  // namespace
 
@@ -48,39 +60,48 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
   SLIP_ASSERT(channel < kinds_.size());
   for (const Span& span : spans) {
     Spans& step = steps_[span.step];
-    if (span.kind == Span::Kind::work && !is_communication(kinds_[channel]))
+    const ChannelKind kind = kinds_[channel];
+    const bool is_work = span.kind == Span::Kind::work;
+    if (is_communication(kind)) {
+      if (is_work) step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
+      continue;
+    }
+    if (is_work) {
       step.work_ns[span.item] += span.end_ns - span.begin_ns;
-    if (kinds_[channel] == ChannelKind::local && span.kind == Span::Kind::wait)
-      step.local_waits[channel].push_back(
-          {.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
-    if (kinds_[channel] == ChannelKind::compute) {
-      if (span.kind == Span::Kind::work)
-        step.works.push_back({span.begin_ns, span.end_ns});
-      else
-        step.waits.push_back(
-            {.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
-    } else if (is_communication(kinds_[channel]) && span.kind == Span::Kind::work) {
-      step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
+      step.works.push_back({kind, channel, span.item, span.item, span.begin_ns, span.end_ns});
+    } else if (kind == ChannelKind::compute || kind == ChannelKind::local) {
+      (kind == ChannelKind::compute ? step.waits : step.local_waits[channel])
+          .push_back({.awaited = span.awaited, .item = span.item, .begin_ns = span.begin_ns, .end_ns = span.end_ns});
     }
   }
 }
 
 StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   const auto found = steps_.find(step);
-  SLIP_ASSERT(found != steps_.end() && !found->second.works.empty());
+  SLIP_ASSERT(found != steps_.end());
   Spans spans = std::move(found->second);
   steps_.erase(found);
+  const auto busy_of = [](const Spans& of) {
+    std::vector<Interval> busy;
+    for (const WorkTime& work : of.works)
+      if (work.kind == ChannelKind::compute) busy.push_back({work.begin_ns, work.end_ns});
+    SLIP_ASSERT(!busy.empty());
+    return busy;
+  };
+  const std::vector<Interval> busy = busy_of(spans);
   StepTimes times;
   times.step = step;
-  times.begin_ns = spans.works.front().begin_ns;
-  int64_t end_ns = spans.works.back().end_ns;
+  times.next_begins = next_begins;
+  times.begin_ns = busy.front().begin_ns;
+  int64_t end_ns = busy.back().end_ns;
   if (next_begins) {
     const Spans& next = steps_.at(step + 1);
-    SLIP_ASSERT(!next.works.empty());
-    end_ns = next.works.front().begin_ns;
+    end_ns = busy_of(next).front().begin_ns;
     // The next step waits before its first work; this step causes that wait.
     for (const Exposure& wait : next.waits)
       if (wait.end_ns <= end_ns) spans.waits.push_back(wait);
+    for (const TaskTime& task : next.tasks)
+      if (task.begin_ns < end_ns) times.after.push_back(task);
   }
   // A wait for local work is a wait for that work's own waits, for as long as they last.
   std::vector<Exposure> behind;
@@ -98,7 +119,16 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   });
   times.tasks = std::move(spans.tasks);
   times.step_ns = end_ns - times.begin_ns;
-  times.compute_ns = union_ns(spans.works);
+  times.compute_ns = union_ns(busy);
+  std::stable_sort(spans.works.begin(), spans.works.end(), [](const WorkTime& a, const WorkTime& b) {
+    return std::pair(a.channel, a.begin_ns) < std::pair(b.channel, b.begin_ns);
+  });
+  for (const WorkTime& work : spans.works)
+    if (!times.works.empty() && times.works.back().channel == work.channel && times.works.back().item == work.item &&
+        work.begin_ns - times.works.back().end_ns < kAdjacentNs)
+      times.works.back().end_ns = work.end_ns;
+    else
+      times.works.push_back(work);
   std::vector<Interval> exposed, input;
   for (Exposure wait : spans.waits) {
     wait.begin_ns = std::max(wait.begin_ns, times.begin_ns);
@@ -108,11 +138,6 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     if (!is_communication(kind) && kind != ChannelKind::input) continue;
     (kind == ChannelKind::input ? input : exposed).push_back({wait.begin_ns, wait.end_ns});
     wait.kind = kind;
-    const auto of_this_step = std::find_if(times.tasks.begin(), times.tasks.end(), [&](const TaskTime& task) {
-      return kind == ChannelKind::stages && task.channel == wait.awaited >> 32 &&
-             task.item == static_cast<uint32_t>(wait.awaited) && task.end_ns > wait.begin_ns;
-    });
-    if (of_this_step != times.tasks.end()) wait.task = static_cast<size_t>(of_this_step - times.tasks.begin());
     times.exposures.push_back(wait);
   }
   times.exposed_ns = union_ns(exposed);
@@ -122,6 +147,8 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   std::vector<int64_t> own;
   for (const TaskTime& task : times.tasks) own.push_back(task.begin_ns);
   apply_last_entries(times, own);
+  const auto last = std::exchange(last_, std::make_shared<const StepTimes>(times));
+  if (last && last->next_begins && last->step + 1 == step) times.previous = last;
   return times;
 }
 
@@ -133,16 +160,12 @@ void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entri
     entered.push_back({task.begin_ns, task.end_ns});
     together.push_back({std::clamp(last_entries[i], task.begin_ns, task.end_ns), task.end_ns});
   }
+  std::vector<Interval> busy;
+  for (const WorkTime& work : times.works)
+    if (work.kind == ChannelKind::compute) busy.push_back({work.begin_ns, work.end_ns});
   times.comm_ns = union_ns(together);
+  times.hidden_ns = common_ns(together, busy);
   times.skew_ns = union_ns(entered) - times.comm_ns;
-  times.exposed_ns += times.bubble_ns;
-  times.bubble_ns = 0;
-  for (Exposure& wait : times.exposures) {
-    if (wait.kind != ChannelKind::stages) continue;
-    wait.bubble_ns = bubble_of(wait, times, together);
-    times.bubble_ns += wait.bubble_ns;
-  }
-  times.exposed_ns -= times.bubble_ns;
 }
 
 }  // namespace slipstream

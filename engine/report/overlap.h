@@ -5,18 +5,18 @@
 // Definitions (per rank and step), as metrics.jsonl prints them:
 //   step     start of the step's first work on compute to the start of the next step's (or the end of its last work)
 //   compute  union of the works on the compute stream
-//   exposed  union of the intervals in which compute waited for an event of a communication channel, or for local work
-//            on its own stream (an update) while that waited for such an event, less bubble
-//   bubble   the part in which the awaited task had not begun, because another pipeline stage still computed; the
-//            first wait of the next step for a pipeline transfer counts whole
-//   input    the same for the channel that stages batches
+//   exposed  the part of compute's waits for communication that an infinitely fast network would remove; the waits are
+//            those for events of communication channels, and for local work while that waited for such an event
+//   bubble   the rest of these waits: another rank still computed, or its host was late (critical_path.h)
+//   input    union of the waits for the channel that stages batches
 //   other    step - compute - exposed - bubble - input: gaps of the host
 //   comm     union over communication channels of their tasks, each from when the last member of its group entered
+//   hidden   the part of comm during which compute ran
 //   skew     union of the tasks from when this rank entered, minus comm: waiting for a late peer
-//   hidden   1 - exposed / comm, 0 to 1: hidden_share()
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -24,17 +24,29 @@
 
 namespace slipstream {
 
+constexpr int64_t kAdjacentNs = 1000;  // works that are closer than this count as one
+
 struct Interval {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
 };
 
-/// Pure. 1 - exposed / comm, within 0 to 1; 0 without communication. A wait for a late peer is exposed although it is
-/// not communication, so exposed may exceed comm.
+/// Pure. part / whole, within 0 to 1; 0 of nothing.
+double share_of(double part, double whole);
+
+/// Pure. 1 - exposed / comm, within 0 to 1; 0 without communication. For plans in which compute pauses for
+/// communication only.
 double hidden_share(double comm, double exposed);
+
+/// Pure. Sets negative parts to 0 and shrinks the others in proportion until they add up to `total`, which must not
+/// exceed their sum.
+std::vector<int64_t> shrunk_to(std::vector<int64_t> parts, int64_t total);
 
 /// Pure. Total length of the union.
 int64_t union_ns(std::vector<Interval> intervals);
+
+/// Total length of what two unions have in common. Pure.
+int64_t common_ns(const std::vector<Interval>& a, const std::vector<Interval>& b);
 
 /// A task on a communication channel.
 struct TaskTime {
@@ -44,13 +56,17 @@ struct TaskTime {
   int64_t end_ns = 0;
 };
 
-enum class ChannelKind : uint8_t {
-  compute,
-  communication,
-  stages,
-  input,
-  local
-};  // stages: transfers between stages of a pipeline
+/// stages: transfers between stages of a pipeline.
+enum class ChannelKind : uint8_t { compute, communication, stages, input, local };
+
+/// Works on a channel that does not communicate, without a gap between them.
+struct WorkTime {
+  ChannelKind kind = ChannelKind::compute;
+  uint32_t channel = 0;
+  uint32_t item = 0, last_item = 0;
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
 
 /// A wait of compute, with the task that it waited for.
 struct Exposure {
@@ -59,9 +75,7 @@ struct Exposure {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
   ChannelKind kind = ChannelKind::communication;  // of the awaited task: input, communication or stages
-  size_t task = SIZE_MAX;  // stages: index into StepTimes::tasks; SIZE_MAX: a task of the next step, which another
-                           // stage has not begun
-  int64_t bubble_ns = 0;   // stages: the bubble within this wait
+  int64_t bubble_ns = 0;                          // the bubble within this wait
 
   /// Pure. Its part of StepTimes::exposed_ns.
   int64_t exposed_ns() const { return kind == ChannelKind::input ? 0 : end_ns - begin_ns - bubble_ns; }
@@ -77,10 +91,15 @@ struct StepTimes {
   int64_t input_ns = 0;
   int64_t other_ns = 0;
   int64_t comm_ns = 0;
+  int64_t hidden_ns = 0;
   int64_t skew_ns = 0;
+  bool next_begins = false;                           // the step ends as the next one begins
   std::vector<TaskTime> tasks;                        // by (channel, begin)
+  std::vector<TaskTime> after;                        // of the next step, begun before its first work
+  std::vector<WorkTime> works;                        // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
   std::vector<Exposure> exposures;                    // of communication and input, in time order
+  std::shared_ptr<const StepTimes> previous;          // the step that this one follows at once
 };
 
 /// Collects the spans of all streams of one rank and closes a step when the next one has begun.
@@ -93,23 +112,25 @@ class OverlapMeter {
 
   /// Times of `step`, all of whose spans have been added, and drops these spans. `next_begins`: the next step follows
   /// at once and its first work has been added too; otherwise the step ends with its last work. comm starts at this
-  /// rank's own entry (skew 0) until apply_last_entries().
+  /// rank's own entry (skew 0) until apply_last_entries(), and every wait for communication is exposed until
+  /// split_waits().
   StepTimes take(uint32_t step, bool next_begins);
 
  private:
   struct Spans {
-    std::vector<Interval> works;                            // compute
+    std::vector<WorkTime> works;                            // by channel that does not communicate, in time order
     std::vector<Exposure> waits;                            // compute
     std::vector<TaskTime> tasks;                            // communication channels
     std::map<uint32_t, std::vector<Exposure>> local_waits;  // by local channel
     std::map<uint32_t, int64_t> work_ns;
   };
   std::vector<ChannelKind> kinds_;
+  std::shared_ptr<const StepTimes> last_;  // the step taken last
   std::map<uint32_t, Spans> steps_;
 };
 
-/// Recounts comm and skew, and divides the waits of compute into exposed and bubble. `last_entries[i]` is the time at
-/// which the last member of the group of tasks[i] entered.
+/// Recounts comm, hidden and skew. `last_entries[i]` is the time at which the last member of the group of tasks[i]
+/// entered.
 void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entries);
 
 }  // namespace slipstream

@@ -47,6 +47,24 @@ class ToyPrice : public Price {
   }
 };
 
+/// The same with every communication `factor` times as long. Borrows.
+class SlowerPrice : public Price {
+ public:
+  SlowerPrice(const Price& price, double factor) : price_(price), factor_(factor) {}
+  int64_t local_ns(const Plan& plan, ItemId item) const override { return price_.local_ns(plan, item); }
+  Link link(Axis axis) const override { return price_.link(axis); }
+  WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override {
+    WireCost cost = price_.wire(plan, item, axis, ranks);
+    cost.latency_ns = static_cast<int64_t>(factor_ * static_cast<double>(cost.latency_ns));
+    cost.wire_ns = static_cast<int64_t>(factor_ * static_cast<double>(cost.wire_ns));
+    return cost;
+  }
+
+ private:
+  const Price& price_;
+  double factor_;
+};
+
 /// Channels, buffers, plans and prices of one test. Plans do not move.
 struct ToyJob {
   std::vector<Channel> channels{{Role::compute, Axis::self}};
@@ -76,6 +94,11 @@ struct ToyJob {
     return {id, std::stoll(text.substr(colon + 1)), std::stoll(text.substr(second + 1))};
   }
 };
+
+/// Equal for the two channels of a one-way wire, as rendezvous_of() has it.
+inline std::string wire_name(const Channel& channel) {
+  return is_one_way(channel.role) ? name_of(wire_of(channel.role)) : channel.name;
+}
 
 struct ToyTask {
   std::string name;

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "engine/device/clock.h"
+#include "engine/report/critical_path.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -32,6 +33,24 @@ Span wait(uint32_t step, uint32_t item, uint64_t awaited, int64_t begin, int64_t
           .step = step,
           .begin_ns = begin * kMs,
           .end_ns = end * kMs};
+}
+
+/// Splits the waits of all ranks. `awaited[r]` are pairs of an item and one that it awaits; the number of a
+/// communication task is also its rendezvous.
+void split(std::vector<StepTimes*> ranks, const std::vector<std::vector<std::pair<uint32_t, uint32_t>>>& awaited) {
+  constexpr size_t kItems = 32;
+  PlanGraph empty{.channels = std::vector<uint32_t>(kItems),
+                  .rendezvous_ids = {},
+                  .awaited = std::vector<std::vector<uint32_t>>(kItems),
+                  .awaited_before = std::vector<std::vector<uint32_t>>(kItems)};
+  for (size_t i = 0; i < kItems; ++i) empty.rendezvous_ids.push_back(i);
+  std::vector<PlanGraph> graphs(ranks.size(), empty);
+  std::vector<RankStep> steps;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (const auto& [item, other] : awaited[r]) graphs[r].awaited[item].push_back(other);
+    steps.push_back({ranks[r], &graphs[r]});
+  }
+  split_waits(steps);
 }
 
 void check_parts_sum(const StepTimes& t) {
@@ -167,70 +186,112 @@ TEST_CASE("without a next step a step ends with its last work", "[overlap]") {
   CHECK(t.comm_ns == 40 * kMs);
 }
 
-TEST_CASE("waiting for a late peer is skew, not communication", "[overlap]") {
-  // This rank enters at 10, the last member at 26, done at 30; compute waits from 12 to 30: exposed all of it.
+TEST_CASE("waiting for a late peer is skew, and no exposed communication", "[overlap]") {
+  // This rank enters at 10, the last member at 26, done at 30; compute waits from 12 to 30: exposed 4 of it.
   OverlapMeter m = meter();
-  m.add(kCompute, {work(1, 0, 0, 12), wait(1, 1, tag(kReduce, 5), 12, 30), work(1, 1, 30, 32)});
+  m.add(kCompute, {work(1, 0, 0, 10), work(1, 2, 10, 12), wait(1, 1, tag(kReduce, 5), 12, 30), work(1, 1, 30, 32)});
   m.add(kReduce, {work(1, 5, 10, 30), work(1, 6, 30, 31)});
   StepTimes t = m.take(1, false);
   CHECK(t.comm_ns == 21 * kMs);
   CHECK(t.skew_ns == 0);  // before the ranks have compared their entries
-  apply_last_entries(t, {26 * kMs, 30 * kMs});
-  CHECK(t.comm_ns == 5 * kMs);
-  CHECK(t.skew_ns == 16 * kMs);
-  CHECK(t.exposed_ns == 18 * kMs);
-  CHECK(t.step_ns == 32 * kMs);
   // The late peer itself saw no skew: its own entry is the last one.
   OverlapMeter late = meter();
   late.add(kCompute, {work(1, 0, 0, 26), wait(1, 1, tag(kReduce, 5), 26, 30), work(1, 1, 30, 32)});
   late.add(kReduce, {work(1, 5, 26, 30), work(1, 6, 30, 31)});
   StepTimes own = late.take(1, false);
-  apply_last_entries(own, {26 * kMs, 30 * kMs});
+  split({&t, &own}, {{{5, 0}, {1, 5}}, {{5, 0}, {1, 5}}});
+  CHECK(t.comm_ns == 5 * kMs);
+  CHECK(t.skew_ns == 16 * kMs);
+  CHECK(t.exposed_ns == 4 * kMs);
+  CHECK(t.bubble_ns == 14 * kMs);
+  CHECK(t.step_ns == 32 * kMs);
   CHECK(own.comm_ns == 5 * kMs);
   CHECK(own.skew_ns == 0);
   CHECK(own.exposed_ns == 4 * kMs);
+  CHECK(own.bubble_ns == 0);
+  check_parts_sum(t);
+  check_parts_sum(own);
 }
 
-TEST_CASE("waiting for what another stage has not computed is a bubble, waiting for a hop on its way is exposed",
-          "[overlap]") {
-  // Two transfers into this rank, posted at 0: their senders come at 14 and 30, and each travels for 4. Compute needs
-  // the first at 10 and the second at 20.
+TEST_CASE("communication outside compute is not hidden, whatever compute was idle for", "[overlap]") {
+  // The host is late from 10 to 20, and 14 ms of communication run from 8 to 22.
   OverlapMeter m = meter();
-  m.add(kCompute,
-        {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20), wait(1, 2, tag(kHops, 9), 20, 34),
-         work(1, 2, 34, 40), wait(1, 3, tag(kReduce, 10), 40, 45), work(1, 3, 45, 46)});
-  m.add(kHops, {work(1, 8, 0, 18), work(1, 9, 18, 34)});
-  m.add(kReduce, {work(1, 10, 30, 45)});
-  StepTimes t = m.take(1, false);
-  REQUIRE(t.tasks.size() == 3);
-  CHECK(t.tasks[0].channel == kReduce);
-  const std::vector<int64_t> last_entries{42 * kMs, 14 * kMs, 30 * kMs};
-  for (int again = 0; again < 2; ++again) {
-    apply_last_entries(t, last_entries);
-    CHECK(t.bubble_ns == (14 - 10 + 30 - 20) * kMs);
-    CHECK(t.exposed_ns ==
-          (18 - 14 + 34 - 30 + 45 - 40) * kMs);  // a late peer of other communication is exposed as it always was
-    check_parts_sum(t);
-    // Exposed time belongs to the tasks that compute waited for, the bubble to none.
-    REQUIRE(t.exposures.size() == 3);
-    CHECK(t.exposures[0].exposed_ns() == (18 - 14) * kMs);
-    CHECK(t.exposures[1].exposed_ns() == (34 - 30) * kMs);
-    CHECK(t.exposures[2].exposed_ns() == (45 - 40) * kMs);
+  m.add(kCompute, {work(1, 0, 0, 10), work(1, 1, 20, 30)});
+  m.add(kReduce, {work(1, 5, 8, 22)});
+  const StepTimes t = m.take(1, false);
+  CHECK(t.comm_ns == 14 * kMs);
+  CHECK(t.hidden_ns == 4 * kMs);
+  CHECK(t.exposed_ns == 0);
+  CHECK(t.other_ns == 10 * kMs);
+  check_parts_sum(t);
+}
+
+TEST_CASE("what two stages wait for: hops are exposed, what the other stage computes is a bubble", "[overlap]") {
+  // The first stage sends at 14 and at 30, and each hop travels for 4. The second wants them at 10 and at 20. Both sum
+  // from 42 to 45. Without communication the second would wait from 10 to 14, from 16 to 30 and from 36 to 42.
+  OverlapMeter first = meter(), second = meter();
+  first.add(kCompute, {work(1, 0, 0, 14), work(1, 1, 14, 30), work(1, 2, 30, 42), wait(1, 3, tag(kReduce, 10), 42, 45),
+                       work(1, 3, 45, 46)});
+  first.add(kHops, {work(1, 8, 14, 18), work(1, 9, 30, 34)});
+  first.add(kReduce, {work(1, 10, 42, 45)});
+  second.add(kCompute, {work(1, 0, 0, 10), wait(1, 1, tag(kHops, 8), 10, 18), work(1, 1, 18, 20),
+                        wait(1, 2, tag(kHops, 9), 20, 34), work(1, 2, 34, 40), wait(1, 3, tag(kReduce, 10), 40, 45),
+                        work(1, 3, 45, 46)});
+  second.add(kHops, {work(1, 8, 0, 18), work(1, 9, 18, 34)});
+  second.add(kReduce, {work(1, 10, 40, 45)});
+  StepTimes a = first.take(1, false), b = second.take(1, false);
+  split({&a, &b}, {{{8, 0}, {9, 1}, {10, 2}, {3, 10}}, {{1, 8}, {2, 9}, {10, 2}, {3, 10}}});
+  CHECK(a.exposed_ns == 3 * kMs);
+  CHECK(a.bubble_ns == 0);
+  CHECK(b.exposed_ns == 3 * kMs);
+  CHECK(b.bubble_ns == (4 + 14 + 6) * kMs);
+  check_parts_sum(a);
+  check_parts_sum(b);
+  int64_t exposed_ns = 0;
+  for (const Exposure& wait : b.exposures) exposed_ns += wait.exposed_ns();
+  CHECK(exposed_ns == b.exposed_ns);  // what is exposed belongs to the tasks that compute waited for
+}
+
+TEST_CASE("a wait for one channel is exposed while another one travels", "[overlap]") {
+  // The last rank of the norm enters it only after its hop, which travels from 10 to 20; the norm itself takes 1.
+  OverlapMeter waits = meter(), sends = meter();
+  waits.add(kCompute, {work(1, 0, 0, 10), wait(1, 1, tag(kScalars, 6), 10, 21), work(1, 1, 21, 25)});
+  waits.add(kHops, {work(1, 8, 10, 20)});
+  waits.add(kScalars, {work(1, 6, 10, 21)});
+  sends.add(kCompute, {work(1, 0, 0, 10), wait(1, 1, tag(kScalars, 6), 10, 21), work(1, 1, 21, 25)});
+  sends.add(kHops, {work(1, 8, 10, 20)});
+  sends.add(kScalars, {work(1, 6, 20, 21)});
+  StepTimes a = waits.take(1, false), b = sends.take(1, false);
+  split({&a, &b}, {{{8, 0}, {6, 0}, {1, 6}}, {{8, 0}, {6, 8}, {1, 6}}});
+  for (const StepTimes* t : {&a, &b}) {
+    CHECK(t->exposed_ns == 11 * kMs);
+    CHECK(t->bubble_ns == 0);
+    check_parts_sum(*t);
   }
-  // A transfer that waits after another one on its channel is not waiting for a stage: the first travels until 24, the
-  // second from then on.
-  OverlapMeter queued = meter();
-  queued.add(kCompute, {work(1, 0, 0, 10), wait(1, 2, tag(kHops, 9), 10, 34), work(1, 2, 34, 40)});
-  queued.add(kHops, {work(1, 8, 0, 24), work(1, 9, 24, 34)});
-  StepTimes behind = queued.take(1, false);
-  apply_last_entries(behind, {8 * kMs, 24 * kMs});
-  CHECK(behind.bubble_ns == 0);
-  CHECK(behind.exposed_ns == 24 * kMs);
-  // The first work of the next step waits for a transfer of that step: another stage has not reached it.
+}
+
+TEST_CASE("a gather of the next step that waits for a late peer is exposed only while it travels", "[overlap]") {
+  // One rank is ready at 10, the other at 60; the gather of the next step's first layer takes 2.
+  OverlapMeter early = meter(), late = meter();
+  for (auto& [m, ready] : {std::pair{&early, 10}, std::pair{&late, 60}}) {
+    m->add(kCompute, {work(1, 0, 0, ready), wait(2, 0, tag(kReduce, 5), ready, 62), work(2, 0, 62, 63)});
+    m->add(kReduce, {work(1, 5, -4, -2), work(2, 5, ready, 62)});
+  }
+  StepTimes a = early.take(1, true), b = late.take(1, true);
+  split({&a, &b}, {{{0, 5}}, {{0, 5}}});
+  CHECK(a.exposed_ns == 2 * kMs);
+  CHECK(a.bubble_ns == 50 * kMs);
+  CHECK(b.exposed_ns == 2 * kMs);
+  CHECK(b.bubble_ns == 0);
+  check_parts_sum(a);
+}
+
+TEST_CASE("the first work of a step that waits for another stage is a bubble", "[overlap]") {
   OverlapMeter next = meter();
   next.add(kCompute, {work(1, 0, 0, 10), wait(2, 0, tag(kHops, 8), 10, 25), work(2, 0, 25, 30)});
   next.add(kHops, {work(1, 8, -5, 0)});
-  const StepTimes fill = next.take(1, true);
+  StepTimes fill = next.take(1, true);
+  split({&fill}, {{{0, 8}}});
   CHECK(fill.bubble_ns == 15 * kMs);
   CHECK(fill.exposed_ns == 0);
   check_parts_sum(fill);
@@ -276,6 +337,7 @@ TEST_CASE("channels that overlap are counted once, waits that follow each other 
   m.add(kScalars, {work(1, 11, 15, 34)});
   const StepTimes t = m.take(1, false);
   CHECK(t.comm_ns == 24 * kMs);  // 10..34, not 22 + 19
+  CHECK(t.hidden_ns == 10 * kMs);
   CHECK(t.exposed_ns == 14 * kMs);
   CHECK(t.exposures.size() == 2);
   REQUIRE(t.tasks.size() == 3);
