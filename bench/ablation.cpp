@@ -4,12 +4,12 @@
 
 #include "bench/ablation.h"
 
-#include <cstdio>
 #include <memory>
 
 #include "bench/csv_file.h"
 #include "bench/harness.h"
 #include "bench/zero.h"
+#include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
@@ -115,11 +115,11 @@ class AblationBench : WorldBench {
 
   void print_header() {
     if (world_.rank() != 0) return;
-    fmt::print(
+    print_result(
         "{} ranks, {} paced layers of {:.3g} ms forward and twice that backward; medians of {} interleaved steps\n",
         world_.size(), config_.model.layers, options_.layer_ms, options_.steps);
-    fmt::print("{:<44}{:>7}{:>10}{:>11}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}\n", "run file", "ratio", "step ms", "of it",
-               "compute", "comm", "exposed", "hidden", "plan bd", "/ plan");
+    print_result("{:<44}{:>7}{:>10}{:>11}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}\n", "run file", "ratio", "step ms", "of it",
+                 "compute", "comm", "exposed", "hidden", "plan bd", "/ plan");
     csv_.open(options_.csv,
               "run_file,ratio,layers,layer_ms,world_size,step_ms,of_as_it_is,compute_ms,comm_ms,exposed_ms,hidden,plan_"
               "bound_ms\n");
@@ -135,13 +135,13 @@ class AblationBench : WorldBench {
                  exposed_ms = c.median_of(&runtime::StepMeans::exposed_ms);
     const double plan_ms = rehearsed_ms(row, bytes_per_second),
                  hidden = share_of(c.median_of(&runtime::StepMeans::hidden_ms), comm_ms);
-    fmt::print("{:<44}{:>7.2f}{:>10.2f}{:>+10.1f}%{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}\n", row.name,
-               ratio, step_ms, 100 * (change - 1), compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms,
-               step_ms / plan_ms);
+    print_result("{:<44}{:>7.2f}{:>10.2f}{:>+10.1f}%{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}\n", row.name,
+                 ratio, step_ms, 100 * (change - 1), compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms,
+                 step_ms / plan_ms);
     csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n", row.name, ratio,
              config_.model.layers, options_.layer_ms, world_.size(), step_ms, change, compute_ms, comm_ms, exposed_ms,
              hidden, plan_ms);
-    std::fflush(stdout);
+    flush_printed();
   }
 
   const OverlapOptions& options_;

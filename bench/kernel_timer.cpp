@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 
 #include "bench/candidate.h"
 #include "engine/base/parallel.h"
+#include "engine/base/print.h"
 #include "engine/device/clock.h"
 #include "kernels/common/isa.h"
 
@@ -109,7 +109,7 @@ void KernelTimer::measure_rates(const Size& any) {
                                                 3);
   memory_.clear();
   flops_per_ns_ = 2.0 * static_cast<double>(n * n * n) / ns[1];
-  fmt::print(
+  print_result(
       "{}, {}, {} thread{}: copy through memory {:.1f} GB/s (read and written), product of 1024 x 1024 x 1024 {:.1f} "
       "GFLOP/s; medians of {} interleaved rounds\n"
       "{:<26}{:<10}{:<8}{:<28}{:>12}{:>10}{:>9}{:>12}{:>9}  {}\n",
@@ -142,9 +142,9 @@ void KernelTimer::compare_product(const std::string& op, const std::string& shap
 void KernelTimer::print(const std::string& op, const std::string& shape, const Cost& cost, double ns, double bound_ns,
                         const char* bound) {
   const double gflops = static_cast<double>(cost.flops) / ns, gbytes = static_cast<double>(cost.bytes) / ns;
-  fmt::print("{:<26}{:<10}{:<8}{:<28}{:>12.1f}{:>10.1f}{:>9.1f}{:>12.1f}{:>8.0f}%  {}\n", op, name_of(dtype_),
-             size_->name, shape, ns / 1e3, gflops, gbytes, bound_ns / 1e3, 100 * bound_ns / ns, bound);
-  std::fflush(stdout);
+  print_result("{:<26}{:<10}{:<8}{:<28}{:>12.1f}{:>10.1f}{:>9.1f}{:>12.1f}{:>8.0f}%  {}\n", op, name_of(dtype_),
+               size_->name, shape, ns / 1e3, gflops, gbytes, bound_ns / 1e3, 100 * bound_ns / ns, bound);
+  flush_printed();
   csv_.row("{},{},{},{},{},{:.6g},{:.6g},{:.6g},{},{:.6g},{:.6g}\n", op, name_of(dtype_), size_->name, shape,
            context_.pool->threads(), ns / 1e3, gflops, gbytes, bound, bound_ns / 1e3, bound_ns / ns);
 }

@@ -8,13 +8,13 @@
 #include "bench/layers.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 
 #include "bench/csv_file.h"
 #include "bench/harness.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
+#include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
@@ -140,10 +140,10 @@ class LayersBench : WorldBench {
     rows.pop_back();
     for (const Row& row : rows) report(row, ratio, bandwidth, noise_floor);
     if (world_.rank() == 0)
-      fmt::print("  noise floor: {}{} against itself: {:.3f}\n", rows[0].name,
-                 is_ring() ? "" : fmt::format(" in {} chunk{}", rows[0].chunks, rows[0].chunks == 1 ? "" : "s"),
-                 noise_floor);
-    std::fflush(stdout);
+      print_result("  noise floor: {}{} against itself: {:.3f}\n", rows[0].name,
+                   is_ring() ? "" : fmt::format(" in {} chunk{}", rows[0].chunks, rows[0].chunks == 1 ? "" : "s"),
+                   noise_floor);
+    flush_printed();
   }
 
   /// Blocks. Collective. Median of the rank whose steps are longest.
@@ -197,7 +197,7 @@ class LayersBench : WorldBench {
     const double plan_ms = static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6;
     const double wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6, ideal_ms = std::max(wire_ms, compute_ms);
     const double hidden = hidden_share(wire_ms, exposed_ms), plan_hidden = hidden_share(wire_ns, plan_exposed_ns);
-    fmt::print(
+    print_result(
         "{:<28}{:>7}{:>7.2f}{:>7}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.3f}{:>9.1f}%{:>10.2f}{:>8."
         "3f}\n",
         row.name, row.chunks, ratio, tasks, step_ms, compute_ms, wire_ms, exposed_ms, 100 * hidden, plan_ms,
@@ -209,16 +209,16 @@ class LayersBench : WorldBench {
 
   void print_header() {
     if (world_.rank() != 0) return;
-    fmt::print(
+    print_result(
         "{} ranks, {} paced layers of {:.3g} ms forward and twice that backward; medians of {} interleaved steps on "
         "the rank that waited longest\n"
         "ratio: {}; comm: communication inside layers at line rate; ideal: the longer of compute and comm\n",
         world_.size(), config_.model.layers, options_.layer_ms, options_.steps,
         is_ring() ? "a hop of the ring / a block of attention"
                   : "communication inside layers / compute, without sequence parallelism");
-    fmt::print("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}{:>10}{:>8}\n", "layout", "chunks",
-               "ratio", "tasks", "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "plan hid.",
-               "ideal bd", "/ ideal");
+    print_result("{:<28}{:>7}{:>7}{:>7}{:>10}{:>10}{:>10}{:>10}{:>8}{:>10}{:>8}{:>10}{:>10}{:>8}\n", "layout", "chunks",
+                 "ratio", "tasks", "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "plan hid.",
+                 "ideal bd", "/ ideal");
     csv_.open(options_.csv,
               "layout,chunks,ratio,world_size,layer_ms,tasks,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_"
               "ms,plan_hidden,ideal_bound_ms,noise_floor\n");

@@ -4,7 +4,6 @@
 #include "bench/overlap.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -14,6 +13,7 @@
 #include "bench/harness.h"
 #include "bench/zero.h"
 #include "comm/link.h"
+#include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/config/validate.h"
 #include "engine/report/bounds.h"
@@ -167,41 +167,41 @@ class OverlapBench : WorldBench {
       print_row(*c, step_ms, naive_ms, plan_bound_ms, ideal_ms, link_name, ratio);
     }
     if (world_.rank() != 0) return;
-    fmt::print("  noise floor: the run without communication against itself: {:.3f}\n",
-               candidates[1]->median_of(&runtime::StepMeans::step_ms) /
-                   candidates[0]->median_of(&runtime::StepMeans::step_ms));
+    print_result("  noise floor: the run without communication against itself: {:.3f}\n",
+                 candidates[1]->median_of(&runtime::StepMeans::step_ms) /
+                     candidates[0]->median_of(&runtime::StepMeans::step_ms));
     if (ratio > 0) {
       const double compute = static_cast<double>(ideal.compute_ns), wire = static_cast<double>(ideal.wire_ns),
                    both = compute + wire;
       speed_ups_.push_back({ratio, 1 + ratio, both / std::max(compute, wire),
                             both / static_cast<double>(ideal.bound_ns), naive_ms / bucketed_ms});
     }
-    std::fflush(stdout);
+    flush_printed();
   }
 
   /// docs/notes/0007 explains why the second column is out of reach, and usually the third.
   void print_speed_ups() {
     if (world_.rank() != 0 || speed_ups_.empty()) return;
-    fmt::print("speed-up over compute followed by communication\n{:>8}{:>24}{:>24}{:>24}{:>20}\n", "ratio",
-               "all hidden (promised)", "max(compute, wire)", "with dependencies", "bucketed / naive");
+    print_result("speed-up over compute followed by communication\n{:>8}{:>24}{:>24}{:>24}{:>20}\n", "ratio",
+                 "all hidden (promised)", "max(compute, wire)", "with dependencies", "bucketed / naive");
     for (const SpeedUp& s : speed_ups_)
-      fmt::print("{:>8.2f}{:>23.2f}x{:>23.2f}x{:>23.2f}x{:>19.2f}x\n", s.ratio, s.promised, s.larger_of_both,
-                 s.with_dependencies, s.reached);
+      print_result("{:>8.2f}{:>23.2f}x{:>23.2f}x{:>23.2f}x{:>19.2f}x\n", s.ratio, s.promised, s.larger_of_both,
+                   s.with_dependencies, s.reached);
   }
 
   void print_header() {
-    fmt::print("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n",
-               build(ReduceMode::bucketed, 0, true).job->model.description, ranks_, threads_, threads_ == 1 ? "" : "s",
-               options_.compute, options_.steps);
+    print_result("{}\n{} ranks x {} thread{}, {} compute, medians of {} interleaved steps\n",
+                 build(ReduceMode::bucketed, 0, true).job->model.description, ranks_, threads_,
+                 threads_ == 1 ? "" : "s", options_.compute, options_.steps);
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (options_.compute == "real" && world_.ranks_on_host() * threads_ > cores)
-      fmt::print(
+      print_result(
           "{} ranks x {} threads share {} cores, so times include their contention. --compute paced measures the "
           "schedule alone.\n",
           world_.ranks_on_host(), threads_, cores);
-    fmt::print("{:<24}{:>6}{:>24}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation", "tasks",
-               "MB sent (largest task)", "link", "step ms", "x naive", "compute", "comm", "exposed", "hidden",
-               "plan bd", "/ plan", "ideal bd", "/ ideal");
+    print_result("{:<24}{:>6}{:>24}{:>19}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}{:>9}{:>8}\n", "implementation",
+                 "tasks", "MB sent (largest task)", "link", "step ms", "x naive", "compute", "comm", "exposed",
+                 "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal");
     csv_.open(options_.csv,
               "implementation,model_size,d_model,num_layers,world_size,bucket_bytes,link,avg_step_time_ms,speedup_vs_"
               "naive,compute_ms,comm_ms,"
@@ -231,7 +231,7 @@ class OverlapBench : WorldBench {
     const auto times = [&](const std::optional<double>& bound) {
       return bound ? std::optional(step_ms / *bound) : std::nullopt;
     };
-    fmt::print(
+    print_result(
         "{:<24}{:>6}{:>24}{:>19}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>9}{:>8}{:>9}{:>8}\n", c.name, tasks,
         fmt::format("{:.2f} ({:.2f})", static_cast<double>(bytes) / 1e6, static_cast<double>(largest) / 1e6),
         job.mesh.world() > 1 ? link : "none", step_ms, naive_ms / step_ms, compute_ms, comm_ms, exposed_ms,

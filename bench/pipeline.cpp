@@ -5,7 +5,6 @@
 #include "bench/pipeline.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -14,6 +13,7 @@
 #include "bench/csv_file.h"
 #include "bench/equal_stages.h"
 #include "bench/harness.h"
+#include "engine/base/print.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 
@@ -97,8 +97,8 @@ class PipelineBench : WorldBench {
     const double noise_floor = rows.back().step_ms() / rows.front().step_ms();
     rows.pop_back();
     for (const Row& row : rows) report(row, ratio, noise_floor);
-    if (world_.rank() == 0) fmt::print("  noise floor: {} against itself: {:.3f}\n", rows.front().name, noise_floor);
-    std::fflush(stdout);
+    if (world_.rank() == 0) print_result("  noise floor: {} against itself: {:.3f}\n", rows.front().name, noise_floor);
+    flush_printed();
   }
 
   struct Measured {
@@ -134,26 +134,26 @@ class PipelineBench : WorldBench {
   }
 
   void print_header() {
-    fmt::print("{} stages that {}; medians of {} interleaved steps\n", world_.size(),
-               paced_ ? fmt::format("sleep: {:.1f} ms forward, {:.1f} ms backward", options_.forward_ms,
-                                    2 * options_.forward_ms)
-                      : fmt::format("compute, {} thread{} each", threads_, threads_ == 1 ? "" : "s"),
-               options_.steps);
+    print_result("{} stages that {}; medians of {} interleaved steps\n", world_.size(),
+                 paced_ ? fmt::format("sleep: {:.1f} ms forward, {:.1f} ms backward", options_.forward_ms,
+                                      2 * options_.forward_ms)
+                        : fmt::format("compute, {} thread{} each", threads_, threads_ == 1 ? "" : "s"),
+                 options_.steps);
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     if (!paced_ && world_.ranks_on_host() * threads_ > cores)
-      fmt::print(
+      print_result(
           "{} ranks x {} threads share {} cores: this measures their sharing. --compute paced measures the schedule.\n",
           world_.ranks_on_host(), threads_, cores);
-    fmt::print(
+    print_result(
         "bubble: (step - compute) / compute{}; hops: excess over the step without a link / step; exposed: waits for "
         "hops in transit / step;\n"
         "rehearsed: the plan{}; ideal: the schedule alone, without exposed hops; F, B, W: forward, backward (with W: "
         "of inputs only) and weight-gradient times of a micro-batch on the first stage\n",
         paced_ ? "" : " of the stage with the longest compute",
         paced_ ? "" : ", with the work times measured in these steps");
-    fmt::print("{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>10}{:>9}{:>26}\n", "schedule", "micro",
-               "hop", "step ms", "bubble", paced_ ? "closed form" : "ideal", "rehearsed ms", "/ rehearsed", "hops",
-               "of which ends", "exposed", "ideal bd", "/ ideal", "F + B + W ms");
+    print_result("{:<18}{:>6}{:>7}{:>10}{:>10}{:>13}{:>14}{:>13}{:>8}{:>16}{:>9}{:>10}{:>9}{:>26}\n", "schedule",
+                 "micro", "hop", "step ms", "bubble", paced_ ? "closed form" : "ideal", "rehearsed ms", "/ rehearsed",
+                 "hops", "of which ends", "exposed", "ideal bd", "/ ideal", "F + B + W ms");
     csv_.open(options_.csv,
               "schedule,stages,micro_batches,virtual_stages,forward_ms,hop_of_forward,step_ms,bubble,bubble_closed_"
               "form,rehearsed_step_ms,hops_"
@@ -168,7 +168,7 @@ class PipelineBench : WorldBench {
     const double hops = m.ratio > 0 ? (m.step_ms - m.alone_ms) / m.step_ms : 0, exposed = m.exposed_ms / m.step_ms;
     // Hops of the first micro-batch forward and of the last one backward cannot overlap with compute.
     const double fill = 2.0 * (row.schedule().parts() - 1) * static_cast<double>(row.transfer_ns) / 1e6 / m.step_ms;
-    fmt::print(
+    print_result(
         "{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>10.2f}{:>9."
         "3f}{:>26}\n",
         row.name, shape.micro_batches, m.ratio, m.step_ms, 100 * bubble, 100 * ideal, m.rehearsed_ms,

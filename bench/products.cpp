@@ -5,11 +5,11 @@
 #include "bench/products.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "bench/harness.h"
 #include "engine/base/check.h"
 #include "engine/base/log.h"
+#include "engine/base/print.h"
 #include "kernels/cuda/algorithms.h"
 #include "kernels/cuda/workspace.h"
 #include "planner/plan_options.h"
@@ -61,19 +61,19 @@ int bench_products(const ProductsOptions& options) {
     }
     const auto timed_before = std::count_if(products.begin(), products.end(),
                                             [&](const kernels::ProductShape& p) { return table.find(p) != nullptr; });
-    fmt::print("{}, cuBLASLt {}: {} products, {} timed before\n{:>10}{:>10}{:>7}{:>10}  product\n", library.card,
-               library.version, products.size(), timed_before, "first us", "best us", "gain", "apart us");
-    std::fflush(stdout);
+    print_result("{}, cuBLASLt {}: {} products, {} timed before\n{:>10}{:>10}{:>7}{:>10}  product\n", library.card,
+                 library.version, products.size(), timed_before, "first us", "best us", "gain", "apart us");
+    flush_printed();
     size_t added = 0, left = 0;
     const auto keep = [&](const kernels::ProductShape& product, const kernels::TimedAlgorithm& timed) {
       kernels::write_algorithms(path, table);
       ++added;
-      fmt::print("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us, timed.first_us / timed.us,
-                 timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "", kernels::text_of(product),
-                 timed.apart_us == 0 ? ""
-                 : timed.wins()      ? ": fused"
-                                     : ": apart");
-      std::fflush(stdout);
+      print_result("{:>10.2f}{:>10.2f}{:>7.2f}{:>10}  {}{}\n", timed.first_us, timed.us, timed.first_us / timed.us,
+                   timed.apart_us > 0 ? fmt::format("{:.2f}", timed.apart_us) : "", kernels::text_of(product),
+                   timed.apart_us == 0 ? ""
+                   : timed.wins()      ? ": fused"
+                                       : ": apart");
+      flush_printed();
     };
     const Work search{"search", {}, {}, {}, [&](LaunchContext& context) {
                         kernels::prepare_stream(context.native_stream);
@@ -86,10 +86,10 @@ int bench_products(const ProductsOptions& options) {
                       }};
     stream->launch(search, {});
     stream->synchronize();
-    fmt::print("{} of {} products timed: {}\n", static_cast<size_t>(timed_before) + added, products.size(), path);
+    print_result("{} of {} products timed: {}\n", static_cast<size_t>(timed_before) + added, products.size(), path);
     if (left > 0)
-      fmt::print("{} products left after {} s. Run the same command again to continue with them.\n", left,
-                 options.seconds);
+      print_result("{} products left after {} s. Run the same command again to continue with them.\n", left,
+                   options.seconds);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "bench/csv_file.h"
 #include "bench/harness.h"
 #include "engine/base/parallel.h"
+#include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/load.h"
@@ -129,19 +130,20 @@ class StepBench : WorldBench {
     const double step = ms(median(step_ns)), best = ms(*std::min_element(step_ns.begin(), step_ns.end()));
     const double other = c.median_of(&runtime::StepMeans::other_ms),
                  compute = c.median_of(&runtime::StepMeans::compute_ms);
-    fmt::print("{}: {} rank{} x {} thread{}, {}, medians of {} steps\n", c.job->model.description, world_.size(),
-               world_.size() == 1 ? "" : "s", threads_, threads_ == 1 ? "" : "s", kernels::product_library(),
-               options_.steps);
-    fmt::print("loss at step 1  {:.8f}\nstep            {:.3f} ms (fastest {:.3f})\n", loss, step, best);
-    fmt::print("  compute {:.3f} ms, communication {:.3f} ms, exposed {:.3f} ms, other {:.3f} ms\n", compute,
-               c.median_of(&runtime::StepMeans::comm_ms), c.median_of(&runtime::StepMeans::exposed_ms), other);
+    print_result("{}: {} rank{} x {} thread{}, {}, medians of {} steps\n", c.job->model.description, world_.size(),
+                 world_.size() == 1 ? "" : "s", threads_, threads_ == 1 ? "" : "s", kernels::product_library(),
+                 options_.steps);
+    print_result("loss at step 1  {:.8f}\nstep            {:.3f} ms (fastest {:.3f})\n", loss, step, best);
+    print_result("  compute {:.3f} ms, communication {:.3f} ms, exposed {:.3f} ms, other {:.3f} ms\n", compute,
+                 c.median_of(&runtime::StepMeans::comm_ms), c.median_of(&runtime::StepMeans::exposed_ms), other);
     double loop = 0, overhead = 0;
     if (!loop_ns.empty()) {
       // Compares measurements that are adjacent in time, so that a busy machine slows both.
       std::vector<double> longer;
       for (size_t i = 0; i < loop_ns.size(); ++i) longer.push_back(step_ns[i] / loop_ns[i] - 1);
       loop = ms(median(loop_ns)), overhead = median(longer);
-      fmt::print("plain loop      {:.3f} ms; the step takes {:.2f} % longer (median of pairs)\n", loop, 100 * overhead);
+      print_result("plain loop      {:.3f} ms; the step takes {:.2f} % longer (median of pairs)\n", loop,
+                   100 * overhead);
     }
     double bound = 0;
     int64_t wire = 0;
@@ -155,7 +157,7 @@ class StepBench : WorldBench {
           *many.job, {.bytes_per_second = options_.line_rate, .latency_ns = 0, .ranks = ranks, .spine_ns = ns});
       const Front front = front_of(*many.job, ns);
       bound = ms(static_cast<double>(ideal.bound_ns)), wire = ideal.wire_ns;
-      fmt::print(
+      print_result(
           "bound on {} ranks at {:.3g} Gbit/s: {:.1f} ms (forward {:.1f}, first gradient after {:.1f}, wire {:.1f})\n",
           ranks, options_.line_rate * 8e-9, bound, ms(static_cast<double>(front.forward_ns)),
           ms(static_cast<double>(front.first_gradient_ns)), ms(static_cast<double>(wire)));

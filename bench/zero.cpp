@@ -5,13 +5,13 @@
 #include "bench/zero.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 
 #include "bench/csv_file.h"
 #include "bench/harness.h"
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
+#include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
 #include "engine/report/bounds.h"
@@ -93,9 +93,9 @@ class ZeroBench : WorldBench {
     for (Row& row : rows)
       if (world_.rank() == 0 && !row.again) print_row(*row.candidate, bandwidth, ratio);
     if (world_.rank() == 0)
-      fmt::print("  noise floor: {} against itself: {:.3f}\n", rows[0].name,
-                 rows.back().candidate->median_of(&runtime::StepMeans::step_ms) /
-                     rows[0].candidate->median_of(&runtime::StepMeans::step_ms));
+      print_result("  noise floor: {} against itself: {:.3f}\n", rows[0].name,
+                   rows.back().candidate->median_of(&runtime::StepMeans::step_ms) /
+                       rows[0].candidate->median_of(&runtime::StepMeans::step_ms));
   }
 
   /// Step period in virtual time.
@@ -110,12 +110,12 @@ class ZeroBench : WorldBench {
   }
 
   void print_header() {
-    fmt::print(
+    print_result(
         "{} ranks, {} paced layers of {:.3g} ms forward and twice that backward; medians of {} interleaved steps\n",
         world_.size(), config_.model.layers, options_.layer_ms, options_.steps);
-    fmt::print("{:<36}{:>7}{:>10}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}{:>10}{:>8}{:>12}{:>9}\n", "implementation", "ratio",
-               "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal",
-               "gather exp.", "waited");
+    print_result("{:<36}{:>7}{:>10}{:>10}{:>9}{:>9}{:>8}{:>10}{:>8}{:>10}{:>8}{:>12}{:>9}\n", "implementation", "ratio",
+                 "step ms", "compute", "comm", "exposed", "hidden", "plan bd", "/ plan", "ideal bd", "/ ideal",
+                 "gather exp.", "waited");
     csv_.open(options_.csv,
               "implementation,ratio,layers,layer_ms,world_size,step_ms,compute_ms,comm_ms,exposed_ms,hidden,plan_bound_"
               "ms,ideal_bound_ms,gather_ms,gather_exposed,gather_waits_ms\n");
@@ -149,7 +149,7 @@ class ZeroBench : WorldBench {
         if (task.starts_with("all_gather.")) waits_ms.back() += ms;
     }
     const double gather_waits_ms = median(waits_ms), waited = gather_ms > 0 ? gather_waits_ms / gather_ms : 0;
-    fmt::print(
+    print_result(
         "{:<36}{:>7.2f}{:>10.2f}{:>10.2f}{:>9.2f}{:>9.2f}{:>7.0f}%{:>10.2f}{:>8.3f}{:>10.2f}{:>8.3f}{:>11.1f}%{:>8.1f}%"
         "\n",
         c.name, ratio, step_ms, compute_ms, comm_ms, exposed_ms, 100 * hidden, plan_ms, step_ms / plan_ms, ideal_ms,
@@ -157,7 +157,7 @@ class ZeroBench : WorldBench {
     csv_.row("\"{}\",{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g},{:.17g}\n",
              c.name, ratio, config_.model.layers, options_.layer_ms, world_.size(), step_ms, compute_ms, comm_ms,
              exposed_ms, hidden, plan_ms, ideal_ms, gather_ms, gather_exposed, gather_waits_ms);
-    std::fflush(stdout);
+    flush_printed();
   }
 
   const OverlapOptions& options_;

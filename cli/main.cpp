@@ -6,13 +6,13 @@
 #include <exception>
 #include <new>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line.h"
 #include "engine/base/check.h"
+#include "engine/base/print.h"
 #include "engine/config/nearest.h"
 #include "runtime/version.h"
 
@@ -60,24 +60,9 @@ int run(int argc, char** argv) {
   return chosen();
 }
 
-/// The last output may still be in a buffer: a full disk must not end with exit code 0.
-void require_printed() {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    throw ResourceError(
-        "[output] standard output cannot be written: its disk is full, or the program that reads it has ended. Part of "
-        "the output is missing. Write it to a disk with space, or read it to its end.");
-}
-
-/// fmt throws std::system_error where a print fails at once.
 int run_and_flush(int argc, char** argv) {
-  int code = 0;
-  try {
-    code = run(argc, argv);
-  } catch (const std::system_error&) {
-    require_printed();
-    throw;
-  }
-  if (code == 0) require_printed();
+  const int code = run(argc, argv);
+  if (code == 0) flush_printed();  // the last output may still be in a buffer
   return code;
 }
 

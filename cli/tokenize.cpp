@@ -3,10 +3,9 @@
 
 #include <memory>
 
-#include <fmt/core.h>
-
 #include "cli/command_line.h"
 #include "engine/base/check.h"
+#include "engine/base/print.h"
 #include "engine/data/tokenize.h"
 
 namespace slipstream::cli {
@@ -23,10 +22,10 @@ int tokenize(const TokenizeOptions& options) {
     throw ConfigError("[tokenize] the path of the shards is empty. Give one, such as data/text.");
   const data::TokenizeSummary summary =
       data::tokenize({.text = options.text, .out = options.out, .tokenizer = options.tokenizer});
-  fmt::print("{} tokens of {} bytes of text, tokenizer {} with {} ids\n", summary.count, summary.text_bytes,
-             summary.tokenizer, summary.vocab_size);
+  print_result("{} tokens of {} bytes of text, tokenizer {} with {} ids\n", summary.count, summary.text_bytes,
+               summary.tokenizer, summary.vocab_size);
   for (const auto& shard : summary.shards)
-    fmt::print("{}  {} tokens  {} bytes  xxh3 {}\n", shard.path, shard.count, shard.size_bytes, shard.hash);
+    print_result("{}  {} tokens  {} bytes  xxh3 {}\n", shard.path, shard.count, shard.size_bytes, shard.hash);
   return 0;
 }
 

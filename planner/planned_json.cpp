@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What slipstream plan and slipstream check print with --json.
 
-#include <cstdio>
-
 #include "comm/link.h"
 #include "engine/base/json.h"
+#include "engine/base/print.h"
 #include "engine/plan/memory.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
@@ -98,7 +97,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
       json["rehearsed"]["channels"][name]["exposed_ms"] = load.exposed_ms;
     }
   }
-  fmt::print("{}\n", json.dump(2));
+  print_result("{}\n", json.dump(2));
 }
 
 void print_proof_json(const Planned& planned) {
@@ -119,7 +118,7 @@ void print_proof_json(const Planned& planned) {
   json["plan_hash"] = fmt::format("{:016x}", proof.order_hash);
   json["memory_bytes"] = most_bytes(planned);
   json["fits"] = fits(planned);
-  fmt::print("{}\n", json.dump(2));
+  print_result("{}\n", json.dump(2));
 }
 
 }  // namespace slipstream::planner

@@ -2,12 +2,12 @@
 // Prints slipstream plan and slipstream check as text.
 
 #include <algorithm>
-#include <cstdio>
 
 #include <fmt/ranges.h>
 
 #include "comm/link.h"
 #include "engine/base/plural.h"
+#include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/plan/memory.h"
@@ -40,7 +40,7 @@ void print_tied(const Planned& planned) {
   const comm::Rehearsal both[] = {rehearse_step(planned), rehearse_step(whole)};
   if (!both[0].finished || !both[1].finished) return;
   const comm::RankTimes &apart = both[0].ranks.front(), &together = both[1].ranks.front();
-  fmt::print(
+  print_result(
       "         rehearsed: {:.2f} ms exposed in a step of {:.2f} ms, with overlap.split_tied_embedding = false {:.2f} "
       "in {:.2f} ms\n",
       ms_of_a_step(apart.exposed_ns), static_cast<double>(apart.step_period_ns(1)) / 1e6,
@@ -49,22 +49,22 @@ void print_tied(const Planned& planned) {
 
 /// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
 void print_zero_memory(const Planned& planned) {
-  fmt::print("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
+  print_result("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
   int stage = -1;
   const std::vector<ZeroMemory> table = zero_memory(request_of(planned));
   for (const ZeroMemory& row : table)
-    if (row.stage == 0) fmt::print("{:>29}", counted(row.ranks, "rank"));
+    if (row.stage == 0) print_result("{:>29}", counted(row.ranks, "rank"));
   for (const ZeroMemory& row : table) {
-    if (row.stage != stage) fmt::print("\n  {:<6}", stage = row.stage);
-    fmt::print("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
+    if (row.stage != stage) print_result("\n  {:<6}", stage = row.stage);
+    print_result("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
   }
   const auto outside_bytes = [&](int of_stage) {
     return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })
         ->outside_bytes;
   };
-  fmt::print("\n");
+  print_result("\n");
   if (outside_bytes(2) > 0)
-    fmt::print(
+    print_result(
         "  the table shared by embedding and head stays whole: {} of gradients in stage 2, {} of gradients and "
         "parameters in stage 3\n",
         format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
@@ -76,22 +76,22 @@ void print_groups(const Planned& planned) {
   const Machine& machine = planned.machine;
   const int64_t emulated = planned.config->comm.emulate.bandwidth_bytes_per_second;
   if (mesh.world() > 1)
-    fmt::print("groups:  order {}, nodes of {}\n", planned.config->parallel.order,
-               counted(machine.ranks_per_node, "rank"));
+    print_result("groups:  order {}, nodes of {}\n", planned.config->parallel.order,
+                 counted(machine.ranks_per_node, "rank"));
   for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
     const int size = mesh.group_size(axis);
     const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
     if (size == 1 || (part_of_data && mesh.group_size(Axis::data_outer) == 1)) continue;
     const bool across = mesh.crosses_nodes(axis, machine.ranks_per_node);
     const std::vector<int> ranks = mesh.group(axis, 0);
-    fmt::print("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size,
-               emulated > 0 ? "comm.emulate:"
-               : across     ? "across nodes:"
-                            : "inside a node:",
-               format_bytes(emulated > 0 ? emulated
-                            : across     ? machine.inter_bytes_per_second
-                                         : machine.intra_bytes_per_second),
-               ranks[0], ranks[1], size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
+    print_result("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size,
+                 emulated > 0 ? "comm.emulate:"
+                 : across     ? "across nodes:"
+                              : "inside a node:",
+                 format_bytes(emulated > 0 ? emulated
+                              : across     ? machine.inter_bytes_per_second
+                                           : machine.intra_bytes_per_second),
+                 ranks[0], ranks[1], size > 2 ? fmt::format(" ... {}", ranks.back()) : "");
   }
 }
 
@@ -109,7 +109,7 @@ void print_recomputation(const Planned& planned) {
     if (stage->recomputed.saved_bytes > most->recomputed.saved_bytes) most = stage.get();
   const Recomputed& again = most->recomputed;
   if (again.how == Recomputation::none) return;
-  fmt::print(
+  print_result(
       "recompute: {} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% more "
       "operations{}\n",
       name_of(again.how), format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)),
@@ -123,7 +123,7 @@ void print_sequence_parallelism(const Planned& planned) {
   const int ranks = planned.finished.job->mesh.group_size(Axis::tensor);
   if (!planned.config->parallel.sequence_parallel || ranks == 1) return;
   const int64_t saved = saved_by_sequence_parallelism(request_of(planned), planned.finished);
-  fmt::print(
+  print_result(
       "sequence parallel: each of {} ranks keeps its share of the tokens of residuals and norms, which saves {}\n",
       ranks, format_bytes(saved));
 }
@@ -140,29 +140,29 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
   const std::vector<UpdateOption> places =
       update_options(request_of(planned), planned.finished,
                      rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
-  fmt::print("update (optimizer.double_buffer = {}):\n", field_text(*planned.config, "optimizer.double_buffer"));
+  print_result("update (optimizer.double_buffer = {}):\n", field_text(*planned.config, "optimizer.double_buffer"));
   for (size_t i = 0; i < places.size(); ++i) {
     // Compares two copies with one copy on the same stream, under the next forward pass.
     const double before = places[i == 2 ? 1 : 0].step_ms;
-    fmt::print("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name,
-               format_bytes(places[i].memory_bytes), places[i].step_ms,
-               i == 0 ? ""
-                      : fmt::format(" ({} % against {})", signed_percent(places[i].step_ms / before - 1),
-                                    i == 2 ? "one copy there" : "the compute stream"));
+    print_result("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name,
+                 format_bytes(places[i].memory_bytes), places[i].step_ms,
+                 i == 0 ? ""
+                        : fmt::format(" ({} % against {})", signed_percent(places[i].step_ms / before - 1),
+                                      i == 2 ? "one copy there" : "the compute stream"));
   }
   if (!planned.config.on_gpus())
-    fmt::print(
+    print_result(
         "    on a CPU an update takes the cores that compute, wherever it runs, which the other rehearsals leave "
         "out\n");
   if (job.zero_stage >= 3)
-    fmt::print("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
+    print_result("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
 
 /// The launch mode of steps, with the rehearsed times of both modes.
 void print_replay(const Planned& planned) {
   const Replay& replay = planned.finished.replay;
   if (replay.graph_ns == 0) return;
-  fmt::print(
+  print_result(
       "graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, "
       "{:.2f} without; {} launches of {} cost the host {:.2f}{}\n",
       field_text(*planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task",
@@ -182,20 +182,20 @@ void print_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
   if (largest.channel.empty() ||
       ms_of_a_step(times.exposed_ns) < kWorthPrinting * static_cast<double>(times.step_period_ns(1)) / 1e6)
     return;
-  fmt::print("exposed: {:.2f} of {:.2f} ms on channel {}{}; the longest wait is {:.2f} ms for {}{}\n",
-             largest.exposed_ms, largest.busy_ms, largest.channel, largest.crosses_nodes ? " between nodes" : "",
-             largest.task_ms, largest.task,
-             largest.under_last_of > 1
-                 ? fmt::format("; only the last of {} micro-batches can hide them", largest.under_last_of)
-                 : "");
+  print_result("exposed: {:.2f} of {:.2f} ms on channel {}{}; the longest wait is {:.2f} ms for {}{}\n",
+               largest.exposed_ms, largest.busy_ms, largest.channel, largest.crosses_nodes ? " between nodes" : "",
+               largest.task_ms, largest.task,
+               largest.under_last_of > 1
+                   ? fmt::format("; only the last of {} micro-batches can hide them", largest.under_last_of)
+                   : "");
   std::vector<Alternative> faster = faster_alternatives(planned, rehearsal);
   if (faster.size() > kPrinted) faster.resize(kPrinted);
   for (const Alternative& change : faster)
-    fmt::print("try:     --set {}: rehearsed {:.2f} ms, {:.2f} ms exposed{}\n", fmt::join(change.sets, " --set "),
-               change.step_ms, change.exposed_ms,
-               change.global_batch == planned.finished.global_batch
-                   ? ""
-                   : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));
+    print_result("try:     --set {}: rehearsed {:.2f} ms, {:.2f} ms exposed{}\n", fmt::join(change.sets, " --set "),
+                 change.step_ms, change.exposed_ms,
+                 change.global_batch == planned.finished.global_batch
+                     ? ""
+                     : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));
 }
 
 }  // namespace
@@ -203,40 +203,41 @@ void print_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const MeshSizes& sizes = job.mesh.sizes();
-  fmt::print("machine: {}, {} of memory for a rank\n", machine_text(planned),
-             format_bytes(planned.machine.memory_bytes));
-  fmt::print("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
-  fmt::print("layout:  {} = data {} x context {} x pipeline {} x tensor {}\n", counted(job.mesh.world(), "rank"),
-             sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+  print_result("machine: {}, {} of memory for a rank\n", machine_text(planned),
+               format_bytes(planned.machine.memory_bytes));
+  print_result("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
+  print_result("layout:  {} = data {} x context {} x pipeline {} x tensor {}\n", counted(job.mesh.world(), "rank"),
+               sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
   print_groups(planned);
-  fmt::print("batch:   {} x {} per step, {} of {} on each rank\n", counted(planned.finished.global_batch, "sequence"),
-             counted(planned.config->train.sequence_length, "token"),
-             counted(planned.finished.micro_batches, "micro-batch"), job.model.batch);
-  fmt::print("reduce:  {}, {}\n", name_of(job.options.reduce_mode), counted(std::ssize(job.layout.buckets), "bucket"));
+  print_result("batch:   {} x {} per step, {} of {} on each rank\n", counted(planned.finished.global_batch, "sequence"),
+               counted(planned.config->train.sequence_length, "token"),
+               counted(planned.finished.micro_batches, "micro-batch"), job.model.batch);
+  print_result("reduce:  {}, {}\n", name_of(job.options.reduce_mode),
+               counted(std::ssize(job.layout.buckets), "bucket"));
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
-    fmt::print("         tied table: the head's share early in chunks, the embedding's share as {}\n",
-               job.model.tied.as_rows ? "ids and rows" : "a dense table");
+    print_result("         tied table: the head's share early in chunks, the embedding's share as {}\n",
+                 job.model.tied.as_rows ? "ids and rows" : "a dense table");
   print_tied(planned);
   const Job& largest = largest_stage(planned.finished);
-  fmt::print("memory of a rank{}:\n{}",
-             sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
-             memory_table(largest, extra_memory_of_largest(planned)));
+  print_result("memory of a rank{}:\n{}",
+               sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
+               memory_table(largest, extra_memory_of_largest(planned)));
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {
     const ScheduleShape& shape = job.schedule.shape;
     const Played played = played_schedule(planned.finished.stages, price_of(*planned.config, planned.machine, job.mesh),
                                           planned.finished.transfer_ns);
-    fmt::print("{}\n", schedule_line(*planned.config, planned.finished.stages, played));
+    print_result("{}\n", schedule_line(*planned.config, planned.finished.stages, played));
     for (const auto& stage : planned.finished.stages)
-      fmt::print("  stage {}: {} of memory, at most {} alive{}{}\n", stage->stage(),
-                 format_bytes(stage->buffers.total_bytes()),
-                 counted(peak_in_flight(stage->schedule, stage->stage()), "micro-batch"),
-                 shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
-                 rehearsal.finished
-                     ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
-                                   ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
-                     : "");
+      print_result("  stage {}: {} of memory, at most {} alive{}{}\n", stage->stage(),
+                   format_bytes(stage->buffers.total_bytes()),
+                   counted(peak_in_flight(stage->schedule, stage->stage()), "micro-batch"),
+                   shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
+                   rehearsal.finished
+                       ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
+                                     ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
+                       : "");
     // A column is at most as long as the shortest pass, so no pass overwrites another.
     int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
     for (const auto& passes : played.stages)
@@ -244,37 +245,38 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     constexpr int64_t kWhole = 400, kEnds = 24;
     const int64_t columns = (played.makespan_ns + tick_ns / 2) / tick_ns;
     const bool is_whole = shape.micro_batches <= 16 && shape.stages <= 16 && columns <= kWhole;
-    fmt::print("{}", schedule_table(job.schedule, played, tick_ns, is_whole ? 0 : kEnds));
+    print_result("{}", schedule_table(job.schedule, played, tick_ns, is_whole ? 0 : kEnds));
     if (!is_whole && columns > 2 * kEnds)
-      fmt::print("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n", columns,
-                 kEnds);
+      print_result("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n",
+                   columns, kEnds);
   }
   for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
-    fmt::print("note:    {}\n", remark);
+    print_result("note:    {}\n", remark);
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
-    fmt::print("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
-               format_bytes(wire.sent), format_bytes(wire.theory),
-               static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
-  fmt::print("channels:\n");
+    print_result("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
+                 format_bytes(wire.sent), format_bytes(wire.theory),
+                 static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
+  print_result("channels:\n");
   for (const auto& [name, load] : channel_loads(job, rehearsal))
-    fmt::print("  {:<14}{:>7} {}{:>14} sent per step{}\n", name, load.tasks, load.tasks == 1 ? "task " : "tasks",
-               format_bytes(load.bytes),
-               load.bytes > 0 && rehearsal.finished
-                   ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
-                   : "");
-  if (!planned.nccl_table.empty()) fmt::print("nccl:    {}\n", planned.nccl_table);
-  for (const std::string& line : nccl_choices(job, planned.nccl)) fmt::print("  {}\n", line);
-  fmt::print("order:   {} and {} in a step; {} in all plans ({} implied ones pruned), {} between steps, plan {:016x}\n",
-             counted(std::ssize(job.train.spine), "spine item"), counted(std::ssize(job.train.tasks), "task"),
-             counted(planned.finished.proof.waits, "wait"), planned.finished.proof.pruned_count,
-             planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
+    print_result("  {:<14}{:>7} {}{:>14} sent per step{}\n", name, load.tasks, load.tasks == 1 ? "task " : "tasks",
+                 format_bytes(load.bytes),
+                 load.bytes > 0 && rehearsal.finished
+                     ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
+                     : "");
+  if (!planned.nccl_table.empty()) print_result("nccl:    {}\n", planned.nccl_table);
+  for (const std::string& line : nccl_choices(job, planned.nccl)) print_result("  {}\n", line);
+  print_result(
+      "order:   {} and {} in a step; {} in all plans ({} implied ones pruned), {} between steps, plan {:016x}\n",
+      counted(std::ssize(job.train.spine), "spine item"), counted(std::ssize(job.train.tasks), "task"),
+      counted(planned.finished.proof.waits, "wait"), planned.finished.proof.pruned_count,
+      planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
   if (!rehearsal.finished) return;
   print_replay(planned);
   const comm::RankTimes& times = rehearsal.ranks.front();
   const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
-  fmt::print(
+  print_result(
       "rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
       format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config->train.sequence_length) /
                    step_ms),
@@ -285,19 +287,19 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
 
 void print_proof(const Planned& planned) {
   const comm::Proof& proof = planned.finished.proof;
-  fmt::print("machine: {}\n", machine_text(planned));
-  fmt::print("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial "
-                                                         "launches, the first batch, steps and evaluations in a row"
-                                                       : proof.deadlock);
-  fmt::print("hazards:   {}\n", proof.hazard_count == 0
-                                    ? fmt::format("none among {}, {}, {} between steps", counted(proof.items, "item"),
-                                                  counted(proof.waits, "wait"), counted(proof.seam_waits, "wait"))
-                                    : fmt::format("{}", proof.hazard_count));
-  for (const comm::Hazard& hazard : proof.hazards) fmt::print("  {}\n", hazard.sentence());
-  fmt::print("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
+  print_result("machine: {}\n", machine_text(planned));
+  print_result("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial "
+                                                           "launches, the first batch, steps and evaluations in a row"
+                                                         : proof.deadlock);
+  print_result("hazards:   {}\n", proof.hazard_count == 0
+                                      ? fmt::format("none among {}, {}, {} between steps", counted(proof.items, "item"),
+                                                    counted(proof.waits, "wait"), counted(proof.seam_waits, "wait"))
+                                      : fmt::format("{}", proof.hazard_count));
+  for (const comm::Hazard& hazard : proof.hazards) print_result("  {}\n", hazard.sentence());
+  print_result("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
   for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
-    fmt::print("note:      {}\n", remark);
-  fmt::print("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));
+    print_result("note:      {}\n", remark);
+  print_result("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));
 }
 
 }  // namespace slipstream::planner

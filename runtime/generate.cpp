@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
+#include "engine/base/print.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/data/tokenizer.h"
 #include "engine/device/device.h"
@@ -207,7 +207,7 @@ int generate(const GenerateOptions& options) {
   };
   std::string begin = options.prompt;
   for (const int32_t id : options.prompt_ids) begin += shown(id);
-  fmt::print("{}", begin);
+  print_result("{}", begin);
   const Philox random(options.seed, "generate");
   const auto context = static_cast<size_t>(model_options.context);
   std::vector<int32_t> window(context, 0);
@@ -222,10 +222,10 @@ int generate(const GenerateOptions& options) {
     const int32_t next =
         sample(std::move(logits), options.temperature, options.top_k, random.uniform(static_cast<uint64_t>(n)));
     text.push_back(next);
-    fmt::print("{}", shown(next));
-    std::fflush(stdout);
+    print_result("{}", shown(next));
+    flush_printed();
   }
-  fmt::print("\n");
+  print_result("\n");
   return 0;
 }
 

@@ -21,6 +21,7 @@
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/plural.h"
+#include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
@@ -161,21 +162,21 @@ int train(const TrainOptions& options) {
     if (options.dry_run) {
       if (world.rank() == 0) {
         const Job& largest = planner::largest_stage(finished);
-        fmt::print("{}\n{}: {} parameters\n{}", planner::plan_listing(*finished.job), finished.job->model.description,
-                   finished.job->parameter_elems,
-                   memory_table(largest,
-                                on_gpus ? planner::extra_memory_on_gpu(largest, assignment.nccl, agreed.ranks_per_node)
-                                        : std::vector<ExtraMemory>{}));
+        print_result("{}\n{}: {} parameters\n{}", planner::plan_listing(*finished.job), finished.job->model.description,
+                     finished.job->parameter_elems,
+                     memory_table(largest, on_gpus ? planner::extra_memory_on_gpu(largest, assignment.nccl,
+                                                                                  agreed.ranks_per_node)
+                                                   : std::vector<ExtraMemory>{}));
         if (on_gpus && !config.comm.nccl.empty())
-          fmt::print("comm.nccl: {}\n", planner::nccl_table_name(config.comm.nccl));
+          print_result("comm.nccl: {}\n", planner::nccl_table_name(config.comm.nccl));
         for (const std::string& line : planner::nccl_choices(*finished.job, assignment.nccl))
-          fmt::print("  {}\n", line);
+          print_result("  {}\n", line);
         for (const std::string& remark : planner::remarks(*resolved, agreed, finished))
-          fmt::print("note: {}\n", remark);
-        fmt::print("{} and {} in a step; {} in all plans ({} implied ones pruned), plan {:016x}\n",
-                   counted(std::ssize(finished.job->train.tasks), "task"),
-                   counted(std::ssize(finished.job->train.spine), "spine item"), counted(finished.proof.waits, "wait"),
-                   finished.proof.pruned_count, finished.proof.order_hash);
+          print_result("note: {}\n", remark);
+        print_result("{} and {} in a step; {} in all plans ({} implied ones pruned), plan {:016x}\n",
+                     counted(std::ssize(finished.job->train.tasks), "task"),
+                     counted(std::ssize(finished.job->train.spine), "spine item"),
+                     counted(finished.proof.waits, "wait"), finished.proof.pruned_count, finished.proof.order_hash);
       }
       return 0;
     }

@@ -345,7 +345,7 @@ Findings check_calls(const File& file) {
       {"exit", true, false, "cli/main.cpp", "a typed Error (engine/base/check.h); only main exits"},
       {"std::abort", true, false, "", "SLIP_ASSERT or a typed Error"},
       {"assert", true, false, "", "SLIP_ASSERT, which stays on"},
-      {"cout", false, false, "", "log_info for people, fmt::print for results"},
+      {"cout", false, false, "", "log_info for people, print_result for results"},
       {"cerr", false, false, "", "log_info; only main prints errors"},
       {"endl", false, false, "", "'\\n'"},
       {"system", true, false, "", "the library call; no shell behind the user's back"},
