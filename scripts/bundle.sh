@@ -66,10 +66,8 @@ done < <(list_gpu_programs | sort -u)
 cp -r configs "$root/"
 cp scripts/gpu_check.sh scripts/gpu_summary.py scripts/bench_gpu_pytorch.py "$root/scripts/"
 if [[ -n $results ]]; then cp -r -- "$results" "$root/results"; fi
-if [[ -f docs/benchmarks/h200-forecast.md ]]; then
-  mkdir -p "$root/docs/benchmarks"
-  cp docs/benchmarks/h200-forecast.md "$root/docs/benchmarks/"
-fi
+mkdir -p "$root/docs/benchmarks"
+cp docs/benchmarks/h[12]00-forecast.csv "$root/docs/benchmarks/"
 mkdir "$root/tests/golden"
 cp tests/golden/*.json tests/golden/*.bin "$root/tests/golden/"
 

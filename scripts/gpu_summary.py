@@ -4,20 +4,15 @@
 
 usage: gpu_summary.py DIR [--forecast FILE] >docs/benchmarks/DATE-CARD.md
 
-The forecast is a Markdown page (default: docs/benchmarks/h200-forecast.md). Every table in it whose first three columns are named
-"what", "forecast" and "unit" is read; further columns are for readers.
+The forecast is the CSV of gpu_forecast.py (default: that of the GPU in found.txt, docs/benchmarks/h100-forecast.csv for an H100,
+otherwise h200-forecast.csv), with the columns name, unit, low, expected, high and basis. A name is one of measured.csv, or op and
+shape of kernels.csv; a kernel has the units us, TFLOP/s, GB/s and "% of copy". Two more measurements follow from the others: the
+step beside torch.compile, and the waits and launches of a step that the test gpu_host_waits requires.
 
-  | what                                       | forecast | unit     | counted from      |
-  |--------------------------------------------|---------:|----------|-------------------|
-  | `GPT-2 124M`                               |  640,000 | tokens/s | the sum below     |
-  | `attention_forward B32 T1024 H12/12 x 64`  |      270 | TFLOP/s  | shared memory     |
-  | `layer_norm_backward 32768 x 768`          |       85 | % of copy| bytes             |
+The ratio is the reached fraction of the forecast speed; 1 or more meets it: forecast / measured where less is better (times, waits,
+launches, slow-downs), measured / forecast for everything else. "inside" is yes if the measurement lies from low to high.
 
-"what" is a name in measured.csv, or op and shape in kernels.csv; backticks are dropped. A kernel has the units us, TFLOP/s, GB/s
-and "% of copy". "forecast" is a positive number; commas may separate thousands.
-
-The ratio is the reached fraction of the forecast speed; 1 or more meets it: forecast / measured for times and slow-downs,
-measured / forecast for everything else. Exit code: 2 if DIR or a row of the forecast cannot be read.
+Exit code: 2 if DIR or a row of the forecast cannot be read.
 """
 import argparse
 import collections
@@ -27,7 +22,8 @@ import pathlib
 import re
 import sys
 
-TIMES = {"us", "ms", "s"}
+LESS_IS_BETTER = {"us", "ms", "s", "waits", "launches"}
+COLUMNS = ["name", "unit", "low", "expected", "high", "basis"]
 PEERS = ["torch", "cudnn", "flash", "torch-eager", "torch-compile", "torch-tuned"]
 RESULT = re.compile(r"(ok|refused|cut|timeout|failed) +\d+ s  (.+)")
 STAGES = ["kernels", "nccl", "sanitize", "bench"]
@@ -50,6 +46,12 @@ def finite(text):
 def positive(text):
     value = finite(text)
     return value if value and value > 0 else None
+
+
+def results_of(folder, stage):
+    """[(result, test)] of a stage."""
+    path = folder / f"{stage}.txt"
+    return [match.groups() for match in map(RESULT.fullmatch, path.read_text().splitlines()) if match] if path.exists() else []
 
 
 def read_measured(folder):
@@ -75,22 +77,29 @@ def read_measured(folder):
     return measured
 
 
+def read_derived(folder, measured):
+    """Adds what follows from other measurements."""
+    ours, theirs = measured.get(("GPT-2 124M", "tokens/s")), measured.get(("torch-compile GPT-2 124M", "tokens/s"))
+    if ours and theirs:
+        measured["GPT-2 124M / torch-compile", "x"] = ours / theirs
+    if ("ok", "gpu_host_waits_test") in results_of(folder, "kernels"):
+        measured["host synchronisations a step", "waits"] = 0.0
+        measured["graph launches a step", "launches"] = 1.0
+
+
 def read_forecast(path):
-    """[(what, value, unit)] of the tables of the page."""
-    rows, inside = [], False
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.lstrip().startswith("|"):
-            inside = False
-            continue
-        cells = [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
-        if cells[:3] == ["what", "forecast", "unit"]:
-            inside = True
-        elif inside and not set(cells[0]) <= set("-: "):
-            value = positive(cells[1].replace(",", "")) if len(cells) >= 3 else None
-            if not value:
-                refuse(f"{path}:{number}: the forecast of '{cells[0]}' is not a positive number with a unit.")
-            rows.append((cells[0], value, cells[2]))
-    return rows
+    """[(name, unit, low, expected, high)]."""
+    with open(path, newline="") as file:
+        rows = list(csv.reader(file))
+    if not rows or rows[0] != COLUMNS:
+        refuse(f"{path}:1: the columns must be {','.join(COLUMNS)}.")
+    forecast = []
+    for number, row in enumerate(rows[1:], 2):
+        low, expected, high = ((finite(cell) for cell in row[2:5]) if len(row) == len(COLUMNS) else (None, None, None))
+        if None in (low, expected, high) or not 0 <= low <= expected <= high:
+            refuse(f"{path}:{number}: the forecast of '{row[0] if row else ''}' needs numbers with 0 <= low <= expected <= high.")
+        forecast.append((row[0], row[1], low, expected, high))
+    return forecast
 
 
 def shown(value):
@@ -98,15 +107,16 @@ def shown(value):
 
 
 def ratio_of(what, unit, forecast, measured):
-    if unit in TIMES or what.endswith("slow-down"):
-        return forecast / measured if measured > 0 else math.inf  # compute may be faster by chance
-    return measured / forecast
+    if unit in LESS_IS_BETTER or what.endswith("slow-down"):
+        forecast, measured = measured, forecast  # compute may be faster by chance
+    return measured / forecast if forecast > 0 else math.inf if measured > 0 else 1.0
 
 
 def table(columns, rows):
     """A Markdown table; columns of numbers are aligned to the right."""
     print("| " + " | ".join(columns) + " |")
-    print("|" + "|".join("---:" if name in ("forecast", "measured", "ratio", "ours", "theirs", "ours is") else "---" for name in columns) + "|")
+    right = ("low", "forecast", "high", "measured", "ratio", "ours", "theirs", "ours is")
+    print("|" + "|".join("---:" if name in right else "---" for name in columns) + "|")
     for row in rows:
         print("| " + " | ".join(row) + " |")
     print()
@@ -118,14 +128,18 @@ def print_forecast(path, measured):
         print(f"{path.name} has no forecast, so the measurements have no comparison.\n")
         return set()
     forecast = read_forecast(path)
-    both = [(ratio_of(what, unit, value, measured[what, unit]), what, value, measured[what, unit], unit)
-            for what, value, unit in forecast if (what, unit) in measured]
-    table(["what", "forecast", "measured", "unit", "ratio"],
-          [(what, shown(value), shown(found), unit, f"{ratio:.2f}") for ratio, what, value, found, unit in sorted(both)])
-    absent = [f"{what} ({unit})" for what, _, unit in forecast if (what, unit) not in measured]
+    both = [(ratio_of(what, unit, value, measured[what, unit]), what, low, value, high, measured[what, unit], unit)
+            for what, unit, low, value, high in forecast if (what, unit) in measured]
+    table(["what", "low", "forecast", "high", "measured", "unit", "ratio", "inside"],
+          [(what, shown(low), shown(value), shown(high), shown(found), unit, f"{ratio:.2f}", "yes" if low <= found <= high else "no")
+           for ratio, what, low, value, high, found, unit in sorted(both)])
+    if both:
+        print(f"{sum(low <= found <= high for _, _, low, _, high, found, _ in both)} of {len(both)} measurements lie inside their interval.\n")
+    # Parts of the step have no measurement of their own.
+    absent = [f"{what} ({unit})" for what, unit, *_ in forecast if (what, unit) not in measured and not what.startswith("step part")]
     if absent:
         print(f"Not measured: {'; '.join(absent)}.\n")
-    return {(what, unit) for _, what, _, _, unit in both}
+    return {(row[1], row[-1]) for row in both}
 
 
 def print_peers(measured):
@@ -148,8 +162,7 @@ def print_tests(folder):
     print("## Tests\n")
     counts, bad = [], []
     for stage in STAGES:
-        path = folder / f"{stage}.txt"
-        results = [match.groups() for match in map(RESULT.fullmatch, path.read_text().splitlines()) if match] if path.exists() else []
+        results = results_of(folder, stage)
         count = collections.Counter(result for result, _ in results)
         counts.append((stage, *(str(count[result]) for result in ("ok", "failed", "timeout", "cut", "refused"))))
         bad += [(result, stage, name) for result, name in results if result not in ("ok", "refused")]
@@ -163,8 +176,7 @@ def print_tests(folder):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("folder", type=pathlib.Path, help="results of gpu_check.sh")
-    arguments.add_argument("--forecast", type=pathlib.Path,
-                           default=pathlib.Path(__file__).resolve().parent.parent / "docs/benchmarks/h200-forecast.md")
+    arguments.add_argument("--forecast", type=pathlib.Path, help="the forecast, as CSV")
     options = arguments.parse_args()
     found = options.folder / "found.txt"
     if not found.exists():
@@ -175,7 +187,10 @@ def main():
     print(f"# GPU check: {gpus[0].split(',')[0] if gpus else 'no GPU'}\n")
     print(f"{lines[0][0].upper() + lines[0][1:] if lines else 'Nothing found'}. GPUs: {'; '.join(gpus) or 'none'}.\n")
     measured = read_measured(options.folder)
-    shown_rows = print_forecast(options.forecast, measured) | print_peers(measured)
+    read_derived(options.folder, measured)
+    card = "h100" if gpus and "H100" in gpus[0] else "h200"
+    path = options.forecast or pathlib.Path(__file__).resolve().parent.parent / f"docs/benchmarks/{card}-forecast.csv"
+    shown_rows = print_forecast(path, measured) | print_peers(measured)
     print_tests(options.folder)
     rest = [(what, shown(value), unit) for (what, unit), value in sorted(measured.items()) if (what, unit) not in shown_rows]
     if rest:

@@ -1,0 +1,553 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Speed of the GPU path on an H200 and an H100, counted before any measurement.
+
+usage: gpu_forecast.py [--card h200|h100] [--csv FILE]   prints the forecast, or writes it for gpu_summary.py
+       gpu_forecast.py --planned gpt2|llama              prints the step in ms by the plan's prices
+
+Operations and bytes are the Cost of each op (kernels/*/*.h), instructions come from kernels/sass_budget.csv, rates from the table of
+assumptions below. The CSV has the columns name, unit, low, expected, high, basis. An interval moves one assumption at a time to
+either end and adds the differences in squares, as for independent errors.
+"""
+import argparse
+import collections
+import csv
+import dataclasses
+import math
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BF16, F32 = 2, 4
+MULTIPROCESSORS, SCHEDULERS = 132, 4
+DENSE = 4096          # bf16 operations per clock and multiprocessor; 989.4 TFLOP/s at 1.83 GHz
+PRODUCT = 16 * 8 * 16 * 2  # operations of an mma.sync.m16n8k16
+WORKSPACE = 32 << 20  # bytes, kernels/cuda/workspace.h
+
+# name: (slow end, expected, fast end), source
+RATES = {
+    "h200": {"product ceiling, TFLOP/s": ((769, 790, 798), "measured on two cloud GPUs: 769 to 798 at 8192^3, random data"),
+             "copy, TB/s": ((4.1, 4.3, 4.4), "measured on a cloud GPU: 4.3; datasheet 4.8")},
+    "h100": {"product ceiling, TFLOP/s": ((760, 795, 808), "measured on a cloud GPU: 798 at 8192^3, random data; ml-engineering lists 794.5"),
+             "copy, TB/s": ((2.9, 3.0, 3.1), "measured on a cloud GPU: 3.0; datasheet 3.35")},
+}
+ASSUMED = {
+    "clock, GHz": ((1.60, 1.755, 1.98), "rates of note 0018; H100 SXM boosts to 1.98, less under load"),
+    "edge of a product, k": ((400, 180, 90), "assumed: a tile's first loads and its epilogue take as long as 180 steps of k, 19 % at k = 768"),
+    "algorithm without table": ((0.90, 0.95, 0.98), "assumed: a search gains 2 to 10 %"),
+    "split sums": ((0.80, 0.90, 0.96), "assumed: weight gradients, beside their waves"),
+    "mma.sync of dense": ((0.56, 0.62, 0.66), "arXiv:2402.13499, as in note 0018; not measured here"),
+    "attention forward of bound": ((0.50, 0.60, 0.72), "FlashAttention-2 without mask, 16k tokens: 324 and 370 TFLOP/s are 0.61 and 0.63 of the bounds here"),
+    "attention backward of bound": ((0.42, 0.52, 0.64), "FlashAttention-2 without mask: 264 (2k tokens) and 310 TFLOP/s (4k) are 0.45 and 0.53 of five products"),
+    "streaming of copy": ((0.85, 0.93, 0.97), "assumed: one pass, 16 bytes a thread; QuACK's kernels reach 3.0 TB/s on an H100, as a copy does"),
+    "column sums of copy": ((0.55, 0.75, 0.90), "assumed: 192 to 768 blocks of 256 threads, unequal on 132 multiprocessors"),
+    "memory latency, us": ((1.1, 0.8, 0.65), "assumed, under load; note 0018 counts with 1"),
+    "instructions per clock of a warp": ((0.35, 0.50, 0.70), "assumed: dependent float instructions of 4 clocks or more, two or three in flight"),
+    "loss loop run": ((0.90, 0.70, 0.60), "assumed: whole packs skip the instructions of a row's end"),
+    "loss rows still in L2": ((0.0, 0.1, 0.4), "assumed: 6 or more blocks of 100 KB on 132 multiprocessors are 80 MB or more; L2 has 50"),
+    "issue of a mixed kernel": ((0.70, 0.85, 0.95), "assumed: instructions per scheduler and clock with many warps"),
+    "kernel gap, us": ((3.0, 1.8, 1.0), "assumed: start, first loads and last blocks between kernels of a graph; machine files have 3"),
+    "rows at once, embedding": ((600, 1056, 1056), "counted: 132 x 8 blocks of 256 threads; fewer if registers are short"),
+    "host part of a measured step, ms": ((0.5, 0.2, 0.05), "assumed: bench step launches a step on an idle GPU and waits for its end"),
+    "fused GELU gradient won": ((0.0, 0.4, 1.0), "assumed: share of its pass that a table of products removes; llm.c leaves it off"),
+    "fused bias gradient won": ((0.0, 0.4, 1.0), "assumed: the same; the library may refuse float sums"),
+    "torch: pointwise of copy": ((0.95, 0.85, 0.75), "assumed for torch.compile; its slow end makes our ratio high"),
+    "torch: attention, TFLOP/s": ((288, 210, 192), "forward and backward: FlashAttention-2 has 192 with mask at 1k tokens; newer builds more"),
+    "not counted": ((0.08, 0.03, 0.0), "a guess, of the counted step: caches, last waves of small kernels, power of a mixed step"),
+    "start of a transfer, us": ((60, 20, 5), "assumed for the emulated link: two events and a word from the host"),
+    "exposed beside this count": ((1.10, 1.0, 0.90), "the rehearsal of the plan exposes 0.94 to 1.06 times as much"),
+    "slow-down by waits": ((0.015, 0.005, 0.0), "assumed, of compute while a link is busy: events between streams"),
+    "slow-down by copies": ((0.06, 0.03, 0.0), "assumed, in addition: 1 GB out and in beside 20 GB, a third of the step is memory-bound"),
+    "slow-down by blocks": ((0.40, 0.20, 0.03), "in addition, 4 of 132 multiprocessors: 3 % if work spreads evenly; PyTorch issue 179937 reports 30 to 40 %"),
+}
+
+
+class Values(dict):
+    """Value of every assumption."""
+
+    def __init__(self, card, moved=None, end=1):
+        table = ASSUMED | RATES[card]
+        super().__init__({name: ends[end if name == moved else 1] for name, (ends, _) in table.items()})
+        self.clock = self["clock, GHz"] * 1e9
+        self.copy = self["copy, TB/s"] * 1e12
+        self.gap = self["kernel gap, us"] * 1e-6
+        self.issue = MULTIPROCESSORS * SCHEDULERS * self.clock  # warp instructions a second
+
+    def stream(self, size):
+        return size / (self.copy * self["streaming of copy"])
+
+
+# --- counts: Cost of each op, as (operations, bytes). `run` counts the operands that a plan's price leaves out, because its
+# --- shape has no pointers: bias, aux, residual.
+
+@dataclasses.dataclass
+class Work:
+    piece: str
+    kind: str
+    label: str       # group of the table
+    cost: tuple      # as run
+    planned: tuple   # as the plan prices it
+    shape: dict
+
+
+def product_cost(form, rows, inner, out, aux=False, bias=False):
+    if form == "forward":
+        moved = rows * inner + out * inner + rows * out * (2 if aux else 1) + (out if bias else 0)
+        return 2 * rows * inner * out + (rows * out if bias else 0) + (8 * rows * out if aux else 0), BF16 * moved
+    if form == "input":
+        return 2 * rows * inner * out, BF16 * (rows * out + out * inner + rows * inner)
+    return 2 * rows * inner * out + (rows * out if bias else 0), BF16 * rows * (inner + out) + F32 * (out * inner + (out if bias else 0))
+
+
+def attention_cost(products, batch, tokens, heads, kv_heads, head):
+    passes = 2 if products == 2 else 4
+    return (2 * products * batch * heads * head * (tokens * (tokens + 1) // 2),
+            BF16 * passes * (heads + kv_heads) * batch * tokens * head + 4 * batch * heads * tokens)
+
+
+def norm_cost(form, centre, rows, width, with_residual):
+    n = rows * width
+    if form == "forward":
+        return ((9 if centre else 4) + with_residual) * n, BF16 * ((4 if with_residual else 2) * n + (2 if centre else 1) * width) + (8 if centre else 4) * rows
+    return ((17 if centre else 11) + with_residual) * n, BF16 * ((4 if with_residual else 3) * n + width) + (2 if centre else 1) * 4 * width + (8 if centre else 4) * rows
+
+
+# Buckets: overlap.bucket_size of the run files, and their number as `slipstream plan` prints it.
+MODELS = {
+    "gpt2": dict(batch=64, tokens=1024, layers=12, heads=12, kv_heads=12, head=64, width=768, hidden=3072, vocab=50304, positions=1024, bucket=25 << 20, buckets=14),
+    "llama": dict(batch=8, tokens=2048, layers=16, heads=32, kv_heads=8, head=64, width=2048, hidden=8192, vocab=128256, positions=0, bucket=100 << 20, buckets=45),
+}
+
+
+def parameters_of(m):
+    d, qkv, attended, f = m["width"], (m["heads"] + 2 * m["kv_heads"]) * m["head"], m["heads"] * m["head"], m["hidden"]
+    if m["positions"]:
+        block = qkv * d + qkv + d * attended + d + f * d + f + d * f + d + 4 * d
+        return m["vocab"] * d + m["positions"] * d + m["layers"] * block + 2 * d
+    return m["vocab"] * d + m["layers"] * (qkv * d + d * attended + 2 * f * d + d * f + 2 * d) + d
+
+
+def works_of(m):
+    """Works of a step on one rank, in order: models/common/decoder.cpp."""
+    d, rows, f, gpt2 = m["width"], m["batch"] * m["tokens"], m["hidden"], m["positions"] > 0
+    qkv, attended, up = (m["heads"] + 2 * m["kv_heads"]) * m["head"], m["heads"] * m["head"], m["hidden"] * (1 if m["positions"] else 2)
+    works, piece = [], ["take_batch"]
+
+    def add(kind, label, cost, planned=None, **shape):
+        works.append(Work(piece[0], kind, label, cost, planned or cost, shape))
+
+    def product(form, label, inner, out, aux=False, bias=False, gelu=False, stride=0):
+        cost, planned = product_cost(form, rows, inner, out, aux, bias), product_cost(form, rows, inner, out)
+        if gelu:  # both count a separate pass
+            n = rows * inner
+            cost = planned = (planned[0] + 32 * n, planned[1] + 3 * BF16 * n)
+        add("product", label, cost, planned, form=form, inner=inner, out=out, rows=rows, aux=aux, bias=bias, gelu=gelu)
+
+    def norm(form, with_residual):
+        add("norm", f"norm {form}", norm_cost(form, gpt2, rows, d, with_residual), norm_cost(form, gpt2, rows, d, False), form=form, rows=rows, width=d, centre=gpt2)
+
+    def attention(form):
+        sizes = {key: m[key] for key in ("batch", "tokens", "heads", "kv_heads", "head")}
+        add("attention", f"attention {form}", attention_cost(2 if form == "forward" else 5, **sizes), form=form, **sizes)
+
+    def stream(label, operations, size, planned_size=None):
+        add("stream", label, (operations, size), (operations, planned_size if planned_size is not None else size))
+
+    def rotate():
+        n = rows * (m["heads"] + m["kv_heads"]) * m["head"]
+        stream("rope", 3 * n, 2 * BF16 * n + 2 * 4 * m["tokens"] * m["head"])  # q and k, each with the table
+
+    stream("batch and losses", 0, 2 * 2 * 4 * rows)
+    piece[0] = "embedding"
+    stream("embedding", rows * d if gpt2 else 0, BF16 * (2 * rows * d + (m["tokens"] * d if gpt2 else 0)) + 4 * rows, BF16 * 2 * rows * d + 4 * rows)
+    for layer in range(m["layers"]):
+        piece[0] = f"attention.{layer}"
+        norm("forward", layer > 0)
+        product("forward", "qkv forward", d, qkv, bias=gpt2)
+        if not gpt2:
+            rotate()
+        attention("forward")
+        product("forward", "projection forward", attended, d, bias=gpt2)
+        piece[0] = f"mlp.{layer}"
+        norm("forward", True)
+        product("forward", "up forward", d, up, aux=gpt2, bias=gpt2)
+        if not gpt2:
+            stream("swiglu", 21 * rows * f, BF16 * 3 * rows * f)
+        product("forward", "down forward", f, d, bias=gpt2)
+    piece[0] = "final_norm"
+    norm("forward", True)
+    piece[0] = "head"
+    product("forward", "head forward", d, m["vocab"])
+    add("loss", "cross-entropy", (8 * rows * m["vocab"], 2 * BF16 * rows * m["vocab"] + 8 * rows), rows=rows, vocab=m["vocab"])
+    chunk = min(m["vocab"], max(64, -(-(m["bucket"] // (4 * d)) // 64) * 64))
+    for begin in range(0, m["vocab"], chunk):
+        piece[0] = f"head_gradient.{begin // chunk}"
+        product("weight", "head weight gradient", d, min(chunk, m["vocab"] - begin))
+    piece[0] = "head_input_gradient"
+    product("input", "head input gradient", d, m["vocab"])
+    piece[0] = "final_norm_gradient"
+    norm("backward", False)
+    for layer in reversed(range(m["layers"])):
+        piece[0] = f"mlp_down_gradient.{layer}"
+        product("weight", "down weight gradient", f, d, bias=gpt2)
+        piece[0] = f"mlp_up_gradient.{layer}"
+        product("input", "down input gradient", f, d, gelu=gpt2)
+        if not gpt2:
+            stream("swiglu", 27 * rows * f, BF16 * 5 * rows * f)
+        product("weight", "up weight gradient", d, up, bias=gpt2)
+        piece[0] = f"norm_2_gradient.{layer}"
+        product("input", "up input gradient", d, up)
+        norm("backward", True)
+        piece[0] = f"attention_out_gradient.{layer}"
+        product("weight", "projection weight gradient", attended, d, bias=gpt2)
+        piece[0] = f"attention_qkv_gradient.{layer}"
+        product("input", "projection input gradient", attended, d)
+        attention("backward")
+        if not gpt2:
+            rotate()
+        product("weight", "qkv weight gradient", d, qkv, bias=gpt2)
+        piece[0] = f"norm_1_gradient.{layer}"
+        product("input", "qkv input gradient", d, qkv)
+        norm("backward", True)
+    piece[0] = "embedding_gradient"
+    if gpt2:
+        stream("embedding", rows * d, BF16 * rows * d + 4 * m["positions"] * d)
+    if gpt2:
+        size = BF16 * rows * d + 8 * rows * d + 4 * rows
+        add("embedding", "embedding", (rows * d, size), (rows * d, size + 4 * m["vocab"] * d), rows=rows, width=d)
+    else:  # overlap.split_tied_embedding: the rows travel, then they are added to the table
+        add("embedding", "embedding", (rows * d, (BF16 + 4) * rows * d + 8 * rows), rows=rows, width=d)
+        piece[0] = "add_tied_embedding"
+        add("embedding", "embedding", (rows * d, 12 * rows * d), rows=rows, width=d)
+    n, buckets = parameters_of(m), m["buckets"]
+    for bucket in range(buckets):
+        piece[0] = f"sum_squares.{bucket}"
+        add("squares", "gradient norm", (2 * n / buckets, 4 * n / buckets + 8), elems=n / buckets)
+    piece[0] = "adamw"
+    add("update", "AdamW", (16 * n, 30 * n), elems=n)
+    return works
+
+
+def planned_ms(model, peak, copy, launch):
+    """The step by the plan's prices (comm/rehearse/price.h): a piece takes the longer of operations and bytes, and a launch."""
+    sums = collections.defaultdict(lambda: [0, 0])
+    for work in works_of(MODELS[model]):
+        for i in (0, 1):
+            sums[work.piece][i] += work.planned[i]
+    without_cost = 3  # stage_scalars, clip, report
+    return 1e3 * (sum(max(operations / peak, size / copy) for operations, size in sums.values()) + (len(sums) + without_cost) * launch)
+
+
+# --- times
+
+# Instructions of kernels without a budget, counted in the same way (scripts/sass_budget.py, CUDA 13.0, sm_90a): of a row in a warp, by
+# the number of warps that share it, and of both loops of the loss per pack of 8.
+NORM_ROW = {("forward", True): 854, ("forward", False): 786, ("backward", True): 837, ("backward", False): 758}
+LOSS_LOOPS = 127 + 225
+LOSS_THREADS, NORM_WARPS, SUM_THREADS, SUM_BLOCK = 256, 1024, 4, 4096
+LATENCY_CLOCKS = 1500  # first loads of a block of attention; the other block of the multiprocessor covers half
+
+
+def budget():
+    """{kernel: (instructions, of the main loop, tensor instructions of it)} on sm_90a, whole sequences."""
+    with open(ROOT / "kernels/sass_budget.csv", newline="") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return {row["kernel"]: (int(row["instructions"]), int(row["loop_instructions"]), int(row["loop_tensor"])) for row in rows if row["architecture"] == "90a"}
+
+
+BUDGET = budget()
+
+
+def counts_of(kernel):
+    if kernel not in BUDGET:
+        sys.exit(f"gpu_forecast: kernels/sass_budget.csv has no row of {kernel} for 90a. Give attention_seconds() the kernels of the tree.")
+    return BUDGET[kernel]
+
+
+def longest(*seconds):
+    """Bounds that are close to each other add a little: the norm of their fourth powers."""
+    return sum(s ** 4 for s in seconds) ** 0.25
+
+
+def product_seconds(v, form, rows, inner, out, aux=False, table=True, **_):
+    down, across, k = {"forward": (rows, out, inner), "input": (rows, inner, out), "weight": (out, inner, rows)}[form]
+    edge = v["edge of a product, k"]
+    of_square = math.ceil(2048 / MULTIPROCESSORS) * MULTIPROCESSORS / 2048 * (8192 + edge) / 8192  # what the ceiling itself loses
+    rate = v["product ceiling, TFLOP/s"] * 1e12 * of_square / MULTIPROCESSORS
+    edge *= 1.5 if aux or form == "weight" else 1  # two results, or one of four bytes
+    best = math.inf
+    for tile_down, tile_across, of_rate in ((128, 256, 1), (256, 128, 1), (128, 128, 0.92)):
+        tiles = math.ceil(down / tile_down) * math.ceil(across / tile_across)
+        for split in range(1, 17 if form == "weight" else 2):
+            if split > 1 and 4 * split * down * across > WORKSPACE:
+                break
+            waves = math.ceil(tiles * split / MULTIPROCESSORS)
+            seconds = waves * (k / split + edge) * 2 * tile_down * tile_across / (rate * of_rate)
+            if split > 1:
+                seconds += 8 * split * down * across / v.copy + v.gap
+            best = min(best, seconds)
+    best /= v["split sums"] if form == "weight" else 1
+    return longest(best / (1 if table else v["algorithm without table"]), product_cost(form, rows, inner, out, aux)[1] / v.copy)
+
+
+def attention_steps(rows, columns, tokens, keys):
+    """Steps of the main loop over all blocks of a head: causal, a step skips what no row of the block sees."""
+    blocks = range(math.ceil(tokens / rows))
+    if keys:
+        return sum(math.ceil((tokens - block * rows) / columns) for block in blocks)
+    return sum(math.ceil(min(tokens, (block + 1) * rows) / columns) for block in blocks)
+
+
+def attention_kernel(v, kernel, rows, columns, batch, tokens, heads, reach, keys=False, group=1):
+    every, loop, tensor = counts_of(kernel)
+    step = max(loop, tensor * PRODUCT * SCHEDULERS / DENSE / v["mma.sync of dense"])  # clocks of a scheduler
+    outside = (every - loop) / v["issue of a mixed kernel"] + LATENCY_CLOCKS / 2
+    clocks = attention_steps(rows, columns, tokens, keys) * group * step / reach + math.ceil(tokens / rows) * outside
+    return batch * heads * clocks / (MULTIPROCESSORS * v.clock)
+
+
+def attention_seconds(v, form, batch, tokens, heads, kv_heads, head):
+    sizes = dict(batch=batch, tokens=tokens)
+    cost = attention_cost(2 if form == "forward" else 5, batch, tokens, heads, kv_heads, head)
+    if form == "forward":
+        keys = 64 if head == 64 else 32
+        seconds = attention_kernel(v, f"forward_kernel<{head}, 2, {keys}, true>", 128, keys, heads=heads, reach=v["attention forward of bound"], **sizes)
+    else:
+        reach, tiles = v["attention backward of bound"], 2 if head == 64 else 1
+        seconds = attention_kernel(v, f"key_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=kv_heads, reach=reach, keys=True, group=heads // kv_heads, **sizes)
+        seconds += attention_kernel(v, f"query_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=heads, reach=reach, **sizes)
+        seconds += v.stream(BF16 * 2 * batch * tokens * heads * head + 4 * batch * heads * tokens)  # delta_kernel
+    return longest(seconds, cost[1] / v.copy)
+
+
+def norm_seconds(v, form, rows, width, centre, with_residual=True):
+    size = norm_cost(form, centre, rows, width, with_residual)[1]
+    shared_by = 1 << max(0, math.ceil(math.log2(width / 1024)))
+    instructions = NORM_ROW[form, centre]
+    issue = rows * shared_by * instructions / (v.issue * v["issue of a mixed kernel"])
+    if form == "forward":
+        return longest(v.stream(size), issue)
+    latency = v["memory latency, us"] * 1e-6
+    a_row = latency + instructions / (v["instructions per clock of a warp"] * v.clock)
+    blocks = min(math.ceil(rows / 32), NORM_WARPS // max(4, shared_by))
+    in_turn = math.ceil(rows / blocks / max(1, 4 // shared_by)) * a_row
+    finish = blocks / 32 * latency + v.gap  # eighths of the blocks, loads of four at once
+    return longest(v.stream(size), issue, in_turn) + finish
+
+
+def loss_seconds(v, rows, vocab, **_):
+    packs = math.ceil(vocab / (8 * LOSS_THREADS))
+    issue = rows * packs * LOSS_THREADS / 32 * LOSS_LOOPS * v["loss loop run"] / (v.issue * v["issue of a mixed kernel"])
+    return longest(v.stream(BF16 * rows * vocab * (3 - v["loss rows still in L2"])), issue)
+
+
+def squares_seconds(v, elems):
+    blocks, latency = elems / SUM_BLOCK, v["memory latency, us"] * 1e-6
+    rounds = SUM_BLOCK / SUM_THREADS / 4 / 8  # eight loads of four floats at once
+    finish = math.ceil(blocks / 256) * (256 * 8 / v.clock + latency)  # one thread adds 256 doubles
+    return longest(v.stream(4 * elems), rounds * latency * max(1, blocks * SUM_THREADS / (MULTIPROCESSORS * 2048))) + finish
+
+
+def embedding_seconds(v, rows, width):
+    in_turn = rows / v["rows at once, embedding"] * 5 * v["memory latency, us"] * 1e-6  # id, marks, ids, rows, table
+    return longest(in_turn, v.stream(BF16 * rows * width + 8 * rows * width))
+
+
+def parts_of(v, work, table):
+    """[(label, seconds, kernels)] of a work."""
+    shape = work.shape
+    if work.kind == "product":
+        parts = [(work.label, product_seconds(v, table=table, **shape), 1)]
+        if shape["gelu"]:
+            apart = 1 - (v["fused GELU gradient won"] if table else 0)
+            parts.append(("GELU gradient", apart * v.stream(3 * BF16 * shape["rows"] * shape["inner"]), apart))
+        if shape["form"] == "weight" and shape["bias"]:
+            apart = 1 - (v["fused bias gradient won"] if table else 0)
+            parts.append(("bias gradients", apart * BF16 * shape["rows"] * shape["out"] / (v.copy * v["column sums of copy"]), 2 * apart))
+        return parts
+    if work.kind == "attention":
+        return [(work.label, attention_seconds(v, **shape), 1 if shape["form"] == "forward" else 3)]
+    if work.kind == "norm":
+        return [(work.label, norm_seconds(v, **shape), 1 if shape["form"] == "forward" else 2)]
+    if work.kind == "loss":
+        return [(work.label, loss_seconds(v, **shape), 3)]
+    if work.kind == "squares":
+        return [(work.label, squares_seconds(v, **shape), 2)]
+    if work.kind == "embedding":
+        return [(work.label, embedding_seconds(v, **shape), 3)]
+    return [(work.label, v.stream(work.cost[1]), 1)]
+
+
+def step_of(v, model, table=True, batch=None):
+    """({label: seconds}, kernels, [(piece, seconds)]) of a step."""
+    m = dict(MODELS[model], **({"batch": batch} if batch else {}))
+    groups, kernels, pieces = collections.defaultdict(float), 0, []
+    for work in works_of(m):
+        for label, seconds, count in parts_of(v, work, table):
+            groups[label] += seconds
+            kernels += count
+            pieces.append((work.piece, seconds + count * v.gap))
+    groups["gaps between kernels"] = kernels * v.gap
+    groups["not counted"] = v["not counted"] * sum(groups.values())
+    groups["host"] = v["host part of a measured step, ms"] * 1e-3
+    return groups, kernels, pieces
+
+
+def torch_seconds(v):
+    """A step of scripts/bench_gpu_pytorch.py: float32 weights and residuals, bf16 products."""
+    m = MODELS["gpt2"]
+    rows = m["batch"] * m["tokens"]
+    products = sum(product_seconds(v, table=False, **work.shape) for work in works_of(m) if work.kind == "product")
+    u = BF16 * rows * m["width"]
+    # norms 2 x 6 and 2 x 7, GELU 8, its gradient 12, bias gradients 9, q, k and v joined 6
+    passes = m["layers"] * 61 * u + 4 * BF16 * rows * m["vocab"] + 55 * parameters_of(m)
+    operations = sum(3.5 * 2 * m["batch"] * m["heads"] * m["tokens"] ** 2 * m["head"] for _ in range(m["layers"]))
+    counted = products + passes / (v.copy * v["torch: pointwise of copy"]) + operations / (v["torch: attention, TFLOP/s"] * 1e12) + 400 * v.gap
+    return counted * (1 + v["not counted"])
+
+
+def backward_share(v):
+    """Of the compute of a rank with 8 sequences."""
+    _, _, pieces = step_of(v, "gpt2", batch=8)
+    return sum(seconds for piece, seconds in pieces if "gradient" in piece) / sum(seconds for _, seconds in pieces)
+
+
+def hidden_at(v, ratio):
+    """Share of the communication under compute: 8 ranks, 8 sequences each, gradients as float32, reduced in the order of the backward
+    pass, `ratio` times as long as compute. The tied table is complete after the last piece; the update begins when all is reduced."""
+    _, _, pieces = step_of(v, "gpt2", batch=8)
+    m = MODELS["gpt2"]
+    whole, d, f = parameters_of(m), m["width"], m["hidden"]
+    of_piece = {"mlp_down_gradient": d * f + d, "mlp_up_gradient": d * f + f, "norm_2_gradient": 2 * d, "attention_out_gradient": d * d + d,
+                "attention_qkv_gradient": 3 * d * d + 3 * d, "norm_1_gradient": 2 * d, "final_norm_gradient": 2 * d,
+                "embedding_gradient": (m["vocab"] + m["positions"]) * d}
+    wire, start = ratio * sum(seconds for _, seconds in pieces), v["start of a transfer, us"] * 1e-6
+    now = free = bucket = busy = 0.0
+    last = [piece for piece, _ in pieces if "gradient" in piece][-1]
+    ends = {}
+    for piece, seconds in pieces:
+        now += seconds
+        ends[piece] = now
+    for piece, end in ends.items():
+        bucket += of_piece.get(piece.split(".")[0], 0)
+        if 4 * bucket >= m["bucket"] or piece == last:
+            took = start + wire * bucket / whole
+            free = max(free, end) + took
+            busy += took
+            bucket = 0.0
+    return 1 - v["exposed beside this count"] * max(0.0, free - ends[last]) / busy
+
+
+# --- rows
+
+def rows_of(v):
+    """{(name, unit): (value, basis)} of everything that a card will be asked."""
+    rows = {}
+
+    def row(name, unit, value, basis):
+        rows[name, unit] = (value, basis)
+
+    steps = {table: step_of(v, "gpt2", table) for table in (True, False)}
+    tokens = MODELS["gpt2"]["batch"] * MODELS["gpt2"]["tokens"]
+    seconds = {table: sum(groups.values()) for table, (groups, _, _) in steps.items()}
+    row("GPT-2 124M", "tokens/s", tokens / seconds[True], "65,536 tokens / the sum of the parts")
+    row("GPT-2 124M without a table", "tokens/s", tokens / seconds[False], "the library's first algorithms, no fused gradients")
+    torch = torch_seconds(v)
+    row("torch-compile GPT-2 124M", "tokens/s", tokens / torch, "products, 107 GB of passes, attention at 210 TFLOP/s")
+    row("GPT-2 124M / torch-compile", "x", torch / seconds[True], "of the two rows above")
+    llama = sum(step_of(v, "llama")[0].values())
+    row("Llama 1.2B", "tokens/s", MODELS["llama"]["batch"] * MODELS["llama"]["tokens"] / llama, "8 x 2048 tokens, heads of 64, 8 for keys")
+    for batch, length, head in ((32, 1024, 64), (8, 2048, 128)):
+        for form, scale in (("forward", 1), ("backward", 2.5)):
+            sizes = dict(batch=batch, tokens=length, heads=12, kv_heads=12, head=head)
+            operations = scale * 2 * batch * 12 * length ** 2 * head
+            row(f"attention_{form} B{batch} T{length} H12/12 x {head}", "TFLOP/s", operations / attention_seconds(v, form, **sizes) / 1e12,
+                "instructions and products of the main loop, steps of causal blocks")
+    n, norm_rows, some = 124475904, 32768, 8192
+
+    def share(name, size, seconds, basis):
+        row(name, "% of copy", 100 * size / seconds / v.copy, basis)
+
+    share("layer_norm_backward 32768 x 768", norm_cost("backward", True, norm_rows, 768, True)[1], norm_seconds(v, "backward", norm_rows, 768, True) + v.gap,
+          "8 warps a multiprocessor, one row each: latency + 837 instructions")
+    share("rms_norm_backward 32768 x 1536", norm_cost("backward", False, norm_rows, 1536, True)[1], norm_seconds(v, "backward", norm_rows, 1536, False) + v.gap,
+          "two warps share a row: latency + 758 instructions")
+    share("layer_norm_forward 32768 x 768", norm_cost("forward", True, norm_rows, 768, True)[1], norm_seconds(v, "forward", norm_rows, 768, True), "4 passes")
+    share("cross_entropy 8192 x 50304", BF16 * some * (50257 + 50304) + 8 * some, loss_seconds(v, some, 50304) + v.gap, "logits read twice, written once")
+    share("adamw 124475904", 30 * n, v.stream(30 * n), "30 bytes a parameter, one launch")
+    share("sum_squares 124475904", 4 * n + 8, squares_seconds(v, n) + v.gap, "one pass, then one thread adds 30,390 sums")
+    row("copy 1024 MiB", "GB/s", v.copy / 1e9, "assumed")
+    row("matmul_forward 8192 x 8192 x 8192", "TFLOP/s", v["product ceiling, TFLOP/s"], "assumed")
+    for name, inner, out, of_rows in (("qkv", 768, 2304, 1), ("projection", 768, 768, 1), ("up", 768, 3072, 1), ("down", 3072, 768, 1), ("head", 768, 50304, 0.25)):
+        of_rows = int(norm_rows * of_rows)
+        for form, op in (("forward", "matmul_forward"), ("input", "matmul_backward_input"), ("weight", "matmul_backward_weight")):
+            took = product_seconds(v, form, of_rows, inner, out, aux=name == "up" and form == "forward", table=False)
+            if form == "weight" and name != "head":
+                took += BF16 * of_rows * out / (v.copy * v["column sums of copy"]) + 2 * v.gap
+            row(f"{op} {name} {of_rows} x {inner} x {out}", "TFLOP/s", 2 * of_rows * inner * out / took / 1e12, "tiles, waves, edges; the library's first algorithm")
+    row("host synchronisations a step", "waits", 0, "the test gpu_host_waits requires it")
+    row("graph launches a step", "launches", 1, "the same test")
+    slower = {"gate": v["slow-down by waits"]}
+    slower["copies"] = slower["gate"] + v["slow-down by copies"]
+    slower["blocks"] = slower["gate"] + v["slow-down by blocks"]
+    goal = 0.6 * backward_share(v)
+    row("communication hidden at 0.6 of backward", "%", 100 * hidden_at(v, goal), "the tied table, 31 % of the bytes, is complete last")
+    row("compute slow-down at 0.6 of backward", "%", 100 * goal * slower["blocks"], "4 of 132 multiprocessors taken for 0.6 of backward")
+    for ratio in (0.25, 0.5, 1):
+        hidden = 100 * hidden_at(v, ratio)
+        for form, value in slower.items():
+            row(f"overlap {form} {ratio:g} hidden", "%", hidden, "bytes ready before the end of backward; 8 ranks x 8 sequences")
+            row(f"overlap {form} {ratio:g} compute slow-down", "%", 100 * ratio * value, "share of time with a busy link x its load")
+    for label, value in sorted(steps[True][0].items(), key=lambda one: -one[1]):
+        row(f"step part: {label}", "ms", 1e3 * value, "part of GPT-2 124M with a table")
+    row("step part: all", "ms", 1e3 * seconds[True], f"{round(steps[True][1])} kernels")
+    return rows
+
+
+def forecast(card):
+    """[(name, unit, low, expected, high, basis)]."""
+    expected = rows_of(Values(card))
+    down, up = collections.Counter(), collections.Counter()
+    for name, (ends, _) in (ASSUMED | RATES[card]).items():
+        moved = [rows_of(Values(card, name, end)) for end in (0, 2)]
+        for key, (value, _) in expected.items():
+            ends = [rows[key][0] - value for rows in moved]
+            down[key] += min(0, *ends) ** 2
+            up[key] += max(0, *ends) ** 2
+    return [(name, unit, max(0.0, value - math.sqrt(down[name, unit])), value, value + math.sqrt(up[name, unit]), basis)
+            for (name, unit), (value, basis) in expected.items()]
+
+
+def shown(value):
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" if value >= 1 else f"{value:.2g}"
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["name", "unit", "low", "expected", "high", "basis"])
+        for name, unit, low, expected, high, basis in rows:
+            writer.writerow([name, unit, *(f"{value:.5g}" if value < 1e4 else f"{value:.0f}" for value in (low, expected, high)), basis])
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--card", choices=sorted(RATES), default="h200")
+    arguments.add_argument("--csv", type=pathlib.Path, help="write the rows to this file")
+    arguments.add_argument("--planned", nargs=4, metavar=("MODEL", "PEAK", "BYTES", "LAUNCH"),
+                           help="print the step of gpt2 or llama in ms by the plan's prices: operations and bytes a second, seconds of a launch")
+    options = arguments.parse_args()
+    if options.planned:
+        print(f"{planned_ms(options.planned[0], *map(float, options.planned[1:])):.6f}")
+        return
+    rows = forecast(options.card)
+    if options.csv:
+        write_csv(options.csv, rows)
+        return
+    print("| what | low | forecast | high | unit |\n|---|---:|---:|---:|---|")
+    for name, unit, low, expected, high, _ in rows:
+        print(f"| {name} | {shown(low)} | {shown(expected)} | {shown(high)} | {unit} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

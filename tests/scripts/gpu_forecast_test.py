@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/gpu_forecast.py: its operations and bytes are those of the program, its parts add up to its step, two rows agree with
+sums made by hand, and the committed forecasts are complete.
+
+usage: gpu_forecast_test.py SOURCE_ROOT SLIPSTREAM
+"""
+import csv
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+source, program = pathlib.Path(sys.argv[1]), sys.argv[2]
+sys.path.insert(0, str(source / "scripts"))
+import gpu_forecast  # noqa: E402
+
+checked = 0
+
+
+def check(condition, *said):
+    global checked
+    checked += 1
+    if not condition:
+        sys.exit("gpu_forecast_test: " + "\n".join(map(str, said)))
+
+
+def close(a, b, share):
+    return abs(a - b) <= share * abs(b)
+
+
+# The plan prices a step from the Cost of every op; the same sum here has the same operations and bytes in every piece. A step in
+# which bytes cost almost nothing, and one in which operations do, see each apart.
+RUNS = {"gpt2": ["configs/runs/gpt2_124m.toml", "model.vocab_size=50304", "train.micro_batch_size=64", "train.global_batch_size=64"],
+        "llama": ["configs/runs/llama_1b.toml", "train.sequence_length=2048", "train.micro_batch_size=8", "train.global_batch_size=8"]}
+MACHINE = """name = "one"
+flops_per_second_f32 = 60e12
+flops_per_second_bf16 = {peak}
+matmul_efficiency = 1.0
+memory_bandwidth = "{gigabytes}GB/s"
+memory = "400GB"
+launch = "{launch}us"
+ranks_per_node = 1
+[intra]
+bandwidth = "100GB/s"
+latency = "3us"
+[inter]
+bandwidth = "100GB/s"
+latency = "3us"
+"""
+folder = tempfile.TemporaryDirectory()
+machine = pathlib.Path(folder.name) / "machine.toml"
+for model, (run, *settings) in RUNS.items():
+    for peak, gigabytes, launch in ((8e14, 4000, 3), (1e13, 400000, 1), (8e17, 1000, 1)):
+        machine.write_text(MACHINE.format(peak=peak, gigabytes=gigabytes, launch=launch))
+        command = [program, "plan", source / run, "--ranks", "1", "--machine", machine, "--json"]
+        for setting in settings:
+            command += ["--set", setting]
+        plan = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        ours = gpu_forecast.planned_ms(model, peak, gigabytes * 1e9, launch * 1e-6)
+        check(plan["parameters"] == gpu_forecast.parameters_of(gpu_forecast.MODELS[model]), plan["parameters"])
+        check(close(ours, plan["rehearsed"]["step_ms"], 1e-5), model, peak, ours, plan["rehearsed"]["step_ms"])
+folder.cleanup()
+
+# Parts add up to the step, and the step to tokens per second, at the expected values and at both ends of every assumption.
+for card, rates in gpu_forecast.RATES.items():
+    for name in [None, *gpu_forecast.ASSUMED, *rates]:
+        for end in (0, 2) if name else (1,):
+            rows = gpu_forecast.rows_of(gpu_forecast.Values(card, name, end))
+            parts = [value for (what, _), (value, _) in rows.items() if what.startswith("step part") and what != "step part: all"]
+            whole = rows["step part: all", "ms"][0]
+            check(len(parts) >= 25 and min(parts) >= 0 and close(sum(parts), whole, 1e-12), card, name, end, sum(parts), whole)
+            check(close(rows["GPT-2 124M", "tokens/s"][0] * whole, 64 * 1024 * 1e3, 1e-12), card, name, end)
+            # Every kernel of every work once, with its gap; then the share that is not counted, and the host.
+            values = gpu_forecast.Values(card, name, end)
+            kernels = [part for work in gpu_forecast.works_of(gpu_forecast.MODELS["gpt2"]) for part in gpu_forecast.parts_of(values, work, True)]
+            counted = 1e3 * sum(seconds + count * values.gap for _, seconds, count in kernels)
+            host = values["host part of a measured step, ms"]
+            check(close(counted * (1 + values["not counted"]) + host, whole, 1e-12), card, name, end, counted, host, whole)
+
+# By hand. AdamW reads and writes 30 bytes of 124,475,904 parameters: 3,734,277,120 bytes at 0.93 of 4.3 TB/s.
+rows = gpu_forecast.rows_of(gpu_forecast.Values("h200"))
+check(close(rows["step part: AdamW", "ms"][0], 0.9338, 1e-4), rows["step part: AdamW", "ms"])
+# Attention forward, head 64, 1024 tokens: 8 blocks of 128 queries take 2, 4, ..., 16 steps of 64 keys, 72 in all. With 913
+# instructions a warp and step, 128 products of 4 clocks at 0.62 of the rate are 826 clocks: instructions decide, 913 / 0.6 = 1521.67
+# clocks. Outside of the loop a block takes (3218 - 913) / 0.85 + 750 = 3461.8. The 32 x 12 heads, 384 x (72 x 1521.67 + 8 x 3461.8)
+# = 52,705,958 clocks on 132 x 1.755 GHz, take 227.51 us for 51.54 G operations: 226.5 TFLOP/s. Bytes add less than 0.1 %.
+gpu_forecast.BUDGET["forward_kernel<64, 2, 64, true>"] = (3218, 913, 128)
+gpu_forecast.BUDGET["key_kernel<64, 2, 32, true>"] = (3636, 620, 128)
+gpu_forecast.BUDGET["query_kernel<64, 2, 32, true>"] = (2370, 476, 96)
+rows = gpu_forecast.rows_of(gpu_forecast.Values("h200"))
+forward = rows["attention_forward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
+check(close(forward, 226.5, 1e-3), forward)
+# Backward: both kernels take 4 + 8 + ... + 32 = 144 steps of 128 x 32. Products decide: 128 x 4 / 0.62 / 0.52 = 1588.09 clocks and
+# 96 x 4 / 0.62 / 0.52 = 1191.07. Outside: (3636 - 620) / 0.85 + 750 = 4298.2 and (2370 - 476) / 0.85 + 750 = 2978.2. 384 heads x
+# (144 x (1588.09 + 1191.07) + 8 x (4298.2 + 2978.2)) clocks take 759.9 us, and 102.2 MB of the sums of dout x out 25.6 us at 0.93 x
+# 4.3 TB/s: 128.85 G operations in 785.4 us.
+backward = rows["attention_backward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
+check(close(backward, 164.05, 1e-3), backward)
+# With 8 heads of keys for 32 of queries the steps are the same; 24 of 32 heads x 16 blocks of 128 keys x 8 sequences begin less often.
+values = gpu_forecast.Values("h200")
+grouped, whole = (gpu_forecast.attention_seconds(values, "backward", 8, 2048, 32, kv_heads, 64) for kv_heads in (8, 32))
+check(close(whole - grouped, 8 * 24 * 16 * 4298.2 / (132 * 1.755e9), 0.01), grouped, whole)
+# Weight gradient of qkv, 2304 x 768 from k = 65,536: 54 tiles of 128 x 256 split in two are one wave of 132; five parts of 7.08 MB
+# would not fit in 32 MiB. 16 waves for 2048 tiles and the edge make the multiprocessor's rate 790 x 1.03125 x 1.02197 / 132 = 6.3075
+# TFLOP/s: (32,768 + 1.5 x 180) x 65,536 operations take 343.3 us. 28.3 MB of parts take 6.6 us and one gap 1.8 us. 351.7 / 0.9 =
+# 390.7 us, 391.1 with its bytes, 12 times.
+gradient = rows["step part: qkv weight gradient", "ms"][0]
+check(close(gradient, 12 * 0.3911, 1e-3), gradient)
+
+# More time for communication hides less of it; the share that is complete only at the end, the tied table and the positions, is
+# 50304 x 768 + 1024 x 768 of 124,475,904 gradients, 31.7 %, and is never hidden.
+values = gpu_forecast.Values("h200")
+hidden = [gpu_forecast.hidden_at(values, ratio) for ratio in (0.25, 0.5, 1, 2)]
+check(hidden == sorted(hidden, reverse=True) and hidden[0] < 0.70 and hidden[-1] > 0.15, hidden)
+
+# The committed forecasts: the columns of gpu_summary.py, intervals in order, every row of the goals, and names of ops and links
+# that the benchmarks print.
+bench = (source / "tests/gpu/cuda/kernels_bench.cpp").read_text()
+ratios = re.search(r"--ratios ([\d.,]+) --steps 6", (source / "scripts/gpu_check.sh").read_text())[1].split(",")
+GOALS = ["GPT-2 124M", "GPT-2 124M / torch-compile", "Llama 1.2B", "attention_forward B32 T1024 H12/12 x 64", "attention_backward B32 T1024 H12/12 x 64",
+         "attention_forward B8 T2048 H12/12 x 128", "attention_backward B8 T2048 H12/12 x 128", "layer_norm_backward 32768 x 768", "cross_entropy 8192 x 50304",
+         "adamw 124475904", "host synchronisations a step", "graph launches a step", "communication hidden at 0.6 of backward", "compute slow-down at 0.6 of backward"]
+page = (source / "docs/benchmarks/h200-forecast.md").read_text()
+for card in gpu_forecast.RATES:
+    with open(source / f"docs/benchmarks/{card}-forecast.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    check(list(table[0]) == ["name", "unit", "low", "expected", "high", "basis"], list(table[0]))
+    names = {row["name"] for row in table}
+    check(len(names) == len(table) and not set(GOALS) - names, set(GOALS) - names)
+    for row in table:
+        if row["name"] in GOALS:  # the page has the rows of the goals as numbers of both tables
+            check(f"{gpu_forecast.shown(float(row['expected']))} ({gpu_forecast.shown(float(row['low']))} to {gpu_forecast.shown(float(row['high']))})" in page, row)
+        check(0 <= float(row["low"]) <= float(row["expected"]) <= float(row["high"]) and row["basis"], row)
+        words = row["name"].split()
+        if row["unit"] in ("% of copy", "GB/s") or row["unit"] == "TFLOP/s":
+            check(f'measure("{words[0]}"' in bench or f'"{words[0]}"' in bench, row["name"])
+        if words[0] == "overlap":
+            check(words[1] in ("gate", "copies", "blocks") and words[2] in ratios, row["name"])
+    total = sum(float(row["expected"]) for row in table if row["name"].startswith("step part") and row["name"] != "step part: all")
+    check(close(total, next(float(row["expected"]) for row in table if row["name"] == "step part: all"), 1e-4), total)
+print(f"{checked} checks of gpu_forecast.py hold")
