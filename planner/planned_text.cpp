@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 #include "comm/link.h"
 #include "engine/base/units.h"
@@ -54,16 +55,14 @@ void print_zero_memory(const Planned& planned) {
     if (row.stage != stage) fmt::print("\n  {:<6}", stage = row.stage);
     fmt::print("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
   }
-  const auto outside_bytes = [&](int of_stage) {
-    return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })
-        ->outside_bytes;
-  };
+  std::map<int, int64_t> outside_bytes;  // by stage
+  for (const ZeroMemory& row : table) outside_bytes[row.stage] = row.outside_bytes;
   fmt::print("\n");
-  if (outside_bytes(2) > 0)
+  if (outside_bytes[2] > 0)
     fmt::print(
         "  of these stay whole, because embedding and head share a table, which is always in use: in stage 2 {} of "
         "gradients, in stage 3 {} of them and parameters\n",
-        format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
+        format_bytes(outside_bytes[2]), format_bytes(outside_bytes[3]));
 }
 
 /// The link of each group, and the ranks of the first group.

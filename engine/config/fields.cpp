@@ -76,7 +76,7 @@ std::vector<Field<R>> make_fields() {
               "Activations that the backward pass recomputes instead of keeping: none, selective (outputs of norms and "
               "of SwiGLU) or full (everything but each layer's input)."),
 
-      F::word("optimizer.name", at(&R::optimizer, &Optimizer::name), {"adamw"}, "The update rule."),
+      F::mode("optimizer.name", at(&R::optimizer, &Optimizer::name), "The update rule."),
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), {0, 1e3},
               "Learning rate at the end of the warm-up."),
       F::real("optimizer.min_learning_rate", at(&R::optimizer, &Optimizer::min_learning_rate), {0, 1e3},

@@ -11,13 +11,13 @@ namespace {
 // kernels/adamw: AdamwScalars and adamw_cost() have the same numbers.
 OptimizerSpec adamw() {
   return {
-      .name = "adamw",
+      .name = OptimizerName::adamw,
       .states = {{"momentum"}, {"variance"}},
       .scalars = {"learning_rate", "inv_bias1", "inv_bias2", "clip"},
       .clip_scalar = 3,
       .cost =
-          [](int64_t elems, bool rounds) {
-            return Cost{16 * elems, (rounds ? 30 : 28) * elems};
+          [](const UpdateShape& shape) {
+            return Cost{16 * shape.elems, (shape.rounds ? 30 : 28) * shape.elems};
           },
       .write_scalars =
           [](const UpdateOptions& update, double learning_rate, int64_t step, std::span<float> scalars) {
