@@ -7,6 +7,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/adamw/adamw_update.h"
+#include "kernels/muon/muon.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 using UpdateWork = std::function<void(LaunchContext&)> (*)(const Job&, const Item&, const UpdateOptions&);
 
 /// In the order of optimizers().
-constexpr UpdateWork kUpdates[] = {adamw_update};
+constexpr UpdateWork kUpdates[] = {adamw_update, muon_update};
 
 }  // namespace
 

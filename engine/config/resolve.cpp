@@ -18,6 +18,8 @@ RunConfig resolve_defaults(RunConfig config) {
   if (model.ffn_width == 0) model.ffn_width = llama ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
   if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = llama ? Choice::no : Choice::yes;
   if (config.train.sequence_length == 0) config.train.sequence_length = model.context;
+  if (updates_matrices(config.optimizer.name) && config.optimizer.adamw_learning_rate == 0)
+    config.optimizer.adamw_learning_rate = config.optimizer.learning_rate;
   if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
   if (config.zero.gather_dtype == DTypeChoice::automatic)
     config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
@@ -28,6 +30,11 @@ RunConfig resolve_defaults(RunConfig config) {
 }
 
 RunConfig in_effect(RunConfig config) {
+  if (!updates_matrices(config.optimizer.name)) {
+    config.optimizer.adamw_learning_rate = Optimizer{}.adamw_learning_rate;
+    config.optimizer.momentum = Optimizer{}.momentum;
+    config.optimizer.muon_scaling = Optimizer{}.muon_scaling;
+  }
   if (config.parallel.tensor == 1) {
     config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
     config.overlap.tensor_chunks = Overlap{}.tensor_chunks;
@@ -56,6 +63,12 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
         "[model] vocab_size = {} is smaller than the tokenizer's {} ids. Set model.vocab_size = 0 to use the "
         "tokenizer's size.",
         config.model.vocab_size, facts.vocab);
+  if (config.optimizer.learning_rate == 0 && config.optimizer.adamw_learning_rate > 0)
+    throw ConfigError(
+        "optimizer.adamw_learning_rate = {} follows the schedule of optimizer.learning_rate = 0, which never rises. "
+        "Use "
+        "a learning_rate above 0, or leave adamw_learning_rate out.",
+        config.optimizer.adamw_learning_rate);
   if (config.model.vocab_size == 0) config.model.vocab_size = facts.vocab;
   if (layout.data * layout.context == 1) {  // nothing to shard or to align
     config.zero = Zero{};

@@ -261,7 +261,12 @@ void follow_weights(Job& job, UsedWeights& used) {
 }
 
 UpdateOptions update_of(const Layout& layout) {
-  return {.beta1 = 0.9, .beta2 = 0.95, .eps = layout.eps, .weight_decay = 0.1, .grad_clip = layout.max_norm};
+  return {.beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = layout.eps,
+          .weight_decay = 0.1,
+          .grad_clip = layout.max_norm,
+          .muon_scaling = layout.muon_scaling};
 }
 
 }  // namespace
