@@ -79,7 +79,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
                                            config.comm.timeout_seconds, assignment.kind, wire);
   const runtime::RankOptions options{
       .threads = planner::threads_of(config, world.ranks_on_host()),
-      .update = {.max_norm = static_cast<float>(std::max(config.optimizer.grad_clip, 1e-3))},
+      .update = {.grad_clip = std::max(config.optimizer.grad_clip, 1e-3)},
       .graph = replayed,
       .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
       .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),

@@ -64,7 +64,8 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
   config.parallel = Parallel{};
   config.train.global_batch_size = 0;
-  for (int stage = 0; stage <= 3; ++stage)
+  const int last_stage = updates_matrices(config.optimizer.name) ? 1 : 3;  // the others divide matrices
+  for (int stage = 0; stage <= last_stage; ++stage)
     for (int ranks : {2, 4, 8, 64}) {
       config.zero.stage = stage;
       const JobRequest asked{.config = resolve(config, {.world = ranks}), .machine = request.machine};

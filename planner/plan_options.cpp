@@ -46,6 +46,19 @@ MeshSizes mesh_sizes(const ResolvedConfig& config) {
           .data_inner = static_cast<int>(config->zero.shard_size)};
 }
 
+/// A weight of attention or of the feed-forward network.
+bool is_matrix_of_block(const ModelSpec& model, const ParameterSpec& parameter) {
+  return parameter.tensors.front().shape.size() == 2 && parameter.layer >= 0 && parameter.layer < model.layers;
+}
+
+/// An optimizer of whole matrices updates those of the blocks and leaves the other parameters to the first one.
+std::vector<GroupRule> groups_of(const Optimizer& optimizer) {
+  const OptimizerSpec* spec = &optimizers()[static_cast<size_t>(optimizer.name)];
+  if (spec->granularity == Granularity::element) return {{"all", spec}};
+  const double factor = optimizer.learning_rate > 0 ? optimizer.adamw_learning_rate / optimizer.learning_rate : 1;
+  return {{"matrices", spec, is_matrix_of_block}, {"others", &optimizers().front(), nullptr, factor}};
+}
+
 std::string read_schedule(const std::string& path) {
   constexpr int64_t kLimitBytes = 64 << 20;
   try {
@@ -125,9 +138,10 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .error_feedback = config.comm.error_feedback,
           .sums_by_exchange = request.config.on_gpus() && config.comm.deterministic == Choice::yes &&
                               config.comm.grad_dtype == DType::bf16,
-          .groups = {{"all", &optimizers()[static_cast<size_t>(config.optimizer.name)]}},
+          .groups = groups_of(config.optimizer),
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
+          .update_product_dtype = request.config.on_gpus() ? DType::bf16 : DType::f32,  // tensor cores
           .zero_stage = static_cast<int>(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
           .gather_dtype = gather_dtype_of(config.zero.gather_dtype),

@@ -2,6 +2,7 @@
 // Prints slipstream plan and slipstream check as text.
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/ranges.h>
 
@@ -58,6 +59,7 @@ void print_zero_memory(const Planned& planned) {
     if (row.stage != stage) print_result("\n  {:<6}", stage = row.stage);
     print_result("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
   }
+#include <map>
   const auto outside_bytes = [&](int of_stage) {
     return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })
         ->outside_bytes;

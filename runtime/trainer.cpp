@@ -74,12 +74,8 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   loader_ = std::make_unique<data::Loader>(
       data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
       data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
-  const UpdateOptions update{.beta1 = config_.optimizer.beta1,
-                             .beta2 = config_.optimizer.beta2,
-                             .eps = config_.optimizer.eps,
-                             .weight_decay = config_.optimizer.weight_decay,
-                             .max_norm = static_cast<float>(config_.optimizer.grad_clip)};
-  const auto load = [this, update, &job](const StagedBatch& staged) {
+  const UpdateOptions& update = config_.optimizer;
+  const auto load = [this, &update, &job](const StagedBatch& staged) {
     const data::Batch& batch = loader_->next();
     const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
     for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {

@@ -6,27 +6,17 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
-#include "engine/plan/update_shards.h"
-#include "kernels/adamw/adamw_update.h"
 #include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "kernels/sum_squares/sum_squares.h"
+#include "kernels/updates.h"
 #include "kernels/wire/wire.h"
 
 namespace slipstream::runtime {
 namespace {
 
 using Fn = std::function<void(LaunchContext&)>;
-
-/// The work of an update, in the order of optimizers().
-constexpr Fn (*kUpdates[])(const Job&, const Item&, const UpdateOptions&) = {kernels::adamw_update};
-
-Fn update_work(const Job& job, const Item& item, const UpdateOptions& update) {
-  SLIP_ASSERT(std::size(kUpdates) == optimizers().size());
-  const OptimizerSpec* optimizer = job.groups[static_cast<size_t>(item.group)].optimizer;
-  return kUpdates[optimizer - optimizers().data()](job, item, update);
-}
 
 /// One sum per gradient part, over this rank's elements.
 Fn sum_squares_work(const Job& job, const Item& item) {
@@ -56,7 +46,7 @@ Fn clip_work(const Job& job, const Item& item, const UpdateOptions& update) {
   SLIP_ASSERT(item.writes.size() > 1);  // the norm, then a factor for every group that waits for it
   return
       [ids = job.ids, parts = job.norm_parts, factors = std::vector<Slice>(item.writes.begin() + 1, item.writes.end()),
-       max_norm = update.max_norm](LaunchContext& c) {
+       max_norm = static_cast<float>(update.grad_clip)](LaunchContext& c) {
         kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}),
                           .count = parts,
                           .max_norm = max_norm,
@@ -144,7 +134,7 @@ Fn coding_work(const Task& task) {
 Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std::byte* reports) {
   switch (item.op) {
     case Op::update:
-      return update_work(job, item, update);
+      return kernels::update_work(job, item, update);
     case Op::sum_squares:
       return sum_squares_work(job, item);
     case Op::clip:

@@ -24,8 +24,8 @@ struct Hazard {
   bool by_chance = false;       // only the computed order of their channel orders them
   const char* counted = "run";  // unit of earlier_run and later_run
 
-  /// "adamw/3 (channel update, run 1) writes params bytes 0..64 while forward/3 (channel compute, run 0) may still be
-  /// reading them: add a wait of adamw/3 for forward/3. The nearest event is that of forward/4; of channel compute it
+  /// "update/3 (channel update, run 1) writes params bytes 0..64 while forward/3 (channel compute, run 0) may still be
+  /// reading them: add a wait of update/3 for forward/3. The nearest event is that of forward/4; of channel compute it
   /// waits for nothing after forward/2."
   std::string sentence() const;
 };

@@ -13,10 +13,10 @@
 #include "engine/base/dtype.h"
 #include "engine/base/modes.h"
 #include "engine/base/units.h"
+#include "engine/base/update_options.h"
 
 namespace slipstream {
 
-enum class OptimizerName : uint8_t { adamw };
 enum class Backend : uint8_t { automatic, nccl, mpi, thread };
 enum class EmulateForm : uint8_t { gate, copies, blocks };
 enum class Quantize : uint8_t { none, int8 };
@@ -62,17 +62,12 @@ struct Train {
   Recomputation recompute = Recomputation::none;
 };
 
-struct Optimizer {
+struct Optimizer : UpdateOptions {
   OptimizerName name = OptimizerName::adamw;
   double learning_rate = 6e-4;
   double min_learning_rate = 0;
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;  // resolved: train.steps
-  double beta1 = 0.9;
-  double beta2 = 0.95;
-  double eps = 1e-8;
-  double weight_decay = 0.1;
-  double grad_clip = 1.0;  // 0: no clipping
   Choice double_buffer =
       Choice::automatic;  // automatic: yes on cuda if two copies fit and the rehearsed step is shorter
 };

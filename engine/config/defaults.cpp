@@ -14,6 +14,8 @@ RunConfig resolve_defaults(RunConfig config) {
   if (model.ffn_width == 0) model.ffn_width = llama ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
   if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = llama ? Choice::no : Choice::yes;
   if (config.train.sequence_length == 0) config.train.sequence_length = model.context;
+  if (updates_matrices(config.optimizer.name) && config.optimizer.adamw_learning_rate == 0)
+    config.optimizer.adamw_learning_rate = config.optimizer.learning_rate;
   if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
   if (config.zero.gather_dtype == DTypeChoice::automatic)
     config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
@@ -24,6 +26,11 @@ RunConfig resolve_defaults(RunConfig config) {
 }
 
 RunConfig in_effect(RunConfig config) {
+  if (!updates_matrices(config.optimizer.name)) {
+    config.optimizer.adamw_learning_rate = Optimizer{}.adamw_learning_rate;
+    config.optimizer.momentum = Optimizer{}.momentum;
+    config.optimizer.muon_scaling = Optimizer{}.muon_scaling;
+  }
   if (config.parallel.tensor == 1) {
     config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
     config.overlap.tensor_chunks = Overlap{}.tensor_chunks;

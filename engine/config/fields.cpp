@@ -76,11 +76,18 @@ std::vector<Field<R>> make_fields() {
               "Activations that the backward pass recomputes instead of keeping: none, selective (outputs of norms and "
               "of SwiGLU) or full (everything but each layer's input)."),
 
-      F::word("optimizer.name", at(&R::optimizer, &Optimizer::name), {"adamw"}, "The update rule."),
+      F::mode(
+          "optimizer.name", at(&R::optimizer, &Optimizer::name),
+          "The update rule. muon orthogonalizes the momentum of the weight matrices of the blocks, each tensor of a "
+          "Hugging Face file as one matrix; AdamW updates all other parameters."),
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), {0, 1e3},
               "Learning rate at the end of the warm-up."),
       F::real("optimizer.min_learning_rate", at(&R::optimizer, &Optimizer::min_learning_rate), {0, 1e3},
               "Learning rate from the end of the cosine decay on. At most learning_rate."),
+      F::real(
+          "optimizer.adamw_learning_rate", at(&R::optimizer, &Optimizer::adamw_learning_rate), {0, 1e3},
+          "Learning rate of the parameters that muon leaves to AdamW: embedding, head, norms and biases. It follows "
+          "the schedule of learning_rate. 0: learning_rate."),
       F::integer("optimizer.warmup_steps", at(&R::optimizer, &Optimizer::warmup_steps), {0, kMaxSteps},
                  "Steps of linear warm-up from 0."),
       F::integer("optimizer.decay_steps", at(&R::optimizer, &Optimizer::decay_steps), {0, kMaxSteps},
@@ -95,6 +102,11 @@ std::vector<Field<R>> make_fields() {
               "Decoupled weight decay of tensors with two or more dimensions."),
       F::real("optimizer.grad_clip", at(&R::optimizer, &Optimizer::grad_clip), {0, 1e9},
               "Largest norm of all gradients. Larger gradients are scaled down to it. 0: no clipping."),
+      F::real("optimizer.momentum", at(&R::optimizer, &Optimizer::momentum), {0, 1, false, true},
+              "Decay of muon's Nesterov momentum."),
+      F::mode("optimizer.muon_scaling", at(&R::optimizer, &Optimizer::muon_scaling),
+              "Factor on muon's learning rate for a matrix of rows x cols. match_rms_adamw: 0.2 max(rows, cols)^0.5, "
+              "steps as large as AdamW's, so that its learning rate carries over; original: max(1, rows / cols)^0.5."),
       F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
                 "Keep two copies of the weights and swap them after each update. The update then runs beside compute "
                 "without waiting for the readers of the old copy. auto: true on a GPU if both copies fit and the "

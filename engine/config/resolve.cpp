@@ -22,6 +22,12 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
         "[model] vocab_size = {} is smaller than the tokenizer's {} ids. Set model.vocab_size = 0 to use the "
         "tokenizer's size.",
         config.model.vocab_size, facts.vocab);
+  if (config.optimizer.learning_rate == 0 && config.optimizer.adamw_learning_rate > 0)
+    throw ConfigError(
+        "optimizer.adamw_learning_rate = {} follows the schedule of optimizer.learning_rate = 0, which never rises. "
+        "Use "
+        "a learning_rate above 0, or leave adamw_learning_rate out.",
+        config.optimizer.adamw_learning_rate);
   if (config.model.vocab_size == 0) config.model.vocab_size = facts.vocab;
   if (config.zero.stage == 0) config.zero.shard_size = 0;
   if (layout.data * layout.context == 1) {  // nothing to shard or to align

@@ -93,6 +93,22 @@ void validate_train(const RunConfig& config) {
                       optimizer.decay_steps, optimizer.warmup_steps, optimizer.warmup_steps);
 }
 
+/// Rules of optimizers that update whole matrices.
+void validate_optimizer(const RunConfig& config) {
+  if (!updates_matrices(config.optimizer.name)) return;
+  const std::string name = field_text(config, "optimizer.name"), other = name_of(Optimizer{}.name);
+  if (config.parallel.tensor > 1)
+    throw ConfigError(
+        "parallel.tensor = {} with optimizer.name = {} is not supported: the update needs whole matrices, and every "
+        "tensor rank holds a part of each. Use parallel.tensor = 1, or optimizer.name = \"{}\".",
+        config.parallel.tensor, name, other);
+  if (config.zero.stage >= 2)
+    throw ConfigError(
+        "zero.stage = {} with optimizer.name = {} is not supported: the update needs whole matrices, and the gradients "
+        "of a layer are divided into equal ranges. Use zero.stage = 0 or 1, or optimizer.name = \"{}\".",
+        config.zero.stage, name, other);
+}
+
 /// Rules between ZeRO and the formats on the wire.
 void validate_zero(const RunConfig& config) {
   const Zero& zero = config.zero;
@@ -255,6 +271,7 @@ std::vector<std::string> without_effect(const RunConfig& config) {
   const RunConfig taken = in_effect(config);
   const auto cause_of = [](std::string_view key) {
     if (key.starts_with("zero.")) return "zero.stage";
+    if (key.starts_with("optimizer.")) return "optimizer.name";
     if (key == "parallel.sequence_parallel" || key == "overlap.tensor_chunks") return "parallel.tensor";
     return "parallel.pipeline";
   };
@@ -273,6 +290,7 @@ void validate(const RunConfig& written) {
   validate_train(config);
   validate_tensor(config);
   validate_layout(config);
+  validate_optimizer(config);
   validate_zero(config);
   validate_trace(config);
   validate_device(config);

@@ -14,6 +14,7 @@
 #include "engine/plan/passes/pipeline_transfers.h"
 #include "engine/plan/passes/residency.h"
 #include "engine/plan/passes/wire.h"
+#include "engine/plan/update_shards.h"
 
 namespace slipstream {
 namespace {
@@ -105,18 +106,38 @@ void form_groups(Job& job) {
                           .reduce_axis = Axis::replica,
                           .shard_axis = job.shard_axis(),
                           .optimizer = rule.optimizer,
+                          .rate_factor = rule.rate_factor,
                           .first_scalar = first_scalar});
     first_scalar += static_cast<int64_t>(rule.optimizer->scalars.size());
   }
   for (uint32_t p = 0; p < job.model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job.model.parameters[p];
-    const auto rule = std::find_if(job.options.groups.begin(), job.options.groups.end(),
-                                   [&](const GroupRule& each) { return !each.holds || each.holds(parameter); });
+    const auto rule = std::find_if(job.options.groups.begin(), job.options.groups.end(), [&](const GroupRule& each) {
+      return !each.holds || each.holds(job.model, parameter);
+    });
     if (rule == job.options.groups.end())
       throw PlanError("[plan] no group holds {}: nothing would update it. Let the last group hold all that is left.",
                       parameter.name());
     job.groups[static_cast<size_t>(rule - job.options.groups.begin())].parameters.push_back(p);
   }
+}
+
+/// Flops of the update of every parameter that stays whole in one shard; 0 for the others.
+std::vector<int64_t> matrix_costs(const Job& job) {
+  std::vector<int64_t> costs(job.model.parameters.size(), 0);
+  for (const ParameterGroup& group : job.groups) {
+    if (group.optimizer->granularity != Granularity::matrix) continue;
+    for (uint32_t p : group.parameters) {
+      const ParameterSpec& parameter = job.model.parameters[p];
+      if (parameter.is_split() || job.zero_stage >= 2)
+        throw PlanError(
+            "[plan] {} is updated as a whole matrix, but {}. Use parallel.tensor = 1 and zero.stage = 0 or 1.",
+            parameter.name(), parameter.is_split() ? "ranks hold parts of it" : "its gradients pass through a slot");
+      for (const NamedTensor& tensor : parameter.tensors)
+        costs[p] += group.optimizer->cost(matrix_shape(job.options, tensor, rounds_updates(job))).flops;
+    }
+  }
+  return costs;
 }
 
 /// Selects the stage's part of the model and records the facts about the whole model that it needs.
@@ -158,7 +179,9 @@ void take_stage(Job& job) {
                        .passes = {},
                        .whole = {},
                        .group_of = {},
-                       .persistent_elems = job.zero_stage >= 3 ? options.persistent_elems : 0};
+                       .persistent_elems = job.zero_stage >= 3 ? options.persistent_elems : 0,
+                       .shards = job.zero_stage > 0 ? job.mesh.group_size(job.shard_axis()) : 1,
+                       .matrix_costs = matrix_costs(job)};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
     for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight})

@@ -47,7 +47,7 @@ void write_scalars(const Job& job, const UpdateOptions& update, double learning_
                    std::span<float> scalars) {
   for (const ParameterGroup& group : job.groups)
     group.optimizer->write_scalars(
-        update, learning_rate, step,
+        update, learning_rate * group.rate_factor, step,
         scalars.subspan(static_cast<size_t>(group.first_scalar), group.optimizer->scalars.size()));
 }
 

@@ -22,7 +22,8 @@ namespace slipstream {
 struct GroupRule {
   std::string name;
   const OptimizerSpec* optimizer = nullptr;
-  bool (*holds)(const ParameterSpec& parameter) = nullptr;
+  bool (*holds)(const ModelSpec& model, const ParameterSpec& parameter) = nullptr;
+  double rate_factor = 1;  // on the learning rate of a step
 };
 
 /// Parameters that are reduced, sharded and updated alike. A bucket holds parameters of one group.
@@ -32,6 +33,7 @@ struct ParameterGroup {
   Axis reduce_axis = Axis::replica;  // gradients are summed along it
   Axis shard_axis = Axis::replica;   // states (and more) are shared out along it, with ZeRO
   const OptimizerSpec* optimizer = nullptr;
+  double rate_factor = 1;
   int64_t first_scalar = 0;  // its scalars among those of a step
 };
 
@@ -51,6 +53,7 @@ struct PlanOptions {
   std::vector<GroupRule> groups = {{"all", &optimizers().front()}};
   bool clip = true;  // the update waits for the norm of the whole gradient
   bool optimizer_per_bucket = true;
+  DType update_product_dtype = DType::f32;  // of products of matrices in updates
   int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
   int prefetch_depth = 1;  // stage 3: layers gathered ahead of the one in use
   std::optional<DType> gather_dtype;  // of sharded parameters while they travel; none: the model's type
@@ -91,20 +94,21 @@ struct JobBuffers {
   BufferId wire_out = 0;     // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
   BufferId wire_in =
       0;  // of one bucket: every rank's contribution to this rank's part; == wire_out if the collective sums them
-  BufferId wire_across = 0;     // hybrid sharding: an encoded shard
-  BufferId wire_across_in = 0;  // sums_by_exchange: every group's contribution to this rank's part of it
-  BufferId gather_wire = 0;     // encoded parameters of one bucket, as gathered
-  BufferId aligned = 0;         // with align_grad_reduce: exchanged by stages to synchronize
-  BufferId norm_sums = 0;       // norm_parts summed over ranks; == norm_parts if a rank has them all
-  BufferId loss_sum = 0;        // of the losses of all ranks; == ModelSpec::loss on one rank
-  BufferId tied_share = 0;      // first stage: the head's share of a tied table's gradient
-  BufferId value_slots = 0;     // stage 3: prefetch_depth + 1 layers
-  BufferId end_values = 0;      // stage 3: one slot for the parameters before the first layer and after the last
-  BufferId gradient_slots = 0;  // stages 2 and 3: two layers
-  BufferId end_gradients = 0;   // stages 2 and 3: one slot as end_values
-  BufferId gradient_part = 0;   // stages 2 and 3: a reduced shard before it is added
-  BufferId scalars_next = 0;    // OptimizerSpec::scalars of the next step, staged with its batch
-  BufferId scalars = 0;         // those of this step
+  BufferId wire_across = 0;       // hybrid sharding: an encoded shard
+  BufferId wire_across_in = 0;    // sums_by_exchange: every group's contribution to this rank's part of it
+  BufferId gather_wire = 0;       // encoded parameters of one bucket, as gathered
+  BufferId aligned = 0;           // with align_grad_reduce: exchanged by stages to synchronize
+  BufferId norm_sums = 0;         // norm_parts summed over ranks; == norm_parts if a rank has them all
+  BufferId loss_sum = 0;          // of the losses of all ranks; == ModelSpec::loss on one rank
+  BufferId tied_share = 0;        // first stage: the head's share of a tied table's gradient
+  BufferId value_slots = 0;       // stage 3: prefetch_depth + 1 layers
+  BufferId end_values = 0;        // stage 3: one slot for the parameters before the first layer and after the last
+  BufferId gradient_slots = 0;    // stages 2 and 3: two layers
+  BufferId end_gradients = 0;     // stages 2 and 3: one slot as end_values
+  BufferId gradient_part = 0;     // stages 2 and 3: a reduced shard before it is added
+  BufferId scalars_next = 0;      // OptimizerSpec::scalars of the next step, staged with its batch
+  BufferId scalars = 0;           // those of this step
+  BufferId update_workspace = 0;  // of one matrix; updates take turns
   BufferId norm_parts = 0;  // double per part of the whole model: sum of squares; zero where another stage has the part
   BufferId norm = 0;        // double: the gradient's norm before clipping
   BufferId batch_next = 0;

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "engine/plan/owners.h"
 
 namespace slipstream {
 namespace {
@@ -40,7 +42,60 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
   return parts;
 }
 
-/// `rest_elems`: elements after this bucket, `next_elems` of them in the next part.
+/// Whole matrices of one bucket in the shards of their owners.
+class MatrixShards {
+ public:
+  MatrixShards(const LayoutOptions& options, std::span<const PlacedPart> parts, std::vector<int64_t>& totals)
+      : parts_(parts), owned_elems_(static_cast<size_t>(options.shards), 0) {
+    std::vector<int64_t> elems, costs;
+    for (const PlacedPart& placed : parts) {
+      if (placed.part.begin_elems == 0) {
+        elems.push_back(0);
+        costs.push_back(options.matrix_costs[placed.part.parameter]);
+      }
+      elems.back() += placed.part.elems;
+      matrix_of_.push_back(elems.size() - 1);
+    }
+    owners_ = owners_of(costs, totals);
+    for (size_t m = 0; m < elems.size(); ++m)
+      owned_elems_[static_cast<size_t>(owners_[m])] += round_up(elems[m], kPartAlignmentElems);
+    for (int64_t all : owned_elems_) held_elems_ += all;
+    shard_elems_ = round_up(*std::max_element(owned_elems_.begin(), owned_elems_.end()),
+                            kPartAlignmentElems * options.group_size / options.shards);
+  }
+
+  int64_t elems() const { return shard_elems_ * static_cast<int64_t>(owned_elems_.size()); }
+  /// Is little of the bucket padding?
+  bool are_even() const {
+    constexpr int64_t kPaddingShare = 8;
+    return elems() - held_elems_ <= held_elems_ / kPaddingShare;
+  }
+
+  /// The parts in the order of the shards, the first shard at `offset_elems`.
+  std::vector<PlacedPart> placed_at(int64_t offset_elems) const {
+    std::vector<PlacedPart> placed;
+    for (size_t owner = 0; owner < owned_elems_.size(); ++owner) {
+      int64_t at = offset_elems + static_cast<int64_t>(owner) * shard_elems_;
+      for (size_t p = 0; p < parts_.size(); ++p) {
+        if (owners_[matrix_of_[p]] != static_cast<int>(owner)) continue;
+        if (parts_[p].part.begin_elems == 0) at = round_up(at, kPartAlignmentElems);
+        placed.push_back(parts_[p]);
+        placed.back().offset_elems = at;
+        at += parts_[p].part.elems;
+      }
+    }
+    return placed;
+  }
+
+ private:
+  std::span<const PlacedPart> parts_;
+  std::vector<size_t> matrix_of_;  // of each part
+  std::vector<int> owners_;        // of each matrix
+  std::vector<int64_t> owned_elems_;
+  int64_t held_elems_ = 0, shard_elems_ = 0;
+};
+
+/// `rest_elems`: elements of the group after this bucket, `next_elems` of them in the next part.
 bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems,
                     int64_t next_elems) {
   switch (options.reduce_mode) {
@@ -109,8 +164,9 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     });
   };
   int64_t offset = 0;
-  int64_t rest_elems = 0;
-  for (const PlacedPart& placed : layout.parts) rest_elems += placed.part.elems;
+  std::map<uint32_t, int64_t> rest_elems;  // of each group
+  for (const PlacedPart& placed : layout.parts) rest_elems[group_of(placed)] += placed.part.elems;
+  std::vector<int64_t> shard_costs(static_cast<size_t>(options.shards), 0);
   Bucket open{};
   for (uint32_t p = 0; p < layout.parts.size(); ++p) {
     PlacedPart& placed = layout.parts[p];
@@ -121,12 +177,23 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     // No padding between two parts of one parameter: the parameter is one contiguous tensor.
     offset += last_of_parameter ? round_up(placed.part.elems, kPartAlignmentElems) : placed.part.elems;
     ++open.part_count;
-    rest_elems -= placed.part.elems;
+    rest_elems[group_of(placed)] -= placed.part.elems;
     open.ready_position = std::max(open.ready_position, placed.ready_position);
     const bool last = p + 1 == layout.parts.size();
     const bool even =
         !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
-    const bool may_cut = last_of_parameter || (options.reduce_mode == ReduceMode::bucketed && even);
+    const bool is_matrix = !options.matrix_costs.empty() && options.matrix_costs[placed.part.parameter] > 0;
+    const bool may_cut = last_of_parameter || (options.reduce_mode == ReduceMode::bucketed && even && !is_matrix);
+    const bool divides_matrices = is_matrix && options.shards > 1;
+    const std::span<const PlacedPart> of_bucket = std::span(layout.parts).subspan(open.first_part, open.part_count);
+    const auto shards_are_even = [&] {  // of this bucket, and of the rest of the group in one
+      if (!divides_matrices || options.reduce_mode != ReduceMode::bucketed) return true;
+      const auto rest = std::find_if(layout.parts.begin() + p, layout.parts.end(),
+                                     [&](const PlacedPart& each) { return group_of(each) != group_of(placed); });
+      std::vector<int64_t> costs = shard_costs;
+      return MatrixShards(options, of_bucket, costs).are_even() &&
+             MatrixShards(options, std::span(layout.parts.begin() + p + 1, rest), costs).are_even();
+    };
     const std::optional<int> unit = unit_of(placed);
     const bool alone = is_alone(placed.part.parameter);
     const bool pass_ends = !last && std::any_of(options.passes.begin(), options.passes.end(), [&](uint32_t begin) {
@@ -140,12 +207,20 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool may_be_full = !(unit && is_of_layer(placed)) && !alone && whole_of(placed) == options.whole.end();
     if (last || must_cut ||
         (may_cut && may_be_full &&
-         bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems,
-                        layout.parts[p + 1].part.elems))) {
+         bucket_is_full(options, layout.buckets.size(), offset - open.offset_elems, rest_elems[group_of(placed)],
+                        layout.parts[p + 1].part.elems) &&
+         shards_are_even())) {
       open.unit = unit;
       open.persistent = persists(placed);
       open.group = group_of(placed);
-      if (last_of_parameter)
+      if (divides_matrices) {
+        const MatrixShards shards(options, of_bucket, shard_costs);
+        const std::vector<PlacedPart> in_shards = shards.placed_at(open.offset_elems);
+        std::copy(in_shards.begin(), in_shards.end(), layout.parts.begin() + open.first_part);
+        for (const PlacedPart& each : in_shards)
+          if (each.part.begin_elems == 0) layout.parameter_offsets[each.part.parameter] = each.offset_elems;
+        offset = open.offset_elems + shards.elems();
+      } else if (last_of_parameter)
         offset = open.offset_elems + round_up(offset - open.offset_elems, kPartAlignmentElems * options.group_size);
       open.elems = offset - open.offset_elems;
       layout.buckets.push_back(open);

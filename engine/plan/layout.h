@@ -29,6 +29,9 @@ struct LayoutOptions {
       whole;  // ready positions [begin, end): gradients that become ready there form one bucket without other parts
   std::vector<uint32_t> group_of;  // by parameter; a bucket holds one group, and groups follow each other. Empty: one
   int64_t persistent_elems = 0;    // by_layer: parameters up to this size are in buckets of no layer, after all others
+  int shards = 1;                  // equal parts of a bucket, each of which one rank updates
+  std::vector<int64_t> matrix_costs;  // of an update, by parameter; > 0: it stays whole in one shard, and shards are
+                                      // balanced by this cost. Empty: none
 };
 
 /// A gradient part with its place in the flat buffers (elements).
@@ -39,7 +42,8 @@ struct PlacedPart {
   int32_t norm_index = -1;      // its place in the sum of squares over the whole model; -1: another stage counts it
 };
 
-/// A contiguous range of the flat buffers, padding included.
+/// A contiguous range of the flat buffers, padding included. With shards of whole matrices, the parts of a bucket are
+/// in the order of the shards, each padded to the largest.
 struct Bucket {
   int64_t offset_elems = 0;
   int64_t elems = 0;

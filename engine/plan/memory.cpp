@@ -11,6 +11,7 @@
 
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
+#include "engine/plan/update_shards.h"
 
 namespace slipstream {
 namespace {
@@ -269,6 +270,15 @@ void place_memory(Job& job) {
   ids.scalars = add("scalars", bytes_of(job.scalars(), DType::f32), Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
   if (job.aligns_grad_reduce) ids.aligned = add("aligned", 4, Owner::communication);
+  int64_t workspace_bytes = 0;
+  for (const ParameterGroup& group : job.groups)
+    for (uint32_t p : group.parameters)
+      for (const NamedTensor& tensor : job.model.parameters[p].tensors)
+        if (group.optimizer->workspace_bytes)
+          workspace_bytes =
+              std::max(workspace_bytes,
+                       group.optimizer->workspace_bytes(matrix_shape(job.options, tensor, rounds_updates(job))));
+  if (workspace_bytes > 0) ids.update_workspace = add("update.workspace", workspace_bytes, Owner::scratch);
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
   ids.norm_sums = job.norm_axis() != Axis::self ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
   ids.norm = add("norm", 8, Owner::optimizer);

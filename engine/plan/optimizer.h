@@ -9,18 +9,10 @@
 #include <vector>
 
 #include "engine/base/dtype.h"
+#include "engine/base/update_options.h"
 #include "engine/device/work.h"
 
 namespace slipstream {
-
-/// What the update rules read from the run file.
-struct UpdateOptions {
-  double beta1 = 0.9;
-  double beta2 = 0.95;
-  double eps = 1e-8;
-  double weight_decay = 0.1;
-  float max_norm = 1.0f;  // of the gradient, when the plan clips
-};
 
 /// One element for every element of the parameters, sharded as they are; zero before the first step.
 struct OptimizerState {
@@ -33,15 +25,30 @@ enum class UpdateStart : uint8_t {
   after_clip    // and the clip factor is known, where the plan clips
 };
 
+/// The smallest unit that one rank must update alone.
+enum class Granularity : uint8_t {
+  element,  // a shard is any range of a bucket
+  matrix    // a shard holds whole parameters; ranks share them by cost
+};
+
+/// The operands of one call.
+struct UpdateShape {
+  int64_t elems = 0;
+  int64_t rows = 0, cols = 0;        // of a matrix
+  bool rounds = false;               // it writes weights as bf16 too
+  DType product_dtype = DType::f32;  // of products of matrices
+};
+
 struct OptimizerSpec {
-  std::string name;  // optimizer.name in a run file; its tasks have it too
+  OptimizerName name = OptimizerName::adamw;  // its tasks have it too
   std::vector<OptimizerState> states;
   /// Floats that change from step to step, in the order of the struct that the kernel reads.
   std::vector<std::string> scalars;
   size_t clip_scalar = 0;  // index of the factor on the gradient, 1 when not clipping; a plan that clips writes it
   UpdateStart start = UpdateStart::after_clip;
-  /// Of an update of `elems` elements; `rounds`: it writes weights as bf16 too. Pure.
-  Cost (*cost)(int64_t elems, bool rounds) = nullptr;
+  Granularity granularity = Granularity::element;
+  Cost (*cost)(const UpdateShape& shape) = nullptr;                // Pure.
+  int64_t (*workspace_bytes)(const UpdateShape& shape) = nullptr;  // scratch memory of a call; null: none. Pure.
   /// Fills in the scalars of `step`, counted from 1. Pure.
   void (*write_scalars)(const UpdateOptions& update, double learning_rate, int64_t step,
                         std::span<float> scalars) = nullptr;
@@ -50,7 +57,7 @@ struct OptimizerSpec {
   int64_t state_bytes_per_elem() const;
 };
 
-/// All optimizers, in the order of OptimizerName (engine/config/config.h).
+/// All optimizers, in the order of OptimizerName.
 const std::vector<OptimizerSpec>& optimizers();
 
 }  // namespace slipstream

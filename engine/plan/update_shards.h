@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ranges that an optimizer updates: contiguous ranges of this rank's shards, as few as possible, one launch each.
+// The operands of an update: contiguous ranges of this rank's shards, as few as possible, or its matrices; one call
+// each.
 
 #include <cstdint>
 #include <vector>
@@ -15,6 +16,7 @@ struct UpdateShard {
   Slice working;              // in the type that travels; written if rounds_updates(job)
   Slice updated;              // destination of the master; == master without double_buffer
   int64_t elems = 0;
+  int64_t rows = 0, cols = 0;        // of a matrix, all of which decays
   std::vector<int64_t> decay_edges;  // elements where weight decay ends, begins again and so on; it is on at the start
 };
 
@@ -26,7 +28,14 @@ Slice clip_factor_of(const Job& job, const ParameterGroup& group);
 bool rounds_updates(const Job& job);
 
 /// Pure. The shards that `update` moves, of its bucket or of all buckets of its group, in flat order; shards that are
-/// neighbours in every buffer are merged. Padding is included: its gradient is zero, so it stays zero.
+/// neighbours in every buffer are merged. Padding is included: its gradient is zero, so it stays zero. An optimizer of
+/// whole matrices gets each tensor of a parameter as a matrix instead, without padding.
 std::vector<UpdateShard> update_shards(const Job& job, const Item& update);
+
+/// Pure. Cost of the update of a bucket on the rank whose shard costs most, so that all ranks plan the same order.
+Cost update_cost(const Job& job, size_t bucket);
+
+/// Pure. The shape of the update of a tensor as a matrix: its first dimension by the others.
+UpdateShape matrix_shape(const PlanOptions& options, const NamedTensor& tensor, bool rounds);
 
 }  // namespace slipstream

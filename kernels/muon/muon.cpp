@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks, cost, workspace and the order of passes and products of Muon, the same on every device.
+// Checks, cost, workspace and the order of passes and products of Muon, the same on every device; the update of a plan.
 
 #include "kernels/muon/muon.h"
 
@@ -9,6 +9,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "engine/plan/update_shards.h"
 #include "kernels/cast/cast.h"
 #include "kernels/common/checks.h"
 #include "kernels/matmul/matmul.h"
@@ -148,6 +149,30 @@ void muon(LaunchContext& context, const Muon& args) {
   run(context,
       MuonStep{args.parameters, args.updated ? args.updated : args.parameters, args.working, x, elems, args.scalars,
                static_cast<float>(muon_scale(args.scaling, args.rows, args.cols)), args.product_dtype});
+}
+
+std::function<void(LaunchContext&)> muon_update(const Job& job, const Item& item, const UpdateOptions& update) {
+  return [matrices = update_shards(job, item), rounds = rounds_updates(job),
+          scalars = scalars_of(job, job.groups[static_cast<size_t>(item.group)]),
+          workspace = job.buffers.whole(job.ids.update_workspace), product_dtype = job.options.update_product_dtype,
+          mu = static_cast<float>(update.momentum), scaling = update.muon_scaling](LaunchContext& c) {
+    for (const UpdateShard& matrix : matrices) {
+      Muon args{.parameters = c.as<float>(matrix.master),
+                .momentum = c.as<float>(matrix.states[0]),
+                .gradient = c.as<float>(matrix.gradient),
+                .rows = matrix.rows,
+                .cols = matrix.cols,
+                .scalars = c.as<MuonScalars>(scalars),
+                .workspace = c.at(workspace),
+                .workspace_bytes = workspace.size_bytes,
+                .scaling = scaling,
+                .product_dtype = product_dtype,
+                .mu = mu};
+      if (!(matrix.updated == matrix.master)) args.updated = c.as<float>(matrix.updated);
+      if (rounds) args.working = c.as<bfloat16>(matrix.working);
+      muon(c, args);
+    }
+  };
 }
 
 int64_t muon_workspace_bytes(const Muon& args) {

@@ -25,9 +25,16 @@
 //          scalable for LLM training", arXiv:2502.16982; both as torch.optim.Muon computes them
 
 #include <cstdint>
+#include <functional>
 
 #include "engine/base/dtype.h"
+#include "engine/base/update_options.h"
 #include "engine/device/work.h"
+
+namespace slipstream {
+struct Item;
+struct Job;
+}  // namespace slipstream
 
 namespace slipstream::kernels {
 
@@ -38,12 +45,6 @@ struct MuonScalars {
   float clip = 1.0f;   // factor on the gradient, 1 when not clipping
 };
 
-/// How the step of a matrix depends on its shape, by the names of torch.optim.Muon.
-enum class MuonScaling : uint8_t {
-  original,         // Jordan: max(1, rows / cols)^0.5
-  match_rms_adamw,  // Moonshot: 0.2 max(rows, cols)^0.5, the size of an AdamW step at the same learning rate
-};
-
 struct Muon {
   float* parameters = nullptr;
   float* momentum = nullptr;
@@ -51,7 +52,7 @@ struct Muon {
   bfloat16* working = nullptr;  // optional: gets the rounded parameters
   int64_t rows = 0, cols = 0;
   const MuonScalars* scalars = nullptr;
-  void* workspace = nullptr;  // aligned to 256 bytes
+  void* workspace = nullptr;  // aligned to 64 bytes
   int64_t workspace_bytes = 0;
   MuonScaling scaling = MuonScaling::match_rms_adamw;
   DType product_dtype = DType::f32;  // or bf16
@@ -72,6 +73,9 @@ int64_t muon_workspace_bytes(const Muon& args);
 
 /// The cost of the card. Pointers may be null. Pure.
 Cost muon_cost(const Muon& args);
+
+/// The update task of a plan as Muon on the matrices of its shards, one after another. Copies what it needs of `job`.
+std::function<void(LaunchContext&)> muon_update(const Job& job, const Item& item, const UpdateOptions& update);
 
 /// The factor of the scaling. Sizes of at least 1. Pure.
 double muon_scale(MuonScaling scaling, int64_t rows, int64_t cols);

@@ -261,7 +261,12 @@ void follow_weights(Job& job, UsedWeights& used) {
 }
 
 UpdateOptions update_of(const Layout& layout) {
-  return {.beta1 = 0.9, .beta2 = 0.95, .eps = layout.eps, .weight_decay = 0.1, .max_norm = layout.max_norm};
+  return {.beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = layout.eps,
+          .weight_decay = 0.1,
+          .grad_clip = layout.max_norm,
+          .muon_scaling = layout.muon_scaling};
 }
 
 }  // namespace
@@ -285,7 +290,7 @@ runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int con
     size_t first = 0;
     for (const GroupRule& group : layout.groups) {
       const size_t count = group.optimizer->scalars.size();
-      group.optimizer->write_scalars(update_of(layout), layout.learning_rate, step,
+      group.optimizer->write_scalars(update_of(layout), layout.learning_rate * group.rate_factor, step,
                                      staged.scalars.subspan(first, count));
       first += count;
     }

@@ -50,6 +50,7 @@ struct Layout {
   bool sums_by_exchange = false;
   float max_norm = 0.5f;  // 0: no clipping
   std::vector<GroupRule> groups = PlanOptions{}.groups;
+  MuonScaling muon_scaling = MuonScaling::match_rms_adamw;
   bool optimizer_per_bucket = true;
   bool update_on_spine = true;
   int threads = 1;

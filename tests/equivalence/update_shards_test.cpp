@@ -133,7 +133,8 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
 
 TEST_CASE("parameter groups: matrices and vectors apart train the model of one group, bit for bit") {
   const std::vector<GroupRule> apart = {
-      {"matrices", &optimizers().front(), [](const ParameterSpec& parameter) { return parameter.decay; }},
+      {"matrices", &optimizers().front(),
+       [](const ModelSpec&, const ParameterSpec& parameter) { return parameter.decay; }},
       {"vectors", &optimizers().front()}};
   for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()})
     for (int stage : {0, 1})
@@ -158,7 +159,7 @@ TEST_CASE("parameter groups: matrices and vectors apart train the model of one g
 
 TEST_CASE("parameter groups: unsupported combinations are refused") {
   Layout layout{.name = "groups", .model = tiny_gpt2(), .ranks = 2, .micro_batch = 6};
-  const auto matrix = [](const ParameterSpec& parameter) { return parameter.decay; };
+  const auto matrix = [](const ModelSpec&, const ParameterSpec& parameter) { return parameter.decay; };
   layout.groups = {{"matrices", &optimizers().front(), matrix}};
   CHECK_THROWS_WITH(make_job(layout, 0), Catch::Contains("no group holds"));
   layout.groups.push_back({"vectors", &optimizers().front()});
@@ -173,8 +174,9 @@ TEST_CASE("parameter groups: an optimizer that does not need the clip factor doe
   for (bool on_spine : {false, true}) {
     Layout layout{.name = "groups", .model = tiny_llama(), .ranks = 2, .micro_batch = 6};
     layout.update_on_spine = on_spine;
-    layout.groups = {{"matrices", &early, [](const ParameterSpec& parameter) { return parameter.decay; }},
-                     {"vectors", &optimizers().front()}};
+    layout.groups = {
+        {"matrices", &early, [](const ModelSpec&, const ParameterSpec& parameter) { return parameter.decay; }},
+        {"vectors", &optimizers().front()}};
     const auto job = make_job(layout, 0);
     std::map<ItemId, size_t> position;
     for (ItemId id : job->train.order) position.emplace(id, position.size());

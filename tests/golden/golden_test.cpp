@@ -107,7 +107,7 @@ UpdateOptions update_of(const Golden& g, const Mutation& m) {
           .beta2 = g.json.at(m.swap_betas ? "beta1" : "beta2").as_double(),
           .eps = g.real("eps"),
           .weight_decay = m.no_decay ? 0.0f : g.real("weight_decay"),
-          .max_norm = m.no_clip ? 1e9f : g.real("max_norm")};
+          .grad_clip = m.no_clip ? 1e9f : g.real("max_norm")};
 }
 
 runtime::LoadBatch loader(const Golden& g, const Mutation& m, int64_t& step) {

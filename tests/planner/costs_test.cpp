@@ -8,6 +8,7 @@
 #include "engine/report/utilization.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/cast/cast.h"
+#include "kernels/muon/muon.h"
 #include "kernels/sum_squares/sum_squares.h"
 #include "planner/planner.h"
 #include "tests/defaults.h"
@@ -33,6 +34,7 @@ std::optional<Cost> of_card(const Job& job, const Item& item) {
   switch (item.op) {
     case Op::update: {
       bfloat16 rounded;
+      if (job.groups.size() > 1) return {};
       int64_t elems = 0;  // without a bucket it updates all of them
       for (const BucketStorage& each : job.storage)
         if (!storage || storage == &each) elems += each.shard_elems;
@@ -89,6 +91,64 @@ TEST_CASE("the descriptor's scalars are the struct that the kernel reads", "[pla
   CHECK(scalars.inv_bias1 == 4.0f / 3);
   CHECK(scalars.inv_bias2 == 16.0f / 7);
   CHECK(scalars.clip == 1.0f);
+}
+
+TEST_CASE("the descriptor of Muon has the numbers of its op card", "[plan]") {
+  const OptimizerSpec& spec = optimizers()[static_cast<size_t>(OptimizerName::muon)];
+  CHECK(spec.scalars_bytes() == sizeof(kernels::MuonScalars));
+  CHECK(spec.clip_scalar * sizeof(float) == offsetof(kernels::MuonScalars, clip));
+  kernels::MuonScalars scalars;
+  spec.write_scalars({.weight_decay = 0.5}, 0.25, 2, {&scalars.learning_rate, spec.scalars.size()});
+  CHECK(scalars.learning_rate == 0.25f);
+  CHECK(scalars.decay == 0.875f);
+  CHECK(scalars.clip == 1.0f);
+  bfloat16 rounded;
+  for (const auto& [rows, cols] : {std::pair{64, 64}, {1, 7}, {96, 24}, {13, 100}})
+    for (DType products : {DType::f32, DType::bf16})
+      for (bool rounds : {false, true}) {
+        const kernels::Muon args{
+            .working = rounds ? &rounded : nullptr, .rows = rows, .cols = cols, .product_dtype = products};
+        const UpdateShape shape{int64_t{rows} * cols, rows, cols, rounds, products};
+        CHECK(spec.cost(shape).flops == kernels::muon_cost(args).flops);
+        CHECK(spec.cost(shape).bytes == kernels::muon_cost(args).bytes);
+        CHECK(spec.workspace_bytes(shape) == kernels::muon_workspace_bytes(args));
+      }
+}
+
+TEST_CASE("muon: matrices of blocks are its group, AdamW has the rest, and memory counts one state of them", "[plan]") {
+  for (const char* family : {"gpt2", "llama"})
+    for (int world : {1, 4}) {
+      const std::vector<std::string> sets{std::string("model.family=") + family, "zero.stage=1",
+                                          "optimizer.adamw_learning_rate=3e-4"};
+      std::vector<std::string> muon_sets = sets;
+      muon_sets.push_back("optimizer.name=muon");
+      const FinishedJob with_muon = planned(world, muon_sets);
+      const Job& job = *with_muon.job;
+      REQUIRE(job.groups.size() == 2);
+      CHECK(job.groups[0].rate_factor == 1);
+      CHECK(job.groups[1].rate_factor == Approx(0.5));  // of 6e-4
+      int64_t matrix_elems = 0, other_elems = 0, layers = 0;
+      for (uint32_t p : job.groups[0].parameters) {
+        const ParameterSpec& parameter = job.model.parameters[p];
+        CHECK(parameter.tensors[0].shape.size() == 2);
+        CHECK(
+            (parameter.name().find("attn") != std::string::npos || parameter.name().find("mlp") != std::string::npos));
+        matrix_elems += parameter.elems;
+        layers += parameter.name().find(".3.") != std::string::npos;
+      }
+      CHECK(layers == 4);  // matrices in the last layer: qkv, out, up, down
+      CHECK(matrix_elems == 4 * (family == std::string("gpt2") ? 12 : 4 + 3 * 4) * 256 * 256);
+      for (uint32_t p : job.groups[1].parameters) other_elems += job.model.parameters[p].elems;
+      CHECK(matrix_elems + other_elems >= job.model.parameter_elems());
+      // One state of matrices and two of the rest; a shard of ZeRO-1 has at most an eighth of padding.
+      const int64_t states =
+          job.buffers[job.buffers.find("momentum")].size_bytes + job.buffers[job.buffers.find("variance")].size_bytes;
+      const double exact = 4.0 / world * static_cast<double>(matrix_elems + 2 * other_elems);
+      CHECK(static_cast<double>(states) >= exact);
+      CHECK(static_cast<double>(states) <= (world == 1 ? 1.01 : 1.15) * exact);
+      const kernels::Muon widest{.rows = 1024, .cols = 256};
+      CHECK(job.buffers[job.ids.update_workspace].size_bytes == kernels::muon_workspace_bytes(widest));
+    }
 }
 
 TEST_CASE("the operations of a step are the closed form of the model, on every layout", "[report]") {

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -26,10 +29,12 @@ class UpdatePass {
 
   std::vector<Point> run() {
     stage_scalars();
-    // Buckets of the tied table wait for its embedding share, which arrives last: they go last.
-    for (size_t pass = 0; pass < 2; ++pass)
-      for (size_t b = 0; b < job_.layout.buckets.size(); ++b)
-        if (holds_tied(b) == (pass == 1)) order_.push_back(b);
+    // Groups follow each other in the flat order, but their gradients arrive in turns. Buckets of the tied table wait
+    // for its embedding share, which arrives last: they go last.
+    for (size_t b = 0; b < job_.layout.buckets.size(); ++b) order_.push_back(b);
+    std::sort(order_.begin(), order_.end(), [this](size_t a, size_t b) {
+      return std::pair(holds_tied(a), arrival(a)) < std::pair(holds_tied(b), arrival(b));
+    });
     std::vector<std::vector<Point>> complete = reduced_.buckets;
     std::vector<Point> clip;
     update_groups(UpdateStart::at_gradient, {}, complete);
@@ -39,51 +44,72 @@ class UpdatePass {
   }
 
  private:
+  /// `begin`: what all updates wait for.
   void update_groups(UpdateStart start, const std::vector<Point>& begin, std::vector<std::vector<Point>>& complete) {
-    for (uint32_t g = 0; g < job_.groups.size(); ++g)
-      if (job_.groups[g].optimizer->start == start) update_group(g, begin, complete);
+    // After the clip factor all buckets may be updated at once: one launch does it, unless they are gathered then.
+    if (!job_.options.optimizer_per_bucket || (!begin.empty() && !sharded_)) {
+      for (uint32_t g = 0; g < job_.groups.size(); ++g)
+        if (job_.groups[g].optimizer->start == start) update_group(g, begin, complete);
+      return;
+    }
+    std::vector<size_t> order;
+    for (size_t b : order_)
+      if (job_.group_of(b).optimizer->start == start) order.push_back(b);
+    update_buckets(std::move(order), begin, complete);
   }
 
-  /// `begin`: what all its updates wait for.
+  /// All buckets of a group by one task.
   void update_group(uint32_t g, std::vector<Point> begin, std::vector<std::vector<Point>>& complete) {
-    const ParameterGroup& group = job_.groups[g];
     std::vector<size_t> order;
     for (size_t b : order_)
       if (job_.layout.buckets[b].group == g) order.push_back(b);
     if (order.empty()) return;
-    const std::string name =
-        job_.groups.size() == 1 ? group.optimizer->name : fmt::format("{}.{}", group.optimizer->name, group.name);
-    // After the clip factor all buckets may be updated at once: one launch does it, unless they are gathered then.
-    if (!job_.options.optimizer_per_bucket || (!begin.empty() && !sharded_)) {
-      add_tied_before(order.back(), complete);
-      for (size_t b = 0; b < complete.size(); ++b)
-        if (job_.layout.buckets[b].group == g) begin.insert(begin.end(), complete[b].begin(), complete[b].end());
-      const Point updated = update(name, g, order, begin);
-      std::sort(order.begin(), order.end(), std::greater<>());
-      for (size_t b : order) publish(b, {updated});
-      return;
-    }
+    for (size_t b : order) add_tied_before(b, complete);
+    std::sort(order.begin(), order.end());
+    for (size_t b : order) begin.insert(begin.end(), complete[b].begin(), complete[b].end());
+    const Point updated = update(name_of(g), g, order, begin);
+    std::reverse(order.begin(), order.end());
+    for (size_t b : order) publish(b, {updated});
+  }
+
+  /// Each bucket by a task, in the order of arrival.
+  void update_buckets(std::vector<size_t> order, const std::vector<Point>& begin,
+                      std::vector<std::vector<Point>>& complete) {
     // After the clip factor nothing is left to wait for: the parameters that the next forward needs first come first.
     if (!begin.empty()) std::reverse(order.begin(), order.end());
     // On the spine, updates run as sums arrive, and the first layers' arrive last; but gathers go in forward order,
     // or the next step would begin after all of them. Off the spine most have travelled during the backward pass.
     const bool holds_back = begin.empty() && sharded_ && on_spine_;
-    std::map<size_t, Point, std::greater<>> updated;
+    std::map<Arrival, Point, std::greater<>> updated;
     for (size_t b : order) {
       add_tied_before(b, complete);
       std::vector<Point> after = complete[b];
       after.insert(after.end(), begin.begin(), begin.end());
-      const Point point = update(fmt::format("{}.bucket{}", name, b), g, {b}, after);
+      const uint32_t g = job_.layout.buckets[b].group;
+      const Point point = update(fmt::format("{}.bucket{}", name_of(g), b), g, {b}, after);
       if (holds_back)
-        updated[b] = point;
+        updated[arrival(b)] = point;
       else
         publish(b, {point});
     }
-    for (const auto& [b, point] : updated) {
+    for (const auto& [arrival, point] : updated) {
       std::vector<Point> after{point};
       if (!gathered_.empty()) after.push_back(gathered_.back());
-      publish(b, after);
+      publish(std::get<size_t>(arrival), after);
     }
+  }
+
+  /// Orders buckets as their gradients are complete.
+  using Arrival = std::tuple<bool, uint32_t, size_t>;
+  Arrival arrival(size_t bucket) const {
+    const Bucket& b = job_.layout.buckets[bucket];
+    return {b.persistent, b.ready_position, bucket};
+  }
+
+  std::string name_of(uint32_t g) const {
+    const ParameterGroup& group = job_.groups[g];
+    const char* optimizer = slipstream::name_of(group.optimizer->name);
+    return job_.groups.size() == 1 ? optimizer : fmt::format("{}.{}", optimizer, group.name);
   }
 
   Point local(Task task) {
@@ -240,11 +266,14 @@ class UpdatePass {
       }
       const bool rounds = rounds_updates(job_);
       if (rounds) task.writes.push_back(next(storage.working));
-      task.cost += job_.groups[group].optimizer->cost(storage.shard_elems, rounds);
+      task.cost += update_cost(job_, b);
     }
     task.after = after;
     task.after.push_back(staged_);
-    return local(std::move(task));
+    if (!job_.groups[group].optimizer->workspace_bytes) return local(std::move(task));
+    task.writes.push_back(job_.buffers.whole(job_.ids.update_workspace));
+    if (workspace_free_) task.after.push_back(*workspace_free_);
+    return *(workspace_free_ = local(std::move(task)));
   }
 
   /// The whole bucket from the updated shards; the next plan that reads it waits by link().
@@ -279,6 +308,7 @@ class UpdatePass {
   bool sharded_ = job_.zero_stage > 0;
   std::vector<size_t> order_;  // of buckets
   Point staged_;               // complete when the scalars of this step are in place
+  std::optional<Point> workspace_free_;
   bool tied_added_ = false;
   std::vector<Point> gathered_;
 };

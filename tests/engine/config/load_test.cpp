@@ -98,6 +98,7 @@ TEST_CASE("load: every word gives the enum value of its name", "[config]") {
   CHECK(with("model.family=gpt2").model.family == Family::gpt2);
   CHECK(with("model.family=llama").model.family == Family::llama);
   CHECK(with("optimizer.name=adamw").optimizer.name == OptimizerName::adamw);
+  CHECK(with("optimizer.name=muon").optimizer.name == OptimizerName::muon);
   CHECK(with("train.dtype=float32").train.dtype == DType::f32);
   CHECK(with("comm.grad_dtype=bfloat16").comm.grad_dtype == DType::bf16);
   CHECK(with("train.recompute=none").train.recompute == Recomputation::none);

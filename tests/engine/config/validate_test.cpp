@@ -80,6 +80,18 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "one of them.");
   CHECK(load_refusal({"optimizer.min_learning_rate=1e-3"}) ==
         "optimizer.min_learning_rate = 0.001 is above optimizer.learning_rate = 0.0006. Use a smaller one.");
+  CHECK(load_refusal({"optimizer.name=muon"}) == "accepted");
+  CHECK(load_refusal({"optimizer.name=muon", "zero.stage=1", "parallel.pipeline=2", "parallel.context=2"}) ==
+        "accepted");
+  CHECK(
+      load_refusal({"optimizer.name=muon", "parallel.tensor=2"}) ==
+      "parallel.tensor = 2 with optimizer.name = \"muon\" is not supported: the update needs whole matrices, and every "
+      "tensor rank holds a part of each. Use parallel.tensor = 1, or optimizer.name = \"adamw\".");
+  for (const char* stage : {"2", "3"})
+    CHECK(load_refusal({"optimizer.name=muon", std::string("zero.stage=") + stage}) ==
+          std::string("zero.stage = ") + stage +
+              " with optimizer.name = \"muon\" is not supported: the update needs whole matrices, and the gradients of "
+              "a layer are divided into equal ranges. Use zero.stage = 0 or 1, or optimizer.name = \"adamw\".");
   CHECK(load_refusal({"optimizer.warmup_steps=100", "optimizer.decay_steps=50"}) ==
         "optimizer.decay_steps = 50 is smaller than optimizer.warmup_steps = 100. Use at least 100.");
   CHECK(load_refusal({"optimizer.warmup_steps=100", "train.steps=50"}) == "accepted");
@@ -340,6 +352,14 @@ TEST_CASE("no effect: each setting of an axis of one rank is noted and left out"
                                  "zero.reshard_after_forward = false has no effect with zero.stage = 2",
                                  "zero.persistence_threshold = \"64KiB\" has no effect with zero.stage = 2"});
   CHECK(config_toml(in_effect(with(third))) == config_toml(with({"zero.stage=2"})));
+  const std::vector<std::string> of_muon{"optimizer.adamw_learning_rate=1e-3", "optimizer.momentum=0.9",
+                                         "optimizer.muon_scaling=original"};
+  CHECK(
+      without_effect(with(of_muon)) ==
+      std::vector<std::string>{"optimizer.adamw_learning_rate = 0.001 has no effect with optimizer.name = \"adamw\"",
+                               "optimizer.momentum = 0.9 has no effect with optimizer.name = \"adamw\"",
+                               "optimizer.muon_scaling = \"original\" has no effect with optimizer.name = \"adamw\""});
+  CHECK(config_toml(in_effect(with(of_muon))) == config_toml(with({})));
   // The remaining settings are the file without them; settings with an effect stay.
   CHECK(config_toml(in_effect(also({}))) == config_toml(with({})));
   const RunConfig all = also({"parallel.tensor=2", "parallel.pipeline=2"});

@@ -128,3 +128,65 @@ TEST_CASE("layout: shrinking buckets expose only the last one while the wire tak
   // A slow wire never rests once the second bucket is ready, 1 + 32 pieces after the start.
   CHECK(exposed(layout, kPieces, 2) == Approx(33 + 2 * (kPieces - 1) - kPieces));
 }
+
+TEST_CASE("layout: a whole matrix is in one shard, and buckets that could be longer have little padding", "[layout]") {
+  const uint64_t seed = 47;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  int several = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    const int shards = 1 + trial % 5;
+    ModelSpec model = even_model(40, 64);
+    LayoutOptions options{.bucket_bytes = 8 << 10,
+                          .first_bucket_bytes = 1 << 10,
+                          .group_size = shards,
+                          .sharded = true,
+                          .shards = shards};
+    int64_t matrix_elems = 0;
+    for (uint32_t p = 0; p < 40; ++p) {
+      ParameterSpec& parameter = model.parameters[p];
+      const bool matrix = p % 4 != 3;  // the others form a second group
+      parameter.elems = (matrix ? 128 : 1) + static_cast<int64_t>(random() % (matrix ? 640 : 90));
+      const int64_t first = matrix ? 16 * (1 + static_cast<int64_t>(random() % 8)) : parameter.elems;
+      model.pieces[p].ready = {{p, 0, first}};
+      if (first < parameter.elems) model.pieces[p].ready.push_back({p, first, parameter.elems - first});
+      options.group_of.push_back(matrix ? 0 : 1);
+      options.matrix_costs.push_back(matrix ? parameter.elems * parameter.elems : 0);
+      if (matrix) matrix_elems += parameter.elems;
+    }
+    const ParameterLayout layout = place_parameters(model, options);
+    CAPTURE(trial, shards);
+    int64_t buckets_end = 0, parts_end = 0, held = 0;
+    int of_matrices = 0;
+    for (const Bucket& bucket : layout.buckets) {
+      CHECK(bucket.offset_elems == buckets_end);
+      CHECK(bucket.elems % (16 * shards) == 0);
+      buckets_end += bucket.elems;
+      int64_t elems = 0;
+      for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p) {
+        const PlacedPart& placed = layout.parts[p];
+        CHECK(placed.offset_elems >= parts_end);
+        const int64_t begin = placed.offset_elems - placed.part.begin_elems;
+        CHECK(layout.parameter_offsets[placed.part.parameter] == begin);
+        CHECK(begin % 16 == 0);
+        CHECK(placed.ready_position <= bucket.ready_position);
+        parts_end = placed.offset_elems + placed.part.elems;
+        CHECK(parts_end <= buckets_end);
+        elems += placed.part.elems;
+        if (bucket.group == 1) continue;
+        // All of the matrix, whose gradient has two parts.
+        const int64_t shard_elems = bucket.elems / shards, first = begin - bucket.offset_elems;
+        CHECK(first >= 0);
+        CHECK(first / shard_elems == (first + model.parameters[placed.part.parameter].elems - 1) / shard_elems);
+      }
+      held += elems;
+      if (bucket.group == 1) continue;
+      ++of_matrices;
+      CHECK((bucket.elems - elems) * 8 <= elems + 8 * 16 * (shards + bucket.part_count));  // and the alignment
+    }
+    CHECK(buckets_end == layout.flat_elems);
+    CHECK(held >= matrix_elems);
+    several += of_matrices > 1;
+  }
+  CHECK(several > 30);
+}
