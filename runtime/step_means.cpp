@@ -4,6 +4,7 @@
 #include "runtime/step_means.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -167,6 +168,57 @@ PlanItems::PlanItems(World& world, const Job& job) {
   }
 }
 
+namespace {
+
+constexpr double StepMeans::*kMeans[] = {&StepMeans::step_ms,        &StepMeans::compute_ms, &StepMeans::comm_ms,
+                                         &StepMeans::hidden_ms,      &StepMeans::exposed_ms, &StepMeans::bubble_ms,
+                                         &StepMeans::exposed_ms_max, &StepMeans::input_ms,   &StepMeans::other_ms,
+                                         &StepMeans::skew_ms};
+
+StepMeans mean_of(const std::vector<StepTimes>& times, const PlanItems& items) {
+  const double ranks = static_cast<double>(times.size());
+  StepMeans m;
+  for (size_t r = 0; r < times.size(); ++r) {
+    const StepTimes& t = times[r];
+    const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
+    mean(m.step_ms, t.step_ns);
+    mean(m.compute_ms, t.compute_ns);
+    mean(m.comm_ms, t.comm_ns);
+    mean(m.hidden_ms, t.hidden_ns);
+    mean(m.exposed_ms, t.exposed_ns);
+    mean(m.bubble_ms, t.bubble_ns);
+    mean(m.input_ms, t.input_ns);
+    mean(m.other_ms, t.other_ns);
+    mean(m.skew_ms, t.skew_ns);
+    for (const Exposure& wait : t.exposures)
+      if (wait.exposed_ns() > 0)
+        mean(m.exposed_by[items.names[r][static_cast<uint32_t>(wait.awaited)]], wait.exposed_ns());
+    m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
+  }
+  return m;
+}
+
+void put(std::string& bytes, const StepMeans& m) {
+  for (double StepMeans::*member : kMeans) put(bytes, std::bit_cast<int64_t>(m.*member));
+  put(bytes, static_cast<int64_t>(m.exposed_by.size()));
+  for (const auto& [name, ms] : m.exposed_by) {
+    put(bytes, name);
+    put(bytes, std::bit_cast<int64_t>(ms));
+  }
+}
+
+StepMeans next_means(Reader& reader) {
+  StepMeans m;
+  for (double StepMeans::*member : kMeans) m.*member = std::bit_cast<double>(reader.next());
+  for (int64_t left = reader.next(); left > 0; --left) {
+    const std::string name = reader.next_text();
+    m.exposed_by[name] = std::bit_cast<double>(reader.next());
+  }
+  return m;
+}
+
+}  // namespace
+
 std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const PlanItems& items) {
   std::string bytes;
   const int64_t to_common_ns = world.clock_offset_ns();  // times of ranks on other machines are compared below
@@ -179,10 +231,11 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
   }
   const std::vector<std::string> gathered = world.all_gather(bytes, "the times of steps");
   std::vector<Reader> readers(gathered.begin(), gathered.end());
-  const double ranks = static_cast<double>(gathered.size());
   std::vector<std::shared_ptr<const StepTimes>> last(gathered.size());  // by rank
-  std::vector<StepMeans> means(steps.size());
-  for (StepMeans& m : means) {
+  std::string mine;
+  // The replay takes longest, so the ranks divide the steps.
+  const auto rank_of = [&](size_t i) { return i % gathered.size(); };
+  for (size_t i = 0; i < steps.size(); ++i) {
     std::vector<StepTimes> times(gathered.size());
     std::vector<RankStep> together;
     for (size_t r = 0; r < times.size(); ++r) {
@@ -193,25 +246,14 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
       if (follows) times[r].previous = previous;
       together.push_back({&times[r], &items.graphs[r]});
     }
+    if (rank_of(i) != static_cast<size_t>(world.rank())) continue;
     split_waits(together);
-    for (size_t r = 0; r < times.size(); ++r) {
-      const StepTimes& t = times[r];
-      const auto mean = [&](double& sum, int64_t ns) { sum += static_cast<double>(ns) / 1e6 / ranks; };
-      mean(m.step_ms, t.step_ns);
-      mean(m.compute_ms, t.compute_ns);
-      mean(m.comm_ms, t.comm_ns);
-      mean(m.hidden_ms, t.hidden_ns);
-      mean(m.exposed_ms, t.exposed_ns);
-      mean(m.bubble_ms, t.bubble_ns);
-      mean(m.input_ms, t.input_ns);
-      mean(m.other_ms, t.other_ns);
-      mean(m.skew_ms, t.skew_ns);
-      for (const Exposure& wait : t.exposures)
-        if (wait.exposed_ns() > 0)
-          mean(m.exposed_by[items.names[r][static_cast<uint32_t>(wait.awaited)]], wait.exposed_ns());
-      m.exposed_ms_max = std::max(m.exposed_ms_max, static_cast<double>(t.exposed_ns) / 1e6);
-    }
+    put(mine, mean_of(times, items));
   }
+  const std::vector<std::string> divided = world.all_gather(mine, "the means of steps");
+  std::vector<Reader> parts(divided.begin(), divided.end());
+  std::vector<StepMeans> means;
+  for (size_t i = 0; i < steps.size(); ++i) means.push_back(next_means(parts[rank_of(i)]));
   return means;
 }
 
