@@ -424,6 +424,15 @@ TEST_CASE("muon: early matrices are orthogonalized while later gradients travel"
     }
 }
 
+TEST_CASE("muon: each group has its own learning rate among the scalars of a step", "[equivalence]") {
+  const auto job = make_job(muon_layout(tiny_gpt2()), 0);
+  std::vector<float> scalars(static_cast<size_t>(job->scalars()));
+  write_scalars(*job, {.weight_decay = 0.5}, 0.25, 1, scalars);
+  CHECK(scalars[0] == 0.25f);
+  CHECK(scalars[1] == 0.875f);
+  CHECK(scalars[static_cast<size_t>(job->groups[1].first_scalar)] == 0.1875f);
+}
+
 TEST_CASE("muon: what cannot be trained is refused", "[equivalence]") {
   Layout layout = muon_layout(tiny_llama(), 2);
   layout.tensor = 2;
