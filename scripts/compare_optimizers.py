@@ -41,7 +41,7 @@ def train(options, name, steps, interval, sets):
 
 def draw(path, curves, target):
     """`curves`: {label: (color, {step: loss})}."""
-    width, height, left, top, right, bottom = 720, 380, 56, 20, 16, 44
+    width, height, left, top, right, bottom = 720, 380, 56, 20, 24, 44
     steps_max = max(max(losses) for _, losses in curves.values())
     points = [loss for _, losses in curves.values() for step, loss in losses.items() if step >= steps_max / 8]
     low, high = min(points) - 0.02, max(points) + 0.02
@@ -73,10 +73,10 @@ def main():
     parser.add_argument("--steps", type=int, default=2000, help="of AdamW; default: %(default)s")
     parser.add_argument("--share", type=float, default=0.75, help="of the steps, for Muon; default: %(default)s")
     parser.add_argument("--tuning-steps", type=int, default=500, help="of AdamW in the search; default: %(default)s")
-    parser.add_argument("--best", type=int, default=2, help="settings of each at full length; default: %(default)s")
+    parser.add_argument("--best", type=int, default=3, help="settings of each at full length; default: %(default)s")
     parser.add_argument("--interval", type=int, default=125, help="steps between validations; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1337)
-    parser.add_argument("--adamw", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3, 8e-3, 16e-3], metavar="RATE")
+    parser.add_argument("--adamw", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 16e-3], metavar="RATE")
     parser.add_argument("--muon", type=float, nargs="+", default=[4e-3, 8e-3, 16e-3, 32e-3], metavar="RATE")
     parser.add_argument("--others", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3], metavar="RATE",
                         help="learning rates of the parameters that Muon leaves to AdamW")
