@@ -34,6 +34,11 @@ void fill(const DeviceMemory& memory) {
     reinterpret_cast<bfloat16*>(memory.data())[i] = bfloat16(normal(generator));
 }
 
+template <typename T>
+T* at(const DeviceMemory& memory) {
+  return reinterpret_cast<T*>(memory.data());
+}
+
 /// The detected error; empty if none.
 std::string run(const std::string& op) {
   LaunchContext context = context_of_cuda();
@@ -42,12 +47,22 @@ std::string run(const std::string& op) {
     fill(gate_up);
     swiglu_forward_cuda(context, {gate_up.data(), y.data(), 3, 16, DType::bf16});
   } else if (op == "cross_entropy") {
-    DeviceMemory logits(300 * 2, "logits"), target(4, "targets"), losses(4, "row_losses"), sum(8, "sum");
+    // A thread has one or two whole packs of 8 logits; the last pack is not whole.
+    constexpr int64_t kVocab = 5001, kStride = 5008;
+    DeviceMemory logits(kStride * 2, "logits"), target(4, "targets"), losses(4, "row_losses"), sum(8, "sum");
     fill(logits);
     std::memset(target.data(), 0, 4);
-    cross_entropy_cuda(context,
-                       {logits.data(), reinterpret_cast<int32_t*>(target.data()), reinterpret_cast<double*>(sum.data()),
-                        reinterpret_cast<float*>(losses.data()), 1, 300, 300, 1.0f, DType::bf16, true});
+    double weights = 0.0;
+    const auto logit = [&](int64_t i) { return static_cast<double>(static_cast<float>(at<bfloat16>(logits)[i])); };
+    for (int64_t i = 0; i < kVocab; ++i) weights += std::exp(logit(i));
+    const double expected = std::log(weights) - logit(0);
+    cross_entropy_cuda(context, {logits.data(), at<int32_t>(target), at<double>(sum), at<float>(losses), 1, kVocab,
+                                 kStride, 1.0f, DType::bf16, true});
+    const double got = *at<double>(sum);
+    if (!(std::abs(got - expected) < 1e-4)) return fmt::format("a loss of {} for {}", got, expected);
+    double all = 0.0;  // of the gradient: the probabilities add up to 1
+    for (int64_t i = 0; i < kStride; ++i) all += logit(i);
+    if (!(std::abs(all) < 1e-2)) return fmt::format("a gradient with the sum {}", all);
   } else if (op == "tile") {
     // A tile for wide heads and one more row: no memory follows the last row.
     constexpr int64_t kHead = 136, kTokens = 17;
@@ -55,8 +70,7 @@ std::string run(const std::string& op) {
     fill(qkv);
     const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
     AttentionForward args;
-    args.q = x, args.k = x + kHead, args.v = x + 2 * kHead, args.out = out.data(),
-    args.lse = reinterpret_cast<float*>(lse.data());
+    args.q = x, args.k = x + kHead, args.v = x + 2 * kHead, args.out = out.data(), args.lse = at<float>(lse);
     args.batch = args.heads = args.kv_heads = 1, args.tokens = kTokens, args.head_dim = kHead, args.dtype = DType::bf16;
     args.q_stride = args.kv_stride = 3 * kHead, args.out_stride = kHead;
     attention_forward_cuda(context, args);
@@ -66,7 +80,6 @@ std::string run(const std::string& op) {
         maximum(2 * 4, "maximum"), sum(2 * 4, "sum");
     fill(qkv);
     const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
-    const auto at = [](const DeviceMemory& memory) { return reinterpret_cast<float*>(memory.data()); };
     double weights = 0.0;
     for (int key = 0; key < 2; ++key) {
       double score = 0.0;
@@ -76,17 +89,17 @@ std::string run(const std::string& op) {
       weights += std::exp(0.125 * score);
     }
     AttentionForward all;
-    all.q = x, all.k = x + 64, all.v = x + 128, all.out = out.data(), all.lse = at(lse), all.scale = 0.125f;
+    all.q = x, all.k = x + 64, all.v = x + 128, all.out = out.data(), all.lse = at<float>(lse), all.scale = 0.125f;
     all.batch = all.heads = all.kv_heads = 1, all.tokens = 2, all.head_dim = 64, all.dtype = DType::bf16;
     all.q_stride = all.kv_stride = 192, all.out_stride = 64;
     for (int key = 0; key < 2; ++key)
       if (!attention_forward_mma(context, {.all = all,
                                            .block = {0, 1, key, 1, key == 0},
-                                           .carried = {at(carried), at(maximum), at(sum)},
+                                           .carried = {at<float>(carried), at<float>(maximum), at<float>(sum)},
                                            .first = key == 0,
                                            .last = key == 1}))
         return {};
-    const double got = static_cast<double>(*at(lse)), expected = std::log(weights);
+    const double got = static_cast<double>(*at<float>(lse)), expected = std::log(weights);
     if (std::isfinite(got) && std::abs(got - expected) > 1e-3) return fmt::format("an lse of {} for {}", got, expected);
   }
   return {};
