@@ -5,15 +5,19 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/layer_norm/layer_norm_cuda.h"
 #include "kernels/swiglu/swiglu_cuda.h"
 #include "tests/emulation/emulator.h"
+#include "tests/reference/norms.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -27,8 +31,8 @@ LaunchContext context_of_cuda() {
   return context;
 }
 
-void fill(const DeviceMemory& memory) {
-  std::mt19937 generator(1);
+void fill(const DeviceMemory& memory, uint32_t seed = 1) {
+  std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
   for (size_t i = 0; i < memory.size_bytes() / 2; ++i)
     reinterpret_cast<bfloat16*>(memory.data())[i] = bfloat16(normal(generator));
@@ -63,6 +67,47 @@ std::string run(const std::string& op) {
     double all = 0.0;  // of the gradient: the probabilities add up to 1
     for (int64_t i = 0; i < kStride; ++i) all += logit(i);
     if (!(std::abs(all) < 1e-2)) return fmt::format("a gradient with the sum {}", all);
+  } else if (op == "norm") {
+    // Rows that one warp processes, 39 for the four groups of a block, and rows that four warps share.
+    for (const auto& [rows, width] : {std::array<int64_t, 2>{39, 776}, std::array<int64_t, 2>{3, 2056}}) {
+      DeviceMemory dy(static_cast<size_t>(rows * width * 2), "dy"), x(static_cast<size_t>(rows * width * 2), "x"),
+          dx(static_cast<size_t>(rows * width * 2), "dx"), weight(static_cast<size_t>(width * 2), "weight"),
+          mean(static_cast<size_t>(rows * 4), "mean"), inv(static_cast<size_t>(rows * 4), "inv"),
+          dweight(static_cast<size_t>(width * 4), "dweight"), dbias(static_cast<size_t>(width * 4), "dbias");
+      fill(dy, 1), fill(x, 2), fill(weight, 3);
+      const auto doubles = [](const DeviceMemory& memory, int64_t elems) {
+        std::vector<double> values;
+        for (int64_t i = 0; i < elems; ++i)
+          values.push_back(static_cast<double>(static_cast<float>(at<bfloat16>(memory)[i])));
+        return values;
+      };
+      const auto of_x = doubles(x, rows * width), of_weight = doubles(weight, width);
+      const auto forward = reference::norm(of_x, of_weight, std::vector<double>(of_weight.size()), 1e-5, true);
+      const auto expected = reference::norm_gradients(doubles(dy, rows * width), of_x, of_weight, 1e-5, true);
+      for (int64_t r = 0; r < rows; ++r) {
+        at<float>(mean)[r] = static_cast<float>(forward.mean[static_cast<size_t>(r)]);
+        at<float>(inv)[r] = static_cast<float>(forward.inv[static_cast<size_t>(r)]);
+      }
+      layer_norm_backward_cuda(context, {.dy = dy.data(),
+                                         .x = x.data(),
+                                         .weight = weight.data(),
+                                         .mean = at<float>(mean),
+                                         .inv_std = at<float>(inv),
+                                         .dx = dx.data(),
+                                         .dweight = at<float>(dweight),
+                                         .dbias = at<float>(dbias),
+                                         .rows = rows,
+                                         .width = width,
+                                         .dtype = DType::bf16});
+      for (int64_t i = 0; i < width; ++i) {
+        const double got = static_cast<double>(at<float>(dweight)[i]), want = expected.dweight[static_cast<size_t>(i)];
+        if (!(std::abs(got - want) < 1e-3)) return fmt::format("a dweight of {} for {}", got, want);
+      }
+      const auto of_dx = doubles(dx, rows * width);
+      for (size_t i = 0; i < of_dx.size(); ++i)
+        if (!(std::abs(of_dx[i] - expected.dx[i]) < 0.02 + 0.01 * std::abs(expected.dx[i])))
+          return fmt::format("a dx of {} for {}", of_dx[i], expected.dx[i]);
+    }
   } else if (op == "tile") {
     // A tile for wide heads and one more row: no memory follows the last row.
     constexpr int64_t kHead = 136, kTokens = 17;
