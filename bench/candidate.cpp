@@ -43,7 +43,7 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
     auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
     for (int64_t i = 0; i < rows; ++i)
       ids[i] = static_cast<int32_t>(
-          random.below(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
+          random.zipf(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
   }
   write_scalars(job, {}, 1e-5, 1, staged.scalars);
 }

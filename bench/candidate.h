@@ -22,8 +22,9 @@ namespace slipstream::bench {
 /// 0 for none. Pure.
 double median(std::vector<double> values);
 
-/// The batch of one rank, ids and targets in the plan's layout. The tokens do not affect a step's time. The update is
-/// the optimizer's step 1 with a tiny learning rate. Pure.
+/// The batch of one rank, ids and targets in the plan's layout, as frequent as tokens of text (Philox::zipf): the
+/// gradient of the embedding takes longer where ids repeat. The update is the optimizer's step 1 with a tiny learning
+/// rate. Pure.
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 
 /// The machine of the benchmark's plans, chosen as in train. Blocks. Collective.

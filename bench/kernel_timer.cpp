@@ -10,6 +10,7 @@
 
 #include "bench/candidate.h"
 #include "engine/base/parallel.h"
+#include "engine/base/philox.h"
 #include "engine/base/print.h"
 #include "engine/device/clock.h"
 #include "kernels/common/isa.h"
@@ -75,8 +76,9 @@ void* KernelTimer::values(int64_t elems, DType dtype) {
 
 const int32_t* KernelTimer::ids(int64_t elems, int64_t vocab) {
   auto* at = reinterpret_cast<int32_t*>(floats(elems));
+  const Philox random(2, "ids");
   for (int64_t i = 0; i < elems; ++i)
-    at[i] = static_cast<int32_t>((static_cast<uint64_t>(i) * 2654435761u >> 8) % static_cast<uint64_t>(vocab));
+    at[i] = static_cast<int32_t>(random.zipf(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab)));
   return at;
 }
 

@@ -35,7 +35,8 @@ class KernelTimer {
   void measure_rates(const Size& any);
   bool wanted(const std::string& op);
 
-  /// Memory with small values of this size's dtype, of float, or ids below `vocab`. Lives until the size is finished.
+  /// Memory with small values of this size's dtype, of float, or ids below `vocab`, as frequent as in text
+  /// (Philox::zipf). Lives until the size is finished.
   void* values(int64_t elems, DType dtype);
   void* values(int64_t elems) { return values(elems, dtype_); }
   float* floats(int64_t elems) { return static_cast<float*>(values(elems, DType::f32)); }

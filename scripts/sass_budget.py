@@ -5,9 +5,10 @@
 usage: scripts/sass_budget.py [--update] [--nvcc PATH] [--table CSV] [ARCHITECTURE...]
 
 A row is a kernel on an architecture: registers, spilled bytes (stores and loads), instructions in all and in the main
-loop, and tensor instructions (HMMA, HGMMA) in that loop. The main loop is the shortest one that holds the most tensor
-instructions; kernels without them have none. More registers, spills or instructions than the budget, or a smaller
-share of tensor instructions, are worse: code 1. So are a row without a kernel and a kernel without a row.
+loop, and the work of that loop: its tensor instructions (HMMA, HGMMA), or, in kernels without them, its accesses of 16
+bytes of global memory. The main loop is the shortest one that holds the most work; kernels without work have none.
+More registers, spills or instructions than the budget, or a smaller share of work, are worse: code 1. So are a row
+without a kernel and a kernel without a row.
 --update lowers the budgets of kernels that got better and adds rows of new kernels. A budget is raised, and the row of
 a deleted kernel removed, by hand.
 Counts depend on the compiler: another CUDA release than the table's, or no nvcc, is skipped with the reason (code 77),
@@ -27,8 +28,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_tensor"]
-BRANCH, NO_OPERATION, TENSOR = 0x947, 0x918, {0x23C, 0x9F0}  # the low 12 bits of an instruction
+COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_work"]
+BRANCH, NO_OPERATION, TENSOR, MEMORY = 0x947, 0x918, {0x23C, 0x9F0}, {0x981, 0x986, 0xFAE}  # the low 12 bits of an instruction; LDG, STG, LDGSTS
 
 
 @dataclasses.dataclass
@@ -37,18 +38,18 @@ class Counts:
     spill_bytes: int
     instructions: int
     loop_instructions: int
-    loop_tensor: int
+    loop_work: int
 
-    def tensor_share(self):
-        return self.loop_tensor / self.loop_instructions if self.loop_instructions else 0.0
+    def work_share(self):
+        return self.loop_work / self.loop_instructions if self.loop_instructions else 0.0
 
     def worse_than(self, budget):
         """How these counts exceed `budget`, in words."""
         units = {"registers": "registers", "spill_bytes": "spilled bytes", "instructions": "instructions", "loop_instructions": "instructions in the main loop"}
         words = [f"{getattr(self, field)} {unit}, budget {getattr(budget, field)}" for field, unit in units.items() if getattr(self, field) > getattr(budget, field)]
-        if self.tensor_share() < budget.tensor_share():
-            words.append(f"tensor instructions are {self.loop_tensor} of {self.loop_instructions} in the main loop ({self.tensor_share():.1%}), budget {budget.loop_tensor} of "
-                         f"{budget.loop_instructions} ({budget.tensor_share():.1%})")
+        if self.work_share() < budget.work_share():
+            words.append(f"tensor instructions or 16-byte accesses are {self.loop_work} of {self.loop_instructions} in the main loop ({self.work_share():.1%}), "
+                         f"budget {budget.loop_work} of {budget.loop_instructions} ({budget.work_share():.1%})")
         return "; ".join(words)
 
 
@@ -61,18 +62,21 @@ def branch_offset(word, architecture):
 
 
 def counted(code, architecture):
-    """Instructions, and of the main loop instructions and tensor instructions, of a kernel's code: 16 bytes an instruction."""
-    words = [word for word, _ in struct.iter_unpack("<QQ", code)]
-    while words and words[-1] & 0xFFF == NO_OPERATION:  # padding
-        words.pop()
-    tensor = [word & 0xFFF in TENSOR for word in words]
-    loop = (0, 0)  # tensor instructions, -instructions
+    """Instructions, and of the main loop instructions and work, of a kernel's code: 16 bytes an instruction."""
+    pairs = list(struct.iter_unpack("<QQ", code))
+    while pairs and pairs[-1][0] & 0xFFF == NO_OPERATION:  # padding
+        pairs.pop()
+    words = [word for word, _ in pairs]
+    work = [word & 0xFFF in TENSOR for word in words]
+    if not any(work):  # bits 73-75 of an access are its size: 6 is 16 bytes
+        work = [word & 0xFFF in MEMORY and high >> 9 & 7 == 6 for word, high in pairs]
+    loop = (0, 0)  # work, -instructions
     for i, word in enumerate(words):
         if word & 0xFFF != BRANCH:
             continue
         target = i + 1 + branch_offset(word, architecture) // 16
         if 0 <= target < i:
-            loop = max(loop, (sum(tensor[target:i + 1]), target - i - 1))
+            loop = max(loop, (sum(work[target:i + 1]), target - i - 1))
     return len(words), -loop[1] if loop[0] else 0, loop[0]
 
 

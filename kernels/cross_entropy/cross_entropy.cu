@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cross-entropy on CUDA: one block per row finds maximum and sum together, then writes the gradient over the logits.
+// Cross-entropy on CUDA: one block per row finds maximum and sum together, then writes the gradient over the logits. It
+// holds them in shared memory in between.
+
+#include <algorithm>
 
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda/common.cuh"
@@ -7,7 +10,9 @@
 namespace slipstream::kernels {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 512, kWarps = kThreads / kWarp;
+// Packs of a row that a thread has in flight: 48 KiB per block.
+constexpr int kAhead = 6;
 constexpr float kLowest = -__builtin_inff();
 
 /// sum of e^(x - largest) over some logits. For no logits, or only masked ones: {-inf, 0}.
@@ -36,91 +41,165 @@ __device__ __forceinline__ Softmax warp_merged(Softmax mine) {
   return mine;
 }
 
-/// A pack of logits; elements past the last one have no weight.
-template <bool kAligned, typename T>
-__device__ __forceinline__ void load_logits(const T* logits, int column, int vocab, int elems, float (&x)[kPack<T>]) {
-  load_floats<kAligned>(logits + column, elems - column, x);
-  if (column + kPack<T> <= vocab) return;
+/// mine += some logits.
+template <int kElems>
+__device__ __forceinline__ void add_logits(Softmax& mine, const float (&x)[kElems]) {
+  float highest = mine.largest;
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i)
-    if (column + i >= vocab) x[i] = kLowest;
+  for (int i = 0; i < kElems; ++i) highest = fmaxf(highest, x[i]);
+  if (highest > mine.largest)
+    mine = {highest, mine.sum * weight_of(mine.largest, highest)};  // rare after the first few packs
+  const float base = mine.base();
+#pragma unroll
+  for (int i = 0; i < kElems; ++i) mine.sum += weight_of(x[i], base);
 }
 
-/// Maximum and sum of a row, the same on all threads of the block.
-template <bool kAligned, typename T>
-__device__ __forceinline__ Softmax softmax_of(const T* logits, int vocab, const Shared<float>& largests,
-                                              const Shared<float>& sums) {
-  Softmax mine = {kLowest, 0.0f};
-  for (int column = static_cast<int>(threadIdx.x) * kPack<T>; column < vocab; column += kThreads * kPack<T>) {
-    float x[kPack<T>];
-    load_logits<kAligned>(logits, column, vocab, vocab, x);
-    float highest = mine.largest;
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) highest = fmaxf(highest, x[i]);
-    if (highest > mine.largest)
-      mine = {highest, mine.sum * weight_of(mine.largest, highest)};  // rare after the first few packs
-    const float base = mine.base();
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) mine.sum += weight_of(x[i], base);
-  }
+/// The sums of all threads merged, with the same bits on all threads of the block.
+__device__ __forceinline__ Softmax block_merged(Softmax mine) {
+  __shared__ float largest_storage[kWarps], sum_storage[kWarps];
+  const Shared<float> largests(largest_storage), sums(sum_storage);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   mine = warp_merged(mine);
-  if (threadIdx.x % kWarp == 0) {
+  if (lane == 0) {
     largests[threadIdx.x / kWarp] = mine.largest;
     sums[threadIdx.x / kWarp] = mine.sum;
   }
   __syncthreads();
-  Softmax all = {largests[0], sums[0]};
-  for (int i = 1; i < kThreads / kWarp; ++i) all = merged(all, {largests[i], sums[i]});
-  return all;
+  mine = {kLowest, 0.0f};
+  if (lane < kWarps) mine = {largests[lane], sums[lane]};
+  return warp_merged(mine);
 }
 
-/// logits = gradient_scale (softmax - one at the target); 0 past the last one. `target` < 0: no target.
+/// One row. Thread t uses packs t, t + kThreads and so on: first those that shared memory holds, then other whole
+/// packs, then those that are not whole or not aligned.
 template <bool kAligned, typename T>
-__device__ __forceinline__ void write_gradient(T* logits, int stride, int vocab, const Softmax& all, int64_t target,
-                                               float gradient_scale) {
-  const float scale = gradient_scale / all.sum, base = all.base();
-  for (int column = static_cast<int>(threadIdx.x) * kPack<T>; column < stride; column += kThreads * kPack<T>) {
+struct Row {
+  const T* logits;
+  int vocab, stride;
+  Shared<T> held;
+  int held_packs;  // whole packs, 0 unless kAligned
+
+  enum class Pack { held, whole, part };
+
+  __device__ __forceinline__ int whole_packs() const { return kAligned ? vocab / kPack<T> : 0; }
+  __device__ __forceinline__ int packs() const { return (vocab + kPack<T> - 1) / kPack<T>; }
+
+  /// The logits of a pack; elements past the vocabulary have no weight.
+  template <Pack kKind>
+  __device__ __forceinline__ void load(int pack, float (&x)[kPack<T>]) const {
+    const int column = pack * kPack<T>;
+    if constexpr (kKind == Pack::held) {
+      unpack(ptx::load_16(held.at(column)), x, T{});
+    } else if constexpr (kKind == Pack::whole) {
+      unpack(ptx::load_16(logits + column), x, T{});
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) x[i] = column + i < vocab ? to_float(logits[column + i]) : kLowest;
+    }
+  }
+
+  __device__ __forceinline__ void fetch(int pack) const {
+    if (pack < held_packs) ptx::copy_async_16(held.at(pack * kPack<T>), logits + pack * kPack<T>, true);
+    ptx::copy_async_commit();
+  }
+
+  /// Maximum and sum, the same on all threads of the block. Fills `held`: a thread reads what it has copied itself.
+  __device__ __forceinline__ Softmax softmax() const {
+    Softmax mine = {kLowest, 0.0f};
     float x[kPack<T>];
-    load_logits<kAligned>(logits, column, vocab, stride, x);
+    int pack = static_cast<int>(threadIdx.x);
+    if (kAligned && held_packs > 0) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) fetch(pack + i * kThreads);
+      for (; pack < held_packs; pack += kThreads) {
+        ptx::copy_async_wait<kAhead - 1>();
+        load<Pack::held>(pack, x);
+        fetch(pack + kAhead * kThreads);
+        add_logits(mine, x);
+      }
+    }
+    for (; pack < whole_packs(); pack += kThreads) {
+      load<Pack::whole>(pack, x);
+      add_logits(mine, x);
+    }
+    for (; pack < packs(); pack += kThreads) {
+      load<Pack::part>(pack, x);
+      add_logits(mine, x);
+    }
+    return block_merged(mine);
+  }
+
+  /// The gradient of a pack: gradient_scale times the softmax, less gradient_scale at the target.
+  template <Pack kKind>
+  __device__ __forceinline__ void gradient_of(int pack, float base, float scale, int target, float gradient_scale,
+                                              float (&x)[kPack<T>]) const {
+    load<kKind>(pack, x);
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) x[i] = weight_of(x[i], base) * scale;
-    if (column <= target && target < column + kPack<T>)
+    if (static_cast<unsigned>(target - pack * kPack<T>) < kPack<T>)
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i)
-        if (column + i == target) x[i] -= gradient_scale;
-    // NaN of an invalid row must not reach its padding.
-    if (column + kPack < T >> vocab)
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i)
-        if (column + i >= vocab) x[i] = 0.0f;
-    store_floats<kAligned>(logits + column, stride - column, x);
+        if (pack * kPack<T> + i == target) x[i] -= gradient_scale;
   }
-}
+
+  /// gradient = that of the row, 0 past the vocabulary; it may be `logits`. `target` < 0: no target.
+  __device__ __forceinline__ void write_gradient(T* gradient, const Softmax& all, int target,
+                                                 float gradient_scale) const {
+    const float scale = gradient_scale / all.sum, base = all.base();
+    float x[kPack<T>];
+    int pack = static_cast<int>(threadIdx.x);
+    if (kAligned)
+      for (; pack < held_packs; pack += kThreads) {
+        gradient_of<Pack::held>(pack, base, scale, target, gradient_scale, x);
+        ptx::store_16(gradient + pack * kPack<T>, packed(x, T{}));
+      }
+    for (; pack < whole_packs(); pack += kThreads) {
+      gradient_of<Pack::whole>(pack, base, scale, target, gradient_scale, x);
+      ptx::store_16(gradient + pack * kPack<T>, packed(x, T{}));
+    }
+    for (; pack < packs(); pack += kThreads) {
+      gradient_of<Pack::part>(pack, base, scale, target, gradient_scale, x);
+      // NaN of an invalid row must not reach its padding.
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i)
+        if (pack * kPack<T> + i >= vocab) x[i] = 0.0f;
+      store_floats<kAligned>(gradient + pack * kPack<T>, stride - pack * kPack<T>, x);
+    }
+    const float zeros[kPack<T>] = {};
+    for (; pack * kPack<T> < stride; pack += kThreads)
+      store_floats<kAligned>(gradient + pack * kPack<T>, stride - pack * kPack<T>, zeros);
+  }
+};
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) row_kernel(CrossEntropy args) {
-  __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
-  const Shared<float> largests(largest_storage), sums(sum_storage);
+__global__ void __launch_bounds__(kThreads, 2) row_kernel(CrossEntropy args, int held_packs) {
+  SLIP_DYNAMIC_SHARED(bytes);
   const int64_t row = blockIdx.x;
   T* logits = static_cast<T*>(args.logits) + row * args.stride;
   const int32_t target = args.targets[row];
   const bool known = target >= 0 && target < args.vocab;
   const float target_logit = known ? to_float(logits[target]) : 0.0f;
-  const Softmax all = softmax_of<kAligned>(logits, static_cast<int>(args.vocab), largests, sums);
+  const Row<kAligned, T> held_row = {logits, static_cast<int>(args.vocab), static_cast<int>(args.stride),
+                                     Shared<T>(bytes, held_packs * kPack<T>), held_packs};
+  const Softmax all = held_row.softmax();
   if (threadIdx.x == 0)
     args.row_losses[row] = known ? logf(all.sum) + (all.largest - target_logit) : __uint_as_float(0x7fffffffu);
-  if (args.backward)
-    write_gradient<kAligned>(logits, static_cast<int>(args.stride), static_cast<int>(args.vocab), all,
-                             known ? target : -1, args.gradient_scale);
+  if (args.backward) held_row.write_gradient(logits, all, known ? target : -1, args.gradient_scale);
+}
+
+/// A row that is visited once: nothing of it is held.
+template <bool kAligned, typename T>
+__device__ __forceinline__ Row<kAligned, T> visited_once(const void* logits, int64_t row, int64_t vocab,
+                                                         int64_t stride) {
+  return {static_cast<const T*>(logits) + row * stride, static_cast<int>(vocab), static_cast<int>(stride),
+          Shared<T>(nullptr, 0), 0};
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) part_kernel(CrossEntropyPart args) {
-  __shared__ float largest_storage[kThreads / kWarp], sum_storage[kThreads / kWarp];
+__global__ void __launch_bounds__(kThreads, 2) part_kernel(CrossEntropyPart args) {
   const int64_t row = blockIdx.x;
-  const T* logits = static_cast<const T*>(args.logits) + row * args.stride;
-  const Softmax all = softmax_of<kAligned>(logits, static_cast<int>(args.vocab), Shared<float>(largest_storage),
-                                           Shared<float>(sum_storage));
+  const auto of_row = visited_once<kAligned, T>(args.logits, row, args.vocab, args.stride);
+  const Softmax all = of_row.softmax();
   if (threadIdx.x != 0) return;
   const int64_t target = args.targets[row] - args.first;
   double* part = args.parts + row * kCrossEntropyPartElems;
@@ -128,13 +207,13 @@ __global__ void __launch_bounds__(kThreads) part_kernel(CrossEntropyPart args) {
   part[1] = static_cast<double>(all.sum);
   // A target that no rank can have makes the loss NaN, as in row_kernel.
   const bool known = args.targets[row] >= 0 && args.targets[row] < args.whole_vocab;
-  part[2] = target >= 0 && target < args.vocab ? static_cast<double>(to_float(logits[target]))
+  part[2] = target >= 0 && target < args.vocab ? static_cast<double>(to_float(of_row.logits[target]))
             : known                            ? 0.0
                                                : static_cast<double>(__uint_as_float(0x7fffffffu));
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) merge_kernel(CrossEntropyMerge args) {
+__global__ void __launch_bounds__(kThreads, 2) merge_kernel(CrossEntropyMerge args) {
   const int64_t row = blockIdx.x;
   Softmax all = {kLowest, 0.0f};
   double logit = 0.0;
@@ -147,8 +226,9 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(CrossEntropyMerge args)
     args.row_losses[row] = logf(all.sum) + static_cast<float>(static_cast<double>(all.largest) - logit);
   if (!args.backward) return;
   const int64_t target = args.targets[row] - args.first;
-  write_gradient<kAligned>(static_cast<T*>(args.logits) + row * args.stride, static_cast<int>(args.stride),
-                           static_cast<int>(args.vocab), all, target < args.vocab ? target : -1, args.gradient_scale);
+  visited_once<kAligned, T>(args.logits, row, args.vocab, args.stride)
+      .write_gradient(static_cast<T*>(args.logits) + row * args.stride, all,
+                      target >= 0 && target < args.vocab ? static_cast<int>(target) : -1, args.gradient_scale);
 }
 
 constexpr int kSumThreads = static_cast<int>(kLossLanes);
@@ -169,6 +249,9 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* row_losse
   if (thread == 0) *loss_sum = lanes[0];
 }
 
+/// Bytes of a row that fit into shared memory, beside those of block_merged.
+int64_t held_bytes_most() { return static_cast<int64_t>(shared_memory_bytes()) - 8 * kWarps; }
+
 }  // namespace
 
 void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args) {
@@ -176,8 +259,11 @@ void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args) {
     for_dtype(args.dtype, [&](auto type) {
       using T = decltype(type);
       for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
+        // The loss alone visits a row once.
+        const int64_t held_packs =
+            aligned.value && args.backward ? std::min(args.vocab / kPack<T>, held_bytes_most() / 16) : 0;
         launch(stream_of(context), row_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads),
-               0, args);
+               static_cast<size_t>(16 * held_packs), args, static_cast<int>(held_packs));
       });
     });
   launch(stream_of(context), sum_kernel, dim3(1), dim3(kSumThreads), 0, args.row_losses, args.rows, args.loss_sum);

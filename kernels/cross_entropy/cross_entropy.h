@@ -5,9 +5,9 @@
 //   p = softmax(logits[row, 0..vocab));  loss_sum = sum over rows of -log p[target]
 //   with `backward`: logits[row, j] = gradient_scale (p[j] - [j == target]), and columns vocab..stride become 0
 // The probabilities exist only as the gradient, in place of the logits. Maximum and sum are computed together (Milakov
-// & Gimelshein 2018, "Online normalizer calculation for softmax"); a row is then still in cache when it is overwritten.
-// Rows are computed alone and added in double on kLossLanes interleaved lanes, which are then folded in halves: the
-// same bits for any number of threads.
+// & Gimelshein 2018, "Online normalizer calculation for softmax"); a row is then still in cache (on a GPU: in shared
+// memory) when it is overwritten. Rows are computed alone and added in double on kLossLanes interleaved lanes, which
+// are then folded in halves: the same bits for any number of threads.
 
 #include <cstdint>
 

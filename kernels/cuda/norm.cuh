@@ -17,27 +17,30 @@
 
 namespace slipstream::kernels {
 
-constexpr int kNormColumns = 32, kNormRowLanes = 8;
+constexpr int kNormColumns = 32, kNormRowLanes = 32;
 
-/// dweight (and dbias) (+)= the partial sums: one thread per place and eighth of the blocks, eighths added in order.
+/// dweight (and dbias) (+)= the partial sums: thread i of a place adds blocks i, i + kNormRowLanes and so on, and the
+/// sums of the threads are added in order.
 template <bool kCentre, typename T>
 __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
     norm_finish_kernel(NormBackward<T> args, int64_t blocks, const float* partial) {
   __shared__ float storage[kNormColumns * kNormRowLanes];
-  const Shared<float> eighths(storage);
+  const Shared<float> of_lanes(storage);
   const NormSums<kCentre, T> layout(args.width);
   const int lane = static_cast<int>(threadIdx.x) % kNormColumns, part = static_cast<int>(threadIdx.x) / kNormColumns;
   const int64_t at = int64_t{blockIdx.x} * kNormColumns + lane;
   float sum = 0.0f;
   if (at < layout.floats())
+#pragma unroll 8
     for (int64_t block = part; block < blocks; block += kNormRowLanes) sum += partial[block * layout.floats() + at];
-  eighths[static_cast<int>(threadIdx.x)] = sum;
-  __syncthreads();
+  of_lanes[static_cast<int>(threadIdx.x)] = sum;
+  __syncthreads();  // the sums of all lanes are there
   const bool bias = at >= layout.of_weight();
   const int64_t place = bias ? at - layout.of_weight() : at,
                 column = place % layout.packs * kPack<T> + place / layout.packs;
   if (part > 0 || at >= layout.floats() || column >= args.width) return;
-  for (int i = 1; i < kNormRowLanes; ++i) sum += eighths[i * kNormColumns + lane];
+#pragma unroll
+  for (int i = 1; i < kNormRowLanes; ++i) sum += of_lanes[i * kNormColumns + lane];
   float* to = (bias ? args.dbias : args.dweight) + column;
   *to = args.accumulate ? *to + sum : sum;
 }
@@ -52,6 +55,13 @@ void for_row_warps(int64_t width, bool aligned, const Body& body) {
   if (warps <= 2) return body(std::integral_constant<int, 2>{});
   if (warps <= 4) return body(std::integral_constant<int, 4>{});
   body(std::integral_constant<int, kMostRowWarps>{});
+}
+
+/// Calls body(std::integral_constant) with the packs of a row in a lane.
+template <typename T, int kRowWarps, typename Body>
+void for_row_packs(int64_t width, const Body& body) {
+  if (width <= int64_t{kRowWarps} * kWarp * 3 * kPack<T>) return body(std::integral_constant<int, 3>{});
+  body(std::integral_constant<int, kHeldPacks>{});
 }
 
 /// Enqueues.
@@ -76,8 +86,8 @@ void norm_forward(const LaunchContext& context, const NormForward<T>& args) {
 /// Enqueues.
 template <bool kCentre, typename T>
 void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
-  // Eight warps for each multiprocessor of a large GPU, all at once: 6 KiB in flight for each.
-  constexpr int64_t kMostWarps = 1024, kRowsLeast = 32, kSharedBytes = 96 * 1024;
+  // The sixteen warps for which 132 multiprocessors have registers, all at once.
+  constexpr int64_t kMostWarps = 16 * 132, kRowsLeast = 32, kSharedBytes = 96 * 1024;
   const int64_t floats = NormSums<kCentre, T>(args.width).floats(), row_bytes = 4 * floats,
                 fitting = kScratchBytes / row_bytes;
   require_at_least("norm_backward", "scratch bytes of a stream", kScratchBytes, row_bytes);
@@ -95,10 +105,14 @@ void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
     if constexpr (constexpr int kRowWarps = row_warps.value; kRowWarps > 0) {
       using Groups = NormGroups<kRowWarps>;
       const int64_t rows_per_block = share_out(Groups::kWarps);
-      if (blocks > 0)
-        launch(stream_of(context), held_norm_backward_kernel<kCentre, kRowWarps, T>,
-               dim3(static_cast<unsigned>(blocks)), dim3(Groups::kThreads),
-               static_cast<size_t>(Groups::kGroups * row_bytes), args, rows_per_block, partial);
+      for_row_packs<T, kRowWarps>(args.width, [&](auto packs) {
+        const int64_t staged_bytes = NormStages<kRowWarps, packs.value, T>::kBytes;
+        if (blocks > 0)
+          launch(stream_of(context), held_norm_backward_kernel<kCentre, kRowWarps, packs.value, T>,
+                 dim3(static_cast<unsigned>(blocks)), dim3(Groups::kThreads),
+                 static_cast<size_t>(std::max(staged_bytes, Groups::kGroups * row_bytes)), args, rows_per_block,
+                 partial);
+      });
     } else {
       const int64_t warps_fitting = kSharedBytes / row_bytes;
       for_flag(warps_fitting > 0, [&](auto shared) {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Norms of rows of whole packs that fit in registers: all loads of a row are in flight at once, nothing is read twice.
+// Norms of rows of whole packs that fit on chip: all loads of a row are in flight at once, nothing is read twice.
 //
 // kRowWarps warps share a row, so that a lane has at most kHeldPacks packs of it: 1024 elements per warp in bf16. The
-// sums of dweight and dbias also stay in registers until a block has finished its rows.
+// forward holds a row in registers. The backward holds the sums of dweight and dbias in registers until a block has
+// finished its rows, and the row and the next one in shared memory: a lane copies there what it reads itself, so the
+// copies need no barrier and no registers. For bf16 and a width of 768 (3 packs a lane), 128 registers allow 16 warps a
+// multiprocessor, each with 4.5 KiB of its next row in flight: 72 KiB, where 3 TB/s at a latency of 1 us need 22.
 
 #include "kernels/cuda/norm_types.cuh"
 
@@ -28,13 +31,15 @@ struct NormGroups {
   __device__ __forceinline__ void sum(float (&values)[kValues], const Shared<float>& exchange, int turn) const {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = warp_sum(values[i]);
-    if constexpr (kRowWarps > 1) {
+    if constexpr (kRowWarps == 1) {
+      __syncwarp();  // for the compiler: what was loaded before is loaded again, and not kept in registers
+    } else {
       // Two places in turn: an early warp writes where no warp reads any more.
       const int place = turn % 2 * kWarps * kValues, warp = static_cast<int>(threadIdx.x) / kWarp;
       if (threadIdx.x % kWarp == 0)
 #pragma unroll
         for (int i = 0; i < kValues; ++i) exchange[place + warp * kValues + i] = values[i];
-      __syncthreads();
+      __syncthreads();  // the sums of all warps are there
 #pragma unroll
       for (int i = 0; i < kValues; ++i) {
         values[i] = 0.0f;
@@ -129,16 +134,31 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
   args.inv[row] = inv;
 }
 
+constexpr int kStages = 2;  // rows of a group in shared memory: the current one and the next
+
+/// dy, x and residual of a block's rows in shared memory; a thread reads what it has copied itself.
+template <int kRowWarps, int kPacks, typename T>
+struct NormStages {
+  using Groups = NormGroups<kRowWarps>;
+  static constexpr int kTensors = 3, kElems = kStages * kTensors * kPacks * Groups::kThreads * kPack<T>,
+                       kBytes = kElems * static_cast<int>(sizeof(T));
+  Shared<T> elems;
+
+  __device__ __forceinline__ T* at(int stage, int tensor, int pack) const {
+    const int line = (stage * kTensors + tensor) * kPacks + pack;
+    return elems.at((line * Groups::kThreads + static_cast<int>(threadIdx.x)) * kPack<T>);
+  }
+};
+
 /// A block processes `rows_per_block` rows, its groups in turn: dx, and the group's sums row after row. At the end the
-/// sums of the groups are added in order and stored in partial[block].
-template <bool kCentre, int kRowWarps, typename T>
-__global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGroups<kRowWarps>::kWarps)
+/// sums of the groups are added in order and stored in partial[block]. A lane has at most kPacks packs of a row.
+template <bool kCentre, int kRowWarps, int kPacks, typename T>
+__global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGroups<kRowWarps>::kWarps)
     held_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
   using Groups = NormGroups<kRowWarps>;
+  using Stages = NormStages<kRowWarps, kPacks, T>;
   SLIP_DYNAMIC_SHARED(bytes);
-  const NormSums<kCentre, T> layout(args.width);
-  const int64_t floats = layout.floats();
-  const Shared<float> sums(bytes, static_cast<int>(Groups::kGroups * floats));
+  const Stages stages = {Shared<T>(bytes, Stages::kElems)};
   __shared__ float storage[4 * Groups::kWarps];
   const Shared<float> exchange(storage);
   const Groups groups;
@@ -147,40 +167,54 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
     const int column = groups.template column<T>(pack);
     return load_pack(args.weight + column, static_cast<int>(args.width) - column);
   };
-  float dweight[kHeldPacks][kPack<T>] = {}, dbias[kHeldPacks][kPack<T>] = {};
   const int64_t first = blockIdx.x * rows_per_block,
                 end = first + rows_per_block < args.rows ? first + rows_per_block : args.rows;
+  const auto fetch = [&](int64_t row, int stage) {  // zeros for a row past the last one and past a row's end
+    const int64_t begin = row < end ? row * args.width : 0;
+    const int width = row < end ? static_cast<int>(args.width) : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int column = groups.template column<T>(p);
+      const bool inside = column < width;
+      const int64_t at = inside ? begin + column : 0;
+      ptx::copy_async_16(stages.at(stage, 0, p), args.dy + at, inside);
+      ptx::copy_async_16(stages.at(stage, 1, p), args.x + at, inside);
+      if (args.residual) ptx::copy_async_16(stages.at(stage, 2, p), args.residual + at, inside);
+    }
+    ptx::copy_async_commit();
+  };
+  const auto inv_of = [&](int64_t row) { return row < end ? args.inv[row] : 0.0f; };
+  const auto mean_of = [&](int64_t row) { return kCentre && row < end ? args.mean[row] : 0.0f; };
+  float dweight[kPacks][kPack<T>] = {}, dbias[kPacks][kPack<T>] = {};
+  fetch(first + groups.group, 0);
+  float next_inv = inv_of(first + groups.group), next_mean = mean_of(first + groups.group);
   int turn = 0;
   for (int64_t of_block = first; of_block < end; of_block += Groups::kGroups, ++turn) {
     const int64_t row = of_block + groups.group, begin = row * args.width;
     const int width = row < end ? static_cast<int>(args.width) : 0;  // a row past the last one has no elements
-    ptx::Words dy[kHeldPacks], x[kHeldPacks], residual[kHeldPacks] = {};
-#pragma unroll
-    for (int p = 0; p < kHeldPacks; ++p) {
-      const int column = groups.template column<T>(p), left = width - column;
-      const int64_t at = begin + column;
-      dy[p] = load_pack(args.dy + at, left);
-      x[p] = load_pack(args.x + at, left);
-      if (args.residual) residual[p] = load_pack(args.residual + at, left);
-    }
-    const float inv = width > 0 ? args.inv[row] : 0.0f, mean = kCentre && width > 0 ? args.mean[row] : 0.0f;
+    const int stage = turn % kStages;
+    const float inv = next_inv, mean = next_mean;
+    fetch(row + Groups::kGroups, (turn + 1) % kStages);
+    next_inv = inv_of(row + Groups::kGroups), next_mean = mean_of(row + Groups::kGroups);
+    ptx::copy_async_wait<kStages - 1>();
     float means[2] = {};  // of g = dy weight and of g times the normalised x
 #pragma unroll
-    for (int p = 0; p < kHeldPacks; ++p) {
+    for (int p = 0; p < kPacks; ++p) {
       float d[kPack<T>], v[kPack<T>], w[kPack<T>];
-      unpack(dy[p], d, T{}), unpack(x[p], v, T{}), unpack(weight(p), w, T{});
+      unpack(ptx::load_16(stages.at(stage, 0, p)), d, T{}), unpack(ptx::load_16(stages.at(stage, 1, p)), v, T{});
+      unpack(weight(p), w, T{});
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) means[0] += d[i] * w[i], means[1] += d[i] * w[i] * (v[i] - mean) * inv;
     }
     groups.sum(means, exchange, turn);
     const float mean_g = kCentre ? means[0] * share : 0.0f, mean_gn = means[1] * share;
 #pragma unroll
-    for (int p = 0; p < kHeldPacks; ++p) {
+    for (int p = 0; p < kPacks; ++p) {
       const int column = groups.template column<T>(p), left = width - column;
-      const int64_t at = begin + column;
-      float d[kPack<T>], v[kPack<T>], w[kPack<T>], r[kPack<T>];
-      ptx::make_again(dy[p]), ptx::make_again(x[p]);  // as floats they need twice the registers
-      unpack(dy[p], d, T{}), unpack(x[p], v, T{}), unpack(weight(p), w, T{}), unpack(residual[p], r, T{});
+      float d[kPack<T>], v[kPack<T>], w[kPack<T>], r[kPack<T>] = {};
+      unpack(ptx::load_16(stages.at(stage, 0, p)), d, T{}), unpack(ptx::load_16(stages.at(stage, 1, p)), v, T{});
+      unpack(weight(p), w, T{});
+      if (args.residual) unpack(ptx::load_16(stages.at(stage, 2, p)), r, T{});
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
         const float n = (v[i] - mean) * inv;
@@ -188,11 +222,16 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
         dweight[p][i] += d[i] * n;
         if constexpr (kCentre) dbias[p][i] += d[i];
       }
-      store_pack(args.dx + at, left, v);
+      store_pack(args.dx + begin + column, left, v);
     }
   }
+  ptx::copy_async_wait<0>();
+  __syncthreads();  // no row is read any more: the sums take their place
+  const NormSums<kCentre, T> layout(args.width);
+  const int64_t floats = layout.floats();
+  const Shared<float> sums(bytes, static_cast<int>(Groups::kGroups * floats));
 #pragma unroll
-  for (int p = 0; p < kHeldPacks; ++p) {
+  for (int p = 0; p < kPacks; ++p) {
     const int pack = groups.template column<T>(p) / kPack<T>;
     if (pack >= layout.packs) continue;
 #pragma unroll
@@ -202,7 +241,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 12 / NormGrou
       if constexpr (kCentre) sums[at + static_cast<int>(layout.of_weight())] = dbias[p][i];
     }
   }
-  __syncthreads();
+  __syncthreads();  // the sums of all groups are there
   for (int64_t at = threadIdx.x; at < floats; at += Groups::kThreads) {
     float sum = sums[static_cast<int>(at)];
     for (int group = 1; group < Groups::kGroups; ++group) sum += sums[static_cast<int>(group * floats + at)];

@@ -30,10 +30,14 @@ int64_t require_ids(std::string_view op, const int32_t* ids, int64_t count, int6
   return int64_t{high} + 1;
 }
 
+/// Kernels count rows in 32 bits, a few thousand past the last one.
+void require_listable(int64_t count) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - (1 << 16);
+  if (count > kMost)
+    throw ShapeError("[embedding] {} rows in one list, need at most {}. Use smaller micro-batches.", count, kMost);
+}
+
 Chains chains_of(const int32_t* ids, int64_t count, int64_t vocab) {
-  if (count > std::numeric_limits<int32_t>::max())
-    throw ShapeError("[embedding] {} rows in one list, need at most {}. Use smaller micro-batches.", count,
-                     std::numeric_limits<int32_t>::max());
   RowLists& lists = RowLists::mine();
   lists.build(ids, count, vocab);
   return {lists.firsts().data(), static_cast<int64_t>(lists.firsts().size()), lists.next().data()};
@@ -64,6 +68,7 @@ void embedding_backward(LaunchContext& context, const EmbeddingBackward& args) {
   if (args.rows > 0) require_pointers("embedding_backward", {args.ids, args.dy});
   if (args.vocab * args.width == 0 && args.rows == 0) return;
   require_pointers("embedding_backward", {args.dtable});
+  require_listable(args.rows);
   if (context.kind == DeviceKind::cuda) return embedding_backward_cuda(context, args);
   require_ids("embedding_backward", args.ids, args.rows, args.part ? 0 : std::max<int64_t>(args.vocab, 1));
   SLIP_CALL_ISA(embedding_backward_cpu(context, args))
@@ -98,6 +103,7 @@ void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args) 
   if (args.tokens_total == 0) return;
   require_pointers("embedding_rows_pack", {args.ids, args.row_ids});
   if (args.width > 0) require_pointers("embedding_rows_pack", {args.dy, args.rows});
+  require_listable(args.tokens_total);
   if (context.kind == DeviceKind::cuda) return embedding_rows_pack_cuda(context, args);
   const int64_t vocab = require_ids("embedding_rows_pack", args.ids, args.tokens_total, 0);
   EmbeddingRowsPack local = args;
@@ -123,6 +129,7 @@ void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {
   const int64_t count = args.ranks * args.capacity;
   if (count * args.width == 0) return;
   require_pointers("embedding_rows_add", {args.row_ids, args.rows, args.dtable});
+  require_listable(count);
   if (context.kind == DeviceKind::cuda) return embedding_rows_add_cuda(context, args);
   require_ids("embedding_rows_add", args.row_ids, count, std::max<int64_t>(args.vocab, 1), -1);
   const Chains chains = chains_of(args.row_ids, count, args.vocab);

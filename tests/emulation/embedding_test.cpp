@@ -2,6 +2,9 @@
 // Embeddings on the emulated device: look-up against double, gradients with the CPU's bits.
 
 #include "kernels/embedding/embedding.h"
+
+#include <algorithm>
+
 #include "tests/emulation/on_device.h"
 
 using namespace slipstream;
@@ -125,6 +128,49 @@ TEST_CASE("embedding: thousands of rows, distant ids and ids that are equal modu
     CHECK(rows.doubles() == host_rows.doubles());
     CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
   });
+}
+
+TEST_CASE("embedding: rows that a warp adds, and rows that blocks add in tiles and slices, have the CPU's bits") {
+  // A warp adds at most 64 rows of an id. A tile has 128 rows of bf16 or 64 of float, a slice 64 columns. The last two:
+  // one id everywhere, and all ids distinct.
+  for (const auto& rows_of_ids : std::vector<std::vector<int>>{
+           {64, 1, 65}, {63, 128, 129, 2}, {193, 64, 256, 257}, {700}, std::vector<int>(300, 1)})
+    for (int64_t width : {1, 64, 70, 136})
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        std::vector<int32_t> ids;
+        for (size_t id = 0; id < rows_of_ids.size(); ++id)
+          ids.insert(ids.end(), static_cast<size_t>(rows_of_ids[id]), static_cast<int32_t>(id));
+        std::shuffle(ids.begin(), ids.end(), std::mt19937(7));
+        const int64_t rows = std::ssize(ids), vocab = std::ssize(rows_of_ids);
+        CAPTURE(rows, vocab, width, name_of(dtype));
+        const Doubles dy = random_doubles(rows * width, dtype, 2), table = random_doubles(vocab * width, DType::f32, 3);
+        Tensor host_dy(dy, dtype), host_table(table, DType::f32), host_sum(table, DType::f32),
+            host_rows(rows * width, DType::f32);
+        std::vector<int32_t> host_ids(ids.size());
+        LaunchContext cpu = cpu_context();
+        embedding_backward(cpu,
+                           {ids.data(), host_dy.data(), host_table.data<float>(), rows, width, vocab, dtype, true});
+        embedding_rows_pack(
+            cpu, {ids.data(), host_dy.data(), host_ids.data(), host_rows.data<float>(), rows, rows, width, dtype});
+        Tensor host_floats(dy, DType::f32);
+        embedding_rows_add(cpu, {ids.data(), host_floats.data<float>(), host_sum.data<float>(), 1, rows, width, vocab});
+        OnDevice on_ids(ids, "ids"), on_dy(dy, dtype, "dy"), on_floats(dy, DType::f32, "rows");
+        for_orders([&](LaunchContext& context) {
+          OnDevice dtable(table, DType::f32, "dtable"), sum(table, DType::f32, "dtable"),
+              packed(rows * width, DType::f32, "rows"), row_ids(rows, DType::i32, "row_ids");
+          embedding_backward(
+              context, {on_ids.data<int32_t>(), on_dy.data(), dtable.data<float>(), rows, width, vocab, dtype, true});
+          embedding_rows_pack(context, {on_ids.data<int32_t>(), on_dy.data(), row_ids.data<int32_t>(),
+                                        packed.data<float>(), rows, rows, width, dtype});
+          embedding_rows_add(
+              context, {on_ids.data<int32_t>(), on_floats.data<float>(), sum.data<float>(), 1, rows, width, vocab});
+          CHECK(dtable.doubles() == host_table.doubles());
+          CHECK(packed.doubles() == host_rows.doubles());
+          CHECK(sum.doubles() == host_sum.doubles());
+          CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
+          CHECK((dtable.intact() && packed.intact() && sum.intact() && row_ids.intact()));
+        });
+      }
 }
 
 TEST_CASE("embedding: ids outside the vocabulary are left out of the gradient") {

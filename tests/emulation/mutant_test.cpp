@@ -5,15 +5,20 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/layer_norm/layer_norm_cuda.h"
 #include "kernels/swiglu/swiglu_cuda.h"
 #include "tests/emulation/emulator.h"
+#include "tests/reference/norms.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -27,11 +32,16 @@ LaunchContext context_of_cuda() {
   return context;
 }
 
-void fill(const DeviceMemory& memory) {
-  std::mt19937 generator(1);
+void fill(const DeviceMemory& memory, uint32_t seed = 1) {
+  std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
   for (size_t i = 0; i < memory.size_bytes() / 2; ++i)
     reinterpret_cast<bfloat16*>(memory.data())[i] = bfloat16(normal(generator));
+}
+
+template <typename T>
+T* at(const DeviceMemory& memory) {
+  return reinterpret_cast<T*>(memory.data());
 }
 
 /// The detected error; empty if none.
@@ -42,12 +52,84 @@ std::string run(const std::string& op) {
     fill(gate_up);
     swiglu_forward_cuda(context, {gate_up.data(), y.data(), 3, 16, DType::bf16});
   } else if (op == "cross_entropy") {
-    DeviceMemory logits(300 * 2, "logits"), target(4, "targets"), losses(4, "row_losses"), sum(8, "sum");
+    // A thread has one or two whole packs of 8 logits; the last pack is not whole.
+    constexpr int64_t kVocab = 5001, kStride = 5008;
+    DeviceMemory logits(kStride * 2, "logits"), target(4, "targets"), losses(4, "row_losses"), sum(8, "sum");
     fill(logits);
     std::memset(target.data(), 0, 4);
-    cross_entropy_cuda(context,
-                       {logits.data(), reinterpret_cast<int32_t*>(target.data()), reinterpret_cast<double*>(sum.data()),
-                        reinterpret_cast<float*>(losses.data()), 1, 300, 300, 1.0f, DType::bf16, true});
+    double weights = 0.0;
+    const auto logit = [&](int64_t i) { return static_cast<double>(static_cast<float>(at<bfloat16>(logits)[i])); };
+    for (int64_t i = 0; i < kVocab; ++i) weights += std::exp(logit(i));
+    const double expected = std::log(weights) - logit(0);
+    cross_entropy_cuda(context, {logits.data(), at<int32_t>(target), at<double>(sum), at<float>(losses), 1, kVocab,
+                                 kStride, 1.0f, DType::bf16, true});
+    const double got = *at<double>(sum);
+    if (!(std::abs(got - expected) < 1e-4)) return fmt::format("a loss of {} for {}", got, expected);
+    double all = 0.0;  // of the gradient: the probabilities add up to 1
+    for (int64_t i = 0; i < kStride; ++i) all += logit(i);
+    if (!(std::abs(all) < 1e-2)) return fmt::format("a gradient with the sum {}", all);
+  } else if (op == "norm") {
+    // Rows that one warp processes, 39 for the four groups of a block, and rows that four warps share.
+    for (const auto& [rows, width] : {std::array<int64_t, 2>{39, 776}, std::array<int64_t, 2>{3, 2056}}) {
+      DeviceMemory dy(static_cast<size_t>(rows * width * 2), "dy"), x(static_cast<size_t>(rows * width * 2), "x"),
+          dx(static_cast<size_t>(rows * width * 2), "dx"), weight(static_cast<size_t>(width * 2), "weight"),
+          mean(static_cast<size_t>(rows * 4), "mean"), inv(static_cast<size_t>(rows * 4), "inv"),
+          dweight(static_cast<size_t>(width * 4), "dweight"), dbias(static_cast<size_t>(width * 4), "dbias");
+      fill(dy, 1), fill(x, 2), fill(weight, 3);
+      const auto doubles = [](const DeviceMemory& memory, int64_t elems) {
+        std::vector<double> values;
+        for (int64_t i = 0; i < elems; ++i)
+          values.push_back(static_cast<double>(static_cast<float>(at<bfloat16>(memory)[i])));
+        return values;
+      };
+      const auto of_x = doubles(x, rows * width), of_weight = doubles(weight, width);
+      const auto forward = reference::norm(of_x, of_weight, std::vector<double>(of_weight.size()), 1e-5, true);
+      const auto expected = reference::norm_gradients(doubles(dy, rows * width), of_x, of_weight, 1e-5, true);
+      for (int64_t r = 0; r < rows; ++r) {
+        at<float>(mean)[r] = static_cast<float>(forward.mean[static_cast<size_t>(r)]);
+        at<float>(inv)[r] = static_cast<float>(forward.inv[static_cast<size_t>(r)]);
+      }
+      layer_norm_backward_cuda(context, {.dy = dy.data(),
+                                         .x = x.data(),
+                                         .weight = weight.data(),
+                                         .mean = at<float>(mean),
+                                         .inv_std = at<float>(inv),
+                                         .dx = dx.data(),
+                                         .dweight = at<float>(dweight),
+                                         .dbias = at<float>(dbias),
+                                         .rows = rows,
+                                         .width = width,
+                                         .dtype = DType::bf16});
+      for (int64_t i = 0; i < width; ++i) {
+        const double got = static_cast<double>(at<float>(dweight)[i]), want = expected.dweight[static_cast<size_t>(i)];
+        if (!(std::abs(got - want) < 1e-3)) return fmt::format("a dweight of {} for {}", got, want);
+      }
+      const auto of_dx = doubles(dx, rows * width);
+      for (size_t i = 0; i < of_dx.size(); ++i)
+        if (!(std::abs(of_dx[i] - expected.dx[i]) < 0.02 + 0.01 * std::abs(expected.dx[i])))
+          return fmt::format("a dx of {} for {}", of_dx[i], expected.dx[i]);
+    }
+  } else if (op == "embedding") {
+    // Id 7 has 650 rows, which blocks add in tiles and in two slices of the width; two warps of a block list them. Id 9
+    // has 65 rows, one more than a warp adds. All other ids have fewer.
+    constexpr int64_t kRows = 1300, kWidth = 72, kVocab = 40;
+    DeviceMemory ids(kRows * 4, "ids"), dy(kRows * kWidth * 2, "dy"), dtable(kVocab * kWidth * 4, "dtable");
+    fill(dy, 1);
+    for (int32_t i = 0; i < kRows; ++i) at<int32_t>(ids)[i] = i % 2 == 0 ? 7 : i < 130 ? 9 : 10 + i % 30;
+    std::vector<float> expected(kVocab * kWidth);
+    for (int64_t i = 0; i < kRows * kWidth; ++i)
+      expected[static_cast<size_t>(at<int32_t>(ids)[i / kWidth] * kWidth + i % kWidth)] +=
+          static_cast<float>(at<bfloat16>(dy)[i]);
+    embedding_backward_cuda(context, {.ids = at<int32_t>(ids),
+                                      .dy = dy.data(),
+                                      .dtable = at<float>(dtable),
+                                      .rows = kRows,
+                                      .width = kWidth,
+                                      .vocab = kVocab,
+                                      .dtype = DType::bf16});
+    for (size_t i = 0; i < expected.size(); ++i)
+      if (at<float>(dtable)[i] != expected[i])
+        return fmt::format("a row of {} for {}", at<float>(dtable)[i], expected[i]);
   } else if (op == "tile") {
     // A tile for wide heads and one more row: no memory follows the last row.
     constexpr int64_t kHead = 136, kTokens = 17;
@@ -55,8 +137,7 @@ std::string run(const std::string& op) {
     fill(qkv);
     const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
     AttentionForward args;
-    args.q = x, args.k = x + kHead, args.v = x + 2 * kHead, args.out = out.data(),
-    args.lse = reinterpret_cast<float*>(lse.data());
+    args.q = x, args.k = x + kHead, args.v = x + 2 * kHead, args.out = out.data(), args.lse = at<float>(lse);
     args.batch = args.heads = args.kv_heads = 1, args.tokens = kTokens, args.head_dim = kHead, args.dtype = DType::bf16;
     args.q_stride = args.kv_stride = 3 * kHead, args.out_stride = kHead;
     attention_forward_cuda(context, args);
@@ -66,7 +147,6 @@ std::string run(const std::string& op) {
         maximum(2 * 4, "maximum"), sum(2 * 4, "sum");
     fill(qkv);
     const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
-    const auto at = [](const DeviceMemory& memory) { return reinterpret_cast<float*>(memory.data()); };
     double weights = 0.0;
     for (int key = 0; key < 2; ++key) {
       double score = 0.0;
@@ -76,17 +156,17 @@ std::string run(const std::string& op) {
       weights += std::exp(0.125 * score);
     }
     AttentionForward all;
-    all.q = x, all.k = x + 64, all.v = x + 128, all.out = out.data(), all.lse = at(lse), all.scale = 0.125f;
+    all.q = x, all.k = x + 64, all.v = x + 128, all.out = out.data(), all.lse = at<float>(lse), all.scale = 0.125f;
     all.batch = all.heads = all.kv_heads = 1, all.tokens = 2, all.head_dim = 64, all.dtype = DType::bf16;
     all.q_stride = all.kv_stride = 192, all.out_stride = 64;
     for (int key = 0; key < 2; ++key)
       if (!attention_forward_mma(context, {.all = all,
                                            .block = {0, 1, key, 1, key == 0},
-                                           .carried = {at(carried), at(maximum), at(sum)},
+                                           .carried = {at<float>(carried), at<float>(maximum), at<float>(sum)},
                                            .first = key == 0,
                                            .last = key == 1}))
         return {};
-    const double got = static_cast<double>(*at(lse)), expected = std::log(weights);
+    const double got = static_cast<double>(*at<float>(lse)), expected = std::log(weights);
     if (std::isfinite(got) && std::abs(got - expected) > 1e-3) return fmt::format("an lse of {} for {}", got, expected);
   }
   return {};

@@ -110,7 +110,11 @@ TEST_CASE("norms: backward equals double, bits the same in any order") {
         check_backward(rows, 19, dtype, rows % 2 == 0, rows % 3 == 0, centre);
       for (int64_t width : {512, 513, 1024, 1026, 1032, 2056, 4096, 4104, 8192})
         check_backward(5, width, dtype, width % 3 == 0, width % 3 == 1, centre);
+      // Three packs in a lane or four, of rows that one, two, four and eight warps share.
+      for (int64_t width : {384, 388, 768, 776, 1536, 1544, 3072, 3080, 6144, 6152})
+        check_backward(9, width, dtype, width % 3 == 0, false, centre);
       check_backward(131, 1032, dtype, true, false, centre);  // several blocks of rows that warps share
+      check_backward(301, 768, dtype, true, true, centre);    // and of rows of one warp, some groups with a row less
       // Wider than registers hold: sums with room for a few warps of a block, for one, for none.
       check_backward(35, 8200, dtype, true, true, centre);
       check_backward(67, 9000, dtype, true, false, centre);

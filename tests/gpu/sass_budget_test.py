@@ -10,7 +10,8 @@ import tempfile
 
 script = pathlib.Path(sys.argv[1]) / "scripts" / "sass_budget.py"
 SOURCE = "kernels/attention/attention_mma.cu"
-# Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. The
+# Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. With
+# MEMORY, the three HMMA are an LDG of 16 bytes, one of 4 and a STG of 16 ("LDG.E.128" has 0x1d00 in its upper half). The
 # branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.
 NVCC = """#!/usr/bin/env python3
 import os, struct, sys
@@ -20,8 +21,9 @@ spare, registers = int(os.environ.get("SPARE", 1)), os.environ.get("REGISTERS", 
 old = any("sm_80" in a for a in sys.argv)
 back = -16 * (spare + 3)
 branch = lambda offset: 0x7947 | ((offset & 0xffffffff) << 32 if old else (offset // 4 & 0xff) << 16 | (offset // 1024 & 0x3fffffff) << 34)
-words = [0x23c] * 3 + [0x7210] * spare + [branch(back), 0x794d, branch(-16), 0x7918, 0x7918]
-code = b"".join(struct.pack("<QQ", w, 0) for w in words)
+work = [(0x7981, 0x1d00), (0x7981, 0x1900), (0x7986, 0x1d00)] if "MEMORY" in os.environ else [(0x23c, 0)] * 3
+words = work + [(w, 0) for w in [0x7210] * spare + [branch(back), 0x794d, branch(-16), 0x7918, 0x7918]]
+code = b"".join(struct.pack("<QQ", *w) for w in words)
 name = b".text._Z5thingILi64EEvPf"
 strings = b"\\0" + name + b"\\0"
 header = 64 + len(strings) + len(code)
@@ -33,7 +35,7 @@ open(sys.argv[sys.argv.index("-o") + 1], "wb").write(bytes(elf) + strings + code
 print("ptxas info    : Compiling entry function '_Z5thingILi64EEvPf' for 'sm_90a'\\n    8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
       "ptxas info    : Used " + registers + " registers, used 1 barriers", file=sys.stderr)
 """
-HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_tensor\n"
+HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_work\n"
 checked = 0
 
 
@@ -63,9 +65,12 @@ with tempfile.TemporaryDirectory() as name:
         check(run([row(arch, 40, 12, 7, 4, 2)])[0] == 0, run(None))
         for numbers, sentence in {(39, 12, 7, 4, 2): "40 registers, budget 39", (40, 11, 7, 4, 2): "12 spilled bytes, budget 11", (40, 12, 6, 4, 2): "7 instructions, budget 6",
                                   (40, 12, 7, 3, 1): "4 instructions in the main loop, budget 3",
-                                  (40, 12, 7, 4, 3): "tensor instructions are 2 of 4 in the main loop (50.0%), budget 3 of 4 (75.0%)"}.items():
+                                  (40, 12, 7, 4, 3): "tensor instructions or 16-byte accesses are 2 of 4 in the main loop (50.0%), budget 3 of 4 (75.0%)"}.items():
             code, said = run([row(arch, *numbers)])
             check(code == 1 and f"thing<64> of {SOURCE} on sm_{arch} is worse than its budget: {sentence}." in said, code, said)
+        check(run([row(arch, 40, 12, 7, 4, 1)], MEMORY="1")[0] == 0, run(None, MEMORY="1"))
+        code, said = run([row(arch, 40, 12, 7, 4, 2)], MEMORY="1")
+        check(code == 1 and "tensor instructions or 16-byte accesses are 1 of 4 in the main loop (25.0%), budget 2 of 4 (50.0%)" in said, said)
     budget = [row("90a", 40, 12, 7, 4, 2)]
     code, said = run(budget, SPARE="5", REGISTERS="41")
     check(code == 1 and "41 registers, budget 40; 11 instructions, budget 7; 8 instructions in the main loop, budget 4" in said, said)

@@ -74,12 +74,13 @@ class CardStopwatch {
       upload(device + at, host.data(), std::min(piece, elems - at) * static_cast<int64_t>(sizeof(T)));
     return device;
   }
+  /// Token ids as frequent as in text (Philox::zipf).
   int32_t* ids(int64_t count, int64_t below) {
     const Philox random(2, "ids");
     std::vector<int32_t> host(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i)
       host[static_cast<size_t>(i)] =
-          static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(below)));
+          static_cast<int32_t>(random.zipf(static_cast<uint64_t>(i), static_cast<uint64_t>(below)));
     auto* device = static_cast<int32_t*>(take(4 * count));
     upload(device, host.data(), 4 * count);
     return device;

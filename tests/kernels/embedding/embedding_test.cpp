@@ -254,6 +254,8 @@ TEST_CASE("ids outside the vocabulary are refused before anything is written") {
   CHECK_THROWS_AS(embedding_rows_add(context, {ids.data(), dy.data(), dtable.data(), 1, 2, 1, 3}), DataError);
   CHECK_THROWS_AS(embedding_rows_pack(context, {ids.data(), dy.data(), ids.data(), dtable.data(), 3, 2, 1}),
                   ShapeError);
+  CHECK_THROWS_AS(embedding_backward(context, {ids.data(), dy.data(), dtable.data(), int64_t{1} << 31, 1, 3}),
+                  ShapeError);
   CHECK_THROWS_AS(position_backward(context, {dy.data(), dtable.data(), 1, 2, 1, 1}), ShapeError);
 }
 
