@@ -13,6 +13,7 @@ import argparse
 import collections
 import csv
 import dataclasses
+import functools
 import math
 import pathlib
 import sys
@@ -24,42 +25,43 @@ DENSE = 4096          # bf16 operations per clock and multiprocessor; 989.4 TFLO
 PRODUCT = 16 * 8 * 16 * 2  # operations of an mma.sync.m16n8k16
 WORKSPACE = 32 << 20  # bytes, kernels/cuda/workspace.h
 
-# name: (slow end, expected, fast end), source
+# name: (slow end, expected, fast end), basis
 RATES = {
     "h200": {"product ceiling, TFLOP/s": ((769, 790, 798), "measured on two cloud GPUs: 769 to 798 at 8192^3, random data"),
              "copy, TB/s": ((4.1, 4.3, 4.4), "measured on a cloud GPU: 4.3; datasheet 4.8")},
     "h100": {"product ceiling, TFLOP/s": ((760, 795, 808), "measured on a cloud GPU: 798 at 8192^3, random data; ml-engineering lists 794.5"),
              "copy, TB/s": ((2.9, 3.0, 3.1), "measured on a cloud GPU: 3.0; datasheet 3.35")},
 }
-ASSUMED = {
-    "clock, GHz": ((1.60, 1.755, 1.98), "rates of note 0018; H100 SXM boosts to 1.98, less under load"),
-    "edge of a product, k": ((400, 180, 90), "assumed: a tile's first loads and its epilogue take as long as 180 steps of k, 19 % at k = 768"),
-    "algorithm without table": ((0.90, 0.95, 0.98), "assumed: a search gains 2 to 10 %"),
-    "split sums": ((0.80, 0.90, 0.96), "assumed: weight gradients, beside their waves"),
-    "mma.sync of dense": ((0.56, 0.62, 0.66), "arXiv:2402.13499, as in note 0018; not measured here"),
+SOURCED = {  # the expected value is a published or counted figure, or lies beside the figures named
+    "clock, GHz": ((1.60, 1.755, 1.98), "note-0018-data.md; H100 SXM boosts to 1.98, less under load"),
+    "mma.sync of dense": ((0.56, 0.62, 0.66), "arXiv:2402.13499, as in note 0018"),
     "attention forward of bound": ((0.50, 0.60, 0.72), "FlashAttention-2 without mask, 16k tokens: 324 and 370 TFLOP/s are 0.61 and 0.63 of the bounds here"),
     "attention backward of bound": ((0.42, 0.52, 0.64), "FlashAttention-2 without mask: 264 (2k tokens) and 310 TFLOP/s (4k) are 0.45 and 0.53 of five products"),
-    "streaming of copy": ((0.85, 0.93, 0.97), "assumed: one pass, 16 bytes a thread; QuACK's kernels reach 3.0 TB/s on an H100, as a copy does"),
-    "column sums of copy": ((0.55, 0.75, 0.90), "assumed: 192 to 768 blocks of 256 threads, unequal on 132 multiprocessors"),
-    "memory latency, us": ((1.1, 0.8, 0.65), "assumed, under load; note 0018 counts with 1"),
-    "instructions per clock of a warp": ((0.35, 0.50, 0.70), "assumed: dependent float instructions of 4 clocks or more, two or three in flight"),
-    "loss loop run": ((0.90, 0.70, 0.60), "assumed: whole packs skip the instructions of a row's end"),
-    "loss rows still in L2": ((0.0, 0.1, 0.4), "assumed: 6 or more blocks of 100 KB on 132 multiprocessors are 80 MB or more; L2 has 50"),
-    "issue of a mixed kernel": ((0.70, 0.85, 0.95), "assumed: instructions per scheduler and clock with many warps"),
-    "kernel gap, us": ((3.0, 1.8, 1.0), "assumed: start, first loads and last blocks between kernels of a graph; machine files have 3"),
-    "rows at once, embedding": ((600, 1056, 1056), "counted: 132 x 8 blocks of 256 threads; fewer if registers are short"),
-    "host part of a measured step, ms": ((0.5, 0.2, 0.05), "assumed: bench step launches a step on an idle GPU and waits for its end"),
-    "fused GELU gradient won": ((0.0, 0.4, 1.0), "assumed: share of its pass that a table of products removes; llm.c leaves it off"),
-    "fused bias gradient won": ((0.0, 0.4, 1.0), "assumed: the same; the library may refuse float sums"),
-    "torch: pointwise of copy": ((0.95, 0.85, 0.75), "assumed for torch.compile; its slow end makes our ratio high"),
     "torch: attention, TFLOP/s": ((288, 210, 192), "forward and backward: FlashAttention-2 has 192 with mask at 1k tokens; newer builds more"),
-    "not counted": ((0.08, 0.03, 0.0), "a guess, of the counted step: caches, last waves of small kernels, power of a mixed step"),
-    "start of a transfer, us": ((60, 20, 5), "assumed for the emulated link: two events and a word from the host"),
-    "exposed beside this count": ((1.10, 1.0, 0.90), "the rehearsal of the plan exposes 0.94 to 1.06 times as much"),
-    "slow-down by waits": ((0.015, 0.005, 0.0), "assumed, of compute while a link is busy: events between streams"),
-    "slow-down by copies": ((0.06, 0.03, 0.0), "assumed, in addition: 1 GB out and in beside 20 GB, a third of the step is memory-bound"),
-    "slow-down by blocks": ((0.40, 0.20, 0.03), "in addition, 4 of 132 multiprocessors: 3 % if work spreads evenly; PyTorch issue 179937 reports 30 to 40 %"),
+    "loss loops run": ((1.0, 0.90, 0.80), "counted: the gradient executes 61 of 77 instructions; the sum skips the branch of a new maximum"),
+    "exposed beside this count": ((1.10, 1.0, 0.90), "counted: the rehearsal of the plan exposes 0.94 to 1.06 times as much"),
 }
+JUDGED = {  # no source has the expected value
+    "edge of a product, k": ((400, 180, 90), "a tile's first loads and its epilogue take as long as 180 steps of k, 19 % at k = 768"),
+    "algorithm without table": ((0.90, 0.95, 0.98), "a search gains 2 to 10 %"),
+    "split sums": ((0.80, 0.90, 0.96), "weight gradients, beside their waves"),
+    "streaming of copy": ((0.85, 0.93, 0.97), "one pass, 16 bytes a thread; QuACK's kernels reach 3.0 TB/s on an H100, as a copy does"),
+    "column sums of copy": ((0.55, 0.75, 0.90), "192 to 768 blocks of 256 threads, unequal on 132 multiprocessors"),
+    "memory latency, us": ((1.1, 0.8, 0.65), "under load; note 0018 counts with 1"),
+    "instructions per clock of a warp": ((0.35, 0.50, 0.70), "dependent float instructions of 4 clocks or more, two or three in flight"),
+    "issue of a mixed kernel": ((0.70, 0.85, 0.95), "instructions per scheduler and clock with many warps"),
+    "kernel gap, us": ((3.0, 1.8, 1.0), "start, first loads and last blocks between kernels of a graph; machine files have 3"),
+    "host part of a measured step, ms": ((0.5, 0.2, 0.05), "bench step launches a step on an idle GPU and waits for its end"),
+    "fused GELU gradient won": ((0.0, 0.4, 1.0), "share of its pass that a table of products removes; llm.c leaves it off"),
+    "fused bias gradient won": ((0.0, 0.4, 1.0), "the same; the library may refuse float sums"),
+    "torch: pointwise of copy": ((0.95, 0.85, 0.75), "for torch.compile; its slow end makes our ratio high"),
+    "not counted": ((0.08, 0.03, 0.0), "of the counted step: caches, last waves of small kernels, power of a mixed step"),
+    "start of a transfer, us": ((60, 20, 5), "emulated link: two events and a word from the host"),
+    "slow-down by waits": ((0.015, 0.005, 0.0), "of compute while a link is busy: events between streams"),
+    "slow-down by copies": ((0.06, 0.03, 0.0), "in addition: 1 GB out and in beside 20 GB, a third of the step is memory-bound"),
+    "slow-down by blocks": ((0.40, 0.20, 0.03), "in addition: 4 of 132 multiprocessors are 3 % if work spreads evenly; PyTorch issue 179937 reports 30 to 40 %"),
+}
+ASSUMED = SOURCED | JUDGED
 
 
 class Values(dict):
@@ -214,11 +216,11 @@ def works_of(m):
         stream("embedding", rows * d, BF16 * rows * d + 4 * m["positions"] * d)
     if gpt2:
         size = BF16 * rows * d + 8 * rows * d + 4 * rows
-        add("embedding", "embedding", (rows * d, size), (rows * d, size + 4 * m["vocab"] * d), rows=rows, width=d)
+        add("embedding", "embedding", (rows * d, size), (rows * d, size + 4 * m["vocab"] * d), rows=rows, width=d, vocab=m["vocab"])
     else:  # overlap.split_tied_embedding: the rows travel, then they are added to the table
-        add("embedding", "embedding", (rows * d, (BF16 + 4) * rows * d + 8 * rows), rows=rows, width=d)
+        add("embedding", "embedding", (rows * d, (BF16 + 4) * rows * d + 8 * rows), rows=rows, width=d, vocab=m["vocab"])
         piece[0] = "add_tied_embedding"
-        add("embedding", "embedding", (rows * d, 12 * rows * d), rows=rows, width=d)
+        add("embedding", "embedding", (rows * d, 12 * rows * d), rows=rows, width=d, vocab=m["vocab"])
     n, buckets = parameters_of(m), m["buckets"]
     for bucket in range(buckets):
         piece[0] = f"sum_squares.{bucket}"
@@ -240,19 +242,20 @@ def planned_ms(model, peak, copy, launch):
 
 # --- times
 
-# Instructions of kernels without a budget, counted in the same way (scripts/sass_budget.py, CUDA 13.0, sm_90a): of a row in a warp, by
-# the number of warps that share it, and of both loops of the loss per pack of 8.
-NORM_ROW = {("forward", True): 854, ("forward", False): 786, ("backward", True): 837, ("backward", False): 758}
-LOSS_LOOPS = 127 + 225
-LOSS_THREADS, NORM_WARPS, SUM_THREADS, SUM_BLOCK = 256, 1024, 4, 4096
+NORM_WARPS, NORM_LANES = 16, 32  # warps of a multiprocessor in the backward, lanes of a column in its last kernel
+LOSS_THREADS, LOSS_SUM = 512, 73  # LOSS_SUM: the other loop of row_kernel, whose budget has the loop of the gradient
+LOSS_STATIC, SHARED, SHARED_BLOCK = 128, 228 << 10, 227 << 10  # bytes
+FEW, WINDOW, TILE = 64, 8192, 128  # rows of an id in one warp, of one list of rows, of one tile (kernels/embedding/embedding.cu)
+EMBEDDING_WARPS = 40 * MULTIPROCESSORS
+SUM_THREADS, SUM_BLOCK = 4, 4096
 LATENCY_CLOCKS = 1500  # first loads of a block of attention; the other block of the multiprocessor covers half
 
 
 def budget():
-    """{kernel: (instructions, of the main loop, tensor instructions of it)} on sm_90a, whole sequences."""
+    """{kernel: (instructions, of the main loop, its tensor instructions or 16-byte accesses)} on sm_90a, whole sequences."""
     with open(ROOT / "kernels/sass_budget.csv", newline="") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return {row["kernel"]: (int(row["instructions"]), int(row["loop_instructions"]), int(row["loop_tensor"])) for row in rows if row["architecture"] == "90a"}
+        return {row["kernel"]: (int(row["instructions"]), int(row["loop_instructions"]), int(row["loop_work"])) for row in rows if row["architecture"] == "90a"}
 
 
 BUDGET = budget()
@@ -260,7 +263,7 @@ BUDGET = budget()
 
 def counts_of(kernel):
     if kernel not in BUDGET:
-        sys.exit(f"gpu_forecast: kernels/sass_budget.csv has no row of {kernel} for 90a. Give attention_seconds() the kernels of the tree.")
+        sys.exit(f"gpu_forecast: kernels/sass_budget.csv has no row of {kernel} for 90a. Name the kernels of the tree here.")
     return BUDGET[kernel]
 
 
@@ -322,23 +325,31 @@ def attention_seconds(v, form, batch, tokens, heads, kv_heads, head):
 
 def norm_seconds(v, form, rows, width, centre, with_residual=True):
     size = norm_cost(form, centre, rows, width, with_residual)[1]
-    shared_by = 1 << max(0, math.ceil(math.log2(width / 1024)))
-    instructions = NORM_ROW[form, centre]
-    issue = rows * shared_by * instructions / (v.issue * v["issue of a mixed kernel"])
+    shared_by = 1 << max(0, math.ceil(math.log2(width / 1024)))  # warps of a row
+    start = f"held_norm_{form}_kernel<{str(centre).lower()}, {shared_by}, "
+    rate = v.issue * v["issue of a mixed kernel"]
     if form == "forward":
-        return longest(v.stream(size), issue)
-    latency = v["memory latency, us"] * 1e-6
-    a_row = latency + instructions / (v["instructions per clock of a warp"] * v.clock)
-    blocks = min(math.ceil(rows / 32), NORM_WARPS // max(4, shared_by))
-    in_turn = math.ceil(rows / blocks / max(1, 4 // shared_by)) * a_row
-    finish = blocks / 32 * latency + v.gap  # eighths of the blocks, loads of four at once
-    return longest(v.stream(size), issue, in_turn) + finish
+        return longest(v.stream(size), rows * shared_by * counts_of(start + "bfloat16>")[0] / rate)
+    every, loop, _ = counts_of(start + f"{3 if width <= 768 * shared_by else 4}, bfloat16>")
+    latency, alone = v["memory latency, us"] * 1e-6, v["instructions per clock of a warp"] * v.clock
+    warps = max(4, shared_by)
+    of_block = math.ceil(rows / min(math.ceil(rows / 32), NORM_WARPS * MULTIPROCESSORS // warps))
+    blocks = math.ceil(rows / of_block)
+    issue = (shared_by * rows * loop + blocks * warps * (every - loop)) / rate
+    in_turn = math.ceil(of_block * shared_by / warps) * longest(latency, loop / alone)  # a row travels while another one is computed
+    finish = (every - loop) / alone + math.ceil(blocks / (8 * NORM_LANES)) * latency + v.gap  # eight loads at once
+    return longest(v.stream(size + 4 * (2 if centre else 1) * blocks * width), issue, in_turn) + finish
 
 
 def loss_seconds(v, rows, vocab, **_):
-    packs = math.ceil(vocab / (8 * LOSS_THREADS))
-    issue = rows * packs * LOSS_THREADS / 32 * LOSS_LOOPS * v["loss loop run"] / (v.issue * v["issue of a mixed kernel"])
-    return longest(v.stream(BF16 * rows * vocab * (3 - v["loss rows still in L2"])), issue)
+    held = min(BF16 * vocab, SHARED_BLOCK - LOSS_STATIC) + LOSS_STATIC + 1024  # bytes of a block; the system takes 1024
+    at_once = 2 if 2 * held <= SHARED else 1  # rows of a multiprocessor
+    latency = v["memory latency, us"] * 1e-6
+    loops = math.ceil(vocab / (8 * LOSS_THREADS)) * (LOSS_SUM + counts_of("row_kernel<true, bfloat16>")[1]) * v["loss loops run"]
+    issue = rows * LOSS_THREADS / 32 * loops / (v.issue * v["issue of a mixed kernel"])
+    in_turn = rows / MULTIPROCESSORS / at_once * (2 * latency + loops / (v["instructions per clock of a warp"] * v.clock))
+    alone = rows / MULTIPROCESSORS * 2 * latency if at_once == 1 else 0.0  # no other row uses the memory meanwhile
+    return longest(v.stream(2 * BF16 * rows * vocab) + alone, issue, in_turn)
 
 
 def squares_seconds(v, elems):
@@ -348,9 +359,20 @@ def squares_seconds(v, elems):
     return longest(v.stream(4 * elems), rounds * latency * max(1, blocks * SUM_THREADS / (MULTIPROCESSORS * 2048))) + finish
 
 
-def embedding_seconds(v, rows, width):
-    in_turn = rows / v["rows at once, embedding"] * 5 * v["memory latency, us"] * 1e-6  # id, marks, ids, rows, table
-    return longest(in_turn, v.stream(BF16 * rows * width + 8 * rows * width))
+@functools.cache
+def zipf(rows, vocab):
+    """(different ids, rows of the most frequent id), expected of ids by Philox::zipf."""
+    share = [math.log((k + 2) / (k + 1)) / math.log(vocab + 1) for k in range(vocab)]
+    return sum(-math.expm1(rows * math.log1p(-p)) for p in share), rows * share[0]
+
+
+def embedding_seconds(v, rows, width, vocab):
+    ids, most = zipf(rows, vocab)
+    columns = math.ceil(width / 256)  # of a warp, one after the other
+    # Loads in turn: id, marks and ids of a chunk, then rows where the id is first. The longest: ids of two chunks, then four rows at once.
+    few = longest(rows / EMBEDDING_WARPS * (3 + ids / rows * (1 + columns)), 2 + FEW / 2 + columns * FEW / 4)
+    frequent = 2 * math.ceil(rows / WINDOW) + most / TILE + 1
+    return longest((few + frequent) * v["memory latency, us"] * 1e-6, v.stream((BF16 * rows + 8 * ids) * width))
 
 
 def parts_of(v, work, table):
@@ -374,7 +396,7 @@ def parts_of(v, work, table):
     if work.kind == "squares":
         return [(work.label, squares_seconds(v, **shape), 2)]
     if work.kind == "embedding":
-        return [(work.label, embedding_seconds(v, **shape), 3)]
+        return [(work.label, embedding_seconds(v, **shape), 4)]
     return [(work.label, v.stream(work.cost[1]), 1)]
 
 
@@ -469,11 +491,11 @@ def rows_of(v):
         row(name, "% of copy", 100 * size / seconds / v.copy, basis)
 
     share("layer_norm_backward 32768 x 768", norm_cost("backward", True, norm_rows, 768, True)[1], norm_seconds(v, "backward", norm_rows, 768, True) + v.gap,
-          "8 warps a multiprocessor, one row each: latency + 837 instructions")
+          "four passes and partial sums, or both loops; then sums of 521 blocks")
     share("rms_norm_backward 32768 x 1536", norm_cost("backward", False, norm_rows, 1536, True)[1], norm_seconds(v, "backward", norm_rows, 1536, False) + v.gap,
-          "two warps share a row: latency + 758 instructions")
+          "the same; two warps share a row")
     share("layer_norm_forward 32768 x 768", norm_cost("forward", True, norm_rows, 768, True)[1], norm_seconds(v, "forward", norm_rows, 768, True), "4 passes")
-    share("cross_entropy 8192 x 50304", BF16 * some * (50257 + 50304) + 8 * some, loss_seconds(v, some, 50304) + v.gap, "logits read twice, written once")
+    share("cross_entropy 8192 x 50304", BF16 * some * (50257 + 50304) + 8 * some, loss_seconds(v, some, 50304) + v.gap, "logits read once, written once")
     share("adamw 124475904", 30 * n, v.stream(30 * n), "30 bytes a parameter, one launch")
     share("sum_squares 124475904", 4 * n + 8, squares_seconds(v, n) + v.gap, "one pass, then one thread adds 30,390 sums")
     row("copy 1024 MiB", "GB/s", v.copy / 1e9, "assumed")
