@@ -132,8 +132,8 @@ bool Described::takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algor
          static_cast<int64_t>(result.workspaceSize) <= kWorkspaceBytes;
 }
 
-cublasStatus_t Described::launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
-                                 void* workspace, cudaStream_t stream) const {
+cublasStatus_t Described::enqueue(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
+                                  void* workspace, cudaStream_t stream) const {
   const float one = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
   return cublasLtMatmul(handle, description.get(), &one, args.a, a.get(), args.b, b.get(), &beta, args.d, d.get(),
                         args.d, d.get(), &algorithm, workspace, static_cast<size_t>(kWorkspaceBytes), stream);
@@ -275,8 +275,8 @@ bool gemm(const LaunchContext& context, const Gemm& args) {
   }
   ++known->second.calls;
   if (known->second.from == From::kernel) return false;
-  lt::check(described.launch(owned.tools.handle, args, lt::algorithm_of(known->second.algorithm), owned.tools.workspace,
-                             stream_of(context)),
+  lt::check(described.enqueue(owned.tools.handle, args, lt::algorithm_of(known->second.algorithm),
+                              owned.tools.workspace, stream_of(context)),
             "launching a product");
   return true;
 }

@@ -34,8 +34,8 @@ struct Described {
   /// Blocks. The library's candidates, best first, at most `most`; none if it lacks this epilogue.
   std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const;
   /// Enqueues.
-  cublasStatus_t launch(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
-                        void* workspace, cudaStream_t stream) const;
+  cublasStatus_t enqueue(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
+                         void* workspace, cudaStream_t stream) const;
   /// Does the library accept this algorithm with our workspace?
   bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const;
 

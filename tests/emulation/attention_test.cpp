@@ -103,12 +103,13 @@ TEST_CASE("attention: NaN reaches the rows that see it and no others") {
 
 TEST_CASE("attention, tensor cores: lengths around a tile, batches, shared heads") {
   // Blocks have 128 rows, warps 32, and 64 or 32 rows of the other side pass at a time.
-  for (int64_t tokens : {1, 15, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 161})
-    check({1, tokens, 1, 1, 64}, DType::bf16);
+  for (int64_t tokens : {1, 15, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129}) check({1, tokens, 1, 1, 64}, DType::bf16);
   check({2, 66, 4, 2, 64}, DType::bf16);
   check({1, 130, 3, 1, 64}, DType::bf16);
   for (int64_t tokens : {33, 64, 70, 129}) check({1, tokens, 2, 1, 128}, DType::bf16);
 }
+
+TEST_CASE("attention, tensor cores: several steps through the keys") { check({1, 161, 1, 1, 64}, DType::bf16); }
 
 TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 16 bytes, and only then") {
   LaunchContext context = cuda_context();

@@ -70,9 +70,7 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 #define SLIP_HERE const std::source_location& here = std::source_location::current()
 
 inline void __syncthreads(SLIP_HERE) { slipstream::emulation::block_barrier(here); }
-inline void __syncwarp(unsigned mask = 0xffffffffu, SLIP_HERE) {
-  slipstream::emulation::warp_exchange("__syncwarp", mask, nullptr, 0, true, here);
-}
+inline void __syncwarp(unsigned mask = 0xffffffffu, SLIP_HERE) { slipstream::emulation::warp_barrier(mask, here); }
 
 namespace slipstream::emulation {
 template <typename T>
@@ -84,7 +82,7 @@ T from_lane(const Lane* lanes, int lane) {
 template <typename T, typename Source>
 T shuffle(const char* operation, unsigned mask, T value, int width, Source source, const std::source_location& here) {
   static_assert(sizeof(T) <= kSlotBytes);
-  const Lane* lanes = warp_exchange(operation, mask, &value, sizeof value, false, here);
+  const Lane* lanes = warp_exchange(operation, mask, &value, sizeof value, here);
   const int base = lane() / width * width, from = source(lane() - base);
   if (from < 0 || from >= width) return value;
   if (base + from >= warp_lanes())

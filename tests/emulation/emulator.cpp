@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fibers, barriers, warps and the shadow of shared memory.
+// Fibers, barriers and warps.
 
-#include "tests/emulation/emulator.h"
+#include "tests/emulation/machine.h"
 
 #include <fmt/core.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <utility>
 
 #include "tests/emulation/cuda_runtime.h"
@@ -53,68 +48,12 @@ slip_fiber_switch:
 #endif
 
 namespace slipstream::emulation {
+
+Machine m;
+
 namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;
-constexpr size_t kThreadsMax = 1024;
-constexpr size_t kGranuleBytes = 2;  // of the shadow: our smallest element
-
-enum class State : uint8_t { ready, at_block_barrier, at_warp_operation, done };
-
-struct Fiber {
-#if defined(__x86_64__)
-  void* stack_pointer = nullptr;
-#else
-  ucontext_t context;
-#endif
-  State state = State::ready;
-  std::source_location at;
-  std::string_view operation;
-};
-
-struct Warp {
-  int lanes = 0, arrived = 0;
-  bool orders_memory = false;
-  uint32_t generation = 0, epoch = 0;
-  Lane slots[2][32];
-};
-
-/// Which thread accessed a granule: thread + 1 (0: none), and when.
-struct Touch {
-  uint16_t thread = 0;
-  uint32_t block_epoch = 0, warp_epoch = 0;
-};
-struct Granule {
-  bool written = false;
-  Touch writer, last_reader, other_reader, other_warp_reader;
-};
-struct Region {
-  unsigned char* base;
-  size_t size_bytes;
-  std::vector<Granule> granules;
-};
-
-struct Machine {
-  std::vector<Fiber> fibers = std::vector<Fiber>(kThreadsMax);
-  unsigned char* stacks = nullptr;
-  std::vector<Warp> warps = std::vector<Warp>(kThreadsMax / 32);
-  std::vector<Region> regions;
-  std::vector<unsigned char> dynamic;
-  const std::function<void()>* body = nullptr;
-  std::source_location site;
-  size_t threads = 0, current = 0, at_barrier = 0, done = 0;
-  uint32_t block_epoch = 0;
-  bool descending = false;
-  std::exception_ptr error;
-  int64_t launches = 0;
-#if defined(__x86_64__)
-  void* scheduler = nullptr;
-#else
-  ucontext_t scheduler;
-#endif
-  sigjmp_buf fault;
-  void* fault_address = nullptr;
-} m;
 std::mutex machine;                     // one kernel at a time; under it m
 thread_local bool runs_kernel = false;  // this thread, its fibers too
 std::function<void(void*, std::function<void()>)>& streams() {
@@ -126,6 +65,8 @@ Size3 index_of(size_t thread) {
   const unsigned t = static_cast<unsigned>(thread);
   return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
 }
+}  // namespace
+
 std::string place_of(size_t thread) {
   const Size3 i = index_of(thread);
   return fmt::format("thread ({}, {}, {})", i.x, i.y, i.z);
@@ -137,9 +78,12 @@ std::string file_of(const std::source_location& at) {
       return fmt::format("{}:{}", path.substr(found), at.line());
   return fmt::format("{}:{}", path, at.line());
 }
+namespace {
+
 std::string sentence(const std::string& what) {
-  return fmt::format("[emulation] kernel launched at {}, block ({}, {}, {}), {}: {}.", file_of(m.site), blockIdx.x,
-                     blockIdx.y, blockIdx.z, place_of(m.current), what);
+  return fmt::format("[emulation] kernel {}{}launched at {}, block ({}, {}, {}), {}: {}.", m.kernel,
+                     m.kernel.empty() ? "" : " ", file_of(m.site), blockIdx.x, blockIdx.y, blockIdx.z,
+                     place_of(m.current), what);
 }
 
 void to_scheduler() {
@@ -154,6 +98,7 @@ void to_scheduler() {
 void entry() {
   try {
     (*m.body)();
+    run_late_barrier();
   } catch (...) {
     m.error = std::current_exception();
   }
@@ -166,6 +111,12 @@ void entry() {
 void prepare(size_t thread) {
   Fiber& fiber = m.fibers[thread];
   fiber.state = State::ready;
+  fiber.copies.clear();
+  fiber.landed.clear();
+  fiber.committed = 0;
+  fiber.last = {};
+  fiber.late_barrier = Fiber::Late::none;
+  fiber.late_wait = false;
   unsigned char* top = m.stacks + (thread + 1) * kStackBytes;
 #if defined(__x86_64__)
   void** stack = reinterpret_cast<void**>(top) - 1;  // the entry sees a stack 8 off 16, as after a call
@@ -213,8 +164,7 @@ void resume(size_t thread) {
 
 void run_block() {
   m.done = m.at_barrier = 0;
-  m.regions.clear();
-  m.block_epoch = 1;
+  begin_shared();
   if (!m.dynamic.empty()) {
     std::fill(m.dynamic.begin(), m.dynamic.end(), static_cast<unsigned char>(0xff));
     declare_shared(m.dynamic.data(), m.dynamic.size());
@@ -254,35 +204,59 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   siglongjmp(m.fault, 1);
 }
 
-/// Are the earlier touch and an access by the running thread now ordered by a barrier?
-bool ordered(const Touch& earlier) {
-  if (earlier.thread == 0 || earlier.thread == m.current + 1 || earlier.block_epoch < m.block_epoch) return true;
-  return (earlier.thread - 1u) / 32 == m.current / 32 && earlier.warp_epoch < m.warps[m.current / 32].epoch;
-}
-
-void require_ordered(const Touch& earlier, const char* before, const char* now, const Region& region, size_t offset,
-                     const std::source_location& at) {
-  if (!ordered(earlier))
-    fail(fmt::format(
-        "race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} with no barrier between",
-        file_of(at), now, offset, region.size_bytes, place_of(earlier.thread - 1u), before));
-}
-
-template <typename Check>
-void visit(const void* p, size_t size_bytes, const std::source_location& at, const Check& check) {
-  const auto* address = static_cast<const unsigned char*>(p);
-  for (Region& region : m.regions) {
-    if (address < region.base || address >= region.base + region.size_bytes) continue;
-    const size_t offset = static_cast<size_t>(address - region.base);
-    if (offset + size_bytes > region.size_bytes) break;
-    for (size_t g = offset / kGranuleBytes; g * kGranuleBytes < offset + size_bytes; ++g)
-      check(region, region.granules[g], g * kGranuleBytes);
-    return;
-  }
-  fail(fmt::format("access out of bounds of shared memory at {}", file_of(at)));
-}
-
 }  // namespace
+
+void pass_block_barrier(const std::source_location& at) {
+  Fiber& fiber = m.fibers[m.current];
+  fiber.state = State::at_block_barrier;
+  fiber.at = at;
+  fiber.operation = "__syncthreads";
+  if (++m.at_barrier < m.threads) {
+    to_scheduler();
+  } else {
+    for (size_t t = 0; t < m.threads; ++t)
+      if (m.fibers[t].at.line() != at.line())
+        fail(fmt::format("divergent __syncthreads: it waits at {} and {} at {}", file_of(at), place_of(t),
+                         file_of(m.fibers[t].at)));
+    for (size_t t = 0; t < m.threads; ++t) m.fibers[t].state = State::ready;
+    m.at_barrier = 0;
+    ++m.block_epoch;
+  }
+  fiber.last = {};
+  if (std::exchange(fiber.late_wait, false)) wait_now(fiber, fiber.late_pending);
+}
+
+const Lane* meet_warp(const char* operation, unsigned mask, const void* value, size_t size_bytes, bool orders_memory,
+                      const std::source_location& at) {
+  const size_t first = m.current / 32 * 32;
+  Warp& warp = m.warps[m.current / 32];
+  const unsigned present = warp.lanes == 32 ? 0xffffffffu : (1u << warp.lanes) - 1;
+  if ((mask & present) != present)
+    fail(fmt::format("{} at {} with a mask of part of the warp: {:#x}", operation, file_of(at), mask));
+  Fiber& fiber = m.fibers[m.current];
+  fiber.state = State::at_warp_operation;
+  fiber.at = at;
+  fiber.operation = operation;
+  if (orders_memory) fiber.last = {};
+  Lane* slots = warp.slots[warp.generation & 1];
+  if (size_bytes > 0) std::memcpy(slots[m.current - first].bytes, value, size_bytes);
+  if (++warp.arrived < warp.lanes) {
+    to_scheduler();
+    return slots;
+  }
+  for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t)
+    if (m.fibers[t].at.line() != at.line() || m.fibers[t].operation != operation)
+      fail(fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at), place_of(t),
+                       file_of(m.fibers[t].at), m.fibers[t].operation));
+  for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t) m.fibers[t].state = State::ready;
+  warp.arrived = 0;
+  ++warp.generation;
+  if (orders_memory) ++warp.epoch;
+  return slots;
+}
+void pass_warp_barrier(unsigned mask, const std::source_location& at) {
+  meet_warp("__syncwarp", mask, nullptr, 0, true, at);
+}
 
 void fail(const std::string& what) { throw Error(sentence(what)); }
 void fail_quietly(const std::string& what) {
@@ -310,9 +284,10 @@ void enqueue(void* stream, std::function<void()> command) {
 }
 
 void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body,
-         const std::source_location& site) {
+         const std::source_location& site, const std::string& kernel) {
   const std::lock_guard one_at_a_time(machine);
   m.site = site;
+  m.kernel = kernel;
   m.threads = size_t{block.x} * block.y * block.z;
   if (m.threads == 0 || m.threads > kThreadsMax || size_t{grid.x} * grid.y * grid.z == 0 || grid.y > 65535 ||
       grid.z > 65535)
@@ -359,97 +334,6 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
     throw;
   }
   finish();
-}
-
-void block_barrier(const std::source_location& at) {
-  Fiber& fiber = m.fibers[m.current];
-  fiber.state = State::at_block_barrier;
-  fiber.at = at;
-  fiber.operation = "__syncthreads";
-  if (++m.at_barrier < m.threads) return to_scheduler();
-  for (size_t t = 0; t < m.threads; ++t)
-    if (m.fibers[t].at.line() != at.line())
-      fail(fmt::format("divergent __syncthreads: it waits at {} and {} at {}", file_of(at), place_of(t),
-                       file_of(m.fibers[t].at)));
-  for (size_t t = 0; t < m.threads; ++t) m.fibers[t].state = State::ready;
-  m.at_barrier = 0;
-  ++m.block_epoch;
-}
-
-const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,
-                          bool orders_memory, const std::source_location& at) {
-  const size_t first = m.current / 32 * 32;
-  Warp& warp = m.warps[m.current / 32];
-  const unsigned present = warp.lanes == 32 ? 0xffffffffu : (1u << warp.lanes) - 1;
-  if ((mask & present) != present)
-    fail(fmt::format("{} at {} with a mask of part of the warp: {:#x}", operation, file_of(at), mask));
-  Fiber& fiber = m.fibers[m.current];
-  fiber.state = State::at_warp_operation;
-  fiber.at = at;
-  fiber.operation = operation;
-  Lane* slots = warp.slots[warp.generation & 1];
-  if (size_bytes > 0) std::memcpy(slots[m.current - first].bytes, value, size_bytes);
-  if (++warp.arrived < warp.lanes) {
-    to_scheduler();
-    return slots;
-  }
-  for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t)
-    if (m.fibers[t].at.line() != at.line() || m.fibers[t].operation != operation)
-      fail(fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at), place_of(t),
-                       file_of(m.fibers[t].at), m.fibers[t].operation));
-  for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t) m.fibers[t].state = State::ready;
-  warp.arrived = 0;
-  ++warp.generation;
-  if (orders_memory) ++warp.epoch;
-  return slots;
-}
-
-void declare_shared(void* base, size_t size_bytes) {
-  for (const Region& region : m.regions)
-    if (region.base == base) return;
-  std::memset(base, 0xff, size_bytes);
-  m.regions.push_back({static_cast<unsigned char*>(base), size_bytes,
-                       std::vector<Granule>((size_bytes + kGranuleBytes - 1) / kGranuleBytes)});
-}
-
-bool is_shared(const void* p) {
-  const auto* address = static_cast<const unsigned char*>(p);
-  return std::any_of(m.regions.begin(), m.regions.end(),
-                     [&](const Region& r) { return address >= r.base && address < r.base + r.size_bytes; });
-}
-
-void shared_read(const void* p, size_t size_bytes, const std::source_location& at) {
-  const Touch now = {static_cast<uint16_t>(m.current + 1), m.block_epoch, m.warps[m.current / 32].epoch};
-  visit(p, size_bytes, at, [&](Region& region, Granule& g, size_t offset) {
-    if (!g.written)
-      fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
-                       offset, region.size_bytes));
-    require_ordered(g.writer, "wrote", "reads", region, offset, at);
-    if (g.last_reader.thread != now.thread) {
-      g.other_reader = g.last_reader;
-      if ((g.last_reader.thread - 1u) / 32 != m.current / 32) g.other_warp_reader = g.last_reader;
-    }
-    g.last_reader = now;
-  });
-}
-
-void shared_write(const void* p, size_t size_bytes, const std::source_location& at) {
-  const Touch now = {static_cast<uint16_t>(m.current + 1), m.block_epoch, m.warps[m.current / 32].epoch};
-  visit(p, size_bytes, at, [&](Region& region, Granule& g, size_t offset) {
-    require_ordered(g.writer, "wrote", "writes", region, offset, at);
-    for (const Touch* reader : {&g.last_reader, &g.other_reader, &g.other_warp_reader})
-      require_ordered(*reader, "read", "writes", region, offset, at);
-    g.written = true;
-    g.writer = now;
-  });
-}
-
-void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at) {
-  if (reinterpret_cast<uintptr_t>(p) % size_bytes != 0)
-    fail(fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple", size_bytes,
-                     file_of(at), reinterpret_cast<uintptr_t>(p) % size_bytes));
-  if (!is_shared(p)) return;
-  write ? shared_write(p, size_bytes, at) : shared_read(p, size_bytes, at);
 }
 
 }  // namespace slipstream::emulation

@@ -4,7 +4,7 @@
 // checked.
 //
 // One fiber per CUDA thread, the threads of a block in ascending (or descending) order between barriers, block after
-// block. What is an error, with launch site, block and thread:
+// block. What is an error, with kernel, launch site, block and thread:
 //   - a global access outside its DeviceMemory, by a byte or by many: the compiler calls access() before every load and
 //     store of a kernel (meson.build). What no compiler saw, such as a memcpy, is found in the protected pages around
 //     the memory, or by DeviceMemory::intact if it wrote beside them;
@@ -15,7 +15,13 @@
 //   - through Shared<T>, load_16, store_16, ldmatrix and cp.async: a shared access outside its array, a read of bytes
 //   that no
 //     one wrote in this block, and two accesses of different threads, one of them a write, with no barrier between
-//     (__syncthreads for the block, __syncwarp for a warp).
+//     (__syncthreads for the block, __syncwarp for a warp). The error names both lines;
+//   - an access to bytes that a cp.async is still writing: from its issue to the wait of its thread. The issue is a
+//     write too, so no other thread may have read or written the bytes since the last barrier; after the wait other
+//     threads need a barrier.
+//
+// A barrier, a wait or a commit can be removed, weakened or moved at run time (machine.h), so that tests show which of
+// them are needed (mutate_barriers.py).
 // Not seen: races on global memory, between blocks too; shared memory through a raw pointer; of more than three readers
 // of one location between two barriers only the last three kinds (last, last other thread, last other warp) are kept.
 
@@ -37,9 +43,9 @@ struct Size3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
-/// Blocks. Runs `body` for every thread of the grid. Throws: Error.
+/// Blocks. Runs `body` for every thread of the grid; errors name `kernel`. Throws: Error.
 void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& body,
-         const std::source_location& site);
+         const std::source_location& site, const std::string& kernel = "");
 
 /// Passes a command of `stream` (a kernel, a memset, a product) to the runner of streams. By default it runs at once,
 /// in the calling thread. Kernels run one at a time on any thread.
@@ -68,15 +74,16 @@ void fail_quietly(const std::string& what);
 /// Does this thread run a kernel?
 bool in_kernel();
 void block_barrier(const std::source_location& at);
+void warp_barrier(unsigned mask, const std::source_location& at);
 
 constexpr size_t kSlotBytes = 64;
 struct Lane {
   alignas(8) unsigned char bytes[kSlotBytes];
 };
 /// Waits until every lane of the warp has deposited `size_bytes` of `value` at the same place; then all of them, by
-/// lane. `orders_memory`: shared accesses before and after are ordered within the warp.
+/// lane.
 const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,
-                          bool orders_memory, const std::source_location& at);
+                          const std::source_location& at);
 int lane();
 int warp_lanes();
 
@@ -88,6 +95,13 @@ void declare_shared(void* base, size_t size_bytes);
 bool is_shared(const void* p);
 void shared_read(const void* p, size_t size_bytes, const std::source_location& at);
 void shared_write(const void* p, size_t size_bytes, const std::source_location& at);
+
+/// Starts a copy of 16 bytes to shared memory, of zeros unless `valid`. The bytes change at the wait.
+void copy_async(void* to, const void* from, bool valid, const std::source_location& at);
+/// Closes the group of the copies that this thread has started since the last commit.
+void copy_commit(const std::source_location& at);
+/// Completes all committed groups of this thread but the last `pending`.
+void copy_wait(size_t pending, const std::source_location& at);
 
 /// For code compiled with `accesses_are_calls` (meson.build), before every load and store.
 void access(const void* p, size_t size_bytes);

@@ -67,7 +67,7 @@ __global__ void tree_kernel(const int* in, int* out) {
     if (static_cast<int>(threadIdx.x) < width) tile[threadIdx.x] += tile[threadIdx.x + width];
     if (kSkip != 2) __syncthreads();
   }
-  if (threadIdx.x == 0) *out = tile[0];
+  if (threadIdx.x == kThreads - 1) *out = tile[0];
 }
 
 __global__ void unwritten_kernel(int* out) {
@@ -142,6 +142,50 @@ __global__ void copy_kernel(const float* in, float* out, int valid) {
   if (kWait) ptx::copy_async_wait<0>();
   if (kSync) __syncthreads();
   for (int k = 0; k < 4; ++k) out[4 * i + k] = tile[4 * (kThreads - 1 - i) + k];
+}
+
+enum class Mistake { none, issue_before_barrier, read_in_flight, write_in_flight, copy_in_flight, wait_for_less };
+unsigned issue_line, read_line;
+
+/// Two stages: a step reads one while the copies of the next step fill the other.
+template <Mistake kMistake>
+__global__ void pipeline_kernel(const float* in, float* out, int steps) {
+  SLIP_DYNAMIC_SHARED(bytes);
+  const Shared<float> tile(bytes, 2 * 4 * kThreads);
+  const int i = static_cast<int>(threadIdx.x);
+  const auto stage = [](int step) { return step % 2 * 4 * kThreads; };
+  const auto load = [&](int step) {
+    issue_line = __LINE__ + 1;
+    if (step < steps) ptx::copy_async_16(tile.at(stage(step) + 4 * i), in + 4 * (step * kThreads + i), true);
+    ptx::copy_async_commit();
+  };
+  float sum = 0.0f;
+  load(0);
+  for (int step = 0; step < steps; ++step) {
+    if (kMistake == Mistake::issue_before_barrier) load(step + 1);
+    kMistake == Mistake::issue_before_barrier || kMistake == Mistake::wait_for_less ? ptx::copy_async_wait<1>()
+                                                                                    : ptx::copy_async_wait<0>();
+    __syncthreads();
+    if (kMistake != Mistake::issue_before_barrier) load(step + 1);
+    read_line = __LINE__ + 1;
+    sum += tile[stage(step) + 4 * (kThreads - 1 - i)];
+    if (kMistake == Mistake::read_in_flight) sum += tile[stage(step + 1) + 4 * i];
+    if (kMistake == Mistake::write_in_flight) tile[stage(step + 1) + 4 * i + 3] = 0.0f;
+    if (kMistake == Mistake::copy_in_flight) load(step + 1);
+  }
+  out[i] = sum;
+}
+
+/// The first thread copies to bytes that the last one, which leaves the barrier first, has read.
+__global__ void reuse_kernel(const float* in, float* out) {
+  SLIP_DYNAMIC_SHARED(bytes);
+  const Shared<float> tile(bytes, 4);
+  if (threadIdx.x == 0) tile[0] = 1.0f;
+  __syncthreads();
+  read_line = __LINE__ + 1;
+  if (threadIdx.x == kThreads - 1) *out = tile[0];
+  issue_line = __LINE__ + 1;
+  if (threadIdx.x == 0) ptx::copy_async_16(tile.at(0), in, true);
 }
 
 /// d = a b with a [16,16] and b [16,8] in shared memory, through ldmatrix; kSwap is a mutant's fragment order.
@@ -297,10 +341,57 @@ TEST_CASE("an asynchronous copy lands when waited for, zeros where invalid") {
   }
   has(error_of(copy_kernel<false, true>, dim3(1), dim3(kThreads), 16 * kThreads, as<const float>(in), as<float>(out),
                50),
-      "no one wrote");
+      "without a wait since");
   CHECK_FALSE(error_of(copy_kernel<true, false>, dim3(1), dim3(kThreads), 16 * kThreads, as<const float>(in),
                        as<float>(out), 50)
                   .empty());
+}
+
+TEST_CASE(
+    "bytes of a copy in flight are neither read nor written, and no thread may have read them since the barrier") {
+  constexpr int kSteps = 4;
+  DeviceMemory in(kSteps * kThreads * 16), out(kThreads * 4);
+  for (int i = 0; i < kSteps * kThreads * 4; ++i) as<float>(in)[i] = static_cast<float>(i);
+  const auto run = [&](auto kernel) {
+    return error_of(kernel, dim3(2), dim3(kThreads), 2 * 16 * kThreads, as<const float>(in), as<float>(out), kSteps);
+  };
+  const auto line = [](unsigned at) { return fmt::format("tests/emulation/emulator_test.cpp:{}", at); };
+  for (bool descending : {false, true}) {
+    emulation::set_descending(descending);
+    CHECK(run(pipeline_kernel<Mistake::none>).empty());
+    for (int i = 0; i < kThreads; ++i) {
+      const int first = 4 * (kThreads - 1 - i), all = 4 * kThreads * (kSteps * (kSteps - 1) / 2);
+      REQUIRE(as<float>(out)[i] == static_cast<float>(kSteps * first + all));
+    }
+    // A thread issues before or after another one reads; either way both lines are named.
+    const std::string early = run(pipeline_kernel<Mistake::issue_before_barrier>);
+    has(early, "block (0, 0, 0), thread (");
+    has(early, "race on shared memory at");
+    has(early, line(issue_line));
+    has(early, line(read_line));
+    for (const std::string& error :
+         {run(pipeline_kernel<Mistake::read_in_flight>), run(pipeline_kernel<Mistake::write_in_flight>),
+          run(pipeline_kernel<Mistake::copy_in_flight>), run(pipeline_kernel<Mistake::wait_for_less>)})
+      has(error, fmt::format("began to copy to at {} without a wait since", line(issue_line)));
+  }
+  emulation::set_descending(false);
+  const std::string reused = error_of(reuse_kernel, dim3(1), dim3(kThreads), 16, as<const float>(in), as<float>(out));
+  has(reused, fmt::format("thread (0, 0, 0): race on shared memory at {}: begins to copy to byte 0", line(issue_line)));
+  has(reused, fmt::format("which thread (63, 0, 0) read at {} with no barrier between", line(read_line)));
+}
+
+TEST_CASE("errors name the kernel of a launch") {
+  CHECK(kernel_of("stream_of(context), forward_kernel<kHead, 2>, dim3(1, 2), 0") == "forward_kernel");
+  CHECK(kernel_of("cudaStream_t{}, plain_kernel, grid") == "plain_kernel");
+  CHECK(kernel_of("stream").empty());
+  DeviceMemory out(4);
+  std::string error;
+  try {
+    launch(cudaStream_t{}, before_kernel, dim3(1), dim3(kThreads), 0, as<int>(out));
+  } catch (const emulation::Error& caught) {
+    error = caught.what();
+  }
+  has(error, "[emulation] kernel before_kernel launched at tests/emulation/emulator_test.cpp:");
 }
 
 // PTX ISA 8.0, figures of section 9.7.13.4.8 (m16n8k16, .bf16): the element that a0..a7, b0..b3 and c0..c3 of some

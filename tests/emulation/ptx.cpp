@@ -4,8 +4,7 @@
 #include "tests/emulation/ptx.h"
 
 unsigned __ballot_sync(unsigned mask, int predicate, const std::source_location& here) {
-  const auto* lanes =
-      slipstream::emulation::warp_exchange("__ballot_sync", mask, &predicate, sizeof predicate, false, here);
+  const auto* lanes = slipstream::emulation::warp_exchange("__ballot_sync", mask, &predicate, sizeof predicate, here);
   unsigned votes = 0;
   for (int l = 0, end = slipstream::emulation::warp_lanes(); l < end; ++l)
     if (slipstream::emulation::from_lane<int>(lanes, l)) votes |= 1u << l;
@@ -17,7 +16,7 @@ namespace slipstream::kernels::ptx {
 namespace detail {
 void load_matrix(uint32_t (&matrix)[4], const void* row, bool transposed, const std::source_location& here) {
   emulation::vector_access(row, 16, false, here);
-  const emulation::Lane* lanes = emulation::warp_exchange("ldmatrix", 0xffffffffu, &row, sizeof row, false, here);
+  const emulation::Lane* lanes = emulation::warp_exchange("ldmatrix", 0xffffffffu, &row, sizeof row, here);
   if (emulation::warp_lanes() != 32) emulation::fail("ldmatrix in a warp of fewer than 32 threads");
   const int lane = emulation::lane(), major = lane / 4, minor = 2 * (lane % 4);
   for (int i = 0; i < 4; ++i) {
@@ -35,7 +34,7 @@ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
   struct Operands {
     uint32_t a[4], b[2];
   } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  const emulation::Lane* lanes = emulation::warp_exchange("mma", 0xffffffffu, &mine, sizeof mine, false, here);
+  const emulation::Lane* lanes = emulation::warp_exchange("mma", 0xffffffffu, &mine, sizeof mine, here);
   if (emulation::warp_lanes() != 32) emulation::fail("mma in a warp of fewer than 32 threads");
   const int lane = emulation::lane();
   for (int i = 0; i < 4; ++i) {

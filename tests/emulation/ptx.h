@@ -2,8 +2,6 @@
 #pragma once
 // The emulated counterpart of kernels/cuda/ptx.h, from the fragment layouts of the PTX manual (ISA 8.0, sections
 // 9.7.8.25.3.1 and 9.7.13.4.8).
-//
-// An asynchronous copy is performed at its wait, not before, so a missing wait shows as a read of unwritten memory.
 
 #include <cuda_runtime.h>
 
@@ -11,7 +9,6 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
-#include <vector>
 
 #include "engine/base/dtype.h"
 
@@ -71,51 +68,13 @@ inline void load_matrix_x4_transposed(uint32_t (&matrix)[4], const void* row, SL
 
 void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, SLIP_HERE);
 
-namespace detail {
-struct Copy {
-  unsigned char* to;
-  const void* from;
-  bool valid;
-  std::source_location at;
-};
-/// Copies of a thread that are not yet complete, by committed group; the last group is open.
-struct Copies {
-  int64_t launch = -1;
-  uint3 block = {};
-  std::vector<std::vector<Copy>> groups;
-};
-inline Copies& copies() {
-  static std::vector<Copies> all(1024);
-  Copies& mine = all[threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)];
-  if (mine.launch != emulation::launches() || std::memcmp(&mine.block, &blockIdx, sizeof blockIdx) != 0)
-    mine = {emulation::launches(), blockIdx, std::vector<std::vector<Copy>>(1)};
-  return mine;
-}
-inline void land(const Copy& copy) {
-  emulation::shared_write(copy.to, 16, copy.at);
-  if (copy.valid)
-    std::memcpy(copy.to, copy.from, 16);
-  else
-    std::memset(copy.to, 0, 16);
-}
-}  // namespace detail
-
 inline void copy_async_16(void* shared, const void* from, bool valid, SLIP_HERE) {
-  if (!emulation::is_shared(shared)) emulation::fail("cp.async to an address that is not shared memory");
-  if (reinterpret_cast<uintptr_t>(shared) % 16 != 0)
-    emulation::fail("cp.async to an address that is not a multiple of 16");
-  if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
-    emulation::fail("cp.async from an address that is not a multiple of 16");
-  detail::copies().groups.back().push_back({static_cast<unsigned char*>(shared), from, valid, here});
+  emulation::copy_async(shared, from, valid, here);
 }
-inline void copy_async_commit() { detail::copies().groups.emplace_back(); }
+inline void copy_async_commit(SLIP_HERE) { emulation::copy_commit(here); }
 template <int kPending>
-void copy_async_wait() {
-  auto& groups = detail::copies().groups;
-  while (groups.size() > kPending + 1) {
-    for (const detail::Copy& copy : groups.front()) detail::land(copy);
-    groups.erase(groups.begin());
-  }
+void copy_async_wait(SLIP_HERE) {
+  emulation::copy_wait(kPending, here);
 }
 
 }  // namespace slipstream::kernels::ptx

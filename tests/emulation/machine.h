@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The state of the emulated device, between emulator.cpp (fibers and barriers), shared_memory.cpp (the shadow of shared
+// memory and copies in flight) and mutations.cpp (changed synchronizations).
+
+#include <setjmp.h>
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#include "tests/emulation/emulator.h"
+
+namespace slipstream::emulation {
+
+constexpr size_t kThreadsMax = 1024;
+
+enum class State : uint8_t { ready, at_block_barrier, at_warp_operation, done };
+
+/// An asynchronous copy that its thread has not waited for.
+struct Copy {
+  unsigned char* to;
+  const void* from;
+  bool valid;
+  uint16_t site;
+  size_t group;
+};
+/// The last access of a thread to shared memory since its last barrier.
+struct Access {
+  enum class Kind : uint8_t { none, read, write, landing } kind = Kind::none;
+  const void* p = nullptr;
+  size_t size_bytes = 0;
+  std::source_location at;
+};
+
+struct Fiber {
+#if defined(__x86_64__)
+  void* stack_pointer = nullptr;
+#else
+  ucontext_t context;
+#endif
+  State state = State::ready;
+  std::source_location at;
+  std::string_view operation;
+  // Asynchronous copies in flight, and those that the last wait completed.
+  std::vector<Copy> copies, landed;
+  size_t committed = 0;  // groups
+  Access last;
+  // Of a mutation: a barrier moves down past `accesses_before` more accesses, a wait past the next barrier.
+  enum class Late : uint8_t { none, block, warp } late_barrier = Late::none;
+  int accesses_before = 0;
+  std::source_location late_at;
+  bool late_wait = false;
+  size_t late_pending = 0;
+};
+
+struct Warp {
+  int lanes = 0, arrived = 0;
+  uint32_t generation = 0, epoch = 0;
+  Lane slots[2][32];
+};
+
+/// Which thread accessed a granule: thread + 1 (0: none), where (Sites) and when.
+struct Touch {
+  uint16_t thread = 0, site = 0;
+  uint32_t block_epoch = 0, warp_epoch = 0;
+};
+/// `in_flight`: the writer is a copy that its thread has not waited for.
+struct Granule {
+  bool in_flight = false;
+  Touch writer, last_reader, other_reader, other_warp_reader;
+};
+struct Region {
+  unsigned char* base;
+  size_t size_bytes, first_granule;
+};
+
+/// Source lines by number. 0 is a line that found no place.
+struct Sites {
+  static constexpr size_t kMost = 4096, kProbes = 64;
+  std::array<std::source_location, kMost> at;
+
+  uint16_t of(const std::source_location& where) {
+    const size_t hash = reinterpret_cast<uintptr_t>(where.file_name()) / 16 + 31 * where.line();
+    for (size_t i = 0; i < kProbes; ++i) {
+      const size_t slot = 1 + (hash + i) % (kMost - 1);
+      if (at[slot].line() == 0) at[slot] = where;
+      if (at[slot].line() == where.line() && at[slot].file_name() == where.file_name())
+        return static_cast<uint16_t>(slot);
+    }
+    return 0;
+  }
+};
+
+struct Machine {
+  std::vector<Fiber> fibers = std::vector<Fiber>(kThreadsMax);
+  unsigned char* stacks = nullptr;
+  std::vector<Warp> warps = std::vector<Warp>(kThreadsMax / 32);
+  std::vector<Region> regions;
+  std::vector<Granule> shadow;  // of all regions of the block; epochs before first_epoch are of earlier blocks
+  size_t shadow_used = 0;
+  Sites sites;
+  std::vector<unsigned char> dynamic;
+  const std::function<void()>* body = nullptr;
+  std::source_location site;
+  std::string kernel;
+  size_t threads = 0, current = 0, at_barrier = 0, done = 0;
+  uint32_t block_epoch = 0, first_epoch = 0;
+  bool descending = false;
+  std::exception_ptr error;
+  int64_t launches = 0;
+#if defined(__x86_64__)
+  void* scheduler = nullptr;
+#else
+  ucontext_t scheduler;
+#endif
+  sigjmp_buf fault;
+  void* fault_address = nullptr;
+};
+extern Machine m;
+
+// --- emulator.cpp
+
+/// "kernels/x/x.cu:12".
+std::string file_of(const std::source_location& at);
+/// "thread (1, 0, 0)".
+std::string place_of(size_t thread);
+/// The barriers themselves, without mutations.
+void pass_block_barrier(const std::source_location& at);
+void pass_warp_barrier(unsigned mask, const std::source_location& at);
+/// As warp_exchange. `orders_memory`: shared accesses before and after are ordered within the warp.
+const Lane* meet_warp(const char* operation, unsigned mask, const void* value, size_t size_bytes, bool orders_memory,
+                      const std::source_location& at);
+
+// --- shared_memory.cpp
+
+/// Forgets the shared memory of the block before.
+void begin_shared();
+/// Completes the committed copies of a thread but the last `pending` groups.
+void wait_now(Fiber& fiber, size_t pending);
+/// Performs the last access of this thread again, as if it came after the barrier that has just passed.
+void repeat(const Fiber& fiber, const Access& last);
+
+// --- mutations.cpp
+
+/// Changes of one synchronization in a kernel's text:
+///   - removed;
+///   - weakened: a barrier of the block becomes one of the warp, a wait leaves one more group in flight;
+///   - early: a barrier moves up past the last access of every thread to shared memory, or past the wait before it;
+///   - late: a barrier moves down past the next two accesses of every thread, a wait past the next barrier of the
+///     block.
+/// The environment selects it: SLIPSTREAM_MUTATION="CHANGE KERNEL OPERATION FILE:LINE". SLIPSTREAM_SYNCHRONIZATIONS
+/// names a file to which every synchronization that runs is appended once, as "KERNEL OPERATION FILE:LINE".
+enum class Change : uint8_t { none, removed, weakened, early, late };
+Change change_of(const char* operation, const std::source_location& at);
+/// Before an access of the running thread, and at its end: a barrier that moves down may be due.
+void before_access(Fiber& fiber);
+void run_late_barrier();
+
+}  // namespace slipstream::emulation

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Synchronizations of device code, as they stand in its text or with one of them changed.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "tests/emulation/machine.h"
+
+namespace slipstream::emulation {
+namespace {
+
+/// The selected mutation, and the record of synchronizations.
+struct Mutations {
+  Change change = Change::none;
+  std::string kernel, operation, place;
+  std::ofstream record;
+  std::set<std::string> recorded;
+
+  Mutations() {
+    if (const char* file = std::getenv("SLIPSTREAM_SYNCHRONIZATIONS")) record.open(file, std::ios::app);
+    const char* text = std::getenv("SLIPSTREAM_MUTATION");
+    if (!text) return;
+    constexpr std::array<std::string_view, 5> kNames = {"none", "removed", "weakened", "early", "late"};
+    std::string name;
+    std::istringstream(text) >> name >> kernel >> operation >> place;
+    const auto* found = std::find(kNames.begin(), kNames.end(), name);
+    if (found == kNames.end() || place.empty())
+      throw Error(
+          fmt::format("SLIPSTREAM_MUTATION = '{}' is not CHANGE KERNEL OPERATION FILE:LINE with a change of "
+                      "removed, weakened, early or late.",
+                      text));
+    change = static_cast<Change>(found - kNames.begin());
+  }
+};
+Mutations& mutations() {
+  static auto* all = new Mutations;
+  return *all;
+}
+
+void move_down(Fiber::Late barrier, const std::source_location& at) {
+  Fiber& fiber = m.fibers[m.current];
+  fiber.late_barrier = barrier;
+  fiber.accesses_before = 2;
+  fiber.late_at = at;
+}
+
+}  // namespace
+
+Change change_of(const char* operation, const std::source_location& at) {
+  Mutations& all = mutations();
+  if (all.record.is_open()) {
+    const std::string line = fmt::format("{} {} {}", m.kernel, operation, file_of(at));
+    if (all.recorded.insert(line).second) all.record << line << std::endl;
+  }
+  const bool selected = all.change != Change::none && all.operation == operation && all.kernel == m.kernel;
+  return selected && all.place == file_of(at) ? all.change : Change::none;
+}
+
+void run_late_barrier() {
+  Fiber& fiber = m.fibers[m.current];
+  switch (std::exchange(fiber.late_barrier, Fiber::Late::none)) {
+    case Fiber::Late::block:
+      return pass_block_barrier(fiber.late_at);
+    case Fiber::Late::warp:
+      return pass_warp_barrier(0xffffffffu, fiber.late_at);
+    case Fiber::Late::none:
+      return;
+  }
+}
+void before_access(Fiber& fiber) {
+  if (fiber.late_barrier != Fiber::Late::none && fiber.accesses_before-- == 0) run_late_barrier();
+}
+
+void block_barrier(const std::source_location& at) {
+  run_late_barrier();
+  const Change change = change_of("__syncthreads", at);
+  if (change == Change::removed) return;
+  if (change == Change::weakened) return pass_warp_barrier(0xffffffffu, at);
+  if (change == Change::late) return move_down(Fiber::Late::block, at);
+  const Access last = m.fibers[m.current].last;
+  pass_block_barrier(at);
+  if (change == Change::early) repeat(m.fibers[m.current], last);
+}
+
+void warp_barrier(unsigned mask, const std::source_location& at) {
+  if (m.fibers[m.current].late_barrier == Fiber::Late::warp) run_late_barrier();
+  const Change change = change_of("__syncwarp", at);
+  if (change == Change::removed || change == Change::weakened) return;
+  if (change == Change::late) return move_down(Fiber::Late::warp, at);
+  const Access last = m.fibers[m.current].last;
+  pass_warp_barrier(mask, at);
+  if (change == Change::early) repeat(m.fibers[m.current], last);
+}
+
+const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,
+                          const std::source_location& at) {
+  if (m.fibers[m.current].late_barrier == Fiber::Late::warp) run_late_barrier();
+  return meet_warp(operation, mask, value, size_bytes, false, at);
+}
+
+void copy_commit(const std::source_location& at) {
+  if (change_of("commit_group", at) == Change::none) ++m.fibers[m.current].committed;
+}
+
+void copy_wait(size_t pending, const std::source_location& at) {
+  Fiber& fiber = m.fibers[m.current];
+  const Change change = change_of("wait_group", at);
+  if (change == Change::removed) return;
+  if (change == Change::late) {
+    fiber.late_wait = true;
+    fiber.late_pending = pending;
+    return;
+  }
+  wait_now(fiber, pending + (change == Change::weakened ? 1 : 0));
+}
+
+}  // namespace slipstream::emulation

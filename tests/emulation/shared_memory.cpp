@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shadow of shared memory, which has the writer and the last readers of every granule, and the copies in flight.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tests/emulation/machine.h"
+
+namespace slipstream::emulation {
+namespace {
+
+constexpr size_t kGranuleBytes = 2;  // of the shadow: our smallest element
+
+/// Are the earlier touch and an access by the running thread now ordered by a barrier?
+bool ordered(const Touch& earlier) {
+  if (earlier.thread == 0 || earlier.thread == m.current + 1 || earlier.block_epoch < m.block_epoch) return true;
+  return (earlier.thread - 1u) / 32 == m.current / 32 && earlier.warp_epoch < m.warps[m.current / 32].epoch;
+}
+
+Touch touch_now(uint16_t site) {
+  return {static_cast<uint16_t>(m.current + 1), site, m.block_epoch, m.warps[m.current / 32].epoch};
+}
+
+[[noreturn]] void fail_race(const char* now, const Touch& earlier, const char* before, const char* why,
+                            const Region& region, size_t offset, const std::source_location& at) {
+  const std::source_location& site = m.sites.at[earlier.site];
+  fail(fmt::format("race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} at {}{}", file_of(at),
+                   now, offset, region.size_bytes, place_of(earlier.thread - 1u), before,
+                   earlier.site == 0 ? "an unknown line" : file_of(site), why));
+}
+void require_ordered(const Touch& earlier, const char* before, const char* now, const Region& region, size_t offset,
+                     const std::source_location& at) {
+  if (!ordered(earlier)) fail_race(now, earlier, before, " with no barrier between", region, offset, at);
+}
+bool written(const Granule& g) { return g.writer.block_epoch >= m.first_epoch; }
+void require_landed(const Granule& g, const char* now, const Region& region, size_t offset,
+                    const std::source_location& at) {
+  if (g.in_flight && written(g))
+    fail_race(now, g.writer, "began to copy to", " without a wait since", region, offset, at);
+}
+void require_free(const Granule& g, const char* now, const Region& region, size_t offset,
+                  const std::source_location& at) {
+  require_landed(g, now, region, offset, at);
+  require_ordered(g.writer, "wrote", now, region, offset, at);
+  for (const Touch* reader : {&g.last_reader, &g.other_reader, &g.other_warp_reader})
+    require_ordered(*reader, "read", now, region, offset, at);
+}
+
+template <typename Check>
+void visit(const void* p, size_t size_bytes, const std::source_location& at, const Check& check) {
+  const auto* address = static_cast<const unsigned char*>(p);
+  for (const Region& region : m.regions) {
+    if (address < region.base || address >= region.base + region.size_bytes) continue;
+    const size_t offset = static_cast<size_t>(address - region.base);
+    if (offset + size_bytes > region.size_bytes) break;
+    for (size_t g = offset / kGranuleBytes; g * kGranuleBytes < offset + size_bytes; ++g)
+      check(region, m.shadow[region.first_granule + g], g * kGranuleBytes);
+    return;
+  }
+  fail(fmt::format("access out of bounds of shared memory at {}", file_of(at)));
+}
+
+/// Accesses as shared_read and shared_write, without mutations.
+void read_now(const void* p, size_t size_bytes, const std::source_location& at) {
+  const Touch now = touch_now(m.sites.of(at));
+  visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
+    if (!written(g))
+      fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
+                       offset, region.size_bytes));
+    require_landed(g, "reads", region, offset, at);
+    require_ordered(g.writer, "wrote", "reads", region, offset, at);
+    if (g.last_reader.thread != now.thread) {
+      g.other_reader = g.last_reader;
+      if ((g.last_reader.thread - 1u) / 32 != m.current / 32) g.other_warp_reader = g.last_reader;
+    }
+    g.last_reader = now;
+  });
+}
+void write_now(const void* p, size_t size_bytes, const std::source_location& at, bool in_flight) {
+  const Touch now = touch_now(m.sites.of(at));
+  visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
+    require_free(g, in_flight ? "begins to copy to" : "writes", region, offset, at);
+    g.in_flight = in_flight;
+    g.writer = now;
+  });
+}
+/// The bytes are there for this thread, and after a barrier for others.
+void land(const Copy& copy) {
+  const std::source_location& at = m.sites.at[copy.site];
+  visit(copy.to, 16, at, [&](const Region&, Granule& g, size_t) {
+    g.in_flight = false;
+    g.writer = touch_now(copy.site);
+  });
+}
+
+}  // namespace
+
+void begin_shared() {
+  m.regions.clear();
+  m.shadow_used = 0;
+  m.first_epoch = ++m.block_epoch;
+}
+
+void wait_now(Fiber& fiber, size_t pending) {
+  fiber.landed.clear();
+  std::erase_if(fiber.copies, [&](const Copy& copy) {
+    if (copy.group + pending >= fiber.committed) return false;
+    land(copy);
+    if (copy.valid)
+      std::memcpy(copy.to, copy.from, 16);
+    else
+      std::memset(copy.to, 0, 16);
+    fiber.landed.push_back(copy);
+    return true;
+  });
+  if (!fiber.landed.empty()) fiber.last.kind = Access::Kind::landing;
+}
+
+void repeat(const Fiber& fiber, const Access& last) {
+  if (last.kind == Access::Kind::landing)
+    for (const Copy& copy : fiber.landed) land(copy);
+  else if (last.kind == Access::Kind::read)
+    read_now(last.p, last.size_bytes, last.at);
+  else if (last.kind == Access::Kind::write)
+    write_now(last.p, last.size_bytes, last.at, false);
+}
+
+void declare_shared(void* base, size_t size_bytes) {
+  for (const Region& region : m.regions)
+    if (region.base == base) return;
+  std::memset(base, 0xff, size_bytes);
+  m.regions.push_back({static_cast<unsigned char*>(base), size_bytes, m.shadow_used});
+  m.shadow_used += (size_bytes + kGranuleBytes - 1) / kGranuleBytes;
+  if (m.shadow.size() < m.shadow_used) m.shadow.resize(m.shadow_used);
+}
+
+bool is_shared(const void* p) {
+  const auto* address = static_cast<const unsigned char*>(p);
+  return std::any_of(m.regions.begin(), m.regions.end(),
+                     [&](const Region& r) { return address >= r.base && address < r.base + r.size_bytes; });
+}
+
+void shared_read(const void* p, size_t size_bytes, const std::source_location& at) {
+  Fiber& fiber = m.fibers[m.current];
+  before_access(fiber);
+  read_now(p, size_bytes, at);
+  fiber.last = {Access::Kind::read, p, size_bytes, at};
+}
+
+void shared_write(const void* p, size_t size_bytes, const std::source_location& at) {
+  Fiber& fiber = m.fibers[m.current];
+  before_access(fiber);
+  write_now(p, size_bytes, at, false);
+  fiber.last = {Access::Kind::write, p, size_bytes, at};
+}
+
+void copy_async(void* to, const void* from, bool valid, const std::source_location& at) {
+  if (!is_shared(to)) fail(fmt::format("cp.async at {} to an address that is not shared memory", file_of(at)));
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0)
+    fail(fmt::format("cp.async at {} to an address that is not a multiple of 16", file_of(at)));
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+    fail(fmt::format("cp.async at {} from an address that is not a multiple of 16", file_of(at)));
+  if (valid) access(from, 16);
+  Fiber& fiber = m.fibers[m.current];
+  before_access(fiber);
+  write_now(to, 16, at, true);
+  fiber.last = {};
+  fiber.copies.push_back({static_cast<unsigned char*>(to), from, valid, m.sites.of(at), fiber.committed});
+}
+
+void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at) {
+  if (reinterpret_cast<uintptr_t>(p) % size_bytes != 0)
+    fail(fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple", size_bytes,
+                     file_of(at), reinterpret_cast<uintptr_t>(p) % size_bytes));
+  if (!is_shared(p)) return;
+  write ? shared_write(p, size_bytes, at) : shared_read(p, size_bytes, at);
+}
+
+}  // namespace slipstream::emulation
