@@ -391,7 +391,7 @@ TEST_CASE("memory grows by the planned bytes and little more", "[cli]") {
   };
   // Masters, gradients and both moments dominate; a step of a few tokens touches all of them.
   const char* models[] = {"--set model.layers=1 --set model.width=8",
-                          "--set model.layers=2 --set model.width=256 --set model.vocab_size=50257",
+                          "--set model.layers=2 --set model.width=384 --set model.vocab_size=50257",
                           "--set model.layers=16 --set model.width=384"};
   for (int ranks : {1, 2}) {
     if (ranks > 1 && !has_mpirun()) return;
