@@ -15,7 +15,7 @@ import sys
 import tempfile
 import unittest
 
-PROGRAM, MPIRUN = sys.argv[1:3]
+PROGRAM, MPIRUN = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
 FIRST, LAST = 4, 13  # traced steps; those between them are compared
 
 RUN_FILE = """
