@@ -4,7 +4,7 @@
 // checked.
 //
 // One fiber per CUDA thread, the threads of a block in ascending (or descending) order between barriers, block after
-// block. What is an error, with kernel, launch site, block and thread:
+// block. These are errors, which name kernel, launch site, block and thread:
 //   - a global access outside its DeviceMemory, by a byte or by many: the compiler calls access() before every load and
 //     store of a kernel (meson.build). What no compiler saw, such as a memcpy, is found in the protected pages around
 //     the memory, or by DeviceMemory::intact if it wrote beside them;
