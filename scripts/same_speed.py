@@ -3,7 +3,8 @@
 """Compares the step time of two programs: pairs of short runs on one rank and on two, old and new in turn.
 
 Prints new/old for each number of ranks: the median of the pairs' ratios, their quartiles, and the extremes. A ratio is
-that of the medians of step_ms after the warm-up. Which program of a pair runs first alternates.
+that of the medians of step_ms after the warm-up. Which program of a pair runs first alternates. The last ratio compares
+the fastest tenth of all steps: neighbours on a shared host lengthen steps and never shorten one.
 """
 import argparse
 import pathlib
@@ -53,23 +54,26 @@ def main():
         sets = [f"train.steps={options.steps}", "train.eval_interval=0", "train.eval_batches=1", "trace.steps=[]",
                 *options.sets]
 
-        def median_ms(program, ranks):
+        def steps_ms(program, ranks):
             output = pathlib.Path(tempfile.mkdtemp(dir=folder))
             metrics, _ = train(program, ranks, run, output, [*sets, f"checkpoint.dir={output}/checkpoints"], {})
-            return statistics.median(line["step_ms"] for line in metrics[options.warmup:])
+            return [line["step_ms"] for line in metrics[options.warmup:]]
 
         for ranks in (1, 2):
-            ratios, old_ms = [], []
+            ratios, old_ms, steps = [], [], ([], [])
             for pair in range(options.pairs):
-                order = [options.old, options.new] if pair % 2 == 0 else [options.new, options.old]
-                first, second = (median_ms(program, ranks) for program in order)
-                old, new = (first, second) if pair % 2 == 0 else (second, first)
-                ratios.append(new / old)
-                old_ms.append(old)
+                runs = {}
+                for side in (0, 1) if pair % 2 == 0 else (1, 0):
+                    runs[side] = steps_ms((options.old, options.new)[side], ranks)
+                    steps[side].extend(runs[side])
+                ratios.append(statistics.median(runs[1]) / statistics.median(runs[0]))
+                old_ms.append(statistics.median(runs[0]))
+            fast_old, fast_new = (statistics.quantiles(side, n=10)[0] for side in steps)
             low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
             print(f"{ranks} rank{'s' if ranks > 1 else ''}: new/old {middle:.3f}, quartiles {low:.3f} to {high:.3f}, "
                   f"extremes {min(ratios):.3f} to {max(ratios):.3f}, {options.pairs} pairs; "
-                  f"old {statistics.median(old_ms):.2f} ms a step", flush=True)
+                  f"old {statistics.median(old_ms):.2f} ms a step; fastest tenth {fast_new / fast_old:.3f} "
+                  f"of {fast_old:.2f} ms", flush=True)
 
 
 if __name__ == "__main__":
