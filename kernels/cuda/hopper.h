@@ -5,25 +5,17 @@
 // tests/emulation/hopper.h is its counterpart on the host, with the layouts and rules of the PTX manual. Code for other
 // architectures than sm_90a traps, and the dispatch never selects it: hopper_compiled() and compute_capability().
 
-#include <cuda.h>
 #include <cuda_runtime.h>
 #include <ptx.h>
 
 #include <cstdint>
-#include <string>
 
-#include "kernels/cuda/hopper_types.h"
+#include "kernels/cuda/tensor_map.h"
 
 /// Declares `name`, the bytes of the block's dynamic shared memory, aligned to 1024 as the largest swizzle needs it.
 #define SLIP_DYNAMIC_SHARED_1024(name) extern __shared__ __align__(1024) unsigned char name[]
 
 namespace slipstream::kernels::hopper {
-
-/// Where a tensor lies and which box is moved, for TMA. Kernels take `const __grid_constant__ TensorMap`.
-using TensorMap = CUtensorMap;
-
-/// The map of a shape. False, with the reason, if TMA cannot take it.
-bool make_tensor_map(TensorMap& map, const TensorShape& shape, std::string& reason);
 
 /// Is the code of this compilation pass for sm_90a? Kernels of other passes are empty: `if constexpr (!kDeviceCode)`.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -19,6 +19,11 @@ __host__ __device__ constexpr uint32_t span_bytes(Swizzle swizzle) {
   return swizzle == Swizzle::none ? 16u : 16u << static_cast<int>(swizzle);
 }
 
+/// The byte of a tile that holds its byte `at` before swizzling. The tile begins at a multiple of 8 spans.
+__host__ __device__ constexpr uint32_t swizzled(uint32_t at, Swizzle swizzle) {
+  return at ^ (at >> 3 & (span_bytes(swizzle) - 16));
+}
+
 /// Which elements of an operand are neighbours in memory: along k, or along m (of A) or n (of B).
 enum class Major { k = 0, mn = 1 };
 
@@ -34,9 +39,6 @@ struct TensorShape {
 
 /// Pure. Does TMA take this shape? If not, `reason` is the violated rule with its numbers.
 bool tensor_shape_fits(const TensorShape& shape, std::string& reason);
-
-/// Pure. Does this build have code for sm_90a?
-bool hopper_compiled();
 
 /// The fields of a matrix descriptor of wgmma; addresses and distances are multiples of 16.
 __host__ __device__ constexpr uint64_t descriptor_of(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes,

@@ -14,11 +14,6 @@
 
 namespace slipstream::emulation {
 
-/// Selects the emulated GPU: 90 has 227 KiB of shared memory a block and the instructions of hopper.h, 80 (the
-/// default) has 99 KiB.
-void set_compute_capability(int capability);
-int compute_capability();
-
 using kernels::hopper::Major;
 using kernels::hopper::Swizzle;
 struct TensorMap {
@@ -47,7 +42,7 @@ void tma_store_wait(size_t pending, const std::source_location& at);
 /// them, and those that a product is writing.
 struct SumsState {
   bool touched = false, in_flight = false;
-  size_t group = 0;  // of commits
+  int32_t product = 0;  // of the warpgroup
   std::source_location touched_at, started_at;
 };
 void sums_access(SumsState& state, int i, int count, const std::source_location& at);

@@ -57,6 +57,12 @@ void set_wait_for_streams(std::function<void()> wait);
 
 /// Shared memory of a block: that of the smallest GPUs, compute capability 8.6, 8.9 and 12.0.
 constexpr size_t kSharedMemoryBytes = 99 * 1024;
+/// The same of compute capability 9.0.
+constexpr size_t kSharedMemoryBytes90 = 227 * 1024;
+/// Selects the emulated GPU: 90 has the instructions of hopper.h and their shared memory, 80 (the default) has neither.
+void set_compute_capability(int capability);
+int compute_capability();
+size_t shared_memory_bytes();
 
 /// Order of the threads between two barriers; results of a correct kernel do not change.
 void set_descending(bool descending);

@@ -22,6 +22,7 @@ namespace slipstream::kernels::hopper {
 constexpr bool kDeviceCode = true;
 
 using TensorMap = emulation::TensorMap;
+inline bool hopper_compiled() { return true; }
 inline bool make_tensor_map(TensorMap& map, const TensorShape& shape, std::string& reason) {
   map.shape = shape;
   return tensor_shape_fits(shape, reason);

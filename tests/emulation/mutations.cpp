@@ -43,13 +43,6 @@ Mutations& mutations() {
   return *all;
 }
 
-void move_down(Fiber::Late barrier, const std::source_location& at) {
-  Fiber& fiber = m.fibers[m.current];
-  fiber.late_barrier = barrier;
-  fiber.accesses_before = 2;
-  fiber.late_at = at;
-}
-
 }  // namespace
 
 Change change_of(const char* operation, const std::source_location& at) {
@@ -62,37 +55,40 @@ Change change_of(const char* operation, const std::source_location& at) {
   return selected && all.place == file_of(at) ? all.change : Change::none;
 }
 
-void run_late_barrier() {
+void run_late() {
   Fiber& fiber = m.fibers[m.current];
-  switch (std::exchange(fiber.late_barrier, Fiber::Late::none)) {
-    case Fiber::Late::block:
-      return pass_block_barrier(fiber.late_at);
-    case Fiber::Late::warp:
-      return pass_warp_barrier(0xffffffffu, fiber.late_at);
-    case Fiber::Late::none:
-      return;
-  }
+  if (fiber.late) std::exchange(fiber.late, nullptr)();
 }
 void before_access(Fiber& fiber) {
-  if (fiber.late_barrier != Fiber::Late::none && fiber.accesses_before-- == 0) run_late_barrier();
+  if (fiber.late && fiber.accesses_before-- == 0) run_late();
+}
+void move_down(std::function<void()> synchronization, bool of_warp) {
+  Fiber& fiber = m.fibers[m.current];
+  run_late();
+  fiber.late = std::move(synchronization);
+  fiber.late_is_of_warp = of_warp;
+  fiber.accesses_before = 2;
+}
+static void run_late_of_warp() {
+  if (m.fibers[m.current].late_is_of_warp) run_late();
 }
 
 void block_barrier(const std::source_location& at) {
-  run_late_barrier();
+  run_late();
   const Change change = change_of("__syncthreads", at);
   if (change == Change::removed) return;
   if (change == Change::weakened) return pass_warp_barrier(0xffffffffu, at);
-  if (change == Change::late) return move_down(Fiber::Late::block, at);
+  if (change == Change::late) return move_down([at] { pass_block_barrier(at); });
   const Access last = m.fibers[m.current].last;
   pass_block_barrier(at);
   if (change == Change::early) repeat(m.fibers[m.current], last);
 }
 
 void warp_barrier(unsigned mask, const std::source_location& at) {
-  if (m.fibers[m.current].late_barrier == Fiber::Late::warp) run_late_barrier();
+  run_late_of_warp();
   const Change change = change_of("__syncwarp", at);
   if (change == Change::removed || change == Change::weakened) return;
-  if (change == Change::late) return move_down(Fiber::Late::warp, at);
+  if (change == Change::late) return move_down([at] { pass_warp_barrier(0xffffffffu, at); }, true);
   const Access last = m.fibers[m.current].last;
   pass_warp_barrier(mask, at);
   if (change == Change::early) repeat(m.fibers[m.current], last);
@@ -100,7 +96,7 @@ void warp_barrier(unsigned mask, const std::source_location& at) {
 
 const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,
                           const std::source_location& at) {
-  if (m.fibers[m.current].late_barrier == Fiber::Late::warp) run_late_barrier();
+  run_late_of_warp();
   return meet_warp(operation, mask, value, size_bytes, false, at);
 }
 
