@@ -151,6 +151,8 @@ void end_thread() {
 }
 
 void end_block() {
+  while (land_next()) {
+  }
   for (const Load& load : a.loads) {
     if (load.phase < a.barriers[load.barrier].waited) continue;
     m.current = load.thread;

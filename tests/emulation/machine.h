@@ -44,7 +44,7 @@ struct Copy {
 };
 /// The last access of a thread to shared memory since its last barrier.
 struct Access {
-  enum class Kind : uint8_t { none, read, write, landing, products, stores } kind = Kind::none;
+  enum class Kind : uint8_t { none, read, write, landing, init, products, stores } kind = Kind::none;
   const void* p = nullptr;
   size_t size_bytes = 0;
   std::source_location at;

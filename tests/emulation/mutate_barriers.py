@@ -24,8 +24,22 @@ CHANGES = {
     "__syncwarp": ["removed", "early", "late"],
     "wait_group": ["removed", "weakened", "late"],
     "commit_group": ["removed"],
+    "barrier_init_fence": ["removed"],
+    "barrier_arrive": ["removed", "early"],
+    "barrier_arrive_expect": ["removed", "weakened"],
+    "barrier_wait": ["removed", "late"],
+    "named_barrier_arrive": ["removed", "early"],
+    "named_barrier_sync": ["removed", "weakened", "early", "late"],
+    "fence_async": ["removed", "early", "late"],
+    "wgmma_fence": ["removed"],
+    "wgmma_commit": ["removed"],
+    "wgmma_wait": ["removed", "weakened", "late"],
+    "tma_store_commit": ["removed"],
+    "tma_store_wait_read": ["removed", "weakened"],
+    "tma_store_wait": ["removed", "weakened"],
 }
-CALLS = {r"__syncthreads\(": "__syncthreads", r"__syncwarp\(": "__syncwarp", r"copy_async_wait<": "wait_group", r"copy_async_commit\(": "commit_group"}
+CALLS = {r"\b" + operation + r"[(<]": operation for operation in CHANGES if not operation.endswith("_group")}
+CALLS |= {r"copy_async_wait<": "wait_group", r"copy_async_commit\(": "commit_group"}
 # Barriers that pace threads until the host's word, and barriers that keep the compiler from holding values in registers.
 ORDER_NO_MEMORY = ("hold_kernel __syncthreads", "held_norm_forward_kernel __syncwarp", "held_norm_backward_kernel __syncwarp")
 LIMIT_S = 600
@@ -71,7 +85,7 @@ def seen(site, change, cases):
         if code is None:
             return "hangs"
         if code != 0:
-            for word in ("without a wait", "no barrier between", "no one wrote", "divergent", "out of bounds"):
+            for word in ("without a wait", "without a wgmma_wait", "without a fence_async", "without a wgmma_fence", "no barrier between", "no one wrote", "divergent", "deadlock", "out of bounds"):
                 if word in text:
                     return word
             return "another result" if "[emulation]" not in text else "another error"

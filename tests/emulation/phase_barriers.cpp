@@ -111,6 +111,11 @@ void early(const Release& release_of_thread) {
 
 }  // namespace
 
+void initialise_again(const void* words) {
+  for (PhaseBarrier& barrier : a.barriers)
+    if (barrier.words == words) barrier.init_step = a.step(m.current);
+}
+
 std::string described(const PhaseBarrier& barrier) {
   std::string text = fmt::format("{}, whose phase {} lacks {} of {} arrivals", place_of(barrier), barrier.phase,
                                  barrier.pending, barrier.arrivals);
@@ -177,7 +182,7 @@ void barrier_init(uint64_t* words, int arrivals, const std::source_location& at)
                        emulation::place_of(barrier.init_thread), file_of(m.sites.at[barrier.init_site])));
   if (a.barriers.size() == kBarriersMax) fail(fmt::format("more than {} barriers in a block", kBarriersMax));
   shared_write(words, 8, at);
-  m.fibers[m.current].last = {};
+  m.fibers[m.current].last = {Access::Kind::init, words, 8, at};
   if (Cell* cell = cells_of(words, 8)) cell->barrier[reinterpret_cast<uintptr_t>(words) / 8 % 2] = true;
   PhaseBarrier& barrier = a.barriers.emplace_back();
   barrier.words = words;

@@ -156,6 +156,10 @@ void tma_store(int rank, const TensorMap& map, const void* shared, const Coordin
   require_hopper("tma_store", at);
   const Box box(map.shape, first);
   Cell* const cells = checked_cells("tma_store", rank, map, box, shared, at);
+  for (int d = 0; d < rank; ++d)
+    if (first[static_cast<size_t>(d)] < 0)
+      fail(fmt::format("tma_store at {} begins at element {} of dimension {}: a store cannot begin before the tensor",
+                       file_of(at), first[static_cast<size_t>(d)], d));
   Fiber& fiber = m.fibers[m.current];
   before_access(fiber);
   fiber.last = {};

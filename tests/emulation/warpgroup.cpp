@@ -41,14 +41,13 @@ class Operand {
       at += rows * stride_ + column % columns * 16 + column / columns * (major_ == Major::k ? 16 * columns : leading_);
     return kernels::hopper::swizzled(at, swizzle_);
   }
-  /// The element's byte in its chunk.
-  uint32_t byte(int i, int k) const { return 2 * static_cast<uint32_t>((major_ == Major::k ? k : i) % 8); }
-  /// Calls body(chunk, i) for every chunk of rows (or columns) i < count.
+  /// Calls body(chunk, i, k) for every chunk of rows (or columns) i < count, with its first element.
   template <typename Body>
   void for_chunks(int count, const Body& body) const {
     for (int i = 0; i < count; i += major_ == Major::k ? 1 : 8)
-      for (int k = 0; k < kDepth; k += major_ == Major::k ? 8 : 1) body(chunk(i, k), i);
+      for (int k = 0; k < kDepth; k += major_ == Major::k ? 8 : 1) body(chunk(i, k), i, k);
   }
+  Major major() const { return major_; }
 
  private:
   static constexpr Swizzle kSwizzles[] = {Swizzle::none, Swizzle::b128, Swizzle::b64, Swizzle::b32};
@@ -90,7 +89,8 @@ void load_operand(const Operand& operand, int count, bool by_warps, float* value
                   const std::source_location& at) {
   const size_t g = m.current / kGroup;
   const std::array<Knowledge, 5>& common = common_knowledge(g);
-  operand.for_chunks(count, [&](uint32_t offset, int i) {
+  const int step = operand.major() == Major::k ? pitch : 1;
+  operand.for_chunks(count, [&](uint32_t offset, int i, int k) {
     const unsigned char* p = m.dynamic + offset;
     Cell* cell = cells_of(p, 16);
     if (!cell)
@@ -100,10 +100,21 @@ void load_operand(const Operand& operand, int count, bool by_warps, float* value
     check_asynchronous(*cell, reads);
     if (cell->generic || cell->load == 0) check_granules(p, reads);
     cell->product[g] = a.groups[g].started;
+    for (int j = 0; j < 8; ++j) values[k * pitch + i + j * step] = element(p + 2 * j);
   });
-  for (int i = 0; i < count; ++i)
-    for (int k = 0; k < kDepth; ++k)
-      values[k * pitch + i] = element(m.dynamic + operand.chunk(i, k) + operand.byte(i, k));
+}
+
+/// sums (64 x columns) += left right, for `left` and `right` by k.
+#if defined(__x86_64__) && !defined(__clang__)
+__attribute__((target_clones("avx2", "default"), optimize("O3")))
+#endif
+void multiply(const float* __restrict left, const float* __restrict right, float* __restrict sums, int columns) {
+  for (int row = 0; row < kRows; ++row)
+    for (int k = 0; k < kDepth; ++k) {
+      const float factor = left[k * kRows + row];
+      for (int column = 0; column < columns; ++column)
+        sums[row * columns + column] += factor * right[k * columns + column];
+    }
 }
 
 /// Element i of a thread's accumulator: its row and column in the tile.
@@ -135,18 +146,13 @@ void run_product(const std::source_location& at) {
     load_operand({first.a, first.major_a}, kRows, true, left, kRows, at);
   }
   load_operand({first.b, first.major_b}, columns, false, right, columns, at);
-  for (size_t t = 0; t < kGroup; ++t)
+  if (!first.accumulate) std::fill(sums, sums + kRows * columns, 0.0f);
+  for (size_t t = 0; first.accumulate && t < kGroup; ++t)
     for (int i = 0; i < columns / 2; ++i) {
       const auto [row, column] = place_in_tile(t, i);
-      sums[row * columns + column] = first.accumulate ? group.products[t].sums[i] : 0.0f;
+      sums[row * columns + column] = group.products[t].sums[i];
     }
-  for (int row = 0; row < kRows; ++row)
-    for (int k = 0; k < kDepth; ++k) {
-      const float factor = left[k * kRows + row];
-      float* __restrict to = sums + row * columns;
-      const float* __restrict by = right + k * columns;
-      for (int column = 0; column < columns; ++column) to[column] += factor * by[column];
-    }
+  multiply(left, right, sums, columns);
   for (size_t t = 0; t < kGroup; ++t)
     for (int i = 0; i < columns / 2; ++i) {
       const auto [row, column] = place_in_tile(t, i);
