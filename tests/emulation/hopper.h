@@ -102,7 +102,7 @@ struct Registers {
   template <typename T>
   requires(!std::is_same_v<T, Registers>) Registers(T& registers)  // NOLINT: implicit
       : all(&registers),
-        visit([](void* all, const emulation::RegistersVisitor& visitor) { each(*static_cast<T*>(all), visitor); }) {}
+        visit([](void* of, const emulation::RegistersVisitor& visitor) { each(*static_cast<T*>(of), visitor); }) {}
   void* all = nullptr;
   void (*visit)(void* all, const emulation::RegistersVisitor& visitor) = nullptr;
 

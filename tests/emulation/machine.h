@@ -177,10 +177,12 @@ void repeat(const Fiber& fiber, const Access& last);
 
 /// Changes of one synchronization in a kernel's text:
 ///   - removed;
-///   - weakened: a barrier of the block becomes one of the warp, a wait leaves one more group in flight;
-///   - early: a barrier moves up past the last access of every thread to shared memory, or past the wait before it;
-///   - late: a barrier moves down past the next two accesses of every thread, a wait past the next barrier of the
-///     block.
+///   - weakened: a barrier of the block or of some warps becomes one of the warp, a wait leaves one more group in
+///     flight, an arrival that expects bytes expects none;
+///   - early: a barrier, an arrival or a fence moves up past the last access of every thread to shared memory, or past
+///     the wait before it;
+///   - late: a barrier, a fence, or a wait for a phase or for products moves down past the next two accesses of every
+///     thread, a wait of cp.async past the next barrier of the block.
 /// The environment selects it: SLIPSTREAM_MUTATION="CHANGE KERNEL OPERATION FILE:LINE". SLIPSTREAM_SYNCHRONIZATIONS
 /// names a file to which every synchronization that runs is appended once, as "KERNEL OPERATION FILE:LINE".
 enum class Change : uint8_t { none, removed, weakened, early, late };

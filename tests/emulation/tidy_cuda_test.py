@@ -24,12 +24,15 @@ for path in sources:
 
 
 def functions(path):
-    return set(re.findall(r"^(?:template[^\n]*\n)?(?:__device__ __forceinline__|inline|)\s*(?:void|float|uint32_t|Words)\s+(\w+)\(", path.read_text(), re.M))
+    return set(re.findall(r"^(?:template[^\n]*\n)?(?:__device__ __forceinline__|inline|)\s*(?:void|float|uint32_t|uint64_t|Words)\s+(\w+)\(", path.read_text(), re.M))
 
 
-real, twin = functions(root / "kernels/cuda/ptx.h"), functions(root / "tests/emulation/ptx.h")
-missing = real - twin - {"shared_address"}
-if missing:
-    problems.append(f"tests/emulation/ptx.h lacks the twins of {', '.join(sorted(missing))}.")
-print("\n".join(problems) or f"{len(sources)} sources, {len(real)} functions of ptx.h: in order")
+count = 0
+for header in ("ptx.h", "hopper.h"):
+    real, twin = functions(root / "kernels/cuda" / header), functions(root / "tests/emulation" / header)
+    missing = real - twin - {"shared_address", "pin"}
+    if missing:
+        problems.append(f"tests/emulation/{header} lacks the twins of {', '.join(sorted(missing))}.")
+    count += len(real)
+print("\n".join(problems) or f"{len(sources)} sources, {count} functions of ptx.h and hopper.h: in order")
 sys.exit(bool(problems))
