@@ -138,6 +138,8 @@ void meet_clocks(size_t first, size_t count);
 void release(size_t thread, Knowledge& to);
 void acquire(size_t thread, const Knowledge& from);
 void merge(std::vector<int32_t>& to, const std::vector<int32_t>& from);
+/// Runs `pass` as if it came before the thread's last wait for products or stores.
+void pass_before_wait(Access::Kind last, const std::function<void()>& pass);
 /// Adds the writes that the running thread knows to those that a fence has ordered.
 void fence_now();
 /// `fiber`'s deadlock or its threads' error at the end.

@@ -124,6 +124,18 @@ void acquire(size_t thread, const Knowledge& from) {
   a.groups[thread / 128].common_known = false;
 }
 
+void pass_before_wait(Access::Kind last, const std::function<void()>& pass) {
+  AsyncThread& mine = a.of[m.current];
+  const size_t products = a.product_of(m.current / 128);
+  const int32_t complete = a.threads[m.current].known[products];
+  if (last == Access::Kind::products) a.threads[m.current].known[products] = mine.products_before;
+  pass();
+  int32_t& now = a.threads[m.current].known[products];
+  now = std::max(now, complete);
+  if (last == Access::Kind::stores)
+    for (size_t store : mine.stores_read) a.stores[store].step = a.step(m.current);
+}
+
 void fence_now() {
   Knowledge& mine = a.threads[m.current];
   raise_each(mine.fenced.data(), mine.known.data(), m.threads);

@@ -190,6 +190,8 @@ Change change_of(const char* operation, const std::source_location& at);
 /// Before an access of the running thread, and at its end: a synchronization that moves down may be due.
 void before_access(Fiber& fiber);
 void run_late();
+/// Runs a synchronization of the running thread as if it came before the thread's last access.
+void pass_early(const std::function<void()>& pass);
 /// Moves a synchronization of the running thread down past its next two accesses.
 void move_down(std::function<void()> synchronization, bool of_warp = false);
 

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <utility>
 
-#include "tests/emulation/machine.h"
+#include "tests/emulation/async_machine.h"
 
 namespace slipstream::emulation {
 namespace {
@@ -69,6 +69,12 @@ void move_down(std::function<void()> synchronization, bool of_warp) {
   fiber.late_is_of_warp = of_warp;
   fiber.accesses_before = 2;
 }
+void pass_early(const std::function<void()>& pass) {
+  const Fiber& fiber = m.fibers[m.current];
+  const Access last = fiber.last;
+  m.clocked ? pass_before_wait(last.kind, pass) : pass();
+  repeat(fiber, last);
+}
 static void run_late_of_warp() {
   if (m.fibers[m.current].late_is_of_warp) run_late();
 }
@@ -79,9 +85,8 @@ void block_barrier(const std::source_location& at) {
   if (change == Change::removed) return;
   if (change == Change::weakened) return pass_warp_barrier(0xffffffffu, at);
   if (change == Change::late) return move_down([at] { pass_block_barrier(at); });
-  const Access last = m.fibers[m.current].last;
+  if (change == Change::early) return pass_early([&] { pass_block_barrier(at); });
   pass_block_barrier(at);
-  if (change == Change::early) repeat(m.fibers[m.current], last);
 }
 
 void warp_barrier(unsigned mask, const std::source_location& at) {
@@ -89,9 +94,8 @@ void warp_barrier(unsigned mask, const std::source_location& at) {
   const Change change = change_of("__syncwarp", at);
   if (change == Change::removed || change == Change::weakened) return;
   if (change == Change::late) return move_down([at] { pass_warp_barrier(0xffffffffu, at); }, true);
-  const Access last = m.fibers[m.current].last;
+  if (change == Change::early) return pass_early([&] { pass_warp_barrier(mask, at); });
   pass_warp_barrier(mask, at);
-  if (change == Change::early) repeat(m.fibers[m.current], last);
 }
 
 const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,

@@ -92,23 +92,6 @@ void sync_named(int id, int threads, const std::source_location& at) {
   m.fibers[m.current].last = {};
 }
 
-/// Runs a release of the running thread as if it stood before the thread's last access.
-template <typename Release>
-void early(const Release& release_of_thread) {
-  Fiber& fiber = m.fibers[m.current];
-  AsyncThread& mine = a.of[m.current];
-  const Access last = fiber.last;
-  const size_t products = a.product_of(m.current / 128);
-  const int32_t complete = a.threads[m.current].known[products];
-  if (last.kind == Access::Kind::products) a.threads[m.current].known[products] = mine.products_before;
-  release_of_thread();
-  int32_t& now = a.threads[m.current].known[products];
-  now = std::max(now, complete);
-  if (last.kind == Access::Kind::stores)
-    for (size_t store : mine.stores_read) a.stores[store].step = a.step(m.current);
-  repeat(fiber, last);
-}
-
 }  // namespace
 
 void initialise_again(const void* words) {
@@ -204,7 +187,7 @@ void barrier_arrive(uint64_t* words, const std::source_location& at) {
   require_hopper("barrier_arrive", at);
   const Change change = change_of("barrier_arrive", at);
   if (change == Change::removed) return;
-  if (change == Change::early) return early([&] { arrive(words, "barrier_arrive", 0, at); });
+  if (change == Change::early) return pass_early([&] { arrive(words, "barrier_arrive", 0, at); });
   arrive(words, "barrier_arrive", 0, at);
 }
 
@@ -229,7 +212,6 @@ void named_barrier_sync(int id, int threads, const std::source_location& at) {
   if (change == Change::removed) return;
   if (change == Change::weakened) return pass_warp_barrier(0xffffffffu, at);
   if (change == Change::late) return move_down([=] { sync_named(id, threads, at); });
-  if (change == Change::early) return early([&] { sync_named(id, threads, at); });
   sync_named(id, threads, at);
 }
 
@@ -237,7 +219,7 @@ void named_barrier_arrive(int id, int threads, const std::source_location& at) {
   require_hopper("named_barrier_arrive", at);
   const Change change = change_of("named_barrier_arrive", at);
   if (change == Change::removed) return;
-  if (change == Change::early) return early([&] { arrive_named("named_barrier_arrive", id, threads, at); });
+  if (change == Change::early) return pass_early([&] { arrive_named("named_barrier_arrive", id, threads, at); });
   arrive_named("named_barrier_arrive", id, threads, at);
 }
 
@@ -246,7 +228,7 @@ void fence_async(const std::source_location& at) {
   const Change change = change_of("fence_async", at);
   if (change == Change::removed) return;
   if (change == Change::late) return move_down([] { fence_now(); });
-  if (change == Change::early) return early([] { fence_now(); });
+  if (change == Change::early) return pass_early([] { fence_now(); });
   fence_now();
 }
 
