@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Clocks of threads, and what their asynchronous operations have in flight: between clocks.cpp, phase_barriers.cpp,
-// tma.cpp and warpgroup.cpp.
+// Clocks of threads and their asynchronous operations in flight: between clocks.cpp, phase_barriers.cpp, tma.cpp,
+// warpgroup.cpp and registers.cpp.
 //
-// A kernel that reaches an asynchronous operation gets clocks: of every other thread, each thread knows a number of
-// steps. An access happened before the running thread if that thread knows the step of it. Barriers carry the knowledge
-// of the threads that arrive to those that wait. Two more kinds of steps count as threads: the phases of each barrier,
-// which TMA loads complete, and the products of each warpgroup.
+// A kernel that reaches an asynchronous operation gets vector clocks. Each thread counts its own steps and knows a
+// number of steps of every other thread. An access is ordered before the running thread if that thread knows the step
+// of the access. A barrier passes the knowledge of the arriving threads to the waiting ones. Two more kinds of steps
+// are counted like those of threads: the phases of each barrier, which complete TMA loads, and the products of each
+// warpgroup.
 
 #include <algorithm>
 #include <bitset>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,8 +22,8 @@ namespace slipstream::emulation {
 
 constexpr size_t kBarriersMax = 64, kGroupsMax = kThreadsMax / 128, kNamedMax = 16;
 
-/// What a thread knows, or threads that arrived at a barrier: steps of threads, of phases and of products. `fenced`:
-/// steps of threads whose writes a fence has ordered before asynchronous accesses.
+/// Known steps of threads, of phases and of products. `fenced`: steps of threads whose writes a fence has ordered
+/// before asynchronous accesses.
 struct Knowledge {
   std::vector<int32_t> known, fenced;
 };
@@ -35,9 +35,9 @@ struct PhaseBarrier {
   size_t init_thread = 0;
   int32_t init_step = 0;
   bool init_fenced = false;
-  int arrivals = 0, pending = 0;  // of a phase; still to come
+  int arrivals = 0, pending = 0;  // in a phase; of them, still to come
   int64_t expected_bytes = 0, arrived_bytes = 0;
-  int32_t phase = 0, waited = 0;  // completed; of them, a thread has waited for
+  int32_t phase = 0, waited = 0;  // phases that have completed; of them, phases that a thread has waited for
   Knowledge arriving, completed;
 };
 
@@ -76,47 +76,46 @@ struct Cell {
 };
 
 struct Warpgroup {
-  size_t arrived = 0;
+  size_t arrived = 0;  // threads at a joint operation
   std::array<Product, 128> products;
-  // Products started, by commit, and the last known to be complete in each thread's steps.
-  int32_t started = 0;
-  std::vector<int32_t> commits;
-  std::vector<uint16_t> sites;  // of products
-  // Of a thread. At the launch the compiler chooses them, at most an equal share.
+  int32_t started = 0;           // products
+  std::vector<int32_t> commits;  // products started before each commit
+  std::vector<uint16_t> sites;   // of products
+  // Of each thread. The compiler chooses the count at the launch: at most an equal share.
   int registers = 0;
   bool registers_known = false;
-  // The knowledge that all lanes of a warp, and all warps, have; false while it may have changed.
+  // Common knowledge of the lanes of each warp and, at [4], of all; it is computed again after a change.
   std::array<Knowledge, 5> common;
   bool common_known = false;
 };
 
 struct AsyncThread {
-  size_t barrier = 0;  // that it waits for
+  // The barrier and the phase that it waits for. `unseen`: the phase has completed, and the thread has not run since.
+  size_t barrier = 0;
   int parity = 0;
   int32_t phase = 0;
-  bool unseen = false;  // the phase has completed, the thread has not run since
+  bool unseen = false;
   int wanted_registers = 0;
   bool wgmma_fenced = false;
   struct Fragment {
     const uint32_t* at;
     std::array<uint32_t, 4> values;
   };
-  std::vector<Fragment> fragments;  // that fences named
-  size_t store_groups = 0;
-  // Before the last wait for products; the stores that the last wait completed.
-  int32_t products_before = 0;
-  std::vector<size_t> stores_read;
+  std::vector<Fragment> fragments;  // named by fences
+  size_t store_groups = 0;          // commits of stores
+  int32_t products_before = 0;      // known before the last wait for products
+  std::vector<size_t> stores_read;  // completed by the last wait for stores
 };
 
 struct Async {
-  size_t width = 0;  // steps that a thread knows: threads, kBarriersMax phases, kGroupsMax products
+  size_t width = 0;  // of `known`: threads, kBarriersMax phases, kGroupsMax products
   std::vector<Knowledge> threads;
-  std::vector<AsyncThread> of;
+  std::vector<AsyncThread> of;  // by thread
   std::vector<PhaseBarrier> barriers;
   std::array<NamedBarrier, kNamedMax> named;
   std::array<Warpgroup, kGroupsMax> groups;
   std::vector<Load> loads;
-  size_t landed = 0;
+  size_t landed = 0;  // loads
   std::vector<Store> stores;
   std::vector<Cell> cells;
 
@@ -128,31 +127,30 @@ extern Async a;
 
 // --- clocks.cpp
 
-/// Clocks run from here on; the emulated device must be of compute capability 9.0.
+/// Starts the clocks of the kernel; an error unless the emulated device has compute capability 9.0.
 void require_hopper(const char* operation, const std::source_location& at);
-/// At the begin of a block whose kernel has clocks.
+/// Begins a block of a kernel with clocks.
 void begin_clocks();
 /// Threads [first, first + count) have met at a barrier.
 void meet_clocks(size_t first, size_t count);
 /// Adds what a thread knows to `to`, and begins its next step.
 void release(size_t thread, Knowledge& to);
 void acquire(size_t thread, const Knowledge& from);
-void merge(std::vector<int32_t>& to, const std::vector<int32_t>& from);
 /// Runs `pass` as if it came before the thread's last wait for products or stores.
 void pass_before_wait(Access::Kind last, const std::function<void()>& pass);
 /// Adds the writes that the running thread knows to those that a fence has ordered.
 void fence_now();
-/// `fiber`'s deadlock or its threads' error at the end.
+/// The error of threads that all wait, with every line.
 [[noreturn]] void report_deadlock();
+/// Checks that nothing is in flight any more.
 void end_thread();
 void end_block();
 
 /// The cells of [p, p + size_bytes) of dynamic shared memory; null if it is none.
 Cell* cells_of(const void* p, size_t size_bytes);
-/// What an access by instructions must not meet: loads in flight, and for writes also asynchronous reads.
+/// An access by instructions must not meet loads in flight, and a write must not meet asynchronous reads either.
 void check_generic(const void* p, size_t size_bytes, bool write, const std::source_location& at);
-/// Of an asynchronous access to a cell with this knowledge: the cell's earlier accesses are ordered before it, those by
-/// instructions with a fence between.
+/// An access to a cell with this knowledge. The cell's earlier asynchronous accesses must be ordered before it.
 struct Asynchronous {
   const Knowledge& by;
   const char* now;  // "wgmma reads"
@@ -166,7 +164,8 @@ std::string offset_of(const void* p);
 
 // --- shared_memory.cpp
 
-/// Checks the 16 bytes of a cell against the accesses by instructions, and resets them if they are overwritten.
+/// The earlier accesses of instructions to a cell must be ordered before this one, writes with a fence between. A write
+/// forgets them.
 void check_granules(const unsigned char* p, const Asynchronous& access);
 
 // --- phase_barriers.cpp
@@ -187,6 +186,5 @@ bool land_next();
 
 /// The last of the group's 128 threads runs `action`, then all go on.
 void meet_group(const char* operation, const std::source_location& at, const std::function<void()>& action);
-void grant_registers();
 
 }  // namespace slipstream::emulation

@@ -16,6 +16,7 @@ namespace slipstream::emulation {
 
 using kernels::hopper::Major;
 using kernels::hopper::Swizzle;
+/// The shape itself takes the place of the bits that the driver encodes.
 struct TensorMap {
   kernels::hopper::TensorShape shape;
 };
@@ -47,7 +48,7 @@ struct SumsState {
 };
 void sums_access(SumsState& state, int i, int count, const std::source_location& at);
 
-/// What a fence or a wait does with the registers that it names.
+/// The effect of a fence or a wait on the registers that it names.
 struct RegistersVisitor {
   enum class Operation { none, fence, wait } operation;
   std::source_location at;
@@ -69,7 +70,7 @@ struct Product {
   bool accumulate;
 };
 void wgmma(const Product& product, const std::source_location& at);
-/// The address of `shared` as a descriptor has it.
+/// The address of `shared` for a descriptor: its offset in dynamic shared memory.
 uint32_t descriptor_address(const void* shared, uint32_t leading_bytes, uint32_t stride_bytes,
                             const std::source_location& at);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What threads know of each other, and the checks of shared memory that need it.
+// Vector clocks of threads, and the checks of shared memory that need them.
 
 #include <fmt/core.h>
 
@@ -50,12 +50,12 @@ std::string waiting_threads() {
   fail(fmt::format("race on shared memory at {}: {} {}, {}", file_of(access.at), access.now, offset_of(p), before));
 }
 
-}  // namespace
-
 void merge(std::vector<int32_t>& to, const std::vector<int32_t>& from) {
   if (to.size() < from.size()) to.resize(from.size(), 0);
   raise_each(to.data(), from.data(), from.size());
 }
+
+}  // namespace
 
 void require_hopper(const char* operation, const std::source_location& at) {
   if (compute_capability() < 90)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of a warpgroup (wgmma), with the layouts of the PTX manual (ISA 8.0 and later, section "Asynchronous
-// Warpgroup Level Matrix"), and its registers (setmaxnreg).
+// Warpgroup Level Matrix Instructions").
 
 #include <fmt/core.h>
 
@@ -281,40 +281,6 @@ uint32_t descriptor_address(const void* shared, uint32_t leading_bytes, uint32_t
     fail(fmt::format("matrix_descriptor at {} of {} with distances of {} and {} bytes: all must be multiples of 16",
                      file_of(at), offset_of(shared), leading_bytes, stride_bytes));
   return static_cast<uint32_t>(offset);
-}
-
-void grant_registers() {
-  const size_t groups = m.threads / kGroup;
-  for (bool again = true; std::exchange(again, false);) {
-    int used = 0;
-    for (size_t g = 0; g < groups; ++g) used += 128 * a.groups[g].registers;
-    for (size_t g = 0; g < groups; ++g) {
-      Warpgroup& group = a.groups[g];
-      const int more = 128 * (a.of[kGroup * g].wanted_registers - group.registers);
-      if (more <= 0 || used + more > 65536) continue;
-      group.registers = a.of[kGroup * g].wanted_registers;
-      for (size_t t = kGroup * g; t < kGroup * (g + 1); ++t)
-        if (m.fibers[t].state == State::at_registers) m.fibers[t].state = State::ready;
-      again = true;
-      break;
-    }
-  }
-}
-
-void registers_change(int registers, bool raise, const std::source_location& at) {
-  const char* const operation = raise ? "registers_raise" : "registers_lower";
-  require_hopper(operation, at);
-  Warpgroup& group = my_group();
-  a.of[m.current].wanted_registers = registers;
-  meet_group(operation, at, [&] {
-    if (group.registers_known && (raise ? registers < group.registers : registers > group.registers))
-      fail(fmt::format("{} at {} to {} registers: each thread of the warpgroup has {}", operation, file_of(at),
-                       registers, group.registers));
-    group.registers_known = true;
-    if (registers < group.registers) group.registers = registers;
-    grant_registers();
-  });
-  if (group.registers < registers) wait_at(State::at_registers, operation, at);
 }
 
 }  // namespace slipstream::emulation
