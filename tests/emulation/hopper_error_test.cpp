@@ -186,6 +186,47 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
         }).empty());
 }
 
+TEST_CASE("hopper errors: bytes are free when every warpgroup that reads them has arrived") {
+  const test::Hopper device;
+  for (bool descending : {false, true}) {
+    emulation::set_descending(descending);
+    // Warpgroups 1 and 2 read what warpgroup 0 writes, and warpgroup 2 arrives too late or in another phase.
+    const auto rows = [](int arrivals, int missing) {
+      init(arrivals);
+      const int column = thread() % 128;
+      if (thread() < 128) floats()[column] = 1.0f;
+      named_barrier_sync(1, 384);
+      if (thread() >= 128) {
+        if (floats()[column] != 1.0f) emulation::fail("another value");
+        if (thread() / 128 != missing) barrier_arrive(barrier());
+        return;
+      }
+      barrier_wait(barrier(), 0);
+      floats()[column] = 2.0f;
+    };
+    CHECK(error_in([&] { rows(256, 0); }, 384).empty());
+    for (int missing : {1, 2}) has(error_in([&] { rows(128, missing); }, 384), "with no barrier between");
+    const auto tiles = [](int arrivals, int missing) {
+      fill();
+      init(arrivals);
+      if (thread() >= 128) {
+        Accumulator<64> sums;
+        wgmma_fence(sums);
+        multiply(sums);
+        wgmma_commit();
+        wgmma_wait<0>(sums);
+        if (thread() / 128 != missing) barrier_arrive(barrier());
+        return;
+      }
+      barrier_wait(barrier(), 0);
+      floats()[thread()] = 2.0f;
+    };
+    CHECK(error_in([&] { tiles(256, 0); }, 384).empty());
+    for (int missing : {1, 2}) has(error_in([&] { tiles(128, missing); }, 384), "without a wait since");
+  }
+  emulation::set_descending(false);
+}
+
 TEST_CASE("hopper errors: named barriers have one count, ids of 1 to 15 and each thread once") {
   const test::Hopper device;
   has(error_in([] { named_barrier_sync(0, 256); }), "uses barrier 0: 1 to 15 are free, 0 belongs to __syncthreads");
