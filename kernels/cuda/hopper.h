@@ -17,7 +17,7 @@
 
 namespace slipstream::kernels::hopper {
 
-/// Is the code of this compilation pass for sm_90a? Kernels of other passes are empty: `if constexpr (!kDeviceCode)`.
+/// Does this compilation pass make code for sm_90a? Other passes leave kernels empty: `if constexpr (kDeviceCode)`.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr bool kDeviceCode = true;
 #define SLIP_SM90A(...) asm volatile(__VA_ARGS__)
@@ -156,9 +156,12 @@ struct Accumulator {
   __device__ __forceinline__ const float& operator[](int i) const { return values[i]; }
 };
 
-/// The descriptor of an operand of 64 x 16 (A) or kN x 16 (B) elements in shared memory, for wgmma. `shared` is a
-/// multiple of 16 bytes. The meaning of both distances follows the PTX manual (9.7.15.5.1) for each swizzle and major
-/// dimension.
+/// The descriptor of an operand of 64 x 16 (A) or kN x 16 (B) elements in shared memory, for wgmma. `shared` and both
+/// distances are multiples of 16 bytes. The rows of A, or the columns of B, are counted by i.
+///   K-major, swizzled:   `stride_bytes` from 8 i to the next 8; `leading_bytes` is not used
+///   MN-major, swizzled:  `stride_bytes` from 8 k to the next 8, `leading_bytes` from one span of i to the next
+///   K-major, none:       `stride_bytes` from 8 i to the next 8, `leading_bytes` from 8 k to the next 8
+///   MN-major, none:      `stride_bytes` from 8 i to the next 8, `leading_bytes` from 8 k to the next 8
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* shared, uint32_t leading_bytes, uint32_t stride_bytes,
                                                       Swizzle swizzle) {
   return descriptor_of(ptx::shared_address(shared), leading_bytes, stride_bytes, swizzle);

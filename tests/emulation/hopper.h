@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The emulated counterpart of kernels/cuda/hopper.h, with the layouts and rules of the PTX manual (ISA 8.0, sections
-// 9.7.12.15, 9.7.8.24.9 and 9.7.14).
+// The emulated counterpart of kernels/cuda/hopper.h, with the layouts and rules of the PTX manual (ISA 8.0 and later,
+// sections on mbarrier, cp.async.bulk.tensor and wgmma).
 
 #include <cuda_runtime.h>
 #include <ptx.h>
