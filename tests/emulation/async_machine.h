@@ -172,8 +172,8 @@ void check_granules(const unsigned char* p, const Asynchronous& access);
 
 std::string described(const PhaseBarrier& barrier);
 PhaseBarrier& barrier_at(uint64_t* words, const char* operation, const std::source_location& at);
-/// The barrier is as if its thread initialised it now.
-void initialise_again(const void* words);
+/// The barriers of the running thread are as if it initialised them now.
+void initialise_again();
 /// Completes the phase if all arrivals and bytes are there.
 void complete_phase(PhaseBarrier& barrier);
 

@@ -184,7 +184,8 @@ void repeat(const Fiber& fiber, const Access& last);
 ///   - late: a barrier, a fence, or a wait for a phase or for products moves down past the next two accesses of every
 ///     thread, a wait of cp.async past the next barrier of the block.
 /// The environment selects it: SLIPSTREAM_MUTATION="CHANGE KERNEL OPERATION FILE:LINE". SLIPSTREAM_SYNCHRONIZATIONS
-/// names a file to which every synchronization that runs is appended once, as "KERNEL OPERATION FILE:LINE".
+/// names a file to which every synchronization that runs is appended once, as "KERNEL OPERATION FILE:LINE", and once
+/// with " behind" if its thread has accessed shared memory or waited since its last barrier.
 enum class Change : uint8_t { none, removed, weakened, early, late };
 Change change_of(const char* operation, const std::source_location& at);
 /// Before an access of the running thread, and at its end: a synchronization that moves down may be due.

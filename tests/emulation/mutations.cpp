@@ -48,8 +48,12 @@ Mutations& mutations() {
 Change change_of(const char* operation, const std::source_location& at) {
   Mutations& all = mutations();
   if (all.record.is_open()) {
-    const std::string line = fmt::format("{} {} {}", m.kernel, operation, file_of(at));
-    if (all.recorded.insert(line).second) all.record << line << std::endl;
+    const auto record = [&](const std::string& line) {
+      if (all.recorded.insert(line).second) all.record << line << std::endl;
+    };
+    record(fmt::format("{} {} {}", m.kernel, operation, file_of(at)));
+    if (m.fibers[m.current].last.kind != Access::Kind::none)
+      record(fmt::format("{} {} {} behind", m.kernel, operation, file_of(at)));
   }
   const bool selected = all.change != Change::none && all.operation == operation && all.kernel == m.kernel;
   return selected && all.place == file_of(at) ? all.change : Change::none;

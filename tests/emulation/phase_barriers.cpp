@@ -29,6 +29,7 @@ void arrive(uint64_t* words, const char* operation, int64_t bytes, const std::so
   barrier.expected_bytes += bytes;
   --barrier.pending;
   release(m.current, barrier.arriving);
+  m.fibers[m.current].last = {};
   complete_phase(barrier);
 }
 
@@ -68,6 +69,7 @@ void arrive_named(const char* operation, int id, int threads, const std::source_
   named.threads = threads;
   named.site = m.sites.of(at);
   release(m.current, named.arriving);
+  m.fibers[m.current].last = {};
   if (++named.arrived < threads) return;
   std::swap(named.completed, named.arriving);
   named.arriving = {};
@@ -94,9 +96,9 @@ void sync_named(int id, int threads, const std::source_location& at) {
 
 }  // namespace
 
-void initialise_again(const void* words) {
+void initialise_again() {
   for (PhaseBarrier& barrier : a.barriers)
-    if (barrier.words == words) barrier.init_step = a.step(m.current);
+    if (barrier.init_thread == m.current) barrier.init_step = a.step(m.current);
 }
 
 std::string described(const PhaseBarrier& barrier) {
@@ -212,6 +214,7 @@ void named_barrier_sync(int id, int threads, const std::source_location& at) {
   if (change == Change::removed) return;
   if (change == Change::weakened) return pass_warp_barrier(0xffffffffu, at);
   if (change == Change::late) return move_down([=] { sync_named(id, threads, at); });
+  if (change == Change::early) return pass_early([&] { sync_named(id, threads, at); });
   sync_named(id, threads, at);
 }
 

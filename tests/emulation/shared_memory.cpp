@@ -152,7 +152,7 @@ void repeat(const Fiber& fiber, const Access& last) {
   if (last.kind == Access::Kind::landing)
     for (const Copy& copy : fiber.landed) land(copy);
   else if (last.kind == Access::Kind::init)
-    initialise_again(last.p);
+    initialise_again();
   else if (last.kind == Access::Kind::read)
     read_now(last.p, last.size_bytes, last.at);
   else if (last.kind == Access::Kind::write)
