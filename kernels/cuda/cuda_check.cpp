@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error of a refused CUDA call, and the shared-memory limit of a block.
+// The error of a refused CUDA call, and what the GPU is: its compute capability and the shared-memory limit of a block.
 
 #include <launch.h>
 
@@ -11,15 +11,26 @@ void cuda_check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) cuda::fail(status, what);
 }
 
+namespace {
+int attribute_of_gpu(cudaDeviceAttr attribute, const char* what) {
+  int device = 0, value = 0;
+  cuda_check(cudaGetDevice(&device), "asking for the current GPU");
+  cuda_check(cudaDeviceGetAttribute(&value, attribute, device), what);
+  return value;
+}
+}  // namespace
+
 size_t shared_memory_bytes() {
-  static const size_t bytes = [] {
-    int device = 0, value = 0;
-    cuda_check(cudaGetDevice(&device), "asking for the current GPU");
-    cuda_check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-               "asking for the shared memory of a GPU");
-    return static_cast<size_t>(value);
-  }();
-  return bytes;
+  static const int bytes =
+      attribute_of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin, "asking for the shared memory of a GPU");
+  return static_cast<size_t>(bytes);
+}
+
+int compute_capability() {
+  static const int capability =
+      10 * attribute_of_gpu(cudaDevAttrComputeCapabilityMajor, "asking for the compute capability of a GPU") +
+      attribute_of_gpu(cudaDevAttrComputeCapabilityMinor, "asking for the compute capability of a GPU");
+  return capability;
 }
 
 }  // namespace slipstream::kernels

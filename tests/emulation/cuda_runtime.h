@@ -16,6 +16,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 // One block runs at a time, so a static is the block's. Only Shared<T> and the ptx twins check accesses.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fibers, barriers and warps.
 
-#include "tests/emulation/machine.h"
+#include "tests/emulation/async_machine.h"
 
 #include <fmt/core.h>
 #include <pthread.h>
@@ -78,7 +78,6 @@ std::string file_of(const std::source_location& at) {
       return fmt::format("{}:{}", path.substr(found), at.line());
   return fmt::format("{}:{}", path, at.line());
 }
-namespace {
 
 std::string sentence(const std::string& what) {
   return fmt::format("[emulation] kernel {}{}launched at {}, block ({}, {}, {}), {}: {}.", m.kernel,
@@ -95,10 +94,21 @@ void to_scheduler() {
 #endif
 }
 
+void wait_at(State state, std::string_view operation, const std::source_location& at) {
+  Fiber& fiber = m.fibers[m.current];
+  fiber.state = state;
+  fiber.operation = operation;
+  fiber.at = at;
+  to_scheduler();
+}
+
+namespace {
+
 void entry() {
   try {
     (*m.body)();
-    run_late_barrier();
+    run_late();
+    if (m.clocked) end_thread();
   } catch (...) {
     m.error = std::current_exception();
   }
@@ -115,7 +125,7 @@ void prepare(size_t thread) {
   fiber.landed.clear();
   fiber.committed = 0;
   fiber.last = {};
-  fiber.late_barrier = Fiber::Late::none;
+  fiber.late = nullptr;
   fiber.late_wait = false;
   unsigned char* top = m.stacks + (thread + 1) * kStackBytes;
 #if defined(__x86_64__)
@@ -165,17 +175,16 @@ void resume(size_t thread) {
 void run_block() {
   m.done = m.at_barrier = 0;
   begin_shared();
-  if (!m.dynamic.empty()) {
-    std::fill(m.dynamic.begin(), m.dynamic.end(), static_cast<unsigned char>(0xff));
-    declare_shared(m.dynamic.data(), m.dynamic.size());
-  }
+  if (m.dynamic_bytes > 0) declare_shared(m.dynamic, m.dynamic_bytes);
   for (size_t w = 0; w * 32 < m.threads; ++w) {
     m.warps[w].lanes = static_cast<int>(std::min<size_t>(32, m.threads - w * 32));
     m.warps[w].arrived = 0;
     m.warps[w].generation = 0;
     m.warps[w].epoch = 1;
+    m.warps[w].block_epoch = 0;
   }
   for (size_t t = 0; t < m.threads; ++t) prepare(t);
+  if (m.clocked) begin_clocks();
   while (m.done < m.threads) {
     bool progress = false;
     for (size_t i = 0; i < m.threads; ++i) {
@@ -185,8 +194,11 @@ void run_block() {
       resume(t);
       if (m.error) std::rethrow_exception(std::exchange(m.error, nullptr));
     }
-    if (!progress) report_divergence();
+    if (progress || (m.clocked && land_next())) continue;
+    if (m.clocked) report_deadlock();
+    report_divergence();
   }
+  if (m.clocked) end_block();
 }
 
 struct sigaction before_run;  // the handler of faults while no kernel runs
@@ -221,6 +233,8 @@ void pass_block_barrier(const std::source_location& at) {
     for (size_t t = 0; t < m.threads; ++t) m.fibers[t].state = State::ready;
     m.at_barrier = 0;
     ++m.block_epoch;
+    for (size_t w = 0; w * 32 < m.threads; ++w) m.warps[w].block_epoch = m.warps[w].epoch++;
+    if (m.clocked) meet_clocks(0, m.threads);
   }
   fiber.last = {};
   if (std::exchange(fiber.late_wait, false)) wait_now(fiber, fiber.late_pending);
@@ -251,7 +265,10 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
   for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t) m.fibers[t].state = State::ready;
   warp.arrived = 0;
   ++warp.generation;
-  if (orders_memory) ++warp.epoch;
+  if (orders_memory) {
+    ++warp.epoch;
+    if (m.clocked) meet_clocks(first, static_cast<size_t>(warp.lanes));
+  }
   return slots;
 }
 void pass_warp_barrier(unsigned mask, const std::source_location& at) {
@@ -264,11 +281,15 @@ void fail_quietly(const std::string& what) {
   to_scheduler();
 }
 bool in_kernel() { return runs_kernel; }
+static int capability = 80;
+void set_compute_capability(int value) { capability = value; }
+int compute_capability() { return capability; }
+size_t shared_memory_bytes() { return capability >= 90 ? kSharedMemoryBytes90 : kSharedMemoryBytes; }
 void set_descending(bool descending) { m.descending = descending; }
 int64_t launches() { return m.launches; }
 int lane() { return static_cast<int>(m.current % 32); }
 int warp_lanes() { return m.warps[m.current / 32].lanes; }
-unsigned char* dynamic_shared() { return m.dynamic.data(); }
+unsigned char* dynamic_shared() { return m.dynamic; }
 
 void set_streams(std::function<void(void*, std::function<void()>)> runs) { streams() = std::move(runs); }
 static std::function<void()>& wait() {
@@ -293,9 +314,9 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
       grid.z > 65535)
     throw Error(fmt::format("[emulation] launch at {}: a grid of {} x {} x {} blocks of {} threads cannot run.",
                             file_of(site), grid.x, grid.y, grid.z, m.threads));
-  if (shared_bytes > kSharedMemoryBytes)
+  if (shared_bytes > shared_memory_bytes())
     throw Error(fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most {}.",
-                            file_of(site), shared_bytes, kSharedMemoryBytes));
+                            file_of(site), shared_bytes, shared_memory_bytes()));
   if (!m.stacks) {
     void* stacks = mmap(nullptr, kThreadsMax * kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -310,7 +331,10 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
   sigaction(SIGBUS, &action, &old_bus);
   m.body = &body;
   see_memories();
-  m.dynamic.assign((shared_bytes + 15) / 16 * 16, 0xff);
+  m.dynamic_bytes = (shared_bytes + 15) / 16 * 16;
+  m.dynamic_storage.resize(m.dynamic_bytes + 1023);
+  m.dynamic = m.dynamic_storage.data() + (1024 - reinterpret_cast<uintptr_t>(m.dynamic_storage.data()) % 1024) % 1024;
+  m.clocked = false;
   blockDim = {block.x, block.y, block.z};
   gridDim = {grid.x, grid.y, grid.z};
   ++m.launches;

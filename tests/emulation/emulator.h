@@ -20,10 +20,23 @@
 //     write too, so no other thread may have read or written the bytes since the last barrier; after the wait other
 //     threads need a barrier.
 //
+// With compute capability 9.0 (set_compute_capability) kernels have the instructions of hopper.h. Threads of a kernel
+// that uses them have clocks (async_machine.h), and these are errors too:
+//   - a barrier in shared memory without barrier_init, before threads or TMA can see it, with overwritten words, with
+//     more arrivals or bytes than its phase expects, or whose next phase completes before a waiting thread has seen the
+//     last; threads that wait forever (the error names all their lines);
+//   - an access to bytes that TMA or wgmma is still reading or writing, and one that no barrier orders before or after
+//     the access of another thread; an asynchronous read of bytes that instructions wrote without a fence_async since;
+//   - a tensor, box or address that TMA does not take, and an operand of wgmma outside dynamic shared memory;
+//   - an accumulator or A fragment that instructions access while wgmma uses it, or without the wgmma_fence between;
+//   - warpgroup instructions that not all 128 threads reach on the same line, or with different operands;
+//   - more registers than the multiprocessor has.
+//
 // A barrier, a wait or a commit can be removed, weakened or moved at run time (machine.h), so that tests show which of
 // them are needed (mutate_barriers.py).
 // Not seen: races on global memory, between blocks too; shared memory through a raw pointer; of more than three readers
-// of one location between two barriers only the last three kinds (last, last other thread, last other warp) are kept.
+// of one location between two barriers only the last three kinds are kept: the last, the last other thread, and the
+// last of another warp (with clocks: of another warpgroup).
 
 #include <cstddef>
 #include <cstdint>
@@ -57,6 +70,12 @@ void set_wait_for_streams(std::function<void()> wait);
 
 /// Shared memory of a block: that of the smallest GPUs, compute capability 8.6, 8.9 and 12.0.
 constexpr size_t kSharedMemoryBytes = 99 * 1024;
+/// The same of compute capability 9.0.
+constexpr size_t kSharedMemoryBytes90 = 227 * 1024;
+/// Selects the emulated GPU: 90 has the instructions of hopper.h and their shared memory, 80 (the default) has neither.
+void set_compute_capability(int capability);
+int compute_capability();
+size_t shared_memory_bytes();
 
 /// Order of the threads between two barriers; results of a correct kernel do not change.
 void set_descending(bool descending);

@@ -7,30 +7,17 @@
 #include <shared.h>
 
 #include "tests/emulation/emulator.h"
+#include "tests/emulation/error_of.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using emulation::DeviceMemory;
+using test::as;
+using test::error_of;
+using test::has;
 
 namespace {
-
-/// The error of a launch; empty if it runs.
-template <typename Kernel, typename... Args>
-std::string error_of(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, const Args&... args) {
-  try {
-    launch(cudaStream_t{}, kernel, grid, block, shared_bytes, args...);
-  } catch (const std::exception& error) {  // of the emulated device, or of a check before a launch
-    return error.what();
-  }
-  return {};
-}
-
-bool has(const std::string& text, const std::string& part) {
-  INFO(text << " | should have | " << part);
-  CHECK(text.find(part) != std::string::npos);
-  return text.find(part) != std::string::npos;
-}
 
 constexpr int kThreads = 64;
 
@@ -205,11 +192,6 @@ __global__ void product_kernel(const bfloat16* a, const bfloat16* b, float* d) {
   for (int i = 0; i < 4; ++i) d[(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2] = sums[i];
 }
 
-template <typename T>
-T* as(const DeviceMemory& memory) {
-  return reinterpret_cast<T*>(memory.data());
-}
-
 }  // namespace
 
 TEST_CASE("grids, blocks and threads: every index once, in three dimensions") {
@@ -232,7 +214,7 @@ TEST_CASE("an off-by-one guard is out of bounds, named by launch, block and thre
   }
   DeviceMemory out(4096, "page");
   const std::string error = error_of(before_kernel, dim3(1), dim3(kThreads), 0, as<int>(out));
-  has(error, "tests/emulation/emulator_test.cpp");
+  has(error, "tests/emulation/error_of.h");
   has(error, "block (0, 0, 0), thread (0, 0, 0): access out of bounds, at byte -4 of 'page'");
 }
 

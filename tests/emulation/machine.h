@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The state of the emulated device, between emulator.cpp (fibers and barriers), shared_memory.cpp (the shadow of shared
-// memory and copies in flight) and mutations.cpp (changed synchronizations).
+// memory and copies in flight), mutations.cpp (changed synchronizations) and the asynchronous parts (async_machine.h).
 
 #include <setjmp.h>
 
@@ -23,7 +23,16 @@ namespace slipstream::emulation {
 
 constexpr size_t kThreadsMax = 1024;
 
-enum class State : uint8_t { ready, at_block_barrier, at_warp_operation, done };
+enum class State : uint8_t {
+  ready,
+  at_block_barrier,
+  at_warp_operation,
+  at_phase,  // of a barrier in shared memory
+  at_named_barrier,
+  at_group_operation,  // of a warpgroup
+  at_registers,        // which other warps must give up
+  done
+};
 
 /// An asynchronous copy that its thread has not waited for.
 struct Copy {
@@ -35,7 +44,7 @@ struct Copy {
 };
 /// The last access of a thread to shared memory since its last barrier.
 struct Access {
-  enum class Kind : uint8_t { none, read, write, landing } kind = Kind::none;
+  enum class Kind : uint8_t { none, read, write, landing, init, products, stores } kind = Kind::none;
   const void* p = nullptr;
   size_t size_bytes = 0;
   std::source_location at;
@@ -54,24 +63,27 @@ struct Fiber {
   std::vector<Copy> copies, landed;
   size_t committed = 0;  // groups
   Access last;
-  // Of a mutation: a barrier moves down past `accesses_before` more accesses, a wait past the next barrier.
-  enum class Late : uint8_t { none, block, warp } late_barrier = Late::none;
+  // Of a mutation: a synchronization moves down past `accesses_before` more accesses, a wait of cp.async past the next
+  // barrier.
+  std::function<void()> late;
+  bool late_is_of_warp = false;
   int accesses_before = 0;
-  std::source_location late_at;
   bool late_wait = false;
   size_t late_pending = 0;
 };
 
+/// `epoch` counts barriers of the warp and of the block; `block_epoch` is its value at the last barrier of the block.
 struct Warp {
   int lanes = 0, arrived = 0;
-  uint32_t generation = 0, epoch = 0;
+  uint32_t generation = 0, epoch = 0, block_epoch = 0;
   Lane slots[2][32];
 };
 
-/// Which thread accessed a granule: thread + 1 (0: none), where (Sites) and when.
+/// Which thread accessed a granule: thread + 1 (0: none), where (Sites) and when, by the epochs of the block and of the
+/// thread: that of its warp, or its own clock where clocks run (async_machine.h).
 struct Touch {
   uint16_t thread = 0, site = 0;
-  uint32_t block_epoch = 0, warp_epoch = 0;
+  uint32_t block_epoch = 0, when = 0;
 };
 /// `in_flight`: the writer is a copy that its thread has not waited for.
 struct Granule {
@@ -108,13 +120,16 @@ struct Machine {
   std::vector<Granule> shadow;  // of all regions of the block; epochs before first_epoch are of earlier blocks
   size_t shadow_used = 0;
   Sites sites;
-  std::vector<unsigned char> dynamic;
+  std::vector<unsigned char> dynamic_storage;
+  unsigned char* dynamic = nullptr;  // in it, a multiple of 1024
+  size_t dynamic_bytes = 0;
   const std::function<void()>* body = nullptr;
   std::source_location site;
   std::string kernel;
   size_t threads = 0, current = 0, at_barrier = 0, done = 0;
   uint32_t block_epoch = 0, first_epoch = 0;
   bool descending = false;
+  bool clocked = false;  // the kernel has reached an asynchronous operation (async_machine.h)
   std::exception_ptr error;
   int64_t launches = 0;
 #if defined(__x86_64__)
@@ -136,6 +151,12 @@ std::string place_of(size_t thread);
 /// The barriers themselves, without mutations.
 void pass_block_barrier(const std::source_location& at);
 void pass_warp_barrier(unsigned mask, const std::source_location& at);
+/// Runs other threads until this one is ready again.
+void to_scheduler();
+/// Waits in `state` at a place.
+void wait_at(State state, std::string_view operation, const std::source_location& at);
+/// The error of the running thread as text; fail() throws it.
+std::string sentence(const std::string& what);
 /// As warp_exchange. `orders_memory`: shared accesses before and after are ordered within the warp.
 const Lane* meet_warp(const char* operation, unsigned mask, const void* value, size_t size_bytes, bool orders_memory,
                       const std::source_location& at);
@@ -144,6 +165,9 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
 
 /// Forgets the shared memory of the block before.
 void begin_shared();
+/// Checks an access by the running thread, without mutations.
+void read_now(const void* p, size_t size_bytes, const std::source_location& at);
+void write_now(const void* p, size_t size_bytes, const std::source_location& at, bool in_flight = false);
 /// Completes the committed copies of a thread but the last `pending` groups.
 void wait_now(Fiber& fiber, size_t pending);
 /// Performs the last access of this thread again, as if it came after the barrier that has just passed.
@@ -153,16 +177,23 @@ void repeat(const Fiber& fiber, const Access& last);
 
 /// Changes of one synchronization in a kernel's text:
 ///   - removed;
-///   - weakened: a barrier of the block becomes one of the warp, a wait leaves one more group in flight;
-///   - early: a barrier moves up past the last access of every thread to shared memory, or past the wait before it;
-///   - late: a barrier moves down past the next two accesses of every thread, a wait past the next barrier of the
-///     block.
+///   - weakened: a barrier of the block or of some warps becomes one of the warp, a wait leaves one more group in
+///     flight, an arrival that expects bytes expects none;
+///   - early: a barrier, an arrival or a fence moves up past the last access of every thread to shared memory, or past
+///     the wait before it;
+///   - late: a barrier, a fence, or a wait for a phase or for products moves down past the next two accesses of every
+///     thread, a wait of cp.async past the next barrier of the block.
 /// The environment selects it: SLIPSTREAM_MUTATION="CHANGE KERNEL OPERATION FILE:LINE". SLIPSTREAM_SYNCHRONIZATIONS
-/// names a file to which every synchronization that runs is appended once, as "KERNEL OPERATION FILE:LINE".
+/// names a file to which every synchronization that runs is appended once, as "KERNEL OPERATION FILE:LINE", and once
+/// with " behind" if its thread has accessed shared memory or waited since its last barrier.
 enum class Change : uint8_t { none, removed, weakened, early, late };
 Change change_of(const char* operation, const std::source_location& at);
-/// Before an access of the running thread, and at its end: a barrier that moves down may be due.
+/// Before an access of the running thread, and at its end: a synchronization that moves down may be due.
 void before_access(Fiber& fiber);
-void run_late_barrier();
+void run_late();
+/// Runs a synchronization of the running thread as if it came before the thread's last access.
+void pass_early(const std::function<void()>& pass);
+/// Moves a synchronization of the running thread down past its next two accesses.
+void move_down(std::function<void()> synchronization, bool of_warp = false);
 
 }  // namespace slipstream::emulation

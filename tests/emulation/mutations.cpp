@@ -10,7 +10,7 @@
 #include <sstream>
 #include <utility>
 
-#include "tests/emulation/machine.h"
+#include "tests/emulation/async_machine.h"
 
 namespace slipstream::emulation {
 namespace {
@@ -43,64 +43,68 @@ Mutations& mutations() {
   return *all;
 }
 
-void move_down(Fiber::Late barrier, const std::source_location& at) {
-  Fiber& fiber = m.fibers[m.current];
-  fiber.late_barrier = barrier;
-  fiber.accesses_before = 2;
-  fiber.late_at = at;
-}
-
 }  // namespace
 
 Change change_of(const char* operation, const std::source_location& at) {
   Mutations& all = mutations();
   if (all.record.is_open()) {
-    const std::string line = fmt::format("{} {} {}", m.kernel, operation, file_of(at));
-    if (all.recorded.insert(line).second) all.record << line << std::endl;
+    const auto record = [&](const std::string& line) {
+      if (all.recorded.insert(line).second) all.record << line << std::endl;
+    };
+    record(fmt::format("{} {} {}", m.kernel, operation, file_of(at)));
+    if (m.fibers[m.current].last.kind != Access::Kind::none)
+      record(fmt::format("{} {} {} behind", m.kernel, operation, file_of(at)));
   }
   const bool selected = all.change != Change::none && all.operation == operation && all.kernel == m.kernel;
   return selected && all.place == file_of(at) ? all.change : Change::none;
 }
 
-void run_late_barrier() {
+void run_late() {
   Fiber& fiber = m.fibers[m.current];
-  switch (std::exchange(fiber.late_barrier, Fiber::Late::none)) {
-    case Fiber::Late::block:
-      return pass_block_barrier(fiber.late_at);
-    case Fiber::Late::warp:
-      return pass_warp_barrier(0xffffffffu, fiber.late_at);
-    case Fiber::Late::none:
-      return;
-  }
+  if (fiber.late) std::exchange(fiber.late, nullptr)();
 }
 void before_access(Fiber& fiber) {
-  if (fiber.late_barrier != Fiber::Late::none && fiber.accesses_before-- == 0) run_late_barrier();
+  if (fiber.late && fiber.accesses_before-- == 0) run_late();
+}
+void move_down(std::function<void()> synchronization, bool of_warp) {
+  Fiber& fiber = m.fibers[m.current];
+  run_late();
+  fiber.late = std::move(synchronization);
+  fiber.late_is_of_warp = of_warp;
+  fiber.accesses_before = 2;
+}
+void pass_early(const std::function<void()>& pass) {
+  const Fiber& fiber = m.fibers[m.current];
+  const Access last = fiber.last;
+  m.clocked ? pass_before_wait(last.kind, pass) : pass();
+  repeat(fiber, last);
+}
+static void run_late_of_warp() {
+  if (m.fibers[m.current].late_is_of_warp) run_late();
 }
 
 void block_barrier(const std::source_location& at) {
-  run_late_barrier();
+  run_late();
   const Change change = change_of("__syncthreads", at);
   if (change == Change::removed) return;
   if (change == Change::weakened) return pass_warp_barrier(0xffffffffu, at);
-  if (change == Change::late) return move_down(Fiber::Late::block, at);
-  const Access last = m.fibers[m.current].last;
+  if (change == Change::late) return move_down([at] { pass_block_barrier(at); });
+  if (change == Change::early) return pass_early([&] { pass_block_barrier(at); });
   pass_block_barrier(at);
-  if (change == Change::early) repeat(m.fibers[m.current], last);
 }
 
 void warp_barrier(unsigned mask, const std::source_location& at) {
-  if (m.fibers[m.current].late_barrier == Fiber::Late::warp) run_late_barrier();
+  run_late_of_warp();
   const Change change = change_of("__syncwarp", at);
   if (change == Change::removed || change == Change::weakened) return;
-  if (change == Change::late) return move_down(Fiber::Late::warp, at);
-  const Access last = m.fibers[m.current].last;
+  if (change == Change::late) return move_down([at] { pass_warp_barrier(0xffffffffu, at); }, true);
+  if (change == Change::early) return pass_early([&] { pass_warp_barrier(mask, at); });
   pass_warp_barrier(mask, at);
-  if (change == Change::early) repeat(m.fibers[m.current], last);
 }
 
 const Lane* warp_exchange(const char* operation, unsigned mask, const void* value, size_t size_bytes,
                           const std::source_location& at) {
-  if (m.fibers[m.current].late_barrier == Fiber::Late::warp) run_late_barrier();
+  run_late_of_warp();
   return meet_warp(operation, mask, value, size_bytes, false, at);
 }
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tests/emulation/machine.h"
+#include "tests/emulation/async_machine.h"
 
 namespace slipstream::emulation {
 namespace {
@@ -16,11 +16,13 @@ constexpr size_t kGranuleBytes = 2;  // of the shadow: our smallest element
 /// Are the earlier touch and an access by the running thread now ordered by a barrier?
 bool ordered(const Touch& earlier) {
   if (earlier.thread == 0 || earlier.thread == m.current + 1 || earlier.block_epoch < m.block_epoch) return true;
-  return (earlier.thread - 1u) / 32 == m.current / 32 && earlier.warp_epoch < m.warps[m.current / 32].epoch;
+  if (m.clocked) return static_cast<int32_t>(earlier.when) <= a.threads[m.current].known[earlier.thread - 1u];
+  return (earlier.thread - 1u) / 32 == m.current / 32 && earlier.when < m.warps[m.current / 32].epoch;
 }
 
 Touch touch_now(uint16_t site) {
-  return {static_cast<uint16_t>(m.current + 1), site, m.block_epoch, m.warps[m.current / 32].epoch};
+  const uint32_t when = m.clocked ? static_cast<uint32_t>(a.step(m.current)) : m.warps[m.current / 32].epoch;
+  return {static_cast<uint16_t>(m.current + 1), site, m.block_epoch, when};
 }
 
 [[noreturn]] void fail_race(const char* now, const Touch& earlier, const char* before, const char* why,
@@ -62,30 +64,6 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
   fail(fmt::format("access out of bounds of shared memory at {}", file_of(at)));
 }
 
-/// Accesses as shared_read and shared_write, without mutations.
-void read_now(const void* p, size_t size_bytes, const std::source_location& at) {
-  const Touch now = touch_now(m.sites.of(at));
-  visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
-    if (!written(g))
-      fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
-                       offset, region.size_bytes));
-    require_landed(g, "reads", region, offset, at);
-    require_ordered(g.writer, "wrote", "reads", region, offset, at);
-    if (g.last_reader.thread != now.thread) {
-      g.other_reader = g.last_reader;
-      if ((g.last_reader.thread - 1u) / 32 != m.current / 32) g.other_warp_reader = g.last_reader;
-    }
-    g.last_reader = now;
-  });
-}
-void write_now(const void* p, size_t size_bytes, const std::source_location& at, bool in_flight) {
-  const Touch now = touch_now(m.sites.of(at));
-  visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
-    require_free(g, in_flight ? "begins to copy to" : "writes", region, offset, at);
-    g.in_flight = in_flight;
-    g.writer = now;
-  });
-}
 /// The bytes are there for this thread, and after a barrier for others.
 void land(const Copy& copy) {
   const std::source_location& at = m.sites.at[copy.site];
@@ -96,6 +74,58 @@ void land(const Copy& copy) {
 }
 
 }  // namespace
+
+void read_now(const void* p, size_t size_bytes, const std::source_location& at) {
+  if (m.clocked) check_generic(p, size_bytes, false, at);
+  const Touch now = touch_now(m.sites.of(at));
+  // With clocks, warpgroups wait for each other: the last reader of another warpgroup is kept.
+  const size_t kept_apart = m.clocked ? 128 : 32;
+  visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
+    if (!written(g))
+      fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
+                       offset, region.size_bytes));
+    require_landed(g, "reads", region, offset, at);
+    require_ordered(g.writer, "wrote", "reads", region, offset, at);
+    if (g.last_reader.thread != now.thread) {
+      g.other_reader = g.last_reader;
+      if ((g.last_reader.thread - 1u) / kept_apart != m.current / kept_apart) g.other_warp_reader = g.last_reader;
+    }
+    g.last_reader = now;
+  });
+}
+void write_now(const void* p, size_t size_bytes, const std::source_location& at, bool in_flight) {
+  if (m.clocked) check_generic(p, size_bytes, true, at);
+  const Touch now = touch_now(m.sites.of(at));
+  visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
+    require_free(g, in_flight ? "begins to copy to" : "writes", region, offset, at);
+    g.in_flight = in_flight;
+    g.writer = now;
+  });
+}
+void check_granules(const unsigned char* p, const Asynchronous& access) {
+  const auto known = [&](const Touch& earlier) {
+    return earlier.thread == 0 || earlier.block_epoch < m.first_epoch ||
+           static_cast<int32_t>(earlier.when) <= access.by.known[earlier.thread - 1u];
+  };
+  visit(p, 16, access.at, [&](const Region& region, Granule& g, size_t offset) {
+    if (!written(g)) {
+      if (!access.write)
+        fail(fmt::format("{} shared memory that no one wrote at {}: {}", access.now, file_of(access.at), offset_of(p)));
+    } else {
+      require_landed(g, access.now, region, offset, access.at);
+      if (!known(g.writer))
+        fail_race(access.now, g.writer, "wrote", " with no barrier between", region, offset, access.at);
+      if (g.writer.thread != 0 && static_cast<int32_t>(g.writer.when) > access.by.fenced[g.writer.thread - 1u])
+        fail_race(access.now, g.writer, "wrote", " without a fence_async since", region, offset, access.at);
+    }
+    if (!access.write) return;
+    for (const Touch* reader : {&g.last_reader, &g.other_reader, &g.other_warp_reader})
+      if (!known(*reader))
+        fail_race(access.now, *reader, "read", " with no barrier between", region, offset, access.at);
+    g = {};
+    g.writer.block_epoch = m.block_epoch;
+  });
+}
 
 void begin_shared() {
   m.regions.clear();
@@ -121,10 +151,12 @@ void wait_now(Fiber& fiber, size_t pending) {
 void repeat(const Fiber& fiber, const Access& last) {
   if (last.kind == Access::Kind::landing)
     for (const Copy& copy : fiber.landed) land(copy);
+  else if (last.kind == Access::Kind::init)
+    initialise_again();
   else if (last.kind == Access::Kind::read)
     read_now(last.p, last.size_bytes, last.at);
   else if (last.kind == Access::Kind::write)
-    write_now(last.p, last.size_bytes, last.at, false);
+    write_now(last.p, last.size_bytes, last.at);
 }
 
 void declare_shared(void* base, size_t size_bytes) {
@@ -152,7 +184,7 @@ void shared_read(const void* p, size_t size_bytes, const std::source_location& a
 void shared_write(const void* p, size_t size_bytes, const std::source_location& at) {
   Fiber& fiber = m.fibers[m.current];
   before_access(fiber);
-  write_now(p, size_bytes, at, false);
+  write_now(p, size_bytes, at);
   fiber.last = {Access::Kind::write, p, size_bytes, at};
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA sources launch through launch() and keep inline PTX in one header, whose twin has the same functions."""
+"""CUDA sources launch through launch() and keep inline PTX in two headers, whose twins have the same functions."""
 
 import pathlib
 import re
@@ -13,9 +13,9 @@ for path in sources:
     text = path.read_text()
     if "<<<" in text:
         problems.append(f"{name} launches with <<<>>>: use launch() of kernels/cuda/launch.h.")
-    if re.search(r"\basm\b\s*(volatile)?\s*\(", text) and name != "kernels/cuda/ptx.h" and not name.startswith("engine/base/"):
+    if re.search(r"\basm\b\s*(volatile)?\s*\(", text) and name not in ("kernels/cuda/ptx.h", "kernels/cuda/hopper.h") and not name.startswith("engine/base/"):
         if path.suffix in (".cu", ".cuh") or name.startswith("kernels/cuda/"):
-            problems.append(f"{name} has inline PTX: move it to kernels/cuda/ptx.h.")
+            problems.append(f"{name} has inline PTX: move it to kernels/cuda/ptx.h or hopper.h.")
     if path.suffix == ".cu" and re.search(r"^\s*(extern\s+)?__shared__", text, re.M):
         for array in re.findall(r"__shared__\s+\w+\s+([^;]+);", text):
             for one in re.findall(r"(\w+)\[", array):
@@ -24,12 +24,15 @@ for path in sources:
 
 
 def functions(path):
-    return set(re.findall(r"^(?:template[^\n]*\n)?(?:__device__ __forceinline__|inline|)\s*(?:void|float|uint32_t|Words)\s+(\w+)\(", path.read_text(), re.M))
+    return set(re.findall(r"^(?:template[^\n]*\n)?(?:__device__ __forceinline__|inline|)\s*(?:void|float|uint32_t|uint64_t|Words)\s+(\w+)\(", path.read_text(), re.M))
 
 
-real, twin = functions(root / "kernels/cuda/ptx.h"), functions(root / "tests/emulation/ptx.h")
-missing = real - twin - {"shared_address"}
-if missing:
-    problems.append(f"tests/emulation/ptx.h lacks the twins of {', '.join(sorted(missing))}.")
-print("\n".join(problems) or f"{len(sources)} sources, {len(real)} functions of ptx.h: in order")
+count = 0
+for header in ("ptx.h", "hopper.h"):
+    real, twin = functions(root / "kernels/cuda" / header), functions(root / "tests/emulation" / header)
+    missing = real - twin - {"shared_address", "pin"}
+    if missing:
+        problems.append(f"tests/emulation/{header} lacks the twins of {', '.join(sorted(missing))}.")
+    count += len(real)
+print("\n".join(problems) or f"{len(sources)} sources, {count} functions of ptx.h and hopper.h: in order")
 sys.exit(bool(problems))
