@@ -4,8 +4,8 @@
 // A thread block stays on its multiprocessor and takes one block of queries after another. One warp loads queries, keys
 // and values into rings of stages, one warp stores results, and two or three warpgroups compute 64 queries each. A
 // warpgroup issues the scores of a step before the weighted values of the step before it, so that the softmax runs
-// beside a product. Rows of a block of queries end with the last query: the block that is not whole has the first, the
-// fewest keys, and negative rows that TMA neither reads nor writes.
+// beside a product. Queries are cut into blocks from the last one on: the block that is not whole is the first, with the
+// fewest keys.
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608 (overlap within a warpgroup).
 
 #include <algorithm>
@@ -61,6 +61,7 @@ struct Memory : Sizes<kHead> {
 
 struct Maps {
   TensorMap q, k, v, out;
+  TensorMap first_out;  // of the rows of the first block alone, which may have fewer than a tile
 };
 
 /// The blocks of queries, in the order in which thread blocks take them: some heads at a time, so that the L2 cache has
@@ -70,7 +71,7 @@ struct Order {
 };
 
 struct Item {
-  int head, begin;  // of the heads of all sequences; the first row
+  int head, begin, end;  // of the heads of all sequences; the rows
 };
 
 /// The item of this thread block in a round; false behind the last one. Every second round runs backward through the
@@ -82,14 +83,15 @@ __device__ __forceinline__ bool item_of(Item& item, const Order& order, int roun
   if (index >= order.heads * order.blocks) return false;
   const int first = index / (order.together * order.blocks) * order.together;
   const int together = min(order.together, order.heads - first), rest = index - first * order.blocks;
-  item = {first + rest % together, queries - kRows * (1 + rest / together)};
+  const int end = queries - kRows * (rest / together);
+  item = {first + rest % together, max(0, end - kRows), end};
   return true;
 }
 
 /// Steps through the keys for queries before `end`.
 template <int kKeys, typename Block>
 __device__ __forceinline__ int steps_of(const Block& block, int end) {
-  return end <= 0 ? 0 : (static_cast<int>(block.seen_by(0, end)) + kKeys - 1) / kKeys;
+  return (static_cast<int>(block.seen_by(0, end)) + kKeys - 1) / kKeys;
 }
 
 template <int kHead, bool kWhole>
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
   const AttentionForward& all = args.all;
   const Block<kWhole, const AttentionBlockForward&> block{args};
   const int queries = static_cast<int>(block.queries()), heads = static_cast<int>(all.heads);
-  const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0), lane = lane_of();
+  const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp), lane = lane_of();
   if (threadIdx.x == 0) {
     for (int turn = 0; turn < kTurns; ++turn) {
       barrier_init(memory.queries_full(turn), 1);
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         barrier_wait(memory.queries_free(turn.stage), turn.parity ^ 1);
         barrier_arrive_expect(memory.queries_full(turn.stage), S::Queries::kBytes);
         memory.queries(turn.stage).load(maps.q, memory.queries_full(turn.stage), head, item.begin, sequence);
-        const int steps = steps_of<kKeys>(block, item.begin + S::kRows);
+        const int steps = steps_of<kKeys>(block, item.end);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ++used) {
           const Use<S::kStages> use(used);
@@ -147,7 +149,8 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         const Use<kTurns> turn(round);
         barrier_wait(memory.result_full(turn.stage), turn.parity);
         if (block.last()) {
-          memory.queries(turn.stage).store(maps.out, item.head % heads, item.begin, item.head / heads);
+          memory.queries(turn.stage)
+              .store(item.begin == 0 ? maps.first_out : maps.out, item.head % heads, item.begin, item.head / heads);
           tma_store_commit();
           tma_store_wait_read<0>();
         }
@@ -160,9 +163,10 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
     const float scale = all.scale * kLog2E;
     for (int round = 0, used = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
       const Use<kTurns> turn(round);
-      const int base = __shfl_sync(kWholeWarp, used, 0);
+      const int base = uniform(used);
       const int first = item.begin + of_warp;  // the warp's first row
-      const int steps = __shfl_sync(kWholeWarp, steps_of<kKeys>(block, item.begin + 64 * group + 64), 0);
+      const int of_group = item.begin + 64 * group, group_end = min(of_group + 64, item.end);
+      const int steps = uniform(of_group < item.end ? steps_of<kKeys>(block, group_end) : 0);
       const auto row_of_head = [&](int query) {  // in [B, H, T]
         return item.head * all.tokens + block.first_query() + query;
       };
@@ -171,11 +175,11 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kHead / 2; ++i) out[i] = 0.0f;
       if (!block.first()) {
-        load_sums<kHead>(out, args.carried.out + row_of_head(0) * kHead, first);
+        load_sums<kHead>(out, args.carried.out + row_of_head(0) * kHead, first, item.end);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int query = first + 8 * half + row;
-          if (query < 0) continue;
+          if (query >= item.end) continue;
           // Scores are scaled within the exponents; the sum is distributed over the lanes of a row.
           largest[half] = args.carried.maximum[row_of_head(query)] / all.scale;
           sum[half] = column == 0 ? args.carried.sum[row_of_head(query)] : 0.0f;
@@ -262,7 +266,7 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         if (lane == 0) barrier_arrive(memory.values_free(use.stage));
       }
       // Keys that only later warpgroups see. A lane that waited here after lane 0's arrival could miss the phase.
-      const int all_steps = steps_of<kKeys>(block, item.begin + S::kRows);
+      const int all_steps = steps_of<kKeys>(block, item.end);
       for (int step = steps; step < all_steps && lane == 0; ++step) {
         const Use<S::kStages> unseen(base + step);
         barrier_wait(memory.keys_full(unseen.stage), unseen.parity);
@@ -276,7 +280,7 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
       for (int half = 0; half < 2; ++half) {
         sum[half] = across_row<false>(sum[half]);
         const int query = first + 8 * half + row;
-        if (column != 0 || query < 0) continue;
+        if (column != 0 || query >= item.end) continue;
         if (block.last()) {
           all.lse[row_of_head(query)] = largest[half] * all.scale + logf(sum[half]);
         } else {
@@ -300,7 +304,7 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         fence_async();
         __syncwarp();
       } else {
-        store_sums<kHead>(args.carried.out + row_of_head(0) * kHead, first, out);
+        store_sums<kHead>(args.carried.out + row_of_head(0) * kHead, first, item.end, out);
       }
       if (lane == 0) barrier_arrive(memory.result_full(turn.stage));
     }
@@ -341,11 +345,13 @@ bool make_maps(Maps& maps, const AttentionBlockForward& args, std::string& reaso
     return false;
   };
   const AttentionBlock& block = args.block;
+  const int64_t first_rows = (block.queries - 1) % S::kRows + 1;
   return map(maps.q, "q", all.q, all.heads, block.first_query, block.queries, all.q_stride, S::kRows) &&
          map(maps.k, "k", all.k, all.kv_heads, block.first_key, block.keys, all.kv_stride, S::kKeys) &&
          map(maps.v, "v", all.v, all.kv_heads, block.first_key, block.keys, all.kv_stride, S::kKeys) &&
          (!args.last ||
-          map(maps.out, "out", all.out, all.heads, block.first_query, block.queries, all.out_stride, S::kRows));
+          (map(maps.out, "out", all.out, all.heads, block.first_query, block.queries, all.out_stride, S::kRows) &&
+           map(maps.first_out, "out", all.out, all.heads, block.first_query, first_rows, all.out_stride, S::kRows)));
 }
 
 }  // namespace

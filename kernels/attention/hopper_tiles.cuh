@@ -114,13 +114,13 @@ __device__ __forceinline__ void pack(uint32_t (&weights)[kColumns / 16][4], cons
     }
 }
 
-/// sums = rows `begin` + 8 half + lane / 4 of `from` for a warp, kHead floats each; unchanged for negative rows.
+/// sums = rows `begin` + 8 half + lane / 4 of `from` for a warp, kHead floats each; unchanged for rows from `end` on.
 template <int kHead>
-__device__ __forceinline__ void load_sums(Accumulator<kHead>& sums, const float* from, int begin) {
+__device__ __forceinline__ void load_sums(Accumulator<kHead>& sums, const float* from, int begin, int end) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = begin + 8 * half + lane_of() / 4;
-    if (row < 0) continue;
+    if (row >= end) continue;
 #pragma unroll
     for (int j = 0; j < kHead / 8; ++j) {
       const int at = 4 * j + 2 * half;
@@ -129,13 +129,13 @@ __device__ __forceinline__ void load_sums(Accumulator<kHead>& sums, const float*
   }
 }
 
-/// Writes sums to those rows of `to` that are not negative.
+/// Writes sums to those rows of `to` that are below `end`.
 template <int kHead>
-__device__ __forceinline__ void store_sums(float* to, int begin, const Accumulator<kHead>& sums) {
+__device__ __forceinline__ void store_sums(float* to, int begin, int end, const Accumulator<kHead>& sums) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = begin + 8 * half + lane_of() / 4;
-    if (row < 0) continue;
+    if (row >= end) continue;
 #pragma unroll
     for (int j = 0; j < kHead / 8; ++j) {
       const int at = 4 * j + 2 * half;
@@ -144,8 +144,11 @@ __device__ __forceinline__ void store_sums(float* to, int begin, const Accumulat
   }
 }
 
-/// Use `n` of a ring of kStages stages. The compiler keeps counters of uses in uniform registers, where a stage that
-/// wraps around would be in a register of every thread.
+/// A value that all lanes share. The compiler keeps it, and what is computed from it, in uniform registers.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(kWholeWarp, value, 0); }
+
+/// Use `n` of a ring of kStages stages: computed from a uniform count, where a stage that wraps around would be in a
+/// register of every thread.
 template <int kStages>
 struct Use {
   static_assert((kStages & (kStages - 1)) == 0);
