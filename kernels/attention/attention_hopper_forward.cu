@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int turn = 0; turn < kTurns; ++turn) {
       barrier_init(memory.queries_full(turn), 1);
-      barrier_init(memory.result_full(turn), kComputingWarps);
+      barrier_init(memory.result_full(turn), kGroupThreads * S::kGroups);
       barrier_init(memory.queries_free(turn), 1);
     }
     for (int stage = 0; stage < S::kStages; ++stage) {
@@ -133,16 +133,23 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         barrier_arrive_expect(memory.queries_full(turn.stage), S::Queries::kBytes);
         memory.queries(turn.stage).load(maps.q, memory.queries_full(turn.stage), head, item.begin, sequence);
         const int steps = steps_of<kKeys>(block, item.end);
+        // In the order of their use: the scores of a step come before the values of the step before it.
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step, ++used) {
-          const Use<S::kStages> use(used);
-          barrier_wait(memory.keys_free(use.stage), use.parity ^ 1);
-          barrier_arrive_expect(memory.keys_full(use.stage), S::Keys::kBytes);
-          memory.keys(use.stage).load(maps.k, memory.keys_full(use.stage), kv_head, step * kKeys, sequence);
-          barrier_wait(memory.values_free(use.stage), use.parity ^ 1);
-          barrier_arrive_expect(memory.values_full(use.stage), S::Keys::kBytes);
-          memory.values(use.stage).load(maps.v, memory.values_full(use.stage), kv_head, step * kKeys, sequence);
+        for (int step = 0; step <= steps; ++step) {
+          const Use<S::kStages> keys(used + step), values(used + step - 1);
+          if (step < steps) {
+            barrier_wait(memory.keys_free(keys.stage), keys.parity ^ 1);
+            barrier_arrive_expect(memory.keys_full(keys.stage), S::Keys::kBytes);
+            memory.keys(keys.stage).load(maps.k, memory.keys_full(keys.stage), kv_head, step * kKeys, sequence);
+          }
+          if (step > 0) {
+            barrier_wait(memory.values_free(values.stage), values.parity ^ 1);
+            barrier_arrive_expect(memory.values_full(values.stage), S::Keys::kBytes);
+            memory.values(values.stage)
+                .load(maps.v, memory.values_full(values.stage), kv_head, (step - 1) * kKeys, sequence);
+          }
         }
+        used += steps;
       }
     } else if (warp == 1 && lane == 0) {
       for (int round = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
@@ -161,10 +168,19 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
     registers_raise<S::kRegisters>();
     const int group = warp / 4 - 1, row = lane / 4, column = 2 * (lane % 4), of_warp = 16 * (warp - 4);
     const float scale = all.scale * kLog2E;
+    using KeyUse = Use<S::kStages>;
+    const auto await_keys = [&](const KeyUse& use) { barrier_wait(memory.keys_full(use.stage), use.parity); };
+    const auto await_values = [&](const KeyUse& use) { barrier_wait(memory.values_full(use.stage), use.parity); };
+    const auto free_keys = [&](const KeyUse& use) {
+      if (lane == 0) barrier_arrive(memory.keys_free(use.stage));
+    };
+    const auto free_values = [&](const KeyUse& use) {
+      if (lane == 0) barrier_arrive(memory.values_free(use.stage));
+    };
     for (int round = 0, used = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
       const Use<kTurns> turn(round);
       const int base = uniform(used);
-      const int first = item.begin + of_warp;  // the warp's first row
+      const int first = uniform(item.begin + of_warp);  // the warp's first row
       const int of_group = item.begin + 64 * group, group_end = min(of_group + 64, item.end);
       const int steps = uniform(of_group < item.end ? steps_of<kKeys>(block, group_end) : 0);
       const auto row_of_head = [&](int query) {  // in [B, H, T]
@@ -237,42 +253,39 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
 #pragma unroll
           for (int i = 0; i < kHead / 2; ++i) out[i] *= keep[i / 2 % 2];
         };
-        Use<S::kStages> use(base);
-        barrier_wait(memory.keys_full(use.stage), use.parity);
-        issue_scores(use.stage);
+        await_keys(KeyUse(base));
+        issue_scores(KeyUse(base).stage);
         wgmma_wait<0>(scores);
-        if (lane == 0) barrier_arrive(memory.keys_free(use.stage));
+        free_keys(KeyUse(base));
         weigh(0);
         keep_out();
         pack<kKeys>(weights, scores);
         for (int step = 1; step < steps; ++step) {
-          const Use<S::kStages> next(base + step), before(base + step - 1);
-          barrier_wait(memory.keys_full(next.stage), next.parity);
+          const KeyUse next(base + step), before(base + step - 1);
+          await_keys(next);
           issue_scores(next.stage);
-          barrier_wait(memory.values_full(before.stage), before.parity);
+          await_values(before);
           issue_sums(before.stage);
           wgmma_wait<1>(scores);
-          if (lane == 0) barrier_arrive(memory.keys_free(next.stage));
+          free_keys(next);
           weigh(step);
           wgmma_wait<0>(out);
-          if (lane == 0) barrier_arrive(memory.values_free(before.stage));
+          free_values(before);
           keep_out();
           pack<kKeys>(weights, scores);
         }
-        use = Use<S::kStages>(base + steps - 1);
-        barrier_wait(memory.values_full(use.stage), use.parity);
-        issue_sums(use.stage);
+        const KeyUse last(base + steps - 1);
+        await_values(last);
+        issue_sums(last.stage);
         wgmma_wait<0>(out);
-        if (lane == 0) barrier_arrive(memory.values_free(use.stage));
+        free_values(last);
       }
       // Keys that only later warpgroups see. A lane that waited here after lane 0's arrival could miss the phase.
       const int all_steps = steps_of<kKeys>(block, item.end);
       for (int step = steps; step < all_steps && lane == 0; ++step) {
-        const Use<S::kStages> unseen(base + step);
-        barrier_wait(memory.keys_full(unseen.stage), unseen.parity);
-        barrier_arrive(memory.keys_free(unseen.stage));
-        barrier_wait(memory.values_full(unseen.stage), unseen.parity);
-        barrier_arrive(memory.values_free(unseen.stage));
+        const KeyUse unseen(base + step);
+        await_keys(unseen), free_keys(unseen);
+        await_values(unseen), free_values(unseen);
       }
       used = base + all_steps;
       ptx::make_again(item.head);  // else rows of the head and places of words occupy registers in the loops
@@ -302,11 +315,10 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
           }
         }
         fence_async();
-        __syncwarp();
       } else {
         store_sums<kHead>(args.carried.out + row_of_head(0) * kHead, first, item.end, out);
       }
-      if (lane == 0) barrier_arrive(memory.result_full(turn.stage));
+      barrier_arrive(memory.result_full(turn.stage));
     }
   }
 }
