@@ -9,6 +9,7 @@
 #include "comm/nccl/launch_order.h"
 #include "comm/nccl/nccl.h"
 #include "engine/plan/memory.h"
+#include "kernels/attention/attention.h"
 #include "kernels/common/isa.h"
 #include "kernels/cuda/algorithms.h"
 #include "planner/extra_memory.h"
@@ -95,6 +96,8 @@ Json with_choices(Json run, const DeviceAssignment& assignment, const Rank& rank
                                        : chosen.from == From::library ? "first choice"
                                                                       : "kernel";
   }
+  for (const std::string& reason : kernels::attention_fallbacks())
+    run["notes"].push_back("attention does not use the instructions of sm_90a. " + reason);
   Json& channels = run["channels"] = Json::object();
   for (const auto& [name, reason] : rank.unregistered())
     channels[name]["registered"] = reason.empty() ? std::string("yes") : "no: " + reason;

@@ -4,6 +4,7 @@
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -64,7 +65,25 @@ void check(std::string_view op, const AttentionBlock& block, int64_t tokens) {
                      block.queries);
 }
 
+struct Fallbacks {
+  std::mutex mutex;
+  std::set<std::string> reasons;
+};
+Fallbacks& fallbacks() {
+  static Fallbacks all;
+  return all;
+}
+
 }  // namespace
+
+void note_attention_fallback(const std::string& reason) {
+  const std::lock_guard lock(fallbacks().mutex);
+  fallbacks().reasons.insert(reason);
+}
+std::set<std::string> attention_fallbacks() {
+  const std::lock_guard lock(fallbacks().mutex);
+  return fallbacks().reasons;
+}
 
 void attention_forward(LaunchContext& context, const AttentionForward& args) {
   constexpr std::string_view op = "attention_forward";

@@ -3,7 +3,8 @@
 // of 16 by 16 for heads wider than 128, so that a block fits in the 99 KiB of the smallest GPUs.
 //
 // Four or eight threads, neighbours in a warp, share a row: a thread owns every fourth, or eighth, of its columns. The
-// tensor core path (attention_mma.cu) handles bf16 heads of 64 and 128 with rows aligned to 16 bytes.
+// tensor core paths (attention_hopper_*.cu, attention_mma.cu) handle bf16 heads of 64 and 128 with rows aligned to 16
+// bytes.
 
 #include <initializer_list>
 
@@ -383,7 +384,7 @@ dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
 }  // namespace
 
 void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args) {
-  if (attention_forward_mma(context, args)) return;
+  if (attention_forward_hopper(context, args) || attention_forward_mma(context, args)) return;
   const AttentionForward& all = args.all;
   for_dtype(all.dtype, [&](auto type) {
     using T = decltype(type);

@@ -5,6 +5,8 @@
 // Letters: B batch, T tokens, H heads, G key-value heads (G divides H), E head_dim.
 
 #include <cstdint>
+#include <set>
+#include <string>
 
 #include "engine/base/context_chunks.h"
 #include "engine/base/dtype.h"
@@ -142,6 +144,10 @@ Cost attention_block_backward_cost(const AttentionBlockBackward& args);
 
 /// Pure. Floats of workspace; depends on batch, tokens, heads, kv_heads and head_dim only. Pointers may be null.
 int64_t attention_backward_workspace_elems(const AttentionBackward& args);
+
+/// Why attention on GPUs of compute capability 9.x did not use the instructions of sm_90a, for run.json: one sentence
+/// per reason, none if it did.
+std::set<std::string> attention_fallbacks();
 
 SLIP_DECLARE_PER_ISA(void attention_forward_cpu(LaunchContext& context, const AttentionForward& args);
                      void attention_backward_cpu(LaunchContext& context, const AttentionBackward& args);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The CUDA side of attention: its entry points, and the path on tensor cores that they try first.
+// The CUDA side of attention: its entry points, and the paths on tensor cores that they try first: sm_90a, then
+// mma.sync.
 //
 // Arguments are already checked and not empty, pointers are device memory. Each function enqueues on the context's
 // stream and returns. Throws: ResourceError if a launch is refused.
+
+#include <string>
 
 #include "kernels/attention/attention.h"
 
@@ -13,6 +16,14 @@ void attention_forward_cuda(LaunchContext& context, const AttentionForward& args
 void attention_backward_cuda(LaunchContext& context, const AttentionBackward& args);
 void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args);
 void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args);
+
+/// Enqueues. Returns false and enqueues nothing unless the GPU has compute capability 9.x, the type is bf16, head_dim
+/// is 64 or 128, the block has keys, and TMA takes all rows: pointers and strides are multiples of 16 bytes. A refusal
+/// on such a GPU and type is noted, except that of a block without keys.
+bool attention_forward_hopper(LaunchContext& context, const AttentionBlockForward& args);
+
+/// Adds to attention_fallbacks().
+void note_attention_fallback(const std::string& reason);
 
 /// Enqueues. Returns false and enqueues nothing unless the type is bf16, head_dim is 64 or 128 and all rows, also the
 /// carried ones, begin at multiples of 16 bytes. A block of a ring may use either path: the carried values have the

@@ -1,41 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on tensor cores (sm_80 and up): bf16 heads of 64 and 128, weights never leave registers.
 //
-// A kernel computes one block of keys (attention.h). With kWhole the block is all of causal attention, known at compile
-// time: that kernel has no spare registers for the state that other blocks carry.
+// A kernel computes one block of keys (block.cuh). In backward the block refers to its arguments; in forward it holds
+// them, which saves instructions.
 // Source: Dao 2023, arXiv:2307.08691. dq has a separate kernel, so no sum depends on the order of blocks.
 
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/block.cuh"
 #include "kernels/attention/mma_tiles.cuh"
 
 namespace slipstream::kernels {
 namespace {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kInfinity = __builtin_inff();
-
-/// The arguments of a kernel. In backward `Args` is a reference, so that fields are read from the parameters at each
-/// use: as values, which save instructions in forward, the compiler keeps them across loops in registers that it
-/// spills.
-template <bool kWhole, typename Args>
-struct Block {
-  Args args;
-
-  __device__ __forceinline__ int64_t first_query() const { return kWhole ? 0 : args.block.first_query; }
-  __device__ __forceinline__ int64_t queries() const { return kWhole ? args.all.tokens : args.block.queries; }
-  __device__ __forceinline__ int64_t first_key() const { return kWhole ? 0 : args.block.first_key; }
-  __device__ __forceinline__ int64_t keys() const { return kWhole ? args.all.tokens : args.block.keys; }
-  __device__ __forceinline__ bool causal() const { return kWhole || args.block.causal; }
-  __device__ __forceinline__ bool first() const { return kWhole || args.first; }
-  __device__ __forceinline__ bool last() const { return kWhole || args.last; }
-
-  /// Number of keys that rows [begin, begin + rows) of the queries see together.
-  __device__ __forceinline__ int64_t seen_by(int64_t begin, int64_t rows) const {
-    return causal() && begin + rows < keys() ? begin + rows : keys();
-  }
-};
 
 /// The keys of a tile that the rows of a warp see.
 template <int kTiles, int kKeys>

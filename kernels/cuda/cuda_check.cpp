@@ -33,4 +33,9 @@ int compute_capability() {
   return capability;
 }
 
+int multiprocessors() {
+  static const int count = attribute_of_gpu(cudaDevAttrMultiProcessorCount, "asking for the multiprocessors of a GPU");
+  return count;
+}
+
 }  // namespace slipstream::kernels

@@ -24,6 +24,8 @@ __device__ __forceinline__ void make_again(Words& value) {
   asm volatile("" : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3]));
 }
 
+__device__ __forceinline__ void make_again(int& value) { asm volatile("" : "+r"(value)); }
+
 /// Two floats in one access of 8 bytes; `p` is aligned to 8.
 __device__ __forceinline__ void load_pair(const float* p, float& low, float& high) {
   const float2 pair = *reinterpret_cast<const float2*>(p);

@@ -155,8 +155,23 @@ TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whol
   check({2, 70, 2, 2, 64, 1}, DType::bf16);  // one block that is first and last, with gradients that travel
 }
 
+TEST_CASE("attention in a ring, sm_90a: every rank's share equals the whole matrix in double") {
+  const Capability hopper(90);
+  check({1, 4, 1, 1, 64, 2}, DType::bf16);        // chunks of one token
+  check({2, 36, 4, 2, 64, 3}, DType::bf16);       // one tile; a block in the middle
+  check({1, 4 * 128, 1, 1, 64, 2}, DType::bf16);  // whole tiles of keys
+  check({1, 4 * 97, 2, 1, 64, 2}, DType::bf16);   // blocks of queries that begin before the first one
+  check({1, 6 * 33, 2, 1, 128, 3}, DType::bf16);
+  check({1, 4 * 65, 1, 1, 128, 2}, DType::bf16);  // a tile of keys and two rows
+  check({2, 70, 2, 2, 64, 1}, DType::bf16);       // one block that is first and last, with gradients that travel
+}
+
 TEST_CASE("attention in a ring: the carried state is the same for the general path and the tensor cores") {
-  for (int64_t head_dim : {64, 128}) check({1, 4 * 18, 2, 1, head_dim, 4}, DType::bf16, 1);
+  for (int capability : {80, 90})
+    for (int64_t head_dim : {64, 128}) {
+      const Capability emulated(capability);
+      check({1, 4 * 18, 2, 1, head_dim, 4}, DType::bf16, 1);
+    }
 }
 
 TEST_CASE("attention in a ring: a block without keys or without queries still writes its outputs") {

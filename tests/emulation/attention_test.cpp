@@ -154,6 +154,66 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
   CHECK_FALSE((taken_backward(DType::bf16, 0, 1, 0) || taken_backward(DType::bf16, 0, 0, 1)));
 }
 
+TEST_CASE("attention, sm_90a: lengths around a block of queries and a tile of keys, heads of 64") {
+  const Capability hopper(90);
+  // Blocks have 192 queries, 64 for each warpgroup, and 128 keys pass at a time.
+  for (int64_t tokens : {1, 15, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257})
+    check({1, tokens, 1, 1, 64}, DType::bf16);
+  check({2, 66, 4, 2, 64}, DType::bf16);
+  check({1, 130, 3, 1, 64}, DType::bf16);
+}
+
+TEST_CASE("attention, sm_90a: lengths around a block of queries and a tile of keys, heads of 128") {
+  const Capability hopper(90);
+  for (int64_t tokens : {1, 64, 65, 127, 128, 129, 257}) check({1, tokens, 1, 1, 128}, DType::bf16);
+  check({2, 70, 4, 2, 128}, DType::bf16);
+}
+
+TEST_CASE("attention, sm_90a: several rounds through all stages") {
+  const Capability hopper(90);
+  check({1, 650, 2, 1, 64}, DType::bf16);
+  check({1, 300, 3, 3, 128}, DType::bf16);
+}
+
+TEST_CASE("attention, sm_90a: scores far apart neither overflow nor lose the largest") {
+  const Capability hopper(90);
+  check({1, 200, 1, 1, 64}, DType::bf16, 3.0, 1.0f);
+}
+
+TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is noted") {
+  const Capability hopper(90);
+  LaunchContext context = cuda_context();
+  OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse"),
+      sums(Doubles(128 + 1), DType::f32, "sums"), maximum(1, DType::f32, "maximum"), sum(1, DType::f32, "sum");
+  const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift = 0, int64_t stride = 384, bool last = true,
+                         int64_t sums_shift = 0, int64_t keys = 1) {
+    return attention_forward_hopper(
+        context, {.all = {x.data(shift), x.data(128), x.data(256), out.data(), lse.data<float>(), 1, 1, 1, 1, head_dim,
+                          stride, stride, 128, 1.0f, dtype},
+                  .block = {0, 1, 0, keys, keys > 0},
+                  .carried = {sums.data<float>(sums_shift), maximum.data<float>(), sum.data<float>()},
+                  .last = last});
+  };
+  const auto noted = [](std::string_view words) {
+    for (const std::string& reason : attention_fallbacks())
+      if (reason.find(words) != std::string::npos) return true;
+    return false;
+  };
+  CHECK((taken(64, DType::bf16) && taken(128, DType::bf16) && taken(64, DType::bf16, 0, 384, false)));
+  CHECK_FALSE((taken(64, DType::f32) || taken(64, DType::bf16, 0, 384, true, 0, 0)));
+  if (on_card) return;
+  CHECK(attention_fallbacks().empty());
+  CHECK_FALSE(taken(96, DType::bf16));
+  CHECK(noted("attention_forward: heads of 96, need 64 or 128"));
+  CHECK_FALSE(taken(64, DType::bf16, 1));
+  CHECK(noted("attention_forward: q: "));
+  CHECK_FALSE(taken(64, DType::bf16, 0, 385));
+  CHECK_FALSE(taken(64, DType::bf16, 0, 384, false, 1));
+  CHECK(noted("attention_forward: the carried sums"));
+  emulation::set_compute_capability(80);
+  CHECK_FALSE(taken(64, DType::bf16));
+}
+
 TEST_CASE("attention, general path: rows that are no multiple of 16 bytes are read by element, with the same bits") {
   constexpr int64_t kTokens = 18;
   enum Odd { none, q, k, v, out, dout, q_stride, kv_stride, out_stride, only_head, all_odd };

@@ -77,6 +77,9 @@ void set_compute_capability(int capability);
 int compute_capability();
 size_t shared_memory_bytes();
 
+/// Few, so that persistent blocks of small tests have several items.
+constexpr int kMultiprocessors = 2;
+
 /// Order of the threads between two barriers; results of a correct kernel do not change.
 void set_descending(bool descending);
 /// Kernels run so far.

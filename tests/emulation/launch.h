@@ -24,6 +24,7 @@ struct Site {
 inline cudaStream_t stream_of(const LaunchContext& context) { return context.native_stream; }
 inline void cuda_check(cudaError_t, const char*) {}
 inline size_t shared_memory_bytes() { return emulation::shared_memory_bytes(); }
+inline int multiprocessors() { return emulation::kMultiprocessors; }
 inline int compute_capability() { return emulation::compute_capability(); }
 
 /// The kernel in the text of a launch's arguments: the second one, without its template arguments.

@@ -43,9 +43,8 @@ CALLS = {r"\b" + operation + r"[(<]": operation for operation in CHANGES if not 
 CALLS |= {r"copy_async_wait<": "wait_group", r"copy_async_commit\(": "commit_group"}
 # Barriers that pace threads until the host's word, and barriers that keep the compiler from holding values in registers.
 ORDER_NO_MEMORY = ("hold_kernel __syncthreads", "held_norm_forward_kernel __syncwarp", "held_norm_backward_kernel __syncwarp")
-# Changes that another synchronization makes harmless, as change, kernel and a part of the line. The arrival for values of the step before, which follows,
-# releases the same keys, and loads of keys wait for both; without the arrival for keys the kernel stops.
-HARMLESS = (("early", "hopper_forward_kernel", "keys_free(next.stage)"),)
+# Changes that another synchronization makes harmless, as change, kernel and a part of the line.
+HARMLESS = ()
 LIMIT_S = 600
 SAMPLE = ("attention: scores far apart", "attention, tensor cores: several steps", "sum of squares: the CPU's bits", "matmul: gradients", "cross-entropy: parts", "norms: forward", "hopper: a pipelined product")
 

@@ -30,6 +30,7 @@ inline void store_16(void* p, const Words& value, SLIP_HERE) {
 }
 
 inline void make_again(Words&) {}
+inline void make_again(int&) {}
 
 inline void load_pair(const float* p, float& low, float& high, SLIP_HERE) {
   emulation::vector_access(p, 8, false, here);

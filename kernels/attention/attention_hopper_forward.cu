@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention forward for sm_90a: TMA loads, products of warpgroups from shared memory, softmax in registers.
+//
+// A thread block stays on its multiprocessor and takes one block of queries after another. One warp loads queries, keys
+// and values into rings of stages, one warp stores results, and two or three warpgroups compute 64 queries each. A
+// warpgroup issues the scores of a step before the weighted values of the step before it, so that the softmax runs
+// beside a product. Queries are cut into blocks from the last one on: the block that is not whole is the first, with
+// the fewest keys.
+// Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608 (overlap within a warpgroup).
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/block.cuh"
+#include "kernels/attention/hopper_tiles.cuh"
+
+namespace slipstream::kernels {
+namespace {
+
+using namespace hopper;
+
+/// Sizes for a head.
+template <int kHead>
+struct Sizes {
+  static constexpr int kGroups = kHead == 64 ? 3 : 2;  // warpgroups that compute: as the 64K registers allow
+  static constexpr int kRows = 64 * kGroups, kKeys = 128, kStages = kHead == 64 ? 4 : 2;
+  static constexpr int kThreads = kGroupThreads * (1 + kGroups);
+  static constexpr int kRegisters = kGroups == 3 ? 160 : 232, kFewRegisters = kGroups == 3 ? 32 : 48;
+  static_assert(kGroupThreads * (kGroups * kRegisters + kFewRegisters) <= 65536);
+  using Queries = HeadTile<kRows, kHead>;
+  using Keys = HeadTile<kKeys, kHead>;
+  static constexpr int kBarriersAt = 2 * Queries::kBytes + 2 * kStages * Keys::kBytes;
+  static constexpr int kBytes = kBarriersAt + 8 * (3 * 2 + 4 * kStages);
+};
+
+/// Shared memory of a thread block. A result replaces the queries that it belongs to.
+template <int kHead>
+struct Memory : Sizes<kHead> {
+  using S = Sizes<kHead>;
+  unsigned char* bytes;
+
+  __device__ __forceinline__ explicit Memory(unsigned char* shared) : bytes(shared) {}
+  __device__ __forceinline__ typename S::Queries queries(int turn) const { return {bytes + turn * S::Queries::kBytes}; }
+  __device__ __forceinline__ typename S::Keys keys(int stage) const {
+    return {bytes + 2 * S::Queries::kBytes + stage * S::Keys::kBytes};
+  }
+  __device__ __forceinline__ typename S::Keys values(int stage) const { return keys(S::kStages + stage); }
+
+  __device__ __forceinline__ Barrier* barriers(int i) const {
+    return reinterpret_cast<Barrier*>(bytes + S::kBarriersAt) + i;
+  }
+  __device__ __forceinline__ Barrier* queries_full(int turn) const { return barriers(turn); }
+  __device__ __forceinline__ Barrier* result_full(int turn) const { return barriers(2 + turn); }
+  __device__ __forceinline__ Barrier* queries_free(int turn) const { return barriers(4 + turn); }
+  __device__ __forceinline__ Barrier* keys_full(int stage) const { return barriers(6 + stage); }
+  __device__ __forceinline__ Barrier* values_full(int stage) const { return barriers(6 + S::kStages + stage); }
+  __device__ __forceinline__ Barrier* keys_free(int stage) const { return barriers(6 + 2 * S::kStages + stage); }
+  __device__ __forceinline__ Barrier* values_free(int stage) const { return barriers(6 + 3 * S::kStages + stage); }
+};
+
+struct Maps {
+  TensorMap q, k, v, out;
+  TensorMap first_out;  // of the rows of the first block alone, which may have fewer than a tile
+};
+
+/// The blocks of queries, in the order in which thread blocks take them: some heads at a time, so that the L2 cache has
+/// their keys and values, and of these heads the longest blocks first.
+struct Order {
+  int heads, blocks, together;  // heads of all sequences; blocks of a head; heads at a time
+};
+
+struct Item {
+  int head, begin, end;  // of the heads of all sequences; the rows
+};
+
+/// The item of this thread block in a round; false behind the last one. Every second round runs backward through the
+/// thread blocks: one that had a long item in a round has a short one in the next.
+template <int kRows>
+__device__ __forceinline__ bool item_of(Item& item, const Order& order, int round, int queries) {
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int index = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+  if (index >= order.heads * order.blocks) return false;
+  const int first = index / (order.together * order.blocks) * order.together;
+  const int together = min(order.together, order.heads - first), rest = index - first * order.blocks;
+  const int end = queries - kRows * (rest / together);
+  item = {first + rest % together, max(0, end - kRows), end};
+  return true;
+}
+
+/// Steps through the keys for queries before `end`.
+template <int kKeys, typename Block>
+__device__ __forceinline__ int steps_of(const Block& block, int end) {
+  return (static_cast<int>(block.seen_by(0, end)) + kKeys - 1) / kKeys;
+}
+
+template <int kHead, bool kWhole>
+__global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
+    hopper_forward_kernel(const __grid_constant__ AttentionBlockForward args, const __grid_constant__ Maps maps,
+                          const __grid_constant__ Order order) {
+  SLIP_DYNAMIC_SHARED_1024(bytes);
+  using S = Sizes<kHead>;
+  constexpr int kKeys = S::kKeys, kTurns = 2, kComputingWarps = 4 * S::kGroups;
+  const Memory<kHead> memory(bytes);
+  const AttentionForward& all = args.all;
+  const Block<kWhole, const AttentionBlockForward&> block{args};
+  const int queries = static_cast<int>(block.queries()), heads = static_cast<int>(all.heads);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp), lane = lane_of();
+  if (threadIdx.x == 0) {
+    for (int turn = 0; turn < kTurns; ++turn) {
+      barrier_init(memory.queries_full(turn), 1);
+      barrier_init(memory.result_full(turn), kGroupThreads * S::kGroups);
+      barrier_init(memory.queries_free(turn), 1);
+    }
+    for (int stage = 0; stage < S::kStages; ++stage) {
+      barrier_init(memory.keys_full(stage), 1);
+      barrier_init(memory.values_full(stage), 1);
+      barrier_init(memory.keys_free(stage), kComputingWarps);
+      barrier_init(memory.values_free(stage), kComputingWarps);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  Item item{};
+  if (warp < 4) {
+    registers_lower<S::kFewRegisters>();
+    if (warp == 0 && lane == 0) {
+      for (int round = 0, used = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
+        const Use<kTurns> turn(round);
+        const int head = item.head % heads, sequence = item.head / heads;
+        const int kv_head = head / (heads / static_cast<int>(all.kv_heads));
+        barrier_wait(memory.queries_free(turn.stage), turn.parity ^ 1);
+        barrier_arrive_expect(memory.queries_full(turn.stage), S::Queries::kBytes);
+        memory.queries(turn.stage).load(maps.q, memory.queries_full(turn.stage), head, item.begin, sequence);
+        const int steps = steps_of<kKeys>(block, item.end);
+        // In the order of their use: the scores of a step come before the values of the step before it.
+#pragma unroll 1
+        for (int step = 0; step <= steps; ++step) {
+          const Use<S::kStages> keys(used + step), values(used + step - 1);
+          if (step < steps) {
+            barrier_wait(memory.keys_free(keys.stage), keys.parity ^ 1);
+            barrier_arrive_expect(memory.keys_full(keys.stage), S::Keys::kBytes);
+            memory.keys(keys.stage).load(maps.k, memory.keys_full(keys.stage), kv_head, step * kKeys, sequence);
+          }
+          if (step > 0) {
+            barrier_wait(memory.values_free(values.stage), values.parity ^ 1);
+            barrier_arrive_expect(memory.values_full(values.stage), S::Keys::kBytes);
+            memory.values(values.stage)
+                .load(maps.v, memory.values_full(values.stage), kv_head, (step - 1) * kKeys, sequence);
+          }
+        }
+        used += steps;
+      }
+    } else if (warp == 1 && lane == 0) {
+      for (int round = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
+        const Use<kTurns> turn(round);
+        barrier_wait(memory.result_full(turn.stage), turn.parity);
+        if (block.last()) {
+          memory.queries(turn.stage)
+              .store(item.begin == 0 ? maps.first_out : maps.out, item.head % heads, item.begin, item.head / heads);
+          tma_store_commit();
+          tma_store_wait_read<0>();
+        }
+        barrier_arrive(memory.queries_free(turn.stage));
+      }
+    }
+  } else {
+    registers_raise<S::kRegisters>();
+    const int group = warp / 4 - 1, row = lane / 4, column = 2 * (lane % 4), of_warp = 16 * (warp - 4);
+    const float scale = all.scale * kLog2E;
+    using KeyUse = Use<S::kStages>;
+    const auto await_keys = [&](const KeyUse& use) { barrier_wait(memory.keys_full(use.stage), use.parity); };
+    const auto await_values = [&](const KeyUse& use) { barrier_wait(memory.values_full(use.stage), use.parity); };
+    const auto free_keys = [&](const KeyUse& use) {
+      if (lane == 0) barrier_arrive(memory.keys_free(use.stage));
+    };
+    const auto free_values = [&](const KeyUse& use) {
+      if (lane == 0) barrier_arrive(memory.values_free(use.stage));
+    };
+    for (int round = 0, used = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
+      const Use<kTurns> turn(round);
+      const int base = uniform(used);
+      const int first = uniform(item.begin + of_warp);  // the warp's first row
+      const int of_group = item.begin + 64 * group, group_end = min(of_group + 64, item.end);
+      const int steps = uniform(of_group < item.end ? steps_of<kKeys>(block, group_end) : 0);
+      const auto row_of_head = [&](int query) {  // in [B, H, T]
+        return item.head * all.tokens + block.first_query() + query;
+      };
+      Accumulator<kHead> out;
+      float largest[2] = {-kInfinity, -kInfinity}, sum[2] = {};
+#pragma unroll
+      for (int i = 0; i < kHead / 2; ++i) out[i] = 0.0f;
+      if (!block.first()) {
+        load_sums<kHead>(out, args.carried.out + row_of_head(0) * kHead, first, item.end);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int query = first + 8 * half + row;
+          if (query >= item.end) continue;
+          // Scores are scaled within the exponents; the sum is distributed over the lanes of a row.
+          largest[half] = args.carried.maximum[row_of_head(query)] / all.scale;
+          sum[half] = column == 0 ? args.carried.sum[row_of_head(query)] : 0.0f;
+        }
+      }
+      barrier_wait(memory.queries_full(turn.stage), turn.parity);
+      if (steps > 0) {
+        const uint64_t q = memory.queries(turn.stage).over_columns(64 * group);
+        Accumulator<kKeys> scores;
+        uint32_t weights[kKeys / 16][4];
+        float keep[2];
+        const auto issue_scores = [&](int stage) {
+          wgmma_fence(scores);
+          multiply_rows<typename S::Queries, typename S::Keys, kHead>(scores, q, memory.keys(stage).over_columns());
+          wgmma_commit();
+        };
+        // The fence must follow the wait for values: otherwise the compiler adds one in the branch of that wait, and
+        // completes all products before it.
+        const auto issue_sums = [&](int stage) {
+          wgmma_fence(out, weights);
+          multiply_weights<typename S::Keys>(out, weights, memory.values(stage).over_rows());
+          wgmma_commit();
+        };
+        // Turns the scores of a step into weights.
+        const auto weigh = [&](int step) {
+          // The last key that the warp's first row sees.
+          const int last = (block.causal() ? first : static_cast<int>(block.keys()) - 1) - step * kKeys;
+          if (last < kKeys - 1) {
+#pragma unroll
+            for (int i = 0; i < kKeys / 2; ++i)
+              if (8 * (i / 4) + column + i % 2 > last + (block.causal() ? row + 8 * (i / 2 % 2) : 0))
+                scores[i] = -kInfinity;
+          }
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float highest = largest[half];
+#pragma unroll
+            for (int j = 0; j < kKeys / 8; ++j)
+              highest = fmaxf(highest, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
+            highest = across_row<true>(highest);
+            const float shift = highest * scale;
+            keep[half] = ptx::exp2_approx((largest[half] - highest) * scale);
+            largest[half] = highest;
+            sum[half] *= keep[half];
+#pragma unroll
+            for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+              for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
+                scores[i] = ptx::exp2_approx(scores[i] * scale - shift);
+                sum[half] += scores[i];
+              }
+          }
+        };
+        const auto keep_out = [&] {
+#pragma unroll
+          for (int i = 0; i < kHead / 2; ++i) out[i] *= keep[i / 2 % 2];
+        };
+        await_keys(KeyUse(base));
+        issue_scores(KeyUse(base).stage);
+        wgmma_wait<0>(scores);
+        free_keys(KeyUse(base));
+        weigh(0);
+        keep_out();
+        pack<kKeys>(weights, scores);
+        for (int step = 1; step < steps; ++step) {
+          const KeyUse next(base + step), before(base + step - 1);
+          await_keys(next);
+          issue_scores(next.stage);
+          await_values(before);
+          issue_sums(before.stage);
+          wgmma_wait<1>(scores);
+          free_keys(next);
+          weigh(step);
+          wgmma_wait<0>(out);
+          free_values(before);
+          keep_out();
+          pack<kKeys>(weights, scores);
+        }
+        const KeyUse last(base + steps - 1);
+        await_values(last);
+        issue_sums(last.stage);
+        wgmma_wait<0>(out);
+        free_values(last);
+      }
+      // Keys that only later warpgroups see. A lane that waited here after lane 0's arrival could miss the phase.
+      const int all_steps = steps_of<kKeys>(block, item.end);
+      for (int step = steps; step < all_steps && lane == 0; ++step) {
+        const KeyUse unseen(base + step);
+        await_keys(unseen), free_keys(unseen);
+        await_values(unseen), free_values(unseen);
+      }
+      used = base + all_steps;
+      ptx::make_again(item.head);  // else rows of the head and places of words occupy registers in the loops
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum[half] = across_row<false>(sum[half]);
+        const int query = first + 8 * half + row;
+        if (column != 0 || query >= item.end) continue;
+        if (block.last()) {
+          all.lse[row_of_head(query)] = largest[half] * all.scale + logf(sum[half]);
+        } else {
+          args.carried.maximum[row_of_head(query)] = largest[half] * all.scale;
+          args.carried.sum[row_of_head(query)] = sum[half];
+        }
+      }
+      if (block.last()) {
+        const Shared<uint32_t> words(memory.queries(turn.stage).bytes, S::Queries::kBytes / 4);
+        int to = of_warp + row;
+        ptx::make_again(to);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float factor = 1.0f / sum[half];
+#pragma unroll
+          for (int j = 0; j < kHead / 8; ++j) {
+            const int at = 4 * j + 2 * half;
+            words[S::Queries::word(to + 8 * half, j)] = ptx::bf16_pair(factor * out[at], factor * out[at + 1]);
+          }
+        }
+        fence_async();
+      } else {
+        store_sums<kHead>(args.carried.out + row_of_head(0) * kHead, first, item.end, out);
+      }
+      barrier_arrive(memory.result_full(turn.stage));
+    }
+  }
+}
+
+/// Keys and values of the heads that are computed at a time: most of the 50 MB L2 cache of an H100.
+constexpr int64_t kCacheBytes = int64_t{40} << 20;
+
+template <int kHead, bool kWhole>
+void launch_forward(LaunchContext& context, const AttentionBlockForward& args, const Maps& maps) {
+  using S = Sizes<kHead>;
+  const AttentionForward& all = args.all;
+  const int64_t heads = all.batch * all.heads, blocks = blocks_for(args.block.queries, S::kRows);
+  const int64_t grid = std::min<int64_t>(multiprocessors(), heads * blocks);
+  const int64_t fit = kCacheBytes / (4 * args.block.keys * kHead) * (all.heads / all.kv_heads);
+  const int64_t together = std::clamp<int64_t>(fit, 1, grid);
+  launch(stream_of(context), hopper_forward_kernel<kHead, kWhole>, dim3(static_cast<unsigned>(grid)), dim3(S::kThreads),
+         S::kBytes, args, maps, Order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together)});
+}
+
+/// The maps of a block, of its rows alone: rows of other blocks are zeros, and are not written.
+template <int kHead>
+bool make_maps(Maps& maps, const AttentionBlockForward& args, std::string& reason) {
+  using S = Sizes<kHead>;
+  const AttentionForward& all = args.all;
+  const auto map = [&](TensorMap& to, const char* name, const void* from, int64_t heads, int64_t first, int64_t rows,
+                       int64_t stride, int box_rows) {
+    const HeadRows head_rows = {.base = static_cast<const bfloat16*>(from) + first * stride,
+                                .head_dim = kHead,
+                                .heads = heads,
+                                .rows = rows,
+                                .sequences = all.batch,
+                                .stride = stride,
+                                .sequence_stride = all.tokens * stride};
+    if (make_head_map(to, head_rows, box_rows, reason)) return true;
+    reason = std::string(name) + ": " + reason;
+    return false;
+  };
+  const AttentionBlock& block = args.block;
+  const int64_t first_rows = (block.queries - 1) % S::kRows + 1;
+  return map(maps.q, "q", all.q, all.heads, block.first_query, block.queries, all.q_stride, S::kRows) &&
+         map(maps.k, "k", all.k, all.kv_heads, block.first_key, block.keys, all.kv_stride, S::kKeys) &&
+         map(maps.v, "v", all.v, all.kv_heads, block.first_key, block.keys, all.kv_stride, S::kKeys) &&
+         (!args.last ||
+          (map(maps.out, "out", all.out, all.heads, block.first_query, block.queries, all.out_stride, S::kRows) &&
+           map(maps.first_out, "out", all.out, all.heads, block.first_query, first_rows, all.out_stride, S::kRows)));
+}
+
+}  // namespace
+
+bool attention_forward_hopper(LaunchContext& context, const AttentionBlockForward& args) {
+  const AttentionForward& all = args.all;
+  // A block without keys only writes what is carried.
+  if (compute_capability() / 10 != 9 || all.dtype != DType::bf16 || args.block.keys == 0) return false;
+  std::string reason = hopper_refusal(all.head_dim);
+  const auto run = [&](auto head) {
+    Maps maps{};
+    if (!make_maps<head.value>(maps, args, reason)) return false;
+    const bool whole = args.first && args.last && args.block == AttentionBlock{0, all.tokens, 0, all.tokens, true};
+    for_flag(whole, [&](auto is_whole) { launch_forward<head.value, is_whole.value>(context, args, maps); });
+    return true;
+  };
+  if (reason.empty() && !all_aligned(args.carried.out)) reason = "the carried sums are not aligned to 16 bytes";
+  if (reason.empty() &&
+      (all.head_dim == 64 ? run(std::integral_constant<int, 64>{}) : run(std::integral_constant<int, 128>{})))
+    return true;
+  note_attention_fallback("attention_forward: " + reason);
+  return false;
+}
+
+}  // namespace slipstream::kernels
