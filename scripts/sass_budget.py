@@ -29,7 +29,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_work"]
-BRANCH, NO_OPERATION, TENSOR, MEMORY = 0x947, 0x918, {0x23C, 0x9F0}, {0x981, 0x986, 0xFAE}  # the low 12 bits of an instruction; LDG, STG, LDGSTS
+BRANCH, NO_OPERATION, TENSOR, MEMORY = 0x947, 0x918, {0x23C, 0x9F0, 0xDF0}, {0x981, 0x986, 0xFAE}  # the low 12 bits of an instruction; LDG, STG, LDGSTS
 
 
 @dataclasses.dataclass
