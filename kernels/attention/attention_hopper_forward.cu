@@ -4,8 +4,8 @@
 // A thread block stays on its multiprocessor and takes one block of queries after another. One warp loads queries, keys
 // and values into rings of stages, one warp stores results, and two or three warpgroups compute 64 queries each. A
 // warpgroup issues the scores of a step before the weighted values of the step before it, so that the softmax runs
-// beside a product. Queries are cut into blocks from the last one on: the block that is not whole is the first, with the
-// fewest keys.
+// beside a product. Queries are cut into blocks from the last one on: the block that is not whole is the first, with
+// the fewest keys.
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608 (overlap within a warpgroup).
 
 #include <algorithm>
