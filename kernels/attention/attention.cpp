@@ -152,10 +152,17 @@ Cost attention_block_backward_cost(const AttentionBlockBackward& args) {
                         2 * args.all.kv_heads * args.all.tokens);
 }
 
+int64_t attention_backward_delta_elems(const AttentionBackward& args) {
+  return round_up(args.batch * args.tokens * args.heads, 4);  // the sums behind them are aligned to 16 bytes
+}
+
 int64_t attention_backward_workspace_elems(const AttentionBackward& args) {
   // cpu: dk and dv of every key-value head in float, rows padded to whole tiles of the widest instruction set.
-  // cuda: dout . out of every row of every head.
-  return args.batch * args.tokens * std::max(2 * args.kv_heads * round_up(args.head_dim, 32), args.heads);
+  // cuda: dout . out of every row of every head, and behind them, for heads that sm_90a has kernels for, sums of dq.
+  const int64_t rows = args.batch * args.tokens;
+  const bool sums = args.head_dim == 64 || args.head_dim == 128;
+  return std::max(rows * 2 * args.kv_heads * round_up(args.head_dim, 32),
+                  attention_backward_delta_elems(args) + (sums ? rows * args.heads * args.head_dim : 0));
 }
 
 }  // namespace slipstream::kernels

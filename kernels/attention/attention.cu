@@ -421,7 +421,7 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
   launch_delta<T>(context, args.all);
   const AttentionBackward& all = args.all;
   const float* delta = all.workspace;
-  if (attention_backward_mma(context, args, delta)) return;
+  if (attention_backward_hopper(context, args, delta) || attention_backward_mma(context, args, delta)) return;
   const bool whole =
       whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride, all.out_stride}, all.dout, all.q, all.k, all.v);
   for_tile(all.head_dim, [&](auto tile) {

@@ -142,6 +142,8 @@ Cost attention_backward_cost(const AttentionBackward& args);
 Cost attention_block_forward_cost(const AttentionBlockForward& args);
 Cost attention_block_backward_cost(const AttentionBlockBackward& args);
 
+/// Pure. Floats of the workspace that dout . out of every row of every head takes on cuda.
+int64_t attention_backward_delta_elems(const AttentionBackward& args);
 /// Pure. Floats of workspace; depends on batch, tokens, heads, kv_heads and head_dim only. Pointers may be null.
 int64_t attention_backward_workspace_elems(const AttentionBackward& args);
 

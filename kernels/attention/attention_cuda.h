@@ -22,6 +22,10 @@ void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockB
 /// on such a GPU and type is noted, except that of a block without keys.
 bool attention_forward_hopper(LaunchContext& context, const AttentionBlockForward& args);
 
+/// As above, for at least one query; `delta` [B, H, T] holds dout . out of every row, at the beginning of the
+/// workspace. Without `dkv` the block is all of causal attention, and dk and dv are written instead.
+bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackward& args, const float* delta);
+
 /// Adds to attention_fallbacks().
 void note_attention_fallback(const std::string& reason);
 

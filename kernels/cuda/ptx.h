@@ -64,6 +64,18 @@ __device__ __forceinline__ uint32_t load_of_host(const uint32_t* p) {
 /// Yields the scheduler to other warps for about this time.
 __device__ __forceinline__ void pause_ns(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
+/// Waits until `p`, a word that other blocks write, is `value`. What they wrote before is visible then.
+__device__ __forceinline__ void wait_until(const uint32_t* p, uint32_t value) {
+  uint32_t now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
+  } while (now != value);
+}
+/// Writes `value`. Blocks that wait for it see what this thread, and threads that it waited for, wrote before.
+__device__ __forceinline__ void store_release(uint32_t* p, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }

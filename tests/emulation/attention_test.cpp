@@ -214,6 +214,59 @@ TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is no
   CHECK_FALSE(taken(64, DType::bf16));
 }
 
+TEST_CASE("attention, sm_90a: dq is a sum over several blocks of keys, and heads of a group share dk and dv") {
+  const Capability hopper(90);
+  check({1, 330, 2, 1, 64}, DType::bf16);
+  check({1, 260, 2, 1, 128}, DType::bf16);
+}
+
+TEST_CASE("attention backward, sm_90a: taken for rows that TMA takes, and a refusal is noted") {
+  const Capability hopper(90);
+  LaunchContext context = cuda_context();
+  OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), dq(128 + 8, DType::bf16, "dq"),
+      lse(Doubles(1), DType::f32, "lse"), sums(Doubles(128 + 1), DType::f32, "sums"),
+      gradients(Doubles(2 * 128 + 1), DType::f32, "gradients");
+  const auto taken = [&](DType dtype, int64_t head_dim = 64, int64_t shift = 0, int64_t dq_shift = 0,
+                         int64_t gradients_shift = 0, int64_t keys = 1) {
+    return attention_backward_hopper(context,
+                                     {.all = {.dout = x.data(),
+                                              .q = x.data(shift),
+                                              .k = x.data(128),
+                                              .v = x.data(256),
+                                              .lse = lse.data<float>(),
+                                              .dq = dq.data(dq_shift),
+                                              .batch = 1,
+                                              .tokens = 1,
+                                              .heads = 1,
+                                              .kv_heads = 1,
+                                              .head_dim = head_dim,
+                                              .q_stride = 384,
+                                              .kv_stride = 384,
+                                              .out_stride = 128,
+                                              .dq_stride = 128,
+                                              .dtype = dtype},
+                                      .block = {0, 1, 0, keys, keys > 0},
+                                      .dkv = gradients.data<float>(gradients_shift)},
+                                     sums.data<float>());
+  };
+  const auto noted = [](std::string_view words) {
+    for (const std::string& reason : attention_fallbacks())
+      if (reason.find(words) != std::string::npos) return true;
+    return false;
+  };
+  CHECK((taken(DType::bf16) && taken(DType::bf16, 128)));
+  CHECK_FALSE((taken(DType::f32) || taken(DType::bf16, 64, 0, 0, 0, 0)));
+  if (on_card) return;
+  CHECK_FALSE(taken(DType::bf16, 96));
+  CHECK(noted("attention_backward: heads of 96, need 64 or 128"));
+  CHECK_FALSE(taken(DType::bf16, 64, 1));
+  CHECK(noted("attention_backward: q: "));
+  CHECK_FALSE((taken(DType::bf16, 64, 0, 1) || taken(DType::bf16, 64, 0, 0, 1)));
+  CHECK(noted("attention_backward: gradients"));
+  emulation::set_compute_capability(80);
+  CHECK_FALSE(taken(DType::bf16));
+}
+
 TEST_CASE("attention, general path: rows that are no multiple of 16 bytes are read by element, with the same bits") {
   constexpr int64_t kTokens = 18;
   enum Odd { none, q, k, v, out, dout, q_stride, kv_stride, out_stride, only_head, all_odd };

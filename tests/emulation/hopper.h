@@ -162,6 +162,11 @@ void wgmma_registers(Accumulator<kN>& sums, const uint32_t (&a)[4], uint64_t b_s
                    here);
 }
 
+inline void add_16(float* p, const float (&values)[4], SLIP_HERE) {
+  emulation::vector_access(p, 16, true, here);
+  for (int i = 0; i < 4; ++i) p[i] += values[i];
+}
+
 template <int kRegisters>
 void registers_raise(SLIP_HERE) {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);

@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention backward for sm_90a in five products: scores, their gradients, dv, dk and dq of a tile together.
+//
+// A thread block stays on its multiprocessor and takes one block of 128 keys after another. It passes through the
+// queries that see them, 64 at a time. Scores are transposed, a warpgroup's 64 keys down and the queries across, so
+// that weights and slopes (the gradients of scores) are left sides of dv and dk in registers. Both warpgroups write
+// slopes to shared memory, and each multiplies them with half of the columns of the keys: dq.
+//
+// Every block of keys adds to dq of its queries, in a fixed order, from the last one that the queries see to the first
+// one, which also rounds the sum. Bits do not depend on the schedule. Blocks of keys are taken in the same order, so
+// that a thread block waits only for blocks of keys that are already taken. In causal attention a block of keys begins
+// with the queries on the diagonal: neighbours that begin together are always one step apart, and none waits.
+//
+// One warp loads, one lane keeps the order of the additions, and two warpgroups compute.
+// Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/block.cuh"
+#include "kernels/attention/hopper_tiles.cuh"
+#include "kernels/cuda/workspace.h"
+
+namespace slipstream::kernels {
+namespace {
+
+using namespace hopper;
+
+constexpr int kKeys = 128, kQueries = 64;  // of a block and of a step
+constexpr int kStages = 3;
+constexpr int kGroups = 2, kComputingWarps = 4 * kGroups;
+constexpr int kBackwardThreads = kGroupThreads * (1 + kGroups);
+// Key-value heads that are computed at a time: few, so that their sums of dq stay in the L2 cache, and as many as fill
+// the multiprocessors with blocks of 1024 keys.
+constexpr int kTogether = 16;
+
+/// Place in a ring of stages. A stage is used in phases of alternating parity, beginning with 0.
+template <int kCount>
+struct Ring {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kCount) stage = 0, parity ^= 1;
+  }
+};
+
+/// The keys of a block in two halves of their columns, one behind the other. Warpgroup i multiplies half i for dq.
+template <int kHead>
+struct KeyTile {
+  static constexpr int kColumns = kHead / 2, kRowBytes = 2 * kColumns, kHalfBytes = kKeys * kRowBytes,
+                       kBytes = 2 * kHalfBytes;
+  static constexpr Swizzle kSwizzle = kRowBytes == 128 ? Swizzle::b128 : Swizzle::b64;
+
+  unsigned char* bytes;
+
+  __device__ __forceinline__ void load(const TensorMap& map, Barrier* full, int head, int row, int sequence) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) tma_load<4>(bytes + i * kHalfBytes, map, full, i * kColumns, head, row, sequence);
+  }
+  /// As those of HeadTile.
+  __device__ __forceinline__ uint64_t over_columns(int row) const {
+    return matrix_descriptor(bytes + kRowBytes * row, 16, 8 * kRowBytes, kSwizzle);
+  }
+  __host__ __device__ static constexpr uint64_t columns_at(int step) {
+    return static_cast<uint64_t>((16 * step / kColumns * kHalfBytes + 16 * step % kColumns * 2) / 16);
+  }
+  /// An operand whose sums run over keys, with the columns of a half.
+  __device__ __forceinline__ uint64_t over_rows(int half) const {
+    return matrix_descriptor(bytes + half * kHalfBytes, kHalfBytes, 8 * kRowBytes, kSwizzle);
+  }
+  __host__ __device__ static constexpr uint64_t rows_at(int step) {
+    return static_cast<uint64_t>(16 * step * kRowBytes / 16);
+  }
+};
+
+/// Shared memory of a thread block.
+template <int kHead>
+struct Memory {
+  using Keys = KeyTile<kHead>;
+  using Values = HeadTile<kKeys, kHead>;
+  using Queries = HeadTile<kQueries, kHead>;
+  using Slopes = HeadTile<kKeys, kQueries>;  // a row is a key
+  static constexpr int kRingAt = Keys::kBytes + Values::kBytes, kSlopesAt = kRingAt + 2 * kStages * Queries::kBytes,
+                       kStatisticsAt = kSlopesAt + 2 * Slopes::kBytes,
+                       kBarriersAt = kStatisticsAt + 8 * kStages * kQueries,
+                       kItemAt = kBarriersAt + 8 * (2 * kStages + 6), kBytes = kItemAt + 16;
+
+  unsigned char* bytes;
+
+  __device__ __forceinline__ Keys keys() const { return {bytes}; }
+  __device__ __forceinline__ Values values() const { return {bytes + Keys::kBytes}; }
+  __device__ __forceinline__ Queries queries(int stage) const {
+    return {bytes + kRingAt + 2 * stage * Queries::kBytes};
+  }
+  __device__ __forceinline__ Queries gradients(int stage) const {
+    return {bytes + kRingAt + (2 * stage + 1) * Queries::kBytes};
+  }
+  __device__ __forceinline__ Slopes slopes(int turn) const { return {bytes + kSlopesAt + turn * Slopes::kBytes}; }
+  /// Of the queries of every stage: lse in powers of two, and dout . out.
+  __device__ __forceinline__ Shared<float> lses() const { return {bytes + kStatisticsAt, kStages * kQueries}; }
+  __device__ __forceinline__ Shared<float> deltas() const {
+    return {bytes + kStatisticsAt + 4 * kStages * kQueries, kStages * kQueries};
+  }
+  /// The number of the block of keys.
+  __device__ __forceinline__ Shared<int> item() const { return {bytes + kItemAt, 1}; }
+  /// Blocks of keys that have added to dq of the tile whose turn it is.
+  __device__ __forceinline__ Shared<int> additions() const { return {bytes + kItemAt + 4, 1}; }
+
+  __device__ __forceinline__ Barrier* barriers(int i) const {
+    return reinterpret_cast<Barrier*>(bytes + kBarriersAt) + i;
+  }
+  __device__ __forceinline__ Barrier* full(int stage) const { return barriers(stage); }
+  __device__ __forceinline__ Barrier* free(int stage) const { return barriers(kStages + stage); }
+  __device__ __forceinline__ Barrier* slopes_full(int turn) const { return barriers(2 * kStages + turn); }
+  __device__ __forceinline__ Barrier* keys_full() const { return barriers(2 * kStages + 2); }
+  __device__ __forceinline__ Barrier* keys_free() const { return barriers(2 * kStages + 3); }
+  __device__ __forceinline__ Barrier* may_add() const { return barriers(2 * kStages + 4); }
+  __device__ __forceinline__ Barrier* added() const { return barriers(2 * kStages + 5); }
+};
+
+struct Maps {
+  TensorMap q, dout, k, v;
+};
+
+/// What thread blocks share.
+struct Exchange {
+  const float* delta;     // [B, H, T]
+  float* dq;              // [B, H, queries, kHead]: sums, columns in the order in which lanes add them
+  uint32_t* additions;    // [B, H, tiles]: blocks of keys that have added to a tile
+  uint32_t* taken;        // blocks of keys taken so far
+  int key_blocks, tiles;  // of a head
+};
+
+struct Arguments {
+  AttentionBlockBackward of;
+  Exchange exchange;
+  Maps maps;
+};
+
+/// A block of keys of a key-value head, and the tiles of 64 queries that see it.
+struct Item {
+  int sequence, kv_head, key_block, first_tile;
+};
+
+/// The block of keys with this number; false behind the last one.
+__device__ __forceinline__ bool item_of(Item& item, const Arguments& args, int number) {
+  const int kv_heads = static_cast<int>(args.of.all.kv_heads), all = static_cast<int>(args.of.all.batch) * kv_heads,
+            blocks = args.exchange.key_blocks;
+  if (number >= all * blocks) return false;
+  const int first = number / (kTogether * blocks) * kTogether, together = min(kTogether, all - first),
+            rest = number - first * blocks, head = first + rest % together, block = blocks - 1 - rest / together;
+  item = {head / kv_heads, head % kv_heads, block, args.of.block.causal ? block * (kKeys / kQueries) : 0};
+  return true;
+}
+
+/// A tile of queries of a head of the group.
+struct Step {
+  int head, tile;
+};
+__device__ __forceinline__ int group_of(const Arguments& args) {
+  return static_cast<int>(args.of.all.heads / args.of.all.kv_heads);
+}
+__device__ __forceinline__ Step first_step(const Arguments& args, const Item& item) {
+  return {item.kv_head * group_of(args), item.first_tile};
+}
+__device__ __forceinline__ int steps_of(const Arguments& args, const Item& item) {
+  return group_of(args) * (args.exchange.tiles - item.first_tile);
+}
+__device__ __forceinline__ void advance(Step& step, const Arguments& args, const Item& item) {
+  if (++step.tile == args.exchange.tiles) step.tile = item.first_tile, ++step.head;
+}
+/// The head of a step in [B, H].
+__device__ __forceinline__ int64_t head_of(const Arguments& args, const Item& item, const Step& step) {
+  return item.sequence * args.of.all.heads + step.head;
+}
+
+/// Takes blocks of keys and loads them and the queries that see them: one warp.
+template <int kHead>
+__device__ __forceinline__ void load(const Arguments& args, const Memory<kHead>& memory) {
+  using M = Memory<kHead>;
+  const AttentionBlockBackward& of = args.of;
+  const int lane = lane_of();
+  const Shared<float> lses = memory.lses(), deltas = memory.deltas();
+  Ring<kStages> ring;
+  for (Ring<1> turn;; turn.advance()) {
+    int number = 0;
+    if (lane == 0) number = static_cast<int>(atomicAdd(args.exchange.taken, 1u));
+    number = __shfl_sync(kWholeWarp, number, 0);
+    Item item{};
+    const bool more = item_of(item, args, number);
+    barrier_wait(memory.keys_free(), turn.parity ^ 1);
+    if (lane == 0) {
+      memory.item()[0] = number;
+      if (more) {
+        barrier_arrive_expect(memory.keys_full(), M::Keys::kBytes + M::Values::kBytes);
+        memory.keys().load(args.maps.k, memory.keys_full(), item.kv_head, item.key_block * kKeys, item.sequence);
+        memory.values().load(args.maps.v, memory.keys_full(), item.kv_head, item.key_block * kKeys, item.sequence);
+      } else {
+        barrier_arrive(memory.keys_full());
+      }
+    }
+    if (!more) return;
+    Step step = first_step(args, item);
+    for (int count = steps_of(args, item); count > 0; --count, advance(step, args, item), ring.advance()) {
+      const int64_t head = head_of(args, item, step) * of.all.tokens + of.block.first_query;
+      barrier_wait(memory.free(ring.stage), ring.parity ^ 1);
+      if (lane == 0) {
+        Barrier* const full = memory.full(ring.stage);
+        barrier_arrive_expect(full, 2 * M::Queries::kBytes);
+        memory.queries(ring.stage).load(args.maps.q, full, step.head, step.tile * kQueries, item.sequence);
+        memory.gradients(ring.stage).load(args.maps.dout, full, step.head, step.tile * kQueries, item.sequence);
+      }
+#pragma unroll
+      for (int i = lane; i < kQueries; i += kWarp) {
+        const int query = step.tile * kQueries + i;
+        const bool valid = query < of.block.queries;
+        lses[ring.stage * kQueries + i] = valid ? of.all.lse[head + query] * kLog2E : kInfinity;
+        deltas[ring.stage * kQueries + i] = valid ? args.exchange.delta[head + query] : 0.0f;
+      }
+      barrier_arrive(memory.full(ring.stage));
+    }
+  }
+}
+
+/// Lets the warpgroups add to dq of a tile when all blocks of keys before theirs have: one lane.
+template <int kHead>
+__device__ __forceinline__ void keep_order(const Arguments& args, const Memory<kHead>& memory) {
+  Ring<1> additions;
+  for (Ring<1> turn;; turn.advance()) {
+    barrier_wait(memory.keys_full(), turn.parity);
+    Item item{};
+    if (!item_of(item, args, memory.item()[0])) return;
+    barrier_arrive(memory.keys_free());
+    Step step = first_step(args, item);
+    for (int count = steps_of(args, item); count > 0; --count, advance(step, args, item), additions.advance()) {
+      uint32_t* const of_tile = args.exchange.additions + head_of(args, item, step) * args.exchange.tiles + step.tile;
+      const int last = args.of.block.causal ? step.tile / (kKeys / kQueries) : args.exchange.key_blocks - 1;
+      const int earlier = last - item.key_block;
+      if (earlier > 0) ptx::wait_until(of_tile, static_cast<uint32_t>(earlier));
+      memory.additions()[0] = earlier;
+      barrier_arrive(memory.may_add());
+      barrier_wait(memory.added(), additions.parity);
+      if (item.key_block > 0) ptx::store_release(of_tile, static_cast<uint32_t>(earlier) + 1);
+    }
+  }
+}
+
+/// Adds a warp's 16 rows and kHead / 2 columns to dq of a tile; the last block of keys rounds the sum.
+template <int kHead>
+__device__ __forceinline__ void add_dq(const Arguments& args, const Memory<kHead>& memory, const Item& item,
+                                       const Step& step, int group, int warp, Accumulator<kHead / 2>& dq) {
+  constexpr int kColumns = kHead / 2;
+  const AttentionBlockBackward& of = args.of;
+  const int64_t head = head_of(args, item, step), queries = of.block.queries;
+  const int64_t begin = step.tile * kQueries + 16 * warp;
+  const bool first = memory.additions()[0] == 0, last = item.key_block == 0;
+  float sums[kColumns / 8][4];
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) sums[i / 4][i % 4] = dq[i];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t query = begin + 8 * half + lane_of() / 4;
+    if (query >= queries) continue;
+    float* const to = args.exchange.dq + (head * queries + query) * kHead + group * kColumns + 4 * (lane_of() % 4);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j += 2) {
+      float* const four = to + 8 * j;
+      float(&left)[4] = sums[j], (&right)[4] = sums[j + 1];
+      if (!last) {
+        const float mine[4] = {left[2 * half], left[2 * half + 1], right[2 * half], right[2 * half + 1]};
+        first ? ptx::store_16(four, packed(mine, 0.0f)) : add_16(four, mine);
+      } else if (!first) {
+        float others[4];
+        unpack(ptx::load_16(four), others, 0.0f);
+        left[2 * half] += others[0], left[2 * half + 1] += others[1];
+        right[2 * half] += others[2], right[2 * half + 1] += others[3];
+      }
+    }
+  }
+  if (!last) return;
+  const int64_t first_row = of.block.first_query,
+                of_head = (head * of.all.tokens + first_row) * kHead + group * kColumns;
+  if (!of.first) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t query = begin + 8 * half + lane_of() / 4;
+      if (query >= queries) continue;
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        float low, high;
+        ptx::load_pair(of.dq_sum + of_head + query * kHead + 8 * j + 2 * (lane_of() % 4), low, high);
+        sums[j][2 * half] += low, sums[j][2 * half + 1] += high;
+      }
+    }
+  }
+  if (of.last)
+    store_rows<kColumns>(static_cast<bfloat16*>(of.all.dq) +
+                             (item.sequence * of.all.tokens + first_row) * of.all.dq_stride + step.head * kHead +
+                             group * kColumns,
+                         of.all.dq_stride, begin, queries, sums, {of.all.scale, of.all.scale});
+  else
+    store_sums<kColumns>(of.dq_sum + of_head, kHead, begin, queries, sums, 1.0f);
+}
+
+/// Writes dk and dv of a warp's 16 keys.
+template <int kHead>
+__device__ __forceinline__ void store_gradients(const Arguments& args, const Item& item, int begin,
+                                                Accumulator<kHead>& dk, Accumulator<kHead>& dv) {
+  const AttentionBlockBackward& of = args.of;
+  const AttentionBackward& all = of.all;
+  const int64_t first_key = item.sequence * all.tokens + of.block.first_key;
+  float of_keys[kHead / 8][4], of_values[kHead / 8][4];
+#pragma unroll
+  for (int i = 0; i < kHead / 2; ++i) of_keys[i / 4][i % 4] = dk[i], of_values[i / 4][i % 4] = dv[i];
+  if (of.dkv == nullptr) {
+    const int64_t offset = first_key * all.dkv_stride + item.kv_head * kHead;
+    store_rows<kHead>(static_cast<bfloat16*>(all.dk) + offset, all.dkv_stride, begin, of.block.keys, of_keys,
+                      {all.scale, all.scale});
+    store_rows<kHead>(static_cast<bfloat16*>(all.dv) + offset, all.dkv_stride, begin, of.block.keys, of_values,
+                      {1.0f, 1.0f});
+  } else {
+    const int64_t width = all.kv_heads * kHead;
+    float* const to = of.dkv + first_key * 2 * width + item.kv_head * kHead;
+    store_sums<kHead>(to, 2 * width, begin, of.block.keys, of_keys, all.scale);
+    store_sums<kHead>(to + width, 2 * width, begin, of.block.keys, of_values, 1.0f);
+  }
+}
+
+/// The products: a warpgroup with 64 keys. In narrow heads dk and dq of a step are computed beside the weights of the
+/// next step; wide ones have no registers for that.
+template <int kHead>
+__device__ __forceinline__ void compute(const Arguments& args, const Memory<kHead>& memory) {
+  using M = Memory<kHead>;
+  const AttentionBlockBackward& of = args.of;
+  const int thread = static_cast<int>(threadIdx.x), lane = lane_of(), row = lane / 4, column = 2 * (lane % 4);
+  const int group = __shfl_sync(kWholeWarp, thread / kGroupThreads - 1, 0),
+            warp = __shfl_sync(kWholeWarp, thread / kWarp % 4, 0), of_warp = 64 * group + 16 * warp;
+  const float scale = of.all.scale * kLog2E;
+  const Shared<float> lses = memory.lses(), deltas = memory.deltas();
+  const uint64_t k = memory.keys().over_columns(64 * group), v = memory.values().over_columns(64 * group),
+                 k_half = memory.keys().over_rows(group);
+  Ring<kStages> ring;
+  Ring<2> exchange;
+  Ring<1> addition;
+  for (Ring<1> turn;; turn.advance()) {
+    barrier_wait(memory.keys_full(), turn.parity);
+    Item item{};
+    if (!item_of(item, args, memory.item()[0])) return;
+    const int first_key = item.key_block * kKeys + of_warp;
+    Step step = first_step(args, item);
+    int hidden[2] = {};  // the queries of the tile before this one do not see the lane's two keys
+    Accumulator<kQueries> weights, slopes;
+    Accumulator<kHead> dk, dv;
+    Accumulator<kHead / 2> dq;
+    uint32_t left_dv[kQueries / 16][4], left_dk[kQueries / 16][4];
+    const auto issue_scores = [&] {
+      barrier_wait(memory.full(ring.stage), ring.parity);
+      wgmma_fence(weights);
+      multiply_rows<typename M::Keys, typename M::Queries, kHead>(weights, k,
+                                                                  memory.queries(ring.stage).over_columns());
+      wgmma_commit();
+    };
+    const auto issue_slopes = [&] {
+      wgmma_fence(slopes);
+      multiply_rows<typename M::Values, typename M::Queries, kHead>(slopes, v,
+                                                                    memory.gradients(ring.stage).over_columns());
+      wgmma_commit();
+    };
+    const auto issue_dv = [&] {
+      pack<kQueries>(left_dv, weights);
+      wgmma_fence(dv, left_dv);
+      multiply_weights<typename M::Queries>(dv, left_dv, memory.gradients(ring.stage).over_rows());
+      wgmma_commit();
+    };
+    // From the slopes of both warpgroups.
+    const auto issue_dk_dq = [&](int stage) {
+      wgmma_fence(dk, left_dk);
+      multiply_weights<typename M::Queries>(dk, left_dk, memory.queries(stage).over_rows());
+      barrier_wait(memory.slopes_full(exchange.stage), exchange.parity);
+      wgmma_fence(dq);
+      const uint64_t left_dq = memory.slopes(exchange.stage).over_rows();
+#pragma unroll
+      for (int keys = 0; keys < kKeys / 16; ++keys)
+        wgmma<kHead / 2, Major::mn, Major::mn>(dq, left_dq + M::Slopes::rows_at(keys), k_half + M::Keys::rows_at(keys),
+                                               keys > 0);
+      wgmma_commit();
+      exchange.advance();
+    };
+    const auto hide = [&](Accumulator<kQueries>& of_keys, float value) {
+#pragma unroll
+      for (int i = 0; i < kQueries / 2; ++i)
+        if (8 * (i / 4) + column + i % 2 < hidden[i / 2 % 2]) of_keys[i] = value;
+    };
+    const auto weigh = [&] {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = first_key + row + 8 * half;
+        hidden[half] = of.block.causal ? key - step.tile * kQueries : key < of.block.keys ? 0 : kQueries;
+      }
+      if (hidden[1] > 0) hide(weights, -kInfinity);
+#pragma unroll
+      for (int j = 0; j < kQueries / 8; ++j) {
+        float lse[2];
+        ptx::load_pair(lses.at(ring.stage * kQueries + 8 * j + column), lse[0], lse[1]);
+#pragma unroll
+        for (int i = 4 * j; i < 4 * j + 4; ++i) weights[i] = ptx::exp2_approx(weights[i] * scale - lse[i % 2]);
+      }
+    };
+    // Slopes of the scores, from those of the weights. Two places are enough for the exchange: a warpgroup writes to
+    // one after both have written to the other, which they do after their products with this one.
+    const auto slope = [&](int place) {
+      if (hidden[1] > 0) hide(slopes, 0.0f);  // 0 times the slope of a hidden weight may be NaN
+#pragma unroll
+      for (int j = 0; j < kQueries / 8; ++j) {
+        float delta[2];
+        ptx::load_pair(deltas.at(ring.stage * kQueries + 8 * j + column), delta[0], delta[1]);
+#pragma unroll
+        for (int i = 4 * j; i < 4 * j + 4; ++i) slopes[i] = weights[i] * (slopes[i] - delta[i % 2]);
+      }
+      pack<kQueries>(left_dk, slopes);
+      const Shared<uint32_t> words(memory.slopes(place).bytes, M::Slopes::kBytes / 4);
+      const int at = M::Slopes::word(of_warp + row, 0);  // chunk j of the row is at ^ 4 j
+#pragma unroll
+      for (int j = 0; j < kQueries / 8; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) words[(at ^ 4 * j) + 8 * 32 * half] = left_dk[j / 2][2 * (j % 2) + half];
+      fence_async();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(memory.slopes_full(place));
+    };
+    // Of a step whose products are complete.
+    const auto finish = [&](const Step& done, int stage) {
+      if (lane == 0) barrier_arrive(memory.free(stage));
+      barrier_wait(memory.may_add(), addition.parity);
+      add_dq<kHead>(args, memory, item, done, group, warp, dq);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(memory.added());
+      addition.advance();
+    };
+#pragma unroll
+    for (int i = 0; i < kHead / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
+    int count = steps_of(args, item);
+    if constexpr (kHead == 64) {
+      issue_scores();
+      wgmma_wait<0>(weights);
+      issue_slopes();
+      weigh();
+      issue_dv();
+      wgmma_wait<1>(slopes);
+      slope(exchange.stage);
+      while (--count > 0) {
+        const Step before = step;
+        const int stage = ring.stage;
+        advance(step, args, item);
+        ring.advance();
+        issue_scores();
+        wgmma_wait<0>(weights);
+        issue_slopes();
+        issue_dk_dq(stage);
+        weigh();
+        issue_dv();
+        wgmma_wait<1>(slopes, dq);
+        finish(before, stage);
+        slope(exchange.stage);
+      }
+      issue_dk_dq(ring.stage);
+      wgmma_wait<0>(dq, dk, dv);
+      if (lane == 0) barrier_arrive(memory.keys_free());
+      finish(step, ring.stage);
+      ring.advance();
+    } else {
+      for (; count > 0; --count, advance(step, args, item), ring.advance()) {
+        issue_scores();
+        issue_slopes();
+        wgmma_wait<1>(weights);
+        weigh();
+        issue_dv();
+        wgmma_wait<1>(slopes);
+        slope(exchange.stage);
+        issue_dk_dq(ring.stage);
+        wgmma_wait<0>(dq, dk, dv);
+        finish(step, ring.stage);
+      }
+      if (lane == 0) barrier_arrive(memory.keys_free());
+    }
+    store_gradients<kHead>(args, item, first_key, dk, dv);
+  }
+}
+
+template <int kHead>
+__global__ void __launch_bounds__(kBackwardThreads, 1) hopper_backward_kernel(const __grid_constant__ Arguments args) {
+  if constexpr (!kDeviceCode) return;
+  SLIP_DYNAMIC_SHARED_1024(bytes);
+  const Memory<kHead> memory{bytes};
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      barrier_init(memory.full(stage), 1 + kWarp);
+      barrier_init(memory.free(stage), kComputingWarps);
+    }
+    for (int place = 0; place < 2; ++place) barrier_init(memory.slopes_full(place), kComputingWarps);
+    barrier_init(memory.keys_full(), 1);
+    barrier_init(memory.keys_free(), 1 + kComputingWarps);
+    barrier_init(memory.may_add(), 1);
+    barrier_init(memory.added(), kComputingWarps);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  // Computed again where it is used: one that lives across the change of registers would be spilled.
+  const auto warp = [] { return __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0); };
+  if (warp() < 4) {
+    registers_lower<24>();
+    if (warp() == 0) load(args, memory);
+    if (warp() == 1 && lane_of() == 0) keep_order(args, memory);
+  } else {
+    registers_raise<240>();
+    compute(args, memory);
+  }
+}
+
+/// The maps of a block, of its rows alone: rows of other blocks are zeros.
+template <int kHead>
+bool make_maps(Maps& maps, const AttentionBlockBackward& args, std::string& reason) {
+  const AttentionBackward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const auto size = [](int64_t value) { return static_cast<uint64_t>(value); };
+  const auto map = [&](TensorMap& to, const char* name, const void* from, int64_t heads, int64_t first, int64_t rows,
+                       int64_t stride, int box_rows, int box_columns) {
+    if (make_tensor_map(to,
+                        {.base = static_cast<const bfloat16*>(from) + first * stride,
+                         .rank = 4,
+                         .sizes = {kHead, size(heads), size(rows), size(all.batch)},
+                         .strides_bytes = {0, 2 * kHead, size(2 * stride), size(2 * all.tokens * stride)},
+                         .box = {static_cast<uint32_t>(box_columns), 1, static_cast<uint32_t>(box_rows), 1},
+                         .swizzle = box_columns == kSlab ? Swizzle::b128 : Swizzle::b64},
+                        reason))
+      return true;
+    reason = std::string(name) + ": " + reason;
+    return false;
+  };
+  return map(maps.q, "q", all.q, all.heads, block.first_query, block.queries, all.q_stride, kQueries, kSlab) &&
+         map(maps.dout, "dout", all.dout, all.heads, block.first_query, block.queries, all.out_stride, kQueries,
+             kSlab) &&
+         map(maps.k, "k", all.k, all.kv_heads, block.first_key, block.keys, all.kv_stride, kKeys, kHead / 2) &&
+         map(maps.v, "v", all.v, all.kv_heads, block.first_key, block.keys, all.kv_stride, kKeys, kSlab);
+}
+
+template <int kHead>
+bool enqueue(LaunchContext& context, const AttentionBlockBackward& of, const Exchange& exchange, size_t counter_bytes,
+             std::string& reason) {
+  Arguments args{.of = of, .exchange = exchange, .maps = {}};
+  if (!make_maps<kHead>(args.maps, of, reason)) return false;
+  cuda_check(cudaMemsetAsync(exchange.taken, 0, counter_bytes, stream_of(context)), "zeroing counters of attention");
+  const int64_t items = of.all.batch * of.all.kv_heads * exchange.key_blocks;
+  launch(stream_of(context), hopper_backward_kernel<kHead>,
+         dim3(static_cast<unsigned>(std::min<int64_t>(multiprocessors(), items))), dim3(kBackwardThreads),
+         Memory<kHead>::kBytes, args);
+  return true;
+}
+
+}  // namespace
+
+bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackward& args, const float* delta) {
+  const AttentionBackward& all = args.all;
+  const AttentionBlock& block = args.block;
+  // A block without keys only rounds dq_sum.
+  if (compute_capability() / 10 != 9 || all.dtype != DType::bf16 || block.keys == 0) return false;
+  const int64_t heads = all.batch * all.heads, tiles = blocks_for(block.queries, kQueries);
+  auto* const counters = static_cast<uint32_t*>(scratch_of(context));
+  const int64_t counter_bytes = 4 * (1 + heads * tiles);
+  const Exchange exchange = {.delta = delta,
+                             .dq = all.workspace + attention_backward_delta_elems(all),
+                             .additions = counters + 1,
+                             .taken = counters,
+                             .key_blocks = static_cast<int>(blocks_for(block.keys, kKeys)),
+                             .tiles = static_cast<int>(tiles)};
+  std::string reason = hopper_refusal(all.head_dim);
+  if (reason.empty() && (!all_aligned(all.workspace, args.dq_sum, args.dkv, all.dq, all.dk, all.dv) ||
+                         all.dq_stride % 8 != 0 || all.dkv_stride % 8 != 0))
+    reason = "gradients or the workspace are not aligned to 16 bytes";
+  if (reason.empty() && counter_bytes > kScratchBytes)
+    reason = "more than 2 million tiles of 64 queries in all heads and sequences";
+  if (reason.empty() &&
+      (all.head_dim == 64 ? enqueue<64>(context, args, exchange, static_cast<size_t>(counter_bytes), reason)
+                          : enqueue<128>(context, args, exchange, static_cast<size_t>(counter_bytes), reason)))
+    return true;
+  note_attention_fallback("attention_backward: " + reason);
+  return false;
+}
+
+}  // namespace slipstream::kernels
