@@ -42,7 +42,10 @@ cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
     case Epilogue::gelu_bias:
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::gelu_gradient:
+    case Epilogue::summed_gelu_gradient:
       return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::gelu_bias_gradient:
+      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
     case Epilogue::bias_gradient:
       return CUBLASLT_EPILOGUE_BGRADB;
   }
@@ -56,7 +59,7 @@ Description describe(const Gemm& args) {
   set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product_of(args).epilogue));
-  if (const void* vector = args.bias ? args.bias : args.b_sums) {
+  if (const void* vector = args.bias ? args.bias : args.d_sums ? args.d_sums : args.b_sums) {
     set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
     set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
         static_cast<int32_t>(type_of(args.bias ? args.in : args.out)));
@@ -151,13 +154,14 @@ ProductShape product_of(const Gemm& args) {
           .in = args.in,
           .out = args.out,
           .accumulate = args.accumulate,
-          .epilogue = args.gelu_input ? Epilogue::gelu_gradient
-                      : args.b_sums   ? Epilogue::bias_gradient
-                      : args.pre_gelu ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
-                      : args.bias     ? Epilogue::bias
-                                      : Epilogue::none,
-          .alignment_bytes =
-              alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.b_sums})};
+          .epilogue = args.d_sums       ? Epilogue::gelu_bias_gradient
+                      : args.gelu_input ? args.summed_after ? Epilogue::summed_gelu_gradient : Epilogue::gelu_gradient
+                      : args.b_sums     ? Epilogue::bias_gradient
+                      : args.pre_gelu   ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
+                      : args.bias       ? Epilogue::bias
+                                        : Epilogue::none,
+          .alignment_bytes = alignment_of(
+              {args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.d_sums, args.b_sums})};
 }
 
 }  // namespace lt
@@ -214,11 +218,10 @@ Owned& owned_by(void* stream) {
 
 ChosenAlgorithm choose(const lt::Tools& tools, const AlgorithmTable& table, const ProductShape& product,
                        const lt::Described& described) {
-  const bool can_be_apart = product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient;
   const TimedAlgorithm* timed = table.find(product);
   if (timed && timed->wins() && described.takes(tools.handle, lt::algorithm_of(timed->algorithm)))
     return {From::table, timed->algorithm};
-  if (can_be_apart) return {From::kernel, {}};
+  if (is_gradient(product.epilogue)) return {From::kernel, {}};
   const std::vector<cublasLtMatmulAlgo_t> first = described.candidates(tools.handle, product.alignment_bytes, 1);
   if (!first.empty()) return {From::library, lt::bits_of(first[0])};
   if (product.epilogue == Epilogue::none) lt::check(CUBLAS_STATUS_NOT_SUPPORTED, "choosing an algorithm");

@@ -63,6 +63,10 @@ class Decoder {
     const int64_t D = o_.width, F = b_.ffn_width(), R = b_.rows();
     const std::string a = fmt::format("layer{}.", l);
     Block y{f_.block(b_, l)};
+    // Bias gradients are sums over the rows of the gradients of outputs. The work that writes such a gradient forms them
+    // where it sees all rows, and where weight gradients are not delayed.
+    const bool sees_all = !b_.shared() && !o_.split_backward;
+    y.up.sums_dy = f_.gated || !sees_all;
     y.norm_1 = with_memory(y.norm_1, a + "norm_1");
     y.norm_2 = with_memory(y.norm_2, a + "norm_2");
     // The first block reads the embedding itself; the others store the sum that their first norm computes.
@@ -226,7 +230,7 @@ class Decoder {
   void mlp_input_gradient(const Block& y, TokenChunk c) {
     const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c),
                 d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
-    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active, f_.gated ? Slice{} : up);
+    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active, f_.gated ? Slice{} : up, y.up);
     if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
   }
 

@@ -54,6 +54,7 @@ inline uint32_t load_of_host(const uint32_t* p) { return std::atomic_ref(*const_
 inline void pause_ns(uint32_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
 
 namespace detail {
 void load_matrix(uint32_t (&matrix)[4], const void* row, bool transposed, const std::source_location& here);
